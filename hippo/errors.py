@@ -1,0 +1,101 @@
+"""Every error a caller can cause or meet, and its gRPC code and HTTP status, in one tree.
+
+HippoError                     INTERNAL            500
+ +-- InvalidRequestError       INVALID_ARGUMENT    400   the request is malformed or out of range
+ |    +-- MediaError           INVALID_ARGUMENT    400   media that cannot be read, or is too large
+ |    +-- ContextLengthError   INVALID_ARGUMENT    400   prompt and completion do not fit
+ +-- NotFoundError             NOT_FOUND           404   unknown model or resource
+ +-- ForbiddenError           PERMISSION_DENIED   403   a URL or path outside what is allowed
+ +-- OverloadedError           RESOURCE_EXHAUSTED  429   no slot and no room in the queue
+ +-- IncompatiblePairError     FAILED_PRECONDITION 409   draft and target, or versions, do not fit
+ +-- UnavailableError          UNAVAILABLE         503   a service is down, loading or draining
+ +-- DeadlineError             DEADLINE_EXCEEDED   504   it took longer than allowed
+ +-- ModelLoadError            FAILED_PRECONDITION 500   a checkpoint is missing, gated or too large
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class HippoError(Exception):
+    """The root: carries the message a user reads, a gRPC code's name and an HTTP status."""
+
+    grpc_code: ClassVar[str] = "INTERNAL"
+    http_status: ClassVar[int] = 500
+    type_name: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param  # the request field at fault, as the client named it
+
+
+class InvalidRequestError(HippoError):
+    """The request is malformed or a value is out of range."""
+
+    grpc_code = "INVALID_ARGUMENT"
+    http_status = 400
+    type_name = "invalid_request_error"
+
+
+class MediaError(InvalidRequestError):
+    """Media that cannot be read, or exceeds a limit."""
+
+
+class ContextLengthError(InvalidRequestError):
+    """Prompt and completion together exceed the context length."""
+
+
+class NotFoundError(HippoError):
+    """An unknown model or resource."""
+
+    grpc_code = "NOT_FOUND"
+    http_status = 404
+    type_name = "not_found_error"
+
+
+class ForbiddenError(HippoError):
+    """A URL or path outside what the operator allows."""
+
+    grpc_code = "PERMISSION_DENIED"
+    http_status = 403
+    type_name = "permission_error"
+
+
+class OverloadedError(HippoError):
+    """No free slot and no room in the queue."""
+
+    grpc_code = "RESOURCE_EXHAUSTED"
+    http_status = 429
+    type_name = "rate_limit_error"
+
+
+class IncompatiblePairError(HippoError):
+    """Draft and target, or two protocol versions, do not fit together."""
+
+    grpc_code = "FAILED_PRECONDITION"
+    http_status = 409
+    type_name = "incompatible_pair_error"
+
+
+class UnavailableError(HippoError):
+    """A service is down, still loading, or draining."""
+
+    grpc_code = "UNAVAILABLE"
+    http_status = 503
+    type_name = "unavailable_error"
+
+
+class DeadlineError(HippoError):
+    """The work took longer than allowed."""
+
+    grpc_code = "DEADLINE_EXCEEDED"
+    http_status = 504
+    type_name = "timeout_error"
+
+
+class ModelLoadError(HippoError):
+    """A checkpoint is missing, gated, damaged, or does not fit the device."""
+
+    grpc_code = "FAILED_PRECONDITION"

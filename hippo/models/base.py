@@ -1,0 +1,116 @@
+"""What an engine needs of a model family: one small interface, plain values in and tensors out.
+
+A slot is one sequence's stretch of the key-value cache. Prompt tokens fill it first (for the draft
+only the kept ones), completion token ``i`` goes to cache index ``prompt_length + i``:
+
+    slot   |-- cached prompt --|-- completion 0 .. i --|   free   |
+                               ^ prompt_length          ^ the next forward overwrites from here
+
+so a rollback is the start index of the next step; nothing is copied or cleared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from hippo.types import ChatMessage, FramePlan, MediaKind, ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedMedia:
+    """Frames of one media item, after sampling, before the model's own resizing.
+
+    ``frames`` is uint8 ``[num_frames, height, width, 3]`` (RGB); an image has one frame.
+    ``frame_seconds`` are the frames' presentation times; ``sampled_fps`` is their mean rate.
+    """
+
+    kind: MediaKind
+    frames: torch.Tensor
+    frame_seconds: tuple[float, ...]
+    sampled_fps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt in the model's own terms, on the CPU.
+
+    ``visual_indices`` are the places in ``input_ids`` of the prunable (video) tokens; ``extras``
+    holds the family's own tensors (pixels, grids).
+    """
+
+    input_ids: torch.Tensor  # int64 [length]
+    positions: torch.Tensor  # int64 [num_axes, length]
+    next_position: int  # rotary position of completion token 0, on every axis
+    visual_indices: torch.Tensor  # int64 [num_visual_tokens]
+    visual_grids: tuple[tuple[int, int, int], ...]  # (frames, rows, columns) a video
+    prompt_hash: bytes  # SHA-256 of input_ids as little-endian uint32
+    extras: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def length(self) -> int:
+        """Number of prompt tokens, visual ones included."""
+        return int(self.input_ids.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRows:
+    """Completion tokens of one sequence to feed: ``token_ids[k]`` has index ``start_index + k``."""
+
+    slot: int
+    start_index: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One forward over rows of several sequences, flattened in this order."""
+
+    sequences: tuple[SequenceRows, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the flattened forward."""
+        return sum(len(sequence.token_ids) for sequence in self.sequences)
+
+
+class VideoLanguageModel(Protocol):
+    """A loaded checkpoint with its key-value cache. Only the device thread calls what says so."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is served."""
+
+    def prepare(
+        self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
+    ) -> Prompt:
+        """Chat template and processor: any thread, no device.
+
+        Raises InvalidRequestError for messages that the template cannot take, ContextLengthError
+        when the prompt alone exceeds the context.
+        """
+
+    def embed_visual(self, prompt: Prompt) -> torch.Tensor | None:
+        """Vision tower (device thread): ``[num_visual_tokens, hidden]``, None without media."""
+
+    def prefill(
+        self, slot: int, prompt: Prompt, visual: torch.Tensor | None, kept: torch.Tensor | None
+    ) -> Iterator[torch.Tensor | None]:
+        """Fills the slot (device thread); yields None after each layer group, then the logits.
+
+        ``kept`` (int64 indices into ``prompt.visual_indices``; None: all) are the visual tokens
+        that enter the cache, with their original positions. The last item is float32
+        ``[num_token_ids]``, the logits of completion token 0. Closing the iterator early leaves
+        the slot unused.
+        """
+
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        """Feeds the rows (device thread): float32 logits ``[num_rows, num_token_ids]``.
+
+        Row k of a sequence sees its slot's prompt, the completion before ``start_index`` as last
+        written, and its own rows up to k; its logits are those of completion token
+        ``start_index + k + 1``.
+        """
