@@ -45,9 +45,7 @@ def load_settings(
     together. Raises SettingsError naming the flag and the variable.
     """
     hints = typing.get_type_hints(cls)
-    parser = argparse.ArgumentParser(
-        prog=prog, description=description
-    )
+    parser = argparse.ArgumentParser(prog=prog, description=description)
     for spec in dataclasses.fields(cls):
         required = spec.default is dataclasses.MISSING
         text = f"{spec.metadata['help']} [env {_env_name(env_prefix, spec.name)}]"

@@ -1,0 +1,45 @@
+# Two commands do everything from a fresh clone: `make demo` and `make test`.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+RUN := $(BIN)/python -m
+
+.PHONY: help demo test lint protos bench train clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+demo: $(VENV)/.engine  ## Install, start the pair, ask about a clip, print the measured speedup
+	$(BIN)/hippo demo
+
+test: $(VENV)/.dev lint  ## Lint, type-check and run every test
+	$(RUN) pytest -q
+
+lint: $(VENV)/.dev  ## ruff and mypy --strict
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+	$(RUN) mypy .
+
+protos: $(VENV)/.dev  ## Regenerate the gRPC stubs from protos/
+	$(BIN)/python protos/generate.py
+
+bench: $(VENV)/.dev  ## Measure every policy and the rivals on the bundled pair
+	$(RUN) bench
+
+train: $(VENV)/.dev  ## Train the bundled pair again (hours; resumes)
+	$(RUN) demo.train
+
+clean:  ## Remove the virtual environment and caches
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/.venv:
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.engine: $(VENV)/.venv pyproject.toml constraints.txt
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[engine]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.engine
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[engine,dev]'
+	touch $@
