@@ -1,0 +1,201 @@
+"""The default policy: chooses the pace from measured step times, acceptance and latency.
+
+Two numbers matter: how many draft tokens the idle target waits for after a rejection, and how
+many it verifies at most in one forward. Both are chosen by the expected rate over one cycle from
+rejection to rejection (:func:`hippo.speculation.estimates.expected_rate`).
+
+Waiting for none at all is the cheap end of the scale: the target goes on alone while the draft
+catches up, and each of its tokens tells for free whether the draft would have been right. When
+even that promises nothing, drafting stops, and is tried again after 16, 32, 64, ... tokens.
+"""
+
+from __future__ import annotations
+
+import math
+
+from hippo.speculation.estimates import Acceptance, Latency, RowCosts, expected_rate
+from hippo.types import TARGET_ONLY, Block, Pace, StepLimits, Verdict
+
+_MS = 1_000_000
+_FIRST_CHOICES = (0, 1, 2, 3, 4, 6, 8)
+_MOST_CHOICES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32)
+_MESSAGE_NS = 0.2 * _MS  # what relaying one block takes from the draft's processor
+_WORTH_DRAFTING = 1.05  # expected speedup below which drafting stops
+_WORTH_CHANGING = 1.02  # expected gain below which the pace stays
+_NUM_PROBE_TRIALS = 5
+_MOST_PROBE_FORWARDS = 12
+_FIRST_PAUSE, _LONGEST_PAUSE = 16, 512  # tokens
+
+
+def _around(choices: list[int], choice: int, reach: int) -> list[int]:
+    """A choice and its neighbours."""
+    position = choices.index(choice)
+    return choices[max(0, position - reach) : position + reach + 1]
+
+
+class AdaptivePolicy:
+    """Chooses the pace of one sequence as it goes; ``max_draft_tokens`` bounds a forward."""
+
+    def __init__(self, max_draft_tokens: int) -> None:
+        self._costs = RowCosts()
+        self._acceptance = Acceptance()
+        self._latency = Latency()
+        self._most_choices = [n for n in _MOST_CHOICES if n < max_draft_tokens]
+        self._most_choices.append(max_draft_tokens)
+        self._first_choices = [n for n in _FIRST_CHOICES if n <= max_draft_tokens]
+        self._num_first = min(2, max_draft_tokens)
+        self._num_most = max(n for n in self._most_choices if n <= 12)
+        self._epoch = 0
+        self._drafted_end = 0  # index after the last draft token of this epoch
+        self._is_first = True  # the next token compared is the first of a run
+        self._rejected_ns: int | None = None  # when a rejection passed, until a block follows
+        self._num_until_choice = 2
+        self._alone_ns = 0.0  # one row, the draft idle
+        self._pause = _FIRST_PAUSE
+        self._num_paused = 0  # tokens still to settle before drafting is tried again
+        self._num_probe_forwards = 0
+        self._is_probing = False
+        self._pace = self._make_pace()
+
+    @property
+    def pace(self) -> Pace:
+        return self._pace
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Running estimate of the share of draft tokens that are right."""
+        return self._acceptance.rate
+
+    def observe_block(self, block: Block, now_ns: int) -> None:
+        """Learns the draft's step time, and how long its correction takes."""
+        if block.step_ns:
+            self._latency.observe_step(block.step_ns)
+        if block.epoch < self._epoch:
+            return
+        self._drafted_end = block.start_index + len(block.token_ids)
+        if self._rejected_ns is not None:
+            if self._num_first == 0:  # else the target's own wait tells it better
+                num_more = len(block.token_ids) - 1
+                delay_ns = now_ns - self._rejected_ns - num_more * self._latency.draft_step_ns
+                self._latency.observe_first_token(delay_ns + _MESSAGE_NS)
+            self._rejected_ns = None
+
+    def observe_verdict(self, verdict: Verdict, now_ns: int) -> None:
+        """Learns costs and acceptance, and chooses again now and then."""
+        self._learn_acceptance(verdict, now_ns)
+        if verdict.start_index == 0:
+            return
+        self._learn_times(verdict)
+        if self._num_paused:
+            self._num_paused = max(0, self._num_paused - len(verdict.token_ids))
+            if self._num_paused == 0:
+                self._probe()
+            return
+        if self._is_probing:
+            self._num_probe_forwards += 1
+            num_trials = self._acceptance.num_trials
+            if num_trials < _NUM_PROBE_TRIALS and self._num_probe_forwards < _MOST_PROBE_FORWARDS:
+                return
+            self._num_until_choice = 0
+        self._num_until_choice -= 1
+        if self._num_until_choice <= 0:
+            self._num_until_choice = 6
+            self._choose()
+
+    def _learn_acceptance(self, verdict: Verdict, now_ns: int) -> None:
+        num_right = verdict.num_accepted_tokens
+        num_rejections = verdict.epoch - self._epoch
+        extra_index = verdict.start_index + len(verdict.token_ids) - 1
+        if num_rejections == 0 and num_right < len(verdict.token_ids):
+            num_right += self._drafted_end > extra_index  # it was held and compared
+        for _ in range(num_right):
+            self._acceptance.observe(is_right=True, is_first=self._is_first)
+            self._is_first = False
+        for _ in range(num_rejections):
+            self._acceptance.observe(is_right=False, is_first=self._is_first)
+            self._is_first = True
+        if num_rejections:
+            self._epoch = verdict.epoch
+            self._drafted_end = 0
+            self._rejected_ns = now_ns
+
+    def _learn_times(self, verdict: Verdict) -> None:
+        timing = verdict.timing
+        if not timing.forward_ns:
+            return
+        num_rows = verdict.num_draft_tokens + 1
+        self._costs.observe(num_rows, timing.forward_ns)
+        if self._num_paused and num_rows == 1:
+            self._alone_ns += (timing.forward_ns - self._alone_ns) * (0.2 if self._alone_ns else 1)
+        num_waited_for = self._pace.conservative.min_draft_tokens
+        if verdict.is_conservative and num_waited_for and timing.wait_ns:
+            num_more = min(num_waited_for, verdict.num_draft_tokens) - 1
+            delay_ns = timing.wait_ns - num_more * self._latency.draft_step_ns
+            self._latency.observe_first_token(delay_ns)
+
+    def _choose(self) -> None:
+        latency = self._latency
+        if not (self._costs.is_known and latency.draft_step_ns):
+            return
+        costs = self._costs.table(self._most_choices[-1] + 1)
+        if not latency.first_token_ns:
+            latency.first_token_ns = latency.draft_step_ns + 1.5 * _MS
+
+        def rate(num_first: int, num_most: int) -> float:
+            return expected_rate(
+                num_first, num_most, costs=costs, acceptance=self._acceptance, latency=latency
+            )
+
+        best = (self._num_first, self._num_most)
+        best_rate = rate(*best) * _WORTH_CHANGING
+        for num_most in _around(self._most_choices, self._num_most, 2):
+            for num_first in {0, *_around(self._first_choices, self._num_first, 1)}:
+                if num_first <= num_most and (value := rate(num_first, num_most)) > best_rate:
+                    best_rate, best = value, (num_first, num_most)
+        self._num_first, self._num_most = best
+        is_worth = rate(*best) * (self._alone_ns or costs[1]) >= _WORTH_DRAFTING
+        if not is_worth and self._acceptance.num_trials >= _NUM_PROBE_TRIALS:
+            self._stop()
+        else:
+            if self._is_probing:
+                self._is_probing = False
+                self._pause = _FIRST_PAUSE
+            self._pace = self._make_pace()
+
+    def _stop(self) -> None:
+        self._num_paused = self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        self._is_probing = False
+        self._pace = TARGET_ONLY
+
+    def _probe(self) -> None:
+        self._acceptance.forget()
+        self._is_probing = True
+        self._is_first = True
+        self._num_probe_forwards = 0
+        self._num_first = 0
+        self._num_most = max(n for n in self._most_choices if n <= 4)
+        self._pace = Pace(
+            optimistic=StepLimits(0, self._num_most, 0),
+            conservative=StepLimits(0, self._num_most, 0),
+            max_ahead=self._num_most + 2,
+            block_size=4,
+        )
+
+    def _make_pace(self) -> Pace:
+        latency, num_first, num_most = self._latency, self._num_first, self._num_most
+        if not (latency.draft_step_ns and latency.first_token_ns):
+            wait_ns = 10.0 * _MS
+        else:
+            wait_ns = 2 * (latency.first_token_ns + num_first * latency.draft_step_ns)
+        if self._costs.is_known:
+            wait_ns = min(wait_ns, self._costs.table(1)[1])
+        # Waits in steps of an eighth, so that the pace does not change with every measurement.
+        wait_ns = int(2 ** (round(math.log2(max(wait_ns, 1)) * 4) / 4))
+        step_ns = latency.draft_step_ns or 1.2 * _MS
+        return Pace(
+            optimistic=StepLimits(min(num_first, 1), num_most, wait_ns // 2),
+            conservative=StepLimits(num_first, num_most, wait_ns),
+            max_ahead=2 * num_most,
+            block_size=max(1, min(4, num_most, math.ceil(_MESSAGE_NS / (0.1 * step_ns)))),
+        )

@@ -1,0 +1,173 @@
+"""The gateway's side of one sequence: relays blocks and verdicts, and sets the pace of both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hippo.speculation.policies import Policy
+from hippo.speculation.stats import SpeculationStats
+from hippo.types import TARGET_ONLY, Block, Commit, Pace, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class SendBlock:
+    """To the target."""
+
+    block: Block
+
+
+@dataclass(frozen=True, slots=True)
+class SendCommit:
+    """To the draft."""
+
+    commit: Commit
+
+
+@dataclass(frozen=True, slots=True)
+class SetPace:
+    """To both, as far as they are attached."""
+
+    pace: Pace
+
+
+Action = SendBlock | SendCommit | SetPace
+
+
+class Coordinator:
+    """Decides, event by event, what is sent next; actions are to be carried out in order.
+
+    ``has_draft`` tells whether the draft's stream is opened together with the target's; without
+    it the target goes alone until ``on_draft_attached``.
+    """
+
+    def __init__(self, policy: Policy, *, has_draft: bool = True) -> None:
+        self._policy = policy
+        self._has_draft = has_draft
+        self._committed: list[int] = []
+        self._num_told = 0  # settled ids that the draft knows of
+        self._epoch = 0
+        self._is_finished = False
+        self._was_conservative = False
+        self._pace = self._wanted_pace()
+        self.stats = SpeculationStats()
+
+    @property
+    def pace(self) -> Pace:
+        """The pace last set; at first, the one for both Opens."""
+        return self._pace
+
+    @property
+    def committed_ids(self) -> Sequence[int]:
+        """The settled ids so far; with ``epoch``, what a draft that joins is opened with."""
+        return self._committed
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    @property
+    def has_draft(self) -> bool:
+        return self._has_draft
+
+    @property
+    def is_finished(self) -> bool:
+        return self._is_finished
+
+    def on_block(self, block: Block, now_ns: int) -> list[Action]:
+        """A block came from the draft."""
+        stats = self.stats
+        stats.num_blocks += 1
+        stats.num_drafted_tokens += len(block.token_ids)
+        stats.draft_wait_ns += block.wait_ns
+        if self._is_finished or not self._has_draft or block.epoch < self._epoch:
+            stats.num_stale_blocks += 1
+            stats.num_dropped_tokens += len(block.token_ids)
+            return []
+        self._policy.observe_block(block, now_ns)
+        return [SendBlock(block), *self._tell_draft(self._wanted_pace()), *self._update_pace()]
+
+    def on_verdict(self, verdict: Verdict, now_ns: int) -> list[Action]:
+        """A verdict came from the target."""
+        self._count(verdict)
+        self._committed.extend(verdict.token_ids)
+        self._epoch = max(self._epoch, verdict.epoch)
+        if verdict.finish_reason is not None:
+            self._is_finished = True
+            return []
+        self._policy.observe_verdict(verdict, now_ns)
+        return [*self._tell_draft(self._wanted_pace()), *self._update_pace()]
+
+    def on_draft_attached(self, num_committed: int = 0) -> list[Action]:
+        """A draft's stream was opened with the first ``num_committed`` settled ids."""
+        if self._is_finished:
+            return []
+        self._has_draft = True
+        self._num_told = num_committed
+        pace = self._wanted_pace()
+        actions = self._tell_draft(pace)
+        self._pace = pace
+        return [*actions, SetPace(pace)]
+
+    def on_draft_lost(self) -> list[Action]:
+        """The draft's stream is gone; the target goes alone."""
+        if not self._has_draft:
+            return []
+        self._has_draft = False
+        self.stats.num_draft_losses += 1
+        return [] if self._is_finished else self._update_pace()
+
+    def _wanted_pace(self) -> Pace:
+        return self._policy.pace if self._has_draft else TARGET_ONLY
+
+    def _update_pace(self) -> list[Action]:
+        pace = self._wanted_pace()
+        if pace == self._pace:
+            return []
+        self._pace = pace
+        return [SetPace(pace)]
+
+    def _tell_draft(self, pace: Pace) -> list[Action]:
+        """Commits the draft has not heard of; held back while it is not to draft anyway."""
+        num_settled = len(self._committed)
+        if not self._has_draft or pace.max_ahead == 0 or self._num_told == num_settled:
+            return []
+        commit = Commit(self._epoch, self._num_told, tuple(self._committed[self._num_told :]))
+        self._num_told = num_settled
+        return [SendCommit(commit)]
+
+    def _count(self, verdict: Verdict) -> None:
+        stats, timing = self.stats, verdict.timing
+        num_tokens = len(verdict.token_ids)
+        stats.num_output_tokens += num_tokens
+        stats.num_dropped_tokens += verdict.num_dropped_tokens
+        if verdict.epoch > self._epoch:
+            stats.num_rejections += verdict.epoch - self._epoch
+            # The verdict's last token corrects the run; the next one begins after it.
+            stats.run_lengths.append(stats.open_run_length + num_tokens)
+            stats.open_run_length = 0
+        else:
+            stats.open_run_length += num_tokens
+        stats.target_wait_ns += timing.wait_ns
+        if verdict.start_index == 0:
+            stats.prefill_ns += timing.forward_ns
+            return
+        stats.num_forwards += 1
+        stats.num_draft_tokens += verdict.num_draft_tokens
+        stats.num_accepted_tokens += verdict.num_accepted_tokens
+        stats.forward_ns += timing.forward_ns
+        while len(stats.verified_per_position) < verdict.num_draft_tokens:
+            stats.verified_per_position.append(0)
+            stats.accepted_per_position.append(0)
+        for position in range(verdict.num_draft_tokens):
+            stats.verified_per_position[position] += 1
+            stats.accepted_per_position[position] += position < verdict.num_accepted_tokens
+        if verdict.is_conservative != self._was_conservative:
+            self._was_conservative = verdict.is_conservative
+            stats.num_mode_switches += 1
+        if verdict.num_draft_tokens == 0:
+            stats.target_only_ns += timing.forward_ns + timing.wait_ns
+        elif verdict.is_conservative:
+            stats.conservative_ns += timing.forward_ns + timing.wait_ns
+        else:
+            stats.optimistic_ns += timing.forward_ns + timing.wait_ns

@@ -1,0 +1,212 @@
+"""The draft's side of one sequence: what to feed next, what to send, when to roll back.
+
+Rolling back
+------------
+A commit is compared with what was drafted. Equal ids keep the run alive. At the first difference
+the ids from there on are replaced by the settled ones, and the next step feeds all ids since the
+common prefix in one forward. If the differing token had been sent, the epoch rises by one, as it
+does at the verifier when it sees that token (the argument is in
+:mod:`hippo.speculation.verifier`). A commit that bears a newer epoch means that the verifier
+dropped what was sent before it: the drafter takes the epoch over and sends again, without
+drafting again, whatever of it still fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from hippo.errors import InvalidRequestError
+from hippo.types import Block, Commit, Pace
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStep:
+    """One forward: ids to feed at completion indices from ``start_index`` on.
+
+    The cache must be rolled back to ``start_index`` completion ids before it. The last row's
+    logits are for index ``start_index + len(token_ids)``.
+    """
+
+    start_index: int
+    token_ids: tuple[int, ...]
+
+    @property
+    def end_index(self) -> int:
+        """The index that the last row's logits are for."""
+        return self.start_index + len(self.token_ids)
+
+
+class Drafter:
+    """Proposes the tokens of one sequence; knows no device, no network and no clock.
+
+    The prefill is of the prompt alone, without completion ids: a draft that joins in mid-answer
+    (``committed_ids``) is told by ``next_step`` to feed them.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_tokens: int,
+        end_token_ids: Collection[int],
+        pace: Pace,
+        committed_ids: Sequence[int] = (),
+        epoch: int = 0,
+    ) -> None:
+        self._max_tokens = max_tokens
+        self._end_token_ids = frozenset(end_token_ids)
+        self._pace = pace
+        self._ids = list(committed_ids)  # settled, then drafted
+        self._num_committed = len(self._ids)
+        self._num_sent = len(self._ids)  # settled or sent: all before the first unsent id
+        self._num_fed = 0  # leading ids that are in the cache
+        self._epoch = epoch
+        self._has_begun = False
+        self._is_fresh = True  # nothing of this run was sent since it began
+        self._step: DraftStep | None = None
+        self._step_history: list[int] = []
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Settled ids, then drafted ones, from completion index 0; a live view."""
+        return self._ids
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    @property
+    def num_committed(self) -> int:
+        return self._num_committed
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether nothing can be drafted before the next commit or pace."""
+        return (
+            bool(self._ids and self._ids[-1] in self._end_token_ids)
+            # The target always gives the last token itself.
+            or len(self._ids) >= self._max_tokens - 1
+            or len(self._ids) - self._num_committed >= self._pace.max_ahead
+        )
+
+    def set_pace(self, pace: Pace) -> None:
+        """Takes effect at the next ``next_step`` and ``take_block``."""
+        self._pace = pace
+
+    def add_commit(self, commit: Commit) -> None:
+        """Compares settled ids with what was drafted, and rolls back where they differ.
+
+        Any time, also while a forward runs: its token is then ignored if its history changed.
+        Raises InvalidRequestError for a commit after a gap.
+        """
+        if commit.start_index > self._num_committed:
+            raise InvalidRequestError(
+                f"commit starts at index {commit.start_index}, but only {self._num_committed} ids "
+                "are settled; commits must follow each other without a gap"
+            )
+        end = commit.start_index + len(commit.token_ids)
+        if end > self._num_committed:
+            self._num_committed = end
+            is_sent_rejected = self._compare(commit)
+            self._num_sent = max(self._num_sent, end)
+        else:
+            is_sent_rejected = False
+        if commit.epoch > self._epoch:
+            self._epoch = commit.epoch
+            self._num_sent = self._num_committed
+            self._is_fresh = True
+        elif is_sent_rejected:
+            self._epoch += 1
+
+    def begin(self, token_id: int) -> None:
+        """The prefill is over and its logits gave ``token_id`` for index 0.
+
+        The token is ignored if index 0 is settled already, or if nothing is to be drafted.
+        """
+        assert not self._has_begun, "begin is called once"
+        self._has_begun = True
+        if not self._ids and not self.is_exhausted:
+            self._ids.append(token_id)
+
+    def next_step(self) -> DraftStep | None:
+        """What to feed next; None until a commit or a pace arrives (or the prefill is over).
+
+        A step that is returned must be finished before the next call.
+        """
+        assert self._step is None, "the last step is not finished"
+        if not self._has_begun or self.is_exhausted or self._num_fed == len(self._ids):
+            return None
+        self._step = DraftStep(self._num_fed, tuple(self._ids[self._num_fed :]))
+        self._step_history = self._ids.copy()
+        return self._step
+
+    def history(self, step: DraftStep) -> Sequence[int]:
+        """The completion ids before the index that the step's logits are for, as they were when
+        it began."""
+        assert step is self._step, "not the step in progress"
+        return self._step_history
+
+    def is_stale(self, step: DraftStep) -> bool:
+        """Whether commits since the step began make its token useless; it must still be
+        finished."""
+        return (
+            self._num_fed != step.start_index
+            or len(self._ids) != step.end_index
+            or tuple(self._ids[step.start_index :]) != step.token_ids
+        )
+
+    def finish_step(self, step: DraftStep, token_id: int) -> None:
+        """Takes the draft's token for ``step.end_index``; ignored if the step is stale."""
+        assert step is self._step, "not the step in progress"
+        self._step = None
+        is_stale = self.is_stale(step)
+        if self._num_fed == step.start_index:
+            fed = zip(self._ids[step.start_index :], step.token_ids, strict=False)
+            for known_id, fed_id in fed:
+                if known_id != fed_id:
+                    break
+                self._num_fed += 1
+        if not is_stale:
+            self._ids.append(token_id)
+
+    def take_block(self, step_ns: int, wait_ns: int) -> Block | None:
+        """The next block, if one is due; ask after every step, commit and pace.
+
+        Due: ``block_size`` ids; as the first block of a run, just as many as the conservative
+        limits wait for, because the target idles after a rejection; whatever there is when
+        nothing further can be drafted.
+        """
+        num_unsent = len(self._ids) - self._num_sent
+        size = self._pace.block_size
+        if self._is_fresh:
+            size = self._pace.conservative.min_draft_tokens or size
+        is_exhausted = self.is_exhausted
+        if num_unsent < 1 or not (is_exhausted or num_unsent >= size):
+            return None
+        block = Block(
+            epoch=self._epoch,
+            start_index=self._num_sent,
+            token_ids=tuple(self._ids[self._num_sent :]),
+            is_exhausted=is_exhausted,
+            step_ns=step_ns,
+            wait_ns=wait_ns,
+        )
+        self._num_sent = len(self._ids)
+        self._is_fresh = False
+        return block
+
+    def _compare(self, commit: Commit) -> bool:
+        """Makes the settled ids part of the run; whether a token that was sent differs."""
+        for offset, token_id in enumerate(commit.token_ids):
+            index = commit.start_index + offset
+            if index < len(self._ids) and self._ids[index] != token_id:
+                is_sent = index < self._num_sent
+                del self._ids[index:]
+                self._ids.extend(commit.token_ids[offset:])
+                self._num_fed = min(self._num_fed, index)
+                self._num_sent = min(self._num_sent, index)
+                self._is_fresh = True
+                return is_sent
+            if index == len(self._ids):
+                self._ids.append(token_id)
+        return False

@@ -1,0 +1,150 @@
+"""What a policy knows about the pair: costs of a step, acceptance, latency; all running means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+# Forwards of similar size share a bucket: the largest number of rows in each.
+_BUCKETS = (1, 2, 3, 5, 8, 12, 16, 24, 48)
+_NEW = 0.2  # weight of a new measurement
+_OUTLIER = 3.0  # one measurement moves a mean by at most this factor
+
+
+def _typical_cost(num_rows: float) -> float:
+    """Cost of a forward relative to one row, before anything was measured."""
+    return 1 + 0.12 * min(num_rows - 1, 3) + 0.05 * max(num_rows - 4, 0)
+
+
+def _moved(mean: float, value: float) -> float:
+    return mean + _NEW * (min(value, _OUTLIER * mean) - mean) if mean else value
+
+
+@dataclass(slots=True)
+class RowCosts:
+    """Time of a target forward as a function of its rows, learnt from verdicts.
+
+    A bucket that was never measured borrows from the nearest one that was, scaled by a typical
+    curve; the result never falls with more rows.
+    """
+
+    _ratios: list[float] = field(default_factory=lambda: [0.0] * len(_BUCKETS))
+
+    @property
+    def is_known(self) -> bool:
+        return any(self._ratios)
+
+    def observe(self, num_rows: int, forward_ns: int) -> None:
+        bucket = self._bucket(num_rows)
+        self._ratios[bucket] = _moved(self._ratios[bucket], forward_ns / _typical_cost(num_rows))
+
+    def table(self, most_rows: int) -> list[float]:
+        """Nanoseconds of a forward with 0, 1, ... ``most_rows`` rows."""
+        costs = [0.0]
+        for num_rows in range(1, most_rows + 1):
+            cost = self._ratio(self._bucket(num_rows)) * _typical_cost(num_rows)
+            costs.append(max(cost, costs[-1]))
+        return costs
+
+    def _bucket(self, num_rows: int) -> int:
+        return next((i for i, most in enumerate(_BUCKETS) if num_rows <= most), len(_BUCKETS) - 1)
+
+    def _ratio(self, bucket: int) -> float:
+        measured = [i for i, ratio in enumerate(self._ratios) if ratio]
+        return self._ratios[min(measured, key=lambda i: abs(i - bucket))] if measured else 0.0
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """Decayed share of draft tokens that were right; the first of a run is counted apart."""
+
+    prior: float = 0.85
+    prior_weight: float = 4.0
+    decay: float = 0.985
+    num_trials: int = 0  # since the last reset
+    _right: float = 0.0
+    _all: float = 0.0
+    _first_right: float = 0.0
+    _first_all: float = 0.0
+
+    def observe(self, *, is_right: bool, is_first: bool) -> None:
+        self.num_trials += 1
+        self._right = self._right * self.decay + is_right
+        self._all = self._all * self.decay + 1
+        if is_first:
+            self._first_right = self._first_right * 0.9 + is_right
+            self._first_all = self._first_all * 0.9 + 1
+
+    def forget(self) -> None:
+        """Keeps what is known as a weak prior only."""
+        self.prior = self.rate
+        self.prior_weight = 2.0
+        self.num_trials = 0
+        self._right = self._all = self._first_right = self._first_all = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Probability that a draft token is right, given that all before it are."""
+        return (self._right + self.prior * self.prior_weight) / (self._all + self.prior_weight)
+
+    @property
+    def first_rate(self) -> float:
+        """The same for the first token after a rejection."""
+        return (self._first_right + 3 * self.rate) / (self._first_all + 3)
+
+
+@dataclass(slots=True)
+class Latency:
+    """Times around the draft, in nanoseconds; 0 while unknown."""
+
+    draft_step_ns: float = 0.0
+    first_token_ns: float = 0.0  # from a rejection until its first draft token is at the target
+
+    def observe_step(self, step_ns: int) -> None:
+        self.draft_step_ns = _moved(self.draft_step_ns, step_ns)
+
+    def observe_first_token(self, delay_ns: float) -> None:
+        self.first_token_ns = _moved(self.first_token_ns, max(delay_ns, 1.0))
+
+
+def expected_rate(
+    num_first: int,
+    num_most: int,
+    *,
+    costs: list[float],
+    acceptance: Acceptance,
+    latency: Latency,
+) -> float:
+    """Expected tokens a nanosecond, if the target waits for ``num_first`` draft tokens after a
+    rejection and verifies at most ``num_most`` in a forward.
+
+    One cycle goes from a rejection to the next: the draft's correction travels, the first block
+    is verified, and while blocks are accepted whole each next one holds what was drafted in the
+    meantime. ``costs[n]`` is the time of n rows, up to ``num_most + 1``.
+    """
+    rate, first_rate = min(acceptance.rate, 0.995), min(acceptance.first_rate, 0.995)
+    step_ns = latency.draft_step_ns
+    cost = costs[num_first + 1]
+    tokens = 1 + first_rate * (1 - rate**num_first) / (1 - rate)
+    time_ns = cost
+    if num_first:
+        time_ns += latency.first_token_ns + (num_first - 1) * step_ns
+        queue = cost / step_ns
+    else:
+        queue = max(0.0, (cost - latency.first_token_ns) / step_ns + 1)
+    going: float = first_rate * rate**num_first
+    for turn in range(8):
+        queue -= 1  # compared with the target's own token
+        if queue < 1:
+            time_ns += going * (1 - queue) * step_ns
+            queue = 1
+        num_tokens = min(int(queue), num_most)
+        cost = costs[num_tokens + 1]
+        survival = rate ** (num_tokens + 1)
+        weight = going / (1 - survival) if turn == 7 else going
+        tokens += weight * (1 - survival) / (1 - rate)
+        time_ns += weight * cost
+        going *= survival
+        if going < 0.02:
+            break
+        queue = min(queue - num_tokens + cost / step_ns, 2 * num_most)
+    return tokens / time_ns

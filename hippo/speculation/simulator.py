@@ -1,0 +1,295 @@
+"""Drives the three cores in virtual time, so that a policy can be judged without hardware.
+
+Two devices, a gateway, four ordered message legs with their own delays. Models are functions of
+the completion ids before an index. Property tests use it with hostile delays and faults, and
+``python -m bench.simulate_policies`` with measured costs.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from hippo.speculation.coordinator import Action, Coordinator, SendBlock, SendCommit
+from hippo.speculation.drafter import Drafter, DraftStep
+from hippo.speculation.policies import Policy
+from hippo.speculation.stats import SpeculationStats
+from hippo.speculation.verifier import Verifier, VerifyStep, Wait
+from hippo.types import Block, Timing, Verdict
+
+TokenFunction = Callable[[Sequence[int]], int]
+
+_MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What everything takes, in nanoseconds; the defaults are a small pair on two CPU cores."""
+
+    target_ns: Callable[[int], float]  # of the number of rows
+    draft_ns: Callable[[int], float]
+    target_prefill_ns: int = 60 * _MS
+    draft_prefill_ns: int = 30 * _MS
+    leg_ns: Callable[[], float] = lambda: 250_000.0  # one message, service to gateway or back
+    draft_message_ns: float = 0.0  # a relayed message takes this much from the draft's device
+    target_message_ns: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """The draft is lost at one time and, if ``back_ns`` is set, attached again at another."""
+
+    lost_ns: int
+    back_ns: int | None = None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How one simulated sequence went."""
+
+    output_ids: list[int] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    decode_ns: float = 0.0  # from the first token to the last
+    num_events: int = 0
+    most_queued: int = 0
+    num_out_of_step: int = 0  # blocks of an epoch that the verifier had not reached
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return (len(self.output_ids) - 1) / (self.decode_ns / 1e9) if self.decode_ns else 0.0
+
+
+class _Device:
+    """Runs one thing at a time; messages handled meanwhile make it take longer."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self.is_busy = False
+        self.free_since = 0.0
+        self._free_at = 0.0  # when what was asked of it so far is done
+
+    def run(self, duration_ns: float, done: Callable[[], None]) -> None:
+        self.is_busy = True
+        self.disturb(duration_ns)
+        self._finish(done)
+
+    def disturb(self, duration_ns: float) -> None:
+        self._free_at = max(self._free_at, self._simulation.now) + duration_ns
+
+    def _finish(self, done: Callable[[], None]) -> None:
+        if self._free_at > self._simulation.now:
+            self._simulation.at(self._free_at, partial(self._finish, done))
+            return
+        self.is_busy = False
+        self.free_since = self._simulation.now
+        done()
+
+
+class Simulation:
+    """One sequence from both prefills to its end; ``run`` it once."""
+
+    def __init__(
+        self,
+        *,
+        target: TokenFunction,
+        draft: TokenFunction,
+        policy: Policy,
+        costs: Costs,
+        max_tokens: int,
+        end_token_ids: Collection[int] = (),
+        outages: Sequence[Outage] = (),
+        repeat: Callable[[Action], bool] = lambda action: False,
+    ) -> None:
+        """``repeat`` tells which of the gateway's messages are sent once more later."""
+        self.now = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._target_tokens = target
+        self._draft_tokens = draft
+        self._costs = costs
+        self._max_tokens = max_tokens
+        self._end_token_ids = end_token_ids
+        self._repeat = repeat
+        self._coordinator = Coordinator(policy)
+        pace = self._coordinator.pace
+        self._verifier = Verifier(max_tokens=max_tokens, end_token_ids=end_token_ids, pace=pace)
+        self._target = _Device(self)
+        self._draft = _Device(self)
+        self._drafter: Drafter | None = None
+        self._life = 0  # counts drafts, so that what a lost one still does is ignored
+        self._last_arrival: dict[str, float] = {}
+        self._outcome = Outcome()
+        self._first_token_at = 0.0
+        for outage in outages:
+            self.after(outage.lost_ns, self._lose_draft)
+            if outage.back_ns is not None:
+                self.after(outage.back_ns, self._attach_draft)
+
+    def run(self, *, most_events: int = 1_000_000) -> Outcome:
+        """Raises RuntimeError if the sequence does not end within ``most_events``."""
+        self._open_draft()
+        self._target.run(self._costs.target_prefill_ns, self._begin_target)
+        while not self._coordinator.is_finished:
+            if not self._events or self._outcome.num_events >= most_events:
+                raise RuntimeError(
+                    f"no end after {self._outcome.num_events} events, {self.now / _MS:.1f} ms and "
+                    f"{len(self._verifier.committed_ids)} tokens"
+                )
+            self.now, _, event = heapq.heappop(self._events)
+            self._outcome.num_events += 1
+            event()
+        self._outcome.output_ids = list(self._coordinator.committed_ids)
+        self._outcome.stats = self._coordinator.stats
+        return self._outcome
+
+    def at(self, time_ns: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (time_ns, next(self._order), event))
+
+    def after(self, delay_ns: float, event: Callable[[], None]) -> None:
+        self.at(self.now + delay_ns, event)
+
+    def _send(self, leg: str, deliver: Callable[[], None]) -> None:
+        """Delivers in order within a leg."""
+        at = max(self.now + self._costs.leg_ns(), self._last_arrival.get(leg, 0.0))
+        self._last_arrival[leg] = at
+        self.at(at, deliver)
+
+    # The target.
+
+    def _begin_target(self) -> None:
+        timing = Timing(forward_ns=self._costs.target_prefill_ns)
+        self._tell(self._verifier.begin(self._target_tokens([]), timing))
+        self._drive_target()
+
+    def _drive_target(self) -> None:
+        if self._target.is_busy:
+            return
+        step = self._verifier.next_step(round(self.now))
+        if isinstance(step, Wait):
+            self.after(max(1.0, step.until_ns - self.now), self._drive_target)
+        elif step is not None:
+            wait_ns = self.now - self._target.free_since
+            duration = self._costs.target_ns(len(step.token_ids))
+            self._target.run(duration, partial(self._finish_target, step, wait_ns, self.now))
+
+    def _finish_target(self, step: VerifyStep, wait_ns: float, started: float) -> None:
+        history = list(self._verifier.committed_ids)
+        target_ids = [self._target_tokens(history)]
+        for draft_id in step.token_ids[1:]:
+            history.append(draft_id)
+            target_ids.append(self._target_tokens(history))
+        timing = Timing(
+            forward_ns=round(self.now - started),
+            wait_ns=round(wait_ns),
+            num_rows=len(step.token_ids),
+            context_length=step.start_index,
+        )
+        self._tell(self._verifier.finish_step(step, target_ids, timing))
+        self._drive_target()
+
+    def _tell(self, verdict: Verdict) -> None:
+        self._outcome.verdicts.append(verdict)
+        if verdict.start_index == 0:
+            self._first_token_at = self.now
+        self._outcome.decode_ns = self.now - self._first_token_at
+        self._target.disturb(self._costs.target_message_ns)
+        self._send("target to gateway", partial(self._on_verdict, verdict))
+
+    def _at_target(self, action: Action) -> None:
+        self._target.disturb(self._costs.target_message_ns)
+        if isinstance(action, SendBlock):
+            self._outcome.num_out_of_step += action.block.epoch > self._verifier.epoch
+            self._verifier.add_block(action.block)
+            self._outcome.most_queued = max(self._outcome.most_queued, self._verifier.num_queued)
+        elif not isinstance(action, SendCommit):
+            self._verifier.set_pace(action.pace)
+        self._drive_target()
+
+    # The draft.
+
+    def _open_draft(self) -> None:
+        self._life += 1
+        self._drafter = Drafter(
+            max_tokens=self._max_tokens,
+            end_token_ids=self._end_token_ids,
+            pace=self._coordinator.pace,
+            committed_ids=self._coordinator.committed_ids,
+            epoch=self._coordinator.epoch,
+        )
+        self._draft.run(self._costs.draft_prefill_ns, partial(self._begin_draft, self._life))
+
+    def _begin_draft(self, life: int) -> None:
+        if self._drafter is not None and life == self._life:
+            self._drafter.begin(self._draft_tokens([]))
+            self._drive_draft()
+
+    def _drive_draft(self) -> None:
+        drafter = self._drafter
+        if drafter is None or self._draft.is_busy:
+            return
+        wait_ns = self.now - self._draft.free_since
+        self._send_block(drafter, wait_ns)
+        step = drafter.next_step()
+        if step is not None:
+            duration = self._costs.draft_ns(len(step.token_ids))
+            self._draft.run(duration, partial(self._finish_draft, self._life, step))
+
+    def _finish_draft(self, life: int, step: DraftStep) -> None:
+        if self._drafter is not None and life == self._life:
+            token_id = self._draft_tokens(self._drafter.history(step))
+            self._drafter.finish_step(step, token_id)
+            self._drive_draft()
+
+    def _send_block(self, drafter: Drafter, wait_ns: float) -> None:
+        block = drafter.take_block(round(self._costs.draft_ns(1)), round(wait_ns))
+        if block is not None:
+            self._draft.disturb(self._costs.draft_message_ns)
+            self._send(f"draft {self._life} to gateway", partial(self._on_block, self._life, block))
+
+    def _at_draft(self, life: int, action: Action) -> None:
+        if self._drafter is None or life != self._life:
+            return
+        self._draft.disturb(self._costs.draft_message_ns)
+        if isinstance(action, SendCommit):
+            self._drafter.add_commit(action.commit)
+        elif not isinstance(action, SendBlock):
+            self._drafter.set_pace(action.pace)
+        self._drive_draft()
+
+    # The gateway.
+
+    def _on_block(self, life: int, block: Block) -> None:
+        if life == self._life and self._drafter is not None:
+            self._act(self._coordinator.on_block(block, round(self.now)))
+
+    def _on_verdict(self, verdict: Verdict) -> None:
+        self._act(self._coordinator.on_verdict(verdict, round(self.now)))
+
+    def _act(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            self._relay(action)
+            if not isinstance(action, SendCommit) and self._repeat(action):
+                self.after(self._costs.leg_ns(), partial(self._relay, action))
+
+    def _relay(self, action: Action) -> None:
+        if not isinstance(action, SendCommit):
+            self._send("gateway to target", partial(self._at_target, action))
+        if not isinstance(action, SendBlock):
+            life = self._life
+            self._send(f"gateway to draft {life}", partial(self._at_draft, life, action))
+
+    def _lose_draft(self) -> None:
+        if self._drafter is not None:
+            self._drafter = None
+            self._draft = _Device(self)
+            self._act(self._coordinator.on_draft_lost())
+
+    def _attach_draft(self) -> None:
+        if self._drafter is None and not self._coordinator.is_finished:
+            self._open_draft()
+            num_committed = len(self._coordinator.committed_ids)
+            self._act(self._coordinator.on_draft_attached(num_committed))

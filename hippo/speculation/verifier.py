@@ -1,0 +1,261 @@
+"""The target's side of one sequence: what is settled, what is queued, what to verify next.
+
+How both sides agree on what is stale
+-------------------------------------
+An epoch is one run of the draft. A run ends when one of its tokens that was *sent* differs from
+the settled token at the same index, and each side can see that on its own:
+
+- the verifier, when it holds both: in a forward, when the token it settled after a whole
+  acceptance is compared with the queue, or when a block arrives whose first ids lie at indices
+  that are settled already (equal ids are skipped, the first difference ends the run);
+- the drafter, when a commit differs from what it sent (:mod:`hippo.speculation.drafter`).
+
+Both raise the epoch by one for it. Streams are ordered, so the block with the differing token
+arrives before any block of the next run, and the two counts agree whichever side looks first; a
+verdict bears the verifier's epoch, and a drafter that is behind takes it over and sends again
+what the verifier must have dropped. A draft that joins in mid-answer begins with an epoch that
+the verifier has reached or passed, so the same holds.
+
+None of this carries the output's correctness: a draft token counts only when it equals the
+target's token at its index. Epochs only save work on tokens that cannot be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from hippo.types import Block, FinishReason, Pace, StepLimits, Timing, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyStep:
+    """One forward: the last settled id (at completion index ``start_index``), then draft ids."""
+
+    start_index: int
+    token_ids: tuple[int, ...]
+    is_conservative: bool = False
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return len(self.token_ids) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to do before ``until_ns``, unless a block or a pace arrives."""
+
+    until_ns: int
+
+
+class Verifier:
+    """Settles the tokens of one sequence; knows no device, no network and no clock."""
+
+    def __init__(self, *, max_tokens: int, end_token_ids: Collection[int], pace: Pace) -> None:
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, not {max_tokens}")
+        self._max_tokens = max_tokens
+        self._end_token_ids = frozenset(end_token_ids)
+        self._pace = pace
+        self._committed: list[int] = []
+        self._run: list[int] = []  # draft tokens held, the first at index _run_start
+        self._run_start = 0
+        self._epoch = 0
+        self._is_conservative = False
+        self._is_exhausted = False  # the draft sends nothing more before the next commit
+        self._is_finished = False
+        self._idle_since_ns: int | None = None
+        self._step: VerifyStep | None = None
+        self._num_dropped = 0  # since the last verdict
+
+    @property
+    def committed_ids(self) -> Sequence[int]:
+        """The settled ids, from completion index 0; a live view."""
+        return self._committed
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    @property
+    def is_finished(self) -> bool:
+        return self._is_finished
+
+    @property
+    def is_conservative(self) -> bool:
+        """Whether the last verified block had a rejection."""
+        return self._is_conservative
+
+    @property
+    def num_queued(self) -> int:
+        """Draft tokens held that are not settled, those in a running forward included."""
+        return len(self._run)
+
+    def set_pace(self, pace: Pace) -> None:
+        """Takes effect at the next ``next_step``, a wait in progress included."""
+        self._pace = pace
+
+    def add_block(self, block: Block) -> int:
+        """Queues a block's ids; any time, also while a forward runs.
+
+        Returns how many ids were not taken: of an older epoch, after a gap, held already, behind
+        an end token or the token limit, or differing from what is settled.
+        """
+        ids = block.token_ids
+        if self._is_finished:
+            return len(ids)
+        if block.epoch < self._epoch:
+            self._num_dropped += len(ids)
+            return len(ids)
+        if block.epoch > self._epoch:
+            self._epoch = block.epoch
+            self._drop_run()
+        if block.start_index > self._end_index:
+            self._num_dropped += len(ids)
+            return len(ids)
+        self._is_exhausted = block.is_exhausted
+        num_taken = 0
+        for offset, token_id in enumerate(ids):
+            index = block.start_index + offset
+            if index < len(self._committed):
+                if token_id != self._committed[index]:
+                    self._num_dropped += len(ids) - offset
+                    self._reject()
+                    break
+            else:
+                num_taken += self._enqueue(index, token_id)
+        return len(ids) - num_taken
+
+    def begin(self, token_id: int, timing: Timing) -> Verdict:
+        """Settles the token of index 0, which the prefill's logits gave."""
+        assert not self._committed, "begin is called once"
+        return self._settle((token_id,), VerifyStep(-1, (0,)), 0, timing)
+
+    def next_step(self, now_ns: int) -> VerifyStep | Wait | None:
+        """What the device does next; None when the sequence has not begun or is finished.
+
+        A step that is returned must be finished before the next call.
+        """
+        assert self._step is None, "the last step is not finished"
+        if self._is_finished or not self._committed:
+            return None
+        if self._idle_since_ns is None:
+            self._idle_since_ns = now_ns
+        limits = self._limits
+        num_room = self._max_tokens - len(self._committed) - 1  # the target's own token takes one
+        num_most = max(0, min(limits.max_draft_tokens, num_room))
+        num_wanted = min(limits.min_draft_tokens, num_most)
+        until_ns = self._idle_since_ns + limits.wait_ns
+        if len(self._run) < num_wanted and not self._has_all() and now_ns < until_ns:
+            return Wait(until_ns)
+        self._step = VerifyStep(
+            start_index=len(self._committed) - 1,
+            token_ids=(self._committed[-1], *self._run[:num_most]),
+            is_conservative=self._is_conservative,
+        )
+        return self._step
+
+    def finish_step(self, step: VerifyStep, target_ids: Sequence[int], timing: Timing) -> Verdict:
+        """Settles a forward's tokens; ``target_ids[k]`` is the target's token after row k.
+
+        Every block that has arrived must have been added before: the target's last token is
+        compared with the draft's if that is here.
+        """
+        assert step is self._step, "not the step in progress"
+        assert len(target_ids) == len(step.token_ids), "one target token a row"
+        num_accepted = 0
+        for draft_id, target_id in zip(step.token_ids[1:], target_ids, strict=False):
+            if draft_id != target_id:
+                break
+            num_accepted += 1
+        return self._settle(tuple(target_ids[: num_accepted + 1]), step, num_accepted, timing)
+
+    @property
+    def _limits(self) -> StepLimits:
+        return self._pace.conservative if self._is_conservative else self._pace.optimistic
+
+    def _has_all(self) -> bool:
+        """Whether waiting cannot bring another draft token."""
+        return self._is_exhausted or bool(self._run and self._run[-1] in self._end_token_ids)
+
+    def _settle(
+        self, token_ids: tuple[int, ...], step: VerifyStep, num_accepted: int, timing: Timing
+    ) -> Verdict:
+        start_index = len(self._committed)
+        finish_reason = None
+        for position, token_id in enumerate(token_ids):
+            if token_id in self._end_token_ids:
+                token_ids = token_ids[: position + 1]
+                finish_reason = FinishReason.STOP
+                break
+        self._committed.extend(token_ids)
+        assert len(self._committed) <= self._max_tokens, "a step is clipped to what is left"
+        if finish_reason is None and len(self._committed) == self._max_tokens:
+            finish_reason = FinishReason.LENGTH
+        num_held = len(self._run)
+        is_rejection = not self._reconcile()
+        is_hit = not is_rejection and len(self._run) < num_held
+        if is_hit:
+            self._is_conservative = False
+        if finish_reason is not None:
+            self._is_finished = True
+            self._drop_run()
+        self._step = None
+        self._idle_since_ns = None
+        self._is_exhausted = False
+        num_dropped, self._num_dropped = self._num_dropped, 0
+        return Verdict(
+            epoch=self._epoch,
+            start_index=start_index,
+            token_ids=token_ids,
+            num_draft_tokens=step.num_draft_tokens,
+            num_accepted_tokens=min(num_accepted, len(token_ids)),
+            is_rejection=is_rejection,
+            num_dropped_tokens=num_dropped,
+            finish_reason=finish_reason,
+            timing=timing,
+            is_conservative=step.is_conservative,
+        )
+
+    @property
+    def _end_index(self) -> int:
+        """The index after the last token that is settled or held."""
+        return self._run_start + len(self._run) if self._run else len(self._committed)
+
+    def _enqueue(self, index: int, token_id: int) -> bool:
+        """Holds one token of the run; False when there is no use for it."""
+        position = index - self._run_start if self._run else 0
+        if position < len(self._run):
+            if self._run[position] == token_id:
+                return False
+            # A draft that joined in mid-answer goes another way than the lost one: follow it.
+            self._num_dropped += len(self._run) - position
+            del self._run[position:]
+        is_behind_end = bool(self._run) and self._run[-1] in self._end_token_ids
+        if is_behind_end or index >= self._max_tokens:
+            self._num_dropped += 1
+            return False
+        if not self._run:
+            self._run_start = index
+        self._run.append(token_id)
+        return True
+
+    def _reconcile(self) -> bool:
+        """Compares what is held with what is settled by now; False when the run broke."""
+        while self._run and self._run_start < len(self._committed):
+            if self._run[0] != self._committed[self._run_start]:
+                self._reject()
+                return False
+            del self._run[0]
+            self._run_start += 1
+        return True
+
+    def _reject(self) -> None:
+        self._drop_run()
+        self._epoch += 1
+        self._is_conservative = True
+
+    def _drop_run(self) -> None:
+        self._num_dropped += len(self._run)
+        self._run.clear()
+        self._is_exhausted = False

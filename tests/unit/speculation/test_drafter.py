@@ -1,0 +1,240 @@
+"""What the draft's side feeds, sends and takes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from hippo.errors import InvalidRequestError
+from hippo.speculation.drafter import Drafter, DraftStep
+from hippo.types import Block, Commit, Pace, StepLimits
+
+END = 99
+
+
+def make_pace(*, max_ahead: int = 8, block_size: int = 1, num_first: int = 1) -> Pace:
+    return Pace(StepLimits(1, 8), StepLimits(num_first, 8), max_ahead, block_size)
+
+
+def make_drafter(
+    *,
+    pace: Pace | None = None,
+    max_tokens: int = 100,
+    committed_ids: Sequence[int] = (),
+    epoch: int = 0,
+    first_id: int = 10,
+) -> Drafter:
+    drafter = Drafter(
+        max_tokens=max_tokens,
+        end_token_ids=[END],
+        pace=pace or make_pace(),
+        committed_ids=committed_ids,
+        epoch=epoch,
+    )
+    drafter.begin(first_id)
+    return drafter
+
+
+def start(drafter: Drafter) -> DraftStep:
+    step = drafter.next_step()
+    assert step is not None
+    return step
+
+
+def draft(drafter: Drafter, *ids: int) -> None:
+    for token_id in ids:
+        drafter.finish_step(start(drafter), token_id)
+
+
+def take(drafter: Drafter) -> Block:
+    block = drafter.take_block(1, 2)
+    assert block is not None
+    return block
+
+
+def test_nothing_is_drafted_before_the_prefill_is_over() -> None:
+    drafter = Drafter(max_tokens=9, end_token_ids=[], pace=make_pace())
+    assert drafter.next_step() is None
+
+
+def test_the_prefills_token_is_the_first_and_is_fed_next() -> None:
+    drafter = make_drafter()
+    assert take(drafter) == Block(0, 0, (10,), step_ns=1, wait_ns=2)
+    assert drafter.next_step() == DraftStep(0, (10,))
+
+
+def test_a_first_token_that_is_settled_already_wins_over_the_drafts() -> None:
+    drafter = Drafter(max_tokens=9, end_token_ids=[], pace=make_pace())
+    drafter.add_commit(Commit(0, 0, (7, 8)))
+    drafter.begin(10)
+    assert drafter.next_step() == DraftStep(0, (7, 8))
+
+
+def test_blocks_are_collected_to_their_size() -> None:
+    drafter = make_drafter(pace=make_pace(block_size=3, num_first=3))
+    draft(drafter, 11)
+    assert drafter.take_block(0, 0) is None
+    draft(drafter, 12)
+    assert take(drafter).token_ids == (10, 11, 12)
+    draft(drafter, 13)
+    assert drafter.take_block(0, 0) is None
+
+
+def test_the_first_block_of_a_run_is_what_the_idle_target_waits_for() -> None:
+    drafter = make_drafter(pace=make_pace(block_size=3, num_first=2))
+    assert drafter.take_block(0, 0) is None
+    draft(drafter, 11)
+    assert take(drafter).token_ids == (10, 11)
+    draft(drafter, 12, 13)
+    assert drafter.take_block(0, 0) is None
+    drafter.add_commit(Commit(1, 0, (10, 55)))
+    draft(drafter, 56)
+    assert drafter.take_block(0, 0) is None
+    draft(drafter, 57)
+    assert take(drafter) == Block(1, 2, (56, 57), step_ns=1, wait_ns=2)
+
+
+def test_drafting_stops_at_max_ahead_and_goes_on_after_a_commit() -> None:
+    drafter = make_drafter(pace=make_pace(max_ahead=2, block_size=4, num_first=4))
+    draft(drafter, 11)
+    assert drafter.next_step() is None
+    assert take(drafter).is_exhausted
+    drafter.add_commit(Commit(0, 0, (10,)))
+    assert drafter.next_step() == DraftStep(1, (11,))
+
+
+def test_an_end_token_stops_drafting() -> None:
+    drafter = make_drafter(pace=make_pace(block_size=4, num_first=4))
+    draft(drafter, END)
+    assert drafter.next_step() is None
+    assert take(drafter) == Block(0, 0, (10, END), is_exhausted=True, step_ns=1, wait_ns=2)
+
+
+def test_the_last_token_is_left_to_the_target() -> None:
+    drafter = make_drafter(max_tokens=3)
+    draft(drafter, 11)
+    assert drafter.next_step() is None
+    assert take(drafter).is_exhausted
+
+
+def test_an_equal_commit_keeps_the_run_alive() -> None:
+    drafter = make_drafter()
+    draft(drafter, 11, 12, 13)
+    take(drafter)
+    drafter.add_commit(Commit(0, 0, (10, 11)))
+    assert list(drafter.ids) == [10, 11, 12, 13]
+    assert drafter.next_step() == DraftStep(3, (13,))
+    assert drafter.epoch == 0
+
+
+def test_a_rollback_feeds_all_ids_since_the_common_prefix_at_once() -> None:
+    drafter = make_drafter()
+    draft(drafter, 11, 12, 13)
+    take(drafter)
+    drafter.add_commit(Commit(1, 0, (10, 11, 52, 53)))
+    assert drafter.epoch == 1
+    assert drafter.next_step() == DraftStep(2, (52, 53))
+
+
+def test_a_difference_in_what_was_sent_raises_the_epoch_without_being_told() -> None:
+    drafter = make_drafter()
+    draft(drafter, 11, 12)
+    take(drafter)
+    drafter.add_commit(Commit(0, 0, (10, 11, 52)))
+    draft(drafter, 53)
+    assert (take(drafter).epoch, drafter.epoch) == (1, 1)
+
+
+def test_a_difference_in_what_was_not_sent_raises_none() -> None:
+    drafter = make_drafter(pace=make_pace(block_size=2, num_first=2))
+    draft(drafter, 11)
+    take(drafter)
+    draft(drafter, 12)
+    drafter.add_commit(Commit(0, 0, (10, 11, 52)))
+    draft(drafter, 53, 54)
+    block = take(drafter)
+    assert (block.epoch, block.start_index, block.token_ids) == (0, 3, (53, 54))
+
+
+def test_a_newer_epoch_makes_it_send_again_what_still_fits() -> None:
+    drafter = make_drafter()
+    draft(drafter, 11, 12, 13)
+    take(drafter)
+    drafter.add_commit(Commit(2, 0, (10, 11)))
+    block = take(drafter)
+    assert (block.epoch, block.start_index, block.token_ids) == (2, 2, (12, 13))
+
+
+def test_a_commit_that_makes_the_running_step_stale_discards_its_token() -> None:
+    drafter = make_drafter()
+    draft(drafter, 11)
+    take(drafter)
+    step = start(drafter)
+    drafter.add_commit(Commit(1, 0, (10, 51)))
+    assert drafter.is_stale(step)
+    assert list(drafter.history(step)) == [10, 11]
+    drafter.finish_step(step, 12)
+    assert drafter.next_step() == DraftStep(1, (51,))
+
+
+def test_a_commit_that_agrees_with_the_running_step_leaves_it_alone() -> None:
+    drafter = make_drafter()
+    draft(drafter, 11)
+    step = start(drafter)
+    drafter.add_commit(Commit(0, 0, (10, 11)))
+    assert not drafter.is_stale(step)
+    drafter.finish_step(step, 12)
+    assert list(drafter.ids) == [10, 11, 12]
+
+
+def test_what_a_stale_step_fed_rightly_is_not_fed_again() -> None:
+    drafter = make_drafter()
+    draft(drafter, 11)
+    step = start(drafter)
+    drafter.add_commit(Commit(0, 0, (10, 11, 52)))
+    assert drafter.is_stale(step)
+    drafter.finish_step(step, 12)
+    assert drafter.next_step() == DraftStep(2, (52,))
+
+
+def test_a_draft_that_fell_behind_feeds_all_it_missed_at_once() -> None:
+    drafter = make_drafter()
+    take(drafter)
+    drafter.add_commit(Commit(0, 0, (10, 11, 12, 13)))
+    step = start(drafter)
+    assert step == DraftStep(0, (10, 11, 12, 13))
+    drafter.finish_step(step, 14)
+    assert take(drafter).start_index == 4
+
+
+def test_a_draft_that_joins_in_mid_answer_feeds_what_is_settled() -> None:
+    drafter = make_drafter(committed_ids=(10, 11, 12), epoch=4, first_id=77)
+    assert drafter.take_block(0, 0) is None
+    step = start(drafter)
+    assert step == DraftStep(0, (10, 11, 12))
+    drafter.finish_step(step, 13)
+    assert take(drafter) == Block(4, 3, (13,), step_ns=1, wait_ns=2)
+
+
+def test_a_draft_at_rest_does_nothing_until_the_pace_changes() -> None:
+    drafter = make_drafter(pace=Pace())
+    assert drafter.next_step() is None
+    assert drafter.take_block(0, 0) is None
+    drafter.add_commit(Commit(0, 0, (10, 11)))
+    assert drafter.next_step() is None
+    drafter.set_pace(make_pace())
+    assert drafter.next_step() == DraftStep(0, (10, 11))
+
+
+def test_a_commit_that_comes_twice_counts_once() -> None:
+    drafter = make_drafter()
+    drafter.add_commit(Commit(0, 0, (10, 11)))
+    drafter.add_commit(Commit(0, 0, (10, 11)))
+    assert list(drafter.ids) == [10, 11]
+
+
+def test_a_commit_after_a_gap_is_refused() -> None:
+    drafter = make_drafter()
+    with pytest.raises(InvalidRequestError, match="without a gap"):
+        drafter.add_commit(Commit(0, 1, (11,)))

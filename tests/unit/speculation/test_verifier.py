@@ -1,0 +1,243 @@
+"""What the target's side settles, queues, waits for and drops."""
+
+from __future__ import annotations
+
+import pytest
+
+from hippo.speculation.verifier import Verifier, VerifyStep, Wait
+from hippo.types import Block, FinishReason, Pace, StepLimits, Timing, Verdict
+
+END = 99
+
+
+def make_verifier(
+    *,
+    first_id: int = 10,
+    max_tokens: int = 100,
+    optimistic: StepLimits | None = None,
+    conservative: StepLimits | None = None,
+) -> Verifier:
+    pace = Pace(
+        optimistic or StepLimits(1, 8, 1000), conservative or StepLimits(1, 2, 500), max_ahead=16
+    )
+    verifier = Verifier(max_tokens=max_tokens, end_token_ids=[END], pace=pace)
+    verifier.begin(first_id, Timing())
+    return verifier
+
+
+def start(verifier: Verifier, now_ns: int = 0) -> VerifyStep:
+    step = verifier.next_step(now_ns)
+    assert isinstance(step, VerifyStep)
+    return step
+
+
+def verify(verifier: Verifier, *target_ids: int, now_ns: int = 0) -> Verdict:
+    return verifier.finish_step(start(verifier, now_ns), target_ids, Timing())
+
+
+def block(*ids: int, start: int = 1, epoch: int = 0, is_exhausted: bool = False) -> Block:
+    return Block(epoch, start, ids, is_exhausted)
+
+
+def test_nothing_is_verified_before_the_prefill_is_over() -> None:
+    verifier = Verifier(max_tokens=5, end_token_ids=[], pace=Pace())
+    assert verifier.next_step(0) is None
+
+
+def test_the_prefills_token_is_compared_with_the_drafts_first() -> None:
+    verifier = Verifier(max_tokens=5, end_token_ids=[], pace=Pace())
+    verifier.add_block(block(7, 8, start=0))
+    verdict = verifier.begin(7, Timing(num_rows=30))
+    assert verdict == Verdict(0, 0, (7,), timing=Timing(num_rows=30))
+    assert verifier.num_queued == 1
+
+
+def test_a_wrong_first_token_ends_the_run_at_once() -> None:
+    verifier = Verifier(max_tokens=5, end_token_ids=[], pace=Pace())
+    verifier.add_block(block(7, 8, start=0))
+    verdict = verifier.begin(6, Timing())
+    assert (verdict.is_rejection, verdict.num_dropped_tokens, verdict.epoch) == (True, 2, 1)
+    assert verifier.num_queued == 0
+    assert verifier.is_conservative
+
+
+def test_a_block_accepted_whole_settles_one_token_more() -> None:
+    verifier = make_verifier()
+    verifier.add_block(block(11, 12))
+    step = start(verifier)
+    assert (step.start_index, step.token_ids, step.num_draft_tokens) == (0, (10, 11, 12), 2)
+    verdict = verifier.finish_step(step, [11, 12, 13], Timing())
+    assert verdict.token_ids == (11, 12, 13)
+    assert (verdict.start_index, verdict.num_accepted_tokens) == (1, 2)
+    assert not verdict.is_rejection
+    assert list(verifier.committed_ids) == [10, 11, 12, 13]
+
+
+def test_the_targets_own_token_keeps_the_run_alive_if_the_draft_has_it_too() -> None:
+    verifier = make_verifier()
+    verifier.add_block(block(11, 12))
+    step = start(verifier)
+    verifier.add_block(block(13, 14, start=3))
+    verdict = verifier.finish_step(step, [11, 12, 13], Timing())
+    assert not verdict.is_rejection
+    assert start(verifier).token_ids == (13, 14)
+
+
+def test_the_targets_own_token_ends_the_run_if_the_draft_has_another() -> None:
+    verifier = make_verifier()
+    verifier.add_block(block(11, 12))
+    step = start(verifier)
+    verifier.add_block(block(77, 14, start=3))
+    verdict = verifier.finish_step(step, [11, 12, 13], Timing())
+    assert verdict.is_rejection
+    assert (verdict.num_accepted_tokens, verdict.num_dropped_tokens, verdict.epoch) == (2, 2, 1)
+
+
+def test_a_rejection_drops_what_is_queued_and_what_comes_of_that_run() -> None:
+    verifier = make_verifier()
+    verifier.add_block(block(11, 55, 56))
+    verdict = verify(verifier, 11, 12, 13, 14)
+    assert verdict.token_ids == (11, 12)
+    assert (verdict.is_rejection, verdict.epoch, verdict.num_dropped_tokens) == (True, 1, 2)
+    assert verifier.add_block(block(57, 58, start=4)) == 2
+    assert verifier.num_queued == 0
+    assert verifier.add_block(block(13, start=3, epoch=1)) == 0
+    assert start(verifier).token_ids == (12, 13)
+
+
+def test_a_late_block_is_compared_with_what_was_settled_meanwhile() -> None:
+    verifier = make_verifier(optimistic=StepLimits(0, 8, 0))
+    verify(verifier, 11)
+    assert verifier.add_block(block(11, 12, 13)) == 1
+    assert start(verifier).token_ids == (11, 12, 13)
+
+
+def test_a_late_block_that_differs_ends_the_run_when_it_arrives() -> None:
+    verifier = make_verifier(optimistic=StepLimits(0, 8, 0))
+    verify(verifier, 11)
+    assert verifier.add_block(block(55, 12, 13)) == 3
+    assert verifier.epoch == 1
+    assert verifier.is_conservative
+    # The rest of that run begins where a right block would, and is not taken for one.
+    assert verifier.add_block(block(14, start=2)) == 1
+    verifier.add_block(block(12, start=2, epoch=1))
+    verdict = verify(verifier, 12, 13)
+    assert (verdict.epoch, verdict.is_rejection, verdict.num_dropped_tokens) == (1, False, 4)
+
+
+def test_a_block_after_a_gap_is_refused() -> None:
+    verifier = make_verifier()
+    assert verifier.add_block(block(12, 13, start=2)) == 2
+    assert verifier.num_queued == 0
+
+
+def test_a_block_that_comes_twice_counts_once() -> None:
+    verifier = make_verifier()
+    verifier.add_block(block(11, 12))
+    assert verifier.add_block(block(11, 12)) == 2
+    assert verifier.num_queued == 2
+
+
+def test_the_tokens_of_a_draft_that_joined_replace_those_of_the_lost_one() -> None:
+    verifier = make_verifier()
+    verifier.add_block(block(11, 55, 56))
+    verifier.add_block(block(11, 12))
+    assert start(verifier).token_ids == (10, 11, 12)
+
+
+def test_an_end_token_inside_a_block_ends_the_sequence() -> None:
+    verifier = make_verifier()
+    assert verifier.add_block(block(11, END, 12)) == 1
+    verdict = verify(verifier, 11, END, 50)
+    assert verdict.token_ids == (11, END)
+    assert verdict.finish_reason is FinishReason.STOP
+    assert verifier.is_finished
+    assert verifier.next_step(0) is None
+    assert verifier.add_block(block(13, start=3)) == 1
+
+
+def test_an_end_token_of_the_target_alone_ends_the_sequence() -> None:
+    verifier = make_verifier(optimistic=StepLimits(0, 8, 0))
+    assert verify(verifier, END).finish_reason is FinishReason.STOP
+
+
+def test_a_step_never_settles_more_than_is_left() -> None:
+    verifier = make_verifier(max_tokens=3)
+    verifier.add_block(block(11, 12, 13, 14))
+    verdict = verify(verifier, 11, 12)
+    assert verdict.num_draft_tokens == 1
+    assert verdict.finish_reason is FinishReason.LENGTH
+    assert list(verifier.committed_ids) == [10, 11, 12]
+
+
+def test_a_single_token_is_the_prefills() -> None:
+    verifier = Verifier(max_tokens=1, end_token_ids=[END], pace=Pace())
+    assert verifier.begin(10, Timing()).finish_reason is FinishReason.LENGTH
+    assert verifier.next_step(0) is None
+
+
+def test_the_wait_counts_from_when_the_device_was_free() -> None:
+    verifier = make_verifier(optimistic=StepLimits(2, 8, 1000))
+    assert verifier.next_step(5_000) == Wait(6_000)
+    verifier.add_block(block(11))
+    assert verifier.next_step(5_900) == Wait(6_000)
+    assert start(verifier, 6_000).token_ids == (10, 11)
+
+
+def test_enough_tokens_end_the_wait() -> None:
+    verifier = make_verifier(optimistic=StepLimits(2, 8, 1000))
+    assert isinstance(verifier.next_step(0), Wait)
+    verifier.add_block(block(11, 12))
+    assert start(verifier, 1).num_draft_tokens == 2
+
+
+@pytest.mark.parametrize(
+    "last", [block(11, is_exhausted=True), block(11, END), block(is_exhausted=True)]
+)
+def test_a_draft_that_has_no_more_is_not_waited_for(last: Block) -> None:
+    verifier = make_verifier(optimistic=StepLimits(4, 8, 1000))
+    verifier.add_block(last)
+    assert isinstance(verifier.next_step(0), VerifyStep)
+
+
+def test_an_exhausted_draft_is_waited_for_again_after_the_next_verdict() -> None:
+    verifier = make_verifier(optimistic=StepLimits(1, 8, 1000))
+    verifier.add_block(block(11, is_exhausted=True))
+    verify(verifier, 11, 12)
+    assert isinstance(verifier.next_step(0), Wait)
+
+
+def test_the_last_token_is_not_waited_for() -> None:
+    verifier = make_verifier(max_tokens=2, optimistic=StepLimits(4, 8, 1000))
+    assert start(verifier).token_ids == (10,)
+
+
+def test_a_pace_without_draft_tokens_is_target_only_and_ends_a_wait() -> None:
+    verifier = make_verifier()
+    assert isinstance(verifier.next_step(0), Wait)
+    verifier.set_pace(Pace())
+    assert start(verifier).token_ids == (10,)
+
+
+def test_the_mode_follows_the_last_verified_block() -> None:
+    verifier = make_verifier(optimistic=StepLimits(0, 8, 0), conservative=StepLimits(0, 1, 0))
+    verifier.add_block(block(55))
+    assert not verify(verifier, 11, 12).is_conservative
+    verifier.add_block(block(12, 13, 14, start=2, epoch=1))
+    verdict = verify(verifier, 12, 13)
+    assert (verdict.is_conservative, verdict.num_draft_tokens) == (True, 1)
+    assert start(verifier).token_ids == (13, 14)
+    assert not verifier.is_conservative
+
+
+def test_a_step_without_draft_tokens_changes_no_mode() -> None:
+    verifier = make_verifier(optimistic=StepLimits(0, 8, 0), conservative=StepLimits(0, 2, 0))
+    verifier.add_block(block(55))
+    verify(verifier, 11, 12)
+    verify(verifier, 12)
+    assert verifier.is_conservative
+
+
+def test_an_impossible_limit_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_tokens"):
+        Verifier(max_tokens=0, end_token_ids=[], pace=Pace())
