@@ -1,0 +1,95 @@
+"""One timed question over REST, streamed: what a user would see."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer with the client's own clock beside the server's figures."""
+
+    text: str
+    num_tokens: int
+    end_to_end_s: float  # request sent to last token
+    decode_s: float  # first token to last
+    figures: Mapping[str, Any]  # the gateway's `hippo` object
+
+    @property
+    def ttft_s(self) -> float:
+        """Request sent to first token, in seconds."""
+        return self.end_to_end_s - self.decode_s
+
+
+def video_url(path: Path) -> str:
+    """The clip as a data: URL."""
+    return "data:video/mp4;base64," + base64.b64encode(path.read_bytes()).decode()
+
+
+def ask(
+    client: httpx.Client,
+    video: str | None,
+    question: str,
+    *,
+    speculative: Mapping[str, Any],
+    max_tokens: int = 256,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> Answer:
+    """Streams one answer; raises RuntimeError with the server's message on an error."""
+    content: list[dict[str, Any]] = []
+    if video is not None:
+        content.append({"type": "video_url", "video_url": {"url": video}})
+    content.append({"type": "text", "text": question})
+    body = {
+        "model": "hippo",
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "seed": seed,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "speculative": dict(speculative),
+    }
+    payload = json.dumps(body).encode()
+    text: list[str] = []
+    first = last = 0.0
+    figures: Mapping[str, Any] = {}
+    num_tokens = 0
+    start = time.perf_counter()
+    headers = {"content-type": "application/json"}
+    with client.stream(
+        "POST", "/v1/chat/completions", content=payload, headers=headers
+    ) as response:
+        if response.status_code != 200:
+            raise RuntimeError(f"{response.status_code}: {response.read().decode()}")
+        for line in response.iter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            now = time.perf_counter()
+            chunk = json.loads(line[6:])
+            if "error" in chunk:
+                raise RuntimeError(chunk["error"]["message"])
+            for choice in chunk["choices"]:
+                if piece := choice["delta"].get("content"):
+                    first = first or now
+                    last = now
+                    text.append(piece)
+            if chunk.get("usage"):
+                num_tokens = chunk["usage"]["completion_tokens"]
+            figures = chunk.get("hippo") or figures
+    return Answer(
+        text="".join(text),
+        num_tokens=num_tokens,
+        end_to_end_s=last - start,
+        decode_s=last - first,
+        figures=figures,
+    )

@@ -1,0 +1,33 @@
+"""Held-out clips on disk, written once by the bundled pair's world."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Kind = Literal["short", "long"]
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """A clip file and the question asked about it."""
+
+    path: Path
+    question: str
+
+
+def held_out_clips(folder: Path, *, kind: Kind, num_clips: int) -> list[Clip]:
+    """Writes the clips (the same ones each time) and returns them."""
+    from demo.clips import write_bench_clips
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_bench_clips(folder, num_clips=num_clips, kind=kind)
+    return read_clips(folder)
+
+
+def read_clips(folder: Path) -> list[Clip]:
+    """The clips that ``held_out_clips`` wrote there."""
+    facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+    return [Clip(folder / entry["file"], entry["question"]) for entry in facts]

@@ -1,0 +1,40 @@
+"""What a result was measured on: machine, versions and commit."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("torch", "transformers", "grpcio", "fastapi", "uvicorn", "av")
+
+
+def describe_environment() -> dict[str, object]:
+    """Machine, versions, commit (with "-dirty" when the tree has changes) and time."""
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _git("describe", "--always", "--dirty", "--abbrev=12"),
+        "cpu": _cpu_model(),
+        "num_cores": len(os.sched_getaffinity(0)),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+    }
+
+
+def _git(*args: str) -> str:
+    done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor()

@@ -1,0 +1,105 @@
+"""Runs every system on every clip, interleaved, and keeps one record each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from bench.client import Answer, ask, video_url
+from bench.clips import Clip
+from bench.systems import TARGET_ONLY, System
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One system's answer about one clip, beside target-only's on the same clip."""
+
+    clip: str
+    system: str
+    temperature: float
+    answer: Answer
+    baseline_decode_s: float
+    baseline_end_to_end_s: float
+    is_equal: bool
+
+    @property
+    def decode_speedup(self) -> float:
+        """First token to last, per token, against target-only."""
+        return self.baseline_decode_s / self.answer.decode_s
+
+    @property
+    def end_to_end_speedup(self) -> float:
+        """Request to last token, against target-only."""
+        return self.baseline_end_to_end_s / self.answer.end_to_end_s
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "clip": self.clip,
+            "system": self.system,
+            "temperature": self.temperature,
+            "num_tokens": self.answer.num_tokens,
+            "ttft_s": self.answer.ttft_s,
+            "decode_s": self.answer.decode_s,
+            "end_to_end_s": self.answer.end_to_end_s,
+            "decode_speedup": self.decode_speedup,
+            "end_to_end_speedup": self.end_to_end_speedup,
+            "is_equal": self.is_equal,
+            "figures": dict(self.answer.figures),
+        }
+
+
+def measure(
+    base_url: str,
+    clips: Sequence[Clip],
+    systems: Sequence[System],
+    *,
+    temperature: float = 0.0,
+    max_tokens: int = 256,
+) -> Iterator[Record]:
+    """Yields records clip by clip.
+
+    Target-only runs before and after the other systems on each clip; the baseline is the mean of
+    the two, and their ratio (system "target-only", twice a clip) shows the drift of the machine.
+    """
+    with httpx.Client(base_url=base_url, timeout=600) as client:
+        warm_up = video_url(clips[0].path)
+        for system in systems:
+            ask(client, warm_up, clips[0].question, speculative=system.speculative, max_tokens=24)
+        for number, clip in enumerate(clips):
+            video = video_url(clip.path)
+
+            def run(
+                system: System, video: str = video, clip: Clip = clip, seed: int = number
+            ) -> Answer:
+                return ask(
+                    client,
+                    video,
+                    clip.question,
+                    speculative=system.speculative,
+                    max_tokens=max_tokens,
+                    temperature=temperature,
+                    seed=seed,
+                )
+
+            off = System(TARGET_ONLY, {"policy": "off"})
+            others = [system for system in systems if system.name != TARGET_ONLY]
+            shift = number % len(others) if others else 0
+            before = run(off)
+            answers = [(system, run(system)) for system in others[shift:] + others[:shift]]
+            after = run(off)
+            decode = (before.decode_s + after.decode_s) / 2
+            end_to_end = (before.end_to_end_s + after.end_to_end_s) / 2
+            for system, answer in [(off, before), (off, after), *answers]:
+                yield Record(
+                    clip=clip.path.name,
+                    system=system.name,
+                    temperature=temperature,
+                    answer=answer,
+                    baseline_decode_s=decode,
+                    baseline_end_to_end_s=end_to_end,
+                    is_equal=answer.text == before.text and answer.num_tokens == before.num_tokens,
+                )

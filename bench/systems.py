@@ -1,0 +1,34 @@
+"""What is measured: the engine's own policies, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+TARGET_ONLY = "target-only"
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A named `speculative` object of the request."""
+
+    name: str
+    speculative: Mapping[str, Any]
+
+
+def systems(strategy: str, ratio: float) -> tuple[System, ...]:
+    """Every policy of the issue; target-only stands first and last, so that drift shows."""
+    pruning = {"strategy": strategy, "ratio": ratio}
+
+    def system(name: str, policy: str, **extra: Any) -> System:
+        return System(name, {"policy": policy, "pruning": pruning, **extra})
+
+    return (
+        System(TARGET_ONLY, {"policy": "off"}),
+        *(system(f"serial γ={gamma}", "serial", gamma=gamma) for gamma in (2, 3, 5, 7)),
+        *(system(f"vpsd γ={gamma}", "vpsd", gamma=gamma) for gamma in (3, 5, 7)),
+        system("always optimistic", "optimistic"),
+        system("always conservative", "conservative"),
+        system("adaptive", "adaptive"),
+    )
