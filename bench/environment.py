@@ -19,7 +19,7 @@ def describe_environment() -> dict[str, object]:
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _git("describe", "--always", "--dirty", "--abbrev=12"),
         "cpu": _cpu_model(),
-        "num_cores": len(os.sched_getaffinity(0)),
+        "num_cores_machine": os.cpu_count(),
         "system": platform.platform(),
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in PACKAGES},

@@ -1,0 +1,197 @@
+"""Puts measured figures where people read them: docs/results.md, the picture, README's table.
+
+    python -m bench.publish bench/out/bench.json
+
+Nothing in those places is typed by hand; the JSON itself is kept as docs/results.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.environment import ROOT
+from bench.systems import TARGET_ONLY
+
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Reads the benchmark's JSON and rewrites the three places."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.publish",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("result", type=Path, nargs="+", help="files that `python -m bench` wrote")
+    args = parser.parse_args(argv)
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in args.result]
+    slim = [_without_records(result) for result in results]
+    (ROOT / "docs/results.json").write_text(json.dumps(slim, indent=1) + "\n", encoding="utf-8")
+    body = "\n\n".join(_section(result) for result in results)
+    _replace(ROOT / "docs/results.md", body)
+    picture = _fastest_short_run(results)
+    _replace(ROOT / "README.md", _readme_lines(picture))
+    draw(picture, ROOT / "docs/speedup.svg")
+
+
+def draw(run: dict[str, Any], goal: Path) -> None:
+    """Bars of decode and end-to-end speedup, with their intervals."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "hippo"
+    from matplotlib import pyplot
+
+    rows = list(reversed([row for row in run["summary"] if row["system"] != TARGET_ONLY]))
+    figure, axes = pyplot.subplots(figsize=(8.4, 0.42 * len(rows) + 1.5))
+    for offset, key, label, colour in (
+        (0.2, "decode_speedup", "decode (first token to last)", "#2f6f9f"),
+        (-0.2, "end_to_end_speedup", "end to end (both prefills included)", "#9fc3dd"),
+    ):
+        means = [row[key]["mean"] for row in rows]
+        errors = [
+            [mean - row[key]["low"] for mean, row in zip(means, rows, strict=True)],
+            [row[key]["high"] - mean for mean, row in zip(means, rows, strict=True)],
+        ]
+        places = [index + offset for index in range(len(rows))]
+        axes.barh(places, means, 0.38, xerr=errors, label=label, color=colour, capsize=2)
+        for place, mean in zip(places, means, strict=True):
+            axes.text(0.04, place, f"{mean:.2f}×", va="center", fontsize=8, color="black")
+    axes.axvline(1.0, color="#444444", linewidth=1, linestyle="--")
+    axes.set_yticks(range(len(rows)), [row["system"] for row in rows])
+    axes.set_xlabel("times as fast as target-only decoding on the same device")
+    axes.set_title(_title(run), fontsize=10, loc="left")
+    axes.legend(fontsize=8, loc="lower right")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(goal, metadata={"Date": None})
+
+
+def _fastest_short_run(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The greedy run on short prompts in the dtype in which target-only is fastest."""
+    runs = [
+        run
+        for result in results
+        for run in result["runs"]
+        if run["kind"] == "short" and "rival" not in run and run["temperature"] == 0
+    ]
+    if not runs:
+        raise SystemExit("no greedy run on short prompts in these results")
+    return min(runs, key=lambda run: float(_row(run, TARGET_ONLY)["decode_ms_per_token"]))
+
+
+def _row(run: dict[str, Any], system: str) -> dict[str, Any]:
+    return next(row for row in run["summary"] if row["system"] == system)
+
+
+def _title(run: dict[str, Any]) -> str:
+    num_clips = run["summary"][0]["num_clips"]
+    return f"{run['kind']} prompts, {run['dtype']}, T={run['temperature']:g}, {num_clips} clips"
+
+
+def _readme_lines(run: dict[str, Any]) -> str:
+    adaptive = _row(run, "adaptive")
+    decode, total = adaptive["decode_speedup"], adaptive["end_to_end_speedup"]
+    return (
+        f"Measured on the bundled pair ({_title(run)}; one CPU core a model): adaptive decodes "
+        f"**{decode['mean']:.2f}×** as fast as the target alone "
+        f"[{decode['low']:.2f}, {decode['high']:.2f}], end to end **{total['mean']:.2f}×** "
+        f"[{total['low']:.2f}, {total['high']:.2f}], with {adaptive['num_equal']} of "
+        f"{adaptive['num_answers']} answers equal token for token. All figures, and the command "
+        "beside each: [docs/results.md](docs/results.md)."
+    )
+
+
+def _section(result: dict[str, Any]) -> str:
+    environment = result["environment"]
+    versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
+    lines = [
+        f"## `{result['command'].strip()}`",
+        "",
+        f"{environment['time']}, commit `{environment['commit']}`, {environment['cpu']}, "
+        f"{environment['num_cores_machine']} cores, Python {environment['python']}, {versions}.",
+    ]
+    for run in result["runs"]:
+        lines += [
+            "",
+            *(_rival_lines(run) if "records" in run and "summary" not in run else _lines(run)),
+        ]
+    return "\n".join(lines)
+
+
+def _lines(run: dict[str, Any]) -> list[str]:
+    name = f"rival: {run['rival']}, " if "rival" in run else ""
+    pruning = run["pruning"]
+    pruned = pruning["strategy"] + (
+        f", {pruning['ratio']:.0%} pruned" if pruning["strategy"] in ("uniform", "random") else ""
+    )
+    head = (
+        "| system | decode | end to end | ms/token | TTFT ms | tokens/forward | run length "
+        "| acceptance | target waits ms | dropped | transport ms/round | equal |"
+    )
+    lines = [f"### {name}{_title(run)}, draft sees: {pruned}", "", head, "|---" * 12 + "|"]
+    for row in run["summary"]:
+        cells = [
+            row["system"],
+            _interval(row["decode_speedup"]),
+            _interval(row["end_to_end_speedup"]),
+            f"{row['decode_ms_per_token']:.2f}",
+            f"{row['ttft_ms']:.0f}",
+            _number(row["mean_tokens_per_forward"], ".2f"),
+            _number(row["mean_run_length"], ".1f"),
+            _number(row["acceptance_rate"], ".3f"),
+            _number(row["target_wait_ms"], ".0f"),
+            _number(row["dropped_tokens"], ".0f"),
+            _number(row["transport_ms_per_round"], ".2f"),
+            f"{row['num_equal']}/{row['num_answers']}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _rival_lines(run: dict[str, Any]) -> list[str]:
+    names = list(run["records"][0]["seconds"])
+    lines = [f"### rival: {run['rival']}, {run['kind']} prompts, {run['dtype']}", ""]
+    lines += ["| system | request to last token, ms a clip | ms a token |", "|---|---|---|"]
+    for name in names:
+        seconds = [record["seconds"][name] for record in run["records"]]
+        tokens = sum(record["num_tokens"] for record in run["records"])
+        lines.append(
+            f"| {name} | {1e3 * sum(seconds) / len(seconds):.0f} "
+            f"| {1e3 * sum(seconds) / tokens:.2f} |"
+        )
+    return lines
+
+
+def _interval(value: dict[str, float]) -> str:
+    return f"{value['mean']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _without_records(result: dict[str, Any]) -> dict[str, Any]:
+    runs = [
+        {key: value for key, value in run.items() if key != "records" or "summary" not in run}
+        for run in result["runs"]
+    ]
+    return {**result, "runs": runs}
+
+
+def _replace(path: Path, body: str) -> None:
+    """Puts ``body`` between the markers of a file; raises SystemExit when it has none."""
+    text = path.read_text(encoding="utf-8")
+    pattern = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
+    if not pattern.search(text):
+        raise SystemExit(f"{path} has no markers {BEGIN} ... {END}")
+    path.write_text(pattern.sub(lambda _: f"{BEGIN}\n{body}\n{END}", text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
