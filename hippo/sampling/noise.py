@@ -1,0 +1,73 @@
+"""Gumbel noise from an integer hash: the same bits on every device and in every batch shape.
+
+The hash works on 32-bit words held in int64 tensors. A multiplier is stored as a signed 32-bit
+number, so that a product of it and an unsigned word never leaves int64, and the mask brings the
+low 32 bits back. (Word mixing: C. Wellons, "hash prospector", lowbias32; key mixing: splitmix64.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+_MASK32 = 0xFFFFFFFF
+_MASK64 = 0xFFFFFFFFFFFFFFFF
+_GOLDEN64 = 0x9E3779B97F4A7C15
+_MULTIPLIER_1 = 0x7FEB352D
+_MULTIPLIER_2 = 0x846CA68B - (1 << 32)
+_NUM_BITS = 52  # n + 0.5 is then an exact float64, and (n + 0.5) / 2**52 is never 0 or 1
+
+
+def noise_key(seed: int, choice_index: int) -> int:
+    """The 64-bit key of one choice of a request."""
+    return _mix64(_mix64(seed & _MASK64) ^ _mix64((choice_index + 1) * _GOLDEN64))
+
+
+def row_words(key: int, index: int) -> tuple[int, int, int]:
+    """Three 32-bit words that key the noise of completion index ``index``."""
+    first = _mix64(key + (2 * index + 1) * _GOLDEN64)
+    second = _mix64(key + (2 * index + 2) * _GOLDEN64)
+    return first & _MASK32, first >> 32, second >> 32
+
+
+def hash_bits(words: torch.Tensor, num_ids: int) -> torch.Tensor:
+    """52 bits for each row and token id: int64 ``[rows, num_ids]`` from ``words`` ``[rows, 3]``."""
+    ids = torch.arange(num_ids, device=words.device)
+    base = _mix32(ids ^ words[:, 0:1])  # [rows, num_ids]
+    low = _mix32(base ^ words[:, 2:3]) >> (64 - _NUM_BITS)
+    high = _mix32((base + words[:, 1:2]) & _MASK32)
+    return high.bitwise_left_shift_(_NUM_BITS - 32).bitwise_or_(low)
+
+
+def noise_rows(
+    key: int, indices: Sequence[int], num_ids: int, device: torch.device | str
+) -> torch.Tensor:
+    """Standard Gumbel noise of several completion indices: float64 ``[rows, num_ids]``, finite."""
+    words = torch.tensor([row_words(key, index) for index in indices], device=device)
+    uniform = hash_bits(words, num_ids).double().add_(0.5).mul_(2.0**-_NUM_BITS)
+    return uniform.log_().neg_().log_().neg_()
+
+
+def gumbel_noise(
+    seed: int, choice_index: int, index: int, num_ids: int, device: torch.device | str = "cpu"
+) -> torch.Tensor:
+    """Standard Gumbel noise of one completion index: float64 ``[num_ids]``, finite."""
+    return noise_rows(noise_key(seed, choice_index), (index,), num_ids, device)[0]
+
+
+def _mix32(x: torch.Tensor) -> torch.Tensor:
+    """A bijection of 32-bit words, elementwise; ``x`` is not changed."""
+    x = x ^ (x >> 16)
+    x.mul_(_MULTIPLIER_1).bitwise_and_(_MASK32)
+    x.bitwise_xor_(x >> 15)
+    x.mul_(_MULTIPLIER_2).bitwise_and_(_MASK32)
+    return x.bitwise_xor_(x >> 16)
+
+
+def _mix64(x: int) -> int:
+    """splitmix64's output function on one 64-bit word."""
+    x &= _MASK64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return x ^ (x >> 31)

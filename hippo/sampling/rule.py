@@ -1,0 +1,100 @@
+"""The token rule as pure functions on tensors: penalties and bias, temperature, filters, choice."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from hippo.types import SamplingParams
+
+_UNIT = 2.0**44  # weight of the likeliest token in top-p's fixed-point arithmetic
+
+
+def penalise(
+    logits: torch.Tensor,
+    params: SamplingParams,
+    *,
+    prompt_mask: torch.Tensor | None = None,
+    counts: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Penalised and biased float32 logits ``[rows, num_ids]``; ``logits`` are not changed.
+
+    ``prompt_mask`` (bool ``[num_ids]``) marks ids in the prompt and ``counts`` (integers
+    ``[rows, num_ids]``) how often each occurs in a row's output so far. The repetition penalty
+    is over both (it divides positive logits and multiplies negative ones), the presence and
+    frequency penalties over the output only; ``bias`` (float32 ``[num_ids]``) is added last.
+    """
+    if params.repetition_penalty != 1.0 and (prompt_mask is not None or counts is not None):
+        seen = prompt_mask
+        if counts is not None:
+            seen = counts > 0 if seen is None else (counts > 0) | seen
+        assert seen is not None
+        factor = params.repetition_penalty
+        repeated = torch.where(logits > 0, logits / factor, logits * factor)
+        logits = torch.where(seen, repeated, logits)
+    if counts is not None:
+        if params.frequency_penalty != 0.0:
+            logits = logits - params.frequency_penalty * counts
+        if params.presence_penalty != 0.0:
+            logits = logits - params.presence_penalty * (counts > 0)
+    return logits if bias is None else logits + bias
+
+
+def keep_mask(scaled: torch.Tensor, params: SamplingParams) -> torch.Tensor | None:
+    """Which ids survive top-k, then top-p, then min-p: bool ``[rows, num_ids]``; None: all.
+
+    ``scaled`` (float64) are log-probabilities up to a constant: each row's largest is 0. Top-k
+    keeps exactly k and top-p the smallest set that holds the mass; in both, of equal logits the
+    lower id stays. At least one id always survives.
+    """
+    num_ids = scaled.shape[-1]
+    keep: torch.Tensor | None = None
+    if 0 < params.top_k < num_ids:
+        least = scaled.topk(params.top_k, dim=-1).values[:, -1:]  # [rows, 1]
+        above = scaled > least
+        ties = scaled == least
+        num_ties = params.top_k - above.sum(dim=-1, keepdim=True)
+        keep = above | (ties & (ties.cumsum(dim=-1) <= num_ties))
+    if params.top_p < 1.0:
+        # Fixed point, because integer sums do not depend on the order in which a device adds:
+        # the same row gives the same set, alone or in a block.
+        masked = scaled if keep is None else scaled.masked_fill(~keep, -math.inf)
+        values, order = masked.sort(dim=-1, descending=True, stable=True)
+        weights = values.exp().mul_(_UNIT).long()
+        sums = weights.cumsum(dim=-1)
+        within = (sums - weights).double() < params.top_p * sums[:, -1:].double()
+        keep = torch.zeros_like(within).scatter_(-1, order, within)
+    if params.min_p > 0.0:
+        likely = scaled >= math.log(params.min_p)
+        keep = likely if keep is None else keep & likely
+    return keep
+
+
+def choose_tokens(
+    logits: torch.Tensor,
+    params: SamplingParams,
+    *,
+    noise: torch.Tensor | None = None,
+    prompt_mask: torch.Tensor | None = None,
+    counts: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """One token id a row: int64 ``[rows]`` on the device of ``logits``; -1 for an unusable row.
+
+    ``logits`` are float32 ``[rows, num_ids]``; minus infinity excludes an id. A row with NaN, with
+    plus infinity or without any finite logit is unusable. ``noise`` (float64 ``[rows, num_ids]``)
+    is needed at a temperature above 0. For the rest see ``penalise``.
+    """
+    logits = penalise(logits, params, prompt_mask=prompt_mask, counts=counts, bias=bias)
+    largest, chosen = logits.max(dim=-1)  # the first of equals; NaN wins over all
+    if params.temperature > 0.0:
+        assert noise is not None, "a temperature above 0 needs noise"
+        scaled = (logits - largest[:, None]).double().div_(params.temperature)
+        keep = keep_mask(scaled, params)
+        scores = scaled.add_(noise)
+        if keep is not None:
+            scores.masked_fill_(~keep, -math.inf)
+        chosen = scores.argmax(dim=-1)
+    return chosen.where(largest.isfinite(), -1)

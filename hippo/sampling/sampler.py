@@ -1,0 +1,202 @@
+"""The token rule with a memory: counts and noise of one sequence, kept between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hippo.errors import HippoError
+from hippo.sampling.noise import noise_key, noise_rows
+from hippo.sampling.rule import choose_tokens
+from hippo.types import SamplingParams
+
+_NOISE_ELEMENTS = 1 << 14  # computed at once: small vocabularies share the launches of many rows
+
+
+class TokenSampler:
+    """Chooses the tokens of one sequence; state is a cache only, results depend on arguments.
+
+    Not thread-safe. ``num_token_ids`` is the width of the logits.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: Sequence[int] | torch.Tensor,
+        num_token_ids: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.params = params
+        self._num_ids = num_token_ids
+        self._device = torch.device(device)
+        self._prompt_mask: torch.Tensor | None = None
+        if params.repetition_penalty != 1.0:
+            ids = torch.as_tensor(prompt_ids, dtype=torch.int64)
+            mask = torch.zeros(num_token_ids, dtype=torch.bool)
+            mask[ids] = True
+            self._prompt_mask = mask.to(self._device)
+        self._bias: torch.Tensor | None = None
+        if params.logit_bias:
+            bias = torch.zeros(num_token_ids, dtype=torch.float32)
+            for token_id, value in params.logit_bias:
+                bias[token_id] += value
+            self._bias = bias.to(self._device)
+        self._counts: torch.Tensor | None = None
+        if (
+            params.repetition_penalty != 1.0
+            or params.presence_penalty != 0.0
+            or params.frequency_penalty != 0.0
+        ):
+            self._counts = torch.zeros(num_token_ids, dtype=torch.int32, device=self._device)
+        self._counted: list[int] = []  # the output ids that _counts holds
+        self._key = noise_key(params.seed, params.choice_index)
+        self._noise: torch.Tensor | None = None  # float64 [rows, num_ids]
+        self._noise_start = 0  # completion index of its first row
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """The rule is a bare argmax: neither noise, penalty nor bias."""
+        return self.params.temperature <= 0.0 and self._counts is None and self._bias is None
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        *,
+        first_index: int,
+        output_ids: Sequence[int],
+        draft_ids: Sequence[int] = (),
+    ) -> list[int]:
+        """Row k's token has completion index ``first_index + k``; one wait for the device.
+
+        ``logits`` are float32 ``[rows, num_token_ids]``. Row k's history is ``output_ids`` (all
+        ids before ``first_index``) and ``draft_ids[:k]``. Raises HippoError when a row's logits
+        are unusable (see ``choose_tokens``).
+        """
+        request = SampleRequest(self, first_index, output_ids, draft_ids)
+        return sample_step([request], logits, num_rows=[logits.shape[0]])[0]
+
+    def choose(
+        self,
+        logits: torch.Tensor,
+        *,
+        first_index: int,
+        output_ids: Sequence[int],
+        draft_ids: Sequence[int] = (),
+    ) -> torch.Tensor:
+        """As ``sample``, but int64 ``[rows]`` left on the device, -1 for an unusable row."""
+        num_rows, width = logits.shape
+        assert width == self._num_ids, f"logits of {width} ids, expected {self._num_ids}"
+        assert len(output_ids) == first_index, "output_ids are the ids before first_index"
+        assert len(draft_ids) >= num_rows - 1, "every row after the first follows a draft id"
+        counts = None
+        if self._counts is not None:
+            self._count(output_ids)
+            counts = self._row_counts(draft_ids[: num_rows - 1])
+        noise = None
+        if self.params.temperature > 0.0:
+            noise = self._noise_for(first_index, num_rows)
+        return choose_tokens(
+            logits,
+            self.params,
+            noise=noise,
+            prompt_mask=self._prompt_mask,
+            counts=counts,
+            bias=self._bias,
+        )
+
+    def _count(self, output_ids: Sequence[int]) -> None:
+        """Brings ``_counts`` from the ids it holds to ``output_ids``, by their difference."""
+        assert self._counts is not None
+        known = self._counted
+        num_common = len(known)
+        if list(output_ids[:num_common]) != known:
+            pairs = zip(known, output_ids, strict=False)
+            num_common = next(
+                (place for place, (old, new) in enumerate(pairs) if old != new),
+                min(len(known), len(output_ids)),
+            )
+        added = list(output_ids[num_common:])
+        for ids, sign in ((known[num_common:], -1), (added, 1)):
+            if ids:
+                self._counts.index_add_(
+                    0,
+                    torch.tensor(ids, device=self._device),
+                    torch.full((len(ids),), sign, dtype=torch.int32, device=self._device),
+                )
+        known[num_common:] = added
+
+    def _row_counts(self, draft_ids: Sequence[int]) -> torch.Tensor:
+        """Counts for each row: int32 ``[len(draft_ids) + 1, num_ids]``."""
+        assert self._counts is not None
+        if not draft_ids:
+            return self._counts[None]
+        num_rows = len(draft_ids) + 1
+        places = [
+            row * self._num_ids + token_id
+            for row in range(1, num_rows)
+            for token_id in draft_ids[:row]
+        ]
+        counts = self._counts.repeat(num_rows)
+        ones = torch.ones(len(places), dtype=torch.int32, device=self._device)
+        counts.index_add_(0, torch.tensor(places, device=self._device), ones)
+        return counts.view(num_rows, self._num_ids)
+
+    def _noise_for(self, first_index: int, num_rows: int) -> torch.Tensor:
+        """Noise of ``num_rows`` indices, from the cache or computed some rows ahead."""
+        offset = first_index - self._noise_start
+        if self._noise is None or offset < 0 or offset + num_rows > self._noise.shape[0]:
+            num_ahead = max(num_rows, _NOISE_ELEMENTS // self._num_ids)
+            indices = range(first_index, first_index + num_ahead)
+            self._noise = noise_rows(self._key, indices, self._num_ids, self._device)
+            self._noise_start, offset = first_index, 0
+        return self._noise[offset : offset + num_rows]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """One sequence's part in a step; the fields are those of ``TokenSampler.sample``."""
+
+    sampler: TokenSampler
+    first_index: int
+    output_ids: Sequence[int]
+    draft_ids: Sequence[int] = ()
+
+
+def sample_step(
+    requests: Sequence[SampleRequest], logits: torch.Tensor, *, num_rows: Sequence[int]
+) -> list[list[int]]:
+    """Tokens of all sequences of one forward, with one wait for the device.
+
+    ``logits`` are float32 ``[sum(num_rows), num_token_ids]``, ``num_rows[s]`` consecutive rows for
+    ``requests[s]``. Raises HippoError when a row's logits are unusable.
+    """
+    assert sum(num_rows) == logits.shape[0], "every row of logits belongs to a sequence"
+    if all(request.sampler.is_plain_greedy for request in requests):
+        chosen = choose_tokens(logits, SamplingParams())
+    else:
+        parts = torch.split(logits, list(num_rows))
+        chosen = torch.cat(
+            [
+                request.sampler.choose(
+                    part,
+                    first_index=request.first_index,
+                    output_ids=request.output_ids,
+                    draft_ids=request.draft_ids,
+                )
+                for request, part in zip(requests, parts, strict=True)
+            ]
+        )
+    token_ids: list[int] = chosen.tolist()
+    if min(token_ids, default=0) < 0:
+        raise HippoError(
+            "the model's logits are not usable (NaN, plus infinity, or no finite value): the "
+            "checkpoint is damaged, or its dtype is too narrow for it; try float32"
+        )
+    results = []
+    start = 0
+    for count in num_rows:
+        results.append(token_ids[start : start + count])
+        start += count
+    return results

@@ -1,0 +1,71 @@
+"""Range checks of request values, shared by the gateway and the services; standard library only."""
+
+from __future__ import annotations
+
+from hippo.errors import InvalidRequestError
+from hippo.types import SamplingParams
+
+MAX_SEED = 2**64 - 1
+MAX_CHOICE_INDEX = 2**32 - 1
+MAX_LOGIT_BIASES = 1024
+
+
+def validate_sampling(params: SamplingParams, *, num_token_ids: int | None = None) -> None:
+    """Checks every field's range; token ids of biases against ``num_token_ids`` where known.
+
+    Raises InvalidRequestError naming the field, the value and the legal range.
+    """
+    _check("temperature", params.temperature, 0.0, 2.0)
+    _check_whole("top_k", params.top_k, 0, 2**31 - 1)
+    _check("top_p", params.top_p, 0.0, 1.0, is_open=True)
+    _check("min_p", params.min_p, 0.0, 1.0)
+    _check("repetition_penalty", params.repetition_penalty, 0.0, 10.0, is_open=True)
+    _check("presence_penalty", params.presence_penalty, -2.0, 2.0)
+    _check("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
+    _check_whole("seed", params.seed, 0, MAX_SEED)
+    _check_whole("choice_index", params.choice_index, 0, MAX_CHOICE_INDEX)
+    _check_biases(params.logit_bias, num_token_ids)
+
+
+def _check_biases(biases: tuple[tuple[int, float], ...], num_token_ids: int | None) -> None:
+    if len(biases) > MAX_LOGIT_BIASES:
+        raise InvalidRequestError(
+            f"logit_bias has {len(biases)} entries; at most {MAX_LOGIT_BIASES} are allowed",
+            param="logit_bias",
+        )
+    seen: set[int] = set()
+    for token_id, bias in biases:
+        _check("logit_bias", bias, -100.0, 100.0)
+        largest = 2**31 - 1 if num_token_ids is None else num_token_ids - 1
+        if isinstance(token_id, bool) or not isinstance(token_id, int):
+            raise InvalidRequestError(
+                f"logit_bias names token {token_id!r}; token ids are whole numbers",
+                param="logit_bias",
+            )
+        if not 0 <= token_id <= largest:
+            raise InvalidRequestError(
+                f"logit_bias names token {token_id}; token ids are 0 to {largest}",
+                param="logit_bias",
+            )
+        if token_id in seen:
+            raise InvalidRequestError(
+                f"logit_bias names token {token_id} twice", param="logit_bias"
+            )
+        seen.add(token_id)
+
+
+def _check(name: str, value: float, least: float, most: float, *, is_open: bool = False) -> None:
+    """A number from ``least`` (itself excluded if ``is_open``) to ``most``; NaN is refused."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number and least <= value <= most and not (is_open and value == least):
+        return
+    start = f"greater than {least:g} and at most {most:g}" if is_open else f"{least:g} to {most:g}"
+    raise InvalidRequestError(f"{name} is {value!r}; it must be {start}", param=name)
+
+
+def _check_whole(name: str, value: int, least: int, most: int) -> None:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not is_whole or not least <= value <= most:
+        raise InvalidRequestError(
+            f"{name} is {value!r}; it must be a whole number from {least} to {most}", param=name
+        )

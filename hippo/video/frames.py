@@ -1,0 +1,314 @@
+"""Compressed bytes to RGB frames with PyAV and Pillow; runs inside the worker process."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import av
+import av.error
+import numpy as np
+
+from hippo.errors import MediaError
+from hippo.video.limits import DecodeLimits
+from hippo.video.sampling import ResolvedPlan, sample_frames
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+    from av.packet import Packet
+    from av.video.frame import VideoFrame
+    from av.video.stream import VideoStream
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+Allocate = Callable[[int, int, int], Pixels]  # (num_frames, height, width) -> [..., 3]
+
+# Containers that hold their media themselves: no playlists, which could name other files or URLs.
+_FORMATS = "mov,mp4,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,gif,ivf,h264,hevc,3gp,m4v"
+_READABLE = "mp4, mov, webm, mkv, avi, mpeg-ts or gif"
+_IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+_IMAGE_SIGNATURES = {
+    b"\x89PNG\r\n\x1a\n": "PNG",
+    b"\xff\xd8\xff": "JPEG",
+    b"BM": "BMP",
+}
+_BUFFER_SIZE = 1 << 18
+_THREADED_PIXELS = 200_000_000  # in all frames; below, threads cost more than they give
+_MAX_BAD_SHARE = 0.1  # of packets that cannot be decoded
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """RGB frames uint8 ``[num_frames, height, width, 3]`` and their times."""
+
+    pixels: Pixels
+    seconds: tuple[float, ...]
+    sampled_fps: float
+
+
+def read_image(file: io.RawIOBase, limits: DecodeLimits, allocate: Allocate) -> Frames:
+    """The image as one frame, turned as its EXIF orientation says; MediaError if unreadable."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    Image.MAX_IMAGE_PIXELS = None  # the operator's limit is checked below, before any decoding
+    file.seek(0)
+    try:
+        with Image.open(file, formats=_IMAGE_FORMATS) as image:  # type: ignore[arg-type]
+            _check_size(image.width, image.height, limits, "the image")
+            _check_memory(1, image.width, image.height, limits)
+            rgb = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+    except UnidentifiedImageError:
+        raise MediaError(
+            "this is not an image that can be read; send a jpeg, png or webp"
+        ) from None
+    except (OSError, SyntaxError, ValueError) as error:
+        raise MediaError(f"the image is damaged or cut off ({error}); send it whole") from None
+    pixels = allocate(1, rgb.shape[0], rgb.shape[1])
+    pixels[0] = rgb
+    return Frames(pixels, (0.0,), 1.0)
+
+
+def read_video(
+    file: io.RawIOBase,
+    plan: ResolvedPlan,
+    limits: DecodeLimits,
+    allocate: Allocate,
+    *,
+    num_threads: int = 1,
+) -> Frames:
+    """The planned frames of the first video track, turned upright; MediaError if unreadable."""
+    file.seek(0)
+    _check_head(file, file.read(16) or b"")
+    file.seek(0)
+    try:
+        container = av.open(
+            file, "r", options={"format_whitelist": _FORMATS}, buffer_size=_BUFFER_SIZE
+        )
+    except av.error.FFmpegError as error:
+        if isinstance(error, MemoryError):
+            raise
+        raise MediaError(f"this is not a video that can be read; send {_READABLE}") from None
+    with container:
+        stream = _video_stream(container, limits)
+        packets = _packets(container, stream)
+        context = stream.codec_context
+        is_large = len(packets) * context.width * context.height >= _THREADED_PIXELS
+        context.thread_count = num_threads if is_large else 1
+        context.thread_type = "AUTO" if is_large else "NONE"
+        timeline = _timeline(packets, stream)
+        _check_duration(timeline.duration_s, limits)
+        seconds = timeline.seconds
+        indices = sample_frames(seconds, timeline.duration_s, plan)
+        wanted = [timeline.ticks[index] for index in indices]
+        if timeline.is_stored:
+            frames = _decode(packets, stream, skippable=set(timeline.ticks) - set(wanted))
+        else:
+            frames = _count(_decode(packets, stream, skippable=set()))
+        pixels = _convert(frames, wanted, limits, allocate)
+        sampled_fps = len(indices) / timeline.duration_s
+    return Frames(pixels, tuple(seconds[index] for index in indices), sampled_fps)
+
+
+def _check_head(file: io.RawIOBase, head: bytes) -> None:
+    """Refuses an image, and an mp4 that ends before its boxes do."""
+    for signature, name in _IMAGE_SIGNATURES.items():
+        if head.startswith(signature):
+            raise MediaError(f"this is a {name} image, not a video; send it as an image")
+    if head[4:8] != b"ftyp":
+        return
+    size = file.seek(0, io.SEEK_END)
+    offset = 0
+    boxes = set()
+    while offset + 8 <= size:
+        file.seek(offset)
+        header = file.read(16) or b""
+        length, box = int.from_bytes(header[:4], "big"), header[4:8]
+        if length == 1:
+            length = int.from_bytes(header[8:16], "big")
+        elif length == 0:  # up to the end of the file
+            length = size - offset
+        if length < 8 or offset + length > size:
+            raise MediaError(
+                f"the mp4 is cut off or damaged: its {box.decode('latin-1')!r} box does not fit "
+                f"into the {size:,} bytes of the file; send the whole file"
+            )
+        boxes.add(box)
+        offset += length
+    if not boxes & {b"moov", b"moof"}:
+        raise MediaError("the mp4 is cut off: it has no index ('moov' box); send the whole file")
+
+
+def _video_stream(container: InputContainer, limits: DecodeLimits) -> VideoStream:
+    stream = next(
+        (
+            stream
+            for stream in container.streams.video
+            if not stream.disposition & av.stream.Disposition.attached_pic
+        ),
+        None,
+    )
+    if stream is None:
+        kinds = sorted({stream.type for stream in container.streams})
+        found = f" (only {', '.join(kinds)})" if kinds else ""
+        raise MediaError(f"the file has no video track that can be read{found}")
+    context = stream.codec_context
+    if context is None:
+        raise MediaError(
+            "the video's codec is unknown; h264, hevc, vp8, vp9, av1 and mpeg4 can be read"
+        )
+    _check_size(context.width, context.height, limits, "a frame of the video")
+    if container.duration is not None:
+        _check_duration(container.duration / 1e6, limits)
+    return stream
+
+
+def _packets(container: InputContainer, stream: VideoStream) -> list[Packet[VideoStream]]:
+    try:
+        packets = [packet for packet in container.demux(stream) if packet.size > 0]
+    except av.error.FFmpegError as error:
+        if isinstance(error, MemoryError):
+            raise
+        raise MediaError(f"the video file is damaged or cut off ({error.strerror})") from None
+    if not any(not packet.is_discard for packet in packets):
+        raise MediaError("the video has no frames")
+    return packets
+
+
+@dataclass(frozen=True, slots=True)
+class _Timeline:
+    """Presentation times of all shown frames, ascending, in units of ``base`` seconds."""
+
+    ticks: list[int]
+    base: Fraction
+    duration_s: float
+    is_stored: bool  # in the file; else a frame's time is its number
+
+    @property
+    def seconds(self) -> list[float]:
+        """The times in seconds, from 0."""
+        return [float((tick - self.ticks[0]) * self.base) for tick in self.ticks]
+
+
+def _timeline(packets: list[Packet[VideoStream]], stream: VideoStream) -> _Timeline:
+    shown = [packet for packet in packets if not packet.is_discard]
+    rate = stream.average_rate or stream.guessed_rate or Fraction(25)
+    base = stream.time_base
+    ticks = sorted(packet.pts for packet in shown if packet.pts is not None)
+    if base is None or len(ticks) < len(shown):
+        count = len(shown)
+        return _Timeline(list(range(count)), 1 / rate, float(count / rate), False)
+    last = max(shown, key=lambda packet: packet.pts or 0).duration or 0
+    duration = (ticks[-1] - ticks[0] + last) * base + (0 if last > 0 else 1 / rate)
+    nominal = len(ticks) / rate
+    if abs(nominal - duration) <= duration / 100:
+        duration = nominal
+    return _Timeline(ticks, base, float(duration), True)
+
+
+def _count(frames: Iterator[VideoFrame]) -> Iterator[VideoFrame]:
+    """The frames with their numbers as times."""
+    for number, frame in enumerate(frames):
+        frame.pts = number
+        yield frame
+
+
+def _decode(
+    packets: list[Packet[VideoStream]], stream: VideoStream, *, skippable: set[int]
+) -> Iterator[VideoFrame]:
+    """Frames in the order in which they are shown; those at ``skippable`` times may be missing.
+
+    They are when no other frame refers to them. Few packets that cannot be decoded are passed
+    over.
+    """
+    num_bad = 0
+    for packet in (*packets, None):
+        is_skippable = packet is not None and packet.pts in skippable
+        stream.codec_context.skip_frame = "NONREF" if is_skippable else "DEFAULT"
+        try:
+            yield from stream.decode(packet)
+        except av.error.EOFError:
+            return
+        except MemoryError:
+            raise
+        except av.error.FFmpegError:
+            num_bad += 1
+            if num_bad > max(1, _MAX_BAD_SHARE * len(packets)):
+                raise MediaError(
+                    f"the video is damaged: {num_bad} of {len(packets)} frames cannot be decoded"
+                ) from None
+
+
+def _convert(
+    frames: Iterator[VideoFrame],
+    wanted: list[int],
+    limits: DecodeLimits,
+    allocate: Allocate,
+) -> Pixels:
+    """For each wanted time (ascending) the frame on screen then; all others stay unconverted."""
+    pixels: Pixels | None = None
+    place = 0
+    current: VideoFrame | None = None
+    width = height = quarter_turns = 0
+
+    def put(frame: VideoFrame) -> None:
+        nonlocal place
+        assert pixels is not None
+        rgb = frame.to_ndarray(format="rgb24", width=width, height=height, threads=1)
+        pixels[place] = np.rot90(rgb, quarter_turns) if quarter_turns else rgb
+        place += 1
+
+    for frame in frames:
+        if pixels is None:
+            width, height = frame.width, frame.height
+            _check_size(width, height, limits, "a frame of the video")
+            _check_memory(len(wanted), width, height, limits)
+            quarter_turns = round(frame.rotation / 90) % 4
+            shape = (width, height) if quarter_turns % 2 else (height, width)
+            pixels = allocate(len(wanted), *shape)
+        if frame.width * frame.height != width * height:
+            _check_size(frame.width, frame.height, limits, "a frame of the video")
+        if frame.pts is not None:
+            while current is not None and place < len(wanted) and wanted[place] < frame.pts:
+                put(current)
+            while place < len(wanted) and wanted[place] == frame.pts:
+                put(frame)
+        current = frame
+        if place == len(wanted):
+            break
+    if pixels is None or current is None:
+        raise MediaError("the video has no frame that can be decoded")
+    while place < len(wanted):
+        put(current)
+    return pixels
+
+
+def _check_size(width: int, height: int, limits: DecodeLimits, what: str) -> None:
+    if width <= 0 or height <= 0:
+        raise MediaError(
+            f"the size of {what} cannot be read: it is damaged, or far above the "
+            f"{limits.max_pixels:,} pixels allowed"
+        )
+    if width * height > limits.max_pixels:
+        raise MediaError(
+            f"{what} has {width} x {height} pixels; at most {limits.max_pixels:,} are allowed: "
+            "scale it down"
+        )
+
+
+def _check_memory(num_frames: int, width: int, height: int, limits: DecodeLimits) -> None:
+    size = num_frames * width * height * 3
+    if size > limits.max_memory_bytes:
+        raise MediaError(
+            f"{num_frames} frames of {width} x {height} pixels need {size:,} bytes; at most "
+            f"{limits.max_memory_bytes:,} are allowed: ask for fewer frames or scale the video down"
+        )
+
+
+def _check_duration(duration_s: float, limits: DecodeLimits) -> None:
+    if duration_s > limits.max_duration_s:
+        raise MediaError(
+            f"the video lasts {duration_s:.1f} s; at most {limits.max_duration_s:g} s are allowed: "
+            "send a shorter part of it"
+        )

@@ -1,0 +1,115 @@
+"""The noise: the same bits everywhere, Gumbel in distribution, never infinite."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hippo.sampling import gumbel_noise, noise_key, row_words
+from hippo.sampling.noise import hash_bits, noise_rows
+
+# (seed, choice, completion index) -> the bits of token ids 0, 1, 2, 1000 and 151,642
+KNOWN_BITS = {
+    (0, 0, 0): (
+        0x219FF9A4E60A5,
+        0xFE9709D84F706,
+        0x84196D1FECE03,
+        0x12C0212C6A073,
+        0xB2696420AEAF9,
+    ),
+    (1, 0, 0): (0x4F4097AAB11CD, 0x2790C7070F6A4, 0x4392A3ABD3E23, 0x7F8DD72C76BB8, 0x36639AD39443),
+    (0, 1, 0): (
+        0xB8FC6C8F7C35B,
+        0x9AFF7F2AD69E6,
+        0x6C165D370EF0E,
+        0x921885B2484E1,
+        0x689515390D6A9,
+    ),
+    (0, 0, 1): (
+        0xF3454577C6C34,
+        0xD7A4ED027ADD6,
+        0xEE69FB9A09690,
+        0xE7FA1590CCFBB,
+        0x83310C5B044DB,
+    ),
+    (2**64 - 1, 2**32 - 1, 32767): (
+        0xC8DF6AC225832,
+        0x2B0F973A07BE4,
+        0xBC12BFAFE034F,
+        0xF7CFF17B21213,
+        0x270BC48585555,
+    ),
+}
+IDS = [0, 1, 2, 1000, 151_642]
+
+
+def bits_of(seed: int, choice_index: int, index: int, num_ids: int, device: str) -> torch.Tensor:
+    words = torch.tensor([row_words(noise_key(seed, choice_index), index)], device=device)
+    return hash_bits(words, num_ids)[0].cpu()
+
+
+@pytest.mark.parametrize("where", KNOWN_BITS)
+def test_bits_are_the_known_ones(
+    where: tuple[int, int, int], device: str, plain: SimpleNamespace
+) -> None:
+    assert [plain.bits(*where, token_id) for token_id in IDS] == list(KNOWN_BITS[where])
+    assert bits_of(*where, 151_643, device)[IDS].tolist() == list(KNOWN_BITS[where])
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    choice_index=st.integers(0, 2**32 - 1),
+    index=st.integers(0, 2**31 - 1),
+)
+def test_bits_equal_the_plain_implementation(
+    plain: SimpleNamespace, seed: int, choice_index: int, index: int
+) -> None:
+    expected = [plain.bits(seed, choice_index, index, token_id) for token_id in range(70)]
+    assert bits_of(seed, choice_index, index, 70, "cpu").tolist() == expected
+
+
+def test_noise_equals_the_plain_implementation(device: str, plain: SimpleNamespace) -> None:
+    noise = gumbel_noise(7, 2, 9, 100, device)
+    expected = [plain.noise(7, 2, 9, token_id) for token_id in range(100)]
+    torch.testing.assert_close(noise.cpu(), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_noise_of_an_index_does_not_depend_on_the_rows_beside_it(device: str) -> None:
+    rows = noise_rows(noise_key(3, 0), range(5, 12), 501, device)
+    for row, index in enumerate(range(5, 12)):
+        assert torch.equal(rows[row], gumbel_noise(3, 0, index, 501, device))
+
+
+@pytest.mark.parametrize("bits", [0, 1, 2**51, 2**52 - 1])
+def test_the_most_extreme_bits_give_finite_noise(bits: int) -> None:
+    uniform = (bits + 0.5) * 2.0**-52
+    assert 0.0 < uniform < 1.0
+    assert math.isfinite(-math.log(-math.log(uniform)))
+
+
+def test_noise_follows_the_gumbel_distribution_over_ids_indices_and_seeds() -> None:
+    over_ids = gumbel_noise(11, 0, 0, 100_000)
+    over_indices = noise_rows(noise_key(11, 0), range(20_000), 2, "cpu")[:, 1]
+    over_seeds = torch.stack([gumbel_noise(seed, 0, 0, 2)[1] for seed in range(5_000)])
+    for sample in (over_ids, over_indices, over_seeds):
+        assert bool(sample.isfinite().all())
+        assert scipy.stats.kstest(sample.numpy(), "gumbel_r").pvalue > 1e-3
+
+
+def test_neighbouring_seeds_choices_and_indices_are_uncorrelated() -> None:
+    base = gumbel_noise(5, 0, 3, 50_000)
+    for other in (
+        gumbel_noise(6, 0, 3, 50_000),
+        gumbel_noise(5, 1, 3, 50_000),
+        gumbel_noise(5, 0, 4, 50_000),
+        base.roll(1),
+    ):
+        correlation = torch.corrcoef(torch.stack([base, other]))[0, 1]
+        assert abs(float(correlation)) < 0.025  # 5 standard deviations and more

@@ -1,0 +1,210 @@
+"""The rule's filters, ties, penalties and extremes, against plain Python."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hippo.errors import HippoError
+from hippo.sampling import TokenSampler, choose_tokens, keep_mask, penalise
+from hippo.types import SamplingParams
+
+# Multiples of 1/8, so that ties are frequent; no top_p below is a ratio of small numbers, so that
+# no sum lies within rounding of it.
+LOGITS = st.lists(st.integers(-40, 40).map(lambda n: n / 8), min_size=2, max_size=24)
+
+
+def scaled_rows(rows: list[list[float]], temperature: float = 1.0) -> torch.Tensor:
+    logits = torch.tensor(rows, dtype=torch.float64)
+    return (logits - logits.amax(dim=-1, keepdim=True)) / temperature
+
+
+def kept_ids(row: list[float], params: SamplingParams) -> list[int]:
+    mask = keep_mask(scaled_rows([row]), params)
+    return list(range(len(row))) if mask is None else mask[0].nonzero().flatten().tolist()
+
+
+@settings(deadline=None)
+@given(
+    row=LOGITS,
+    top_k=st.integers(0, 30),
+    top_p=st.sampled_from([1.0, 0.999, 0.9037, 0.617, 0.3013, 1e-6]),
+    min_p=st.sampled_from([0.0, 1e-4, 0.0317, 0.5003, 1.0]),
+)
+def test_filters_equal_the_plain_implementation(
+    plain: SimpleNamespace, row: list[float], top_k: int, top_p: float, min_p: float
+) -> None:
+    params = SamplingParams(temperature=1.0, top_k=top_k, top_p=top_p, min_p=min_p)
+    assert set(kept_ids(row, params)) == plain.survivors(scaled_rows([row])[0].tolist(), params)
+
+
+def test_top_k_keeps_exactly_k_and_of_equals_the_lower_ids() -> None:
+    assert kept_ids([1.0, 3.0, 1.0, 3.0, 1.0], SamplingParams(top_k=3)) == [0, 1, 3]
+
+
+def test_top_p_keeps_of_equals_the_lower_ids() -> None:
+    assert kept_ids([0.0, 0.0, 0.0, 0.0], SamplingParams(top_p=0.4)) == [0, 1]
+
+
+def test_top_p_is_taken_of_what_top_k_has_left() -> None:
+    row = [math.log(p) for p in (0.4, 0.3, 0.2, 0.1)]
+    assert kept_ids(row, SamplingParams(top_p=0.5)) == [0, 1]
+    assert kept_ids(row, SamplingParams(top_p=0.5, top_k=2)) == [0]
+
+
+def test_the_likeliest_token_survives_every_filter() -> None:
+    params = SamplingParams(top_k=1, top_p=1e-9, min_p=1.0)
+    assert kept_ids([0.0, 2.0, 1.0], params) == [1]
+
+
+def test_filters_of_a_large_vocabulary_do_not_overflow(device: str) -> None:
+    flat = torch.zeros(1, 152_064, dtype=torch.float64, device=device)
+    mask = keep_mask(flat, SamplingParams(top_p=0.25))
+    assert mask is not None and int(mask.sum()) == 152_064 // 4
+
+
+@settings(deadline=None)
+@given(
+    row=LOGITS,
+    prompt=st.lists(st.integers(0, 1), max_size=4),
+    output=st.lists(st.integers(0, 1), max_size=6),
+    repetition=st.sampled_from([0.5, 1.0, 1.3]),
+    presence=st.sampled_from([-1.0, 0.0, 0.6]),
+    frequency=st.sampled_from([-0.5, 0.0, 0.7]),
+)
+def test_penalties_equal_the_plain_implementation(
+    plain: SimpleNamespace,
+    row: list[float],
+    prompt: list[int],
+    output: list[int],
+    repetition: float,
+    presence: float,
+    frequency: float,
+) -> None:
+    params = SamplingParams(
+        repetition_penalty=repetition,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        logit_bias=((1, 2.5), (0, -100.0)),
+    )
+    logits = torch.tensor([row])
+    mask = torch.zeros(len(row), dtype=torch.bool)
+    mask[prompt] = True
+    counts = torch.bincount(torch.tensor(output, dtype=torch.int64), minlength=len(row))[None]
+    bias = torch.zeros(len(row))
+    bias[1], bias[0] = 2.5, -100.0
+    actual = penalise(logits, params, prompt_mask=mask, counts=counts, bias=bias)
+    expected = plain.penalised(torch.tensor(row), params, prompt, output)
+    torch.testing.assert_close(actual[0], torch.tensor(expected))
+    assert logits[0].tolist() == row, "the given logits stay as they are"
+
+
+def test_repetition_penalty_takes_prompt_and_output_but_frequency_the_output_only() -> None:
+    logits = torch.tensor([[4.0, 4.0, -4.0, 4.0]])
+    sampler = TokenSampler(SamplingParams(repetition_penalty=2.0), [0, 2], 4)
+    assert sampler.sample(logits, first_index=1, output_ids=[1]) == [3]
+    sampler = TokenSampler(SamplingParams(frequency_penalty=1.0), [0, 2], 4)
+    assert sampler.sample(logits, first_index=1, output_ids=[1]) == [0]
+
+
+def test_the_lowest_id_wins_a_tie(device: str) -> None:
+    for num_ids in (3, 1000, 151_643):
+        logits = torch.zeros(2, num_ids, device=device)
+        logits[1, [num_ids // 2, num_ids - 1]] = 1.0
+        assert choose_tokens(logits, SamplingParams()).tolist() == [0, num_ids // 2]
+        noise = torch.zeros(2, num_ids, dtype=torch.float64, device=device)
+        params = SamplingParams(temperature=1.0)
+        assert choose_tokens(logits, params, noise=noise).tolist() == [0, num_ids // 2]
+
+
+def test_a_tiny_temperature_is_greedy_and_a_huge_one_is_uniform(plain: SimpleNamespace) -> None:
+    logits = torch.tensor([[1.0, 1.0 + 1e-6, -3e38, 0.5]])
+    for temperature in (5e-324, 1e-30, 1e-9):
+        sampler = TokenSampler(SamplingParams(temperature=temperature, seed=4), [], 4)
+        for index in range(20):
+            assert sampler.sample(logits, first_index=index, output_ids=[0] * index) == [1]
+    sampler = TokenSampler(SamplingParams(temperature=1e300, seed=4), [], 4)
+    for index in range(20):
+        noise = [plain.noise(4, 0, index, token_id) for token_id in range(4)]
+        best = noise.index(max(noise))
+        assert sampler.sample(logits, first_index=index, output_ids=[0] * index) == [best]
+
+
+def test_float32_extremes_and_excluded_ids_are_sampled_without_infinity(device: str) -> None:
+    largest = torch.finfo(torch.float32).max
+    rows = torch.tensor(
+        [
+            [largest, -largest, 0.0, largest],
+            [-largest, -largest, -math.inf, -largest],
+            [-math.inf, -math.inf, 0.0, -math.inf],
+            [1e-45, 0.0, -1e-45, -math.inf],
+        ],
+        device=device,
+    )
+    params = SamplingParams(temperature=0.7, top_k=3, top_p=0.95, min_p=0.01, seed=1)
+    sampler = TokenSampler(params, [], 4, device)
+    for index in range(30):
+        ids = sampler.sample(rows, first_index=index, output_ids=[0] * index, draft_ids=[1, 1, 1])
+        assert ids[0] in (0, 3)
+        assert ids[1] in (0, 1, 3)
+        assert ids[2] == 2
+        assert ids[3] in (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        [0.0, math.nan, 1.0],
+        [0.0, math.inf, 1.0],
+        [-math.inf, -math.inf, -math.inf],
+        [math.nan, math.inf, -math.inf],
+    ],
+)
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=1.0, top_k=2, top_p=0.5, min_p=0.1),
+        SamplingParams(repetition_penalty=1.2, frequency_penalty=0.3, logit_bias=((1, 1.0),)),
+    ],
+)
+def test_unusable_logits_raise_a_clear_internal_error(
+    row: list[float], params: SamplingParams, device: str
+) -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0], row], device=device)
+    sampler = TokenSampler(params, [0], 3, device)
+    with pytest.raises(HippoError, match=r"logits are not usable \(NaN") as caught:
+        sampler.sample(logits, first_index=0, output_ids=[], draft_ids=[1])
+    assert caught.value.http_status == 500
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_token_equals_the_plain_implementation(
+    plain: SimpleNamespace, data: st.DataObject
+) -> None:
+    num_ids = data.draw(st.integers(2, 30))
+    token_ids = st.integers(0, num_ids - 1)
+    params = SamplingParams(
+        temperature=data.draw(st.sampled_from([0.0, 0.1, 0.8, 2.0])),
+        top_k=data.draw(st.integers(0, 8)),
+        top_p=data.draw(st.sampled_from([1.0, 0.951, 0.517])),
+        min_p=data.draw(st.sampled_from([0.0, 0.0531])),
+        repetition_penalty=data.draw(st.sampled_from([1.0, 1.25])),
+        presence_penalty=data.draw(st.sampled_from([0.0, 0.5])),
+        frequency_penalty=data.draw(st.sampled_from([0.0, 0.25])),
+        seed=data.draw(st.integers(0, 2**64 - 1)),
+        choice_index=data.draw(st.integers(0, 3)),
+    )
+    prompt = data.draw(st.lists(token_ids, max_size=5))
+    output = data.draw(st.lists(token_ids, max_size=8))
+    seed = data.draw(st.integers(0, 2**31))
+    logits = torch.randn(1, num_ids, generator=torch.Generator().manual_seed(seed)) * 3
+    sampler = TokenSampler(params, prompt, num_ids)
+    actual = sampler.sample(logits, first_index=len(output), output_ids=output)
+    assert actual == [plain.token(logits[0], params, prompt, output)]

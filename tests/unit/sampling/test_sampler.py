@@ -1,0 +1,147 @@
+"""The sampler with a memory: blocks equal single rows, whatever came before."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hippo.sampling import SampleRequest, TokenSampler, sample_step
+from hippo.types import SamplingParams
+
+NUM_IDS = 23
+TOKEN_IDS = st.integers(0, NUM_IDS - 1)
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.3, 1.0]),
+    top_k=st.sampled_from([0, 1, 5]),
+    top_p=st.sampled_from([1.0, 0.8]),
+    min_p=st.sampled_from([0.0, 0.05]),
+    repetition_penalty=st.sampled_from([1.0, 1.4]),
+    presence_penalty=st.sampled_from([0.0, 0.9]),
+    frequency_penalty=st.sampled_from([0.0, 0.4]),
+    logit_bias=st.sampled_from([(), ((3, 2.0), (4, -2.0))]),
+    seed=st.integers(0, 2**64 - 1),
+    choice_index=st.integers(0, 2),
+)
+HISTORIES = st.lists(
+    st.tuples(st.lists(TOKEN_IDS, max_size=12), st.lists(TOKEN_IDS, max_size=6)),
+    min_size=1,
+    max_size=6,
+)
+
+
+def logits_of(num_rows: int, seed: int, device: str = "cpu") -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(num_rows, NUM_IDS, generator=generator) * 2).to(device)
+
+
+@settings(max_examples=80, deadline=None)
+@given(params=PARAMS, prompt=st.lists(TOKEN_IDS, max_size=6), histories=HISTORIES)
+def test_a_block_equals_its_rows_one_by_one_after_any_steps_and_rollbacks(
+    params: SamplingParams, prompt: list[int], histories: list[tuple[list[int], list[int]]]
+) -> None:
+    kept = TokenSampler(params, prompt, NUM_IDS)
+    for step, (output, draft) in enumerate(histories):
+        logits = logits_of(len(draft) + 1, step)
+        block = kept.sample(logits, first_index=len(output), output_ids=output, draft_ids=draft)
+        for row in range(len(draft) + 1):
+            history = output + draft[:row]
+            fresh = TokenSampler(params, prompt, NUM_IDS)
+            alone = fresh.sample(
+                logits[row : row + 1], first_index=len(history), output_ids=history
+            )
+            assert alone == [block[row]]
+
+
+def test_a_block_equals_its_rows_one_by_one_on_every_device(device: str) -> None:
+    params = SamplingParams(
+        temperature=0.9, top_p=0.9, min_p=0.01, repetition_penalty=1.2, frequency_penalty=0.2
+    )
+    draft = [int(i) for i in torch.randint(NUM_IDS, (15,), generator=torch.manual_seed(0))]
+    logits = logits_of(16, 9, device)
+    kept = TokenSampler(params, [1, 2], NUM_IDS, device)
+    block = kept.sample(logits, first_index=0, output_ids=[], draft_ids=draft)
+    for row in range(16):
+        alone = kept.sample(logits[row : row + 1], first_index=row, output_ids=draft[:row])
+        assert alone == [block[row]]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    parts=st.lists(
+        st.tuples(PARAMS, st.lists(TOKEN_IDS, max_size=5), st.lists(TOKEN_IDS, max_size=4)),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_sequences_with_different_parameters_share_a_step(
+    parts: list[tuple[SamplingParams, list[int], list[int]]],
+) -> None:
+    num_rows = [len(draft) + 1 for _, _, draft in parts]
+    logits = logits_of(sum(num_rows), 5)
+    requests = [
+        SampleRequest(TokenSampler(params, [1], NUM_IDS), len(output), output, draft)
+        for params, output, draft in parts
+    ]
+    together = sample_step(requests, logits, num_rows=num_rows)
+    for place, (params, output, draft) in enumerate(parts):
+        start = sum(num_rows[:place])
+        alone = TokenSampler(params, [1], NUM_IDS).sample(
+            logits[start : start + num_rows[place]],
+            first_index=len(output),
+            output_ids=output,
+            draft_ids=draft,
+        )
+        assert together[place] == alone
+
+
+def test_a_step_copies_its_tokens_from_the_device_once() -> None:
+    samplers = [
+        TokenSampler(SamplingParams(), [], NUM_IDS),
+        TokenSampler(SamplingParams(temperature=1.0, top_k=4, top_p=0.9, min_p=0.1), [], NUM_IDS),
+        TokenSampler(SamplingParams(frequency_penalty=0.5), [], NUM_IDS),
+    ]
+    requests = [SampleRequest(sampler, 1, [2], [3]) for sampler in samplers]
+    transfers = 0
+
+    def count(name: str) -> mock._patch[object]:
+        original = getattr(torch.Tensor, name)
+
+        def counted(*args: object) -> object:
+            nonlocal transfers
+            transfers += 1
+            return original(*args)
+
+        return mock.patch.object(torch.Tensor, name, counted)
+
+    with count("tolist"), count("item"), count("__bool__"), count("__int__"), count("cpu"):
+        sample_step(requests, logits_of(6, 0), num_rows=[2, 2, 2])
+    assert transfers == 1
+
+
+def test_the_draft_and_the_target_draw_alike_from_equal_logits() -> None:
+    params = SamplingParams(temperature=1.0, seed=99)
+    draft, target = (TokenSampler(params, [], NUM_IDS) for _ in range(2))
+    logits = logits_of(9, 1)
+    ids: list[int] = []
+    for index in range(9):
+        ids += draft.sample(logits[index : index + 1], first_index=index, output_ids=ids)
+    assert target.sample(logits, first_index=0, output_ids=[], draft_ids=ids[:-1]) == ids
+    other = TokenSampler(SamplingParams(temperature=1.0, seed=99, choice_index=1), [], NUM_IDS)
+    assert other.sample(logits, first_index=0, output_ids=[], draft_ids=ids[:-1]) != ids
+
+
+def test_noise_does_not_depend_on_the_order_in_which_indices_are_asked_for() -> None:
+    params = SamplingParams(temperature=1.0, seed=8)
+    logits = torch.zeros(1, 20_000)  # the noise alone decides
+    there = TokenSampler(params, [], 20_000)
+    back = TokenSampler(params, [], 20_000)
+
+    def token(sampler: TokenSampler, index: int) -> int:
+        return sampler.sample(logits, first_index=index, output_ids=[0] * index)[0]
+
+    forward = [token(there, index) for index in range(12)]
+    assert [token(back, index) for index in reversed(range(12))] == forward[::-1]
