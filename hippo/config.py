@@ -53,14 +53,15 @@ def load_settings(
             text += " (required)"
         elif spec.default not in (None, "", ()):
             text += f" (default: {_show(spec.default)})"
+        is_bool = _base_type(hints[spec.name]) is bool
+        optional_value: dict[str, Any] = {"nargs": "?", "const": "true"} if is_bool else {}
         parser.add_argument(
             _flag(spec.name),
             dest=spec.name,
             default=argparse.SUPPRESS,
             metavar=spec.name.split("_")[-1].upper(),
-            nargs="?" if _base_type(hints[spec.name]) is bool else None,
-            const="true",
             help=text.replace("%", "%%"),
+            **optional_value,
         )
     given = vars(parser.parse_args(list(argv)))
     values: dict[str, Any] = {}

@@ -1,0 +1,176 @@
+"""Attention over the in-place cache, and its registration with transformers.
+
+Rows of several sequences come flattened; each sequence's rows stand at the end of its own cached
+tokens, so row k of n sees all but the last ``n - 1 - k`` of them (the causal rule aligned at the
+bottom right). What a step needs travels as one keyword argument, ``step``, through transformers'
+decoder layers; nothing is kept in module or global state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from hippo.models.cache import KeyValueCache
+
+ATTENTION_NAME = "hippo"
+
+_MAX_GROUPED_ROWS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStep:
+    """One sequence's rows of a forward and the stretch of the cache that they see.
+
+    ``written``, ``keys`` and ``values`` hold a view of the cache a layer; the rows are the last
+    tokens of the keys. ``mask`` is additive, or None when the rows see all (one row) or
+    ``is_causal`` says what they see (the cache held nothing before them).
+    """
+
+    first_row: int
+    num_rows: int
+    written: Sequence[torch.Tensor]  # [2, num_kv_heads, num_rows, head_dim]
+    keys: Sequence[torch.Tensor]  # [num_kv_heads, 1, tokens, head_dim]
+    values: Sequence[torch.Tensor]  # [num_kv_heads, 1, tokens, head_dim]
+    mask: torch.Tensor | None  # [num_rows, tokens], or [num_rows * groups, tokens] if grouped
+    is_causal: bool
+    is_grouped: bool  # few rows: a group's query heads are rows of one product
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One forward over the flattened rows of its sequences, in order."""
+
+    sequences: tuple[SequenceStep, ...]
+    dtype: torch.dtype  # the cache's, in which attention runs
+
+
+def plan_sequence(
+    cache: KeyValueCache, slot: int, *, first_row: int, start: int, num_rows: int, groups: int
+) -> SequenceStep:
+    """Places ``num_rows`` flattened rows at cache indices ``start`` and on.
+
+    ``groups`` is the number of query heads that share a key-value head.
+    """
+    end = start + num_rows
+    is_grouped = num_rows <= _MAX_GROUPED_ROWS
+    is_causal = not is_grouped and start == 0
+    mask = None
+    if num_rows > 1 and not is_causal:
+        mask = torch.full((num_rows, end), -torch.inf, dtype=cache.dtype, device=cache.device)
+        mask.triu_(start + 1)
+        if is_grouped:
+            mask = mask.repeat_interleave(groups, 0)
+    keys, values = cache.seen(slot, end)
+    return SequenceStep(
+        first_row=first_row,
+        num_rows=num_rows,
+        written=cache.written(slot, start, end),
+        keys=keys,
+        values=values,
+        mask=mask,
+        is_causal=is_causal,
+        is_grouped=is_grouped,
+    )
+
+
+def attend(
+    query: torch.Tensor, key_value: torch.Tensor, step: Step, layer: int, scaling: float
+) -> torch.Tensor:
+    """Writes the rows' keys and values to the cache and attends, sequence by sequence.
+
+    ``query`` is ``[rows, num_kv_heads, groups, head_dim]``, ``key_value`` is
+    ``[rows, 2, num_kv_heads, head_dim]``, both of the cache's dtype; gives
+    ``[rows, num_heads * head_dim]``.
+    """
+    if len(step.sequences) == 1:
+        return _attend_sequence(query, key_value, step.sequences[0], layer, scaling)
+    outputs = []
+    for sequence in step.sequences:
+        first, rows = sequence.first_row, sequence.num_rows
+        outputs.append(
+            _attend_sequence(
+                query.narrow(0, first, rows),
+                key_value.narrow(0, first, rows),
+                sequence,
+                layer,
+                scaling,
+            )
+        )
+    return torch.cat(outputs)
+
+
+def _attend_sequence(
+    query: torch.Tensor,
+    key_value: torch.Tensor,
+    sequence: SequenceStep,
+    layer: int,
+    scaling: float,
+) -> torch.Tensor:
+    sequence.written[layer].copy_(key_value.permute(1, 2, 0, 3))
+    key, value = sequence.keys[layer], sequence.values[layer]
+    rows, num_kv_heads, groups, head_dim = query.shape
+    if sequence.is_grouped:
+        # Keys are read once for all the heads that share them; nothing is repeated.
+        output = scaled_dot_product_attention(
+            query.transpose(0, 1).reshape(num_kv_heads, 1, rows * groups, head_dim),
+            key,
+            value,
+            attn_mask=sequence.mask,
+            scale=scaling,
+        )
+        if rows == 1:
+            return output.view(1, -1)
+        return output.view(num_kv_heads, rows, -1).transpose(0, 1).reshape(rows, -1)
+    # Many rows: heads stay apart, which lets the kernel skip what is causally out of sight.
+    output = scaled_dot_product_attention(
+        query.permute(1, 2, 0, 3),
+        key.expand(-1, groups, -1, -1),
+        value.expand(-1, groups, -1, -1),
+        attn_mask=sequence.mask,
+        is_causal=sequence.is_causal,
+        scale=scaling,
+    )  # [num_kv_heads, groups, rows, head_dim]
+    return output.permute(2, 0, 1, 3).reshape(rows, -1)
+
+
+def transformers_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    step: Step,
+    **_ignored: Any,
+) -> tuple[torch.Tensor, None]:
+    """``attend`` in the form that transformers calls; ``[1, heads, rows, head_dim]`` tensors."""
+    assert attention_mask is None, "the step carries its own masks"
+    _, num_heads, rows, head_dim = query.shape
+    num_kv_heads = key.shape[1]
+    key_value = torch.stack((key[0].transpose(0, 1), value[0].transpose(0, 1)), 1)
+    output = attend(
+        query[0].transpose(0, 1).reshape(rows, num_kv_heads, -1, head_dim).to(step.dtype),
+        key_value.to(step.dtype),
+        step,
+        int(module.layer_idx),  # type: ignore[arg-type]
+        scaling,
+    )
+    return output.view(1, rows, num_heads, head_dim).to(query.dtype), None
+
+
+def register_attention() -> None:
+    """Makes ``ATTENTION_NAME`` known to transformers, for attention and (as no mask) for masks."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(ATTENTION_NAME, transformers_attention)
+    AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
+
+
+def _no_mask(*_args: Any, **_kwargs: Any) -> None:
+    return None

@@ -1,0 +1,73 @@
+"""The key-value cache: allocated ahead, written in place, rolled back by a length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+Views = Sequence[torch.Tensor]
+
+
+def cache_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The cache's dtype for a model's: on a CPU float32, in which attention is faster there (by
+    half at 1,000 tokens) as well as more exact than in bfloat16."""
+    return torch.float32 if device.type == "cpu" else dtype
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """What a cache must hold."""
+
+    num_layers: int
+    num_slots: int
+    num_kv_heads: int
+    capacity: int  # tokens a slot
+    head_dim: int
+
+    def num_bytes(self, dtype: torch.dtype) -> int:
+        """Memory of keys and values together."""
+        per_token = 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
+        return per_token * self.num_slots * self.capacity
+
+
+class KeyValueCache:
+    """Keys and values of every layer and slot in one tensor.
+
+    Keys and values of a layer lie side by side, so that one strided copy writes a step's rows of
+    both, and a head's tokens are contiguous, as attention reads them:
+
+        data    # [num_layers, num_slots, 2, num_kv_heads, capacity, head_dim]
+
+    Nothing is ever cleared: a slot's valid length is known by whoever steps it, and writing at an
+    earlier index is the rollback.
+    """
+
+    def __init__(self, shape: CacheShape, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.device = device
+        self._data = torch.zeros(
+            shape.num_layers,
+            shape.num_slots,
+            2,
+            shape.num_kv_heads,
+            shape.capacity,
+            shape.head_dim,
+            dtype=dtype,
+            device=device,
+        )
+
+    def written(self, slot: int, start: int, end: int) -> Views:
+        """Where a step writes tokens ``start:end``: ``[2, num_kv_heads, tokens, head_dim]`` a
+        layer, keys first; views of the cache."""
+        assert 0 <= start < end <= self.shape.capacity, (start, end)
+        views: Views = self._data[:, slot, :, :, start:end].unbind(0)
+        return views
+
+    def seen(self, slot: int, end: int) -> tuple[Views, Views]:
+        """Keys and values of tokens ``0:end``, each ``[num_kv_heads, 1, tokens, head_dim]`` a
+        layer; views of the cache."""
+        stretch = self._data[:, slot, :, :, None, :end]
+        return stretch[:, 0].unbind(0), stretch[:, 1].unbind(0)

@@ -1,0 +1,192 @@
+"""Finding a checkpoint and judging it before anything large is read.
+
+A name that is a folder is used as it is; any other name is a Hugging Face repository, fetched
+through the ordinary cache (HF_TOKEN, HF_HOME, HF_HUB_OFFLINE and HF_ENDPOINT apply).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hippo.errors import ModelLoadError
+
+Progress = Callable[[str, float], None]
+"""Called with what is being done ("downloading", "loading", ...) and the share of it done."""
+
+_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
+_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint folder."""
+
+    name: str
+    folder: Path
+    config: dict[str, Any]
+    num_parameters: int  # weights stored; tied ones once
+
+    @property
+    def model_type(self) -> str:
+        """The architecture, as transformers names it."""
+        return str(self.config.get("model_type", ""))
+
+
+def find_checkpoint(name_or_path: str, *, progress: Progress) -> Checkpoint:
+    """Locates or downloads a checkpoint and checks that its files are whole.
+
+    Raises ModelLoadError saying what is missing, gated, unreachable or damaged.
+    """
+    folder = Path(name_or_path).expanduser()
+    if folder.is_dir():
+        name = folder.resolve().name
+    elif folder.exists() or name_or_path.startswith((".", "/", "~")) or _depth(name_or_path) > 1:
+        reason = "is not a folder" if folder.exists() else "does not exist"
+        raise ModelLoadError(
+            f"model folder {name_or_path!r} {reason}; give a folder with config.json, or the name "
+            "of a Hugging Face repository such as Qwen/Qwen2.5-VL-7B-Instruct"
+        )
+    else:
+        folder, name = _download(name_or_path, progress), name_or_path
+    config = _read_json(folder / "config.json")
+    return Checkpoint(name, folder, config, _count_parameters(folder))
+
+
+def _depth(name: str) -> int:
+    return name.strip("/").count("/")
+
+
+def _download(name: str, progress: Progress) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    progress("downloading", 0.0)
+    try:
+        folder = snapshot_download(
+            name, allow_patterns=_PATTERNS, tqdm_class=_progress_bar(progress)
+        )
+    except HFValidationError as error:
+        raise ModelLoadError(
+            f"{name!r} is neither a folder here nor a valid repository name: {error}"
+        ) from error
+    except GatedRepoError as error:
+        raise ModelLoadError(
+            f"{name} is gated: accept its terms at https://huggingface.co/{name} and set HF_TOKEN "
+            "to a token of that account"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelLoadError(
+            f"{name!r} is neither a folder here nor a repository on the Hugging Face hub (or it "
+            "is private: then set HF_TOKEN)"
+        ) from error
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+        if isinstance(error.__cause__, HfHubHTTPError):
+            raise _http_failure(name, error.__cause__) from error
+        raise ModelLoadError(
+            f"{name} is not in the local cache and the Hugging Face hub cannot be reached (or "
+            "HF_HUB_OFFLINE is set): download it where there is a network, or give a folder"
+        ) from error
+    except HfHubHTTPError as error:
+        raise _http_failure(name, error) from error
+    except OSError as error:  # no network, no space
+        raise ModelLoadError(f"downloading {name} failed: {error}") from error
+    progress("downloading", 1.0)
+    return Path(folder)
+
+
+def _http_failure(name: str, error: Any) -> ModelLoadError:
+    status = error.response.status_code
+    if status in (401, 403):
+        return ModelLoadError(
+            f"access to {name} was refused ({status}): set HF_TOKEN to a token that may read it"
+        )
+    reason = str(error).partition("\n")[0]
+    return ModelLoadError(f"downloading {name} failed with HTTP status {status}: {reason}")
+
+
+def _progress_bar(progress: Progress) -> Any:
+    """A stand-in for tqdm that reports the share of bytes done and prints nothing."""
+    tqdm: Any = importlib.import_module("tqdm.auto").tqdm
+
+    class Bar(tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            kwargs.pop("name", None)
+            super().__init__(*args, **{**kwargs, "disable": True})
+            self._counts_bytes = kwargs.get("unit") == "B"
+
+        def update(self, n: float | None = 1) -> None:
+            self.n += n or 0
+            if self._counts_bytes and self.total:
+                progress("downloading", min(1.0, self.n / self.total))
+
+    return Bar
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelLoadError(
+            f"{path.parent} has no {path.name}: it is not a checkpoint folder"
+        ) from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path} does not hold a JSON object")
+    return value
+
+
+def _count_parameters(folder: Path) -> int:
+    """Sums the tensors that the weight files' headers announce, checking each file's size."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        files = sorted(set(_read_json(index).get("weight_map", {}).values()))
+    else:
+        files = ["model.safetensors"]
+    num_parameters = 0
+    for name in files:
+        path = folder / name
+        if not path.exists():
+            raise ModelLoadError(
+                f"{folder} lacks the weight file {name}; weights must be in safetensors form"
+            )
+        num_parameters += _parameters_in(path)
+    return num_parameters
+
+
+def _parameters_in(path: Path) -> int:
+    damaged = ModelLoadError(
+        f"{path} is damaged or cut short ({path.stat().st_size:,} bytes): fetch it again"
+    )
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        if len(prefix) < 8:
+            raise damaged
+        (header_size,) = struct.unpack("<Q", prefix)
+        if header_size > path.stat().st_size - 8:
+            raise damaged
+        try:
+            header = json.loads(file.read(header_size))
+        except (UnicodeDecodeError, json.JSONDecodeError):
+            raise damaged from None
+    tensors = [entry for key, entry in header.items() if key != "__metadata__"]
+    end = max((entry["data_offsets"][1] for entry in tensors), default=0)
+    if path.stat().st_size != 8 + header_size + end:
+        raise damaged
+    return sum(
+        (entry["data_offsets"][1] - entry["data_offsets"][0]) // _DTYPE_BYTES.get(entry["dtype"], 1)
+        for entry in tensors
+    )

@@ -1,0 +1,111 @@
+"""From a name to a model that can serve: load_model and the registry of families."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from hippo.errors import ModelLoadError
+from hippo.models.base import VideoLanguageModel
+from hippo.models.checkpoint import Checkpoint, Progress, find_checkpoint
+from hippo.models.linear import has_half_linear
+
+DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+)
+
+
+def _load_qwen2_5_vl(*args: Any, **kwargs: Any) -> VideoLanguageModel:
+    from hippo.models.qwen2_5_vl import load
+
+    return load(*args, **kwargs)
+
+
+FAMILIES: Mapping[str, Callable[..., VideoLanguageModel]] = MappingProxyType(
+    {"qwen2_5_vl": _load_qwen2_5_vl}
+)
+"""Loader of each supported architecture, by the ``model_type`` of its config.json."""
+
+
+def load_model(
+    name_or_path: str,
+    *,
+    device: str = "cpu",
+    dtype: str = "auto",
+    num_slots: int = 1,
+    max_context_length: int = 4096,
+    served_name: str | None = None,
+    progress: Progress | None = None,
+) -> VideoLanguageModel:
+    """Loads a checkpoint from a folder or the Hugging Face hub, ready to serve.
+
+    ``dtype`` is float32, bfloat16, float16 (on a CPU: weights in float16, arithmetic in float32)
+    or auto (the checkpoint's own). Raises ModelLoadError
+    when the checkpoint is missing, gated, unreachable, damaged, of an unsupported architecture or
+    too large for the device.
+    """
+    report = progress or (lambda _stage, _share: None)
+    target = _device(device)
+    if num_slots < 1 or max_context_length < 2:
+        raise ModelLoadError(
+            f"--slots {num_slots} and --max-context-length {max_context_length}: there must be at "
+            "least 1 slot of 2 tokens"
+        )
+    if dtype not in (*DTYPES, "auto"):
+        raise ModelLoadError(f"dtype {dtype!r} is unknown: use {', '.join(DTYPES)} or auto")
+    checkpoint = find_checkpoint(name_or_path, progress=report)
+    loader = FAMILIES.get(checkpoint.model_type)
+    if loader is None:
+        raise ModelLoadError(
+            f"{checkpoint.name} is of architecture {checkpoint.model_type or 'unknown'!r}; "
+            f"supported: {', '.join(sorted(FAMILIES))}"
+        )
+    report("loading", 0.0)
+    model = loader(
+        checkpoint,
+        device=target,
+        dtype=_dtype(dtype, checkpoint, target),
+        num_slots=num_slots,
+        max_context_length=max_context_length,
+        served_name=served_name or checkpoint.name,
+        progress=report,
+    )
+    report("loading", 1.0)
+    return model
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ModelLoadError(f"device {name!r} is unknown: use cpu, cuda or cuda:N") from error
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            found = f"only {count} CUDA devices are here" if count else "no CUDA device is here"
+            raise ModelLoadError(f"device {name!r} cannot be used: {found}; use cpu")
+        return torch.device("cuda", device.index or 0)
+    if device.type != "cpu":
+        raise ModelLoadError(f"device {name!r} is not supported: use cpu, cuda or cuda:N")
+    return device
+
+
+def _dtype(name: str, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
+    if name != "auto":
+        dtype = DTYPES[name]
+    else:
+        text = checkpoint.config.get("text_config") or {}
+        own = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
+        own = own or text.get("dtype") or text.get("torch_dtype") or "float32"
+        dtype = DTYPES.get(str(own).removeprefix("torch."), torch.float32)
+    if dtype == torch.float16 and device.type == "cpu" and not has_half_linear():
+        if name == "float16":
+            raise ModelLoadError(
+                "float16 on a CPU needs torch's fbgemm, which this machine lacks: use bfloat16 or "
+                "float32"
+            )
+        dtype = torch.float32
+    return dtype

@@ -1,0 +1,156 @@
+"""Small random Qwen2.5-VL checkpoints, saved the way real ones are, for tests that need a model."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from hippo.models._torchvision import ensure_torchvision
+
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+
+CHAT_TEMPLATE = """\
+{% set image_count = namespace(value=0) %}{% set video_count = namespace(value=0) %}\
+{% for message in messages %}{% if loop.first and message['role'] != 'system' %}<|im_start|>system
+You are a helpful assistant.<|im_end|>
+{% endif %}<|im_start|>{{ message['role'] }}
+{% if message['content'] is string %}{{ message['content'] }}<|im_end|>
+{% else %}{% for content in message['content'] %}\
+{% if content['type'] == 'image' or 'image' in content or 'image_url' in content %}\
+{% set image_count.value = image_count.value + 1 %}\
+{% if add_vision_id %}Picture {{ image_count.value }}: {% endif %}\
+<|vision_start|><|image_pad|><|vision_end|>\
+{% elif content['type'] == 'video' or 'video' in content %}\
+{% set video_count.value = video_count.value + 1 %}\
+{% if add_vision_id %}Video {{ video_count.value }}: {% endif %}\
+<|vision_start|><|video_pad|><|vision_end|>\
+{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>
+{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def write_checkpoint(
+    folder: Path,
+    *,
+    seed: int = 0,
+    num_layers: int = 3,
+    num_heads: int = 4,
+    head_dim: int = 16,
+    intermediate_size: int = 128,
+    vocab_size: int | None = None,
+    merges: tuple[str, ...] = ("t h", "th e", "i n", "a n"),
+    noise: float = 0.0,
+    dtype: torch.dtype = torch.float32,
+) -> Path:
+    """Saves a seeded random model with its processor to ``folder`` and returns it.
+
+    ``vocab_size`` above the tokenizer's length leaves rows that no token has; other ``merges``
+    make another tokenizer. ``noise`` (a share of each weight's spread) perturbs the seed's
+    weights: a pair of seed-equal models, one of them noisy, agrees on some of its tokens.
+    """
+    ensure_torchvision()
+    transformers: Any = importlib.import_module("transformers")
+    processor = _processor(transformers, merges)
+    tokenizer = processor.tokenizer
+    text = {
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "hidden_size": head_dim * num_heads,
+        "intermediate_size": intermediate_size,
+        "vocab_size": vocab_size or len(tokenizer),
+    }
+    config = _config(transformers, tokenizer, text, head_dim)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = transformers.Qwen2_5_VLForConditionalGeneration(config)
+        for name, weight in model.named_parameters():
+            if name.endswith("norm.weight") or "norm1" in name or "norm2" in name:
+                weight.data.uniform_(0.5, 1.5)
+            elif name.endswith("bias"):
+                weight.data.normal_(0.0, 0.1)
+        if noise:
+            torch.manual_seed(seed + 1)
+            for weight in model.parameters():
+                weight.data.add_(torch.randn_like(weight) * noise * weight.std())
+    model.generation_config = transformers.GenerationConfig(
+        eos_token_id=[
+            tokenizer.convert_tokens_to_ids("<|im_end|>"),
+            tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+        ],
+        pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+        do_sample=True,
+        temperature=0.1,
+        repetition_penalty=1.5,  # what a server must not apply unasked
+    )
+    model.to(dtype).save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+def _processor(transformers: Any, merges: tuple[str, ...]) -> Any:
+    tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens += [merge.replace(" ", "") for merge in merges]
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    core = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=pairs))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    size = {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 256}
+    return transformers.Qwen2_5_VLProcessor(
+        image_processor=transformers.Qwen2VLImageProcessor(size=size),
+        tokenizer=tokenizer,
+        video_processor=transformers.Qwen2VLVideoProcessor(size=size, cap_pixels_per_frame=False),
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def _config(transformers: Any, tokenizer: Any, text: dict[str, int], head_dim: int) -> Any:
+    third = head_dim // 6
+    return transformers.Qwen2_5_VLConfig(
+        text_config={
+            **text,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 4096,
+            "initializer_range": 0.12,
+            "rms_norm_eps": 1e-6,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [head_dim // 2 - 2 * third, third, third],
+            },
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.convert_tokens_to_ids("<|im_end|>"),
+        },
+        vision_config={
+            "depth": 2,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_heads": 2,
+            "out_hidden_size": text["hidden_size"],
+            "window_size": 56,
+            "fullatt_block_indexes": [1],
+            "initializer_range": 0.12,
+            "tokens_per_second": 2,
+        },
+        initializer_range=0.12,
+        image_token_id=tokenizer.convert_tokens_to_ids("<|image_pad|>"),
+        video_token_id=tokenizer.convert_tokens_to_ids("<|video_pad|>"),
+        vision_start_token_id=tokenizer.convert_tokens_to_ids("<|vision_start|>"),
+        vision_end_token_id=tokenizer.convert_tokens_to_ids("<|vision_end|>"),
+    )

@@ -1,0 +1,182 @@
+"""Real services on port 0 around any model, and a relay between a draft and a target."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import Any
+
+from hippo.engine.prompts import Decoder
+from hippo.engine.service import EngineService
+from hippo.engine.stats import EngineStats
+from hippo.models.base import VideoLanguageModel
+from hippo.rpc.client import (
+    DraftClient,
+    DraftStream,
+    TargetClient,
+    TargetStream,
+)
+from hippo.speculation.coordinator import Action, Coordinator, SendBlock, SendCommit
+from hippo.speculation.policies import make_policy
+from hippo.types import (
+    Block,
+    ChatMessage,
+    FramePlan,
+    Media,
+    MediaKind,
+    MediaPart,
+    OpenRequest,
+    Pruning,
+    PruningStrategy,
+    SamplingParams,
+    Selection,
+    TextPart,
+    Verdict,
+)
+from services.draft import servicer as draft_servicer
+from services.draft.config import DraftSettings
+from services.draft.engine import DraftEngine
+from services.target import servicer as target_servicer
+from services.target.config import TargetSettings
+from services.target.engine import TargetEngine
+from tests.support.toy_model import ToyDecoder
+
+POLICIES = ("off", "serial", "vpsd", "adaptive", "optimistic", "conservative")
+
+
+def stats_of(service: EngineService[Any]) -> EngineStats:
+    stats = service.host.stats()
+    assert stats is not None
+    return stats
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for what another thread or process brings about; the test's timeout ends it."""
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def build_draft() -> EngineService[DraftEngine]:
+    return draft_servicer.build_service(DraftSettings(model="toy"))
+
+
+def build_target(
+    max_waiting: int = 4, *, max_message_mib: int = 256
+) -> EngineService[TargetEngine]:
+    settings = TargetSettings(model="toy", max_queue=max_waiting, max_message_mib=max_message_mib)
+    return target_servicer.build_service(settings)
+
+
+@asynccontextmanager
+async def serving_draft(
+    model: VideoLanguageModel, decoder: Decoder | None = None
+) -> AsyncIterator[tuple[EngineService[DraftEngine], DraftClient]]:
+    service = build_draft()
+    client = DraftClient(f"127.0.0.1:{await service.start('127.0.0.1', 0)}")
+    try:
+        await service.serve_model(model, decoder or ToyDecoder())
+        yield service, client
+    finally:
+        await client.close()
+        await service.stop()
+
+
+@asynccontextmanager
+async def serving_target(
+    model: VideoLanguageModel,
+    decoder: Decoder | None = None,
+    *,
+    max_waiting: int = 4,
+    max_message_mib: int = 256,
+) -> AsyncIterator[tuple[EngineService[TargetEngine], TargetClient]]:
+    service = build_target(max_waiting, max_message_mib=max_message_mib)
+    client = TargetClient(f"127.0.0.1:{await service.start('127.0.0.1', 0)}")
+    try:
+        await service.serve_model(model, decoder or ToyDecoder())
+        yield service, client
+    finally:
+        await client.close()
+        await service.stop()
+
+
+def toy_request(text: str = "what happens?", **changes: Any) -> OpenRequest:
+    """A question about a toy video of four frames: 16 visual tokens."""
+    values: dict[str, Any] = {
+        "request_id": "test",
+        "messages": (ChatMessage("user", (MediaPart(0), TextPart(text))),),
+        "media": (Media(MediaKind.VIDEO, b"toy:4"),),
+        "sampling": SamplingParams(),
+        "frame_plan": FramePlan(),
+        "pruning": Pruning(PruningStrategy.UNIFORM, 0.5),
+        "max_tokens": 60,
+        "end_token_ids": (1,),
+    }
+    return OpenRequest(**(values | changes))
+
+
+@dataclass
+class Answer:
+    """What a relayed sequence came to."""
+
+    token_ids: list[int] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
+    selection: Selection | None = None
+
+
+async def target_only(client: TargetClient, request: OpenRequest) -> Answer:
+    """The answer without a draft."""
+    answer = Answer()
+    async with client.verify(request) as stream:
+        async for message in stream:
+            if isinstance(message, Verdict):
+                answer.verdicts.append(message)
+                answer.token_ids += message.token_ids
+            elif isinstance(message, Selection):
+                answer.selection = message
+    return answer
+
+
+async def relay(
+    draft_client: DraftClient,
+    target_client: TargetClient,
+    request: OpenRequest,
+    policy: str,
+) -> Answer:
+    """The gateway's part, bare: both streams, and a coordinator between them."""
+    coordinator = Coordinator(make_policy(policy, gamma=4, max_draft_tokens=8))
+    request = dataclasses.replace(request, pace=coordinator.pace)
+    answer = Answer()
+
+    async def act(actions: list[Action], draft: DraftStream, target: TargetStream) -> None:
+        for action in actions:
+            if isinstance(action, SendBlock):
+                await target.send(action.block)
+            elif isinstance(action, SendCommit):
+                await draft.send(action.commit)
+            else:
+                await asyncio.gather(draft.send(action.pace), target.send(action.pace))
+
+    async def pump_blocks(draft: DraftStream, target: TargetStream) -> None:
+        async for message in draft:
+            if isinstance(message, Block):
+                answer.blocks.append(message)
+                await act(coordinator.on_block(message, perf_counter_ns()), draft, target)
+
+    async with draft_client.draft(request) as draft, target_client.verify(request) as target:
+        pump = asyncio.create_task(pump_blocks(draft, target))
+        async for message in target:
+            if isinstance(message, Selection):
+                answer.selection = message
+                await draft.send(message)
+            elif isinstance(message, Verdict):
+                answer.verdicts.append(message)
+                answer.token_ids += message.token_ids
+                await act(coordinator.on_verdict(message, perf_counter_ns()), draft, target)
+        pump.cancel()
+        await asyncio.gather(pump, return_exceptions=True)
+    return answer

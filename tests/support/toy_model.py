@@ -1,0 +1,164 @@
+"""A video language model without weights: logits are a seeded function of the ids before them.
+
+It keeps a cache of ids the way a real one keeps keys and values, so a wrong rollback, row order or
+slot shows in its output.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from hippo.errors import MediaError
+from hippo.models.base import DecodedMedia, Prompt, StepPlan
+from hippo.types import (
+    ChatMessage,
+    FramePlan,
+    Media,
+    MediaKind,
+    MediaPart,
+    ModelInfo,
+    TextPart,
+)
+
+NUM_TOKEN_IDS = 64
+END_TOKEN_ID = 1
+VISUAL_TOKEN_ID = 2
+_FIRST_TEXT_ID = 3
+_NUM_CONTEXTS = 509
+_TOKENS_PER_FRAME = 4
+_NUM_GROUPS = 3
+
+
+class ToyModel:
+    """Deterministic; ``noise`` makes a draft that agrees with the noiseless target at times.
+
+    ``on_piece`` is called before each layer group and ``on_forward`` before each forward, on the
+    device thread: tests hold or break the device there.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_slots: int = 2,
+        max_context_length: int = 512,
+        noise: float = 0.0,
+        seed: int = 0,
+        name: str = "toy",
+    ) -> None:
+        self._info = ModelInfo(
+            name=name,
+            family="toy",
+            device="cpu",
+            dtype="float32",
+            tokenizer_hash=b"toy",
+            tokenizer_json=b"{}",
+            num_token_ids=NUM_TOKEN_IDS,
+            end_token_ids=(END_TOKEN_ID,),
+            max_context_length=max_context_length,
+            num_slots=num_slots,
+            num_parameters=0,
+        )
+        generator = torch.Generator().manual_seed(seed)
+        self._table = torch.randn(_NUM_CONTEXTS, NUM_TOKEN_IDS, generator=generator) * 2
+        if noise:
+            generator = torch.Generator().manual_seed(seed + 1)
+            self._table += torch.randn(_NUM_CONTEXTS, NUM_TOKEN_IDS, generator=generator) * noise
+        self._prompts: dict[int, int] = {}  # slot to the prompt's key
+        self._ids: dict[int, list[int]] = {slot: [] for slot in range(num_slots)}
+        self.on_piece: Callable[[int], None] = lambda slot: None
+        self.on_forward: Callable[[StepPlan], None] = lambda plan: None
+        self.plans: list[StepPlan] = []
+        self.kept: list[int | None] = []  # visual tokens of each prefill
+        self.threads: set[str] = set()  # that ran device work
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    def prepare(
+        self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
+    ) -> Prompt:
+        ids: list[int] = []
+        visual: list[int] = []
+        for message in messages:
+            for part in message.content:
+                if isinstance(part, TextPart):
+                    ids += [
+                        _FIRST_TEXT_ID + byte % (NUM_TOKEN_IDS - _FIRST_TEXT_ID)
+                        for byte in part.text.encode()
+                    ]
+                else:
+                    assert isinstance(part, MediaPart)
+                    num_tokens = media[part.media_index].frames.shape[0] * _TOKENS_PER_FRAME
+                    visual += range(len(ids), len(ids) + num_tokens)
+                    ids += [VISUAL_TOKEN_ID] * num_tokens
+        input_ids = torch.tensor(ids, dtype=torch.int64)
+        digest = hashlib.sha256(input_ids.to(torch.int32).numpy().tobytes()).digest()
+        return Prompt(
+            input_ids=input_ids,
+            positions=torch.arange(len(ids))[None],
+            next_position=len(ids),
+            visual_indices=torch.tensor(visual, dtype=torch.int64),
+            visual_grids=tuple(
+                (item.frames.shape[0], 2, 2) for item in media if item.kind is MediaKind.VIDEO
+            ),
+            prompt_hash=digest,
+        )
+
+    def embed_visual(self, prompt: Prompt) -> torch.Tensor | None:
+        num_visual = prompt.visual_indices.shape[0]
+        return torch.zeros(num_visual, 1) if num_visual else None
+
+    def prefill(
+        self, slot: int, prompt: Prompt, visual: torch.Tensor | None, kept: torch.Tensor | None
+    ) -> Iterator[torch.Tensor | None]:
+        self.threads.add(threading.current_thread().name)
+        self.kept.append(None if kept is None else int(kept.shape[0]))
+        for _ in range(_NUM_GROUPS):
+            self.on_piece(slot)
+            yield None
+        self._prompts[slot] = int.from_bytes(prompt.prompt_hash[:4], "little")
+        self._ids[slot] = []
+        yield self._table[self._context(slot, 0)].clone()
+
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        self.threads.add(threading.current_thread().name)
+        self.on_forward(plan)
+        self.plans.append(plan)
+        contexts = []
+        for rows in plan.sequences:
+            ids = self._ids[rows.slot]
+            assert rows.start_index <= len(ids), "rows must follow the cache without a gap"
+            ids[rows.start_index :] = rows.token_ids
+            contexts += [
+                self._context(rows.slot, rows.start_index + row + 1)
+                for row in range(len(rows.token_ids))
+            ]
+        return self._table[torch.tensor(contexts)]
+
+    def _context(self, slot: int, index: int) -> int:
+        """Which row of the table gives the logits of completion token ``index``."""
+        key = self._prompts[slot]
+        for token_id in self._ids[slot][max(0, index - 3) : index]:
+            key = key * 31 + token_id + 7
+        return (key + index // 8) % _NUM_CONTEXTS
+
+
+class ToyDecoder:
+    """Reads b"toy:N" as N frames."""
+
+    async def decode(self, media: Media, plan: FramePlan) -> DecodedMedia:
+        prefix, _, count = media.data.partition(b":")
+        if prefix != b"toy" or not count.isdigit():
+            raise MediaError("not a toy video")
+        num_frames = int(count)
+        return DecodedMedia(
+            kind=media.kind,
+            frames=torch.zeros(num_frames, 8, 8, 3, dtype=torch.uint8),
+            frame_seconds=tuple(index / 2 for index in range(num_frames)),
+            sampled_fps=2.0,
+        )

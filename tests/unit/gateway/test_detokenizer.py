@@ -1,0 +1,119 @@
+"""Text from token ids, piece by piece, and stop strings in it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from gateway.detokenizer import Detokenizer, StopStrings
+
+
+def _bytes_tokenizer() -> Tokenizer:
+    """One token a byte, and one special token after them."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(
+        models.BPE(vocab={token: i for i, token in enumerate(alphabet)}, merges=[])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<|im_end|>", special=True)])
+    return tokenizer
+
+
+TOKENIZER = _bytes_tokenizer()
+SPECIAL_ID = 256
+
+
+def _cut(items: list[int], rng: random.Random) -> list[list[int]]:
+    pieces = []
+    while items:
+        size = rng.randint(1, 7)
+        pieces.append(items[:size])
+        items = items[size:]
+    return pieces
+
+
+@given(text=st.text(max_size=40), seed=st.integers(0, 10**6))
+def test_the_pieces_of_any_text_join_to_it(text: str, seed: int) -> None:
+    ids = TOKENIZER.encode(text).ids
+    detokenizer = Detokenizer(TOKENIZER)
+    pieces = [detokenizer.add(piece) for piece in _cut(ids, random.Random(seed))]
+    assert "".join(pieces) + detokenizer.finish() == text
+
+
+@given(ids=st.lists(st.integers(0, SPECIAL_ID), max_size=40), seed=st.integers(0, 10**6))
+def test_the_pieces_of_any_ids_join_to_their_whole_text(ids: list[int], seed: int) -> None:
+    detokenizer = Detokenizer(TOKENIZER)
+    pieces = [detokenizer.add(piece) for piece in _cut(ids, random.Random(seed))]
+    whole = TOKENIZER.decode(ids, skip_special_tokens=True)
+    assert "".join(pieces) + detokenizer.finish() == whole
+
+
+def test_a_split_character_comes_out_with_its_last_byte() -> None:
+    detokenizer = Detokenizer(TOKENIZER)
+    pieces = [detokenizer.add([token_id]) for token_id in TOKENIZER.encode("a€b").ids]
+    assert pieces == ["a", "", "", "€", "b"]
+
+
+def test_special_tokens_are_left_out() -> None:
+    detokenizer = Detokenizer(TOKENIZER)
+    ids = [*TOKENIZER.encode("one").ids, SPECIAL_ID, *TOKENIZER.encode(" two").ids]
+    assert detokenizer.add(ids) == "one two"
+
+
+def test_endless_broken_bytes_are_given_out_in_time() -> None:
+    broken = TOKENIZER.encode("€").ids[0]
+    detokenizer = Detokenizer(TOKENIZER)
+    pieces = [detokenizer.add([broken]) for _ in range(500)]
+    num_out = sum(map(len, pieces))
+    assert 400 < num_out <= 500
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stops", "expected", "matched"),
+    [
+        (["abc"], [], "abc", None),
+        (["ab", "cd", "ef"], ["cd"], "ab", "cd"),
+        (["ab", "c", "d", "ef"], ["cd"], "ab", "cd"),
+        (["abcdef"], ["ef", "bc"], "a", "bc"),
+        (["a", "a", "b"], ["ab"], "a", "ab"),
+        (["ab", "ac"], ["abad"], "abac", None),
+        (["abc"], ["abcd"], "abc", None),
+    ],
+)
+def test_a_text_is_cut_before_the_first_stop_string(
+    pieces: list[str], stops: list[str], expected: str, matched: str | None
+) -> None:
+    cutter = StopStrings(stops)
+    text = "".join([cutter.add(piece) for piece in pieces])
+    if cutter.matched is None:
+        text += cutter.finish()
+    assert (text, cutter.matched) == (expected, matched)
+
+
+@given(
+    text=st.text(alphabet="ab", max_size=20),
+    stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=3),
+    cuts=st.lists(st.integers(1, 5)),
+)
+def test_a_stop_string_is_found_across_any_borders(
+    text: str, stops: list[str], cuts: list[int]
+) -> None:
+    cutter = StopStrings(stops)
+    out, rest = "", text
+    for size in [*cuts, len(text) or 1]:
+        out += cutter.add(rest[:size])
+        rest = rest[size:]
+    if cutter.matched is None:
+        out += cutter.finish()
+    places = [text.find(stop) for stop in stops if stop in text]
+    assert out == (text[: min(places)] if places else text)
+
+
+def test_nothing_that_begins_a_stop_string_is_given_out_early() -> None:
+    cutter = StopStrings(["STOP"])
+    assert [cutter.add(piece) for piece in ("x S", "T", "O", "Y")] == ["x ", "", "", "STOY"]

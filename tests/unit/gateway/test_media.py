@@ -1,0 +1,174 @@
+"""Where media may come from."""
+
+from __future__ import annotations
+
+import base64
+import os
+from pathlib import Path
+
+import pytest
+
+from gateway.fetch import UrlFetcher, is_public_address
+from gateway.media import MediaReader, MediaSource
+from hippo.errors import ForbiddenError, HippoError, MediaError
+from hippo.types import MediaKind
+
+
+def _fetcher(*domains: str, allow_http: bool = False, allow_private: bool = False) -> UrlFetcher:
+    return UrlFetcher(
+        allowed_domains=domains,
+        allow_http=allow_http,
+        allow_private_addresses=allow_private,
+        timeout_s=5,
+    )
+
+
+def _reader(*dirs: Path, max_bytes: int = 1000) -> MediaReader:
+    return MediaReader(
+        fetcher=_fetcher(), allowed_dirs=[str(d) for d in dirs], max_items=3, max_bytes=max_bytes
+    )
+
+
+async def _read(reader: MediaReader, url: str, kind: MediaKind = MediaKind.VIDEO) -> bytes:
+    (media,) = await reader.read([MediaSource(kind, url, "field")])
+    return media.data
+
+
+@pytest.mark.parametrize(
+    "header", ["data:video/mp4;base64", "data:video/webm;codecs=vp9;base64", "data:;base64"]
+)
+async def test_a_data_url_is_decoded(header: str) -> None:
+    payload = base64.b64encode(b"bytes \xff").decode()
+    assert await _read(_reader(), f"{header},{payload}") == b"bytes \xff"
+
+
+async def test_an_escaped_data_url_is_decoded() -> None:
+    assert await _read(_reader(), "data:video/mp4;base64,Ynl0ZXM%3D") == b"bytes"
+
+
+async def test_an_error_names_the_field() -> None:
+    with pytest.raises(MediaError) as caught:
+        await _read(_reader(), "data:video/mp4;base64,")
+    assert caught.value.param == "field"
+
+
+@pytest.mark.parametrize(("size", "is_taken"), [(1000, True), (1001, False)])
+async def test_the_size_limit_is_exact(tmp_path: Path, size: int, is_taken: bool) -> None:
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(b"x" * size)
+    url = f"data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode()}"
+    for source in (url, str(path)):
+        if is_taken:
+            assert len(await _read(_reader(tmp_path), source)) == size
+        else:
+            with pytest.raises(MediaError, match="1000 bytes"):
+                await _read(_reader(tmp_path), source)
+
+
+async def test_a_path_is_read_only_under_an_allowed_directory(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    for folder in (inside, outside):
+        folder.mkdir()
+        (folder / "clip.mp4").write_bytes(b"data")
+    (inside / "out.mp4").symlink_to(outside / "clip.mp4")
+    (inside / "in.mp4").symlink_to(inside / "clip.mp4")
+    (inside / "a b.mp4").write_bytes(b"data")
+    reader = _reader(inside)
+    for url in (
+        f"{inside}/clip.mp4",
+        f"{inside}/in.mp4",
+        f"{inside}/../inside/clip.mp4",
+        f"file://{inside}/a%20b.mp4",
+    ):
+        assert await _read(reader, url) == b"data"
+    for url in (
+        f"{outside}/clip.mp4",
+        f"{inside}/out.mp4",
+        f"{inside}/../outside/clip.mp4",
+        f"{inside}-not/clip.mp4",
+        "file://elsewhere/clip.mp4",
+    ):
+        with pytest.raises(ForbiddenError):
+            await _read(reader, url)
+
+
+async def test_paths_are_off_by_default(tmp_path: Path) -> None:
+    with pytest.raises(ForbiddenError, match="--allowed-media-dirs"):
+        await _read(_reader(), str(tmp_path / "clip.mp4"))
+
+
+async def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.mp4")
+    for name in ("pipe.mp4", ""):
+        with pytest.raises(MediaError, match="regular file"):
+            await _read(_reader(tmp_path), f"{tmp_path}/{name}")
+    with pytest.raises(HippoError):
+        await _read(_reader(tmp_path), f"{tmp_path}/null\0byte")
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://media.example/clip.mp4", "scheme is 'http'"),
+        ("https://other.example/clip.mp4", "not on this server's list"),
+        ("https://media.example.evil/clip.mp4", "not on this server's list"),
+        ("https://evilmedia.example/clip.mp4", "not on this server's list"),
+        ("https://cdn.media.example/clip.mp4", "not on this server's list"),
+        ("https://user:secret@media.example/clip.mp4", "credentials"),
+        ("https://media.example@evil.example/clip.mp4", "credentials"),
+        ("https://127.0.0.1/clip.mp4", "not on this server's list"),
+    ],
+)
+async def test_a_url_off_the_list_is_not_fetched(url: str, expected: str) -> None:
+    with pytest.raises(ForbiddenError, match=expected):
+        await _fetcher("media.example").fetch(url, max_bytes=10)
+
+
+async def test_a_wildcard_means_subdomains_alone() -> None:
+    fetcher = _fetcher("*.media.invalid")
+    with pytest.raises(ForbiddenError, match="list"):
+        await fetcher.fetch("https://media.invalid/clip.mp4", max_bytes=10)
+    with pytest.raises(MediaError, match="cannot be resolved"):
+        await fetcher.fetch("https://cdn.media.invalid/clip.mp4", max_bytes=10)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "10.0.0.1", "169.254.169.254"])
+async def test_an_allowed_name_with_a_private_address_is_refused(host: str) -> None:
+    fetcher = _fetcher("127.0.0.1", "localhost", "::1", "10.0.0.1", "169.254.169.254")
+    with pytest.raises(ForbiddenError, match="not public"):
+        await fetcher.fetch(f"https://{host}/clip.mp4", max_bytes=10)
+
+
+async def test_urls_are_off_by_default() -> None:
+    with pytest.raises(ForbiddenError, match="--allowed-media-domains"):
+        await _fetcher().fetch("https://media.example/clip.mp4", max_bytes=10)
+
+
+@pytest.mark.parametrize(
+    ("address", "is_public"),
+    [
+        ("93.184.215.14", True),
+        ("2606:2800:21f:cb07:6820:80da:af6b:8b2c", True),
+        ("127.0.0.1", False),
+        ("0.0.0.0", False),
+        ("10.1.2.3", False),
+        ("172.16.0.1", False),
+        ("192.168.1.1", False),
+        ("100.64.0.1", False),
+        ("169.254.169.254", False),
+        ("224.0.0.1", False),
+        ("255.255.255.255", False),
+        ("::1", False),
+        ("::", False),
+        ("fe80::1%eth0", False),
+        ("fd00::1", False),
+        ("ff02::1", False),
+        ("::ffff:127.0.0.1", False),
+        ("::ffff:10.0.0.1", False),
+        ("64:ff9b::7f00:1", False),
+        ("2002:7f00:1::", False),
+        ("not an address", False),
+    ],
+)
+def test_what_counts_as_a_public_address(address: str, is_public: bool) -> None:
+    assert is_public_address(address) is is_public

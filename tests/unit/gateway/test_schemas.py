@@ -1,0 +1,180 @@
+"""What a request may say, and what becomes of it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from gateway import translate
+from gateway.config import GatewaySettings
+from gateway.schemas import ChatCompletionRequest
+from hippo.config import SettingsError, load_settings
+from hippo.errors import InvalidRequestError
+from hippo.types import MediaKind, MediaPart, ModelInfo, OpenRequest, PruningStrategy, TextPart
+
+INFO = ModelInfo(
+    name="hippo",
+    family="toy",
+    device="cpu",
+    dtype="float32",
+    tokenizer_hash=b"",
+    tokenizer_json=b"",
+    num_token_ids=100,
+    end_token_ids=(98, 99),
+    max_context_length=1000,
+    num_slots=1,
+    num_parameters=1,
+)
+SETTINGS = GatewaySettings(target="localhost:1")
+
+
+def _parse(**fields: Any) -> ChatCompletionRequest:
+    messages = [{"role": "user", "content": "Hi"}]
+    return ChatCompletionRequest.model_validate({"model": "m", "messages": messages, **fields})
+
+
+def _open(**fields: Any) -> OpenRequest:
+    request = _parse(**fields)
+    return translate.open_request(
+        request,
+        request_id="r",
+        messages=translate.chat_messages(request),
+        media=(),
+        sampling=translate.sampling_params(request, INFO),
+        pruning=translate.speculation_plan(request.speculative, SETTINGS).pruning,
+        info=INFO,
+        settings=SETTINGS,
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"user": "someone", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
+        {"n": 1, "logprobs": False, "top_logprobs": 0, "tools": [], "tool_choice": "none"},
+        {"response_format": {"type": "text"}, "modalities": ["text"]},
+        {"stop": None, "seed": None, "temperature": None, "stream": None, "top_k": None},
+        {"max_tokens": 5, "max_completion_tokens": 5},
+        {"speculative": None, "mm_processor_kwargs": None, "logit_bias": None},
+    ],
+)
+def test_values_that_change_nothing_are_taken(fields: dict[str, Any]) -> None:
+    assert _open(**fields) is not None
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"n": 2}, "n is not supported"),
+        ({"n": True}, "n is not supported"),
+        ({"logprobs": True}, "logprobs is not supported"),
+        ({"top_logprobs": 5}, "top_logprobs is not supported"),
+        ({"tools": [{}]}, "tools is not supported"),
+        ({"tool_choice": "required"}, "tool_choice is not supported"),
+        ({"min_tokens": 4}, "min_tokens"),
+        ({"max_tokens": 4, "max_completion_tokens": 5}, "differ"),
+        ({"mm_processor_kwargs": {"max_frames": 2, "num_frames": 2}}, "mean the same"),
+    ],
+)
+def test_what_would_change_the_answer_and_is_not_supported_is_named(
+    fields: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(ValidationError, match=re.escape(expected)):
+        _parse(**fields)
+
+
+def test_content_parts_keep_their_order_and_media_are_numbered() -> None:
+    request = _parse(
+        messages=[
+            {"role": "developer", "content": "Be brief."},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "First"},
+                    {"type": "video_url", "video_url": {"url": "a"}},
+                    {"type": "image_url", "image_url": {"url": "b", "detail": "low"}},
+                ],
+            },
+            {"role": "assistant", "content": "Yes."},
+            {"role": "user", "content": [{"type": "video_url", "video_url": "c"}]},
+        ]
+    )
+    system, first, _, last = translate.chat_messages(request)
+    assert system.role == "system"
+    assert first.content == (TextPart("First"), MediaPart(0), MediaPart(1))
+    assert last.content == (MediaPart(2),)
+    sources = translate.media_sources(request)
+    assert [(source.kind, source.url) for source in sources] == [
+        (MediaKind.VIDEO, "a"),
+        (MediaKind.IMAGE, "b"),
+        (MediaKind.VIDEO, "c"),
+    ]
+    assert sources[2].param == "messages.3.content.0.video_url"
+
+
+def test_sampling_defaults_are_openais_and_the_checkpoints_own_are_not_asked() -> None:
+    sampling = _open().sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
+    assert sampling.repetition_penalty == 1.0
+    assert 0 <= sampling.seed < 2**53
+
+
+def test_a_request_without_a_seed_gets_a_fresh_one() -> None:
+    assert len({_open().sampling.seed for _ in range(8)}) == 8
+    assert _open(seed=5).sampling.seed == 5
+    assert _open(seed=-1).sampling.seed == 2**64 - 1
+
+
+def test_end_tokens_are_the_models_unless_they_are_ignored() -> None:
+    assert _open().end_token_ids == (98, 99)
+    assert _open(ignore_eos=True).end_token_ids == ()
+    assert _open(stop_token_ids=[7, 99]).end_token_ids == (98, 99, 7)
+    assert _open(ignore_eos=True, stop_token_ids=[7]).end_token_ids == (7,)
+
+
+def test_frames_are_planned_by_either_name() -> None:
+    plan = _open(
+        mm_processor_kwargs={"fps": 2.5, "num_frames": 16, "max_pixels": 50_000}
+    ).frame_plan
+    assert (plan.fps, plan.max_frames, plan.max_pixels) == (2.5, 16, 50_000)
+    assert _open(mm_processor_kwargs={"max_frames": 4}).frame_plan.max_frames == 4
+
+
+def test_speculation_is_chosen_within_the_operators_limits() -> None:
+    options = _parse(
+        speculative={"policy": "vpsd", "gamma": 3, "pruning": {"strategy": "none"}}
+    ).speculative
+    plan = translate.speculation_plan(options, SETTINGS)
+    assert (plan.policy_name, plan.pruning.strategy) == ("vpsd", PruningStrategy.NONE)
+    assert plan.policy.pace.optimistic.max_draft_tokens == 3
+    default = translate.speculation_plan(None, SETTINGS)
+    assert default.policy_name == "adaptive"
+    assert default.pruning.ratio == SETTINGS.pruning_ratio
+    beyond = _parse(speculative={"max_draft_tokens": 17}).speculative
+    with pytest.raises(InvalidRequestError, match="this server allows 16"):
+        translate.speculation_plan(beyond, SETTINGS)
+
+
+def test_the_policy_off_wants_no_draft() -> None:
+    off = translate.speculation_plan(_parse(speculative={"policy": "off"}).speculative, SETTINGS)
+    assert not off.wants_draft
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["--target", "nowhere"],
+        ["--target", "a:1", "--port", "70000"],
+        ["--target", "a:1", "--pruning-ratio", "1"],
+        ["--target", "a:1", "--policy", "magic"],
+        ["--target", "a:1", "--max-media-bytes", "0"],
+        ["--target", "a:1", "--allowed-media-dirs", "/no/such/folder"],
+    ],
+)
+def test_settings_that_cannot_work_are_refused_at_the_start(argv: list[str]) -> None:
+    with pytest.raises(SettingsError):
+        load_settings(GatewaySettings, argv, {}, env_prefix="X", prog="gateway", description="")

@@ -1,0 +1,57 @@
+"""One loaded model of each kind, and the same checkpoint in transformers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from hippo.models.base import VideoLanguageModel
+from hippo.models.checkpoint import find_checkpoint
+from hippo.models.qwen2_5_vl import load
+from tests.support.hub import HubServer
+from tests.support.reference import Reference
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small models are no faster with more threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def reference(target_checkpoint: Path) -> Reference:
+    """transformers' model and processor."""
+    return Reference(target_checkpoint)
+
+
+@pytest.fixture(scope="session", params=["fused", "as transformers has it"])
+def model(target_checkpoint: Path, request: pytest.FixtureRequest) -> VideoLanguageModel:
+    """The adapter in float32 with three slots, on both of its ways to run a layer."""
+    return load(
+        find_checkpoint(str(target_checkpoint), progress=lambda _stage, _share: None),
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        num_slots=3,
+        max_context_length=512,
+        served_name="tiny",
+        progress=lambda _stage, _share: None,
+        is_fused=request.param == "fused",
+    )
+
+
+@pytest.fixture
+def hub(target_checkpoint: Path) -> Iterator[str]:
+    """A hub's address; it has the target's checkpoint as org/model."""
+    with HubServer(target_checkpoint) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.url
+        server.shutdown()
+        thread.join()

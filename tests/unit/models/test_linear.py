@@ -1,0 +1,43 @@
+"""Packed products equal plain ones, and a row's bits do not depend on its company."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hippo.models.linear import has_half_linear, make_half_linear, make_linear
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 16, 200])
+def test_a_product_equals_torchs(num_rows: int, has_bias: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(48, 64, generator=generator)
+    bias = torch.randn(48, generator=generator) if has_bias else None
+    x = torch.randn(num_rows, 64, generator=generator)
+    expected = torch.nn.functional.linear(x, weight, bias)
+    torch.testing.assert_close(make_linear(weight, bias)(x), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_has_the_same_bits_alone_and_in_a_block(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    product = make_linear(torch.randn(320, 640, generator=generator).to(dtype))
+    x = torch.randn(16, 640, generator=generator).to(dtype)
+    together = product(x)
+    for num_rows in range(1, 16):
+        assert torch.equal(product(x[:num_rows]), together[:num_rows])
+
+
+@pytest.mark.skipif(not has_half_linear(), reason="this torch has no fbgemm")
+def test_a_weight_kept_in_float16_multiplies_float32_rows() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = (
+        torch.randn(*shape, generator=generator).half().float() for shape in ((48, 320), (48,))
+    )
+    x = torch.randn(16, 320, generator=generator)
+    product = make_half_linear(weight, bias)
+    together = product(x)
+    torch.testing.assert_close(together, x @ weight.T + bias, rtol=1e-5, atol=1e-5)
+    for num_rows in range(1, 16):
+        assert torch.equal(product(x[:num_rows]), together[:num_rows])

@@ -1,0 +1,239 @@
+"""Loading checkpoints: what is served, and what is said when they cannot be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hippo.errors import IncompatiblePairError, ModelLoadError
+from hippo.models.base import SequenceRows, StepPlan
+from hippo.models.linear import has_half_linear
+from hippo.models.loading import load_model
+from hippo.pair import check_pair
+from tests.support.checkpoints import write_checkpoint
+from tests.support.reference import clip, prefill, prepare, user
+
+
+@pytest.fixture
+def copy(target_checkpoint: Path, tmp_path: Path) -> Path:
+    """A checkpoint to be spoilt."""
+    return Path(shutil.copytree(target_checkpoint, tmp_path / "copy"))
+
+
+def change_config(folder: Path, **values: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_a_loaded_model_says_what_it_is(target_checkpoint: Path) -> None:
+    seen: list[tuple[str, float]] = []
+    model = load_model(
+        str(target_checkpoint),
+        num_slots=2,
+        max_context_length=64,
+        progress=lambda stage, share: seen.append((stage, share)),
+    )
+    info = model.info
+    assert (info.name, info.family, info.device, info.dtype) == (
+        "tiny-target", "qwen2_5_vl", "cpu", "float32",
+    )  # fmt: skip
+    assert info.num_token_ids == 268
+    assert info.end_token_ids == (262, 260)
+    assert (info.num_slots, info.max_context_length) == (2, 64)
+    assert info.num_parameters > 100_000
+    assert json.loads(info.tokenizer_json)["model"]["type"] == "BPE"
+    assert seen[0] == ("loading", 0.0) and seen[-1] == ("loading", 1.0)
+
+
+def test_a_pair_with_other_vocabulary_sizes_over_one_tokenizer_fits(
+    target_checkpoint: Path, draft_checkpoint: Path
+) -> None:
+    target = load_model(str(target_checkpoint), max_context_length=256)
+    draft = load_model(str(draft_checkpoint), max_context_length=256, served_name="draft")
+    check_pair(draft.info, target.info)
+    assert draft.info.name == "draft"
+    for model in (target, draft):
+        logits = prefill(model, 0, prepare(model, user(0, "what?"), clip()))
+        assert logits.shape == (268,)
+
+
+def test_models_with_different_tokenizers_are_refused(
+    target_checkpoint: Path, tmp_path: Path
+) -> None:
+    target = load_model(str(target_checkpoint), max_context_length=64)
+    folder = write_checkpoint(tmp_path / "other", merges=("h e", "i n", "o n", "a t"))
+    other = load_model(str(folder), max_context_length=64)
+    assert other.info.num_token_ids == target.info.num_token_ids
+    with pytest.raises(IncompatiblePairError, match="different tokenizers"):
+        check_pair(other.info, target.info)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("bfloat16", 0.05), ("float16", 0.005)])
+def test_narrower_weights_stay_near_float32(
+    target_checkpoint: Path, dtype: str, limit: float
+) -> None:
+    if dtype == "float16" and not has_half_linear():
+        pytest.skip("this torch has no fbgemm")
+    results = []
+    for name in ("float32", dtype):
+        model = load_model(str(target_checkpoint), dtype=name, max_context_length=256)
+        assert model.info.dtype == name
+        first = prefill(model, 0, prepare(model, user(0, "what?"), clip()))
+        rows = model.forward(StepPlan((SequenceRows(0, 0, (5, 6, 7)),)))
+        results.append(torch.cat((first[None], rows)))
+    difference = (results[0] - results[1]).norm() / results[0].norm()
+    assert 0 < difference < limit
+
+
+def test_end_tokens_fall_back_to_the_tokenizers(copy: Path) -> None:
+    (copy / "generation_config.json").unlink()
+    change_config(copy, text_config=_without(copy, "eos_token_id"))
+    assert load_model(str(copy), max_context_length=64).info.end_token_ids == (262,)
+
+
+def _without(folder: Path, key: str) -> dict[str, object]:
+    text: dict[str, object] = json.loads((folder / "config.json").read_text())["text_config"]
+    return text | {key: None}
+
+
+@pytest.mark.parametrize("name", ["/nowhere/at/all", "./nothing", "some/deep/path"])
+def test_a_missing_folder_is_said_to_be_missing(name: str) -> None:
+    with pytest.raises(ModelLoadError, match="does not exist"):
+        load_model(name)
+
+
+def test_a_folder_without_a_configuration_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"has no config\.json"):
+        load_model(str(tmp_path))
+
+
+def test_an_unsupported_architecture_names_the_supported_ones(copy: Path) -> None:
+    change_config(copy, model_type="llama")
+    with pytest.raises(ModelLoadError, match=r"'llama'; supported: qwen2_5_vl"):
+        load_model(str(copy))
+
+
+def test_absent_weights_are_named(copy: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"lacks the weight file model\.safetensors"):
+        load_model(str(copy))
+
+
+@pytest.mark.parametrize("size", [4, 1000, -1])
+def test_weights_cut_short_are_damaged(copy: Path, size: int) -> None:
+    path = copy / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(ModelLoadError, match="damaged or cut short"):
+        load_model(str(copy))
+
+
+def test_a_missing_tensor_is_named(copy: Path) -> None:
+    path = copy / "model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if "down_proj" in name)
+    del tensors[name]
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"missing or of another shape: .*down_proj"):
+        load_model(str(copy))
+
+
+def test_a_broken_tokenizer_is_reported(copy: Path) -> None:
+    (copy / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelLoadError, match="tokenizer or processor cannot be read"):
+        load_model(str(copy))
+
+
+def test_a_model_that_does_not_fit_says_what_it_needs_and_what_helps(
+    target_checkpoint: Path,
+) -> None:
+    with pytest.raises(ModelLoadError, match=r"needs about .* GiB .*lower --slots"):
+        load_model(str(target_checkpoint), num_slots=1000, max_context_length=10_000_000)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"device": "cuda:7"}, "no CUDA device|only . CUDA"),
+        ({"device": "abacus"}, "device 'abacus' is unknown"),
+        ({"dtype": "int3"}, "use float32, bfloat16, float16 or auto"),
+        ({"num_slots": 0}, "at least 1 slot"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(
+    target_checkpoint: Path, options: dict[str, str | int], said: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=said):
+        load_model(str(target_checkpoint), **options)  # type: ignore[arg-type]
+
+
+HUB_SCRIPT = """
+import sys
+from hippo.errors import ModelLoadError
+from hippo.models.checkpoint import find_checkpoint
+for name in sys.argv[1:]:
+    try:
+        find_checkpoint(name, progress=lambda stage, share: None)
+    except ModelLoadError as error:
+        sys.stdout.write(f"{error}\\n")
+"""
+
+
+def run_with_hub(hub: str, cache: Path, *names: str, **env: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", HUB_SCRIPT, *names],
+        env={"HF_ENDPOINT": hub, "HF_HOME": str(cache), "PATH": "", **env},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return done.stdout.splitlines()
+
+
+def test_what_a_hub_refuses_is_explained(tmp_path: Path, hub: str) -> None:
+    gated, missing, private, broken = run_with_hub(
+        hub, tmp_path, "org/gated", "org/missing", "org/private", "org/broken"
+    )
+    assert "org/gated is gated" in gated and "HF_TOKEN" in gated
+    assert "neither a folder here nor a repository" in missing
+    assert "refused (403)" in private and "HF_TOKEN" in private
+    assert "HTTP status 418" in broken
+
+
+def test_an_unreachable_hub_is_explained(tmp_path: Path) -> None:
+    nowhere = "http://127.0.0.1:9"
+    (unreachable,) = run_with_hub(nowhere, tmp_path, "org/model")
+    (offline,) = run_with_hub(nowhere, tmp_path, "org/model", HF_HUB_OFFLINE="1")
+    assert "cannot be reached" in unreachable
+    assert "HF_HUB_OFFLINE" in offline
+    (invalid,) = run_with_hub(nowhere, tmp_path, "not a name!")
+    assert "neither a folder here nor a valid repository name" in invalid
+
+
+def test_a_repository_is_downloaded_with_progress(
+    tmp_path: Path, hub: str, target_checkpoint: Path
+) -> None:
+    script = """
+import sys
+from hippo.models.checkpoint import find_checkpoint
+shares = []
+found = find_checkpoint("org/model", progress=lambda stage, share: shares.append(share))
+assert found.name == "org/model" and found.num_parameters > 100_000
+assert shares[0] == 0.0 and shares[-1] == 1.0, shares
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
