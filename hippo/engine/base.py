@@ -1,0 +1,336 @@
+"""The device thread: schedule, run, postprocess, and between two forwards look at the inbox.
+
+    event loop                                   device thread
+    submit, post, close  ──── inbox ────►  handle what arrived
+                                           one layer group of a prefill
+                                           one forward over all sequences that are ready
+    StreamQueue.put  ◄──── mailbox ──────  what came of it
+
+The inbox is looked at between layer groups, before a step is scheduled and again when its forward
+is over, so a closed stream frees its slot at the next forward boundary. With nothing to do the
+thread sleeps in the inbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter_ns
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from hippo.engine.mailbox import LoopMailbox
+from hippo.engine.sequence import EngineSequence
+from hippo.engine.stats import EngineCounters
+from hippo.engine.warmup import warm_prompt, warm_up
+from hippo.errors import HippoError, ModelLoadError, UnavailableError
+from hippo.models.base import Prompt, SequenceRows, StepPlan, VideoLanguageModel
+
+_log = logging.getLogger(__name__)
+
+SequenceT = TypeVar("SequenceT", bound=EngineSequence)
+
+
+class Step(Protocol):
+    """Rows that a core wants to be fed."""
+
+    @property
+    def start_index(self) -> int: ...
+    @property
+    def token_ids(self) -> tuple[int, ...]: ...
+
+
+StepT = TypeVar("StepT", bound=Step)
+Item = tuple[Callable[[Any, Any], None], Any, Any]
+
+
+class Engine(ABC, Generic[SequenceT, StepT]):
+    """Owns the model from ``start`` to ``stop``; subclasses say what a sequence wants next.
+
+    ``on_failure`` is called on the event loop when the device as a whole is of no use any more;
+    every sequence has then failed, and later ones fail at once.
+    """
+
+    def __init__(
+        self, model: VideoLanguageModel, *, on_failure: Callable[[Exception], None]
+    ) -> None:
+        self.model = model
+        self.counters = EngineCounters()
+        self._device = torch.device(model.info.device)
+        self._on_failure = on_failure
+        self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self._mailbox = LoopMailbox(asyncio.get_running_loop())
+        self._thread = threading.Thread(target=self._run, name="device")
+        self._sequences: dict[SequenceT, None] = {}  # an ordered set
+        self._jobs: deque[tuple[SequenceT, Iterator[None]]] = deque()
+        self._job_began_ns = 0
+        self._warm_prompt: Prompt | None = None
+        self._is_stopping = False
+        self._failure: Exception | None = None
+
+    # --- event loop ---
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def warm_up(self) -> None:
+        """Runs a prompt with a video and forwards of 1 to 16 rows.
+
+        Raises ModelLoadError when the model cannot do that.
+        """
+        self._warm_prompt = await asyncio.to_thread(warm_prompt, self.model)
+        done: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        self._inbox.put((self._handle_warm_up, None, done))
+        error = await done
+        if isinstance(error, HippoError):
+            raise error
+        if error is not None:
+            _log.error("the first forwards failed", exc_info=error)
+            raise ModelLoadError(f"the model is loaded, but its first forwards fail: {error}")
+
+    def submit(self, sequence: SequenceT, prompt: Prompt, slot: int) -> None:
+        """Hands a sequence over; from here on only the device thread touches it."""
+        self._inbox.put((self._handle_submit, sequence, (prompt, slot, perf_counter_ns())))
+
+    def post(self, sequence: SequenceT, message: Any) -> None:
+        """Hands over a message for a sequence, submitted or not."""
+        self._inbox.put((self._handle_message, sequence, message))
+
+    def close(self, sequence: SequenceT) -> None:
+        """Ends a sequence and frees its slot at the next forward boundary."""
+        self._inbox.put((self._handle_close, sequence, None))
+
+    async def stop(self) -> None:
+        """Ends all sequences and the thread."""
+        if not self._thread.is_alive():
+            return
+        done: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        self._inbox.put((self._handle_stop, None, done))
+        await done
+        self._thread.join()
+
+    # --- what a subclass says (device thread) ---
+
+    @abstractmethod
+    def _begin(self, sequence: SequenceT) -> None:
+        """A sequence has a prompt and a slot now: start its first job."""
+
+    @abstractmethod
+    def _take_message(self, sequence: SequenceT, message: Any) -> None:
+        """A message arrived; raises HippoError for one that breaks the rules."""
+
+    @abstractmethod
+    def _schedule(self, now_ns: int) -> tuple[list[tuple[SequenceT, StepT]], int | None]:
+        """All steps that are ready, or the time to wait until (None: for the inbox alone)."""
+
+    @abstractmethod
+    def _sample(
+        self, steps: Sequence[tuple[SequenceT, StepT]], logits: torch.Tensor
+    ) -> list[list[int]]:
+        """Tokens of each step; the one wait for the device."""
+
+    @abstractmethod
+    def _finish(
+        self, sequence: SequenceT, step: StepT, token_ids: list[int], began_ns: int, ended_ns: int
+    ) -> None:
+        """Takes a step's tokens and emits what follows from them."""
+
+    # --- what a subclass uses (device thread) ---
+
+    def _emit(self, sequence: SequenceT, message: Any) -> None:
+        self._mailbox.post(sequence.output.put, message)
+
+    def _start_job(self, sequence: SequenceT, job: Iterator[None]) -> None:
+        """Queues device work that is done piece by piece, a piece between two forwards."""
+        self._jobs.append((sequence, job))
+
+    def _job_ns(self, sequence: SequenceT) -> int:
+        """Device time of the sequence's jobs, up to now (inside a job)."""
+        return sequence.job_ns + perf_counter_ns() - self._job_began_ns
+
+    def _close(self, sequence: SequenceT, error: HippoError | None = None) -> None:
+        """Forgets the sequence; its slot is free when the event loop hears of it."""
+        if sequence.is_closed:
+            return
+        sequence.is_closed = True
+        self._sequences.pop(sequence, None)
+        self.counters.num_sequences = len(self._sequences)
+        for entry in [entry for entry in self._jobs if entry[0] is sequence]:
+            self._jobs.remove(entry)
+            if not sequence.is_in_job:
+                close_iterator(entry[1])
+        self._mailbox.post(sequence.output.close, error)
+        self._mailbox.post(sequence.reservation.release)
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            try:
+                delay_ns = self._turn()
+            except Exception as error:
+                self._fail_device(error)
+                delay_ns = None
+            self._receive(delay_ns)
+
+    def _turn(self) -> int | None:
+        """One piece of prefill and one forward; how long to sleep in the inbox afterwards."""
+        has_worked = self._advance_job()
+        if has_worked:
+            self._receive(0)
+        steps, until_ns = self._schedule(perf_counter_ns())
+        if steps:
+            self._step(steps)
+            return 0
+        if has_worked:
+            return 0
+        return None if until_ns is None else max(until_ns - perf_counter_ns(), 0)
+
+    def _receive(self, delay_ns: int | None) -> None:
+        """Handles all that arrived; with an empty inbox sleeps up to ``delay_ns`` (None: long)."""
+        inbox = self._inbox
+        if delay_ns != 0 and inbox.empty():
+            item = None
+            began_ns = perf_counter_ns()
+            try:
+                item = inbox.get(timeout=None if delay_ns is None else delay_ns / 1e9)
+            except queue.Empty:
+                pass
+            idle_ns = perf_counter_ns() - began_ns
+            self.counters.idle_ns += idle_ns
+            for sequence in self._sequences:
+                sequence.wait_ns += idle_ns
+            if item is not None:
+                self._handle(item)
+        while not inbox.empty():
+            self._handle(inbox.get_nowait())
+
+    def _handle(self, item: Item) -> None:
+        handler, sequence, payload = item
+        try:
+            handler(sequence, payload)
+        except Exception as error:
+            self._fail(sequence, error)
+
+    def _handle_submit(self, sequence: SequenceT, payload: tuple[Prompt, int, int]) -> None:
+        if sequence.is_closed:
+            return
+        if self._failure is not None:
+            raise UnavailableError("the service's device has failed")
+        sequence.prompt, sequence.slot, sequence.submitted_ns = payload
+        self._sequences[sequence] = None
+        self.counters.num_sequences = len(self._sequences)
+        self.counters.num_opened += 1
+        self._begin(sequence)
+
+    def _handle_message(self, sequence: SequenceT, message: Any) -> None:
+        if not sequence.is_closed:
+            self._take_message(sequence, message)
+
+    def _handle_close(self, sequence: SequenceT, _: None) -> None:
+        self._close(sequence)
+
+    def _handle_stop(self, _: None, done: asyncio.Future[Exception | None]) -> None:
+        self._is_stopping = True
+        for sequence in list(self._sequences):
+            self._close(sequence, UnavailableError("the service is stopping"))
+        self._mailbox.post(done.set_result, None)
+
+    def _handle_warm_up(self, _: None, done: asyncio.Future[Exception | None]) -> None:
+        error: Exception | None = None
+        try:
+            assert self._warm_prompt is not None
+            warm_up(self.model, self._warm_prompt, slot=0)
+        except Exception as raised:
+            error = raised
+        self._mailbox.post(done.set_result, error)
+
+    def _advance_job(self) -> bool:
+        """Runs the oldest job's next piece."""
+        if not self._jobs:
+            return False
+        sequence, job = entry = self._jobs[0]
+        self._job_began_ns = began_ns = perf_counter_ns()
+        is_over = False
+        sequence.is_in_job = True
+        try:
+            next(job)
+        except StopIteration:
+            is_over = True
+        except Exception as error:
+            is_over = True
+            self._fail(sequence, error)
+            self._check_device(error, sequence.slot)
+        finally:
+            sequence.is_in_job = False
+            duration_ns = perf_counter_ns() - began_ns
+            sequence.job_ns += duration_ns
+            self.counters.prefill_ns += duration_ns
+        if sequence.is_closed:
+            close_iterator(job)
+        elif is_over:
+            self._jobs.remove(entry)
+        return True
+
+    def _step(self, steps: list[tuple[SequenceT, StepT]]) -> None:
+        """One forward; if it fails, each sequence alone, so that only the culprit ends."""
+        rows = tuple(
+            SequenceRows(sequence.slot, step.start_index, step.token_ids)
+            for sequence, step in steps
+        )
+        began_ns = perf_counter_ns()
+        try:
+            token_ids = self._sample(steps, self.model.forward(StepPlan(rows)))
+        except Exception as error:
+            if len(steps) > 1:
+                for pair in steps:
+                    self._step([pair])
+                return
+            self._fail(steps[0][0], error)
+            self._check_device(error, steps[0][0].slot)
+            return
+        ended_ns = perf_counter_ns()
+        self.counters.count_forward(ended_ns - began_ns, sum(len(row.token_ids) for row in rows))
+        self._receive(0)
+        for (sequence, step), ids in zip(steps, token_ids, strict=True):
+            if not sequence.is_closed:
+                try:
+                    self._finish(sequence, step, ids, began_ns, ended_ns)
+                except Exception as error:
+                    self._fail(sequence, error)
+
+    def _fail(self, sequence: SequenceT, error: Exception) -> None:
+        """Ends one sequence by an error; the caller of the service sees it."""
+        if not isinstance(error, HippoError):
+            self.counters.num_failed += 1
+            _log.error("sequence %r failed", sequence.request.request_id, exc_info=error)
+            error = HippoError("the sequence failed inside the service; its log has the details")
+        self._close(sequence, error)
+
+    def _check_device(self, error: Exception, slot: int) -> None:
+        """After a failure in device work: does the device still work? Raises if not.
+
+        ``slot`` is the failed sequence's: nobody else's until the event loop hears of it.
+        """
+        if not isinstance(error, HippoError) and self._warm_prompt is not None:
+            warm_up(self.model, self._warm_prompt, slot=slot, max_rows=1)
+
+    def _fail_device(self, error: Exception) -> None:
+        _log.critical("the device failed; the service stops serving", exc_info=error)
+        self._failure = error
+        for sequence in list(self._sequences):
+            self._close(sequence, UnavailableError("the service's device has failed"))
+        self._mailbox.post(self._on_failure, error)
+
+
+def close_iterator(iterator: Iterator[Any]) -> None:
+    """Closes a generator behind the Iterator type, so that it cleans up now."""
+    close = getattr(iterator, "close", None)
+    if close is not None:
+        close()

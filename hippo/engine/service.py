@@ -1,0 +1,97 @@
+"""A service from the first bound port to the last closed stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Generic
+
+from hippo.engine.host import Backend, EngineT, HostState, ServiceHost
+from hippo.engine.metrics import MetricsServer, start_metrics
+from hippo.engine.prompts import Decoder, PromptReader
+from hippo.engine.slots import SlotPool
+from hippo.models.base import VideoLanguageModel
+from hippo.rpc.options import DEFAULT_MAX_MESSAGE_BYTES, TlsFiles
+from hippo.rpc.server import RpcServer
+
+_log = logging.getLogger(__name__)
+
+
+class EngineService(Generic[EngineT]):
+    """Assembles one service: ``start``, ``serve_model``, ``drain``, ``stop``, in this order.
+
+    The caller registers its servicer, made with ``host``, with ``rpc.server`` before ``start``.
+    ``max_waiting`` sequences may wait for a slot. ``stop`` may be called at any point.
+    """
+
+    def __init__(
+        self,
+        service_name: str,
+        make_engine: Callable[..., EngineT],
+        *,
+        max_waiting: int,
+        tls: TlsFiles | None = None,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+    ) -> None:
+        self.rpc = RpcServer(service_name, tls=tls, max_message_bytes=max_message_bytes)
+        self.host: ServiceHost[EngineT] = ServiceHost()
+        self._make_engine = make_engine
+        self._max_waiting = max_waiting
+        self.port: int | None = None  # while it listens
+        self._metrics: MetricsServer | None = None
+        self._failing: asyncio.Task[None] | None = None
+
+    async def start(self, host: str, port: int, *, metrics_port: int | None = None) -> int:
+        """Listens, answering NOT_SERVING; the bound port. UnavailableError when it is taken."""
+        if metrics_port is not None:
+            self._metrics = start_metrics(self.host.stats, host=host, port=metrics_port)
+        self.port = await self.rpc.start(host, port)
+        return self.port
+
+    @property
+    def metrics_port(self) -> int | None:
+        """None: no metrics are served."""
+        return None if self._metrics is None else self._metrics.port
+
+    async def serve_model(self, model: VideoLanguageModel, decoder: Decoder) -> None:
+        """Warms the model up and serves; ``decoder`` stays the caller's to close."""
+        info = model.info
+        engine = self._make_engine(model, on_failure=self._on_failure)
+        self.host.backend = Backend(
+            info=info,
+            engine=engine,
+            slots=SlotPool(info.num_slots, max_waiting=self._max_waiting),
+            prompts=PromptReader(model, decoder),
+        )
+        engine.start()
+        await engine.warm_up()
+        self.host.state = HostState.SERVING
+        await self.rpc.set_serving(True)
+
+    async def drain(self, seconds: float) -> None:
+        """Refuses new streams and waits for running ones, at most ``seconds``."""
+        self.host.state = HostState.DRAINING
+        await self.rpc.set_serving(False)
+        if not await self.host.wait_idle(seconds):
+            _log.warning("sequences still ran after %g seconds of draining", seconds)
+
+    async def stop(self) -> None:
+        """Ends what runs, the server and the device thread."""
+        self.host.state = HostState.DRAINING
+        await self.rpc.stop()
+        if self._failing is not None:
+            await self._failing
+        if self.host.backend is not None:
+            await self.host.backend.engine.stop()
+            self.host.backend.prompts.close()
+        if self._metrics is not None:
+            await asyncio.to_thread(self._metrics.stop)
+
+    def _on_failure(self, _: Exception) -> None:
+        if self.host.state is HostState.SERVING:
+            self.host.state = HostState.FAILED
+        self._failing = asyncio.create_task(self.rpc.set_serving(False))
+
+
+AnyService = EngineService[Any]

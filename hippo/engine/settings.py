@@ -1,0 +1,87 @@
+"""Settings that both services have; each adds its port and its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hippo.config import SettingsError, setting
+from hippo.rpc.options import TlsFiles
+from hippo.video.limits import DecodeLimits
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """Where the model is, what it runs on, and what a request may cost."""
+
+    model: str = setting(help="checkpoint folder, or name on the Hugging Face hub")
+    served_name: str | None = setting(None, help="name to serve the model under")
+    device: str = setting("cpu", help="cpu, cuda or cuda:N")
+    dtype: str = setting(
+        "auto",
+        help="auto is the checkpoint's own",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    cpu_core: int | None = setting(None, help="pin the process to this core, with one thread")
+    num_threads: int | None = setting(None, help="threads of one CPU operation")
+    slots: int = setting(4, help="sequences at once")
+    max_context_length: int = setting(4096, help="prompt and completion together, in tokens")
+    host: str = setting("127.0.0.1", help="address to listen on")
+    port_file: str | None = setting(None, help="file to write the bound port to")
+    metrics_port: int | None = setting(None, help="serve Prometheus metrics there, on --host")
+    drain_seconds: float = setting(30.0, help="time for running sequences after SIGTERM")
+    max_message_mib: int = setting(256, help="largest request, media included")
+    max_frames: int = setting(768, help="most frames of a video that are looked at")
+    max_frame_pixels: int = setting(7680 * 4320, help="most pixels of one frame as stored")
+    max_video_seconds: float = setting(3600.0, help="longest video")
+    decode_seconds: float = setting(30.0, help="longest decoding of one media item")
+    tls_cert: str = setting("", help="PEM certificate; with --tls-key, serve TLS")
+    tls_key: str = setting("", help="PEM private key")
+    tls_ca: str = setting("", help="PEM authority that client certificates must come from")
+    log_level: str = setting(
+        "info",
+        help="least severe records that are logged",
+        choices=("debug", "info", "warning", "error"),
+    )
+    log_style: str = setting("text", help="text or json lines", choices=("text", "json"))
+
+    def __post_init__(self) -> None:
+        """Refuses values that cannot work, before anything is loaded."""
+        for name in ("slots", "max_context_length", "max_message_mib"):
+            if getattr(self, name) < 1:
+                flag = "--" + name.replace("_", "-")
+                raise SettingsError(f"{flag} is {getattr(self, name)}; it must be at least 1")
+        if self.num_threads is not None and self.num_threads < 1:
+            raise SettingsError(f"--num-threads is {self.num_threads}; it must be at least 1")
+        if self.cpu_core is not None and (self.num_threads or 1) != 1:
+            raise SettingsError("--cpu-core pins one thread; leave --num-threads out")
+        if self.drain_seconds < 0:
+            raise SettingsError(
+                f"--drain-seconds is {self.drain_seconds:g}; it must not be below 0"
+            )
+        if bool(self.tls_cert) != bool(self.tls_key) or (self.tls_ca and not self.tls_cert):
+            raise SettingsError("TLS needs --tls-cert and --tls-key; --tls-ca is besides them")
+        try:
+            self.decode_limits()
+        except ValueError as error:
+            raise SettingsError(str(error)) from None
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """None: without TLS."""
+        return TlsFiles(self.tls_cert, self.tls_key, self.tls_ca) if self.tls_cert else None
+
+    @property
+    def max_message_bytes(self) -> int:
+        return self.max_message_mib * _MIB
+
+    def decode_limits(self) -> DecodeLimits:
+        """Raises ValueError for limits under which nothing could be decoded."""
+        return DecodeLimits(
+            max_frames=self.max_frames,
+            max_pixels=self.max_frame_pixels,
+            max_duration_s=self.max_video_seconds,
+            max_bytes=self.max_message_bytes,
+            timeout_s=self.decode_seconds,
+        )

@@ -1,0 +1,123 @@
+"""One gRPC stream is one sequence: what both servicers do with it."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from time import perf_counter_ns
+from typing import Any, Generic, TypeVar
+
+import grpc
+
+from hippo.engine.base import Engine
+from hippo.engine.host import Backend, EngineT, ServiceHost
+from hippo.engine.sequence import EngineSequence
+from hippo.engine.slots import Reservation
+from hippo.errors import InvalidRequestError
+from hippo.logs import request_id_var
+from hippo.models.base import Prompt
+from hippo.rpc import convert
+from hippo.rpc.errors import answering_errors
+from hippo.types import OpenRequest, PromptInfo
+
+SequenceT = TypeVar("SequenceT", bound=EngineSequence)
+Context = grpc.aio.ServicerContext[Any, Any]
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+
+
+class SequenceStreams(ABC, Generic[SequenceT, EngineT]):
+    """Reads a stream into the engine and writes what comes of it; one writer a stream.
+
+    Subclasses decode requests (and enforce their order) and encode responses.
+    """
+
+    def __init__(self, host: ServiceHost[EngineT]) -> None:
+        self._host = host
+
+    async def serve(self, context: Context) -> None:
+        """Runs one stream to its end; failures become its status."""
+        async with answering_errors(context):
+            with self._host.stream() as backend:
+                request = await self._read_open(context, backend)
+                request_id_var.set(request.request_id)
+                self.check(request)
+                sequence = self.new_sequence(request, backend.slots.reserve())
+                try:
+                    await self._run(context, backend, sequence)
+                finally:
+                    if not sequence.is_submitted:
+                        sequence.reservation.release()
+                    backend.engine.close(sequence)
+
+    @abstractmethod
+    def new_sequence(self, request: OpenRequest, reservation: Reservation) -> SequenceT:
+        """A sequence of the engine's kind."""
+
+    def check(self, request: OpenRequest) -> None:
+        """Raises InvalidRequestError for a request that this service cannot take."""
+
+    @abstractmethod
+    def take(self, sequence: SequenceT, request: Any, backend: Backend[EngineT]) -> Any:
+        """Decodes one request after open; raises InvalidRequestError for one out of order."""
+
+    @abstractmethod
+    def encode(self, message: Any) -> Any:
+        """The response that carries ``message``."""
+
+    def announce(self, sequence: SequenceT, prompt: Prompt) -> None:
+        """Queues what can be said as soon as the prompt is read."""
+
+    async def _read_open(self, context: Context, backend: Backend[EngineT]) -> OpenRequest:
+        first = await context.read()
+        kind = "nothing" if first is _EOF else first.WhichOneof("message")
+        if kind != "open":
+            raise InvalidRequestError(
+                f"a stream begins with open, not with {kind or 'an empty message'}", param="open"
+            )
+        return convert.open_from_proto(first.open, num_token_ids=backend.info.num_token_ids)
+
+    async def _run(self, context: Context, backend: Backend[EngineT], sequence: SequenceT) -> None:
+        reader = asyncio.create_task(self._read(context, backend, sequence))
+        handing_over = asyncio.create_task(self._hand_over(backend, sequence))
+        try:
+            await asyncio.wait((reader, handing_over), return_when=asyncio.FIRST_COMPLETED)
+            # From here on the reader's end ends the output instead of cancelling its writer: a
+            # call whose write was cancelled half-way takes no status any more.
+            reader.add_done_callback(lambda _: sequence.output.abort(_error_of(reader)))
+            if handing_over.done():
+                handing_over.result()
+            async for message in sequence.output:
+                await context.write(self.encode(message))
+        finally:
+            reader.cancel()
+            handing_over.cancel()
+            await asyncio.gather(reader, handing_over, return_exceptions=True)
+
+    async def _hand_over(self, backend: Backend[EngineT], sequence: SequenceT) -> None:
+        """Reads the prompt, waits for the slot, and gives the sequence to the engine."""
+        prompt, preprocess_ns = await backend.prompts.read(sequence.request)
+        queued_ns = perf_counter_ns()
+        slot = await sequence.reservation.slot()
+        info = PromptInfo(
+            prompt_hash=prompt.prompt_hash,
+            num_prompt_tokens=prompt.length,
+            num_visual_tokens=int(prompt.visual_indices.shape[0]),
+            queue_ns=perf_counter_ns() - queued_ns,
+            preprocess_ns=preprocess_ns,
+        )
+        sequence.output.put(info)
+        self.announce(sequence, prompt)
+        sequence.is_submitted = True
+        backend.engine.submit(sequence, prompt, slot)
+
+    async def _read(self, context: Context, backend: Backend[EngineT], sequence: SequenceT) -> None:
+        """Posts requests to the engine until the client closes its side."""
+        engine: Engine[Any, Any] = backend.engine
+        while (request := await context.read()) is not _EOF:
+            engine.post(sequence, self.take(sequence, request, backend))
+
+
+def _error_of(task: asyncio.Task[None]) -> Exception | None:
+    error = None if task.cancelled() else task.exception()
+    assert error is None or isinstance(error, Exception)
+    return error

@@ -1,0 +1,290 @@
+"""Clients of the draft and the target service: values in and out, errors of the tree."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from hippo.errors import HippoError, UnavailableError
+from hippo.rpc import convert
+from hippo.rpc import convert_stream as stream_convert
+from hippo.rpc.errors import error_from_rpc, error_from_status
+from hippo.rpc.options import DEFAULT_MAX_MESSAGE_BYTES, TlsFiles, client_options
+from hippo.rpc.queue import StreamQueue
+from hippo.types import (
+    Block,
+    Commit,
+    ModelInfo,
+    OpenRequest,
+    Pace,
+    PromptInfo,
+    Selection,
+    Timing,
+    Verdict,
+)
+from hippo.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
+
+DRAFT_SERVICE = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
+TARGET_SERVICE = target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name
+
+_CHECK_SECONDS = 5.0
+_LONGEST_PAUSE_SECONDS = 0.5
+
+SentT = TypeVar("SentT")
+ReceivedT = TypeVar("ReceivedT")
+
+
+class ClientStream(Generic[SentT, ReceivedT]):
+    """One sequence at a service: ``async with`` opens it, leaving the body cancels it.
+
+    Iterating raises the HippoError that a broken stream stands for, and ends when the service
+    closes the stream.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], Any],
+        opening: Any,
+        *,
+        encode: Callable[[SentT], Any],
+        decode: Callable[[Any], ReceivedT],
+        peer: str,
+    ) -> None:
+        self._start = start
+        self._opening = opening
+        self._encode = encode
+        self._decode = decode
+        self._peer = peer
+        self._outgoing: StreamQueue[Any] = StreamQueue()
+
+    async def __aenter__(self) -> ClientStream[SentT, ReceivedT]:
+        self._call = self._start()
+        self._outgoing.put(self._opening)
+        self._writer = asyncio.create_task(self._write_all())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._call.cancel()
+        self._writer.cancel()
+        await asyncio.gather(self._writer, self._call.code(), return_exceptions=True)
+
+    async def send(self, message: SentT) -> None:
+        """Queues a message; returns before it is on the wire.
+
+        Ignored when the service has closed the stream in good order. Raises the HippoError of a
+        broken stream.
+        """
+        if self._call.done() and await self._call.code() is not grpc.StatusCode.OK:
+            raise await self._error()
+        self._outgoing.put(self._encode(message))
+
+    def __aiter__(self) -> ClientStream[SentT, ReceivedT]:
+        return self
+
+    async def __anext__(self) -> ReceivedT:
+        try:
+            message = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, peer=self._peer) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise await self._error() from None  # the peer ended the call with CANCELLED
+        if message is grpc.aio.EOF:  # type: ignore[attr-defined]
+            raise StopAsyncIteration
+        return self._decode(message)
+
+    async def _write_all(self) -> None:
+        """Writes what is queued until the call is over, whose status is for whoever iterates.
+
+        A write that meets the service's closing of the stream fails. ``call.write`` then overrules
+        the status, and what the service said before it closed can no longer be read; so messages
+        after the first go to the call beneath it, where a failed write is only that.
+        """
+        try:
+            await self._call.write(await anext(self._outgoing))
+            raw_call = self._call._cython_call
+            async for message in self._outgoing:
+                await raw_call.send_serialized_message(message.SerializeToString())
+        except (
+            grpc.aio.AioRpcError,
+            grpc.aio.InternalError,
+            asyncio.InvalidStateError,
+        ):
+            self._outgoing.close()
+
+    async def _error(self) -> HippoError:
+        call = self._call
+        return error_from_status(
+            await call.code(), await call.details(), await call.trailing_metadata(), peer=self._peer
+        )
+
+
+DraftStream = ClientStream[Selection | Pace | Commit, PromptInfo | Timing | Block]
+TargetStream = ClientStream[Pace | Block, PromptInfo | Selection | Verdict]
+
+
+class _ServiceClient:
+    """What the two clients share: the channel, health and GetModel."""
+
+    _service_name: str
+    _noun: str
+    _stub: Any
+
+    def __init__(
+        self,
+        address: str,
+        tls: TlsFiles | None = None,
+        *,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+    ) -> None:
+        self.address = address
+        self._peer = f"{self._noun} service at {address}"
+        options = client_options(max_message_bytes)
+        if tls is None:
+            self._channel = grpc.aio.insecure_channel(address, options=options)
+        else:
+            credentials = tls.channel_credentials()
+            self._channel = grpc.aio.secure_channel(address, credentials, options=options)
+        self._health: Any = health_pb2_grpc.HealthStub(self._channel)
+
+    async def get_model(self, timeout: float = 30.0) -> ModelInfo:
+        """What is served. Raises IncompatiblePairError for another protocol version."""
+        try:
+            response = await self._stub.GetModel(common_pb2.GetModelRequest(), timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, peer=self._peer) from None
+        return convert.model_from_proto(response, peer=self._peer)
+
+    async def is_serving(self, timeout: float = _CHECK_SECONDS) -> bool:
+        """Whether the service is reachable, warm and not draining."""
+        return await self._check(timeout) is None
+
+    async def wait_ready(self, timeout: float) -> None:
+        """Returns when the service serves; raises UnavailableError after ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        pause = 0.02
+        while True:
+            left = max(deadline - time.monotonic(), 0.001)
+            reason = await self._check(min(left, _CHECK_SECONDS))
+            if reason is None:
+                return
+            if time.monotonic() + pause >= deadline:
+                raise UnavailableError(
+                    f"{self._peer} was not ready within {timeout:g} seconds: {reason}"
+                )
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, _LONGEST_PAUSE_SECONDS)
+
+    async def close(self) -> None:
+        """Closes the channel; running streams end."""
+        await self._channel.close(None)
+
+    async def _check(self, timeout: float) -> str | None:
+        """None when it serves, else why not."""
+        request = health_pb2.HealthCheckRequest(service=self._service_name)
+        try:
+            response = await self._health.Check(request, timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            return str(error_from_rpc(error, peer=self._peer))
+        if response.status == health_pb2.HealthCheckResponse.SERVING:
+            return None
+        return "it is still loading its model, or is draining"
+
+
+class DraftClient(_ServiceClient):
+    """A draft service at ``address`` (host:port)."""
+
+    _service_name = DRAFT_SERVICE
+    _noun = "draft"
+
+    def __init__(
+        self,
+        address: str,
+        tls: TlsFiles | None = None,
+        *,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+    ) -> None:
+        super().__init__(address, tls, max_message_bytes=max_message_bytes)
+        self._stub = draft_pb2_grpc.DraftServiceStub(self._channel)
+
+    def draft(self, request: OpenRequest) -> DraftStream:
+        """One drafted sequence; raises InvalidRequestError for what the wire cannot carry."""
+        return ClientStream(
+            self._stub.Draft,
+            draft_pb2.DraftRequest(open=convert.open_to_proto(request)),
+            encode=_encode_draft,
+            decode=_decode_draft,
+            peer=self._peer,
+        )
+
+
+class TargetClient(_ServiceClient):
+    """A target service at ``address`` (host:port)."""
+
+    _service_name = TARGET_SERVICE
+    _noun = "target"
+
+    def __init__(
+        self,
+        address: str,
+        tls: TlsFiles | None = None,
+        *,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+    ) -> None:
+        super().__init__(address, tls, max_message_bytes=max_message_bytes)
+        self._stub = target_pb2_grpc.TargetServiceStub(self._channel)
+
+    def verify(self, request: OpenRequest) -> TargetStream:
+        """One settled sequence; raises InvalidRequestError for what the wire cannot carry."""
+        return ClientStream(
+            self._stub.Verify,
+            target_pb2.VerifyRequest(open=convert.open_to_proto(request)),
+            encode=_encode_verify,
+            decode=_decode_verify,
+            peer=self._peer,
+        )
+
+
+def _encode_draft(message: Selection | Pace | Commit) -> draft_pb2.DraftRequest:
+    if isinstance(message, Commit):
+        return draft_pb2.DraftRequest(commit=stream_convert.commit_to_proto(message))
+    if isinstance(message, Pace):
+        return draft_pb2.DraftRequest(pace=convert.pace_to_proto(message))
+    return draft_pb2.DraftRequest(select=stream_convert.selection_to_proto(message))
+
+
+def _decode_draft(response: draft_pb2.DraftResponse) -> PromptInfo | Timing | Block:
+    kind = response.WhichOneof("message")
+    if kind == "block":
+        return stream_convert.block_from_proto(response.block)
+    if kind == "prefill":
+        return stream_convert.timing_from_proto(response.prefill)
+    return stream_convert.prompt_from_proto(response.prompt)
+
+
+def _encode_verify(message: Pace | Block) -> target_pb2.VerifyRequest:
+    if isinstance(message, Block):
+        return target_pb2.VerifyRequest(verify=stream_convert.block_to_proto(message))
+    return target_pb2.VerifyRequest(pace=convert.pace_to_proto(message))
+
+
+def _decode_verify(response: target_pb2.VerifyResponse) -> PromptInfo | Selection | Verdict:
+    kind = response.WhichOneof("message")
+    if kind == "verdict":
+        return stream_convert.verdict_from_proto(response.verdict)
+    if kind == "selection":
+        return stream_convert.selection_from_proto(response.selection)
+    return stream_convert.prompt_from_proto(response.prompt)

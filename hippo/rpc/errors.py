@@ -1,0 +1,124 @@
+"""One mapping between the error tree and gRPC statuses, used in both directions.
+
+The code says what kind of failure it is; trailing metadata names the exact class and the field at
+fault, so that a caller in another process catches what a caller in this one would.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn
+
+import grpc
+
+from hippo.errors import (
+    ContextLengthError,
+    DeadlineError,
+    ForbiddenError,
+    HippoError,
+    IncompatiblePairError,
+    InvalidRequestError,
+    MediaError,
+    ModelLoadError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+)
+
+_TYPE_KEY = "hippo-error-type"
+_PARAM_KEY = "hippo-error-param"
+_TOO_LARGE = "message larger than max"
+
+_ERRORS: dict[str, type[HippoError]] = {
+    cls.__name__: cls
+    for cls in (
+        HippoError,
+        InvalidRequestError,
+        MediaError,
+        ContextLengthError,
+        NotFoundError,
+        ForbiddenError,
+        OverloadedError,
+        IncompatiblePairError,
+        UnavailableError,
+        DeadlineError,
+        ModelLoadError,
+    )
+}
+_BY_CODE: dict[grpc.StatusCode, type[HippoError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
+    grpc.StatusCode.NOT_FOUND: NotFoundError,
+    grpc.StatusCode.PERMISSION_DENIED: ForbiddenError,
+    grpc.StatusCode.UNAUTHENTICATED: ForbiddenError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: OverloadedError,
+    grpc.StatusCode.FAILED_PRECONDITION: IncompatiblePairError,
+    grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
+    grpc.StatusCode.CANCELLED: UnavailableError,
+}
+
+_log = logging.getLogger(__name__)
+
+
+def status_of(error: HippoError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+    """Code, details and trailing metadata that stand for ``error``."""
+    name = next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in _ERRORS)
+    metadata = [(_TYPE_KEY, name)]
+    if error.param and error.param.isascii() and error.param.isprintable():
+        metadata.append((_PARAM_KEY, error.param))
+    return grpc.StatusCode[error.grpc_code], error.message, tuple(metadata)
+
+
+def error_from_status(
+    code: grpc.StatusCode | None,
+    details: str | None,
+    metadata: Iterable[Any] | None,
+    *,
+    peer: str,
+) -> HippoError:
+    """The error that a status stands for; a status not of our making is named with ``peer``."""
+    values = dict(metadata or ())
+    if named := _ERRORS.get(values.get(_TYPE_KEY, "")):
+        return named(details or code_name(code), param=values.get(_PARAM_KEY))
+    kind = _BY_CODE.get(code, HippoError) if code is not None else HippoError
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in (details or ""):
+        kind = InvalidRequestError  # gRPC's code for this is the one for a full queue
+    return kind(f"{peer}: {code_name(code)}: {details or 'no details'}")
+
+
+def error_from_rpc(error: grpc.aio.AioRpcError, *, peer: str) -> HippoError:
+    """The error that a failed call stands for."""
+    return error_from_status(error.code(), error.details(), error.trailing_metadata(), peer=peer)
+
+
+def code_name(code: grpc.StatusCode | None) -> str:
+    """Such as UNAVAILABLE."""
+    return "UNKNOWN" if code is None else code.name
+
+
+@asynccontextmanager
+async def answering_errors(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    """Turns what the body of an RPC raises into the call's status.
+
+    Errors of the tree become their own status. Anything else is our bug: it is logged with its
+    traceback and answered INTERNAL without details of the inside.
+    """
+    try:
+        yield
+    except HippoError as error:
+        await _abort(context, error)
+    except grpc.aio.AbortError:
+        raise
+    except Exception:
+        if context.done():
+            return  # the client is gone; nobody is left to answer
+        _log.exception("a request failed unexpectedly")
+        await _abort(context, HippoError("internal error; the service's log has the details"))
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: HippoError) -> NoReturn:
+    code, details, metadata = status_of(error)
+    await context.abort(code, details, metadata)
+    raise AssertionError("abort raises")

@@ -1,0 +1,85 @@
+"""Channel and server options of gRPC that both ends agree on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from hippo.errors import InvalidRequestError
+
+DEFAULT_MAX_MESSAGE_BYTES = 256 * 1024 * 1024
+
+_KEEPALIVE_MS = 30_000
+_KEEPALIVE_TIMEOUT_MS = 10_000
+
+ChannelOptions = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files. A server needs ``cert`` and ``key``; with ``ca`` it demands client certificates.
+
+    A client needs ``ca`` (empty: the system's), and ``cert`` and ``key`` for mutual TLS.
+    """
+
+    cert: str = ""
+    key: str = ""
+    ca: str = ""
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """Raises InvalidRequestError when a file is missing."""
+        if not (self.cert and self.key):
+            raise InvalidRequestError("TLS needs both a certificate file and a key file")
+        return grpc.ssl_server_credentials(
+            [(_read(self.key), _read(self.cert))],
+            root_certificates=_read(self.ca) if self.ca else None,
+            require_client_auth=bool(self.ca),
+        )
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """Raises InvalidRequestError when a file is missing."""
+        if bool(self.cert) != bool(self.key):
+            raise InvalidRequestError("mutual TLS needs both a certificate file and a key file")
+        return grpc.ssl_channel_credentials(
+            root_certificates=_read(self.ca) if self.ca else None,
+            private_key=_read(self.key) if self.key else None,
+            certificate_chain=_read(self.cert) if self.cert else None,
+        )
+
+
+def server_options(max_message_bytes: int) -> ChannelOptions:
+    """Pings on idle connections are welcome, and a port is never shared with another process."""
+    return (
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", _KEEPALIVE_MS // 3),
+    )
+
+
+def client_options(max_message_bytes: int) -> ChannelOptions:
+    """Keeps an idle connection alive, and comes back within two seconds of the peer."""
+    return (
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+        ("grpc.use_local_subchannel_pool", 1),
+    )
+
+
+def _read(name: str) -> bytes:
+    try:
+        return Path(name).read_bytes()
+    except OSError as error:
+        raise InvalidRequestError(f"TLS file {name}: {error.strerror}") from None

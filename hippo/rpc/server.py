@@ -1,0 +1,69 @@
+"""One gRPC server: a service with health, reflection, limits and TLS around it."""
+
+from __future__ import annotations
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from hippo.errors import UnavailableError
+from hippo.rpc.options import DEFAULT_MAX_MESSAGE_BYTES, TlsFiles, server_options
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class RpcServer:
+    """Register a servicer with ``.server``, ``start`` it, and say when it serves.
+
+    Health is NOT_SERVING, for the service and for the whole server, until ``set_serving(True)``.
+    """
+
+    def __init__(
+        self,
+        service_name: str,
+        *,
+        tls: TlsFiles | None = None,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+    ) -> None:
+        self.server = grpc.aio.server(options=server_options(max_message_bytes))
+        self._service_name = service_name
+        self._tls = tls
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
+        names = (service_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self.server)
+
+    async def start(self, host: str, port: int) -> int:
+        """Binds and starts; returns the port, chosen by the system for 0.
+
+        Raises UnavailableError when the port cannot be bound.
+        """
+        await self.set_serving(False)
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            if self._tls is None:
+                bound = self.server.add_insecure_port(address)
+            else:
+                credentials = self._tls.server_credentials()
+                bound = self.server.add_secure_port(address, credentials)
+        except RuntimeError:
+            bound = 0
+        if bound == 0:
+            raise UnavailableError(
+                f"cannot listen on {address}: the port is taken or the address is not this "
+                "machine's; choose another with --port (0: any free one)"
+            )
+        await self.server.start()
+        return bound
+
+    async def set_serving(self, is_serving: bool) -> None:
+        """Sets what health answers, and tells its watchers."""
+        status = _SERVING if is_serving else _NOT_SERVING
+        await self._health.set("", status)
+        await self._health.set(self._service_name, status)
+
+    async def stop(self, grace_seconds: float = 0.0) -> None:
+        """Refuses new calls, gives running ones ``grace_seconds``, then ends them."""
+        await self._health.enter_graceful_shutdown()
+        await self.server.stop(grace_seconds)

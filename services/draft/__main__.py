@@ -1,0 +1,35 @@
+"""The draft service: ``python -m services.draft --model FOLDER_OR_NAME``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from hippo.config import SettingsError, load_settings
+from services.draft.config import ENV_PREFIX, DraftSettings
+
+
+def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
+    """Serves until SIGTERM or SIGINT; the exit code."""
+    try:
+        settings = load_settings(
+            DraftSettings,
+            argv,
+            env,
+            env_prefix=ENV_PREFIX,
+            prog="python -m services.draft",
+            description="Proposes tokens for a video language model: the small half of a pair.",
+        )
+    except SettingsError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        return 2
+    # Not before: --help and a wrong flag need not wait for torch.
+    from hippo.engine.process import run_process
+    from services.draft.servicer import build_service
+
+    return run_process("draft", lambda: build_service(settings), settings, settings.port)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], os.environ))

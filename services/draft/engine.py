@@ -1,0 +1,155 @@
+"""The draft's device work: prefill on the selected visual tokens, then one step after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from hippo.engine.base import Engine
+from hippo.engine.sequence import EngineSequence
+from hippo.engine.slots import Reservation
+from hippo.errors import InvalidRequestError
+from hippo.sampling import SampleRequest, TokenSampler, sample_step
+from hippo.speculation.drafter import Drafter, DraftStep
+from hippo.types import Commit, OpenRequest, Pace, Selection, Timing
+
+_STEP_WEIGHT = 8  # steps that the running mean of step times looks back on
+
+
+class DraftSequence(EngineSequence):
+    """One sequence and its drafter."""
+
+    visual: torch.Tensor | None
+
+    def __init__(self, request: OpenRequest, reservation: Reservation) -> None:
+        super().__init__(request, reservation)
+        self.drafter = Drafter(
+            max_tokens=request.max_tokens,
+            end_token_ids=request.end_token_ids,
+            pace=request.pace,
+            committed_ids=request.committed_ids,
+            epoch=request.epoch,
+        )
+        self.has_select = False  # the event loop's: select arrived on the stream
+        self.selection: Selection | None = None
+        self.is_embedded = False
+        self.has_begun = False
+        self.step_ns = 0  # running mean
+
+    def count_step(self, duration_ns: int) -> None:
+        if self.step_ns == 0:
+            self.step_ns = duration_ns
+        else:
+            self.step_ns += (duration_ns - self.step_ns) // _STEP_WEIGHT
+
+
+class DraftEngine(Engine[DraftSequence, DraftStep]):
+    """Proposes tokens: the vision tower runs at once, the rest when the selection is there."""
+
+    def _begin(self, sequence: DraftSequence) -> None:
+        sequence.sampler = TokenSampler(
+            sequence.request.sampling,
+            sequence.prompt.input_ids,
+            self.model.info.num_token_ids,
+            self._device,
+        )
+        self._start_job(sequence, self._embed(sequence))
+
+    def _take_message(self, sequence: DraftSequence, message: Any) -> None:
+        if isinstance(message, Commit):
+            sequence.drafter.add_commit(message)
+        elif isinstance(message, Pace):
+            sequence.drafter.set_pace(message)
+        else:
+            assert isinstance(message, Selection)
+            sequence.selection = message
+            self._prefill_if_ready(sequence)
+            return
+        self._offer_block(sequence)
+
+    def _embed(self, sequence: DraftSequence) -> Iterator[None]:
+        sequence.began_ns = self._job_began_ns
+        sequence.visual = self.model.embed_visual(sequence.prompt)
+        sequence.is_embedded = True
+        self._prefill_if_ready(sequence)
+        yield
+
+    def _prefill_if_ready(self, sequence: DraftSequence) -> None:
+        selection = sequence.selection
+        if not sequence.is_embedded or selection is None:
+            return
+        num_visual = int(sequence.prompt.visual_indices.shape[0])
+        if selection.num_visual_tokens != num_visual:
+            raise InvalidRequestError(
+                f"select is about {selection.num_visual_tokens} visual tokens, but the prompt has "
+                f"{num_visual} here: draft and target see different frames",
+                param="select.num_visual_tokens",
+            )
+        kept = None
+        if len(selection.kept_indices) < num_visual:
+            kept = torch.tensor(selection.kept_indices, dtype=torch.int64)
+        self._start_job(sequence, self._prefill(sequence, kept))
+
+    def _prefill(self, sequence: DraftSequence, kept: torch.Tensor | None) -> Iterator[None]:
+        prompt = sequence.prompt
+        wait_ns = sequence.take_wait_ns()
+        for logits in self.model.prefill(sequence.slot, prompt, sequence.visual, kept):
+            if logits is None:
+                yield
+            else:
+                token_id = sequence.sampler.sample(logits[None], first_index=0, output_ids=())[0]
+        sequence.visual = None
+        num_dropped = 0 if kept is None else prompt.visual_indices.shape[0] - kept.shape[0]
+        self.counters.num_prefills += 1
+        timing = Timing(
+            queue_ns=sequence.began_ns - sequence.submitted_ns,
+            forward_ns=self._job_ns(sequence),
+            wait_ns=wait_ns,
+            num_rows=int(prompt.length - num_dropped),
+        )
+        self._emit(sequence, timing)
+        sequence.drafter.begin(token_id)
+        sequence.has_begun = True
+        self._offer_block(sequence)
+
+    def _schedule(self, now_ns: int) -> tuple[list[tuple[DraftSequence, DraftStep]], int | None]:
+        steps: list[tuple[DraftSequence, DraftStep]] = []
+        for sequence in self._sequences:
+            step = sequence.drafter.next_step()
+            if step is not None:
+                steps.append((sequence, step))
+        return steps, None
+
+    def _sample(
+        self, steps: Sequence[tuple[DraftSequence, DraftStep]], logits: torch.Tensor
+    ) -> list[list[int]]:
+        if logits.shape[0] != len(steps):  # only the last row of each is of use
+            ends = torch.tensor([len(step.token_ids) for _, step in steps]).cumsum(0) - 1
+            logits = logits[ends.to(logits.device)]
+        requests = [
+            SampleRequest(sequence.sampler, step.end_index, sequence.drafter.history(step))
+            for sequence, step in steps
+        ]
+        return sample_step(requests, logits, num_rows=[1] * len(steps))
+
+    def _finish(
+        self,
+        sequence: DraftSequence,
+        step: DraftStep,
+        token_ids: list[int],
+        began_ns: int,
+        ended_ns: int,
+    ) -> None:
+        sequence.count_step(ended_ns - began_ns)
+        sequence.drafter.finish_step(step, token_ids[0])
+        self._offer_block(sequence)
+
+    def _offer_block(self, sequence: DraftSequence) -> None:
+        if not sequence.has_begun:
+            return
+        block = sequence.drafter.take_block(sequence.step_ns, sequence.wait_ns)
+        if block is not None:
+            sequence.wait_ns = 0
+            self._emit(sequence, block)

@@ -1,0 +1,35 @@
+"""The target service: ``python -m services.target --model FOLDER_OR_NAME``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from hippo.config import SettingsError, load_settings
+from services.target.config import ENV_PREFIX, TargetSettings
+
+
+def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
+    """Serves until SIGTERM or SIGINT; the exit code."""
+    try:
+        settings = load_settings(
+            TargetSettings,
+            argv,
+            env,
+            env_prefix=ENV_PREFIX,
+            prog="python -m services.target",
+            description="Settles tokens with a video language model: the large half of a pair.",
+        )
+    except SettingsError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        return 2
+    # Not before: --help and a wrong flag need not wait for torch.
+    from hippo.engine.process import run_process
+    from services.target.servicer import build_service
+
+    return run_process("target", lambda: build_service(settings), settings, settings.port)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], os.environ))

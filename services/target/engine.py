@@ -1,0 +1,118 @@
+"""The target's device work: prefill, then verification steps of all sequences together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from hippo.engine.base import Engine
+from hippo.engine.sequence import EngineSequence
+from hippo.engine.slots import Reservation
+from hippo.sampling import SampleRequest, TokenSampler, sample_step
+from hippo.speculation.verifier import Verifier, VerifyStep, Wait
+from hippo.types import Block, OpenRequest, Pace, Timing, Verdict
+
+
+class TargetSequence(EngineSequence):
+    """One sequence and its verifier."""
+
+    def __init__(self, request: OpenRequest, reservation: Reservation) -> None:
+        super().__init__(request, reservation)
+        self.verifier = Verifier(
+            max_tokens=request.max_tokens,
+            end_token_ids=request.end_token_ids,
+            pace=request.pace,
+        )
+        self.ready_ns = 0  # end of its last step
+
+
+class TargetEngine(Engine[TargetSequence, VerifyStep]):
+    """Settles tokens; a sequence that waits for its draft holds up no other."""
+
+    def _begin(self, sequence: TargetSequence) -> None:
+        sequence.sampler = TokenSampler(
+            sequence.request.sampling,
+            sequence.prompt.input_ids,
+            self.model.info.num_token_ids,
+            self._device,
+        )
+        self._start_job(sequence, self._prefill(sequence))
+
+    def _take_message(self, sequence: TargetSequence, message: Any) -> None:
+        if isinstance(message, Block):
+            sequence.verifier.add_block(message)
+        else:
+            assert isinstance(message, Pace)
+            sequence.verifier.set_pace(message)
+
+    def _prefill(self, sequence: TargetSequence) -> Iterator[None]:
+        prompt = sequence.prompt
+        queue_ns = self._job_began_ns - sequence.submitted_ns
+        visual = self.model.embed_visual(prompt)
+        yield
+        for logits in self.model.prefill(sequence.slot, prompt, visual, None):
+            if logits is None:
+                yield
+            else:
+                token_id = sequence.sampler.sample(logits[None], first_index=0, output_ids=())[0]
+        self._receive(0)
+        if sequence.is_closed:
+            return
+        self.counters.num_prefills += 1
+        timing = Timing(
+            queue_ns=queue_ns,
+            forward_ns=self._job_ns(sequence),
+            num_rows=prompt.length,
+        )
+        self._tell(sequence, sequence.verifier.begin(token_id, timing))
+
+    def _schedule(self, now_ns: int) -> tuple[list[tuple[TargetSequence, VerifyStep]], int | None]:
+        steps: list[tuple[TargetSequence, VerifyStep]] = []
+        until_ns: int | None = None
+        for sequence in self._sequences:
+            step = sequence.verifier.next_step(now_ns)
+            if isinstance(step, Wait):
+                until_ns = step.until_ns if until_ns is None else min(until_ns, step.until_ns)
+            elif step is not None:
+                steps.append((sequence, step))
+        return steps, until_ns
+
+    def _sample(
+        self, steps: Sequence[tuple[TargetSequence, VerifyStep]], logits: torch.Tensor
+    ) -> list[list[int]]:
+        requests = [
+            SampleRequest(
+                sequence.sampler,
+                step.start_index + 1,
+                sequence.verifier.committed_ids,
+                step.token_ids[1:],
+            )
+            for sequence, step in steps
+        ]
+        return sample_step(requests, logits, num_rows=[len(step.token_ids) for _, step in steps])
+
+    def _finish(
+        self,
+        sequence: TargetSequence,
+        step: VerifyStep,
+        token_ids: list[int],
+        began_ns: int,
+        ended_ns: int,
+    ) -> None:
+        wait_ns = sequence.take_wait_ns()
+        timing = Timing(
+            queue_ns=max(began_ns - sequence.ready_ns - wait_ns, 0),
+            forward_ns=ended_ns - began_ns,
+            wait_ns=wait_ns,
+            num_rows=len(step.token_ids),
+            context_length=sequence.prompt.length + step.start_index,
+        )
+        sequence.ready_ns = ended_ns
+        self._tell(sequence, sequence.verifier.finish_step(step, token_ids, timing))
+
+    def _tell(self, sequence: TargetSequence, verdict: Verdict) -> None:
+        self._emit(sequence, verdict)
+        if verdict.finish_reason is not None:
+            self._close(sequence)

@@ -1,0 +1,103 @@
+"""The target's gRPC face: decodes and orders requests, encodes what the engine says."""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+from typing import Any
+
+from hippo.engine.host import Backend, ServiceHost
+from hippo.engine.service import EngineService
+from hippo.engine.slots import Reservation
+from hippo.engine.streams import Context, SequenceStreams
+from hippo.errors import InvalidRequestError
+from hippo.models.base import Prompt
+from hippo.pruning.select import select_tokens
+from hippo.rpc import convert
+from hippo.rpc import convert_stream as stream_convert
+from hippo.rpc.client import TARGET_SERVICE
+from hippo.rpc.errors import answering_errors
+from hippo.types import Block, OpenRequest, Pace, PromptInfo, Selection, Verdict
+from hippo.v1 import common_pb2, target_pb2, target_pb2_grpc
+from services.target.config import TargetSettings
+from services.target.engine import TargetEngine, TargetSequence
+
+
+class TargetServicer(target_pb2_grpc.TargetServiceServicer):
+    """TargetService over an engine that the host hands out."""
+
+    def __init__(self, host: ServiceHost[TargetEngine]) -> None:
+        self._host = host
+        self._streams = _VerifyStreams(host)
+
+    async def Verify(  # type: ignore[override]
+        self, _: Any, context: Context
+    ) -> None:
+        await self._streams.serve(context)
+
+    async def GetModel(
+        self, _: common_pb2.GetModelRequest, context: Context
+    ) -> common_pb2.GetModelResponse:
+        async with answering_errors(context):
+            return convert.model_to_proto(self._host.info)
+        raise AssertionError("an error ends the call")
+
+
+def build_service(settings: TargetSettings) -> EngineService[TargetEngine]:
+    """The service with its servicer registered; needs a running event loop."""
+    service = EngineService(
+        TARGET_SERVICE,
+        TargetEngine,
+        max_waiting=settings.max_queue,
+        tls=settings.tls,
+        max_message_bytes=settings.max_message_bytes,
+    )
+    target_pb2_grpc.add_TargetServiceServicer_to_server(
+        TargetServicer(service.host), service.rpc.server
+    )
+    return service
+
+
+class _VerifyStreams(SequenceStreams[TargetSequence, TargetEngine]):
+    def check(self, request: OpenRequest) -> None:
+        if request.committed_ids:
+            raise InvalidRequestError(
+                "committed_ids is for a draft that joins; the target begins at token 0",
+                param="committed_ids",
+            )
+
+    def new_sequence(self, request: OpenRequest, reservation: Reservation) -> TargetSequence:
+        return TargetSequence(request, reservation)
+
+    def announce(self, sequence: TargetSequence, prompt: Prompt) -> None:
+        """Strategies that need no content: the draft can prefill while the target does."""
+        began_ns = perf_counter_ns()
+        num_visual = int(prompt.visual_indices.shape[0])
+        kept = select_tokens(sequence.request.pruning, prompt.visual_grids, num_visual)
+        selection = Selection(
+            tuple(kept.tolist()), num_visual, score_ns=perf_counter_ns() - began_ns
+        )
+        sequence.output.put(selection)
+
+    def take(
+        self,
+        sequence: TargetSequence,
+        request: target_pb2.VerifyRequest,
+        backend: Backend[TargetEngine],
+    ) -> Block | Pace:
+        kind = request.WhichOneof("message")
+        if kind == "verify":
+            return stream_convert.block_from_proto(
+                request.verify, num_token_ids=backend.info.num_token_ids
+            )
+        if kind == "pace":
+            return convert.pace_from_proto(request.pace)
+        if kind == "open":
+            raise InvalidRequestError("open came twice; one stream is one sequence", param="open")
+        raise InvalidRequestError("an empty message; expected pace or verify")
+
+    def encode(self, message: Verdict | Selection | PromptInfo) -> target_pb2.VerifyResponse:
+        if isinstance(message, Verdict):
+            return target_pb2.VerifyResponse(verdict=stream_convert.verdict_to_proto(message))
+        if isinstance(message, Selection):
+            return target_pb2.VerifyResponse(selection=stream_convert.selection_to_proto(message))
+        return target_pb2.VerifyResponse(prompt=stream_convert.prompt_to_proto(message))

@@ -1,0 +1,204 @@
+"""Every value survives the wire, and what is malformed is refused with the field's name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hippo.errors import IncompatiblePairError, InvalidRequestError
+from hippo.rpc import convert, convert_stream
+from hippo.types import (
+    Block,
+    ChatMessage,
+    Commit,
+    FinishReason,
+    FramePlan,
+    Media,
+    MediaKind,
+    MediaPart,
+    ModelInfo,
+    OpenRequest,
+    Pace,
+    PromptInfo,
+    Pruning,
+    PruningStrategy,
+    SamplingParams,
+    Selection,
+    StepLimits,
+    TextPart,
+    Timing,
+    Verdict,
+)
+from hippo.v1 import common_pb2 as pb
+
+REQUEST = OpenRequest(
+    request_id="r1",
+    messages=(
+        ChatMessage("system", (TextPart("Be brief."),)),
+        ChatMessage("user", (MediaPart(1), TextPart("And this?"), MediaPart(0))),
+    ),
+    media=(Media(MediaKind.IMAGE, b"\xff\xd8"), Media(MediaKind.VIDEO, b"\x00mp4")),
+    sampling=SamplingParams(
+        temperature=0.75,
+        top_k=40,
+        top_p=0.5,
+        min_p=0.25,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.25,
+        logit_bias=((3, -100.0), (4, 1.5)),
+        seed=2**64 - 1,
+        choice_index=2,
+    ),
+    frame_plan=FramePlan(fps=1.5, min_frames=4, max_frames=64, max_pixels=100_000),
+    pruning=Pruning(PruningStrategy.RANDOM, 0.9, seed=2**63),
+    max_tokens=100,
+    end_token_ids=(7, 9),
+    pace=Pace(StepLimits(1, 8, 10**12), StepLimits(0, 1, 5), max_ahead=16, block_size=3),
+    committed_ids=(5, 6),
+    epoch=4,
+)
+
+
+def test_an_open_request_survives_the_wire() -> None:
+    message = pb.Open.FromString(convert.open_to_proto(REQUEST).SerializeToString())
+
+    assert convert.open_from_proto(message, num_token_ids=50) == REQUEST
+
+
+@pytest.mark.parametrize("strategy", list(PruningStrategy))
+def test_every_pruning_strategy_survives_the_wire(strategy: PruningStrategy) -> None:
+    request = dataclasses.replace(REQUEST, pruning=Pruning(strategy, 0.99))
+
+    back = convert.open_from_proto(convert.open_to_proto(request), num_token_ids=50)
+
+    assert back.pruning == request.pruning
+
+
+def test_what_a_bare_open_leaves_out_gets_the_defaults() -> None:
+    message = pb.Open(
+        messages=[pb.ChatMessage(role="user", content=[pb.ContentPart(text="hello")])],
+        max_tokens=1,
+        protocol_version=1,
+    )
+
+    request = convert.open_from_proto(message, num_token_ids=50)
+
+    assert request.sampling == SamplingParams()
+    assert request.pace == Pace()
+    assert request.pruning == Pruning()
+    assert request.frame_plan == FramePlan()
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("messages", lambda m: m.ClearField("messages")),
+        ("messages[0].role", lambda m: setattr(m.messages[0], "role", "robot")),
+        ("messages[1].content[0]", lambda m: m.messages[1].content[0].Clear()),
+        (
+            "messages[1].content[0].media_index",
+            lambda m: setattr(m.messages[1].content[0], "media_index", 2),
+        ),
+        ("media[0].kind", lambda m: m.media[0].ClearField("kind")),
+        ("max_tokens", lambda m: m.ClearField("max_tokens")),
+        ("committed_ids", lambda m: m.committed_ids.extend(range(49))),
+        ("committed_ids", lambda m: m.committed_ids.extend([50])),
+        ("end_token_ids", lambda m: m.end_token_ids.extend([50])),
+        ("temperature", lambda m: setattr(m.sampling, "temperature", -1)),
+        ("temperature", lambda m: setattr(m.sampling, "temperature", float("nan"))),
+        ("top_p", lambda m: setattr(m.sampling, "top_p", 0)),
+        ("logit_bias", lambda m: m.sampling.logit_bias.add(token_id=50)),
+        ("frame_plan.fps", lambda m: setattr(m.frame_plan, "fps", float("inf"))),
+        ("frame_plan.min_frames", lambda m: setattr(m.frame_plan, "min_frames", 65)),
+        ("pruning.strategy", lambda m: m.pruning.ClearField("strategy")),
+        ("pruning.strategy", lambda m: setattr(m.pruning, "strategy", 77)),
+        ("pruning.ratio", lambda m: setattr(m.pruning, "ratio", 0.995)),
+        ("pruning.ratio", lambda m: setattr(m.pruning, "ratio", float("nan"))),
+        ("pace.block_size", lambda m: m.pace.ClearField("block_size")),
+        (
+            "pace.optimistic.min_draft_tokens",
+            lambda m: setattr(m.pace.optimistic, "min_draft_tokens", 9),
+        ),
+    ],
+)
+def test_a_malformed_open_is_refused_by_its_field(
+    field: str, change: Callable[[Any], None]
+) -> None:
+    message = convert.open_to_proto(dataclasses.replace(REQUEST, max_tokens=50))
+    change(message)
+
+    with pytest.raises(InvalidRequestError) as caught:
+        convert.open_from_proto(message, num_token_ids=50)
+
+    assert caught.value.param == field
+    assert field.rpartition(".")[2].split("[")[0] in caught.value.message
+
+
+def test_another_protocol_version_is_refused_before_anything_else() -> None:
+    with pytest.raises(IncompatiblePairError, match="version 2, this side 1"):
+        convert.open_from_proto(pb.Open(protocol_version=2), num_token_ids=50)
+
+
+def test_a_value_that_the_wire_cannot_carry_is_an_invalid_request() -> None:
+    with pytest.raises(InvalidRequestError):
+        convert.open_to_proto(dataclasses.replace(REQUEST, max_tokens=-1))
+
+
+def test_stream_values_survive_the_wire() -> None:
+    timing = Timing(1, 2, 3, 4, 5)
+    block = Block(3, 17, (4, 5), is_exhausted=True, step_ns=9, wait_ns=8)
+    commit = Commit(2, 7, (1, 0, 3))
+    prompt = PromptInfo(b"h" * 32, 100, 64, 5, 6)
+    selection = Selection((0, 3, 63), 64, 11)
+
+    assert convert_stream.timing_from_proto(convert_stream.timing_to_proto(timing)) == timing
+    assert convert_stream.block_from_proto(convert_stream.block_to_proto(block)) == block
+    assert convert_stream.commit_from_proto(convert_stream.commit_to_proto(commit)) == commit
+    assert convert_stream.prompt_from_proto(convert_stream.prompt_to_proto(prompt)) == prompt
+    back = convert_stream.selection_from_proto(convert_stream.selection_to_proto(selection))
+    assert back == selection
+
+
+@pytest.mark.parametrize("reason", [None, *FinishReason])
+def test_a_verdict_survives_the_wire(reason: FinishReason | None) -> None:
+    verdict = Verdict(2, 5, (1, 2), 3, 1, True, 2, reason, Timing(1, 2, 3, 4, 5), True)
+
+    assert convert_stream.verdict_from_proto(convert_stream.verdict_to_proto(verdict)) == verdict
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: convert_stream.block_from_proto(pb.Block(epoch=1)),
+        lambda: convert_stream.block_from_proto(pb.Block(token_ids=[50]), num_token_ids=50),
+        lambda: convert_stream.commit_from_proto(pb.Commit()),
+        lambda: convert_stream.commit_from_proto(pb.Commit(token_ids=[50]), num_token_ids=50),
+        lambda: convert_stream.selection_from_proto(
+            pb.Selection(kept_indices=[1, 1], num_visual_tokens=4)
+        ),
+        lambda: convert_stream.selection_from_proto(
+            pb.Selection(kept_indices=[4], num_visual_tokens=4)
+        ),
+    ],
+)
+def test_malformed_stream_values_are_refused(read: Callable[[], object]) -> None:
+    with pytest.raises(InvalidRequestError):
+        read()
+
+
+def test_an_exhausted_block_may_be_empty() -> None:
+    assert convert_stream.block_from_proto(pb.Block(is_exhausted=True)).is_exhausted
+
+
+def test_model_info_survives_the_wire_and_another_version_is_refused() -> None:
+    info = ModelInfo("m", "toy", "cpu", "float32", b"h", b"{}", 50, (1, 2), 512, 4, 10**10)
+    message = convert.model_to_proto(info)
+
+    assert convert.model_from_proto(message, peer="the service") == info
+    message.protocol_version = 9
+    with pytest.raises(IncompatiblePairError, match="the service speaks protocol version 9"):
+        convert.model_from_proto(message, peer="the service")

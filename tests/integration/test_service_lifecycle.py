@@ -1,0 +1,261 @@
+"""A service from its port to its end: health, reflection, draining, metrics, TLS, coming back."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from hippo.errors import InvalidRequestError, ModelLoadError, UnavailableError
+from hippo.models.base import StepPlan
+from hippo.rpc.client import DRAFT_SERVICE, TARGET_SERVICE, DraftClient, TargetClient
+from hippo.rpc.options import TlsFiles
+from hippo.rpc.server import RpcServer
+from hippo.types import PromptInfo
+from tests.support.services import (
+    build_draft,
+    build_target,
+    serving_draft,
+    serving_target,
+    stats_of,
+    target_only,
+    toy_request,
+    until,
+)
+from tests.support.toy_model import ToyDecoder, ToyModel
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_health_is_not_serving_until_warm_and_while_draining() -> None:
+    service = build_target()
+    port = await service.start("127.0.0.1", 0)
+    client = TargetClient(f"127.0.0.1:{port}")
+    try:
+        async with grpc.aio.insecure_channel(client.address) as channel:
+            watch: Any = health_pb2_grpc.HealthStub(channel).Watch(
+                health_pb2.HealthCheckRequest(service=TARGET_SERVICE)
+            )
+            assert (await watch.read()).status == NOT_SERVING
+            assert not await client.is_serving()
+            with pytest.raises(UnavailableError, match="loading"):
+                await client.get_model()
+            with pytest.raises(UnavailableError, match="loading"):
+                await target_only(client, toy_request())
+
+            await service.serve_model(ToyModel(), ToyDecoder())
+            assert (await watch.read()).status == SERVING
+            await client.wait_ready(10)
+            assert (await client.get_model()).num_slots == 2
+
+            await service.drain(1)
+            assert (await watch.read()).status == NOT_SERVING
+            with pytest.raises(UnavailableError, match="shutting down"):
+                await target_only(client, toy_request())
+            watch.cancel()
+    finally:
+        await client.close()
+        await service.stop()
+
+
+async def test_warming_up_runs_forwards_of_1_to_16_rows_on_the_device_thread() -> None:
+    model = ToyModel()
+    async with serving_target(model):
+        pass
+
+    assert [plan.num_rows for plan in model.plans] == list(range(1, 17))
+    assert model.threads == {"device"}
+
+
+async def test_a_model_that_fails_its_first_forward_is_a_load_error() -> None:
+    def fail(_: StepPlan) -> None:
+        raise RuntimeError("out of memory")
+
+    model = ToyModel()
+    model.on_forward = fail
+    service = build_target()
+    await service.start("127.0.0.1", 0)
+    try:
+        with pytest.raises(ModelLoadError, match="first forwards fail: out of memory"):
+            await service.serve_model(model, ToyDecoder())
+    finally:
+        await service.stop()
+
+
+def _wait_for(event: threading.Event) -> Callable[[int], None]:
+    def wait(_: int) -> None:
+        event.wait(10)
+
+    return wait
+
+
+async def test_draining_lets_running_sequences_finish() -> None:
+    model = ToyModel()
+    held = threading.Event()
+    async with serving_target(model) as (service, client):
+        model.on_piece = _wait_for(held)
+        async with client.verify(toy_request(max_tokens=5, end_token_ids=())) as stream:
+            assert isinstance(await anext(stream), PromptInfo)
+            draining = asyncio.create_task(service.drain(30))
+            with pytest.raises(UnavailableError):
+                while True:  # until the service has heard of it
+                    await target_only(client, toy_request(max_tokens=1))
+            held.set()
+            messages = [message async for message in stream]
+        await draining
+
+    assert len(messages) == 6  # the selection and five verdicts
+
+
+async def test_draining_ends_after_its_time_and_stopping_ends_what_still_runs() -> None:
+    async with serving_draft(ToyModel()) as (service, client):
+        async with client.draft(toy_request()) as stream:
+            assert isinstance(await anext(stream), PromptInfo)
+            await service.drain(0.05)
+            await service.stop()
+            with pytest.raises(UnavailableError):
+                await anext(stream)
+
+
+async def test_stopping_before_a_model_is_there_works() -> None:
+    service = build_draft()
+    await service.start("127.0.0.1", 0)
+    await service.stop()
+
+
+async def test_reflection_lists_the_service_and_health() -> None:
+    service = build_draft()
+    port = await service.start("127.0.0.1", 0)
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            call: Any = stub.ServerReflectionInfo()
+            await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+            listed = (await call.read()).list_services_response.service
+            call.cancel()
+    finally:
+        await service.stop()
+
+    assert {entry.name for entry in listed} >= {DRAFT_SERVICE, "grpc.health.v1.Health"}
+
+
+async def test_a_taken_port_is_a_clear_error() -> None:
+    first, second = RpcServer(DRAFT_SERVICE), RpcServer(DRAFT_SERVICE)
+    port = await first.start("127.0.0.1", 0)
+    try:
+        with pytest.raises(UnavailableError, match=f"cannot listen on 127.0.0.1:{port}"):
+            await second.start("127.0.0.1", port)
+    finally:
+        await second.stop()
+        await first.stop()
+
+
+async def test_waiting_for_a_service_that_is_not_there_ends_with_its_address() -> None:
+    client = DraftClient("127.0.0.1:9")
+    try:
+        with pytest.raises(UnavailableError, match=r"draft service at 127\.0\.0\.1:9"):
+            await client.wait_ready(0.2)
+        assert not await client.is_serving()
+    finally:
+        await client.close()
+
+
+async def test_a_client_finds_a_service_that_comes_back_on_its_port() -> None:
+    first = build_target()
+    port = await first.start("127.0.0.1", 0)
+    await first.serve_model(ToyModel(), ToyDecoder())
+    client = TargetClient(f"127.0.0.1:{port}")
+    try:
+        await client.wait_ready(10)
+        await first.stop()
+        assert not await client.is_serving()
+        with pytest.raises(UnavailableError):
+            await target_only(client, toy_request())
+
+        second = build_target()
+        await second.start("127.0.0.1", port)
+        await second.serve_model(ToyModel(), ToyDecoder())
+        try:
+            await client.wait_ready(30)
+            assert (await target_only(client, toy_request())).token_ids
+        finally:
+            await second.stop()
+    finally:
+        await client.close()
+
+
+async def test_the_metrics_show_slots_and_forwards() -> None:
+    service = build_target()
+    await service.start("127.0.0.1", 0, metrics_port=0)
+    assert service.metrics_port is not None
+    url = f"http://127.0.0.1:{service.metrics_port}/metrics"
+    try:
+        async with httpx.AsyncClient(trust_env=False) as http:
+            assert "hippo_slots" not in (await http.get(url)).text
+            await service.serve_model(ToyModel(), ToyDecoder())
+            client = TargetClient(f"127.0.0.1:{service.port}")
+            await target_only(client, toy_request(max_tokens=5, end_token_ids=()))
+            await client.close()
+            await until(lambda: stats_of(service).num_slots_used == 0)
+            lines = (await http.get(url)).text.splitlines()
+    finally:
+        await service.stop()
+
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert values["hippo_slots"] == "2.0"
+    assert values["hippo_slots_used"] == "0.0"
+    assert values["hippo_queue_length"] == "0.0"
+    assert values["hippo_sequences_total"] == "1.0"
+    assert values["hippo_forward_seconds_count"] == "4.0"
+    assert values['hippo_forward_seconds_bucket{le="+Inf"}'] == "4.0"
+    assert float(values["hippo_busy_seconds_total"]) > 0
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority, and a certificate for 127.0.0.1 that it signed."""
+    folder = tmp_path_factory.mktemp("pki")
+    for command in (
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=authority"
+        " -keyout ca.key -out ca.pem",
+        "req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=service"
+        " -keyout service.key -out service.csr",
+        "x509 -req -in service.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2"
+        " -extfile names -out service.pem",
+    ):
+        (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+async def test_mutual_tls_lets_in_who_has_a_certificate_and_nobody_else(pki: Path) -> None:
+    ca, cert, key = (str(pki / name) for name in ("ca.pem", "service.pem", "service.key"))
+    server = RpcServer(DRAFT_SERVICE, tls=TlsFiles(cert=cert, key=key, ca=ca))
+    address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
+    await server.set_serving(True)
+    known = DraftClient(address, TlsFiles(cert=cert, key=key, ca=ca))
+    unknown = DraftClient(address, TlsFiles(ca=ca))
+    plain = DraftClient(address)
+    try:
+        assert await known.is_serving()
+        assert not await unknown.is_serving(timeout=1)
+        assert not await plain.is_serving(timeout=1)
+    finally:
+        for client in (known, unknown, plain):
+            await client.close()
+        await server.stop()
+
+
+def test_a_missing_tls_file_is_named() -> None:
+    with pytest.raises(InvalidRequestError, match=r"/no/such\.key"):
+        TlsFiles(cert="/no/such.pem", key="/no/such.key").server_credentials()

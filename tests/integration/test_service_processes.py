@@ -1,0 +1,145 @@
+"""The services as an operator runs them: flags, port file, signals, exit codes, messages."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hippo.rpc.client import DraftClient, TargetClient
+from hippo.types import ChatMessage, TextPart
+from tests.support.services import target_only, toy_request
+
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def process(service: str, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    child = subprocess.Popen(
+        [sys.executable, "-m", f"services.{service}", *flags],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def _port(child: subprocess.Popen[str], port_file: Path) -> int:
+    while not port_file.exists():
+        assert child.poll() is None, child.communicate()[1]
+        time.sleep(0.05)
+    return int(port_file.read_text())
+
+
+@pytest.mark.parametrize("service", ["draft", "target"])
+def test_a_service_starts_serves_and_stops_in_good_order_on_sigterm(
+    service: str, target_checkpoint: Path, tmp_path: Path
+) -> None:
+    flags = ("--model", str(target_checkpoint), "--port", "0", "--port-file", f"{tmp_path}/port")
+    small = ("--slots", "1", "--max-context-length", "256")
+    with process(service, *flags, *small, "--served-name", "tiny") as child:
+        port = _port(child, tmp_path / "port")
+
+        async def use() -> None:
+            client = (DraftClient if service == "draft" else TargetClient)(f"127.0.0.1:{port}")
+            try:
+                await client.wait_ready(90)
+                info = await client.get_model()
+                assert (info.name, info.num_slots, info.max_context_length) == ("tiny", 1, 256)
+                if isinstance(client, TargetClient):
+                    request = toy_request(media=(), messages=_text_only(), max_tokens=5)
+                    assert (await target_only(client, request)).token_ids
+            finally:
+                await client.close()
+
+        asyncio.run(use())
+        child.send_signal(signal.SIGTERM)
+        _, log = child.communicate(timeout=60)
+
+    assert child.returncode == 0, log
+    assert f"listening on 127.0.0.1:{port}" in log
+    assert "stopped" in log
+    assert "Traceback" not in log
+
+
+def test_sigint_while_the_model_loads_ends_the_service(
+    target_checkpoint: Path, tmp_path: Path
+) -> None:
+    flags = ("--model", str(target_checkpoint), "--port", "0", "--port-file", f"{tmp_path}/port")
+    with process("draft", *flags) as child:
+        _port(child, tmp_path / "port")
+        child.send_signal(signal.SIGINT)
+        _, log = child.communicate(timeout=60)
+
+    assert child.returncode == 0, log
+    assert "Traceback" not in log
+
+
+def test_a_missing_model_is_one_clear_line(tmp_path: Path) -> None:
+    with process("draft", "--model", str(tmp_path / "nothing"), "--port", "0") as child:
+        _, log = child.communicate(timeout=60)
+
+    assert child.returncode == 1
+    assert str(tmp_path / "nothing") in log
+    assert "Traceback" not in log
+    assert len([line for line in log.splitlines() if " error " in line]) == 1
+
+
+def test_a_core_that_is_not_there_is_one_clear_line(target_checkpoint: Path) -> None:
+    flags = ("--model", str(target_checkpoint), "--port", "0", "--cpu-core", "1000")
+    with process("draft", *flags) as child:
+        _, log = child.communicate(timeout=60)
+
+    assert child.returncode == 1
+    assert "--cpu-core 1000: this process may run on cores" in log
+    assert "Traceback" not in log
+
+
+def test_a_taken_port_is_one_clear_line(target_checkpoint: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        flags = ("--model", str(target_checkpoint), "--port", str(port))
+        with process("target", *flags) as child:
+            _, log = child.communicate(timeout=60)
+
+    assert child.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in log
+    assert "Traceback" not in log
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ((), "--model (or HIPPO_TARGET_MODEL) is required"),
+        (("--model", "m", "--slots", "0"), "--slots is 0"),
+        (("--model", "m", "--tls-key", "k"), "--tls-cert"),
+        (("--model", "m", "--max-queue", "-1"), "--max-queue"),
+    ],
+)
+def test_unsuitable_settings_are_refused_before_anything_is_loaded(
+    flags: tuple[str, ...], words: str
+) -> None:
+    with process("target", *flags) as child:
+        _, log = child.communicate(timeout=60)
+
+    assert child.returncode == 2
+    assert words in log
+    assert "Traceback" not in log
+
+
+def _text_only() -> tuple[ChatMessage, ...]:
+    return (ChatMessage("user", (TextPart("hello"),)),)

@@ -1,0 +1,409 @@
+"""Draft and target services over gRPC, around a toy model: answers, slots, cancelling, failures."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from hippo.errors import HippoError, InvalidRequestError, MediaError, OverloadedError
+from hippo.models.base import StepPlan
+from hippo.types import (
+    Block,
+    Commit,
+    FinishReason,
+    Media,
+    MediaKind,
+    Pace,
+    PromptInfo,
+    Pruning,
+    PruningStrategy,
+    SamplingParams,
+    Selection,
+    StepLimits,
+    Timing,
+    Verdict,
+)
+from tests.support.services import (
+    POLICIES,
+    relay,
+    serving_draft,
+    serving_target,
+    stats_of,
+    target_only,
+    toy_request,
+    until,
+)
+from tests.support.toy_model import ToyModel
+
+SAMPLED = SamplingParams(temperature=0.8, seed=7, presence_penalty=0.5, repetition_penalty=1.2)
+DRAFTS = Pace(StepLimits(0, 4, 0), StepLimits(0, 4, 0), max_ahead=8, block_size=2)
+
+
+class Gate:
+    """Holds the device thread, as a hook of a toy model."""
+
+    def __init__(self) -> None:
+        self._is_open = threading.Event()
+        self.has_arrived = threading.Event()
+
+    def __call__(self, _: Any) -> None:
+        self.has_arrived.set()
+        assert self._is_open.wait(10)
+
+    def open(self) -> None:
+        self._is_open.set()
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_a_relayed_answer_equals_the_target_only_one(
+    policy: str, sampling: SamplingParams
+) -> None:
+    request = toy_request(sampling=sampling, end_token_ids=())
+    target, draft = ToyModel(), ToyModel(noise=0.4)
+    async with (
+        serving_target(target) as (target_service, target_client),
+        serving_draft(draft) as (draft_service, draft_client),
+    ):
+        alone = await target_only(target_client, request)
+        relayed = await relay(draft_client, target_client, request, policy)
+
+        await until(lambda: stats_of(target_service).num_slots_used == 0)
+        await until(lambda: stats_of(draft_service).num_slots_used == 0)
+
+    assert len(alone.token_ids) == request.max_tokens
+    assert relayed.token_ids == alone.token_ids
+    if policy != "adaptive":  # which may find that a toy draft is not worth its while
+        assert (len(relayed.verdicts) == len(alone.verdicts)) == (policy == "off")
+    assert target.threads == draft.threads == {"device"}
+
+
+async def test_two_relayed_answers_at_once_equal_each_alone() -> None:
+    requests = [
+        toy_request(text, sampling=sampling)
+        for text in ("who?", "where is it going?")
+        for sampling in (SamplingParams(), SAMPLED)
+    ]
+    model = ToyModel(num_slots=4)
+    async with (
+        serving_target(model) as (_, target_client),
+        serving_draft(ToyModel(num_slots=4, noise=0.3)) as (_, draft_client),
+    ):
+        alone = [(await target_only(target_client, request)).token_ids for request in requests]
+        model.plans.clear()
+        together = await asyncio.gather(
+            *(relay(draft_client, target_client, request, "vpsd") for request in requests)
+        )
+
+    assert [answer.token_ids for answer in together] == alone
+    assert any(len(plan.sequences) > 1 for plan in model.plans), "no forward was shared"
+
+
+async def test_the_target_tells_prompt_selection_and_verdicts_with_their_times() -> None:
+    request = toy_request(max_tokens=5, end_token_ids=())
+    async with serving_target(ToyModel()) as (_, client):
+        async with client.verify(request) as stream:
+            messages = [message async for message in stream]
+
+    prompt, selection, *verdicts = messages
+    assert isinstance(prompt, PromptInfo)
+    assert (prompt.num_prompt_tokens, prompt.num_visual_tokens) == (16 + len("what happens?"), 16)
+    assert prompt.preprocess_ns > 0
+    assert isinstance(selection, Selection)
+    assert selection.num_visual_tokens == 16
+    assert len(selection.kept_indices) == 8
+    assert [verdict.start_index for verdict in verdicts if isinstance(verdict, Verdict)] == [
+        0, 1, 2, 3, 4,
+    ]  # fmt: skip
+    last = verdicts[-1]
+    assert isinstance(last, Verdict)
+    assert last.finish_reason is FinishReason.LENGTH
+    first = verdicts[0]
+    assert isinstance(first, Verdict)
+    assert first.timing.num_rows == prompt.num_prompt_tokens
+    assert first.timing.forward_ns > 0
+    assert last.timing.num_rows == 1
+    assert last.timing.context_length == prompt.num_prompt_tokens + 3
+    assert last.timing.forward_ns > 0
+
+
+@pytest.mark.parametrize(
+    ("pruning", "num_kept"),
+    [
+        (Pruning(PruningStrategy.NONE), None),
+        (Pruning(PruningStrategy.UNIFORM, 0.75), 4),
+        (Pruning(PruningStrategy.RANDOM, 0.5, seed=3), 8),
+        (Pruning(PruningStrategy.BLIND), 0),
+    ],
+)
+async def test_the_draft_prefills_on_the_selected_visual_tokens(
+    pruning: Pruning, num_kept: int | None
+) -> None:
+    draft = ToyModel()
+    request = toy_request(pruning=pruning, max_tokens=8)
+    async with (
+        serving_target(ToyModel()) as (_, target_client),
+        serving_draft(draft) as (_, draft_client),
+    ):
+        draft.kept.clear()
+        await relay(draft_client, target_client, request, "vpsd")
+
+    assert draft.kept == [num_kept]
+
+
+async def test_the_draft_proposes_while_nobody_commits_and_stops_at_its_limit() -> None:
+    request = toy_request(pace=DRAFTS, end_token_ids=())
+    async with serving_draft(ToyModel()) as (service, client):
+        async with client.draft(request) as stream:
+            assert isinstance(await anext(stream), PromptInfo)
+            await stream.send(Selection(tuple(range(16)), 16))
+            assert isinstance(await anext(stream), Timing)
+            blocks = [await anext(stream)]
+            while not blocks[-1].is_exhausted:  # type: ignore[union-attr]
+                blocks.append(await anext(stream))
+            drafted = [i for block in blocks for i in block.token_ids]  # type: ignore[union-attr]
+            assert len(drafted) == 8
+            for earlier, later in pairwise(blocks):
+                assert isinstance(earlier, Block)
+                assert isinstance(later, Block)
+                assert later.start_index == earlier.start_index + len(earlier.token_ids)
+            assert all(block.step_ns > 0 for block in blocks[1:])  # type: ignore[union-attr]
+
+            await stream.send(Commit(0, 0, tuple(drafted[:3])))
+            following = await anext(stream)
+            assert isinstance(following, Block)
+            assert following.start_index == 8
+        await until(lambda: stats_of(service).num_slots_used == 0)
+
+
+async def test_a_draft_that_joins_in_mid_answer_goes_on_where_the_target_is() -> None:
+    request = toy_request(pace=DRAFTS, end_token_ids=())
+    async with (
+        serving_target(ToyModel()) as (_, target_client),
+        serving_draft(ToyModel()) as (_, draft_client),
+    ):
+        alone = (await target_only(target_client, request)).token_ids
+        joining = dataclasses.replace(request, committed_ids=tuple(alone[:20]), epoch=3)
+        async with draft_client.draft(joining) as stream:
+            await stream.send(Selection(tuple(range(16)), 16))
+            found = [message async for message in _until_exhausted(stream)]
+
+    drafted = [token_id for block in found for token_id in block.token_ids]
+    assert found[0].start_index == 20
+    assert found[0].epoch == 3
+    assert drafted == alone[20 : 20 + len(drafted)]
+
+
+async def _until_exhausted(stream: Any) -> Any:
+    async for message in stream:
+        if isinstance(message, Block):
+            yield message
+            if message.is_exhausted:
+                return
+
+
+async def test_cancelling_in_the_prefill_frees_the_slot() -> None:
+    model = ToyModel()
+    async with serving_target(model) as (service, client):
+        gate = Gate()
+        model.on_piece = gate
+        async with client.verify(toy_request()) as stream:
+            assert isinstance(await anext(stream), PromptInfo)
+            await until(gate.has_arrived.is_set)
+            assert stats_of(service).num_slots_used == 1
+        await until(lambda: stats_of(service).num_streams == 0)
+        gate.open()
+        await until(lambda: stats_of(service).num_slots_used == 0)
+        assert stats_of(service).counters.num_prefills == 0
+        assert stats_of(service).counters.num_sequences == 0
+
+
+async def test_cancelling_while_decoding_frees_the_slot() -> None:
+    model = ToyModel()
+    async with serving_target(model) as (service, client):
+        gate = Gate()
+        num_forwards = stats_of(service).counters.num_forwards
+        model.on_forward = lambda plan: gate(plan) if plan.sequences[0].start_index == 5 else None
+        async with client.verify(toy_request(end_token_ids=())) as stream:
+            async for message in stream:
+                if isinstance(message, Verdict) and message.start_index == 3:
+                    break
+            await until(gate.has_arrived.is_set)
+        await until(lambda: stats_of(service).num_streams == 0)
+        gate.open()
+        await until(lambda: stats_of(service).num_slots_used == 0)
+        assert stats_of(service).counters.num_forwards == num_forwards + 6
+
+
+async def test_with_slots_and_queue_full_the_target_refuses_and_the_queue_moves_on() -> None:
+    model = ToyModel(num_slots=1)
+    request = toy_request(max_tokens=4, end_token_ids=())
+    async with serving_target(model, max_waiting=1) as (service, client):
+        gate = Gate()
+        model.on_piece = gate
+        async with client.verify(request) as running:
+            assert isinstance(await anext(running), PromptInfo)
+            queued = asyncio.create_task(target_only(client, request))
+            await until(lambda: stats_of(service).num_waiting == 1)
+
+            with pytest.raises(OverloadedError, match="all 1 slots and all 1 places"):
+                await target_only(client, request)
+
+            gate.open()
+            async for _ in running:
+                pass
+        assert len((await queued).token_ids) == 4
+        assert stats_of(service).num_waiting == 0
+
+
+async def test_giving_up_in_the_queue_frees_the_place() -> None:
+    model = ToyModel(num_slots=1)
+    async with serving_target(model, max_waiting=1) as (service, client):
+        gate = Gate()
+        model.on_piece = gate
+        async with client.verify(toy_request()) as running:
+            assert isinstance(await anext(running), PromptInfo)
+            queued = asyncio.create_task(target_only(client, toy_request()))
+            await until(lambda: stats_of(service).num_waiting == 1)
+            queued.cancel()
+            await until(lambda: stats_of(service).num_waiting == 0)
+            gate.open()
+
+
+async def test_without_a_free_slot_the_draft_refuses_at_once() -> None:
+    async with serving_draft(ToyModel(num_slots=1)) as (_, client):
+        async with client.draft(toy_request()) as holding:
+            assert isinstance(await anext(holding), PromptInfo)
+            async with client.draft(toy_request()) as refused:
+                with pytest.raises(OverloadedError, match="all 1 slots are taken"):
+                    await anext(refused)
+
+
+async def test_a_sequence_that_waits_for_its_draft_does_not_hold_up_another() -> None:
+    patient = StepLimits(4, 4, wait_ns=10**15)
+    waiting_request = toy_request(pace=Pace(patient, patient, 8, 4), end_token_ids=())
+    async with serving_target(ToyModel()) as (_, client):
+        async with client.verify(waiting_request) as waiting:
+            async for message in waiting:
+                if isinstance(message, Verdict):
+                    break
+            other = await target_only(client, toy_request(end_token_ids=()))
+            assert len(other.token_ids) == 60
+
+            await waiting.send(Pace())
+            verdict = await anext(waiting)
+            assert isinstance(verdict, Verdict)
+            assert verdict.start_index == 1
+            assert verdict.timing.wait_ns > 0
+
+
+async def test_a_failing_sequence_ends_alone() -> None:
+    patient = StepLimits(4, 4, wait_ns=10**15)
+    model = ToyModel(num_slots=3)
+    async with serving_target(model) as (service, client):
+        slots: list[int] = []
+        bad, good = (
+            toy_request(text, pace=Pace(patient, patient, 8, 4), end_token_ids=())
+            for text in ("bad", "good")
+        )
+        expected = await target_only(client, dataclasses.replace(good, pace=Pace()))
+        async with client.verify(bad) as doomed, client.verify(good) as lives:
+            for stream in (doomed, lives):
+                model.on_piece = lambda slot: None if slot in slots else slots.append(slot)
+                while not isinstance(await anext(stream), Verdict):
+                    pass
+            model.on_piece = lambda slot: None
+            gate = Gate()
+            failed: list[StepPlan] = []
+
+            def fail_on_bad(plan: StepPlan) -> None:
+                if len(plan.sequences) == 1 and plan.sequences[0].slot not in slots:
+                    gate(plan)
+                elif any(rows.slot == slots[0] and rows.start_index for rows in plan.sequences):
+                    failed.append(plan)
+                    raise RuntimeError("a kernel failed")
+
+            # A third sequence holds the device until both are ready for the same forward.
+            model.on_forward = fail_on_bad
+            third = asyncio.create_task(target_only(client, toy_request("third", max_tokens=3)))
+            await until(gate.has_arrived.is_set)
+            assert service.host.backend is not None
+            engine = service.host.backend.engine
+            for sequence in list(engine._sequences)[:2]:
+                engine.post(sequence, Pace())
+            gate.open()
+
+            with pytest.raises(HippoError, match="failed inside the service"):
+                async for _ in doomed:
+                    pass
+            tokens = [i async for v in lives if isinstance(v, Verdict) for i in v.token_ids]
+            await third
+        assert tokens == expected.token_ids[1:]
+        assert max(len(plan.sequences) for plan in failed) > 1, "the forward was not shared"
+        await until(lambda: stats_of(service).num_slots_used == 0)
+        assert stats_of(service).counters.num_failed == 1
+        assert await client.is_serving()
+
+
+async def test_a_failing_device_ends_all_sequences_and_the_service_stops_serving() -> None:
+    model = ToyModel()
+    async with serving_target(model) as (service, client):
+
+        def fail(_: StepPlan) -> None:
+            raise RuntimeError("the device is lost")
+
+        model.on_forward = fail
+        with pytest.raises(HippoError):
+            await target_only(client, toy_request(end_token_ids=()))
+
+        await until(lambda: stats_of(service).num_slots_used == 0)
+        while await client.is_serving():
+            await asyncio.sleep(0.01)
+        with pytest.raises(HippoError, match="device has failed"):
+            await target_only(client, toy_request())
+
+
+async def test_media_that_cannot_be_read_is_a_media_error_and_frees_the_slot() -> None:
+    request = toy_request(media=(Media(MediaKind.VIDEO, b"not a video"),))
+    async with serving_target(ToyModel()) as (service, client):
+        with pytest.raises(MediaError, match="not a toy video"):
+            await target_only(client, request)
+        await until(lambda: stats_of(service).num_slots_used == 0)
+
+
+async def test_a_request_above_the_message_limit_is_an_invalid_request() -> None:
+    request = toy_request(media=(Media(MediaKind.VIDEO, bytes(3 * 1024 * 1024)),))
+    async with serving_target(ToyModel(), max_message_mib=2) as (_, client):
+        with pytest.raises(InvalidRequestError, match="larger than max"):
+            await target_only(client, request)
+
+
+async def test_a_selection_for_another_video_is_refused() -> None:
+    async with serving_draft(ToyModel()) as (_, client):
+        async with client.draft(toy_request()) as stream:
+            await stream.send(Selection((0,), 12))
+            with pytest.raises(InvalidRequestError, match=r"12 visual tokens, but .* 16"):
+                async for _ in stream:
+                    pass
+
+
+async def test_max_tokens_of_one_ends_with_the_prefill() -> None:
+    async with serving_target(ToyModel()) as (service, client):
+        answer = await target_only(client, toy_request(max_tokens=1))
+
+        assert len(answer.verdicts) == 1
+        assert answer.verdicts[0].finish_reason is not None
+        await until(lambda: stats_of(service).num_slots_used == 0)
+
+
+async def test_blocks_sent_after_the_end_are_ignored() -> None:
+    async with serving_target(ToyModel()) as (_, client):
+        async with client.verify(toy_request(max_tokens=2, end_token_ids=())) as stream:
+            async for _ in stream:
+                pass
+            await stream.send(Block(0, 2, (3,)))
