@@ -4,9 +4,12 @@ Draft, gateway and this client run on one core, the target on another, standing 
 each. Each clip is asked about by every system in turn, target-only first and last; speedups are
 per clip against target-only on that clip.
 
-    python -m bench                       everything: both kinds of prompt, both dtypes, rivals
+    python -m bench                       everything: both kinds of prompt, all dtypes, rivals
     python -m bench --quick               three clips a kind, float32, no rivals
-    python -m bench --kinds short --dtypes bfloat16 --temperatures 0,0.8
+    python -m bench --kinds short --dtypes float32 --temperatures 0,0.8 --no-rivals
+    python -m bench --draft-model random --systems adaptive    a draft that is never right
+
+Publish the figures with `python -m bench.publish FILE...`.
 """
 
 from __future__ import annotations
@@ -14,163 +17,121 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.clips import Kind, held_out_clips
+from bench.clips import Clip, Kind, held_out_clips
 from bench.environment import ROOT, describe_environment
-from bench.measure import Record, measure
-from bench.report import summarise, table
+from bench.random_draft import write_random_draft
+from bench.runs import differences, run_systems, run_transformers, running_stack
 from bench.systems import TARGET_ONLY, System, systems
-from hippo.cli.stack import BUNDLED_PAIR, Stack, StackOptions, default_cores
+from hippo.cli.stack import BUNDLED_PAIR, StackOptions, default_cores
+
+RIVAL_DTYPES = ("float32", "bfloat16")  # in which transformers computes on a CPU
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures, prints tables and writes JSON."""
     args = _parse(argv)
-    console = Console()
-    out = Path(args.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
     target_core, draft_core = default_cores("cpu", "cpu")
     if draft_core is not None:
         os.sched_setaffinity(0, {draft_core})
+    given = argv if argv is not None else sys.argv[1:]
     result: dict[str, Any] = {
-        "command": "python -m bench " + " ".join(argv if argv is not None else sys.argv[1:]),
+        "command": " ".join(["python -m bench", *given]),
         "environment": describe_environment(),
         "runs": [],
     }
+    console = Console()
     with tempfile.TemporaryDirectory() as folder:
+        draft_model = args.draft_model
+        if draft_model == "random":
+            random_draft = Path(folder) / "random-draft"
+            draft_model = str(write_random_draft(BUNDLED_PAIR / "draft", random_draft))
         for kind in args.kinds:
             clips_folder = Path(folder) / kind
             clips = held_out_clips(clips_folder, kind=cast(Kind, kind), num_clips=args.num_clips)
             for dtype in args.dtypes:
                 options = StackOptions(
                     target_model=args.target_model,
-                    draft_model=args.draft_model,
+                    draft_model=draft_model,
                     dtype=dtype,
                     target_core=target_core,
                     draft_core=draft_core,
                     port=0,
                     gateway_args=("--max-draft-tokens", "32"),
                 )
-                with _stack(options) as stack:
-                    for temperature in args.temperatures:
-                        wanted = _chosen(args.systems, systems(args.strategy, args.ratio))
-                        total = len(clips) * (len(wanted) + 1)
-                        records = []
-                        with _progress(console) as progress:
-                            task = progress.add_task(f"{kind} {dtype} T={temperature}", total=total)
-                            for record in measure(
-                                stack.url, clips, wanted, temperature=temperature
-                            ):
-                                records.append(record)
-                                progress.advance(task)
-                        rows = summarise(records)
-                        title = f"{kind} prompts, {dtype}, T={temperature}, {len(clips)} clips"
-                        console.print(table(title, rows))
-                        result["runs"].append(_run(kind, dtype, temperature, args, rows, records))
-                        out.write_text(json.dumps(result, indent=1), encoding="utf-8")
-                if args.rivals and kind == "short":
-                    rivals = _rivals(console, clips_folder, dtype, args, target_core)
-                    result["runs"].extend(rivals)
-                    out.write_text(json.dumps(result, indent=1), encoding="utf-8")
-    console.print(f"written to {out}")
+                _measure_engine(console, result, clips, kind, options, args)
+                if args.rivals and kind == "short" and dtype in RIVAL_DTYPES:
+                    _measure_rivals(console, result, clips, clips_folder, options, args)
+                args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    console.print(f"written to {args.out}")
 
 
-def _rivals(
-    console: Console, clips_folder: Path, dtype: str, args: argparse.Namespace, core: int | None
-) -> list[dict[str, Any]]:
-    """Target-only with both cores, and transformers' generate() with and without assistant."""
-    runs: list[dict[str, Any]] = []
-    both = StackOptions(
-        target_model=args.target_model,
-        draft_model=args.draft_model,
-        dtype=dtype,
-        port=0,
-        target_args=("--num-threads", "2"),
-    )
-    clips = held_out_clips(clips_folder, kind="short", num_clips=args.num_clips)
-    with _stack(both) as stack:
-        records = list(measure(stack.url, clips, [System(TARGET_ONLY, {"policy": "off"})]))
-    rows = summarise(records)
-    console.print(table(f"rival: target-only with both cores, {dtype}", rows))
-    runs.append(_run("short", dtype, 0.0, args, rows, records, rival="both cores"))
-    rivals_out = clips_folder / "rivals.json"
-    command = [
-        *(sys.executable, "-m", "bench.rivals", "--clips", str(clips_folder)),
-        *("--cores", str(core if core is not None else 0), "--dtype", dtype),
-        *("--num-clips", str(args.num_clips), "--out", str(rivals_out)),
-    ]
-    subprocess.run(command, cwd=ROOT, check=True)
-    runs.append(
-        {
-            "rival": "transformers generate() and generate(assistant_model=...), one core",
-            "kind": "short",
-            "dtype": dtype,
-            "records": json.loads(rivals_out.read_text(encoding="utf-8")),
-        }
-    )
-    return runs
-
-
-def _run(
+def _measure_engine(
+    console: Console,
+    result: dict[str, Any],
+    clips: Sequence[Clip],
     kind: str,
-    dtype: str,
-    temperature: float,
+    options: StackOptions,
     args: argparse.Namespace,
-    rows: list[dict[str, Any]],
-    records: list[Record],
-    **extra: Any,
-) -> dict[str, Any]:
-    return {
+) -> None:
+    """Every chosen system at every temperature, on one stack."""
+    ratio = args.ratio if kind == "long" else args.short_ratio
+    strategy = args.strategy if ratio else "none"
+    chosen = _chosen(args.systems, systems(strategy, ratio))
+    facts = {
         "kind": kind,
-        "dtype": dtype,
-        "temperature": temperature,
-        "pruning": {"strategy": args.strategy, "ratio": args.ratio},
-        "summary": rows,
-        "records": [record.as_dict() for record in records],
-        **extra,
+        "dtype": options.dtype,
+        "pruning": {"strategy": strategy, "ratio": ratio},
+        "draft": args.draft_model,
     }
+    runs = []
+    with running_stack(options) as url:
+        for temperature in args.temperatures:
+            title = f"{kind} prompts, {options.dtype}, T={temperature:g}"
+            records, run = run_systems(
+                console, url, clips, chosen, title=title, temperature=temperature
+            )
+            runs.append((records, {**facts, **run}))
+    for records, run in runs:
+        if run["temperature"] == 0:
+            run["differences"] = differences(
+                records, clips, model=options.target_model, dtype=options.dtype
+            )
+        result["runs"].append(run)
 
 
-class _stack:
-    """The stack with its models warm; its log goes to bench/out/stack.log."""
-
-    def __init__(self, options: StackOptions) -> None:
-        log = ROOT / "bench/out/stack.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        self._log = log.open("a", encoding="utf-8")
-        self._stack = Stack(options, self._write)
-
-    def _write(self, name: str, line: str) -> None:
-        self._log.write(f"{name}: {line}\n")
-
-    def __enter__(self) -> Stack:
-        self._stack.start()
-        self._stack.wait_ready()
-        return self._stack
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._stack.stop()
-        self._log.close()
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
+def _measure_rivals(
+    console: Console,
+    result: dict[str, Any],
+    clips: Sequence[Clip],
+    clips_folder: Path,
+    options: StackOptions,
+    args: argparse.Namespace,
+) -> None:
+    """Target-only with both cores, and transformers' own generation on one."""
+    facts = {"kind": "short", "dtype": options.dtype}
+    both_cores = replace(
+        options, target_core=None, draft_core=None, target_args=("--num-threads", "2")
     )
+    with running_stack(both_cores) as url:
+        off = System(TARGET_ONLY, {"policy": "off"})
+        title = f"rival: target-only with both cores, {options.dtype}"
+        _, run = run_systems(console, url, clips, [off], title=title)
+    pruning = {"strategy": "none", "ratio": 0.0}
+    result["runs"].append({**facts, "pruning": pruning, "rival": "both cores", **run})
+    records = run_transformers(
+        clips_folder, core=options.target_core, dtype=options.dtype, num_clips=args.num_clips
+    )
+    name = "transformers' generate(), alone and with assistant_model, on one core"
+    result["runs"].append({**facts, "rival": name, "records": records})
 
 
 def _chosen(names: Sequence[str], every: Sequence[System]) -> list[System]:
@@ -187,28 +148,32 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     def listed(text: str) -> list[str]:
         return [part for part in text.split(",") if part]
 
+    def numbers(text: str) -> list[float]:
+        return [float(part) for part in listed(text)]
+
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--kinds", type=listed, default=["short", "long"])
-    parser.add_argument("--dtypes", type=listed, default=["float32", "bfloat16"])
-    parser.add_argument(
-        "--temperatures", type=lambda text: [float(part) for part in listed(text)], default=[0.0]
-    )
-    parser.add_argument("--systems", type=listed, default=[], help="beginnings of names, no spaces")
-    parser.add_argument("--num-clips", type=int, default=20)
-    parser.add_argument("--strategy", default="uniform", help="pruning strategy of the draft")
-    parser.add_argument("--ratio", type=float, default=0.9, help="share of visual tokens pruned")
-    parser.add_argument("--target-model", default=str(BUNDLED_PAIR / "target"))
-    parser.add_argument("--draft-model", default=str(BUNDLED_PAIR / "draft"))
-    parser.add_argument("--rivals", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--quick", action="store_true", help="three clips, float32, no rivals")
-    parser.add_argument("--out", default=str(ROOT / "bench/out/bench.json"))
+    add = parser.add_argument
+    add("--kinds", type=listed, default=["short", "long"], help="short, long")
+    add("--dtypes", type=listed, default=["float32", "bfloat16", "float16"])
+    add("--temperatures", type=numbers, default=[0.0], help="such as 0,0.8")
+    add("--systems", type=listed, default=[], help="beginnings of names, without spaces")
+    add("--num-clips", type=int, default=20, help="held-out clips a kind")
+    add("--strategy", default="uniform", help="how the draft's visual tokens are chosen")
+    add("--ratio", type=float, default=0.9, help="share pruned on long prompts")
+    add("--short-ratio", type=float, default=0.0, help="share pruned on short prompts")
+    add("--target-model", default=str(BUNDLED_PAIR / "target"))
+    add("--draft-model", default=str(BUNDLED_PAIR / "draft"), help="a folder, or 'random'")
+    add("--rivals", action=argparse.BooleanOptionalAction, default=True)
+    add("--quick", action="store_true", help="three clips, float32, no rivals")
+    add("--out", type=Path, default=ROOT / "bench/out/bench.json")
     args = parser.parse_args(argv)
     if args.quick:
         args.num_clips, args.dtypes, args.rivals = 3, ["float32"], False
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     return args
 
 

@@ -18,10 +18,15 @@ class Answer:
     """One answer with the client's own clock beside the server's figures."""
 
     text: str
-    num_tokens: int
+    token_ids: tuple[int, ...]
     end_to_end_s: float  # request sent to last token
     decode_s: float  # first token to last
     figures: Mapping[str, Any]  # the gateway's `hippo` object
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the answer, the end token included."""
+        return len(self.token_ids)
 
     @property
     def ttft_s(self) -> float:
@@ -56,14 +61,14 @@ def ask(
         "temperature": temperature,
         "seed": seed,
         "stream": True,
-        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
         "speculative": dict(speculative),
     }
     payload = json.dumps(body).encode()
     text: list[str] = []
     first = last = 0.0
     figures: Mapping[str, Any] = {}
-    num_tokens = 0
+    token_ids: tuple[int, ...] = ()
     start = time.perf_counter()
     headers = {"content-type": "application/json"}
     with client.stream(
@@ -83,12 +88,11 @@ def ask(
                     first = first or now
                     last = now
                     text.append(piece)
-            if chunk.get("usage"):
-                num_tokens = chunk["usage"]["completion_tokens"]
+                token_ids = tuple(choice.get("token_ids") or token_ids)
             figures = chunk.get("hippo") or figures
     return Answer(
         text="".join(text),
-        num_tokens=num_tokens,
+        token_ids=token_ids,
         end_to_end_s=last - start,
         decode_s=last - first,
         figures=figures,

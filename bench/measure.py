@@ -23,7 +23,12 @@ class Record:
     answer: Answer
     baseline_decode_s: float
     baseline_end_to_end_s: float
-    is_equal: bool
+    baseline_ids: tuple[int, ...]
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the answer is target-only's, token for token."""
+        return self.answer.token_ids == self.baseline_ids
 
     @property
     def decode_speedup(self) -> float:
@@ -101,5 +106,5 @@ def measure(
                     answer=answer,
                     baseline_decode_s=decode,
                     baseline_end_to_end_s=end_to_end,
-                    is_equal=answer.text == before.text and answer.num_tokens == before.num_tokens,
+                    baseline_ids=before.token_ids,
                 )

@@ -78,7 +78,10 @@ def _fastest_short_run(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
         run
         for result in results
         for run in result["runs"]
-        if run["kind"] == "short" and "rival" not in run and run["temperature"] == 0
+        if run["kind"] == "short"
+        and "rival" not in run
+        and run["temperature"] == 0
+        and run["draft"] != "random"
     ]
     if not runs:
         raise SystemExit("no greedy run on short prompts in these results")
@@ -125,7 +128,9 @@ def _section(result: dict[str, Any]) -> str:
 
 
 def _lines(run: dict[str, Any]) -> list[str]:
-    name = f"rival: {run['rival']}, " if "rival" in run else ""
+    name = f"rival: target-only with {run['rival']}, " if "rival" in run else ""
+    if run.get("draft") == "random":
+        name = "a draft with random weights: "
     pruning = run["pruning"]
     pruned = pruning["strategy"] + (
         f", {pruning['ratio']:.0%} pruned" if pruning["strategy"] in ("uniform", "random") else ""
@@ -151,6 +156,13 @@ def _lines(run: dict[str, Any]) -> list[str]:
             f"{row['num_equal']}/{row['num_answers']}",
         ]
         lines.append("| " + " | ".join(cells) + " |")
+    if found := run.get("differences"):
+        lines += ["", "First differences from target-only, and the margin of its best logit there:"]
+        lines += ["", "| clip | system | index | margin |", "|---|---|---|---|"]
+        lines += [
+            f"| {each['clip']} | {each['system']} | {each['index']} | {each['margin']:.4f} |"
+            for each in found
+        ]
     return lines
 
 

@@ -1,0 +1,102 @@
+"""Single runs of the benchmark: the engine's systems, and the rivals. Each returns plain data."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench.clips import Clip
+from bench.environment import ROOT
+from bench.margins import first_differences
+from bench.measure import Record, measure
+from bench.report import summarise, table
+from bench.systems import TARGET_ONLY, System
+from hippo.cli.stack import Stack, StackOptions
+
+STACK_LOG = ROOT / "bench/out/stack.log"
+
+
+@contextmanager
+def running_stack(options: StackOptions) -> Iterator[str]:
+    """The three processes with their models warm; their log goes to bench/out/stack.log."""
+    STACK_LOG.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        STACK_LOG.open("a", encoding="utf-8") as log,
+        Stack(options, lambda name, line: _ignore(log.write(f"{name}: {line}\n"))) as stack,
+    ):
+        stack.start()
+        stack.wait_ready()
+        yield stack.url
+
+
+def run_systems(
+    console: Console,
+    url: str,
+    clips: Sequence[Clip],
+    systems: Sequence[System],
+    *,
+    title: str,
+    temperature: float = 0.0,
+) -> tuple[list[Record], dict[str, Any]]:
+    """Measures the systems with a progress bar and prints their table."""
+    records: list[Record] = []
+    num_answers = len(clips) * (1 + len(systems) + (TARGET_ONLY not in {s.name for s in systems}))
+    with _progress(console) as progress:
+        task = progress.add_task(title, total=num_answers)
+        for record in measure(url, clips, systems, temperature=temperature):
+            records.append(record)
+            progress.advance(task)
+    rows = summarise(records)
+    console.print(table(f"{title}, {len(clips)} clips", rows))
+    return records, {
+        "temperature": temperature,
+        "summary": rows,
+        "records": [record.as_dict() for record in records],
+    }
+
+
+def differences(
+    records: Sequence[Record], clips: Sequence[Clip], *, model: str, dtype: str
+) -> list[dict[str, Any]]:
+    """Where greedy answers differ from target-only's, with the margin of the two best logits."""
+    found = first_differences(records, clips, model=Path(model), dtype=dtype)
+    return [asdict(difference) for difference in found]
+
+
+def run_transformers(
+    clips_folder: Path, *, core: int | None, dtype: str, num_clips: int
+) -> list[dict[str, Any]]:
+    """transformers' generate(), alone and with an assistant model, on one core."""
+    goal = clips_folder / "rivals.json"
+    command = [
+        *(sys.executable, "-m", "bench.rivals", "--clips", str(clips_folder)),
+        *("--cores", str(core or 0), "--dtype", dtype),
+        *("--num-clips", str(num_clips), "--out", str(goal)),
+    ]
+    subprocess.run(command, cwd=ROOT, check=True)
+    records: list[dict[str, Any]] = json.loads(goal.read_text(encoding="utf-8"))
+    return records
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    )
+
+
+def _ignore(_: object) -> None:
+    return None
