@@ -1,0 +1,48 @@
+"""The gateway: ``python -m gateway --target HOST:PORT --draft HOST:PORT``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from gateway.config import ENV_PREFIX, GatewaySettings
+from gateway.server import pin_to_core, serve
+from hippo.config import SettingsError, load_settings
+from hippo.errors import HippoError
+from hippo.logs import setup_logging
+
+logger = logging.getLogger("gateway")
+
+
+def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
+    """The exit code."""
+    try:
+        settings = load_settings(
+            GatewaySettings,
+            argv,
+            env,
+            env_prefix=ENV_PREFIX,
+            prog="python -m gateway",
+            description="Serves a draft/target pair over an OpenAI-style REST interface.",
+        )
+    except SettingsError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        return 2
+    setup_logging("gateway", level=settings.log_level, style=settings.log_style)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every URL it fetches
+    try:
+        if settings.cpu_core is not None:
+            # Before any thread exists: those of gRPC inherit it.
+            pin_to_core(settings.cpu_core)
+        asyncio.run(serve(settings))
+    except HippoError as error:
+        logger.error("%s", error.message)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], os.environ))

@@ -1,0 +1,322 @@
+"""One completion: drives the stream to the target and the one to the draft.
+
+    target --- verdicts ---> [ Coordinator ] --- commits, pace ---> draft
+           <-- blocks, pace-               <-- blocks -----------
+
+Sends only queue, so an event is handled whole before the next one: there is one task that reads
+the target and one that reads the draft, and no lock. The draft may be absent, refused, lost or
+stalled at any moment: the target's stream goes on, and a draft that comes back is opened again
+with the ids settled so far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from gateway.backends import Backends
+from gateway.detokenizer import Detokenizer, StopStrings
+from gateway.report import Record
+from gateway.translate import SpeculationPlan
+from hippo.errors import (
+    DeadlineError,
+    HippoError,
+    IncompatiblePairError,
+    OverloadedError,
+    UnavailableError,
+)
+from hippo.rpc.client import DraftClient, DraftStream, TargetStream
+from hippo.speculation.coordinator import Action, Coordinator, SendBlock, SendCommit
+from hippo.types import (
+    Block,
+    Commit,
+    FinishReason,
+    OpenRequest,
+    Pace,
+    PromptInfo,
+    Selection,
+    Timing,
+    Verdict,
+)
+
+logger = logging.getLogger("gateway.coordinator")
+
+_MAX_DRAFT_ATTEMPTS = 8
+_DRAFT_PAUSE_S = 0.25
+_LONGEST_DRAFT_PAUSE_S = 2.0
+
+
+class Completion:
+    """One sequence from its Open to its last token.
+
+    ``async with`` starts both streams; leaving cancels them, which frees their slots. Text is
+    read from ``pieces``; a slow reader holds up neither stream.
+    """
+
+    def __init__(
+        self,
+        request: OpenRequest,
+        *,
+        plan: SpeculationPlan,
+        backends: Backends,
+        stops: Sequence[str],
+        draft_stall_s: float,
+        timeout_s: float | None,
+        record: Record,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._backends = backends
+        self._wants_draft = plan.wants_draft
+        self._first_draft = backends.draft if plan.wants_draft else None
+        has_draft = self._first_draft is not None
+        self._coordinator = Coordinator(plan.policy, has_draft=has_draft)
+        self._request = dataclasses.replace(request, pace=self._coordinator.pace)
+        self._clock_ns = clock_ns
+        self._draft_stall_ns = int(draft_stall_s * 1e9)
+        self._timeout_s = timeout_s
+        self._detokenizer = Detokenizer(backends.tokenizer)
+        self._stops = StopStrings(stops)
+        self.record = record
+        record.stats = self._coordinator.stats
+        if plan.wants_draft and not has_draft:
+            record.draft_problem = backends.draft_problem
+
+        self._target_stream: TargetStream | None = None
+        self._draft_stream: DraftStream | None = None
+        self._target_prompt: PromptInfo | None = None
+        self._draft_prompt: PromptInfo | None = None
+        self._selection: Selection | None = None
+        self._draft_heard_ns = 0  # when the draft last sent a block that was not its last
+        self._draft_owes = False
+
+        self._pieces: list[str] = []
+        self._wakeup = asyncio.Event()
+        self._begun = asyncio.Event()  # the prompt was read, or it all failed
+        self._is_over = False
+        self._error: HippoError | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._draft_task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Completion:
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def wait_begun(self) -> None:
+        """Returns when the target has read the prompt. Raises what went wrong before that."""
+        await self._begun.wait()
+        if self._error is not None and self._target_prompt is None:
+            raise self._error
+
+    async def pieces(self) -> AsyncIterator[str]:
+        """Text as it settles, to its end. Raises what ended it early."""
+        while True:
+            await self._wakeup.wait()
+            self._wakeup.clear()
+            is_over = self._is_over
+            if self._pieces:
+                text = "".join(self._pieces)
+                self._pieces.clear()
+                yield text
+            if is_over:
+                break
+        if self._error is not None:
+            raise self._error
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                if self._wants_draft:
+                    self._draft_task = asyncio.create_task(self._run_draft())
+                await self._run_target()
+        except HippoError as error:
+            self._error = error
+            if isinstance(error, UnavailableError):
+                self._backends.report_target_failure()
+        except TimeoutError:
+            self._error = DeadlineError(
+                f"the request took longer than {self._timeout_s:g} s, this server's limit"
+            )
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            logger.exception("a completion failed unexpectedly")
+            self._error = HippoError("an internal error occurred; it is in the server's log")
+        finally:
+            self._is_over = True
+            self._wakeup.set()
+            self._begun.set()
+            if self._draft_task is not None:
+                self._draft_task.cancel()
+                await asyncio.gather(self._draft_task, return_exceptions=True)
+
+    async def _run_target(self) -> None:
+        async with self._backends.target.verify(self._request) as stream:
+            self._target_stream = stream
+            async for message in stream:
+                if isinstance(message, Verdict):
+                    await self._on_verdict(message)
+                    if self.record.finish_reason is not None:
+                        return
+                elif isinstance(message, Selection):
+                    self._selection = message
+                    self.record.selection = message
+                    if self._draft_stream is not None:
+                        await self._tell_draft(message)
+                else:
+                    self._target_prompt = self.record.target_prompt = message
+                    self._begun.set()
+                    try:
+                        self._check_prompts()
+                    except IncompatiblePairError as error:
+                        await self._drop_draft(error.message)
+        raise UnavailableError("the target service ended the answer before its last token")
+
+    async def _on_verdict(self, verdict: Verdict) -> None:
+        now_ns = self._clock_ns()
+        await self._carry_out(self._coordinator.on_verdict(verdict, now_ns))
+        self.record.add_verdict(verdict, now_ns)
+        token_ids = verdict.token_ids
+        if verdict.is_rejection:
+            self._owe(now_ns)
+        if verdict.finish_reason is FinishReason.STOP:
+            token_ids = token_ids[:-1]  # the end token itself is no text
+        piece = self._detokenize(token_ids)
+        if self._stops.matched is None:
+            self.record.num_completion_tokens += len(verdict.token_ids) - len(token_ids)
+            if verdict.finish_reason is not None:
+                piece += self._stops.add(self._detokenizer.finish())
+                piece += "" if self._stops.matched is not None else self._stops.finish()
+                self.record.finish_reason = verdict.finish_reason
+        if self._stops.matched is not None:
+            self.record.finish_reason = FinishReason.STOP
+        if piece:
+            self._pieces.append(piece)
+            self._wakeup.set()
+        if self._draft_owes and now_ns - self._draft_heard_ns > self._draft_stall_ns:
+            await self._drop_draft("the draft stalled")
+            self._backends.report_draft_failure()
+
+    def _detokenize(self, token_ids: Sequence[int]) -> str:
+        record, stops = self.record, self._stops
+        if not stops.is_active:
+            record.num_completion_tokens += len(token_ids)
+            return self._detokenizer.add(token_ids)
+        # One by one, so that the count of tokens does not depend on how they were verified.
+        text = ""
+        for token_id in token_ids:
+            text += stops.add(self._detokenizer.add((token_id,)))
+            record.num_completion_tokens += 1
+            if stops.matched is not None:
+                break
+        return text
+
+    async def _run_draft(self) -> None:
+        client, joins = self._first_draft, self._first_draft is None
+        pause_s = _DRAFT_PAUSE_S
+        for _ in range(_MAX_DRAFT_ATTEMPTS):
+            client = client or await self._backends.wait_draft()
+            try:
+                await self._draft_with(client, joins=joins)
+            except HippoError as error:
+                await self._lose_draft(error.message)
+                if isinstance(error, UnavailableError):
+                    self._backends.report_draft_failure()
+                elif not isinstance(error, OverloadedError):
+                    return
+            client, joins = None, True
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_DRAFT_PAUSE_S)
+
+    async def _draft_with(self, client: DraftClient, *, joins: bool) -> None:
+        """Drafts until the stream breaks, which it raises."""
+        coordinator = self._coordinator
+        committed_ids = tuple(coordinator.committed_ids) if joins else ()
+        request = dataclasses.replace(
+            self._request,
+            pace=coordinator.pace,
+            committed_ids=committed_ids,
+            epoch=coordinator.epoch if joins else 0,
+        )
+        async with client.draft(request) as stream:
+            self._draft_stream = stream
+            self.record.num_draft_streams += 1
+            if self._selection is not None:
+                await self._tell_draft(self._selection)
+            if joins:
+                await self._carry_out(coordinator.on_draft_attached(len(committed_ids)))
+            async for message in stream:
+                await self._on_draft_message(message)
+        raise UnavailableError("the draft service ended its stream")
+
+    async def _on_draft_message(self, message: PromptInfo | Timing | Block) -> None:
+        now_ns = self._clock_ns()
+        if isinstance(message, Block):
+            self._draft_heard_ns = now_ns
+            self._draft_owes = not message.is_exhausted and self._coordinator.pace.max_ahead > 0
+            self.record.add_block(now_ns)
+            await self._carry_out(self._coordinator.on_block(message, now_ns))
+        elif isinstance(message, Timing):
+            self._owe(now_ns)
+            self.record.draft_prefill = message
+        else:
+            self._draft_prompt = self.record.draft_prompt = message
+            self._check_prompts()
+
+    async def _carry_out(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if isinstance(action, SendBlock):
+                await self._tell_target(action.block)
+            elif isinstance(action, SendCommit):
+                await self._tell_draft(action.commit)
+            else:
+                if action.pace.max_ahead == 0:
+                    self._draft_owes = False  # the draft is to rest
+                await self._tell_target(action.pace)
+                await self._tell_draft(action.pace)
+
+    async def _tell_target(self, message: Pace | Block) -> None:
+        if self._target_stream is not None:
+            # If the stream broke, the task that reads it has the error.
+            with contextlib.suppress(HippoError):
+                await self._target_stream.send(message)
+
+    async def _tell_draft(self, message: Selection | Pace | Commit) -> None:
+        if self._draft_stream is not None:
+            with contextlib.suppress(HippoError):
+                await self._draft_stream.send(message)
+
+    def _owe(self, now_ns: int) -> None:
+        """The draft has something to do from now on."""
+        is_resting = self._coordinator.pace.max_ahead == 0
+        if not self._draft_owes and not is_resting and self._draft_stream is not None:
+            self._draft_owes = True
+            self._draft_heard_ns = now_ns
+
+    def _check_prompts(self) -> None:
+        """Raises IncompatiblePairError when the two services read different prompts."""
+        target, draft = self._target_prompt, self._draft_prompt
+        if target is not None and draft is not None and target.prompt_hash != draft.prompt_hash:
+            raise IncompatiblePairError("the draft read another prompt than the target")
+
+    async def _drop_draft(self, problem: str) -> None:
+        """Goes on without the draft, from the task that reads the target."""
+        if self._draft_task is not None:
+            self._draft_task.cancel()
+        await self._lose_draft(problem)
+
+    async def _lose_draft(self, problem: str) -> None:
+        self._draft_stream, self._draft_owes = None, False
+        self._draft_prompt = None
+        self.record.draft_problem = problem
+        if not self._is_over:
+            logger.warning("the answer goes on without the draft: %s", problem)
+        await self._carry_out(self._coordinator.on_draft_lost())

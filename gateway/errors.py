@@ -1,0 +1,152 @@
+"""Every failure as OpenAI's error object: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from hippo.errors import (
+    ContextLengthError,
+    DeadlineError,
+    ForbiddenError,
+    HippoError,
+    IncompatiblePairError,
+    MediaError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+)
+
+logger = logging.getLogger("gateway")
+
+# Asked every few seconds, for as long as it takes.
+QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
+
+# Codes that clients of OpenAI's API look for, and ours beside them.
+_CODES: dict[type[HippoError], str] = {
+    ContextLengthError: "context_length_exceeded",
+    MediaError: "invalid_media",
+    NotFoundError: "not_found",
+    ForbiddenError: "media_not_allowed",
+    OverloadedError: "overloaded",
+    IncompatiblePairError: "incompatible_pair",
+    UnavailableError: "unavailable",
+    DeadlineError: "timeout",
+}
+
+
+class BodyTooLargeError(HTTPException):
+    """The request body exceeds the operator's limit."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(413, f"the request body is larger than {limit} bytes, this server's limit")
+
+
+class ModelNotFoundError(NotFoundError):
+    """The request names a model that is not served."""
+
+
+def error_body(
+    message: str, *, type_name: str, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """OpenAI's error object."""
+    return {"error": {"message": message, "type": type_name, "param": param, "code": code}}
+
+
+def describe(error: HippoError) -> dict[str, Any]:
+    """The error object of one of our errors."""
+    code = "model_not_found" if isinstance(error, ModelNotFoundError) else None
+    for kind in type(error).__mro__:
+        code = code or _CODES.get(kind)
+    return error_body(error.message, type_name=error.type_name, param=error.param, code=code)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Makes every failure of the application answer in OpenAI's shape."""
+    app.add_exception_handler(HippoError, _on_hippo_error)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_bug)
+
+
+async def _on_hippo_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HippoError)
+    if error.http_status >= 500 and request.url.path not in QUIET_PATHS:
+        logger.warning("request failed: %s", error.message)
+    headers = {"Retry-After": "1"} if error.http_status in (429, 503) else None
+    return JSONResponse(describe(error), status_code=error.http_status, headers=headers)
+
+
+async def _on_validation_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    message, param = _explain(error.errors(), request)
+    return JSONResponse(
+        error_body(message, type_name="invalid_request_error", param=param, code="invalid_value"),
+        status_code=400,
+    )
+
+
+async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    message = str(error.detail)
+    code = None
+    if error.status_code == 404:
+        message, code = f"there is no {request.url.path} here; GET /docs lists what is", "not_found"
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        message = f"{request.method} does not fit {request.url.path}; allowed: {allowed}"
+        code = "method_not_allowed"
+    elif error.status_code == 413:
+        code = "body_too_large"
+    return JSONResponse(
+        error_body(message, type_name="invalid_request_error", code=code),
+        status_code=error.status_code,
+        headers=error.headers,
+    )
+
+
+async def _on_bug(request: Request, error: Exception) -> JSONResponse:
+    return JSONResponse(
+        error_body(
+            "an internal error occurred; it is in the server's log", type_name=HippoError.type_name
+        ),
+        status_code=500,
+    )
+
+
+def _explain(errors: Sequence[Any], request: Request) -> tuple[str, str | None]:
+    """The first of pydantic's errors as one sentence, and the field at fault."""
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        reason, at = first["ctx"]["error"], first["loc"][-1]
+        return f"the request body is not JSON: {reason} at character {at}", None
+    content_type = request.headers.get("content-type", "")
+    if len(first["loc"]) == 1 and "json" not in content_type:
+        return (
+            f"the content type is {content_type or 'missing'!r}; expected application/json",
+            None,
+        )
+    context = first.get("ctx") or {}
+    path = [str(step) for step in first["loc"][1:]]
+    if "field" in context:
+        path.append(str(context["field"]))
+    param = ".".join(path) or None
+    if first["type"] == "extra_forbidden":
+        return f"{param} is not a known field; this server has no such option", param
+    if first["type"] == "missing":
+        return (f"{param} is required" if param else "the request needs a JSON body"), param
+    if first["type"] == "unsupported_field":
+        return str(first["msg"]), param
+    shown = repr(first.get("input"))
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    detail = str(first["msg"])
+    detail = detail[0].lower() + detail[1:]
+    if first["type"] == "unsupported":
+        return (f"{param}: {detail}" if param else detail), param
+    return f"{param} is {shown}: {detail}" if param else detail, param

@@ -1,0 +1,166 @@
+"""Fetching media over http(s), without becoming a way into the operator's network."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Sequence
+from urllib.parse import urljoin, urlsplit
+
+import httpx
+
+from hippo.errors import ForbiddenError, MediaError
+
+_MAX_REDIRECTS = 3
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class UrlFetcher:
+    """Fetches from domains on an allow-list.
+
+    Each hop of a redirect is checked like the first URL. A name is resolved once, its addresses
+    are checked, and the connection goes to the checked address, so that a second look-up cannot
+    give another one.
+    """
+
+    def __init__(
+        self,
+        *,
+        allowed_domains: Sequence[str],
+        allow_http: bool,
+        allow_private_addresses: bool,
+        timeout_s: float,
+    ) -> None:
+        self._allowed_domains = tuple(domain.lower().rstrip(".") for domain in allowed_domains)
+        self._schemes = ("https", "http") if allow_http else ("https",)
+        self._allow_private_addresses = allow_private_addresses
+        self._timeout_s = timeout_s
+        # Neither proxies nor credentials of the environment apply to what strangers ask for.
+        self._client: httpx.AsyncClient | None = None
+
+    async def fetch(self, url: str, *, max_bytes: int) -> bytes:
+        """Returns the body. Raises ForbiddenError for what is off the list, else MediaError."""
+        if not self._allowed_domains:
+            raise ForbiddenError(
+                "this server fetches no URLs (the operator can allow domains with "
+                "--allowed-media-domains); send a data: URL"
+            )
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                for _ in range(_MAX_REDIRECTS + 1):
+                    result = await self._fetch_hop(url, max_bytes)
+                    if isinstance(result, bytes):
+                        return result
+                    url = urljoin(url, result)
+        except TimeoutError:
+            raise MediaError(
+                f"fetching the URL took longer than {self._timeout_s:g} s, this server's limit"
+            ) from None
+        except httpx.HTTPError as error:
+            reason = str(error) or type(error).__name__
+            raise MediaError(f"the URL cannot be fetched: {reason}") from None
+        raise MediaError(f"the URL redirects more than {_MAX_REDIRECTS} times")
+
+    async def close(self) -> None:
+        """Closes idle connections."""
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def _fetch_hop(self, url: str, max_bytes: int) -> bytes | str:
+        """The body, or where a redirect leads."""
+        host, port, scheme = self._check_url(url)
+        address = await self._resolve(host, port)
+        parts = urlsplit(url)
+        shown = f"[{address}]" if ":" in address else address
+        host_header = f"[{host}]" if ":" in host else host
+        if port != _DEFAULT_PORTS[scheme]:
+            host_header += f":{port}"
+        pinned = parts._replace(netloc=f"{shown}:{port}", fragment="").geturl()
+        if self._client is None:
+            self._client = httpx.AsyncClient(
+                follow_redirects=False, trust_env=False, timeout=self._timeout_s
+            )
+        request = self._client.build_request(
+            "GET",
+            pinned,
+            headers={"Host": host_header, "Accept-Encoding": "identity"},
+            # The certificate must be the name's, not the address's.
+            extensions={"sni_hostname": host} if scheme == "https" else None,
+        )
+        response = await self._client.send(request, stream=True)
+        try:
+            if response.is_redirect:
+                return response.headers["location"]
+            if response.status_code != 200:
+                raise MediaError(f"the URL answered with status {response.status_code}")
+            declared = response.headers.get("content-length", "")
+            if declared.isdigit() and int(declared) > max_bytes:
+                raise _too_large(max_bytes)
+            body = bytearray()
+            async for piece in response.aiter_raw():
+                body += piece
+                if len(body) > max_bytes:
+                    raise _too_large(max_bytes)
+            return bytes(body)
+        finally:
+            await response.aclose()
+
+    def _check_url(self, url: str) -> tuple[str, int, str]:
+        try:
+            parts = urlsplit(url)
+            host, port, scheme = parts.hostname, parts.port, parts.scheme.lower()
+        except ValueError as error:
+            raise MediaError(f"the URL is malformed: {error}") from None
+        if scheme not in self._schemes:
+            raise ForbiddenError(
+                f"the URL's scheme is {scheme!r}; this server fetches {' and '.join(self._schemes)}"
+            )
+        if not host:
+            raise MediaError("the URL has no host")
+        if parts.username is not None or parts.password is not None:
+            raise ForbiddenError("the URL holds credentials; this server sends none")
+        host = host.rstrip(".")
+        if not any(_matches(host, domain) for domain in self._allowed_domains):
+            raise ForbiddenError(f"the URL's host {host!r} is not on this server's list")
+        return host, port or _DEFAULT_PORTS[scheme], scheme
+
+    async def _resolve(self, host: str, port: int) -> str:
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            raise MediaError(f"the URL's host {host!r} cannot be resolved") from None
+        addresses = [str(sockaddr[0]) for *_, sockaddr in found]
+        if not self._allow_private_addresses:
+            for address in addresses:
+                if not is_public_address(address):
+                    raise ForbiddenError(
+                        f"the URL's host {host!r} has an address that is not public"
+                    )
+        return addresses[0]
+
+
+def is_public_address(address: str) -> bool:
+    """Whether an address is one of the public internet, and not one in another's clothes."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(parsed, ipaddress.IPv6Address):
+        inner = parsed.ipv4_mapped or parsed.sixtofour or (parsed.teredo or (None, None))[1]
+        if inner is not None:
+            return is_public_address(str(inner))
+        if parsed in ipaddress.ip_network("64:ff9b::/96"):  # NAT64
+            return is_public_address(str(ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF)))
+    return parsed.is_global and not parsed.is_multicast
+
+
+def _matches(host: str, domain: str) -> bool:
+    if domain.startswith("*."):
+        return host.endswith(domain[1:])
+    return host == domain
+
+
+def _too_large(max_bytes: int) -> MediaError:
+    return MediaError(f"the URL's file is larger than {max_bytes} bytes, this server's limit")

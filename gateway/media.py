@@ -1,0 +1,153 @@
+"""Videos and images of a request, from wherever it says: data: URL, http(s) URL, or path."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from gateway.fetch import UrlFetcher
+from hippo.errors import ForbiddenError, InvalidRequestError, MediaError
+from hippo.types import Media, MediaKind
+
+_TOLERATED_TYPES = ("", "application/octet-stream")
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSource:
+    """One item of a request: what it should be, where it is, and the field that says so."""
+
+    kind: MediaKind
+    url: str
+    param: str
+
+
+class MediaReader:
+    """Reads media within the operator's limits. Errors name the field that was at fault."""
+
+    def __init__(
+        self,
+        *,
+        fetcher: UrlFetcher,
+        allowed_dirs: Sequence[str],
+        max_items: int,
+        max_bytes: int,
+    ) -> None:
+        self._fetcher = fetcher
+        self._allowed_dirs = tuple(Path(directory).resolve() for directory in allowed_dirs)
+        self._max_items = max_items
+        self._max_bytes = max_bytes
+
+    async def read(self, sources: Sequence[MediaSource]) -> tuple[Media, ...]:
+        """Reads all items, in order.
+
+        Raises MediaError for what cannot be read or is too large, ForbiddenError for URLs and
+        paths outside what is allowed.
+        """
+        if len(sources) > self._max_items:
+            raise InvalidRequestError(
+                f"the request has {len(sources)} videos and images; this server takes "
+                f"{self._max_items}",
+                param="messages",
+            )
+        if len(sources) == 1:
+            return (await self._read_one(sources[0]),)
+        return tuple(await asyncio.gather(*(self._read_one(source) for source in sources)))
+
+    async def _read_one(self, source: MediaSource) -> Media:
+        scheme = urlsplit(source.url[:32]).scheme.lower()
+        try:
+            if scheme == "data":
+                data = await asyncio.to_thread(self._decode_data_url, source)
+            elif scheme in ("http", "https"):
+                data = await self._fetcher.fetch(source.url, max_bytes=self._max_bytes)
+            elif scheme == "file" or source.url.startswith("/"):
+                data = await asyncio.to_thread(self._read_path, source.url)
+            else:
+                raise MediaError(
+                    f"{_shorten(source.url)!r} is no data: URL, no http(s) URL and no absolute path"
+                )
+        except (MediaError, ForbiddenError) as error:
+            error.param = source.param
+            raise
+        if not data:
+            raise MediaError(f"the {source.kind.value} is empty (0 bytes)", param=source.param)
+        return Media(kind=source.kind, data=data)
+
+    def _decode_data_url(self, source: MediaSource) -> bytes:
+        header, comma, payload = source.url.partition(",")
+        expected = f"data:{source.kind.value}/...;base64,..."
+        if not comma:
+            raise MediaError(f"the data: URL has no comma before its data; expected {expected}")
+        media_type, *options = header[len("data:") :].split(";")
+        if "base64" not in (option.strip().lower() for option in options):
+            raise MediaError(f"the data: URL is not base64; expected {expected}")
+        media_type = media_type.strip().lower()
+        fits = media_type.startswith(f"{source.kind.value}/") or media_type in _TOLERATED_TYPES
+        if not fits:
+            raise MediaError(
+                f"the data: URL holds {media_type!r}, in a {source.kind.value}_url; "
+                f"expected {expected}"
+            )
+        # Well over it already; the exact size is known after decoding.
+        if len(payload) // 4 * 3 > self._max_bytes * 1.1 + 64:
+            raise self._too_large(source.kind.value)
+        try:
+            data = base64.b64decode(unquote(payload) if "%" in payload else payload, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise MediaError(f"the data: URL is not valid base64: {error}") from None
+        if len(data) > self._max_bytes:
+            raise self._too_large(source.kind.value)
+        return data
+
+    def _too_large(self, noun: str) -> MediaError:
+        return MediaError(f"the {noun} is larger than {self._max_bytes} bytes, this server's limit")
+
+    def _read_path(self, url: str) -> bytes:
+        if not self._allowed_dirs:
+            raise ForbiddenError(
+                "this server reads no local paths (the operator can allow directories with "
+                "--allowed-media-dirs); send a data: URL"
+            )
+        path = url
+        if not url.startswith("/"):
+            parts = urlsplit(url)
+            if parts.netloc not in ("", "localhost"):
+                raise ForbiddenError(f"{_shorten(url)!r} names another host; expected file:///path")
+            path = unquote(parts.path)
+        try:
+            resolved = Path(path).resolve()
+        except (OSError, RuntimeError, ValueError):  # link loops, null bytes
+            raise MediaError(f"{_shorten(path)!r} is not a usable path") from None
+        # A missing file outside is refused like an existing one: paths cannot be probed.
+        if not any(resolved.is_relative_to(directory) for directory in self._allowed_dirs):
+            raise ForbiddenError(f"{_shorten(path)!r} is not under an allowed directory")
+        return self._read_file(resolved, path)
+
+    def _read_file(self, resolved: Path, shown: str) -> bytes:
+        shown = _shorten(shown)
+        try:
+            # Non-blocking: a FIFO must not hold the thread. No link: it was resolved above.
+            descriptor = os.open(resolved, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        except OSError as error:
+            raise MediaError(f"{shown!r} cannot be read: {error.strerror}") from None
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise MediaError(f"{shown!r} is not a regular file")
+            if status.st_size > self._max_bytes:
+                raise self._too_large(f"file {shown!r}")
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                return file.read(self._max_bytes)
+        finally:
+            os.close(descriptor)
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."

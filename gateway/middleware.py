@@ -1,0 +1,89 @@
+"""What surrounds every request: its id, the body limit, the access log."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.errors import QUIET_PATHS, BodyTooLargeError, error_body
+from gateway.metrics import GatewayMetrics
+from hippo.logs import request_id_var
+
+logger = logging.getLogger("gateway.access")
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class RequestMiddleware:
+    """Names, limits, counts and logs requests; plain ASGI, so that streams pass untouched."""
+
+    def __init__(self, app: ASGIApp, *, max_body_bytes: int, metrics: GatewayMetrics) -> None:
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started_ns = time.monotonic_ns()
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        state = scope.setdefault("state", {})
+        state["request_id"], state["received_ns"] = request_id, started_ns
+        token = request_id_var.set(request_id)
+        status = 499  # as nginx logs a client that went away before the answer began
+        num_received = 0
+
+        async def limited_receive() -> Message:
+            nonlocal num_received
+            message = await receive()
+            if message["type"] == "http.request":
+                num_received += len(message.get("body", b""))
+                if num_received > self._max_body_bytes:
+                    raise BodyTooLargeError(self._max_body_bytes)
+            return message
+
+        async def named_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            if _declared_length(headers) > self._max_body_bytes:
+                error = BodyTooLargeError(self._max_body_bytes)
+                body = error_body(
+                    error.detail, type_name="invalid_request_error", code="body_too_large"
+                )
+                refusal = JSONResponse(body, status_code=413, headers={"connection": "close"})
+                await refusal(scope, receive, named_send)
+                return
+            await self._app(scope, limited_receive, named_send)
+        finally:
+            elapsed_s = (time.monotonic_ns() - started_ns) / 1e9
+            path = getattr(scope.get("route"), "path", "unknown")
+            self._metrics.count_request(path, status)
+            level = logging.DEBUG if path in QUIET_PATHS else logging.INFO
+            logger.log(
+                level,
+                "%s %s %d",
+                scope["method"],
+                scope["path"],
+                status,
+                extra={"elapsed_ms": round(elapsed_s * 1e3, 1)},
+            )
+            request_id_var.reset(token)
+
+
+def _declared_length(headers: Headers) -> int:
+    declared = headers.get("content-length", "")
+    return int(declared) if declared.isdigit() else 0

@@ -1,0 +1,161 @@
+"""What happened in one completion: the ``hippo`` object of an answer, and the metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.metrics import GatewayMetrics
+from hippo.speculation.stats import SpeculationStats
+from hippo.types import (
+    FinishReason,
+    OpenRequest,
+    PromptInfo,
+    Selection,
+    Timing,
+    Verdict,
+)
+
+
+@dataclass(slots=True)
+class Record:
+    """Facts of one completion, gathered as it runs. Times are of the gateway's monotonic clock."""
+
+    policy: str
+    received_ns: int
+    opened_ns: int = 0  # media are there, the streams are opened
+    first_block_ns: int = 0
+    first_verdict_ns: int = 0
+    last_verdict_ns: int = 0
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+    target_prompt: PromptInfo | None = None
+    draft_prompt: PromptInfo | None = None
+    target_prefill: Timing | None = None
+    draft_prefill: Timing | None = None
+    selection: Selection | None = None
+    num_completion_tokens: int = 0
+    num_draft_streams: int = 0
+    draft_problem: str | None = None
+    finish_reason: FinishReason | None = None
+    has_failed: bool = False
+
+    def add_verdict(self, verdict: Verdict, now_ns: int) -> None:
+        """A verdict has come."""
+        if not self.first_verdict_ns:
+            self.first_verdict_ns = now_ns
+            self.target_prefill = verdict.timing
+        self.last_verdict_ns = now_ns
+
+    def add_block(self, now_ns: int) -> None:
+        """A block has come."""
+        self.first_block_ns = self.first_block_ns or now_ns
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt, 0 before the target has read it."""
+        return self.target_prompt.num_prompt_tokens if self.target_prompt is not None else 0
+
+    @property
+    def decode_ns(self) -> int:
+        """From the first token to the last."""
+        return self.last_verdict_ns - self.first_verdict_ns
+
+
+def figures(record: Record, request: OpenRequest) -> dict[str, Any]:
+    """The ``hippo`` object; docs/api.md explains each name."""
+    stats, selection = record.stats, record.selection
+    return {
+        "policy": record.policy,
+        "seed": request.sampling.seed,
+        "draft_used": stats.num_draft_tokens > 0,
+        "draft_problem": record.draft_problem,
+        "num_draft_streams": record.num_draft_streams,
+        "num_draft_losses": stats.num_draft_losses,
+        "pruning": {
+            "strategy": request.pruning.strategy.value,
+            "ratio": request.pruning.ratio,
+            "num_visual_tokens": selection.num_visual_tokens if selection is not None else None,
+            "num_kept_tokens": len(selection.kept_indices) if selection is not None else None,
+        },
+        "num_forwards": stats.num_forwards,
+        "num_drafted_tokens": stats.num_drafted_tokens,
+        "num_draft_tokens": stats.num_draft_tokens,
+        "num_accepted_tokens": stats.num_accepted_tokens,
+        "num_dropped_tokens": stats.num_dropped_tokens,
+        "num_rejections": stats.num_rejections,
+        "num_blocks": stats.num_blocks,
+        "num_stale_blocks": stats.num_stale_blocks,
+        "num_mode_switches": stats.num_mode_switches,
+        "acceptance_rate": round(stats.acceptance_rate, 4),
+        "acceptance_per_position": [round(rate, 4) for rate in stats.acceptance_per_position],
+        "mean_tokens_per_forward": round(stats.mean_tokens_per_forward, 4),
+        "mean_run_length": round(stats.mean_run_length, 4),
+        "timings_ms": _timings(record),
+    }
+
+
+def _timings(record: Record) -> dict[str, float | None]:
+    stats = record.stats
+    target, draft = record.target_prompt, record.draft_prompt
+    target_prefill, draft_prefill = record.target_prefill, record.draft_prefill
+    busy_ns = stats.forward_ns + stats.target_wait_ns
+    if target_prefill is not None:
+        busy_ns -= target_prefill.wait_ns  # waits of the decoding alone
+    overhead_ns = record.decode_ns - busy_ns
+    return {
+        "media": _ms(record.opened_ns - record.received_ns),
+        "queue": _ms(target.queue_ns if target is not None else None),
+        "target_preprocess": _ms(target.preprocess_ns if target is not None else None),
+        "draft_preprocess": _ms(draft.preprocess_ns if draft is not None else None),
+        "selection": _ms(record.selection.score_ns if record.selection is not None else None),
+        "target_prefill": _ms(target_prefill.forward_ns if target_prefill is not None else None),
+        "draft_prefill": _ms(draft_prefill.forward_ns if draft_prefill is not None else None),
+        "time_to_first_token": _ms(record.first_verdict_ns - record.received_ns),
+        # Negative: the draft's first block was there before the target's first token.
+        "first_block_after_first_token": _ms(
+            record.first_block_ns - record.first_verdict_ns if record.first_block_ns else None
+        ),
+        "decode": _ms(record.decode_ns),
+        "total": _ms(record.last_verdict_ns - record.received_ns),
+        "target_forward": _ms(stats.forward_ns),
+        "target_wait": _ms(stats.target_wait_ns),
+        "draft_wait": _ms(stats.draft_wait_ns),
+        "optimistic": _ms(stats.optimistic_ns),
+        "conservative": _ms(stats.conservative_ns),
+        "target_only": _ms(stats.target_only_ns),
+        # Time of a round in which the target's device neither worked nor waited for the draft.
+        "transport_per_round": _ms(
+            overhead_ns / stats.num_forwards if stats.num_forwards else None
+        ),
+    }
+
+
+def _ms(duration_ns: float | None) -> float | None:
+    return None if duration_ns is None else round(duration_ns / 1e6, 3)
+
+
+def count(record: Record, metrics: GatewayMetrics) -> None:
+    """Adds a completion that has ended to the metrics."""
+    stats = record.stats
+    outcome = "cancelled"
+    if record.has_failed:
+        outcome = "error"
+    elif record.finish_reason is not None:
+        outcome = record.finish_reason.value
+    metrics.completions.labels(record.policy, outcome).inc()
+    metrics.prompt_tokens.inc(record.num_prompt_tokens)
+    metrics.completion_tokens.inc(record.num_completion_tokens)
+    metrics.target_forwards.inc(stats.num_forwards)
+    metrics.draft_tokens.inc(stats.num_draft_tokens)
+    metrics.accepted_tokens.inc(stats.num_accepted_tokens)
+    metrics.dropped_tokens.inc(stats.num_dropped_tokens)
+    metrics.mode_switches.inc(stats.num_mode_switches)
+    metrics.drafts_lost.inc(stats.num_draft_losses)
+    if record.first_verdict_ns:
+        metrics.first_token_seconds.observe((record.first_verdict_ns - record.received_ns) / 1e9)
+    if record.num_completion_tokens > 1:
+        metrics.output_token_seconds.observe(
+            record.decode_ns / 1e9 / (record.num_completion_tokens - 1)
+        )
+    if record.finish_reason is not None:
+        metrics.completion_seconds.observe((record.last_verdict_ns - record.received_ns) / 1e9)

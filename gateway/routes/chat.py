@@ -1,0 +1,173 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from gateway import report, sse, translate
+from gateway.coordinator import Completion
+from gateway.errors import describe
+from gateway.report import Record
+from gateway.routes.models import check_model_name
+from gateway.schemas import ChatCompletionRequest
+from gateway.state import GatewayState, State
+from hippo.errors import HippoError
+from hippo.types import OpenRequest
+
+router = APIRouter(prefix="/v1", tags=["chat"])
+
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # a proxy that collects the stream defeats it
+]
+
+
+@router.post("/chat/completions", response_model=None)
+async def create_chat_completion(
+    body: ChatCompletionRequest, request: Request, state: State
+) -> Response:
+    """Answers a conversation about videos, images or neither."""
+    return ChatResponse(
+        body,
+        state,
+        request_id=request.state.request_id,
+        received_ns=request.state.received_ns,
+    )
+
+
+class ChatResponse(Response):
+    """Works the answer out while it is being sent.
+
+    What goes wrong before the first byte is raised, and becomes an error status; afterwards it is
+    the stream's last event. A client that goes away ends the work at once.
+    """
+
+    def __init__(
+        self,
+        body: ChatCompletionRequest,
+        state: GatewayState,
+        *,
+        request_id: str,
+        received_ns: int,
+    ) -> None:
+        super().__init__()
+        self._body = body
+        self._state = state
+        self._request_id = request_id
+        self._received_ns = received_ns
+        self._completion_id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        leaving = asyncio.create_task(_until_disconnect(receive))
+        work = asyncio.create_task(self._answer(scope, receive, send))
+        try:
+            await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            is_left = not work.done()
+            work.cancel()
+            await asyncio.gather(work, leaving, return_exceptions=True)
+        if not is_left:
+            work.result()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body, state = self._body, self._state
+        settings, backends = state.settings, state.backends
+        info = check_model_name(body.model, backends.model)
+        plan = translate.speculation_plan(body.speculative, settings)
+        sampling = translate.sampling_params(body, info)
+        messages = translate.chat_messages(body)
+        request = translate.open_request(
+            body,
+            request_id=self._request_id,
+            messages=messages,
+            media=await state.media.read(translate.media_sources(body)),
+            sampling=sampling,
+            pruning=plan.pruning,
+            info=info,
+            settings=settings,
+        )
+        record = Record(
+            policy=plan.policy_name, received_ns=self._received_ns, opened_ns=time.monotonic_ns()
+        )
+        state.metrics.completions_running.inc()
+        try:
+            async with Completion(
+                request,
+                plan=plan,
+                backends=backends,
+                stops=body.stop,
+                draft_stall_s=settings.draft_stall_s,
+                timeout_s=settings.request_timeout_s or None,
+                record=record,
+            ) as completion:
+                await completion.wait_begun()
+                if body.stream:
+                    await self._send_stream(completion, request, send)
+                else:
+                    answer = JSONResponse(await self._collect(completion, request))
+                    await answer(scope, receive, send)
+        except HippoError:
+            record.has_failed = True
+            raise
+        finally:
+            state.metrics.completions_running.dec()
+            report.count(record, state.metrics)
+
+    async def _collect(self, completion: Completion, request: OpenRequest) -> dict[str, Any]:
+        text = "".join([piece async for piece in completion.pieces()])
+        record = completion.record
+        assert record.finish_reason is not None
+        return sse.completion_json(
+            completion_id=self._completion_id,
+            created=self._created,
+            model=self._body.model,
+            text=text,
+            finish_reason=record.finish_reason.value,
+            usage=sse.Usage(record.num_prompt_tokens, record.num_completion_tokens),
+            figures=report.figures(record, request),
+        )
+
+    async def _send_stream(self, completion: Completion, request: OpenRequest, send: Send) -> None:
+        options = self._body.stream_options
+        writer = sse.ChunkWriter(
+            completion_id=self._completion_id,
+            created=self._created,
+            model=self._body.model,
+            include_usage=options is not None and options.include_usage,
+        )
+
+        async def send_bytes(data: bytes, *, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+
+        await send({"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})
+        await send_bytes(writer.role())
+        try:
+            async for piece in completion.pieces():
+                await send_bytes(writer.text(piece))
+        except HippoError as error:
+            completion.record.has_failed = True
+            await send_bytes(writer.error(describe(error)), more=False)
+            return
+        record = completion.record
+        assert record.finish_reason is not None
+        last = writer.finish(
+            finish_reason=record.finish_reason.value,
+            usage=sse.Usage(record.num_prompt_tokens, record.num_completion_tokens),
+            figures=report.figures(record, request),
+        )
+        await send_bytes(last, more=False)
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,49 @@
+"""What operators and orchestrators ask: health, readiness, metrics, version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from gateway.state import State
+from hippo.errors import UnavailableError
+from hippo.types import PROTOCOL_VERSION
+
+router = APIRouter(tags=["status"])
+
+
+@router.get("/health")
+async def health() -> dict[str, str]:
+    """Whether the gateway itself is alive."""
+    return {"status": "ok"}
+
+
+@router.get("/ready")
+async def ready(state: State) -> dict[str, Any]:
+    """Whether questions can be answered; 503 while not. A missing draft only slows them down."""
+    backends = state.backends
+    return {
+        "status": "ready",
+        "model": backends.model.name,
+        "draft": "ready" if backends.draft is not None else "unavailable",
+        "draft_problem": backends.draft_problem,
+    }
+
+
+@router.get("/metrics")
+async def metrics(state: State) -> Response:
+    """Metrics for Prometheus."""
+    try:
+        target_is_up = bool(state.backends.model)
+    except UnavailableError:
+        target_is_up = False
+    state.metrics.service_up.labels("target").set(target_is_up)
+    state.metrics.service_up.labels("draft").set(state.backends.draft is not None)
+    return Response(state.metrics.render(), media_type=state.metrics.content_type)
+
+
+@router.get("/version")
+async def version(state: State) -> dict[str, Any]:
+    """The versions of the software and of the protocol between the services."""
+    return {"version": state.version, "protocol_version": PROTOCOL_VERSION}

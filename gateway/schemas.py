@@ -1,0 +1,272 @@
+"""The request of POST /v1/chat/completions, field by field.
+
+Every field either takes effect, or is listed as inert because it cannot change the answer, or is
+refused by name. Ranges of sampling values are checked by hippo.validation.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from hippo.types import MediaKind
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1024
+MAX_MESSAGES = 1024
+
+
+def _refusal(message: str) -> PydanticCustomError:
+    # The message is a template with braces to fill: a plain one must not contain any.
+    return PydanticCustomError("unsupported", "{text}", {"text": message})
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class MediaUrl(_Model):
+    """Where a video or image is."""
+
+    url: str = Field(
+        description="A data: URL (data:video/mp4;base64,...), an http(s) URL of an allowed "
+        "domain, or a path (also as file:// URL) under an allowed directory."
+    )
+    detail: Literal["auto", "low", "high"] | None = Field(
+        default=None, description="Inert; frame sizes are set by mm_processor_kwargs."
+    )
+
+
+class ContentPart(_Model):
+    """A piece of a message."""
+
+    type: Literal["text", "video_url", "image_url"]
+    text: str | None = None
+    video_url: MediaUrl | None = None
+    image_url: MediaUrl | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_what_its_type_says(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise _refusal("expected an object with a type, such as {'type': 'text', 'text': ...}")
+        kind = value.get("type")
+        if kind not in ("text", "video_url", "image_url"):
+            raise _refusal(f"type is {kind!r}; expected 'text', 'video_url' or 'image_url'")
+        if value.get(kind) is None:
+            raise _refusal(f"a part of type {kind!r} needs the field {kind!r}")
+        for other in {"text", "video_url", "image_url"} - {kind}:
+            if value.get(other) is not None:
+                raise _refusal(f"a part of type {kind!r} cannot have the field {other!r}")
+        if kind != "text" and isinstance(value[kind], str):
+            return {**value, kind: {"url": value[kind]}}
+        return value
+
+    @property
+    def media(self) -> tuple[MediaKind, MediaUrl] | None:
+        """The media item that the part refers to, if it does."""
+        if self.video_url is not None:
+            return MediaKind.VIDEO, self.video_url
+        if self.image_url is not None:
+            return MediaKind.IMAGE, self.image_url
+        return None
+
+
+def _text_as_part(value: Any) -> Any:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+class Message(_Model):
+    """One chat turn."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[
+        tuple[ContentPart, ...],
+        BeforeValidator(_text_as_part, json_schema_input_type=str | list[ContentPart]),
+    ]
+    name: str | None = Field(default=None, description="Inert.")
+    refusal: None = Field(default=None, description="Inert; clients send back what they got.")
+
+
+class StreamOptions(_Model):
+    """Options of a stream."""
+
+    include_usage: bool = Field(default=False, description="Ends the stream with a usage chunk.")
+
+
+class MediaProcessing(_Model):
+    """Which frames of the videos are looked at."""
+
+    fps: float | None = Field(default=None, gt=0, le=120)
+    min_frames: int | None = Field(default=None, ge=1, le=65536)
+    max_frames: int | None = Field(default=None, ge=1, le=65536)
+    num_frames: int | None = Field(
+        default=None, ge=1, le=65536, description="Another name of max_frames."
+    )
+    max_pixels: int | None = Field(default=None, ge=1, le=2**31 - 1)
+
+    @model_validator(mode="after")
+    def _one_frame_limit(self) -> MediaProcessing:
+        if self.max_frames is not None and self.num_frames is not None:
+            raise _refusal("max_frames and num_frames mean the same; give one of them")
+        return self
+
+
+class PruningOptions(_Model):
+    """Which visual tokens the draft sees; the answer does not depend on it."""
+
+    strategy: Literal["none", "uniform", "random", "blind"] | None = None
+    ratio: float | None = Field(default=None, ge=0, le=0.99, description="Share dropped.")
+    seed: int = Field(default=0, ge=0, lt=2**64, description="Seed of the random strategy.")
+
+
+class SpeculationOptions(_Model):
+    """How the answer is sped up; the answer does not depend on it."""
+
+    policy: Literal["off", "serial", "vpsd", "adaptive", "optimistic", "conservative"] | None = None
+    gamma: int | None = Field(default=None, ge=1, description="Block length of serial and vpsd.")
+    max_draft_tokens: int | None = Field(
+        default=None, ge=1, description="Most draft tokens verified in one forward."
+    )
+    pruning: PruningOptions = PruningOptions()
+
+
+class ChatCompletionRequest(_Model):
+    """A request for one completion."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        json_schema_extra={
+            "examples": [
+                {
+                    "model": "hippo-demo",
+                    "messages": [
+                        {
+                            "role": "user",
+                            "content": [
+                                {
+                                    "type": "video_url",
+                                    "video_url": {"url": "data:video/mp4;base64,..."},
+                                },
+                                {"type": "text", "text": "Describe the video."},
+                            ],
+                        }
+                    ],
+                    "temperature": 0,
+                    "stream": True,
+                }
+            ]
+        },
+    )
+
+    model: str
+    messages: tuple[Message, ...] = Field(min_length=1, max_length=MAX_MESSAGES)
+
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, description="0 is greedy; the default is 1.")
+    top_p: float | None = None
+    top_k: int | None = Field(default=None, description="0 or -1 keeps all tokens.")
+    min_p: float | None = None
+    seed: int | None = Field(
+        default=None,
+        ge=-(2**63),
+        lt=2**64,
+        description="Without one a random seed is drawn; the answer's figures name it.",
+    )
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    ignore_eos: bool | None = None
+    stop: Annotated[
+        tuple[str, ...],
+        BeforeValidator(
+            lambda value: () if value is None else (value,) if isinstance(value, str) else value,
+            json_schema_input_type=str | list[str] | None,
+        ),
+    ] = Field(default=(), max_length=MAX_STOP_STRINGS)
+    stop_token_ids: tuple[int, ...] | None = Field(default=None, max_length=MAX_STOP_STRINGS)
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    mm_processor_kwargs: MediaProcessing | None = None
+    speculative: SpeculationOptions | None = None
+
+    # Values that leave the answer as it is are accepted, others are refused by name.
+    n: int | None = Field(default=None, description="Only 1.")
+    logprobs: bool | None = Field(default=None, description="Only false.")
+    top_logprobs: int | None = Field(default=None, description="Only 0.")
+    tools: list[Any] | None = Field(default=None, description="Only empty.")
+    tool_choice: Any = Field(default=None, description="Only 'none' or 'auto'.")
+    response_format: dict[str, Any] | None = Field(
+        default=None, description="Only {'type': 'text'}."
+    )
+    modalities: list[str] | None = Field(default=None, description="Only ['text'].")
+
+    user: Any = Field(default=None, description="Inert.")
+    metadata: Any = Field(default=None, description="Inert.")
+    store: Any = Field(default=None, description="Inert.")
+    service_tier: Any = Field(default=None, description="Inert.")
+    safety_identifier: Any = Field(default=None, description="Inert.")
+    prompt_cache_key: Any = Field(default=None, description="Inert.")
+    prompt_cache_retention: Any = Field(default=None, description="Inert.")
+    parallel_tool_calls: Any = Field(default=None, description="Inert without tools.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_is_not_supported(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise _refusal("the request body must be a JSON object")
+        neutral: dict[str, tuple[Any, ...]] = {
+            "n": (1,),
+            "logprobs": (False,),
+            "top_logprobs": (0,),
+            "tools": ([],),
+            "tool_choice": ("none", "auto"),
+            "response_format": ({"type": "text"},),
+            "modalities": (["text"],),
+        }
+        for name, values in neutral.items():
+            given = value.get(name)
+            if given is not None and not any(_same(given, each) for each in values):
+                shown = " or ".join(repr(each) for each in values)
+                raise PydanticCustomError(
+                    "unsupported_field",
+                    "{field} is not supported; leave it out or give {shown}",
+                    {"field": name, "shown": shown},
+                )
+        return value
+
+    @model_validator(mode="after")
+    def _fields_go_together(self) -> ChatCompletionRequest:
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
+            raise PydanticCustomError(
+                "unsupported_field",
+                "{field} and max_tokens differ; give one of them",
+                {"field": "max_completion_tokens"},
+            )
+        if self.stream_options is not None and not self.stream:
+            raise PydanticCustomError(
+                "unsupported_field",
+                "{field} is only for streams; set stream to true or leave it out",
+                {"field": "stream_options"},
+            )
+        for stop in self.stop:
+            if not 0 < len(stop) <= MAX_STOP_LENGTH:
+                raise PydanticCustomError(
+                    "unsupported_field",
+                    "{field} has a string of {length} characters; 1 to {most} are allowed",
+                    {"field": "stop", "length": len(stop), "most": MAX_STOP_LENGTH},
+                )
+        return self
+
+
+def _same(given: Any, expected: Any) -> bool:
+    """Equality that tells true from 1."""
+    return type(given) is type(expected) and bool(given == expected)

@@ -1,0 +1,104 @@
+"""The process around the application: socket, port file, signals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+
+from gateway.app import create_app
+from gateway.config import GatewaySettings
+from hippo.errors import HippoError, UnavailableError
+
+logger = logging.getLogger("gateway")
+
+
+async def serve(settings: GatewaySettings) -> None:
+    """Serves until SIGTERM or SIGINT; running answers may then finish.
+
+    Raises UnavailableError when the port is taken.
+    """
+    listener = _bind(settings.host, settings.port)
+    port = int(listener.getsockname()[1])
+    server = _Server(
+        uvicorn.Config(
+            create_app(settings),
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=round(settings.shutdown_grace_s),
+            ws="none",
+        )
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.request_exit)
+    announcing = asyncio.create_task(_announce(server, settings, port))
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        announcing.cancel()
+        await asyncio.gather(announcing, return_exceptions=True)
+        listener.close()
+    logger.info("stopped")
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to this module, so that a stop by SIGTERM is an orderly exit."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def request_exit(self) -> None:
+        """The first call lets answers finish; a second one does not."""
+        logger.info("stopping")
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+async def _announce(server: uvicorn.Server, settings: GatewaySettings, port: int) -> None:
+    while not server.started:
+        await asyncio.sleep(0.01)
+    logger.info("listening on %s:%d", settings.host, port)
+    if settings.port_file:
+        path = Path(settings.port_file)
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text(f"{port}\n")
+        partial.replace(path)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, *_, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another port with --port"
+        ) from None
+    listener.setblocking(False)
+    return listener
+
+
+def pin_to_core(core: int) -> None:
+    """Keeps the process on one core. Raises HippoError for a core it may not use."""
+    try:
+        os.sched_setaffinity(0, {core})
+    except OSError:
+        cores = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
+        raise HippoError(f"--cpu-core {core}: this process may run on cores {cores}") from None

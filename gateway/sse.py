@@ -1,0 +1,105 @@
+"""Chat completions on the wire: the chunks of a stream, and the whole object."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+DONE = b"data: [DONE]\n\n"
+MEDIA_TYPE = "text/event-stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts as OpenAI's ``usage`` has them."""
+
+    num_prompt_tokens: int
+    num_completion_tokens: int
+
+    def to_json(self) -> dict[str, int]:
+        """The ``usage`` object."""
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_completion_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
+        }
+
+
+class ChunkWriter:
+    """Writes the server-sent events of one streamed completion.
+
+    Text chunks are spliced from a fixed frame: they are the only ones written per verdict.
+    """
+
+    def __init__(
+        self, *, completion_id: str, created: int, model: str, include_usage: bool
+    ) -> None:
+        self._include_usage = include_usage
+        self._head: dict[str, Any] = {
+            "id": completion_id,
+            "object": "chat.completion.chunk",
+            "created": created,
+            "model": model,
+        }
+        opening = json.dumps(self._head, separators=(",", ":"))[:-1]
+        usage = ',"usage":null' if include_usage else ""
+        self._before = f'data: {opening},"choices":[{{"index":0,"delta":{{"content":'
+        self._after = f'}},"logprobs":null,"finish_reason":null}}]{usage}}}\n\n'
+
+    def role(self) -> bytes:
+        """The first chunk."""
+        return self._event(
+            {"choices": [_choice({"role": "assistant", "content": ""}, finish_reason=None)]}
+        )
+
+    def text(self, piece: str) -> bytes:
+        """A chunk with further text."""
+        return f"{self._before}{json.dumps(piece)}{self._after}".encode()
+
+    def finish(self, *, finish_reason: str, usage: Usage, figures: dict[str, Any]) -> bytes:
+        """The chunk with the finish reason and the figures, the usage if wanted, and the end."""
+        chunks = self._event(
+            {"choices": [_choice({}, finish_reason=finish_reason)], "hippo": figures}
+        )
+        if self._include_usage:
+            chunks += self._event({"choices": [], "usage": usage.to_json()})
+        return chunks + DONE
+
+    def error(self, error: dict[str, Any]) -> bytes:
+        """An error after the stream has begun; nothing follows it."""
+        return f"data: {json.dumps(error)}\n\n".encode()
+
+    def _event(self, fields: dict[str, Any]) -> bytes:
+        if self._include_usage:
+            fields = {"usage": None, **fields}
+        return f"data: {json.dumps({**self._head, **fields}, separators=(',', ':'))}\n\n".encode()
+
+
+def completion_json(
+    *,
+    completion_id: str,
+    created: int,
+    model: str,
+    text: str,
+    finish_reason: str,
+    usage: Usage,
+    figures: dict[str, Any],
+) -> dict[str, Any]:
+    """The answer to a request that does not stream."""
+    message = {"role": "assistant", "content": text, "refusal": None}
+    return {
+        "id": completion_id,
+        "object": "chat.completion",
+        "created": created,
+        "model": model,
+        "choices": [
+            {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason}
+        ],
+        "usage": usage.to_json(),
+        "hippo": figures,
+    }
+
+
+def _choice(delta: dict[str, Any], *, finish_reason: str | None) -> dict[str, Any]:
+    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}

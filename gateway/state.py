@@ -1,0 +1,33 @@
+"""What the routes share, and how they get it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from gateway.backends import Backends
+from gateway.config import GatewaySettings
+from gateway.media import MediaReader
+from gateway.metrics import GatewayMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayState:
+    """One application's parts."""
+
+    settings: GatewaySettings
+    backends: Backends
+    media: MediaReader
+    metrics: GatewayMetrics
+    version: str
+
+
+def _state(request: Request) -> GatewayState:
+    state = request.app.state.gateway
+    assert isinstance(state, GatewayState)
+    return state
+
+
+State = Annotated[GatewayState, Depends(_state)]

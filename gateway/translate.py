@@ -1,0 +1,201 @@
+"""From the request's fields to what the services are asked."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from gateway.config import GatewaySettings
+from gateway.media import MediaSource
+from gateway.schemas import ChatCompletionRequest, SpeculationOptions
+from hippo.errors import ContextLengthError, InvalidRequestError
+from hippo.speculation.policies import Policy, make_policy
+from hippo.types import (
+    ChatMessage,
+    ContentPart,
+    FramePlan,
+    Media,
+    MediaPart,
+    ModelInfo,
+    OpenRequest,
+    Pruning,
+    PruningStrategy,
+    SamplingParams,
+    TextPart,
+)
+from hippo.validation import validate_sampling
+
+ValueT = TypeVar("ValueT")
+
+# OpenAI's default: sampling from the model's own distribution, whatever the checkpoint prefers.
+DEFAULT_TEMPERATURE = 1.0
+# Seeds that are drawn here fit a double, so that every JSON reader can send them back.
+_SEED_BITS = 53
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationPlan:
+    """How a request is sped up, the operator's limits applied."""
+
+    policy_name: str
+    policy: Policy
+    pruning: Pruning
+
+    @property
+    def wants_draft(self) -> bool:
+        """Whether a draft has any part in it."""
+        return self.policy_name != "off"
+
+
+def media_sources(request: ChatCompletionRequest) -> list[MediaSource]:
+    """The videos and images of all messages, in order."""
+    sources = []
+    for i, message in enumerate(request.messages):
+        for k, part in enumerate(message.content):
+            if part.media is not None:
+                kind, media_url = part.media
+                param = f"messages.{i}.content.{k}.{kind.value}_url"
+                sources.append(MediaSource(kind, media_url.url, param))
+    return sources
+
+
+def chat_messages(request: ChatCompletionRequest) -> tuple[ChatMessage, ...]:
+    """The conversation; media are numbered in order. Raises InvalidRequestError if it is empty."""
+    messages = []
+    num_media = 0
+    for i, message in enumerate(request.messages):
+        parts: list[ContentPart] = []
+        for part in message.content:
+            if part.media is None:
+                parts.append(TextPart(part.text or ""))
+            else:
+                parts.append(MediaPart(num_media))
+                num_media += 1
+        if not parts:
+            raise InvalidRequestError("the message is empty", param=f"messages.{i}.content")
+        role = "system" if message.role == "developer" else message.role
+        messages.append(ChatMessage(role=role, content=tuple(parts)))
+    return tuple(messages)
+
+
+def sampling_params(request: ChatCompletionRequest, info: ModelInfo) -> SamplingParams:
+    """The token rule's parameters, checked. Raises InvalidRequestError naming the field."""
+    neutral = SamplingParams(temperature=DEFAULT_TEMPERATURE)
+    # A request without a seed gets a fresh one; negative ones wrap, as 64-bit integers do.
+    seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed % 2**64
+    biases = []
+    for key, bias in (request.logit_bias or {}).items():
+        if not key.isdecimal():
+            raise InvalidRequestError(
+                f"logit_bias names token {key!r}; token ids are whole numbers", param="logit_bias"
+            )
+        biases.append((int(key), bias))
+    params = SamplingParams(
+        temperature=_given(request.temperature, neutral.temperature),
+        top_k=0 if request.top_k in (None, -1) else request.top_k,
+        top_p=_given(request.top_p, neutral.top_p),
+        min_p=_given(request.min_p, neutral.min_p),
+        repetition_penalty=_given(request.repetition_penalty, neutral.repetition_penalty),
+        presence_penalty=_given(request.presence_penalty, neutral.presence_penalty),
+        frequency_penalty=_given(request.frequency_penalty, neutral.frequency_penalty),
+        logit_bias=tuple(biases),
+        seed=seed,
+    )
+    validate_sampling(params, num_token_ids=info.num_token_ids)
+    return params
+
+
+def speculation_plan(
+    options: SpeculationOptions | None, settings: GatewaySettings
+) -> SpeculationPlan:
+    """What the request asks for, or the operator's default. Raises InvalidRequestError."""
+    options = options or SpeculationOptions()
+    most = settings.max_draft_tokens
+    for name in ("gamma", "max_draft_tokens"):
+        value = getattr(options, name)
+        if value is not None and value > most:
+            raise InvalidRequestError(
+                f"speculative.{name} is {value}; this server allows {most}",
+                param=f"speculative.{name}",
+            )
+    policy_name = options.policy or settings.policy
+    pruning = options.pruning
+    return SpeculationPlan(
+        policy_name=policy_name,
+        policy=make_policy(
+            policy_name,
+            gamma=min(_given(options.gamma, settings.gamma), most),
+            max_draft_tokens=_given(options.max_draft_tokens, most),
+        ),
+        pruning=Pruning(
+            strategy=PruningStrategy(_given(pruning.strategy, settings.pruning_strategy)),
+            ratio=_given(pruning.ratio, settings.pruning_ratio),
+            seed=pruning.seed,
+        ),
+    )
+
+
+def open_request(
+    request: ChatCompletionRequest,
+    *,
+    request_id: str,
+    messages: Sequence[ChatMessage],
+    media: Sequence[Media],
+    sampling: SamplingParams,
+    pruning: Pruning,
+    info: ModelInfo,
+    settings: GatewaySettings,
+) -> OpenRequest:
+    """What both services are opened with; the pace is the coordinator's."""
+    frames = request.mm_processor_kwargs
+    plan = FramePlan()
+    if frames is not None:
+        plan = FramePlan(
+            fps=frames.fps or 0.0,
+            min_frames=frames.min_frames or 0,
+            max_frames=frames.max_frames or frames.num_frames or 0,
+            max_pixels=frames.max_pixels or 0,
+        )
+    return OpenRequest(
+        request_id=request_id,
+        messages=tuple(messages),
+        media=tuple(media),
+        sampling=sampling,
+        frame_plan=plan,
+        pruning=pruning,
+        max_tokens=_max_tokens(request, info, settings),
+        end_token_ids=_end_token_ids(request, info),
+    )
+
+
+def _max_tokens(request: ChatCompletionRequest, info: ModelInfo, settings: GatewaySettings) -> int:
+    given = request.max_completion_tokens or request.max_tokens
+    if given is None:
+        return min(settings.default_max_tokens, info.max_context_length // 2)
+    if given > info.max_context_length:
+        name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+        raise ContextLengthError(
+            f"{name} is {given}; {info.name} takes {info.max_context_length} tokens, prompt "
+            "and completion together",
+            param=name,
+        )
+    return given
+
+
+def _end_token_ids(request: ChatCompletionRequest, info: ModelInfo) -> tuple[int, ...]:
+    ends: Collection[int] = () if request.ignore_eos else info.end_token_ids
+    given = request.stop_token_ids or ()
+    for token_id in given:
+        if not 0 <= token_id < info.num_token_ids:
+            raise InvalidRequestError(
+                f"stop_token_ids names token {token_id}; token ids are 0 to "
+                f"{info.num_token_ids - 1}",
+                param="stop_token_ids",
+            )
+    return tuple(dict.fromkeys((*ends, *given)))
+
+
+def _given(value: ValueT | None, default: ValueT) -> ValueT:
+    return default if value is None else value

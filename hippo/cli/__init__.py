@@ -1,0 +1,61 @@
+"""The command line: ``hippo up``, ``hippo ask``, ``hippo demo``."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+from rich.console import Console
+
+from hippo.cli import ask, demo, up
+from hippo.errors import HippoError
+
+_DESCRIPTION = """\
+Answers questions about videos with a large (target) and a small (draft) model: the small one
+proposes tokens, the large one checks several at once. The answer is the large model's own, token
+for token; only faster.
+"""
+
+_EXAMPLES = """\
+examples:
+  hippo demo                                    everything at once: start, ask, measure, stop
+  hippo up                                      serve the bundled pair at http://127.0.0.1:8000
+  hippo ask clip.mp4 "What happens?"            ask about a file
+  hippo ask clip.mp4 "What happens?" --compare  ... and measure against the target alone
+
+`hippo COMMAND --help` explains a command.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="hippo",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for module in (up, ask, demo):
+        module.add_parser(commands)
+    arguments = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return int(arguments.run(arguments))
+    except HippoError as error:
+        Console(stderr=True).print(f"error: {error.message}", style="red", markup=False)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # such as `hippo ask ... | head`
+        sys.stderr.close()
+        return 141
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """SIGTERM ends a command as Ctrl-C does: what it started is stopped."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt

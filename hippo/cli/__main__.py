@@ -1,0 +1,8 @@
+"""``python -m hippo.cli``, as ``hippo``."""
+
+import sys
+
+from hippo.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

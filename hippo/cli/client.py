@@ -1,0 +1,127 @@
+"""Questions over REST, streamed and timed."""
+
+from __future__ import annotations
+
+import base64
+import json
+import mimetypes
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from hippo.errors import HippoError, InvalidRequestError, UnavailableError
+
+_IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer, with this side's clock and the gateway's figures."""
+
+    text: str
+    num_tokens: int
+    finish_reason: str
+    end_to_end_s: float  # request sent to last byte
+    first_text_s: float
+    figures: Mapping[str, Any]  # the answer's `hippo` object
+
+    @property
+    def decode_s(self) -> float:
+        """First token to last, by the gateway's clock."""
+        return float(self.figures["timings_ms"]["decode"]) / 1e3
+
+
+def media_part(video: str) -> dict[str, Any]:
+    """A content part for a file on this machine (sent whole) or a URL (fetched there).
+
+    Raises InvalidRequestError for a file that cannot be read.
+    """
+    suffix = Path(video).suffix.lower()
+    kind = "image" if suffix in _IMAGE_SUFFIXES else "video"
+    url = video
+    if not video.startswith(("http://", "https://", "data:", "file://")):
+        try:
+            data = Path(video).expanduser().read_bytes()
+        except OSError as error:
+            raise InvalidRequestError(f"{video} cannot be read: {error.strerror}") from None
+        media_type = mimetypes.guess_type(video)[0] or ""
+        if not media_type.startswith(kind + "/"):
+            media_type = f"{kind}/mp4" if kind == "video" else f"{kind}/jpeg"
+        url = f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+    return {"type": f"{kind}_url", f"{kind}_url": {"url": url}}
+
+
+def served_model(client: httpx.Client) -> str:
+    """The name of the model behind ``client``. Raises UnavailableError if nobody answers."""
+    try:
+        response = client.get("/v1/models")
+    except httpx.HTTPError as error:
+        raise UnavailableError(
+            f"no gateway answers at {client.base_url} ({error}); start one with `hippo up`"
+        ) from None
+    if response.status_code != 200:
+        raise _error_from(response.content)
+    return str(response.json()["data"][0]["id"])
+
+
+def ask(
+    client: httpx.Client,
+    body: Mapping[str, Any],
+    *,
+    on_text: Callable[[str], None] = lambda text: None,
+) -> Answer:
+    """Streams one answer. Raises HippoError with the server's message."""
+    payload = json.dumps(
+        {**body, "stream": True, "stream_options": {"include_usage": True}}
+    ).encode()
+    headers = {"content-type": "application/json"}
+    pieces: list[str] = []
+    first_s = num_tokens = 0.0
+    finish_reason = ""
+    figures: Mapping[str, Any] = {}
+    start = time.perf_counter()
+    try:
+        with client.stream(
+            "POST", "/v1/chat/completions", content=payload, headers=headers
+        ) as response:
+            if response.status_code != 200:
+                raise _error_from(response.read())
+            for line in response.iter_lines():
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                chunk = json.loads(line[len("data: ") :])
+                if "error" in chunk:
+                    raise HippoError(chunk["error"]["message"])
+                for choice in chunk["choices"]:
+                    if piece := choice["delta"].get("content"):
+                        first_s = first_s or time.perf_counter() - start
+                        pieces.append(piece)
+                        on_text(piece)
+                    finish_reason = choice["finish_reason"] or finish_reason
+                if chunk.get("usage"):
+                    num_tokens = chunk["usage"]["completion_tokens"]
+                figures = chunk.get("hippo") or figures
+    except httpx.HTTPError as error:
+        raise UnavailableError(f"the connection to {client.base_url} failed: {error}") from None
+    end_to_end_s = time.perf_counter() - start
+    if not finish_reason:
+        raise UnavailableError("the answer broke off before its end")
+    return Answer(
+        text="".join(pieces),
+        num_tokens=int(num_tokens),
+        finish_reason=finish_reason,
+        end_to_end_s=end_to_end_s,
+        first_text_s=first_s,
+        figures=figures,
+    )
+
+
+def _error_from(content: bytes) -> HippoError:
+    try:
+        return HippoError(json.loads(content)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return HippoError(f"unexpected answer: {content[:200]!r}")

@@ -1,0 +1,222 @@
+"""Draft, target and gateway as child processes on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from hippo.cli.processes import Child, StackError
+
+BUNDLED_PAIR = Path(__file__).resolve().parents[2] / "demo" / "models"
+_MODULES = {"draft": "services.draft", "target": "services.target", "gateway": "gateway"}
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackOptions:
+    """What to start, where. Ports of 0 take free ones; ``*_args`` go to the services as given."""
+
+    target_model: str
+    draft_model: str
+    served_name: str = "hippo"
+    target_device: str = "cpu"
+    draft_device: str = "cpu"
+    dtype: str = "auto"
+    target_core: int | None = None
+    draft_core: int | None = None  # the gateway's, too
+    host: str = "127.0.0.1"
+    port: int = 8000
+    target_port: int = 0
+    draft_port: int = 0
+    target_args: tuple[str, ...] = ()
+    draft_args: tuple[str, ...] = ()
+    gateway_args: tuple[str, ...] = ()
+
+
+def default_cores(target_device: str, draft_device: str) -> tuple[int | None, int | None]:
+    """Cores of target and draft: one each if both run on a CPU that has two, else unpinned."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if target_device == draft_device == "cpu" and len(cores) >= 2:
+        return cores[1], cores[0]
+    return None, None
+
+
+class Stack:
+    """The three processes. ``with`` stops them at the end, whatever happens.
+
+    ``on_line`` is called with each line of output and the name of its process, from threads.
+    """
+
+    def __init__(self, options: StackOptions, on_line: Callable[[str, str], None]) -> None:
+        self._options = options
+        self._folder = tempfile.TemporaryDirectory(prefix="hippo-")
+        self._children = {name: Child(name, on_line) for name in _MODULES}
+        self._ports = {
+            "draft": options.draft_port,
+            "target": options.target_port,
+            "gateway": options.port,
+        }
+
+    def __enter__(self) -> Stack:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """Where the gateway listens."""
+        return f"http://{self._options.host}:{self._ports['gateway']}"
+
+    def port(self, name: str) -> int:
+        """The port of "draft", "target" or "gateway", once it is started."""
+        return self._ports[name]
+
+    def child(self, name: str) -> Child:
+        """The process of "draft", "target" or "gateway"."""
+        return self._children[name]
+
+    def start(self) -> None:
+        """Starts all three; returns when they listen, which is before the models are loaded.
+
+        Raises StackError when a model or port cannot be had, or a process ends.
+        """
+        self._check()
+        self.start_service("draft", wait=False)
+        self.start_service("target", wait=False)
+        self._await_port("draft")
+        self._await_port("target")
+        self.start_service("gateway")
+
+    def start_service(self, name: str, *, wait: bool = True) -> None:
+        """Starts one process, again if it has ended: it keeps its port."""
+        self._port_file(name).unlink(missing_ok=True)
+        self._children[name].start(_MODULES[name], self._arguments(name))
+        if wait:
+            self._await_port(name)
+
+    def wait_ready(
+        self,
+        timeout_s: float = 1800.0,
+        *,
+        on_wait: Callable[[str], None] = lambda waiting_for: None,
+    ) -> None:
+        """Returns when questions are answered with the draft's help.
+
+        ``on_wait`` hears what is waited for. Raises StackError when a process ends, when draft
+        and target do not fit together, or after ``timeout_s``.
+        """
+        deadline = time.monotonic() + timeout_s
+        with httpx.Client(trust_env=False, timeout=5.0) as client:
+            while True:
+                self.check()
+                problem = self._problem(client)
+                if problem is None:
+                    return
+                on_wait(problem)
+                if time.monotonic() > deadline:
+                    raise StackError(f"not ready after {timeout_s:g} s: {problem}")
+                time.sleep(4 * _POLL_S)
+
+    def check(self) -> None:
+        """Raises StackError when a process has ended."""
+        for child in self._children.values():
+            child.check()
+
+    def stop(self, grace_s: float = 15.0) -> None:
+        """Stops what runs: the gateway first, so that its answers can finish."""
+        for names in (("gateway",), ("draft", "target")):
+            for name in names:
+                self._children[name].send_signal(signal.SIGTERM)
+            deadline = time.monotonic() + grace_s
+            for name in names:
+                child = self._children[name]
+                if not child.wait(max(deadline - time.monotonic(), 0.01)):
+                    child.send_signal(signal.SIGCONT)
+                    child.send_signal(signal.SIGKILL)
+                    child.wait(5.0)
+        self._folder.cleanup()
+
+    def _arguments(self, name: str) -> list[str]:
+        options = self._options
+        arguments = ["--host", options.host, "--port", str(self._ports[name])]
+        arguments += ["--port-file", str(self._port_file(name))]
+        core = options.target_core if name == "target" else options.draft_core
+        if core is not None:
+            arguments += ["--cpu-core", str(core)]
+        if name == "gateway":
+            for other in ("draft", "target"):
+                arguments += [f"--{other}", f"{options.host}:{self._ports[other]}"]
+            return [*arguments, *options.gateway_args]
+        is_target = name == "target"
+        arguments += ["--model", options.target_model if is_target else options.draft_model]
+        arguments += ["--device", options.target_device if is_target else options.draft_device]
+        suffix = "" if is_target else "-draft"
+        arguments += ["--dtype", options.dtype, "--served-name", options.served_name + suffix]
+        return [*arguments, *(options.target_args if is_target else options.draft_args)]
+
+    def _port_file(self, name: str) -> Path:
+        return Path(self._folder.name) / f"{name}.port"
+
+    def _await_port(self, name: str, timeout_s: float = 120.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        path = self._port_file(name)
+        while not path.exists():
+            self._children[name].check()
+            if time.monotonic() > deadline:
+                raise StackError(f"the {name} process did not listen within {timeout_s:g} s")
+            time.sleep(_POLL_S)
+        self._ports[name] = int(path.read_text())
+
+    def _problem(self, client: httpx.Client) -> str | None:
+        """What is still waited for. Raises StackError for what waiting does not mend."""
+        try:
+            response = client.get(f"{self.url}/ready")
+            body = response.json()
+        except (httpx.HTTPError, ValueError) as error:
+            return f"the gateway: {error}"
+        if response.status_code != 200:
+            return str(body["error"]["message"])
+        if body["draft"] == "ready":
+            return None
+        problem = str(body["draft_problem"])
+        if "different tokenizers" in problem or "protocol version" in problem:
+            raise StackError(problem)
+        return problem
+
+    def _check(self) -> None:
+        for role, model in (
+            ("target", self._options.target_model),
+            ("draft", self._options.draft_model),
+        ):
+            looks_local = model.startswith(("/", ".", "~")) or model.count("/") != 1
+            if looks_local and not (Path(model).expanduser() / "config.json").is_file():
+                raise StackError(
+                    f"there is no {role} model at {model}: expected a checkpoint folder (with "
+                    f"config.json) or a name on the Hugging Face hub; choose with --{role}-model"
+                )
+        for name, port in self._ports.items():
+            if port and _is_taken(self._options.host, port):
+                flag = "--port" if name == "gateway" else f"--{name}-port"
+                raise StackError(
+                    f"port {port} of {self._options.host} is taken; choose another one for the "
+                    f"{name} with {flag} (0: any free one)"
+                )
+
+
+def _is_taken(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return True
+    return False

@@ -1,0 +1,169 @@
+"""``hippo up``: draft, target and gateway on this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+
+from hippo.cli.stack import BUNDLED_PAIR, Stack, StackOptions, default_cores
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_COLOURS = {"draft": "cyan", "target": "magenta", "gateway": "green"}
+_WATCH_S = 0.2
+_NAME_COLUMN = 16  # where the text logs have the name of the service
+
+_EXAMPLES = """\
+examples:
+  hippo up                                  the bundled pair, on the CPU
+  hippo up --port 0                         any free port
+  hippo up --target-model Qwen/Qwen2.5-VL-7B-Instruct --draft-model Qwen/Qwen2.5-VL-3B-Instruct \\
+           --target-device cuda:0 --draft-device cuda:1 --dtype bfloat16
+  hippo up --gateway-arg=--allowed-media-dirs=/data/clips
+
+On a CPU with two cores or more, the target gets one core, draft and gateway share another.
+"""
+
+
+def add_parser(commands: Subparsers) -> None:
+    """Adds the command."""
+    parser = commands.add_parser(
+        "up",
+        help="start draft, target and gateway on this machine",
+        description="Starts draft, target and gateway on this machine and stops them on Ctrl-C.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_stack_arguments(parser, port=8000)
+    parser.set_defaults(run=run)
+
+
+def add_stack_arguments(parser: argparse.ArgumentParser, *, port: int) -> None:
+    """What both `hippo up` and `hippo demo` can be told about the services."""
+    group = parser.add_argument_group("services")
+    for role in ("target", "draft"):
+        group.add_argument(
+            f"--{role}-model",
+            default=str(BUNDLED_PAIR / role),
+            metavar="MODEL",
+            help=f"{role} checkpoint: folder or hub name (default: the bundled pair's)",
+        )
+        group.add_argument(
+            f"--{role}-device", default="cpu", metavar="DEVICE", help="cpu, cuda or cuda:N"
+        )
+        group.add_argument(
+            f"--{role}-core", type=int, metavar="CORE", help=f"pin the {role} to this CPU core"
+        )
+        group.add_argument(
+            f"--{role}-port", type=int, default=0, metavar="PORT", help="default: any free one"
+        )
+        group.add_argument(
+            f"--{role}-arg",
+            action="append",
+            default=[],
+            metavar="FLAG",
+            help=f"further flag for the {role} service, as --{role}-arg=--slots=8; repeatable",
+        )
+    group.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        help="default: float32 if all runs on the CPU, where it makes outputs exactly equal to "
+        "the target's own; else auto, the checkpoint's",
+    )
+    group.add_argument("--no-pin", action="store_true", help="pin nothing to cores by default")
+    group.add_argument("--served-name", default="hippo", metavar="NAME", help="model name in REST")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    group.add_argument(
+        "--port", type=int, default=port, help="the gateway's port (default: %(default)s)"
+    )
+    group.add_argument(
+        "--gateway-arg",
+        action="append",
+        default=[],
+        metavar="FLAG",
+        help="further flag for the gateway; repeatable",
+    )
+
+
+def stack_options(arguments: argparse.Namespace) -> StackOptions:
+    """The options that the arguments mean."""
+    cores: tuple[int | None, int | None] = (None, None)
+    if not arguments.no_pin:
+        cores = default_cores(arguments.target_device, arguments.draft_device)
+    on_cpu = arguments.target_device == arguments.draft_device == "cpu"
+    return StackOptions(
+        target_model=arguments.target_model,
+        draft_model=arguments.draft_model,
+        served_name=arguments.served_name,
+        target_device=arguments.target_device,
+        draft_device=arguments.draft_device,
+        dtype=arguments.dtype or ("float32" if on_cpu else "auto"),
+        target_core=cores[0] if arguments.target_core is None else arguments.target_core,
+        draft_core=cores[1] if arguments.draft_core is None else arguments.draft_core,
+        host=arguments.host,
+        port=arguments.port,
+        target_port=arguments.target_port,
+        draft_port=arguments.draft_port,
+        target_args=tuple(arguments.target_arg),
+        draft_args=tuple(arguments.draft_arg),
+        gateway_args=tuple(arguments.gateway_arg),
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serves until Ctrl-C or until a process ends."""
+    console = Console(stderr=True)
+    with Stack(stack_options(arguments), log_printer(console)) as stack:
+        try:
+            bring_up(stack, console)
+            console.print(
+                f"[bold green]ready[/] at [bold]{stack.url}[/]; Ctrl-C stops it. Try:\n"
+                f'  hippo ask VIDEO "What happens?" --url {stack.url}',
+                highlight=False,
+            )
+            while True:
+                stack.check()
+                time.sleep(_WATCH_S)
+        except KeyboardInterrupt:
+            console.print("stopping ...")
+            stack.stop()
+            console.print("stopped")
+            return 0
+
+
+def bring_up(stack: Stack, console: Console) -> None:
+    """Starts the stack with a progress display; raises StackError when it cannot."""
+    started = time.monotonic()
+    with console.status("starting draft and target ...") as status:
+
+        def show(waiting_for: str) -> None:
+            elapsed_s = time.monotonic() - started
+            status.update(f"{escape(waiting_for)} [dim]({elapsed_s:.0f} s)[/]")
+
+        stack.start()
+        stack.wait_ready(on_wait=show)
+
+
+def log_printer(console: Console) -> Callable[[str, str], None]:
+    """Prints lines of several processes as one log, each with its process's name."""
+
+    def print_line(name: str, line: str) -> None:
+        column, coloured = f" {name:7} ", f" [{_COLOURS[name]}]{name:7}[/] "
+        before, has_name, after = line.partition(column)
+        if has_name and len(before) <= _NAME_COLUMN:  # one of our own log lines
+            text = escape(before) + coloured + escape(after)
+        else:
+            text = f"{'':{_NAME_COLUMN}}{coloured}{escape(line)}"
+        console.print(text, highlight=False, soft_wrap=True)
+
+    return print_line
+
+
+def quiet(name: str, line: str) -> None:
+    """Shows no line; errors quote the last ones anyway."""

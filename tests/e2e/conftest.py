@@ -1,0 +1,97 @@
+"""One stack of real processes for all end-to-end tests, started as `hippo up` does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from hippo.cli.stack import BUNDLED_PAIR, Stack, StackOptions
+from tests.e2e.support import Running, free_port, write_clip
+
+MAX_CONTEXT_LENGTH = 4096
+
+
+@pytest.fixture(scope="session")
+def pair(request: pytest.FixtureRequest) -> dict[str, str]:
+    """The bundled pair; in a checkout without its weights, small random models."""
+    if all((BUNDLED_PAIR / role / "config.json").is_file() for role in ("target", "draft")):
+        return {role: str(BUNDLED_PAIR / role) for role in ("target", "draft")}
+    return {
+        role: str(request.getfixturevalue(f"{role}_checkpoint")) for role in ("target", "draft")
+    }
+
+
+@pytest.fixture(scope="session")
+def running(pair: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Draft, target and gateway, ready."""
+    media_folder = tmp_path_factory.mktemp("media")
+    clip = write_clip(media_folder / "clip.mp4")
+    metrics_ports = {"draft": free_port(), "target": free_port()}
+    lines: list[str] = []
+    options = StackOptions(
+        target_model=pair["target"],
+        draft_model=pair["draft"],
+        dtype="float32",  # in which equality is exact
+        port=0,
+        target_args=(
+            "--metrics-port", str(metrics_ports["target"]),
+            "--slots", "2",
+            "--max-queue", "2",
+            "--max-context-length", str(MAX_CONTEXT_LENGTH),
+            "--num-threads", "1",
+        ),
+        draft_args=(
+            "--metrics-port", str(metrics_ports["draft"]),
+            "--slots", "2",
+            "--max-context-length", str(MAX_CONTEXT_LENGTH),
+            "--num-threads", "1",
+        ),
+        gateway_args=(
+            "--allowed-media-dirs", str(media_folder),
+            "--allowed-media-domains", "127.0.0.1",
+            "--allow-http-media", "true",
+            "--allow-private-media-addresses", "true",
+            "--max-media-bytes", str(1 << 20),
+            "--max-body-bytes", str(4 << 20),
+            "--max-media-items", "2",
+        ),
+    )  # fmt: skip
+    with Stack(options, lambda name, line: lines.append(f"{name}: {line}")) as stack:
+        stack.start()
+        stack.wait_ready(timeout_s=100)
+        yield Running(
+            stack=stack,
+            metrics_ports=metrics_ports,
+            media_folder=media_folder,
+            clip=clip,
+            max_context_length=MAX_CONTEXT_LENGTH,
+        )
+        stack.check()
+    tracebacks = [line for line in lines if "Traceback" in line or "never awaited" in line]
+    assert tracebacks == []
+
+
+@pytest.fixture
+def client(running: Running) -> Iterator[openai.OpenAI]:
+    """The official client."""
+    with openai.OpenAI(
+        base_url=f"{running.url}/v1", api_key="unused", max_retries=0, timeout=60
+    ) as client:
+        yield client
+
+
+@pytest.fixture
+def http(running: Running) -> Iterator[httpx.Client]:
+    """A plain client, for what the official one cannot say wrongly."""
+    with httpx.Client(base_url=running.url, trust_env=False, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def clip(running: Running) -> Path:
+    """A small video under the allowed directory."""
+    return running.clip

@@ -1,0 +1,137 @@
+"""What the end-to-end tests share: clips, slots, a plain web server, requests."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import http.server
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import av
+import httpx
+import numpy as np
+
+from hippo.cli.stack import Stack
+
+GREEDY: dict[str, Any] = {"temperature": 0}
+SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 20261121}
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A running stack, and what tests need to look behind the gateway."""
+
+    stack: Stack
+    metrics_ports: dict[str, int]
+    media_folder: Path
+    clip: Path
+    max_context_length: int
+
+    @property
+    def url(self) -> str:
+        return self.stack.url
+
+    def metric(self, service: str, name: str) -> float:
+        """The value of one metric of "draft" or "target"; 0 until it serves."""
+        try:
+            text = httpx.get(
+                f"http://127.0.0.1:{self.metrics_ports[service]}/metrics", trust_env=False
+            ).text
+        except httpx.ConnectError:
+            return 0.0
+        lines = (line for line in text.splitlines() if line.startswith(name + " "))
+        return next((float(line.split()[-1]) for line in lines), 0.0)
+
+    def slots_used(self) -> float:
+        """Slots in use on both services."""
+        return sum(self.metric(service, "hippo_slots_used") for service in ("draft", "target"))
+
+    def gateway_metric(self, line_start: str) -> float:
+        """The value of one series of the gateway."""
+        text = httpx.get(f"{self.url}/metrics", trust_env=False).text
+        return next(
+            (float(li.split()[-1]) for li in text.splitlines() if li.startswith(line_start)), 0.0
+        )
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Polls; the test's timeout ends it."""
+    while not condition():
+        time.sleep(0.01)
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def write_clip(path: Path, *, num_frames: int = 16, width: int = 112, height: int = 112) -> Path:
+    """A square that moves to the right over a black background, as H.264 in mp4."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=8)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        for i in range(num_frames):
+            pixels = np.zeros((height, width, 3), np.uint8)
+            left = 5 * i % max(width - 30, 1)
+            pixels[20:50, left : left + 30] = (255, 0, 0)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode())
+    return path
+
+
+def data_url(data: bytes | Path, media_type: str = "video/mp4") -> str:
+    """Bytes or a file as data: URL."""
+    raw = data.read_bytes() if isinstance(data, Path) else data
+    return f"data:{media_type};base64,{base64.b64encode(raw).decode()}"
+
+
+def video_message(url: str, text: str = "Describe the video.") -> dict[str, Any]:
+    """A user turn with a video before the text."""
+    return {
+        "role": "user",
+        "content": [
+            {"type": "video_url", "video_url": {"url": url}},
+            {"type": "text", "text": text},
+        ],
+    }
+
+
+@contextlib.contextmanager
+def web_server(folder: Path) -> Iterator[str]:
+    """Serves a folder over http on the loopback interface."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/away":
+                self.send_response(302)
+                self.send_header("Location", "http://elsewhere.example/clip.mp4")
+                self.end_headers()
+            elif self.path == "/moved":
+                self.send_response(301)
+                self.send_header("Location", "/clip.mp4")
+                self.end_headers()
+            else:
+                super().do_GET()
+
+        def log_message(self, *args: object) -> None:
+            """Tests have no use for an access log."""
+
+    handler = functools.partial(Handler, directory=str(folder))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,257 @@
+"""Bad input, each with its status, its field and a message that says what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.support import Running, data_url, video_message, web_server, write_clip
+
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def _refused(response: httpx.Response, status: int, *, param: str | None = None) -> str:
+    """The message of an error in OpenAI's shape, its status and field checked."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == param
+    return str(error["message"])
+
+
+def _ask(http: httpx.Client, **fields: Any) -> httpx.Response:
+    return http.post(CHAT, json={"model": "hippo", "messages": HELLO, "max_tokens": 2, **fields})
+
+
+def _ask_about(http: httpx.Client, url: str, **fields: Any) -> httpx.Response:
+    return _ask(http, messages=[video_message(url)], **fields)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(running: Running) -> Iterator[None]:
+    """After every refusal all processes run and all slots are free."""
+    yield
+    running.stack.check()
+    assert running.slots_used() == 0
+
+
+VIDEO = "messages.0.content.0.video_url"
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_file_that_is_not_a_video(http: httpx.Client, is_stream: bool) -> None:
+    url = data_url(b"This is plain text, whatever its name says. " * 50)
+    message = _refused(_ask_about(http, url, stream=is_stream), 400)
+    assert "video" in message
+
+
+def test_an_empty_file(http: httpx.Client) -> None:
+    message = _refused(_ask_about(http, data_url(b"")), 400, param=VIDEO)
+    assert message == "the video is empty (0 bytes)"
+
+
+def test_a_video_without_frames(http: httpx.Client, tmp_path: Path) -> None:
+    import av
+
+    path = tmp_path / "silence.mp4"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("aac", rate=16000, layout="mono")
+        frame = av.AudioFrame(format="fltp", layout="mono", samples=1024)
+        for plane in frame.planes:
+            plane.update(bytes(plane.buffer_size))
+        frame.sample_rate = 16000
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    _refused(_ask_about(http, data_url(path)), 400)
+
+
+def test_a_huge_resolution(http: httpx.Client, tmp_path: Path) -> None:
+    clip = write_clip(tmp_path / "huge.mp4", num_frames=1, width=8192, height=8192)
+    message = _refused(_ask_about(http, data_url(clip)), 400)
+    assert "8192" in message
+
+
+def test_a_truncated_video(http: httpx.Client, clip: Path) -> None:
+    data = clip.read_bytes()
+    _refused(_ask_about(http, data_url(data[: len(data) // 3])), 400)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("data:video/mp4;base64,@@@", "not valid base64"),
+        ("data:video/mp4,plain", "not base64"),
+        ("data:video/mp4;base64", "no comma"),
+        ("data:image/png;base64,AAAA", "in a video_url"),
+        ("ftp://127.0.0.1/clip.mp4", "no http(s) URL"),
+        ("clip.mp4", "no absolute path"),
+    ],
+)
+def test_a_url_that_cannot_be_used(http: httpx.Client, url: str, expected: str) -> None:
+    assert expected in _refused(_ask_about(http, url), 400, param=VIDEO)
+
+
+def test_a_video_over_the_limit(http: httpx.Client) -> None:
+    message = _refused(_ask_about(http, data_url(bytes((1 << 20) + 1))), 400, param=VIDEO)
+    assert "1048576 bytes" in message
+
+
+def test_more_videos_than_allowed(http: httpx.Client, clip: Path) -> None:
+    part = video_message(data_url(clip))["content"][0]
+    messages = [{"role": "user", "content": [part, part, part]}]
+    assert "takes 2" in _refused(_ask(http, messages=messages), 400, param="messages")
+
+
+def test_paths_outside_the_allowed_directories(
+    http: httpx.Client, running: Running, tmp_path: Path
+) -> None:
+    outside = write_clip(tmp_path / "outside.mp4", num_frames=2)
+    link = running.media_folder / "link.mp4"
+    link.symlink_to(outside)
+    try:
+        for url in (
+            str(outside),
+            str(link),
+            f"{running.media_folder}/../../etc/passwd",
+            "/etc/passwd",
+            "/no/such/file",
+            f"file://{outside}",
+        ):
+            message = _refused(_ask_about(http, url), 403, param=VIDEO)
+            assert "not under an allowed directory" in message
+    finally:
+        link.unlink()
+    missing = f"{running.media_folder}/missing.mp4"
+    assert "cannot be read" in _refused(_ask_about(http, missing), 400, param=VIDEO)
+    folder = str(running.media_folder)
+    assert "not a regular file" in _refused(_ask_about(http, folder), 400, param=VIDEO)
+
+
+def test_urls_off_the_list(http: httpx.Client, running: Running) -> None:
+    url = "https://elsewhere.example/clip.mp4"
+    assert "not on this server's list" in _refused(_ask_about(http, url), 403, param=VIDEO)
+    with web_server(running.media_folder) as site:
+        redirected = _refused(_ask_about(http, f"{site}/away"), 403, param=VIDEO)
+        assert "'elsewhere.example' is not on" in redirected
+        missing = _refused(_ask_about(http, f"{site}/missing.mp4"), 400, param=VIDEO)
+        assert "status 404" in missing
+        (running.media_folder / "large.mp4").write_bytes(bytes((1 << 20) + 1))
+        large = _refused(_ask_about(http, f"{site}/large.mp4"), 400, param=VIDEO)
+        assert "larger than" in large
+
+
+def test_an_unknown_model(http: httpx.Client) -> None:
+    message = _refused(_ask(http, model="gpt-4o"), 404, param="model")
+    assert message == "there is no model 'gpt-4o' here; 'hippo' is served"
+    assert http.get("/v1/models/gpt-4o").status_code == 404
+
+
+def test_a_prompt_that_is_too_long(http: httpx.Client, running: Running) -> None:
+    long = [{"role": "user", "content": "x " * running.max_context_length}]
+    response = _ask(http, messages=long)
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert str(running.max_context_length) in _refused(
+        response, 400, param=response.json()["error"]["param"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -5}, "max_tokens"),
+        ({"max_tokens": 10**9}, "max_tokens"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"max_completion_tokens": 3}, "max_completion_tokens"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": 1e9}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"top_k": -7}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"seed": 2**64}, "seed"),
+        ({"seed": 1.5}, "seed"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"logit_bias": {"one": 1}}, "logit_bias"),
+        ({"logit_bias": {"99999999": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 500}}, "logit_bias"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop_token_ids": [10**8]}, "stop_token_ids"),
+        ({"n": 2}, "n"),
+        ({"logprobs": True}, "logprobs"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"beam_width": 4}, "beam_width"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "robot", "content": "Hi"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
+            "messages.0.content.0",
+        ),
+        ({"speculative": {"policy": "magic"}}, "speculative.policy"),
+        ({"speculative": {"gamma": 0}}, "speculative.gamma"),
+        ({"speculative": {"gamma": 1000}}, "speculative.gamma"),
+        ({"speculative": {"max_draft_tokens": 17}}, "speculative.max_draft_tokens"),
+        ({"speculative": {"pruning": {"ratio": 1.0}}}, "speculative.pruning.ratio"),
+        ({"speculative": {"pruning": {"strategy": "best"}}}, "speculative.pruning.strategy"),
+        ({"mm_processor_kwargs": {"fps": -1}}, "mm_processor_kwargs.fps"),
+        ({"mm_processor_kwargs": {"zoom": 2}}, "mm_processor_kwargs.zoom"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_a_field_out_of_range_or_unknown_is_named(
+    http: httpx.Client, fields: dict[str, Any], param: str
+) -> None:
+    message = _refused(_ask(http, **fields), 400, param=param)
+    assert param.split(".")[-1] in message or param.startswith("messages")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "JSON"),
+        (b"{", "not JSON"),
+        (b"[1, 2]", "JSON object"),
+        (b'"text"', "JSON object"),
+        (b'{"model": "hippo"}', "messages is required"),
+        (b"\xff\xfe", "JSON"),
+        (b'{"model": "hippo", "messages": NaN}', "messages"),
+    ],
+)
+def test_a_body_that_is_not_a_request(http: httpx.Client, content: bytes, expected: str) -> None:
+    response = http.post(CHAT, content=content, headers={"content-type": "application/json"})
+    assert response.status_code == 400, response.text
+    assert expected in response.json()["error"]["message"]
+
+
+def test_a_body_of_another_type(http: httpx.Client) -> None:
+    response = http.post(CHAT, content=b"hello", headers={"content-type": "text/plain"})
+    assert "application/json" in _refused(response, 400)
+
+
+def test_a_body_over_the_limit_declared_or_not(http: httpx.Client) -> None:
+    body = b'{"padding": "' + bytes(5 << 20) + b'"}'
+    headers = {"content-type": "application/json"}
+    assert "4194304" in _refused(http.post(CHAT, content=body, headers=headers), 413)
+
+    def in_pieces() -> Iterator[bytes]:
+        for start in range(0, len(body), 1 << 16):
+            yield body[start : start + (1 << 16)]
+
+    assert "4194304" in _refused(http.post(CHAT, content=in_pieces(), headers=headers), 413)
+
+
+def test_an_unknown_path_and_a_wrong_method(http: httpx.Client) -> None:
+    assert "/v1/nothing" in _refused(http.get("/v1/nothing"), 404)
+    assert "POST" in _refused(http.get(CHAT), 405)

@@ -1,0 +1,249 @@
+"""The official client against real processes: what a user of the API sees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.support import GREEDY, Running, data_url, video_message, web_server
+
+
+def test_a_video_in_a_data_url_is_described(client: openai.OpenAI, clip: Path) -> None:
+    completion = client.chat.completions.create(
+        model="hippo",
+        messages=[video_message(data_url(clip))],  # type: ignore[list-item]
+        max_tokens=24,
+        extra_body={"ignore_eos": True},
+        **GREEDY,
+    )
+    choice = completion.choices[0]
+    assert choice.finish_reason == "length"
+    assert choice.message.role == "assistant"
+    assert choice.message.content
+    assert completion.usage is not None
+    assert completion.usage.completion_tokens == 24
+    assert completion.usage.total_tokens == completion.usage.prompt_tokens + 24
+
+
+def test_a_stream_brings_the_same_text_then_figures_and_usage(
+    client: openai.OpenAI, clip: Path
+) -> None:
+    request: dict[str, Any] = {
+        "model": "hippo",
+        "messages": [video_message(data_url(clip))],
+        "max_tokens": 40,
+        **GREEDY,
+    }
+    whole = client.chat.completions.create(**request)
+    chunks = list(
+        client.chat.completions.create(
+            **request, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert chunks[-1].usage == whole.usage
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    figures = chunks[-2].model_extra["hippo"]
+    assert figures["policy"] == "adaptive"
+    assert figures["num_forwards"] >= 1
+
+
+def test_text_alone_is_answered(client: openai.OpenAI) -> None:
+    completion = client.chat.completions.create(
+        model="hippo",
+        messages=[
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "What can you do?"},
+        ],
+        max_completion_tokens=8,
+        extra_body={"ignore_eos": True},
+    )
+    assert completion.usage is not None
+    assert completion.usage.completion_tokens == 8
+
+
+def test_the_figures_say_what_happened(client: openai.OpenAI, clip: Path) -> None:
+    completion = client.chat.completions.create(
+        model="hippo",
+        messages=[video_message(data_url(clip))],  # type: ignore[list-item]
+        max_tokens=40,
+        extra_body={
+            "ignore_eos": True,
+            "speculative": {
+                "policy": "vpsd",
+                "gamma": 3,
+                "pruning": {"strategy": "uniform", "ratio": 0.5},
+            },
+        },
+        **GREEDY,
+    )
+    figures = completion.model_extra["hippo"]  # type: ignore[index]
+    assert figures["policy"] == "vpsd"
+    assert figures["draft_used"] is True
+    assert figures["draft_problem"] is None
+    assert figures["num_draft_tokens"] >= figures["num_accepted_tokens"]
+    assert figures["mean_tokens_per_forward"] == pytest.approx(
+        1 + figures["num_accepted_tokens"] / figures["num_forwards"], abs=1e-3
+    )
+    pruning = figures["pruning"]
+    assert 0 < pruning["num_kept_tokens"] < pruning["num_visual_tokens"]
+    timings = figures["timings_ms"]
+    assert timings["target_prefill"] > 0
+    assert timings["draft_prefill"] > 0
+    assert timings["total"] >= timings["decode"] > 0
+
+
+def test_the_policy_off_leaves_the_draft_alone(client: openai.OpenAI, clip: Path) -> None:
+    completion = client.chat.completions.create(
+        model="hippo",
+        messages=[video_message(data_url(clip))],  # type: ignore[list-item]
+        max_tokens=12,
+        extra_body={"ignore_eos": True, "speculative": {"policy": "off"}},
+        **GREEDY,
+    )
+    figures = completion.model_extra["hippo"]  # type: ignore[index]
+    assert figures["draft_used"] is False
+    assert figures["num_draft_streams"] == 0
+    assert figures["num_forwards"] == 11
+
+
+def test_a_video_is_read_from_a_path_and_from_a_url(
+    client: openai.OpenAI, running: Running, clip: Path
+) -> None:
+    def answer(url: str) -> str | None:
+        completion = client.chat.completions.create(
+            model="hippo",
+            messages=[video_message(url)],  # type: ignore[list-item]
+            max_tokens=16,
+            **GREEDY,
+        )
+        return completion.choices[0].message.content
+
+    expected = answer(data_url(clip))
+    assert answer(str(clip)) == expected
+    assert answer(f"file://{clip}") == expected
+    with web_server(running.media_folder) as site:
+        assert answer(f"{site}/clip.mp4") == expected
+        assert answer(f"{site}/moved") == expected
+
+
+def test_the_question_may_stand_before_the_video(client: openai.OpenAI, clip: Path) -> None:
+    message = video_message(data_url(clip))
+    message["content"].reverse()
+    completion = client.chat.completions.create(
+        model="hippo",
+        messages=[message],  # type: ignore[list-item]
+        max_tokens=8,
+        **GREEDY,
+    )
+    assert completion.usage is not None
+    assert completion.usage.prompt_tokens > 8
+
+
+def test_a_frame_limit_shortens_the_prompt(client: openai.OpenAI, clip: Path) -> None:
+    def num_prompt_tokens(**frames: Any) -> int:
+        completion = client.chat.completions.create(
+            model="hippo",
+            messages=[video_message(data_url(clip))],  # type: ignore[list-item]
+            max_tokens=1,
+            extra_body={"mm_processor_kwargs": frames},
+            **GREEDY,
+        )
+        assert completion.usage is not None
+        return completion.usage.prompt_tokens
+
+    assert num_prompt_tokens(fps=8, max_frames=4) < num_prompt_tokens(fps=8, max_frames=16)
+
+
+def test_a_seed_gives_the_same_answer_and_none_gives_another(client: openai.OpenAI) -> None:
+    def answer(seed: int | None) -> tuple[str | None, int]:
+        completion = client.chat.completions.create(
+            model="hippo",
+            messages=[{"role": "user", "content": "Tell me something."}],
+            max_tokens=48,
+            temperature=1.5,
+            seed=seed,
+            extra_body={"ignore_eos": True},
+        )
+        return completion.choices[0].message.content, completion.model_extra["hippo"]["seed"]  # type: ignore[index]
+
+    assert answer(7) == answer(7)
+    first, second = answer(None), answer(None)
+    assert first[1] != second[1]
+    assert answer(first[1]) == first
+
+
+def test_a_stop_string_ends_the_answer_before_itself(client: openai.OpenAI) -> None:
+    request: dict[str, Any] = {
+        "model": "hippo",
+        "messages": [{"role": "user", "content": "Tell me something."}],
+        "max_tokens": 48,
+        "extra_body": {"ignore_eos": True},
+        **GREEDY,
+    }
+    whole = client.chat.completions.create(**request).choices[0].message.content
+    assert whole is not None
+    middle = len(whole) // 2
+    stop = whole[middle : middle + 3]
+    cut = client.chat.completions.create(**request, stop=["not in it", stop])
+    assert cut.choices[0].message.content == whole[: whole.find(stop)]
+    assert cut.choices[0].finish_reason == "stop"
+    assert cut.usage is not None
+    assert cut.usage.completion_tokens < 48
+
+
+def test_a_token_that_is_biased_away_does_not_come(client: openai.OpenAI) -> None:
+    request: dict[str, Any] = {
+        "model": "hippo",
+        "messages": [{"role": "user", "content": "Tell me something."}],
+        "max_tokens": 12,
+        **GREEDY,
+    }
+    free = client.chat.completions.create(**request, extra_body={"ignore_eos": True})
+    first_ids = [free.choices[0].message.content]
+    biased = client.chat.completions.create(
+        **request,
+        logit_bias={str(token_id): -100 for token_id in range(128)},
+        extra_body={"ignore_eos": True},
+    )
+    assert biased.choices[0].message.content not in first_ids
+
+
+def test_models_version_and_readiness_are_told(client: openai.OpenAI, http: httpx.Client) -> None:
+    (card,) = client.models.list().data
+    assert card.id == "hippo"
+    assert client.models.retrieve("hippo").id == "hippo"
+    assert http.get("/health").json() == {"status": "ok"}
+    assert http.get("/ready").json()["draft"] == "ready"
+    assert http.get("/version").json()["protocol_version"] == 1
+    assert "/v1/chat/completions" in http.get("/openapi.json").json()["paths"]
+
+
+def test_a_request_id_goes_in_and_out(http: httpx.Client) -> None:
+    body = {"model": "hippo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    named = http.post("/v1/chat/completions", json=body, headers={"X-Request-Id": "mine-1"})
+    assert named.headers["x-request-id"] == "mine-1"
+    assert http.get("/health").headers["x-request-id"]
+
+
+def test_metrics_count_requests_and_tokens(http: httpx.Client, running: Running) -> None:
+    before = running.gateway_metric("hippo_completion_tokens_total")
+    http.post(
+        "/v1/chat/completions",
+        json={
+            "model": "hippo",
+            "messages": [{"role": "user", "content": "Hi"}],
+            "max_tokens": 5,
+            "ignore_eos": True,
+        },
+    ).raise_for_status()
+    assert running.gateway_metric("hippo_completion_tokens_total") == before + 5
+    assert running.gateway_metric('hippo_service_up{service="draft"}') == 1
+    assert running.gateway_metric("hippo_time_to_first_token_seconds_count") >= 1

@@ -1,0 +1,175 @@
+"""The command line, as separate processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.support import Running, free_port, wait_until
+
+
+def _hippo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hippo.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+
+
+@contextmanager
+def _up(log: Path, pair: dict[str, str], *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    models = ["--target-model", pair["target"], "--draft-model", pair["draft"]]
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(
+            [sys.executable, "-m", "hippo.cli", "up", *models, *arguments],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait(60)
+
+
+def _children(pid: int) -> list[int]:
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True)
+    # ps itself is a child of this process, not of the one asked about.
+    return [int(field) for field in listed.stdout.split()]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_ask_streams_an_answer_and_a_line_of_figures(running: Running, clip: Path) -> None:
+    done = _hippo("ask", str(clip), "What happens?", "--url", running.url, "--max-tokens", "12")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"\d+ tokens in [\d.]+ s; first after .* policy adaptive", done.stdout)
+
+
+def test_ask_compares_with_the_target_alone(running: Running, clip: Path) -> None:
+    done = _hippo(
+        "ask", str(clip), "What happens?", "--url", running.url, "--max-tokens", "24",
+        "--policy", "optimistic", "--compare", "--repeats", "1", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["figures"]["policy"] == "optimistic"
+    assert result["comparison"]["is_equal"] is True
+    assert result["comparison"]["decode_speedup"] > 0
+    assert len(result["comparison"]["target_only"]) == 1
+
+
+def test_ask_takes_a_question_alone(running: Running) -> None:
+    done = _hippo("ask", "Hello?", "--url", running.url, "--max-tokens", "4", "--json")
+    assert json.loads(done.stdout)["num_tokens"] <= 4
+
+
+def test_ask_says_what_is_wrong(running: Running, tmp_path: Path) -> None:
+    missing = _hippo("ask", str(tmp_path / "none.mp4"), "What?", "--url", running.url)
+    assert missing.returncode == 1
+    assert "none.mp4 cannot be read: No such file or directory" in missing.stderr
+    nobody = _hippo("ask", "What?", "--url", f"http://127.0.0.1:{free_port()}")
+    assert nobody.returncode == 1
+    assert "start one with `hippo up`" in nobody.stderr
+    text = tmp_path / "text.mp4"
+    text.write_text("no video")
+    refused = _hippo("ask", str(text), "What?", "--url", running.url)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("error: ")
+
+
+def test_up_names_a_taken_port_and_a_missing_model(pair: dict[str, str], tmp_path: Path) -> None:
+    models = ["--target-model", pair["target"], "--draft-model", pair["draft"]]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = _hippo("up", *models, "--port", port)
+    assert done.returncode == 1
+    assert f"port {port} of 127.0.0.1 is taken" in done.stderr
+    assert "--port" in done.stderr
+    done = _hippo("up", "--target-model", str(tmp_path / "none"), "--draft-model", pair["draft"])
+    assert done.returncode == 1
+    assert f"there is no target model at {tmp_path / 'none'}" in done.stderr
+
+
+def test_up_shows_the_last_lines_of_a_process_that_ends(
+    pair: dict[str, str], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text("{}")
+    done = _hippo(
+        "up", "--target-model", pair["target"], "--draft-model", str(broken), "--port", "0"
+    )
+    assert done.returncode == 1
+    assert "the draft process ended" in done.stderr
+    assert "its last lines:" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_up_serves_until_it_is_stopped_and_leaves_nothing(
+    pair: dict[str, str], tmp_path: Path, number: signal.Signals
+) -> None:
+    log = tmp_path / "log"
+    port = free_port()
+    with _up(log, pair, "--port", str(port)) as process:
+        wait_until(lambda: b"ready at" in log.read_bytes() or process.poll() is not None)
+        children = _children(process.pid)
+        assert len(children) == 3, log.read_text()
+        assert httpx.get(f"http://127.0.0.1:{port}/ready", trust_env=False).status_code == 200
+        process.send_signal(number)
+        process.wait(60)
+        wait_until(lambda: not any(map(_is_alive, children)))
+    if number is not signal.SIGKILL:
+        assert process.returncode == 0
+        assert b"stopped" in log.read_bytes()
+
+
+def test_up_ends_when_one_of_its_processes_does(pair: dict[str, str], tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with _up(log, pair, "--port", "0") as process:
+        wait_until(lambda: b"ready at" in log.read_bytes() or process.poll() is not None)
+        children = _children(process.pid)
+        os.kill(children[0], signal.SIGKILL)
+        process.wait(60)
+        wait_until(lambda: not any(map(_is_alive, children)))
+    assert process.returncode == 1
+    assert "process ended (signal 9)" in log.read_text()
+
+
+def test_the_demo_runs_from_start_to_speedup(pair: dict[str, str], clip: Path) -> None:
+    done = _hippo(
+        "demo", "--target-model", pair["target"], "--draft-model", pair["draft"],
+        "--video", str(clip), "--max-tokens", "24", "--repeats", "1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "decode only" in done.stdout
+    assert "end to end" in done.stdout
+    assert "Outputs are equal." in done.stdout
+
+
+@pytest.mark.parametrize("command", [[], ["up"], ["ask"], ["demo"]])
+def test_help_teaches_with_examples(command: list[str]) -> None:
+    done = _hippo(*command, "--help")
+    assert done.returncode == 0
+    assert "examples:" in done.stdout

@@ -1,0 +1,51 @@
+"""The promise: whatever the policy, the answer is the target's own, token for token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.e2e.support import GREEDY, SAMPLED, data_url, video_message
+
+PENALISED = {**SAMPLED, "frequency_penalty": 0.4, "presence_penalty": 0.2, "top_p": 0.95}
+NUM_TOKENS = 64
+
+
+def _answer(client: openai.OpenAI, clip: Path, speculative: Any, **sampling: Any) -> Any:
+    return client.chat.completions.create(
+        model="hippo",
+        messages=[video_message(data_url(clip))],  # type: ignore[list-item]
+        max_tokens=NUM_TOKENS,
+        extra_body={
+            "speculative": speculative,
+            "ignore_eos": True,
+            **({"top_k": 40, "repetition_penalty": 1.1} if "top_p" in sampling else {}),
+        },
+        **sampling,
+    )
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "T", "penalties"])
+@pytest.mark.parametrize("policy", ["serial", "vpsd", "optimistic", "conservative", "adaptive"])
+def test_every_policy_gives_the_targets_own_answer(
+    client: openai.OpenAI, clip: Path, policy: str, sampling: dict[str, Any]
+) -> None:
+    alone = _answer(client, clip, {"policy": "off"}, **sampling)
+    pair = _answer(client, clip, {"policy": policy}, **sampling)
+    assert pair.choices[0].message.content == alone.choices[0].message.content
+    assert pair.usage == alone.usage
+    assert pair.model_extra["hippo"]["draft_used"] is True
+
+
+@pytest.mark.parametrize("strategy", ["none", "uniform", "random", "blind"])
+def test_the_answer_does_not_depend_on_what_the_draft_sees(
+    client: openai.OpenAI, clip: Path, strategy: str
+) -> None:
+    alone = _answer(client, clip, {"policy": "off"}, **GREEDY)
+    pruning = {"strategy": strategy, "ratio": 0.7, "seed": 3}
+    pair = _answer(client, clip, {"policy": "optimistic", "pruning": pruning}, **GREEDY)
+    assert pair.choices[0].message.content == alone.choices[0].message.content
+    assert pair.model_extra["hippo"]["pruning"]["strategy"] == strategy

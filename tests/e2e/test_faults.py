@@ -1,0 +1,195 @@
+"""Clients that leave, drafts that die, queues that fill."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.support import GREEDY, Running, data_url, video_message, wait_until
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(autouse=True)
+def everything_runs_again(running: Running) -> Iterator[None]:
+    """Whatever a test did to the processes is mended after it."""
+    yield
+    for name in ("draft", "target", "gateway"):
+        running.stack.child(name).send_signal(signal.SIGCONT)
+        if not running.stack.child(name).is_running:
+            running.stack.start_service(name)
+    running.stack.wait_ready(timeout_s=60)
+
+
+def _body(clip: Path, *, num_tokens: int, **fields: Any) -> dict[str, Any]:
+    return {
+        "model": "hippo",
+        "messages": [video_message(data_url(clip))],
+        "max_tokens": num_tokens,
+        "ignore_eos": True,
+        **GREEDY,
+        **fields,
+    }
+
+
+def _chunks(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    for line in response.iter_lines():
+        if line.startswith("data: {"):
+            yield json.loads(line[len("data: ") :])
+
+
+def _text(chunks: list[dict[str, Any]]) -> str:
+    return "".join(
+        choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]
+    )
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_client_that_goes_away_frees_the_slots(
+    http: httpx.Client, running: Running, clip: Path, is_stream: bool
+) -> None:
+    body = _body(clip, num_tokens=3000, stream=is_stream, speculative={"policy": "optimistic"})
+    cancelled = 'hippo_completions_total{outcome="cancelled",policy="optimistic"}'
+    before = running.gateway_metric(cancelled)
+    if is_stream:
+        with http.stream("POST", CHAT, json=body) as response:
+            chunks = _chunks(response)
+            for _ in range(4):
+                next(chunks)
+            assert running.slots_used() == 2
+    else:
+        impatient = httpx.Timeout(60, read=0.7)
+        with pytest.raises(httpx.ReadTimeout):
+            http.post(CHAT, json=body, timeout=impatient)
+    wait_until(lambda: running.slots_used() == 0)
+    assert running.gateway_metric(cancelled) == before + 1
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "serial", "optimistic"])
+def test_an_answer_survives_the_draft_and_later_ones_use_it_again(
+    http: httpx.Client, running: Running, clip: Path, policy: str
+) -> None:
+    body = _body(clip, num_tokens=200)
+    expected = http.post(CHAT, json={**body, "speculative": {"policy": "off"}}).json()
+
+    body["speculative"] = {"policy": policy}
+    with http.stream("POST", CHAT, json={**body, "stream": True}) as response:
+        chunks = []
+        for chunk in _chunks(response):
+            chunks.append(chunk)
+            if len(chunks) == 5:
+                running.stack.child("draft").send_signal(signal.SIGKILL)
+    figures = chunks[-1]["hippo"]
+    assert _text(chunks) == expected["choices"][0]["message"]["content"]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert figures["num_draft_losses"] == 1
+    assert figures["draft_problem"]
+
+    without = http.post(CHAT, json=body).json()
+    assert without["hippo"]["draft_used"] is False
+    assert without["choices"] == expected["choices"]
+
+    running.stack.start_service("draft")
+    running.stack.wait_ready(timeout_s=60)
+    again = http.post(CHAT, json=body).json()
+    assert again["hippo"]["draft_used"] is True
+    assert again["choices"] == expected["choices"]
+
+
+def test_a_draft_that_comes_back_is_attached_in_mid_answer(
+    http: httpx.Client, running: Running, clip: Path
+) -> None:
+    body = _body(clip, num_tokens=800, speculative={"policy": "optimistic"})
+    expected = http.post(CHAT, json={**body, "speculative": {"policy": "off"}}).json()
+    draft = running.stack.child("draft")
+    with http.stream("POST", CHAT, json={**body, "stream": True}) as response:
+        chunks = []
+        for chunk in _chunks(response):
+            chunks.append(chunk)
+            if len(chunks) == 5:
+                # Held, so that the answer is not over before the draft is back.
+                running.stack.child("target").send_signal(signal.SIGSTOP)
+                draft.send_signal(signal.SIGKILL)
+                draft.wait(10)
+                running.stack.start_service("draft")
+                wait_until(lambda: running.metric("draft", "hippo_slots") == 2)
+                running.stack.child("target").send_signal(signal.SIGCONT)
+    figures = chunks[-1]["hippo"]
+    assert _text(chunks) == expected["choices"][0]["message"]["content"]
+    assert figures["num_draft_streams"] == 2
+
+
+def test_a_draft_that_hangs_is_given_up(http: httpx.Client, running: Running, clip: Path) -> None:
+    body = _body(clip, num_tokens=200)
+    expected = http.post(CHAT, json={**body, "speculative": {"policy": "off"}}).json()
+    body["speculative"] = {"policy": "serial"}
+    with http.stream("POST", CHAT, json={**body, "stream": True}) as response:
+        chunks = []
+        for chunk in _chunks(response):
+            chunks.append(chunk)
+            if len(chunks) == 5:
+                running.stack.child("draft").send_signal(signal.SIGSTOP)
+    assert _text(chunks) == expected["choices"][0]["message"]["content"]
+    assert chunks[-1]["hippo"]["draft_problem"] == "the draft stalled"
+
+
+def test_losing_the_target_ends_the_answer_with_an_error(
+    http: httpx.Client, running: Running, clip: Path
+) -> None:
+    body = _body(clip, num_tokens=3000, stream=True)
+    with http.stream("POST", CHAT, json=body) as response:
+        chunks = []
+        for chunk in _chunks(response):
+            chunks.append(chunk)
+            if len(chunks) == 5:
+                running.stack.child("target").send_signal(signal.SIGKILL)
+    assert chunks[-1]["error"]["type"] == "unavailable_error"
+    refused = http.post(CHAT, json=body)
+    assert refused.status_code == 503
+    assert refused.headers["retry-after"]
+    assert http.get("/ready").status_code == 503
+    assert http.get("/health").status_code == 200
+
+
+def test_more_requests_than_slots_and_queue_are_turned_away(
+    http: httpx.Client, running: Running, clip: Path
+) -> None:
+    statuses: list[int] = []
+    body = _body(clip, num_tokens=3000, stream=True)
+    leave = threading.Event()
+
+    def ask() -> None:
+        with (
+            httpx.Client(base_url=running.url, trust_env=False, timeout=60) as client,
+            client.stream("POST", CHAT, json=body) as response,
+        ):
+            statuses.append(response.status_code)
+            if response.status_code == 200:
+                for _ in _chunks(response):
+                    if leave.is_set():
+                        break
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: running.metric("target", "hippo_slots_used") == 2)
+    waiting = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in waiting:
+        thread.start()
+    wait_until(lambda: running.metric("target", "hippo_queue_length") == 2)
+    refused = http.post(CHAT, json=body)
+    assert refused.status_code == 429
+    assert refused.json()["error"]["code"] == "overloaded"
+    assert refused.headers["retry-after"]
+    leave.set()
+    for thread in threads + waiting:
+        thread.join()
+    assert statuses == [200] * 4
+    wait_until(lambda: running.slots_used() == 0)
