@@ -31,7 +31,7 @@ class GatewaySettings:
     gamma: int = setting(5, help="block length of serial and vpsd by default")
     max_draft_tokens: int = setting(16, help="most draft tokens verified in one forward")
     pruning_strategy: str = setting(
-        "uniform",
+        "none",
         help="how the draft's visual tokens are chosen by default",
         choices=tuple(strategy.value for strategy in PruningStrategy),
     )

@@ -110,6 +110,11 @@ class Completion:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
+    @property
+    def token_ids(self) -> list[int]:
+        """Ids of the answer so far, the end token included."""
+        return list(self._coordinator.committed_ids[: self.record.num_completion_tokens])
+
     async def wait_begun(self) -> None:
         """Returns when the target has read the prompt. Raises what went wrong before that."""
         await self._begun.wait()

@@ -59,7 +59,7 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Cuts a text, given in pieces, before the first of several strings."""
+    """Cuts a text, given in pieces, before that of several strings which is complete first."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -78,10 +78,10 @@ class StopStrings:
         if self.matched is not None:
             return ""
         text = self._held + piece
-        # At equal places the longer string wins only by order of the list: the cut is the same.
-        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        # The first one to be complete counts, so that the borders of the pieces do not.
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            at, self.matched = min(found)
+            _, at, self.matched = min(found)
             self._held = ""
             return text[:at]
         num_held = max(self._overlap(text, stop) for stop in self._stops)

@@ -193,6 +193,9 @@ class ChatCompletionRequest(_Model):
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = Field(
+        default=None, description="Adds `token_ids` to the choice, streamed in its last chunk."
+    )
 
     mm_processor_kwargs: MediaProcessing | None = None
     speculative: SpeculationOptions | None = None

@@ -57,11 +57,19 @@ class ChunkWriter:
         """A chunk with further text."""
         return f"{self._before}{json.dumps(piece)}{self._after}".encode()
 
-    def finish(self, *, finish_reason: str, usage: Usage, figures: dict[str, Any]) -> bytes:
+    def finish(
+        self,
+        *,
+        finish_reason: str,
+        usage: Usage,
+        figures: dict[str, Any],
+        token_ids: list[int] | None,
+    ) -> bytes:
         """The chunk with the finish reason and the figures, the usage if wanted, and the end."""
-        chunks = self._event(
-            {"choices": [_choice({}, finish_reason=finish_reason)], "hippo": figures}
-        )
+        choice = _choice({}, finish_reason=finish_reason)
+        if token_ids is not None:
+            choice["token_ids"] = token_ids
+        chunks = self._event({"choices": [choice], "hippo": figures})
         if self._include_usage:
             chunks += self._event({"choices": [], "usage": usage.to_json()})
         return chunks + DONE
@@ -85,17 +93,24 @@ def completion_json(
     finish_reason: str,
     usage: Usage,
     figures: dict[str, Any],
+    token_ids: list[int] | None,
 ) -> dict[str, Any]:
     """The answer to a request that does not stream."""
     message = {"role": "assistant", "content": text, "refusal": None}
+    choice: dict[str, Any] = {
+        "index": 0,
+        "message": message,
+        "logprobs": None,
+        "finish_reason": finish_reason,
+    }
+    if token_ids is not None:
+        choice["token_ids"] = token_ids
     return {
         "id": completion_id,
         "object": "chat.completion",
         "created": created,
         "model": model,
-        "choices": [
-            {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason}
-        ],
+        "choices": [choice],
         "usage": usage.to_json(),
         "hippo": figures,
     }

@@ -135,6 +135,7 @@ class ChatResponse(Response):
             finish_reason=record.finish_reason.value,
             usage=sse.Usage(record.num_prompt_tokens, record.num_completion_tokens),
             figures=report.figures(record, request),
+            token_ids=completion.token_ids if self._body.return_token_ids else None,
         )
 
     async def _send_stream(self, completion: Completion, request: OpenRequest, send: Send) -> None:
@@ -164,6 +165,7 @@ class ChatResponse(Response):
             finish_reason=record.finish_reason.value,
             usage=sse.Usage(record.num_prompt_tokens, record.num_completion_tokens),
             figures=report.figures(record, request),
+            token_ids=completion.token_ids if self._body.return_token_ids else None,
         )
         await send_bytes(last, more=False)
 

@@ -55,6 +55,7 @@ class AdaptivePolicy:
         self._num_paused = 0  # tokens still to settle before drafting is tried again
         self._num_probe_forwards = 0
         self._is_probing = False
+        self._is_heard = False  # a block has come since the target last waited in vain
         self._pace = self._make_pace()
 
     @property
@@ -70,6 +71,10 @@ class AdaptivePolicy:
         """Learns the draft's step time, and how long its correction takes."""
         if block.step_ns:
             self._latency.observe_step(block.step_ns)
+        if not self._is_heard:
+            self._is_heard = True
+            if self._pace != TARGET_ONLY and not self._is_probing:
+                self._pace = self._make_pace()
         if block.epoch < self._epoch:
             return
         self._drafted_end = block.start_index + len(block.token_ids)
@@ -86,6 +91,10 @@ class AdaptivePolicy:
         if verdict.start_index == 0:
             return
         self._learn_times(verdict)
+        if self._is_heard and verdict.timing.wait_ns and not verdict.num_draft_tokens:
+            self._is_heard = False
+            if self._pace != TARGET_ONLY and not self._is_probing:
+                self._pace = self._make_pace()
         if self._num_paused:
             self._num_paused = max(0, self._num_paused - len(verdict.token_ids))
             if self._num_paused == 0:
@@ -184,6 +193,8 @@ class AdaptivePolicy:
 
     def _make_pace(self) -> Pace:
         latency, num_first, num_most = self._latency, self._num_first, self._num_most
+        if not self._is_heard:  # neither before its first block nor while it is silent
+            num_first = 0
         if not (latency.draft_step_ns and latency.first_token_ns):
             wait_ns = 10.0 * _MS
         else:

@@ -202,7 +202,8 @@ class Simulation:
     def _at_target(self, action: Action) -> None:
         self._target.disturb(self._costs.target_message_ns)
         if isinstance(action, SendBlock):
-            self._outcome.num_out_of_step += action.block.epoch > self._verifier.epoch
+            if not self._verifier.is_finished:
+                self._outcome.num_out_of_step += action.block.epoch > self._verifier.epoch
             self._verifier.add_block(action.block)
             self._outcome.most_queued = max(self._outcome.most_queued, self._verifier.num_queued)
         elif not isinstance(action, SendCommit):

@@ -80,6 +80,8 @@ def test_endless_broken_bytes_are_given_out_in_time() -> None:
         (["ab", "cd", "ef"], ["cd"], "ab", "cd"),
         (["ab", "c", "d", "ef"], ["cd"], "ab", "cd"),
         (["abcdef"], ["ef", "bc"], "a", "bc"),
+        (["abc"], ["abc", "b"], "a", "b"),
+        (["abc"], ["bc", "abc"], "", "abc"),
         (["a", "a", "b"], ["ab"], "a", "ab"),
         (["ab", "ac"], ["abad"], "abac", None),
         (["abc"], ["abcd"], "abc", None),
@@ -110,8 +112,8 @@ def test_a_stop_string_is_found_across_any_borders(
         rest = rest[size:]
     if cutter.matched is None:
         out += cutter.finish()
-    places = [text.find(stop) for stop in stops if stop in text]
-    assert out == (text[: min(places)] if places else text)
+    matches = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+    assert out == (text[: min(matches)[1]] if matches else text)
 
 
 def test_nothing_that_begins_a_stop_string_is_given_out_early() -> None:

@@ -39,11 +39,12 @@ def test_a_text_chunk_carries_any_text(text: str, include_usage: bool) -> None:
 
 def test_a_stream_ends_with_its_figures_then_its_usage() -> None:
     data = _writer(include_usage=True).finish(
-        finish_reason="length", usage=Usage(3, 4), figures={"policy": "off"}
+        finish_reason="length", usage=Usage(3, 4), figures={"policy": "off"}, token_ids=[5, 6]
     )
     assert data.endswith(DONE)
     last, usage = _events(data)
     assert last["choices"][0]["finish_reason"] == "length"
+    assert last["choices"][0]["token_ids"] == [5, 6]
     assert last["hippo"] == {"policy": "off"}
     assert last["usage"] is None
     assert usage["choices"] == []
@@ -51,7 +52,9 @@ def test_a_stream_ends_with_its_figures_then_its_usage() -> None:
 
 
 def test_usage_is_left_out_unless_asked_for() -> None:
-    data = _writer().role() + _writer().finish(finish_reason="stop", usage=Usage(1, 1), figures={})
+    data = _writer().role() + _writer().finish(
+        finish_reason="stop", usage=Usage(1, 1), figures={}, token_ids=None
+    )
     assert all("usage" not in event for event in _events(data))
 
 
@@ -64,6 +67,7 @@ def test_a_whole_completion_has_openais_shape() -> None:
         finish_reason="stop",
         usage=Usage(1, 2),
         figures={},
+        token_ids=None,
     )
     assert answer["object"] == "chat.completion"
     assert answer["choices"][0]["message"]["content"] == "Hi"

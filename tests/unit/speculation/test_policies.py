@@ -12,7 +12,7 @@ from hippo.speculation.adaptive import AdaptivePolicy
 from hippo.speculation.estimates import Acceptance, Latency, RowCosts, expected_rate
 from hippo.speculation.policies import POLICY_NAMES, make_policy
 from hippo.speculation.simulator import Outcome
-from hippo.types import TARGET_ONLY
+from hippo.types import TARGET_ONLY, Block, Timing, Verdict
 
 MS = 1_000_000
 
@@ -153,3 +153,14 @@ def test_adaptive_costs_next_to_nothing_with_a_random_draft_in_virtual_time() ->
         lambda: make_policy("adaptive", gamma=5, max_draft_tokens=16), traces, Machine()
     )
     assert speedup > 0.95
+
+
+def test_adaptive_waits_for_no_draft_before_its_first_block_nor_after_a_wait_in_vain() -> None:
+    policy = make_policy("adaptive", gamma=5, max_draft_tokens=16)
+    assert policy.pace.optimistic.min_draft_tokens == 0
+    assert policy.pace.conservative.min_draft_tokens == 0
+    policy.observe_block(Block(0, 0, (1, 2), step_ns=1_000_000), 0)
+    assert policy.pace.conservative.min_draft_tokens > 0
+    in_vain = Timing(forward_ns=10_000_000, wait_ns=5_000_000, num_rows=1)
+    policy.observe_verdict(Verdict(0, 1, (2,), timing=in_vain), 0)
+    assert policy.pace.conservative.min_draft_tokens == 0
