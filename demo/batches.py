@@ -1,0 +1,291 @@
+"""Training batches for the language models: clips, conversations about them, positions and labels.
+
+All clips of a batch have one size. A batch is a pure function of its recipe, seed and index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from demo import pixels, texts, world
+from demo.models import SpecialIds
+from demo.texts import Exchange
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+IGNORE = -100
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A clip size: pixels, seconds (two frames a second), and its share of the batches."""
+
+    height: int
+    width: int
+    num_frames: int
+    share: float
+    max_objects: int = 6
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Merged tokens along time, height and width."""
+        side = pixels.PATCH * pixels.MERGE
+        return self.num_frames // pixels.TEMPORAL_PATCH, self.height // side, self.width // side
+
+    @property
+    def num_visual(self) -> int:
+        """Visual tokens of the clip."""
+        time, rows, cols = self.grid
+        return time * rows * cols
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What the batches of a stage are made of."""
+
+    name: str
+    sizes: tuple[Size, ...]
+    tokens: int  # sequence tokens in a batch, roughly
+    is_still: bool = False  # nothing changes: single frame pairs suffice
+    short_share: float = 0.3  # batches of short questions only
+    drop_share: float = 0.0  # batches with visual tokens dropped
+    blind_share: float = 0.0  # batches with none at all
+    talk_share: float = 0.0  # conversations without a clip
+    stream: int = 3  # separates the random streams of stages
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Conversations as right-padded rows; every row has the same visual tokens count.
+
+    labels[b, i] is the id that should follow position i, or IGNORE.
+    """
+
+    ids: IntArray  # [batch, length]
+    labels: IntArray  # [batch, length]
+    positions: IntArray  # [3, batch, length]
+    lengths: IntArray  # [batch]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Clips with conversations about them; `select` are the positions that the model sees."""
+
+    size: Size
+    frames: npt.NDArray[np.uint8]  # [rows with a clip, num_frames, height, width, 3]
+    sequences: Sequences
+    select: IntArray | None  # [batch, kept length], or None for all
+
+
+class Encoder:
+    """Turns conversations into ids exactly as the chat template does."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, ids: SpecialIds) -> None:
+        self._backend: Any = tokenizer.backend_tokenizer
+        self._cache: dict[str, list[int]] = {}
+        self.special = ids
+        start: Any = tokenizer.convert_tokens_to_ids("<|im_start|>")
+        self.im_start = int(start)
+
+    def text(self, text: str) -> list[int]:
+        """The ids of a piece of text."""
+        if text not in self._cache:
+            if len(self._cache) > 20_000:
+                self._cache.clear()
+            self._cache[text] = self._backend.encode(text, add_special_tokens=False).ids
+        return self._cache[text]
+
+    def conversation(
+        self,
+        exchanges: Sequence[Exchange],
+        *,
+        num_visual: int,
+        is_video_first: bool = True,
+        system: str | None = None,
+        open_end: bool = False,
+    ) -> tuple[list[int], list[bool]]:
+        """The ids, and which of them the assistant says; `open_end` leaves out the last answer."""
+        special = self.special
+        ids: list[int] = []
+        said: list[bool] = []
+
+        def add(piece: list[int], is_answer: bool = False) -> None:
+            ids.extend(piece)
+            said.extend([is_answer] * len(piece))
+
+        newline = self.text("\n")
+        if system is not None:
+            add([self.im_start, *self.text(f"system\n{system}"), special.im_end, *newline])
+        for turn, exchange in enumerate(exchanges):
+            clip = [special.vision_start, *[special.video_pad] * num_visual, special.vision_end]
+            clip = clip if turn == 0 and num_visual else []
+            head, question = self.text("user\n"), self.text(exchange.question)
+            if is_video_first or not clip:
+                body = (
+                    [*head, *clip, *question] if clip else self.text(f"user\n{exchange.question}")
+                )
+            else:
+                body = [*self.text(f"user\n{exchange.question}"), *clip]
+            add(
+                [
+                    self.im_start,
+                    *body,
+                    special.im_end,
+                    *newline,
+                    self.im_start,
+                    *self.text("assistant\n"),
+                ]
+            )
+            if open_end and turn == len(exchanges) - 1:
+                break
+            add([*self.text(exchange.answer), special.im_end], is_answer=True)
+            add(newline)
+        return ids, said
+
+
+def positions_of(
+    ids: IntArray, grid: tuple[int, int, int], video_pad: int, interval: int = 2
+) -> IntArray:
+    """M-RoPE positions of one row with at most one clip.  Returns [3, length]."""
+    length = len(ids)
+    out = np.empty((3, length), np.int64)
+    where = np.flatnonzero(ids == video_pad)
+    if not len(where):
+        out[:] = np.arange(length)
+        return out
+    start, end = int(where[0]), int(where[-1]) + 1
+    time, rows, cols = grid
+    assert end - start == time * rows * cols
+    out[:, :start] = np.arange(start)
+    places = np.stack(
+        np.meshgrid(np.arange(time) * interval, np.arange(rows), np.arange(cols), indexing="ij")
+    )
+    out[:, start:end] = start + places.reshape(3, -1)
+    out[:, end:] = start + max(rows, cols) + np.arange(length - end)
+    return out
+
+
+def pack(
+    rows: Sequence[tuple[list[int], list[bool]]], grid: tuple[int, int, int], special: SpecialIds
+) -> Sequences:
+    """Pads the conversations on the right and adds labels and positions."""
+    length = -(-max(len(ids) for ids, _ in rows) // 16) * 16
+    ids = np.full((len(rows), length), special.end_of_text, np.int64)
+    labels = np.full((len(rows), length), IGNORE, np.int64)
+    positions = np.zeros((3, len(rows), length), np.int64)
+    for row, (tokens, said) in enumerate(rows):
+        values = np.array(tokens, np.int64)
+        ids[row, : len(values)] = values
+        labels[row, : len(values) - 1] = np.where(said[1:], values[1:], IGNORE)
+        positions[:, row, : len(values)] = positions_of(values, grid, special.video_pad)
+    return Sequences(
+        ids, labels, positions, np.array([len(tokens) for tokens, _ in rows], np.int64)
+    )
+
+
+def clip_times(size: Size, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    """When the processor's two frames a second fall, with a file's slight error."""
+    return np.asarray(np.arange(size.num_frames) * 0.5 + rng.uniform(0, 0.06), np.float64)
+
+
+def sample_scene(recipe: Recipe, size: Size, rng: np.random.Generator) -> world.Scene:
+    """A scene for a clip of that size; stills come from longer scenes without events."""
+    duration_s = 4.0 if recipe.is_still else size.num_frames / 2
+    return world.sample_scene(
+        rng,
+        height=size.height,
+        width=size.width,
+        duration_s=duration_s,
+        max_objects=size.max_objects,
+        is_still=recipe.is_still,
+    )
+
+
+def sample_batch(recipe: Recipe, encoder: Encoder, seed: int, index: int) -> Batch:
+    """The batch of that index."""
+    rng = np.random.default_rng((seed, recipe.stream, index))
+    shares = np.array([size.share for size in recipe.sizes])
+    size = recipe.sizes[int(rng.choice(len(shares), p=shares / shares.sum()))]
+    plan = (
+        "short"
+        if rng.random() < recipe.short_share
+        else str(rng.choice(["detailed", "detailed", "mixed"]))
+    )
+    kept = size.num_visual
+    draw = rng.random()
+    if draw < recipe.blind_share:
+        kept = 0
+    elif draw < recipe.blind_share + recipe.drop_share:
+        kept = max(1, round(size.num_visual * float(1 - rng.uniform(0.0, 0.95))))
+    count = max(2, recipe.tokens // (kept + 150))
+    rows: list[tuple[list[int], list[bool]]] = []
+    clips: list[npt.NDArray[np.uint8]] = []
+    for _ in range(count):
+        if (
+            kept == size.num_visual
+            and clips
+            and recipe.talk_share
+            and rng.random() < recipe.talk_share
+        ):
+            talk = texts.SMALL_TALK[int(rng.integers(len(texts.SMALL_TALK)))]
+            rows.append(encoder.conversation([talk], num_visual=0))
+            continue
+        scene = sample_scene(recipe, size, rng)
+        clips.append(pixels.augment(world.render(scene, clip_times(size, rng)), rng))
+        rows.append(
+            encoder.conversation(
+                _choose_exchanges(plan, scene, rng),
+                num_visual=size.num_visual,
+                is_video_first=bool(rng.random() < 0.6),
+                system=str(rng.choice(SYSTEMS)) if rng.random() < 0.15 else None,
+            )
+        )
+    sequences = pack(rows, size.grid, encoder.special)
+    select = (
+        None
+        if kept == size.num_visual
+        else keep_some(sequences, kept, encoder.special.video_pad, rng)
+    )
+    return Batch(size, np.stack(clips), sequences, select)
+
+
+SYSTEMS = ("You are a helpful assistant.", "Answer questions about the video.", "Be precise.")
+
+
+def _choose_exchanges(plan: str, scene: world.Scene, rng: np.random.Generator) -> list[Exchange]:
+    described = texts.descriptions(scene, rng)
+    if rng.random() < 0.02:
+        return [
+            *texts.short_questions(scene, rng, 3),
+            texts.SMALL_TALK[int(rng.integers(len(texts.SMALL_TALK)))],
+        ]
+    if plan == "short":
+        return texts.short_questions(scene, rng, 6)
+    if plan == "detailed":
+        return [described[0], *texts.short_questions(scene, rng, int(rng.integers(0, 2)))]
+    if rng.random() < 0.5:
+        return [*texts.short_questions(scene, rng, 2), described[1]]
+    return [described[2], described[1]]
+
+
+def keep_some(
+    sequences: Sequences, kept: int, video_pad: int, rng: np.random.Generator
+) -> IntArray:
+    """All text and `kept` visual tokens of each row, uniformly at random.
+
+    Returns [batch, length - dropped].
+    """
+    chosen = []
+    for ids in sequences.ids:
+        is_visual = ids == video_pad
+        visual = np.flatnonzero(is_visual)
+        keep = rng.permutation(visual)[:kept]
+        chosen.append(np.sort(np.concatenate([np.flatnonzero(~is_visual), keep])))
+    return np.stack(chosen)

@@ -1,0 +1,181 @@
+"""Greedy answers about many clips at once, and what a model would say along a given answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from demo.batches import Encoder, IntArray, keep_some, pack
+from demo.fast import language_hidden
+from demo.language import visual_features
+from demo.texts import Exchange
+from demo.tokenizer import special_ids
+from hippo.models._torchvision import ensure_torchvision
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model with its encoder."""
+
+    model: nn.Module
+    tokenizer: PreTrainedTokenizerBase
+    encoder: Encoder
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Questions about equally sized clips, one each."""
+
+    frames: npt.NDArray[np.uint8]  # [batch, num_frames, height, width, 3]
+    questions: Sequence[str]
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> Loaded:
+    """A checkpoint folder as transformers loads it."""
+    ensure_torchvision()
+    from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
+
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(folder))
+    model: Any = Qwen2_5_VLForConditionalGeneration.from_pretrained(str(folder), dtype=dtype)
+    return Loaded(model.eval(), tokenizer, Encoder(tokenizer, special_ids(tokenizer)))
+
+
+def grid_of(frames: npt.NDArray[np.uint8]) -> tuple[int, int, int]:
+    """Merged tokens along time, height and width.  frames: [batch, num_frames, height, width, 3]"""
+    _, count, height, width, _ = frames.shape
+    return count // 2, height // 28, width // 28
+
+
+@torch.no_grad()
+def greedy(
+    loaded: Loaded,
+    asked: Asked,
+    *,
+    max_new_tokens: int = 260,
+    is_video_first: bool = True,
+    keep: int | None = None,
+    seed: int = 0,
+) -> list[list[int]]:
+    """Greedy answers, without the end token.  All rows must have prompts of one length.
+
+    keep: how many visual tokens the model sees, drawn uniformly at random (default: all).
+    """
+    inner: Any = loaded.model
+    encoder, special = loaded.encoder, loaded.encoder.special
+    grid = grid_of(asked.frames)
+    num_visual = grid[0] * grid[1] * grid[2]
+    rows = [
+        encoder.conversation(
+            [Exchange("", question, "")],
+            num_visual=num_visual,
+            is_video_first=is_video_first,
+            open_end=True,
+        )
+        for question in asked.questions
+    ]
+    length = len(rows[0][0])
+    assert all(len(ids) == length for ids, _ in rows)
+    sequences = pack(rows, grid, special)
+    ids = torch.from_numpy(sequences.ids[:, :length])
+    positions = torch.from_numpy(sequences.positions[:, :, :length])
+    next_position = (
+        positions.amax(dim=(0, 2)) if num_visual == 0 else positions[:, :, -1].amax(dim=0)
+    )
+    features = visual_features(inner.model.visual, torch.from_numpy(asked.frames))
+    language = inner.model.language_model
+    embeds = language.embed_tokens(ids).masked_scatter(
+        (ids == special.video_pad)[..., None], features
+    )
+    if keep is not None:
+        chosen = keep_some(sequences, keep, special.video_pad, np.random.default_rng(seed))
+        select = torch.from_numpy(chosen[:, chosen[0] < length])
+        embeds = embeds.gather(1, select[..., None].expand(-1, -1, embeds.shape[-1]))
+        positions = positions.gather(2, select.expand(3, -1, -1))
+    answers: list[list[int]] = [[] for _ in rows]
+    running = [True] * len(rows)
+    cache: Any = None
+    for _ in range(max_new_tokens):
+        mask = torch.ones(
+            len(rows), embeds.shape[1] + (cache.get_seq_length() if cache is not None else 0)
+        )
+        out = language(
+            inputs_embeds=embeds,
+            position_ids=positions,
+            attention_mask=mask.long(),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        cache = out.past_key_values
+        logits = functional.linear(out.last_hidden_state[:, -1], inner.lm_head.weight)
+        chosen_ids = logits[:, : len(loaded.tokenizer)].argmax(-1)
+        for row, token in enumerate(chosen_ids.tolist()):
+            if running[row] and token in (special.im_end, special.end_of_text):
+                running[row] = False
+            elif running[row]:
+                answers[row].append(token)
+        if not any(running):
+            break
+        next_position = next_position + 1
+        positions = next_position[None, :, None].expand(3, -1, 1)
+        embeds = language.embed_tokens(chosen_ids)[:, None]
+    return answers
+
+
+@torch.no_grad()
+def along(
+    loaded: Loaded,
+    asked: Asked,
+    answers: Sequence[list[int]],
+    *,
+    is_video_first: bool = True,
+    keep: int | None = None,
+    seed: int = 0,
+) -> list[IntArray]:
+    """What the model says greedily after each prefix of the answers, the end included.
+
+    keep: how many visual tokens the model sees, drawn uniformly at random (0: blind; default: all).
+    """
+    inner: Any = loaded.model
+    encoder, special = loaded.encoder, loaded.encoder.special
+    grid = grid_of(asked.frames)
+    num_visual = grid[0] * grid[1] * grid[2]
+    rows = []
+    for question, answer in zip(asked.questions, answers, strict=True):
+        prompt, said = encoder.conversation(
+            [Exchange("", question, "")],
+            num_visual=num_visual,
+            is_video_first=is_video_first,
+            open_end=True,
+        )
+        rows.append(([*prompt, *answer, special.im_end], [*said, *[True] * (len(answer) + 1)]))
+    sequences = pack(rows, grid, special)
+    ids, labels = torch.from_numpy(sequences.ids), torch.from_numpy(sequences.labels)
+    positions = torch.from_numpy(sequences.positions)
+    features = visual_features(inner.model.visual, torch.from_numpy(asked.frames))
+    language = inner.model.language_model
+    embeds: Tensor = language.embed_tokens(ids).masked_scatter(
+        (ids == special.video_pad)[..., None], features
+    )
+    if keep is not None:
+        select = torch.from_numpy(
+            keep_some(sequences, keep, special.video_pad, np.random.default_rng(seed))
+        )
+        embeds = embeds.gather(1, select[..., None].expand(-1, -1, embeds.shape[-1]))
+        positions, labels = positions.gather(2, select.expand(3, -1, -1)), labels.gather(1, select)
+    hidden = language_hidden(language, embeds, positions)
+    said_here = []
+    for row in range(len(rows)):
+        logits = functional.linear(hidden[row][labels[row] >= 0], inner.lm_head.weight)
+        said_here.append(logits[:, : len(loaded.tokenizer)].argmax(-1).numpy())
+    return said_here

@@ -1,0 +1,89 @@
+"""The shapes of the two models, and building them as transformers' own Qwen2.5-VL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hippo.models._torchvision import ensure_torchvision
+
+if TYPE_CHECKING:
+    from transformers import Qwen2_5_VLForConditionalGeneration
+
+HIDDEN = 320
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What distinguishes one model of the pair from another."""
+
+    num_layers: int
+    vocab_size: int
+    hidden_size: int = HIDDEN
+    intermediate_size: int = 768
+
+
+TARGET = ModelShape(num_layers=20, vocab_size=640)
+DRAFT = ModelShape(num_layers=2, vocab_size=576)
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialIds:
+    """Ids of the tokenizer's special tokens."""
+
+    end_of_text: int
+    im_end: int
+    vision_start: int
+    vision_end: int
+    image_pad: int
+    video_pad: int
+
+
+def build(shape: ModelShape, ids: SpecialIds) -> Qwen2_5_VLForConditionalGeneration:
+    """A float32 model of the given shape, initialised from torch's global generator."""
+    ensure_torchvision()
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    vision: dict[str, Any] = {
+        "depth": 2,
+        "hidden_size": 128,
+        "hidden_act": "silu",
+        "intermediate_size": 384,
+        "num_heads": 4,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "tokens_per_second": 2,
+        "window_size": 112,
+        "out_hidden_size": shape.hidden_size,
+        "fullatt_block_indexes": [0, 1],
+    }
+    text: dict[str, Any] = {
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.hidden_size // 64,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [8, 12, 12],
+        },
+        "bos_token_id": ids.end_of_text,
+        "eos_token_id": ids.im_end,
+        "pad_token_id": ids.end_of_text,
+        "tie_word_embeddings": True,
+    }
+    config = Qwen2_5_VLConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=ids.image_pad,
+        video_token_id=ids.video_pad,
+        vision_start_token_id=ids.vision_start,
+        vision_end_token_id=ids.vision_end,
+        tie_word_embeddings=True,
+    )
+    return Qwen2_5_VLForConditionalGeneration(config)

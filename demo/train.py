@@ -1,0 +1,249 @@
+"""Train the bundled pair from nothing, stage by stage: `python -m demo.train --help`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from demo import distill, export, growth, language, models, tokenizer, tower
+from demo.batches import Encoder
+from demo.inference import Loaded
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase
+
+ABOUT = """\
+Trains the bundled target and draft from nothing on the synthetic world, stage by stage:
+
+  tower      the vision tower alone, with a dense loss on what lies under each patch;
+             both models get it, frozen
+  shallow    a target of 4 layers on stills, then on clips
+  target     the same, grown to 20 layers without changing its function, on clips of all sizes
+  plain      a draft of 2 layers on the true texts, visual tokens dropped at random:
+             the undistilled draft
+  widen      the tower again, at a low rate, with frames of up to 336 pixels a side
+  settle     the target on that tower, for a few steps
+  outputs    the target's own greedy answers about new clips
+  draft      the draft, distilled: those answers, and the target's distribution over the next token
+  export     both checkpoints in bfloat16, as standard Hugging Face folders
+
+Every stage saves itself every 100 steps and resumes from there, so after a break run the same
+command again.
+A stage that is done is skipped; to repeat one, delete its files in the run folder. On two cores,
+target and draft
+stages can run side by side: `taskset -c 0 python -m demo.train --stages shallow,target` and
+`taskset -c 1 python -m demo.train --stages plain`.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Where a training run keeps its state, and its seed."""
+
+    folder: Path
+    seed: int
+    render_core: int | None
+
+    def state(self, name: str) -> dict[str, Any]:
+        """The saved state of a finished stage."""
+        if not (self.folder / f"{name}.done").exists():
+            raise SystemExit(
+                f"stage {name!r} has not been run: python -m demo.train --stages {name}"
+            )
+        state: dict[str, Any] = torch.load(self.folder / f"{name}.pt", weights_only=False)
+        return state
+
+
+def pair_tokenizer(run: Run) -> PreTrainedTokenizerBase:
+    """The tokenizer, trained once and then read from the run folder."""
+    from transformers import AutoTokenizer
+
+    folder = run.folder / "tokenizer"
+    if not folder.exists():
+        tokenizer.train_tokenizer().save_pretrained(str(folder))
+    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(folder))
+    return loaded
+
+
+def encoder_of(run: Run) -> Encoder:
+    """The encoder of the run's tokenizer."""
+    trained = pair_tokenizer(run)
+    return Encoder(trained, tokenizer.special_ids(trained))
+
+
+def new_model(run: Run, shape: models.ModelShape) -> nn.Module:
+    """A model of that shape with the trained tower."""
+    torch.manual_seed(run.seed)
+    model = models.build(shape, encoder_of(run).special)
+    model.model.visual.load_state_dict(run.state("tower")["visual"])
+    return model
+
+
+SHALLOW = models.ModelShape(num_layers=4, vocab_size=models.TARGET.vocab_size)
+
+
+def run_tower(run: Run) -> None:
+    torch.manual_seed(run.seed)
+    visual = models.build(
+        models.ModelShape(1, 64), models.SpecialIds(0, 1, 2, 3, 4, 5)
+    ).model.visual
+    tower.train_tower(
+        visual, run.folder, num_steps=2700, seed=run.seed, render_core=run.render_core
+    )
+
+
+def run_shallow(run: Run) -> None:
+    plan = [(language.STILLS, 220), (language.CLIPS, 380), (language.SIZED, 400)]
+    language.train_language(
+        new_model(run, SHALLOW),
+        plan,
+        encoder_of(run),
+        run.folder,
+        "shallow",
+        seed=run.seed,
+        decay_share=0.3,
+    )
+
+
+def run_plain(run: Run) -> None:
+    plan = [(language.STILLS, 300), (language.DROPPED, 600), (language.SIZED_DROPPED, 700)]
+    language.train_language(
+        new_model(run, models.DRAFT),
+        plan,
+        encoder_of(run),
+        run.folder,
+        "plain",
+        seed=run.seed + 1,
+        decay_share=0.3,
+    )
+
+
+def run_target(run: Run) -> None:
+    encoder = encoder_of(run)
+    shallow = new_model(run, SHALLOW)
+    shallow.load_state_dict(run.state("shallow")["model"])
+    torch.manual_seed(run.seed)
+    model = growth.grow(shallow, models.TARGET, encoder.special)
+    language.train_language(
+        model, [(language.GROWN, 300)], encoder, run.folder, "target",
+        seed=run.seed, matrix_lr=1e-3, other_lr=5e-4, warmup=20, decay_share=0.5, save_every=20,
+    )  # fmt: skip
+
+
+def run_widen(run: Run) -> None:
+    state = run.state("tower")
+    visual = models.build(
+        models.ModelShape(1, 64), models.SpecialIds(0, 1, 2, 3, 4, 5)
+    ).model.visual
+    visual.load_state_dict(state["visual"])
+    probe = tower.Probe(models.HIDDEN)
+    probe.load_state_dict(state["probe"])
+    tower.widen_tower(
+        visual, probe, run.folder, num_steps=350, seed=run.seed, render_core=run.render_core
+    )
+
+
+def with_wider_tower(run: Run, shape: models.ModelShape, stage: str) -> nn.Module:
+    """The model of that stage with the widened tower in place of its own."""
+    model = new_model(run, shape)
+    model.load_state_dict(run.state(stage)["model"])
+    inner: Any = model
+    inner.model.visual.load_state_dict(run.state("widen")["visual"])
+    return model
+
+
+def run_settle(run: Run) -> None:
+    language.train_language(
+        with_wider_tower(run, models.TARGET, "target"),
+        [(language.SETTLED, 80)],
+        encoder_of(run),
+        run.folder,
+        "settle",
+        seed=run.seed,
+        matrix_lr=5e-4,
+        other_lr=2e-4,
+        warmup=10,
+        decay_share=0.7,
+        save_every=20,
+    )
+
+
+def run_outputs(run: Run) -> None:
+    target = new_model(run, models.TARGET)
+    target.load_state_dict(run.state("settle")["model"])
+    trained = pair_tokenizer(run)
+    distill.write_outputs(
+        Loaded(target.to(torch.bfloat16).eval(), trained, encoder_of(run)),
+        run.folder,
+        num_batches=56,
+        seed=run.seed,
+    )
+
+
+def run_draft(run: Run) -> None:
+    draft = with_wider_tower(run, models.DRAFT, "plain")
+    distill.train_draft(draft, encoder_of(run), run.folder, num_steps=700, seed=run.seed)
+
+
+def run_export(run: Run) -> None:
+    trained = pair_tokenizer(run)
+    for name, stage, shape in (
+        ("target", "settle", models.TARGET),
+        ("draft", "draft", models.DRAFT),
+        ("undistilled", "plain", models.DRAFT),
+    ):
+        model = new_model(run, shape)
+        model.load_state_dict(run.state(stage)["model"])
+        export.export(model, trained, encoder_of(run).special, export.MODELS / name)
+
+
+STAGES: dict[str, Callable[[Run], None]] = {
+    "tower": run_tower,
+    "shallow": run_shallow,
+    "target": run_target,
+    "plain": run_plain,
+    "widen": run_widen,
+    "settle": run_settle,
+    "outputs": run_outputs,
+    "draft": run_draft,
+    "export": run_export,
+}
+
+
+def main() -> None:
+    """Run the stages asked for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m demo.train",
+        description=ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--run", type=Path, default=Path(".demo-train"), help="folder for the training state"
+    )
+    parser.add_argument(
+        "--stages", default=",".join(STAGES), help="which stages to run, in order (default: all)"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1, help="torch threads of this process")
+    parser.add_argument(
+        "--render-core", type=int, default=None, help="pin the tower stage's renderer to this core"
+    )
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    run = Run(arguments.run, arguments.seed, arguments.render_core)
+    names = arguments.stages.split(",")
+    unknown = [name for name in names if name not in STAGES]
+    if unknown:
+        parser.error(f"unknown stage {unknown[0]!r}; choose from {', '.join(STAGES)}")
+    for name in names:
+        STAGES[name](run)
+
+
+if __name__ == "__main__":
+    main()

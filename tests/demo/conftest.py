@@ -1,0 +1,28 @@
+"""Small things that the demo tests share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from demo import tokenizer
+from demo.batches import Encoder
+from hippo.models._torchvision import ensure_torchvision
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ensure_torchvision()  # test modules import transformers' processors
+
+
+@pytest.fixture(scope="session")
+def trained() -> PreTrainedTokenizerBase:
+    """A tokenizer trained on a few scenes."""
+    return tokenizer.train_tokenizer(num_scenes=40)
+
+
+@pytest.fixture(scope="session")
+def encoder(trained: PreTrainedTokenizerBase) -> Encoder:
+    """Its encoder."""
+    return Encoder(trained, tokenizer.special_ids(trained))

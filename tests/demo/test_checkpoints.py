@@ -1,0 +1,107 @@
+"""The bundled checkpoints and clips: they load as any Qwen2.5-VL does, and see what is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
+
+from demo import clips, texts
+from demo.export import MODELS
+from demo.inference import Asked, greedy, load
+
+MEGABYTE = 1e6
+
+
+@pytest.mark.parametrize("name", ["target", "draft"])
+def test_a_checkpoint_is_loaded_as_a_hub_model_is_and_describes_a_clip(name: str) -> None:
+    model: Any = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        str(MODELS / name), dtype=torch.float32
+    )
+    automatic: Any = AutoProcessor
+    processor = automatic.from_pretrained(str(MODELS / name))
+    path, facts = clips.sample_clips()[0]
+    frames, rate = clips.read_mp4(path)
+    content = [{"type": "video"}, {"type": "text", "text": facts.question}]
+    prompt = processor.apply_chat_template(
+        [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+    )
+    sampled = clips.sample_like_processor(frames, rate)
+    inputs = processor(
+        text=[prompt],
+        videos=[torch.from_numpy(sampled).permute(0, 3, 1, 2)],
+        do_sample_frames=False,
+        return_tensors="pt",
+    )
+    inputs["second_per_grid_ts"] = torch.tensor([1.0])
+    assert (
+        int((inputs["input_ids"] == model.config.video_token_id).sum()) == facts.num_visual_tokens
+    )
+    out = model.generate(**inputs, max_new_tokens=24)
+    said = processor.tokenizer.decode(out[0, inputs["input_ids"].shape[1] :])
+    assert facts.answer.startswith("The video shows a")
+    assert said.startswith("The video shows a")
+    own = greedy(load(MODELS / name), Asked(sampled[None], [facts.question]), max_new_tokens=24)
+    assert own[0] == out[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+def test_the_pair_shares_its_tokenizer_and_fits_its_size() -> None:
+    files = [(MODELS / name / "tokenizer.json").read_text() for name in ("target", "draft")]
+    assert files[0] == files[1]
+    weights = sum(path.stat().st_size for path in MODELS.rglob("*.safetensors"))
+    assert weights < 60 * MEGABYTE
+
+
+def test_the_target_describes_bundled_clips_correctly() -> None:
+    target = load(MODELS / "target")
+    right = total = 0
+    for path, facts in clips.sample_clips()[:2]:
+        frames, rate = clips.read_mp4(path)
+        sampled = clips.sample_like_processor(frames, rate)
+        answer = greedy(target, Asked(sampled[None], [facts.question]))[0]
+        said = set(texts.parse(str(target.tokenizer.decode(answer))))
+        true = {texts.Statement(**statement) for statement in facts.statements}
+        right += len(said & true)
+        total += len(said)
+    assert right >= 0.8 * total > 0
+
+
+def test_the_samples_are_real_files_from_short_to_long() -> None:
+    lengths = []
+    for path, facts in clips.sample_clips():
+        frames, rate = clips.read_mp4(path)
+        assert frames.shape[1:] == (facts.height, facts.width, 3)
+        assert rate == facts.frame_rate
+        assert len(frames) == round(facts.duration_s * rate)
+        lengths.append(facts.num_visual_tokens)
+    assert min(lengths) == 64
+    assert max(lengths) > 1000
+
+
+@pytest.mark.parametrize(("kind", "least", "most"), [("short", 64, 128), ("long", 1000, 1200)])
+def test_bench_clips_are_the_same_every_time_and_have_long_answers(
+    tmp_path: Path, kind: Any, least: int, most: int
+) -> None:
+    first = clips.write_bench_clips(tmp_path / "a", num_clips=2, kind=kind, seed=7)
+    again = clips.write_bench_clips(tmp_path / "b", num_clips=2, kind=kind, seed=7)
+    assert first == again == clips.read_facts(tmp_path / "a")
+    tokenizer = load(MODELS / "draft").tokenizer
+    for facts in first:
+        one = (tmp_path / "a" / facts.file).read_bytes()
+        assert one == (tmp_path / "b" / facts.file).read_bytes()
+        frames, rate = clips.read_mp4(tmp_path / "a" / facts.file)
+        count = len(clips.sample_like_processor(frames, rate))
+        assert count // 2 * (facts.height // 28) * (facts.width // 28) == facts.num_visual_tokens
+        assert least <= facts.num_visual_tokens <= most
+        assert len(tokenizer(facts.answer).input_ids) >= 100
+
+
+def test_held_out_scenes_differ_from_one_another() -> None:
+    scenes = [clips.held_out("short", index).scene for index in range(20)]
+    assert len({scene.texture_seed for scene in scenes}) == len(scenes)
+    frames = clips.through_codec(clips.held_out("short", 0))
+    assert frames.dtype == np.uint8

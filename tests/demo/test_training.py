@@ -1,0 +1,80 @@
+"""Training: a stage that was stopped ends bit for bit where one that was not does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from demo import batches, language, loop, models, tower
+from demo.batches import Encoder
+
+SHAPE = models.ModelShape(num_layers=1, vocab_size=512)
+RECIPE = batches.Recipe(
+    "tiny", (batches.Size(112, 112, 2, 1.0, 3),), tokens=400, is_still=True, drop_share=0.5
+)
+
+
+class _Stop(Exception):
+    pass
+
+
+def train(encoder: Encoder, folder: Path, *, stop_after: int | None = None) -> dict[str, Any]:
+    """Four steps of a small language model; returns its weights."""
+    torch.manual_seed(0)
+    model = models.build(SHAPE, encoder.special)
+    plan = [(RECIPE, 4)]
+    with pytest.MonkeyPatch.context() as patch:
+        if stop_after is not None:
+            steps = iter(range(stop_after))
+
+            def draw(*arguments: Any) -> Any:
+                if next(steps, None) is None:
+                    raise _Stop
+                return batches.sample_batch(*arguments)
+
+            patch.setattr(language, "sample_batch", draw)
+        try:
+            language.train_language(model, plan, encoder, folder, "tiny", save_every=2)
+        except _Stop:
+            assert stop_after is not None
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def test_a_resumed_stage_equals_one_that_was_never_stopped(
+    encoder: Encoder, tmp_path: Path
+) -> None:
+    whole = train(encoder, tmp_path / "whole")
+    train(encoder, tmp_path / "broken", stop_after=3)
+    assert not (tmp_path / "broken" / "tiny.done").exists()
+    resumed = train(encoder, tmp_path / "broken")
+    assert (tmp_path / "broken" / "tiny.done").exists()
+    for name, value in whole.items():
+        assert torch.equal(value, resumed[name]), name
+
+
+def test_a_finished_stage_is_not_run_again(tmp_path: Path) -> None:
+    part = torch.nn.Linear(2, 2)
+    ran: list[int] = []
+
+    def step(index: int) -> dict[str, float]:
+        ran.append(index)
+        return {"loss": 0.0}
+
+    for _ in range(2):
+        loop.run_steps("stage", tmp_path, num_steps=3, parts={"part": part}, step=step)
+    assert ran == [0, 1, 2]
+
+
+def test_labels_of_the_dense_loss_name_the_object_under_each_patch() -> None:
+    batch = tower.sample_batch(0, 5, patches=600)
+    num_pairs, _, height, width, _ = batch.frames.shape
+    assert batch.labels.shape == (num_pairs, height * width // 196, len(tower.HEADS))
+    for head, (_, classes) in enumerate(tower.HEADS):
+        values = batch.labels[..., head]
+        assert values.max() < classes
+        assert set(values[values < 0].tolist()) <= {tower.IGNORE}
+    again = tower.sample_batch(0, 5, patches=600)
+    assert (again.frames == batch.frames).all() and (again.labels == batch.labels).all()
