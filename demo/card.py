@@ -82,9 +82,15 @@ _RECIPE = """\
    target and a small draft.
 4. A draft of 2 layers on the true texts, with 0 to 95 % of the visual tokens dropped uniformly at
    random (original positions kept) in part of the batches, none in the rest: the undistilled draft.
-5. The draft, distilled on the target's own greedy answers about other clips and the target's
-   distribution along them, tokens dropped in half of the batches, a quarter of the batches with
-   true texts.
+5. The tower is trained further, at a low rate, with frames of up to 336 pixels a side (it had seen
+   224 at most), and the target for 80 more steps on that tower.
+6. The draft, on that tower too, distilled on the target's own greedy answers about other clips and
+   the target's distribution along them, tokens dropped in half of the batches, a quarter of the
+   batches with true texts.
+
+The committed weights come from a run that was stopped and resumed while the training code was
+still being written (faster forwards, the tower's second round), so a repetition follows the same
+recipe but does not give the same bits.
 
 """
 
@@ -105,10 +111,11 @@ def target_figures(figures: dict[str, Any]) -> str:
     rows.sort(key=lambda row: row[0] not in REPORTED)
     text = (
         f"## Measured\n\nOn {measured['clips']} held-out clips of mixed sizes, encoded to H.264 and"
-        " decoded again, greedy decoding of the long description in float32; percentages of\n"
+        " decoded again, greedy\ndecoding of the long description in float32; percentages of\n"
         "statements that are right (`python -m demo.evaluate target`). *Swapped*: judged against\n"
         "the facts of five other clips, where those have an object. *Majority*: always saying the\n"
-        "most frequent value.\n\n"
+        "most frequent value; for a position, right when swapped means that the other clip\n"
+        "has some object there too. A statement about a place where there is nothing is wrong.\n\n"
     )
     text += table(("attribute", "statements", "right", "swapped", "majority"), rows)
     text += (
