@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import threading
 from itertools import pairwise
@@ -312,11 +313,15 @@ async def test_a_failing_sequence_ends_alone() -> None:
             for text in ("bad", "good")
         )
         expected = await target_only(client, dataclasses.replace(good, pace=Pace()))
-        async with client.verify(bad) as doomed, client.verify(good) as lives:
-            for stream in (doomed, lives):
-                model.on_piece = lambda slot: None if slot in slots else slots.append(slot)
+        async with contextlib.AsyncExitStack() as streams:
+            model.on_piece = lambda slot: None if slot in slots else slots.append(slot)
+            opened = []
+            for request in (bad, good):  # one after the other: the first slot is the bad one's
+                stream = await streams.enter_async_context(client.verify(request))
                 while not isinstance(await anext(stream), Verdict):
                     pass
+                opened.append(stream)
+            doomed, lives = opened
             model.on_piece = lambda slot: None
             gate = Gate()
             failed: list[StepPlan] = []
