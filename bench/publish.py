@@ -66,7 +66,7 @@ def draw(run: dict[str, Any], goal: Path) -> None:
     axes.set_yticks(range(len(rows)), [row["system"] for row in rows])
     axes.set_xlabel("times as fast as target-only decoding on the same device")
     axes.set_title(_title(run), fontsize=10, loc="left")
-    axes.legend(fontsize=8, loc="lower right")
+    axes.legend(fontsize=8, loc="upper right")
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(goal, metadata={"Date": None})
