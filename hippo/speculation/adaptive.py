@@ -6,7 +6,9 @@ rejection to rejection (:func:`hippo.speculation.estimates.expected_rate`).
 
 Waiting for none at all is the cheap end of the scale: the target goes on alone while the draft
 catches up, and each of its tokens tells for free whether the draft would have been right. When
-even that promises nothing, drafting stops, and is tried again after 16, 32, 64, ... tokens.
+even that promises nothing, drafting stops, and is tried again after 16, 48, 144, ... tokens.
+Nothing is waited for either while the draft has been wrong from its very first token on: that
+first trial, during the prefills, is free.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ _MESSAGE_NS = 0.2 * _MS  # what relaying one block takes from the draft's proces
 _WORTH_DRAFTING = 1.05  # expected speedup below which drafting stops
 _WORTH_CHANGING = 1.02  # expected gain below which the pace stays
 _NUM_PROBE_TRIALS = 5
+_HOPELESS_TRIALS = 3  # none of them right
 _MOST_PROBE_FORWARDS = 12
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 512  # tokens
+_PAUSE_GROWTH = 3
 
 
 def _around(choices: list[int], choice: int, reach: int) -> list[int]:
@@ -67,6 +71,17 @@ class AdaptivePolicy:
         """Running estimate of the share of draft tokens that are right."""
         return self._acceptance.rate
 
+    @property
+    def _is_tried(self) -> bool:
+        """Whether enough draft tokens were compared to judge the draft."""
+        enough = _NUM_PROBE_TRIALS if self._is_proven else _HOPELESS_TRIALS
+        return self._acceptance.num_trials >= enough
+
+    @property
+    def _is_proven(self) -> bool:
+        """Whether a draft token was right: before that, nothing is waited for after a rejection."""
+        return self._acceptance.num_right > 0
+
     def observe_block(self, block: Block, now_ns: int) -> None:
         """Learns the draft's step time, and how long its correction takes."""
         if block.step_ns:
@@ -87,7 +102,10 @@ class AdaptivePolicy:
 
     def observe_verdict(self, verdict: Verdict, now_ns: int) -> None:
         """Learns costs and acceptance, and chooses again now and then."""
+        was_proven = self._is_proven
         self._learn_acceptance(verdict, now_ns)
+        if self._is_proven != was_proven and self._pace != TARGET_ONLY and not self._is_probing:
+            self._pace = self._make_pace()
         if verdict.start_index == 0:
             return
         self._learn_times(verdict)
@@ -102,9 +120,10 @@ class AdaptivePolicy:
             return
         if self._is_probing:
             self._num_probe_forwards += 1
-            num_trials = self._acceptance.num_trials
-            if num_trials < _NUM_PROBE_TRIALS and self._num_probe_forwards < _MOST_PROBE_FORWARDS:
+            if not self._is_tried and self._num_probe_forwards < _MOST_PROBE_FORWARDS:
                 return
+            self._num_until_choice = 0
+        if self._is_tried and not self._is_proven:
             self._num_until_choice = 0
         self._num_until_choice -= 1
         if self._num_until_choice <= 0:
@@ -163,7 +182,7 @@ class AdaptivePolicy:
                     best_rate, best = value, (num_first, num_most)
         self._num_first, self._num_most = best
         is_worth = rate(*best) * (self._alone_ns or costs[1]) >= _WORTH_DRAFTING
-        if not is_worth and self._acceptance.num_trials >= _NUM_PROBE_TRIALS:
+        if self._is_tried and not (is_worth and self._is_proven):
             self._stop()
         else:
             if self._is_probing:
@@ -173,7 +192,7 @@ class AdaptivePolicy:
 
     def _stop(self) -> None:
         self._num_paused = self._pause
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        self._pause = min(_PAUSE_GROWTH * self._pause, _LONGEST_PAUSE)
         self._is_probing = False
         self._pace = TARGET_ONLY
 
@@ -206,7 +225,7 @@ class AdaptivePolicy:
         step_ns = latency.draft_step_ns or 1.2 * _MS
         return Pace(
             optimistic=StepLimits(min(num_first, 1), num_most, wait_ns // 2),
-            conservative=StepLimits(num_first, num_most, wait_ns),
+            conservative=StepLimits(num_first * self._is_proven, num_most, wait_ns),
             max_ahead=2 * num_most,
             block_size=max(1, min(4, num_most, math.ceil(_MESSAGE_NS / (0.1 * step_ns)))),
         )

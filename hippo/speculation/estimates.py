@@ -61,6 +61,7 @@ class Acceptance:
     prior_weight: float = 4.0
     decay: float = 0.985
     num_trials: int = 0  # since the last reset
+    num_right: int = 0  # of these
     _right: float = 0.0
     _all: float = 0.0
     _first_right: float = 0.0
@@ -68,6 +69,7 @@ class Acceptance:
 
     def observe(self, *, is_right: bool, is_first: bool) -> None:
         self.num_trials += 1
+        self.num_right += is_right
         self._right = self._right * self.decay + is_right
         self._all = self._all * self.decay + 1
         if is_first:
@@ -78,7 +80,7 @@ class Acceptance:
         """Keeps what is known as a weak prior only."""
         self.prior = self.rate
         self.prior_weight = 2.0
-        self.num_trials = 0
+        self.num_trials = self.num_right = 0
         self._right = self._all = self._first_right = self._first_all = 0.0
 
     @property
