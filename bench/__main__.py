@@ -97,8 +97,9 @@ def _measure_engine(
         for temperature in args.temperatures:
             title = f"{kind} prompts, {options.dtype}, T={temperature:g}"
             records, run = run_systems(
-                console, url, clips, chosen, title=title, temperature=temperature
-            )
+                console, url, clips, chosen, title=title, temperature=temperature,
+                num_repeats=args.repeats,
+            )  # fmt: skip
             runs.append((records, {**facts, **run}))
     for records, run in runs:
         if run["temperature"] == 0:
@@ -162,6 +163,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--temperatures", type=numbers, default=[0.0], help="such as 0,0.8")
     add("--systems", type=listed, default=[], help="beginnings of names, without spaces")
     add("--num-clips", type=int, default=20, help="held-out clips a kind")
+    add("--repeats", type=int, default=1, help="runs of each answer; the median one counts")
     add("--strategy", default="uniform", help="how the draft's visual tokens are chosen")
     add("--ratio", type=float, default=0.9, help="share pruned on long prompts")
     add("--short-ratio", type=float, default=0.0, help="share pruned on short prompts")

@@ -46,13 +46,16 @@ def run_systems(
     *,
     title: str,
     temperature: float = 0.0,
+    num_repeats: int = 1,
 ) -> tuple[list[Record], dict[str, Any]]:
     """Measures the systems with a progress bar and prints their table."""
     records: list[Record] = []
     num_answers = len(clips) * (1 + len(systems) + (TARGET_ONLY not in {s.name for s in systems}))
     with _progress(console) as progress:
         task = progress.add_task(title, total=num_answers)
-        for record in measure(url, clips, systems, temperature=temperature):
+        for record in measure(
+            url, clips, systems, temperature=temperature, num_repeats=num_repeats
+        ):
             records.append(record)
             progress.advance(task)
     rows = summarise(records)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -67,6 +68,8 @@ class _Server(uvicorn.Server):
 async def _announce(server: uvicorn.Server, settings: GatewaySettings, port: int) -> None:
     while not server.started:
         await asyncio.sleep(0.01)
+    gc.collect()
+    gc.freeze()  # what start-up made stays: later collections need not look through it
     logger.info("listening on %s:%d", settings.host, port)
     if settings.port_file:
         path = Path(settings.port_file)

@@ -104,8 +104,8 @@ class AdaptivePolicy:
         """Learns costs and acceptance, and chooses again now and then."""
         was_proven = self._is_proven
         self._learn_acceptance(verdict, now_ns)
-        if self._is_proven != was_proven and self._pace != TARGET_ONLY and not self._is_probing:
-            self._pace = self._make_pace()
+        if (self._is_proven != was_proven or verdict.start_index == 0) and not self._num_paused:
+            self._pace = self._trial_pace(4) if self._is_probing else self._make_pace()
         if verdict.start_index == 0:
             return
         self._learn_times(verdict)
@@ -203,14 +203,16 @@ class AdaptivePolicy:
         self._num_probe_forwards = 0
         self._num_first = 0
         self._num_most = max(n for n in self._most_choices if n <= 4)
-        self._pace = Pace(
-            optimistic=StepLimits(0, self._num_most, 0),
-            conservative=StepLimits(0, self._num_most, 0),
-            max_ahead=self._num_most + 2,
-            block_size=4,
-        )
+        self._pace = self._trial_pace(2)
+
+    def _trial_pace(self, num_ahead: int) -> Pace:
+        """Waits for nothing, and the draft does little that may be in vain."""
+        limits = StepLimits(0, min(num_ahead, self._num_most), 0)
+        return Pace(limits, limits, max_ahead=num_ahead, block_size=min(num_ahead, 4))
 
     def _make_pace(self) -> Pace:
+        if self._acceptance.num_trials and not self._is_proven:
+            return self._trial_pace(2)
         latency, num_first, num_most = self._latency, self._num_first, self._num_most
         if not self._is_heard:  # neither before its first block nor while it is silent
             num_first = 0
