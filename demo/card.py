@@ -105,7 +105,12 @@ def target_figures(figures: dict[str, Any]) -> str:
     """The measured part of the target's card."""
     measured = figures["target"]
     rows = [
-        (name, entry["statements"], entry["right"], entry["right_swapped"], entry["majority"])
+        (
+            name,
+            entry["statements"],
+            *(entry[key] for key in ("right", "right_swapped", "majority")),
+            *(entry[key] for key in ("balanced", "balanced_swapped", "balanced_guess")),
+        )
         for name, entry in measured["attributes"].items()
     ]
     rows.sort(key=lambda row: row[0] not in REPORTED)
@@ -115,9 +120,19 @@ def target_figures(figures: dict[str, Any]) -> str:
         "statements that are right (`python -m demo.evaluate target`). *Swapped*: judged against\n"
         "the facts of five other clips, where those have an object. *Majority*: always saying the\n"
         "most frequent value; for a position, right when swapped means that the other clip\n"
-        "has some object there too. A statement about a place where there is nothing is wrong.\n\n"
+        "has some object there too. A statement about a place where there is nothing is wrong.\n"
+        "*Balanced*: every true value weighs the same, so that what is said without looking\n"
+        "scores the same whatever it is; that is the fair comparison of *swapped* with a\n"
+        "guess, as a model that describes another clip names rare values too, and the majority\n"
+        "guess never does.\n\n"
     )
-    text += table(("attribute", "statements", "right", "swapped", "majority"), rows)
+    text += table(
+        (
+            *("attribute", "statements", "right", "swapped", "majority"),
+            *("balanced", "balanced swapped", "balanced guess"),
+        ),
+        rows,
+    )
     text += (
         f"{measured['facts_said']} % of all facts are said and right,"
         f" {measured['whole_answer_right']} % of the answers are right in every word;\n"

@@ -111,6 +111,9 @@ def measure_target(
                 2,
             ),
             "majority": round(own.majority(name), 2),
+            "balanced": round(own.balanced(name), 2),
+            "balanced_swapped": round(swapped.balanced(name), 2),
+            "balanced_guess": round(swapped.balanced_guess(name), 2),
         }
     lengths = [len(answer) for ids in answers for answer in ids]
     return {

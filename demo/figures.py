@@ -50,6 +50,7 @@ class Score:
 
     strict: dict[str, Tally] = field(default_factory=dict)
     placed: dict[str, Tally] = field(default_factory=dict)
+    by_value: dict[str, dict[str, Tally]] = field(default_factory=dict)
     recall: Tally = field(default_factory=Tally)
     values: dict[str, Counter[str]] = field(default_factory=dict)
 
@@ -57,9 +58,8 @@ class Score:
         """Judge what was said of one clip.
 
         `strict` counts every statement said; one about a place where nothing is, is wrong. `placed`
-        counts
-        only statements about places where there is an object. `recall` is the share of facts that
-        were said.
+        counts only statements about places where there is an object, `by_value` these for each
+        true value apart. `recall` is the share of facts that were said.
         """
         known = {(fact.cell, fact.attribute): fact.value for fact in true}
         occupied = {fact.cell for fact in true}
@@ -67,11 +67,27 @@ class Score:
             value = known.get((statement.cell, statement.attribute))
             self.strict.setdefault(statement.attribute, Tally()).add(value == statement.value)
             if statement.cell in occupied and value is not None:
-                self.placed.setdefault(statement.attribute, Tally()).add(value == statement.value)
+                is_right = value == statement.value
+                self.placed.setdefault(statement.attribute, Tally()).add(is_right)
+                values = self.by_value.setdefault(statement.attribute, {})
+                values.setdefault(value, Tally()).add(is_right)
         mentioned = set(said)
         for fact in true:
             self.recall.add(fact in mentioned)
             self.values.setdefault(fact.attribute, Counter())[fact.value] += 1
+
+    def balanced(self, attribute: str) -> float:
+        """Percentage right with every true value weighing the same (the mean recall).
+
+        What is said without looking scores 100 / number of values here, whatever is said and
+        however often; so does the majority guess.
+        """
+        tallies = self.by_value.get(attribute, {}).values()
+        return sum(tally.percent for tally in tallies) / max(1, len(tallies))
+
+    def balanced_guess(self, attribute: str) -> float:
+        """The same of always saying the most frequent value, or any other."""
+        return 100.0 / max(1, len(self.by_value.get(attribute, {})))
 
     def majority(self, attribute: str) -> float:
         """Percentage right of always saying the most frequent value."""

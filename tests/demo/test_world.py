@@ -87,3 +87,13 @@ def test_the_score_of_a_true_description_is_full_and_of_a_foreign_one_is_not() -
     assert all(tally.percent == 100.0 for tally in own.strict.values())
     assert own.recall.percent == 100.0
     assert foreign.strict["colour"].percent < 40.0
+
+
+def test_what_is_said_without_looking_is_no_better_than_a_guess_in_the_balanced_score() -> None:
+    score = Score()
+    truths = ["red"] * 8 + ["blue"] * 2
+    for number, truth in enumerate(truths * 10):
+        said = texts.Statement(0, "colour", "red" if number // 10 < 5 else "blue")
+        score.add([said], [texts.Statement(0, "colour", truth)])
+    assert score.majority("colour") == 80
+    assert score.balanced("colour") == score.balanced_guess("colour") == 50
