@@ -141,7 +141,7 @@ class _ServiceClient:
 
     _service_name: str
     _noun: str
-    _stub: Any
+    _make_stub: Callable[[grpc.aio.Channel], Any]
 
     def __init__(
         self,
@@ -158,6 +158,7 @@ class _ServiceClient:
         else:
             credentials = tls.channel_credentials()
             self._channel = grpc.aio.secure_channel(address, credentials, options=options)
+        self._stub = type(self)._make_stub(self._channel)
         self._health: Any = health_pb2_grpc.HealthStub(self._channel)
 
     async def get_model(self, timeout: float = 30.0) -> ModelInfo:
@@ -209,16 +210,7 @@ class DraftClient(_ServiceClient):
 
     _service_name = DRAFT_SERVICE
     _noun = "draft"
-
-    def __init__(
-        self,
-        address: str,
-        tls: TlsFiles | None = None,
-        *,
-        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
-    ) -> None:
-        super().__init__(address, tls, max_message_bytes=max_message_bytes)
-        self._stub = draft_pb2_grpc.DraftServiceStub(self._channel)
+    _make_stub = draft_pb2_grpc.DraftServiceStub
 
     def draft(self, request: OpenRequest) -> DraftStream:
         """One drafted sequence; raises InvalidRequestError for what the wire cannot carry."""
@@ -236,16 +228,7 @@ class TargetClient(_ServiceClient):
 
     _service_name = TARGET_SERVICE
     _noun = "target"
-
-    def __init__(
-        self,
-        address: str,
-        tls: TlsFiles | None = None,
-        *,
-        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
-    ) -> None:
-        super().__init__(address, tls, max_message_bytes=max_message_bytes)
-        self._stub = target_pb2_grpc.TargetServiceStub(self._channel)
+    _make_stub = target_pb2_grpc.TargetServiceStub
 
     def verify(self, request: OpenRequest) -> TargetStream:
         """One settled sequence; raises InvalidRequestError for what the wire cannot carry."""
