@@ -44,6 +44,8 @@ def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:
                 "mean_tokens_per_forward": mean("mean_tokens_per_forward"),
                 "mean_run_length": mean("mean_run_length"),
                 "acceptance_rate": mean("acceptance_rate"),
+                "target_step_ms": timing("target_step"),
+                "draft_step_ms": timing("draft_step"),
                 "target_wait_ms": timing("target_wait"),
                 "draft_wait_ms": timing("draft_wait"),
                 "dropped_tokens": mean("num_dropped_tokens"),

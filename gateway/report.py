@@ -118,6 +118,10 @@ def _timings(record: Record) -> dict[str, float | None]:
         "decode": _ms(record.decode_ns),
         "total": _ms(record.last_verdict_ns - record.received_ns),
         "target_forward": _ms(stats.forward_ns),
+        "target_step": _ms(
+            stats.one_row_ns / stats.num_one_row_forwards if stats.num_one_row_forwards else None
+        ),
+        "draft_step": _ms(stats.draft_step_ns or None),
         "target_wait": _ms(stats.target_wait_ns),
         "draft_wait": _ms(stats.draft_wait_ns),
         "optimistic": _ms(stats.optimistic_ns),

@@ -80,6 +80,7 @@ class Coordinator:
         stats.num_blocks += 1
         stats.num_drafted_tokens += len(block.token_ids)
         stats.draft_wait_ns += block.wait_ns
+        stats.draft_step_ns = block.step_ns or stats.draft_step_ns
         if self._is_finished or not self._has_draft or block.epoch < self._epoch:
             stats.num_stale_blocks += 1
             stats.num_dropped_tokens += len(block.token_ids)
@@ -166,6 +167,8 @@ class Coordinator:
             self._was_conservative = verdict.is_conservative
             stats.num_mode_switches += 1
         if verdict.num_draft_tokens == 0:
+            stats.num_one_row_forwards += 1
+            stats.one_row_ns += timing.forward_ns
             stats.target_only_ns += timing.forward_ns + timing.wait_ns
         elif verdict.is_conservative:
             stats.conservative_ns += timing.forward_ns + timing.wait_ns

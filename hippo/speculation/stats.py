@@ -35,6 +35,9 @@ class SpeculationStats:
     target_only_ns: int = 0  # forwards without
     target_wait_ns: int = 0  # the target's device waited for the draft
     draft_wait_ns: int = 0
+    draft_step_ns: int = 0  # one drafting step, the draft's latest running mean
+    num_one_row_forwards: int = 0  # of the target
+    one_row_ns: int = 0  # in these
 
     @property
     def acceptance_rate(self) -> float:
