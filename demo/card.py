@@ -109,7 +109,7 @@ def target_figures(figures: dict[str, Any]) -> str:
             name,
             entry["statements"],
             *(entry[key] for key in ("right", "right_swapped", "majority")),
-            *(entry[key] for key in ("balanced", "balanced_swapped", "balanced_guess")),
+            *(entry.get(key, "") for key in ("balanced", "balanced_swapped", "balanced_guess")),
         )
         for name, entry in measured["attributes"].items()
     ]

@@ -111,9 +111,7 @@ def measure_target(
                 2,
             ),
             "majority": round(own.majority(name), 2),
-            "balanced": round(own.balanced(name), 2),
-            "balanced_swapped": round(swapped.balanced(name), 2),
-            "balanced_guess": round(swapped.balanced_guess(name), 2),
+            **(_balanced(own, swapped, name) if name in REPORTED else {}),
         }
     lengths = [len(answer) for ids in answers for answer in ids]
     return {
@@ -122,6 +120,14 @@ def measure_target(
         "facts_said": round(own.recall.percent, 2),
         "whole_answer_right": round(exact.percent, 2),
         "mean_answer_tokens": round(float(np.mean(lengths)), 1),
+    }
+
+
+def _balanced(own: Score, swapped: Score, name: str) -> dict[str, float]:
+    return {
+        "balanced": round(own.balanced(name), 2),
+        "balanced_swapped": round(swapped.balanced(name), 2),
+        "balanced_guess": round(swapped.balanced_guess(name), 2),
     }
 
 
