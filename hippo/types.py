@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import Literal
 
 PROTOCOL_VERSION = 1
 
@@ -29,6 +30,14 @@ class PruningStrategy(enum.Enum):
     UNIFORM = "uniform"
     RANDOM = "random"
     BLIND = "blind"
+    ATTENTION = "attention"
+    HOLISTIC = "holistic"
+    SPECVLM = "specvlm"
+    HYBRID = "hybrid"
+
+
+SpatialScore = Literal["contrast", "variance"]
+"""How a visual token is compared with its surroundings; see hippo.pruning.scores."""
 
 
 @dataclass(frozen=True, slots=True)

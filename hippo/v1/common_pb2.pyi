@@ -59,6 +59,14 @@ class _PruningStrategyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pruni
     """Tokens drawn without replacement from the request's seed."""
     PRUNING_STRATEGY_BLIND: _PruningStrategy.ValueType  # 4
     """No visual token at all: a lower bound, for measurement."""
+    PRUNING_STRATEGY_ATTENTION: _PruningStrategy.ValueType  # 5
+    """The tokens that the target's text attends to most."""
+    PRUNING_STRATEGY_HOLISTIC: _PruningStrategy.ValueType  # 6
+    """The target's attention, temporal and spatial distinctness together (HIPPO)."""
+    PRUNING_STRATEGY_SPECVLM: _PruningStrategy.ValueType  # 7
+    """A share of the target's attention mass, the rest filled up uniformly (SpecVLM)."""
+    PRUNING_STRATEGY_HYBRID: _PruningStrategy.ValueType  # 8
+    """As holistic, with a budget for each frame by how much it differs from the one before."""
 
 class PruningStrategy(_PruningStrategy, metaclass=_PruningStrategyEnumTypeWrapper):
     """How the visual tokens that the draft sees are chosen."""
@@ -73,6 +81,14 @@ PRUNING_STRATEGY_RANDOM: PruningStrategy.ValueType  # 3
 """Tokens drawn without replacement from the request's seed."""
 PRUNING_STRATEGY_BLIND: PruningStrategy.ValueType  # 4
 """No visual token at all: a lower bound, for measurement."""
+PRUNING_STRATEGY_ATTENTION: PruningStrategy.ValueType  # 5
+"""The tokens that the target's text attends to most."""
+PRUNING_STRATEGY_HOLISTIC: PruningStrategy.ValueType  # 6
+"""The target's attention, temporal and spatial distinctness together (HIPPO)."""
+PRUNING_STRATEGY_SPECVLM: PruningStrategy.ValueType  # 7
+"""A share of the target's attention mass, the rest filled up uniformly (SpecVLM)."""
+PRUNING_STRATEGY_HYBRID: PruningStrategy.ValueType  # 8
+"""As holistic, with a budget for each frame by how much it differs from the one before."""
 Global___PruningStrategy: _TypeAlias = PruningStrategy  # noqa: Y015
 
 class _FinishReason:
@@ -580,7 +596,7 @@ class Selection(_message.Message):
     num_visual_tokens: _builtins.int
     """Of how many."""
     score_ns: _builtins.int
-    """Time spent choosing."""
+    """Time spent scoring and choosing, as the host sees it."""
     @_builtins.property
     def kept_indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Indices into the prompt's prunable visual tokens, ascending."""

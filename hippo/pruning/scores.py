@@ -1,0 +1,228 @@
+"""What each visual token is worth to the draft: attention, temporal and spatial distinctness.
+
+Pure functions of tensors. Visual tokens come flattened, video after video, each in the order
+frame, row, column; the scores stay on the device of what they are computed from, and nothing
+waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import torch
+from torch.nn.functional import normalize
+
+from hippo.types import SpatialScore
+
+VisualGrid = tuple[int, int, int]  # frames, rows, columns of one video
+Normalisation = Literal["min-max", "z-score"]
+
+_MAX_LOGITS = 1 << 23  # held at once by attention_scores
+# Elements of features that are float32 at once: few enough for a CPU's cache, or many for few
+# kernel launches.
+_BLOCK_ELEMENTS_CPU = 1 << 21
+_BLOCK_ELEMENTS = 1 << 24
+_ROUNDING = 1e-6  # cosines of equal vectors are 1 but for float32's rounding
+
+
+def attention_scores(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    *,
+    scaling: float,
+    visual: torch.Tensor,
+    scope: Literal["visual", "all"] = "visual",
+) -> torch.Tensor:
+    """How much text attends to each visual token in one layer: float32 ``[num_visual]``.
+
+    The mean over heads and queries of ``softmax(scaling * query keyᵀ)``, taken over the visual
+    keys (``scope`` "visual") or over all of them, without a causal mask (HIPPO's global relevance
+    and SpecVLM's Stage I score).
+
+    ``query`` is ``[num_queries, num_heads, head_dim]`` as attention uses it, after the rotary
+    embedding, with at least one query; ``key`` is ``[num_kv_heads, tokens, head_dim]``, of the
+    cache; ``visual`` are int64 indices into its tokens. Products and sums are float32. As many
+    queries are taken at a time as keep the logits under a fixed size.
+    """
+    num_queries, num_heads, head_dim = query.shape
+    num_kv_heads = key.shape[0]
+    assert num_queries > 0 and num_heads % num_kv_heads == 0, (query.shape, key.shape)
+    visual = visual.to(key.device)
+    keys = (key.index_select(1, visual) if scope == "visual" else key).float().transpose(1, 2)
+    rows = query.float().view(num_queries, num_kv_heads, -1, head_dim).transpose(0, 1)
+    rows = (scaling * rows).reshape(num_kv_heads, -1, head_dim)  # a head's queries as rows
+    per_block = max(1, _MAX_LOGITS // max(1, num_kv_heads * keys.shape[2]))
+    mass = torch.zeros(keys.shape[2], device=key.device)
+    for block in torch.split(rows, per_block, dim=1):
+        mass += torch.bmm(block, keys).softmax(-1).sum((0, 1))
+    if scope == "all":
+        mass = mass[visual]
+    return mass / (num_queries * num_heads)
+
+
+def temporal_distinctness(features: torch.Tensor, grids: Sequence[VisualGrid]) -> torch.Tensor:
+    """How far each token is from the one before it in time: float32 ``[N]``, 0 to 2.
+
+    ``1 - cos(v[f, r, c], v[f - 1, r, c])`` (HIPPO) of the features ``[N, hidden]``. The first
+    frame is compared with the second; a video of one frame scores 0.
+    """
+    return _scores(features, grids, crop=None)[0]
+
+
+def spatial_distinctness(
+    features: torch.Tensor,
+    grids: Sequence[VisualGrid],
+    crop: int = 5,
+    how: SpatialScore = "contrast",
+) -> torch.Tensor:
+    """How a token differs from its surroundings: float32 ``[N]``.
+
+    Of the cosines to the tokens ``u`` of the ``crop x crop`` window around it, ``how`` takes
+    "contrast", ``mean(1 - cos(v[f, r, c], u))``, or "variance", ``Var(cos(v[f, r, c], u))``
+    (HIPPO's formula). Only the contrast is high on a small object itself; the variance is high
+    beside it, where similar and dissimilar neighbours meet.
+
+    Neighbours outside the frame do not exist, and a token is not its own neighbour: its cosine of
+    1 would weigh more where neighbours are few. For the same reason the variance is the unbiased
+    one (divided by their number less one); with fewer than two neighbours it is 0, as the
+    contrast is with none. Raises ValueError for a crop that is even or below 1.
+    """
+    return _scores(features, grids, crop=crop, how=how)[1]
+
+
+def distinctness(
+    features: torch.Tensor,
+    grids: Sequence[VisualGrid],
+    *,
+    crop: int = 5,
+    spatial: SpatialScore = "contrast",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Temporal and spatial distinctness from one pass over the features."""
+    return _scores(features, grids, crop=crop, how=spatial)
+
+
+def normalise(
+    scores: torch.Tensor, grids: Sequence[VisualGrid], how: Normalisation = "min-max"
+) -> torch.Tensor:
+    """Scores made comparable within each frame: float32 ``[N]``; of equal ones, zeros.
+
+    "min-max" maps a frame's scores to 0 to 1, "z-score" to mean 0 and (population) variance 1.
+    That a frame as a whole scores high no longer shows, which removes the bias to early and late
+    frames (HIPPO).
+    """
+    assert how in ("min-max", "z-score"), how
+    parts = []
+    for video, _ in _videos(scores.float(), grids):
+        frames = video.flatten(1)  # [frames, rows * columns]
+        least, most = frames.aminmax(dim=1, keepdim=True)
+        if how == "min-max":
+            offset, spread = least, most - least
+        else:
+            offset = frames.mean(1, keepdim=True)
+            spread = frames.std(1, keepdim=True, correction=0)
+        is_flat = (most == least) | (spread == 0)
+        parts.append(((frames - offset) / spread).masked_fill(is_flat, 0.0).flatten())
+    return torch.cat(parts) if parts else scores.float()
+
+
+def _scores(
+    features: torch.Tensor,
+    grids: Sequence[VisualGrid],
+    *,
+    crop: int | None,
+    how: SpatialScore = "contrast",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Temporal and (given a crop) spatial scores; each frame is upcast and normalised once."""
+    assert how in ("contrast", "variance"), how
+    if crop is not None and (crop < 1 or crop % 2 == 0):
+        raise ValueError(f"crop is {crop}; it must be odd, and at least 1")
+    temporal, spatial = [], []
+    for video, (_, rows, columns) in _videos(features, grids):
+        is_cpu = video.device.type == "cpu"
+        elements = _BLOCK_ELEMENTS_CPU if is_cpu else _BLOCK_ELEMENTS
+        exists = None if crop is None else _existing(rows, columns, crop, video.device)
+        previous: torch.Tensor | None = None
+        steps = []
+        for block in torch.split(video, max(1, elements // max(1, video[0].numel()))):
+            unit = normalize(block.float(), dim=-1)  # [frames, rows, columns, hidden]
+            if previous is not None:
+                steps.append(_cosine(previous, unit[:1]))
+            if unit.shape[0] > 1:
+                steps.append(_cosine(unit[:-1], unit[1:]))
+            previous = unit[-1:]
+            if exists is not None:
+                spatial.append(_spatial(unit, exists, how).flatten())
+        if steps:
+            change = _distance(torch.cat(steps))  # [frames - 1, rows, columns]
+            temporal.append(torch.cat((change[:1], change)).flatten())
+        else:
+            temporal.append(torch.zeros(rows * columns, device=video.device))
+    empty = torch.zeros(0, device=features.device)
+    return torch.cat((empty, *temporal)), torch.cat((empty, *spatial))
+
+
+def _videos(
+    values: torch.Tensor, grids: Sequence[VisualGrid]
+) -> Iterator[tuple[torch.Tensor, VisualGrid]]:
+    """Each video that has tokens, as ``[frames, rows, columns, ...]``."""
+    sizes = [frames * rows * columns for frames, rows, columns in grids]
+    assert sum(sizes) == values.shape[0], (grids, values.shape)
+    for grid, size, part in zip(grids, sizes, torch.split(values, sizes), strict=True):
+        if size:
+            yield part.reshape(*grid, *part.shape[1:]), grid
+
+
+def _cosine(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return (one * other).sum(-1)
+
+
+def _distance(cosine: torch.Tensor) -> torch.Tensor:
+    """``1 - cosine``; exactly 0 where only rounding tells the two vectors apart."""
+    distance = 1 - cosine
+    return distance.masked_fill(distance < _ROUNDING, 0.0)
+
+
+def _existing(rows: int, columns: int, crop: int, device: torch.device) -> torch.Tensor:
+    """Which neighbours each place of a frame has: bool ``[rows, columns, crop, crop]``."""
+
+    def inside(length: int) -> torch.Tensor:
+        place = torch.arange(length, device=device)[:, None]
+        there = place + torch.arange(-(crop // 2), crop // 2 + 1, device=device)
+        return (there >= 0) & (there < length)  # [length, crop]
+
+    exists = inside(rows)[:, None, :, None] & inside(columns)[None, :, None, :]
+    exists[:, :, crop // 2, crop // 2] = False
+    return exists
+
+
+def _spatial(unit: torch.Tensor, exists: torch.Tensor, how: SpatialScore) -> torch.Tensor:
+    """Contrast to the existing neighbours or variance among them: ``[frames, rows, columns]``.
+
+    A shift of the grid pairs each token with one of its neighbours; the pair's cosine counts for
+    both, so half of the shifts do.
+    """
+    frames, rows, columns, _ = unit.shape
+    crop = exists.shape[-1]
+    half = crop // 2
+    cosines = unit.new_zeros(frames, rows, columns, crop, crop)
+    for down in range(min(half, rows - 1) + 1):
+        reach = min(half, columns - 1)
+        for right in range(-reach if down else 1, reach + 1):
+            left_edge, right_edge = max(0, -right), columns - max(0, right)
+            here = (slice(None), slice(0, rows - down), slice(left_edge, right_edge))
+            there = (
+                slice(None),
+                slice(down, rows),
+                slice(left_edge + right, right_edge + right),
+            )
+            cosine = _cosine(unit[here], unit[there])
+            cosines[(*here, half + down, half + right)] = cosine
+            cosines[(*there, half - down, half - right)] = cosine
+    number = exists.sum((-1, -2))  # [rows, columns]
+    distances = _distance(cosines) * exists
+    mean = distances.sum((-1, -2)) / number.clamp(min=1)
+    if how == "contrast":
+        return mean
+    deviations = (distances - mean[..., None, None]) * exists
+    return deviations.square().sum((-1, -2)) / (number - 1).clamp(min=1)

@@ -1,0 +1,161 @@
+"""The scores and strategies of the papers, written as plain loops over tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+Grid = tuple[int, int, int]
+Vector = Sequence[float]
+
+
+def cosine(one: Vector, other: Vector) -> float:
+    product = sum(a * b for a, b in zip(one, other, strict=True))
+    lengths = math.sqrt(sum(a * a for a in one)) * math.sqrt(sum(b * b for b in other))
+    return product / lengths if lengths else 0.0
+
+
+def token_index(grids: Sequence[Grid], video: int, frame: int, row: int, column: int) -> int:
+    before = sum(f * r * c for f, r, c in grids[:video])
+    _, rows, columns = grids[video]
+    return before + (frame * rows + row) * columns + column
+
+
+def attention(
+    query: Sequence[Sequence[Vector]],  # [num_queries][num_heads][head_dim]
+    key: Sequence[Sequence[Vector]],  # [num_kv_heads][tokens][head_dim]
+    *,
+    scaling: float,
+    visual: Sequence[int],
+    scope: str,
+) -> list[float]:
+    num_heads, num_kv_heads = len(query[0]), len(key)
+    total = [0.0] * len(visual)
+    for heads in query:
+        for head, vector in enumerate(heads):
+            keys = key[head * num_kv_heads // num_heads]
+            logits = [scaling * sum(a * b for a, b in zip(vector, k, strict=True)) for k in keys]
+            seen = list(visual) if scope == "visual" else range(len(keys))
+            most = max(logits[token] for token in seen)
+            mass = sum(math.exp(logits[token] - most) for token in seen)
+            for place, token in enumerate(visual):
+                total[place] += math.exp(logits[token] - most) / mass
+    return [value / (len(query) * num_heads) for value in total]
+
+
+def _each_token(grids: Sequence[Grid], score: Callable[[int, int, int, int], float]) -> list[float]:
+    return [
+        score(video, frame, row, column)
+        for video, (frames, rows, columns) in enumerate(grids)
+        for frame in range(frames)
+        for row in range(rows)
+        for column in range(columns)
+    ]
+
+
+def temporal(features: Sequence[Vector], grids: Sequence[Grid]) -> list[float]:
+    def score(video: int, frame: int, row: int, column: int) -> float:
+        if grids[video][0] == 1:
+            return 0.0
+        other = frame - 1 if frame > 0 else 1
+        here = features[token_index(grids, video, frame, row, column)]
+        there = features[token_index(grids, video, other, row, column)]
+        return 1 - cosine(here, there)
+
+    return _each_token(grids, score)
+
+
+def spatial(
+    features: Sequence[Vector], grids: Sequence[Grid], crop: int, how: str = "contrast"
+) -> list[float]:
+    half = crop // 2
+
+    def score(video: int, frame: int, row: int, column: int) -> float:
+        _, rows, columns = grids[video]
+        here = features[token_index(grids, video, frame, row, column)]
+        cosines = [
+            cosine(here, features[token_index(grids, video, frame, other_row, other_column)])
+            for other_row in range(row - half, row + half + 1)
+            for other_column in range(column - half, column + half + 1)
+            if 0 <= other_row < rows
+            and 0 <= other_column < columns
+            and (other_row, other_column) != (row, column)
+        ]
+        if len(cosines) < (1 if how == "contrast" else 2):
+            return 0.0
+        mean = sum(cosines) / len(cosines)
+        if how == "contrast":
+            return 1 - mean
+        return sum((value - mean) ** 2 for value in cosines) / (len(cosines) - 1)
+
+    return _each_token(grids, score)
+
+
+def _frames(grids: Sequence[Grid]) -> list[range]:
+    """The token indices of every frame of every video."""
+    starts = []
+    start = 0
+    for frames, rows, columns in grids:
+        for _ in range(frames):
+            starts.append(range(start, start + rows * columns))
+            start += rows * columns
+    return starts
+
+
+def normalised(scores: Sequence[float], grids: Sequence[Grid], how: str) -> list[float]:
+    result: list[float] = []
+    for frame in _frames(grids):
+        values = [scores[token] for token in frame]
+        if min(values) == max(values):
+            result += [0.0] * len(values)
+        elif how == "min-max":
+            least, most = min(values), max(values)
+            result += [(value - least) / (most - least) for value in values]
+        else:
+            mean = sum(values) / len(values)
+            deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
+            result += [(value - mean) / deviation for value in values]
+    return result
+
+
+def best(scores: Sequence[float], num_kept: int) -> list[int]:
+    order = sorted(range(len(scores)), key=lambda token: (-scores[token], token))
+    return sorted(order[:num_kept])
+
+
+def two_stages(scores: Sequence[float], num_kept: int, share: float) -> list[int]:
+    """SpecVLM: tokens until the share of the mass is reached, then evenly spaced others."""
+    order = sorted(range(len(scores)), key=lambda token: (-scores[token], token))
+    kept: list[int] = []
+    for token in order:
+        if len(kept) == num_kept or sum(scores[t] for t in kept) >= share * sum(scores):
+            break
+        kept.append(token)
+    others = [token for token in range(len(scores)) if token not in kept]
+    num_filled = num_kept - len(kept)
+    kept += [others[(2 * i + 1) * len(others) // (2 * num_filled)] for i in range(num_filled)]
+    return sorted(kept)
+
+
+def by_frame(
+    scores: Sequence[float], shares: Sequence[float], grids: Sequence[Grid], num_kept: int
+) -> list[int]:
+    """Webster: one seat after the other to the frame with the highest share a seat."""
+    frames = _frames(grids)
+    queues = [sorted(frame, key=lambda token: (-scores[token], token)) for frame in frames]
+    budgets = [sum(shares[token] for token in frame) for frame in frames]
+    taken = [0] * len(frames)
+    kept = []
+    for _ in range(num_kept):
+        open_frames = [f for f in range(len(frames)) if taken[f] < len(queues[f])]
+
+        def place(frame: int) -> tuple[float, float, int]:
+            token = queues[frame][taken[frame]]
+            seats = taken[frame] + 0.5
+            distance = seats / budgets[frame] if budgets[frame] else math.inf
+            return distance, -scores[token], token
+
+        chosen = min(open_frames, key=place)
+        kept.append(queues[chosen][taken[chosen]])
+        taken[chosen] += 1
+    return sorted(kept)

@@ -1,0 +1,289 @@
+"""Scores of visual tokens, against plain loops over them."""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hippo.pruning import scores as scores_module
+from hippo.pruning.scores import (
+    Normalisation,
+    VisualGrid,
+    attention_scores,
+    distinctness,
+    normalise,
+    spatial_distinctness,
+    temporal_distinctness,
+)
+from hippo.types import SpatialScore
+from tests.unit.pruning import reference
+
+Grids = tuple[VisualGrid, ...]
+
+GRIDS = st.lists(
+    st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=3
+).map(tuple)
+NORMALISATIONS = ("min-max", "z-score")
+SPATIAL_SCORES = ("contrast", "variance")
+
+
+def size_of(grids: Grids) -> int:
+    return sum(frames * rows * columns for frames, rows, columns in grids)
+
+
+def some_features(grids: Grids, seed: int, hidden: int = 3) -> torch.Tensor:
+    """Whole numbers from -2 to 2: equal, opposite and zero vectors are among them."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-2, 3, (size_of(grids), hidden), generator=generator).float()
+
+
+def some_scores(grids: Grids, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 8, (size_of(grids),), generator=generator).float() / 8
+
+
+def assert_close(actual: torch.Tensor, expected: list[float]) -> None:
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, torch.tensor(expected), rtol=1e-5, atol=2e-6)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    grids=GRIDS,
+    seed=st.integers(0, 2**32),
+    crop=st.sampled_from([1, 3, 5, 7]),
+    how=st.sampled_from(SPATIAL_SCORES),
+)
+def test_both_distinctness_scores_are_those_of_the_loops(
+    grids: Grids, seed: int, crop: int, how: SpatialScore
+) -> None:
+    features = some_features(grids, seed)
+    temporal = reference.temporal(features.tolist(), grids)
+    spatial = reference.spatial(features.tolist(), grids, crop, how)
+    assert_close(temporal_distinctness(features, grids), temporal)
+    assert_close(spatial_distinctness(features, grids, crop, how), spatial)
+    together = distinctness(features, grids, crop=crop, spatial=how)
+    assert_close(together[0], temporal)
+    assert_close(together[1], spatial)
+
+
+@settings(deadline=None, max_examples=60)
+@given(grids=GRIDS, seed=st.integers(0, 2**32), how=st.sampled_from(NORMALISATIONS))
+def test_normalised_scores_are_those_of_the_loops(
+    grids: Grids, seed: int, how: Normalisation
+) -> None:
+    scores = some_scores(grids, seed)
+    assert_close(normalise(scores, grids, how), reference.normalised(scores.tolist(), grids, how))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    num_queries=st.integers(1, 4),
+    num_kv_heads=st.integers(1, 3),
+    groups=st.integers(1, 3),
+    num_tokens=st.integers(1, 12),
+    scope=st.sampled_from(["visual", "all"]),
+    seed=st.integers(0, 2**32),
+)
+def test_attention_scores_are_those_of_the_loops(
+    num_queries: int, num_kv_heads: int, groups: int, num_tokens: int, scope: str, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    query = torch.randn(num_queries, num_kv_heads * groups, 4, generator=generator)
+    key = torch.randn(num_kv_heads, num_tokens, 4, generator=generator)
+    num_visual = int(torch.randint(1, num_tokens + 1, (1,), generator=generator))
+    visual = torch.randperm(num_tokens, generator=generator)[:num_visual].sort().values
+    actual = attention_scores(
+        query,
+        key,
+        scaling=0.5,
+        visual=visual,
+        scope=cast(Literal["visual", "all"], scope),
+    )
+    expected = reference.attention(
+        query.tolist(), key.tolist(), scaling=0.5, visual=visual.tolist(), scope=scope
+    )
+    assert_close(actual, expected)
+
+
+def test_blocks_of_queries_and_of_frames_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    grids = ((5, 3, 4), (1, 2, 2), (3, 3, 1))
+    features = torch.randn(size_of(grids), 6, generator=torch.Generator().manual_seed(1))
+    query = torch.randn(7, 4, 8, generator=torch.Generator().manual_seed(2))
+    key = torch.randn(2, 30, 8, generator=torch.Generator().manual_seed(3))
+    visual = torch.arange(4, 24)
+    whole = distinctness(features, grids)
+    attention = attention_scores(query, key, scaling=0.3, visual=visual)
+    for block_elements in (1, 2 * 12 * 6):  # one frame at a time; two of the first video's
+        monkeypatch.setattr(scores_module, "_BLOCK_ELEMENTS_CPU", block_elements)
+        monkeypatch.setattr(scores_module, "_MAX_LOGITS", block_elements)
+        for actual, expected in zip(distinctness(features, grids), whole, strict=True):
+            torch.testing.assert_close(actual, expected)
+        torch.testing.assert_close(
+            attention_scores(query, key, scaling=0.3, visual=visual), attention
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_inputs_are_scored_in_float32(dtype: torch.dtype) -> None:
+    grids = ((3, 4, 4),)
+    features = torch.randn(48, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    query = torch.randn(3, 4, 16, generator=torch.Generator().manual_seed(1)).to(dtype)
+    key = torch.randn(2, 48, 16, generator=torch.Generator().manual_seed(2)).to(dtype)
+    visual = torch.arange(48)
+    for half, full in zip(
+        (*distinctness(features, grids), attention_scores(query, key, scaling=1.0, visual=visual)),
+        (
+            *distinctness(features.float(), grids),
+            attention_scores(query.float(), key.float(), scaling=1.0, visual=visual),
+        ),
+        strict=True,
+    ):
+        assert half.dtype == torch.float32
+        torch.testing.assert_close(half, full)
+
+
+def test_a_view_of_a_larger_cache_is_scored_as_its_copy() -> None:
+    cache = torch.randn(2, 100, 8, generator=torch.Generator().manual_seed(0))
+    query = torch.randn(2, 2, 8, generator=torch.Generator().manual_seed(1))
+    seen = cache[:, :40]
+    visual = torch.arange(3, 30)
+    for scope in ("visual", "all"):
+        torch.testing.assert_close(
+            attention_scores(query, seen, scaling=1.0, visual=visual, scope=scope),
+            attention_scores(query, seen.clone(), scaling=1.0, visual=visual, scope=scope),
+        )
+
+
+def test_attention_is_a_share_of_the_visual_keys_or_of_all() -> None:
+    query = torch.randn(5, 4, 8, generator=torch.Generator().manual_seed(0))
+    key = torch.randn(4, 20, 8, generator=torch.Generator().manual_seed(1))
+    visual = torch.arange(2, 12)
+    of_visual = attention_scores(query, key, scaling=1.0, visual=visual)
+    of_all = attention_scores(query, key, scaling=1.0, visual=visual, scope="all")
+    assert of_visual.sum().item() == pytest.approx(1.0)
+    assert of_all.sum().item() < 1.0
+    no_visual = attention_scores(query, key, scaling=1.0, visual=torch.arange(0))
+    assert no_visual.shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_large_logits_do_not_overflow(dtype: torch.dtype) -> None:
+    query = torch.full((1, 2, 4), 200.0, dtype=dtype)
+    key = torch.zeros(1, 3, 4, dtype=dtype)
+    key[0, 1] = 200.0
+    scores = attention_scores(query, key, scaling=1.0, visual=torch.arange(3))
+    assert scores.tolist() == [0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("how", SPATIAL_SCORES)
+def test_one_frame_has_no_temporal_and_one_row_still_has_spatial_distinctness(
+    how: SpatialScore,
+) -> None:
+    features = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    assert temporal_distinctness(features, ((1, 2, 3),)).tolist() == [0.0] * 6
+    for grid in ((1, 1, 6), (1, 6, 1)):
+        expected = reference.spatial(features.tolist(), (grid,), 5, how)
+        assert_close(spatial_distinctness(features, (grid,), how=how), expected)
+        assert min(expected) > 0
+    assert spatial_distinctness(features, ((6, 1, 1),), how=how).tolist() == [0.0] * 6
+
+
+@pytest.mark.parametrize("how", SPATIAL_SCORES)
+@pytest.mark.parametrize("hidden", [1, 7, 3584])
+def test_tokens_that_do_not_differ_score_exactly_nothing(hidden: int, how: SpatialScore) -> None:
+    """Rounding must not be stretched to full size by the normalisation that follows."""
+    grids = ((3, 4, 5),)
+    vector = torch.randn(hidden, generator=torch.Generator().manual_seed(0))
+    lengths = torch.rand(60, 1, generator=torch.Generator().manual_seed(1)) + 0.5
+    for score in distinctness(vector * lengths, grids, spatial=how):
+        assert score.tolist() == [0.0] * 60
+
+
+def test_what_moves_scores_and_a_still_background_does_not() -> None:
+    frames, rows, columns = 4, 6, 6
+    scene = torch.zeros(frames, rows, columns, 2)
+    scene[..., 0] = 1.0
+    for frame in range(frames):
+        scene[frame, 2, frame] = torch.tensor([0.0, 1.0])
+    temporal = temporal_distinctness(scene.view(-1, 2), ((frames, rows, columns),))
+    moved = temporal.view(frames, rows, columns).nonzero().tolist()
+    assert moved == [
+        [0, 2, 0], [0, 2, 1], [1, 2, 0], [1, 2, 1],
+        [2, 2, 1], [2, 2, 2], [3, 2, 2], [3, 2, 3],
+    ]  # fmt: skip
+    spatial = spatial_distinctness(scene.view(-1, 2), ((frames, rows, columns),), crop=3)
+    first = spatial.view(frames, rows, columns)[0]
+    assert first[5].tolist() == [0.0] * 6  # nothing but background around
+    assert first[1, 0] > 0  # beside the object
+
+
+def test_contrast_is_highest_on_a_small_object_and_variance_beside_it() -> None:
+    scene = torch.zeros(1, 7, 7, 2)
+    scene[..., 0] = 1.0
+    scene[0, 3, 3] = torch.tensor([0.0, 1.0])
+    grids = ((1, 7, 7),)
+    contrast = spatial_distinctness(scene.view(-1, 2), grids, how="contrast").view(7, 7)
+    assert int(contrast.argmax()) == 3 * 7 + 3
+    variance = spatial_distinctness(scene.view(-1, 2), grids, how="variance").view(7, 7)
+    assert variance[3, 3] == 0 < variance[3, 2]
+
+
+@pytest.mark.parametrize("how", SPATIAL_SCORES)
+def test_the_spatial_score_does_not_favour_places_with_few_neighbours(how: SpatialScore) -> None:
+    features = torch.randn(40 * 12 * 12, 32, generator=torch.Generator().manual_seed(0))
+    score = spatial_distinctness(features, ((40, 12, 12),), how=how).view(40, 12, 12)
+    is_ring = torch.ones(12, 12, dtype=torch.bool)
+    is_ring[1:-1, 1:-1] = False
+    ring, inner = score[:, is_ring].mean().item(), score[:, ~is_ring].mean().item()
+    assert ring == pytest.approx(inner, rel=0.03)
+
+
+def test_videos_do_not_see_each_other() -> None:
+    grids = ((2, 3, 3), (3, 2, 4))
+    features = torch.randn(size_of(grids), 5, generator=torch.Generator().manual_seed(0))
+    apart = [
+        distinctness(part, (grid,))
+        for part, grid in zip(torch.split(features, [18, 24]), grids, strict=True)
+    ]
+    for actual, parts in zip(distinctness(features, grids), zip(*apart, strict=True), strict=True):
+        torch.testing.assert_close(actual, torch.cat(parts))
+
+
+@pytest.mark.parametrize("how", NORMALISATIONS)
+def test_equal_scores_of_a_frame_become_zeros(how: Normalisation) -> None:
+    scores = torch.cat((torch.full((7,), 0.1), torch.tensor([0.0, 0, 0, 0, 0, 0, 1])))
+    result = normalise(scores, ((2, 1, 7),), how)
+    assert result[:7].tolist() == [0.0] * 7
+    assert result[13] > result[7]
+    assert normalise(torch.tensor([3.0]), ((1, 1, 1),), how).tolist() == [0.0]
+
+
+@pytest.mark.parametrize("how", NORMALISATIONS)
+def test_normalising_removes_what_a_frame_has_as_a_whole(how: Normalisation) -> None:
+    scores = torch.rand(4, 9, generator=torch.Generator().manual_seed(0))
+    biased = scores * torch.tensor([[1.0], [5.0], [0.01], [1.0]]) + torch.arange(4.0)[:, None]
+    grids = ((4, 3, 3),)
+    torch.testing.assert_close(
+        normalise(biased.flatten(), grids, how),
+        normalise(scores.flatten(), grids, how),
+        rtol=1e-3,
+        atol=1e-3,
+    )
+
+
+def test_no_tokens_have_no_scores() -> None:
+    features = torch.zeros(0, 5)
+    for grids in ((), ((0, 4, 4),)):
+        assert [score.shape for score in distinctness(features, grids)] == [(0,), (0,)]
+        assert normalise(torch.zeros(0), grids).shape == (0,)
+
+
+@pytest.mark.parametrize("crop", [0, -1, 2, 4])
+def test_a_window_without_a_middle_is_refused(crop: int) -> None:
+    with pytest.raises(ValueError, match="odd"):
+        spatial_distinctness(torch.zeros(4, 2), ((1, 2, 2),), crop)

@@ -1,0 +1,333 @@
+"""Strategies that choose visual tokens by what the target saw in them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hippo.pruning.scores import VisualGrid, distinctness
+from hippo.pruning.select import (
+    SelectionOptions,
+    VisualScores,
+    holistic_scores,
+    needs_attention,
+    needs_features,
+    num_kept,
+    select_on_device,
+    select_tokens,
+)
+from hippo.types import Pruning, PruningStrategy, SpatialScore
+from tests.unit.pruning import reference
+
+Grids = tuple[VisualGrid, ...]
+
+SCORED = [strategy for strategy in PruningStrategy if needs_attention(strategy)]
+GRIDS = st.lists(
+    st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=3
+).map(tuple)
+RATIOS = st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.99, 1.0])
+SEEDS = st.integers(0, 2**32)
+
+
+def size_of(grids: Grids) -> int:
+    return sum(frames * rows * columns for frames, rows, columns in grids)
+
+
+def some_attention(grids: Grids, seed: int) -> torch.Tensor:
+    """Multiples of 1/64, many of them equal: sums of them are exact."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 16, (size_of(grids),), generator=generator).float() / 64
+
+
+def some_features(grids: Grids, seed: int, hidden: int = 8) -> torch.Tensor:
+    return torch.randn(size_of(grids), hidden, generator=torch.Generator().manual_seed(seed))
+
+
+def select(
+    strategy: PruningStrategy,
+    grids: Grids,
+    ratio: float,
+    attention: torch.Tensor | None,
+    features: torch.Tensor | None = None,
+    **options: object,
+) -> list[int]:
+    kept = select_tokens(
+        Pruning(strategy, ratio),
+        grids,
+        size_of(grids),
+        VisualScores(attention, features),
+        SelectionOptions(**options),  # type: ignore[arg-type]
+    )
+    assert kept.dtype == torch.int64
+    return kept.tolist()
+
+
+@pytest.mark.parametrize("strategy", SCORED)
+@settings(deadline=None, max_examples=40)
+@given(grids=GRIDS, ratio=RATIOS, seed=SEEDS, per_frame=st.booleans())
+def test_as_many_are_kept_as_the_ratio_says_and_in_order(
+    strategy: PruningStrategy, grids: Grids, ratio: float, seed: int, per_frame: bool
+) -> None:
+    attention, features = some_attention(grids, seed), some_features(grids, seed)
+    kept = select(strategy, grids, ratio, attention, features, per_frame=per_frame)
+    assert len(kept) == num_kept(size_of(grids), ratio)
+    assert kept == sorted(set(kept))
+    assert all(0 <= index < size_of(grids) for index in kept)
+    again = select(strategy, grids, ratio, attention, features, per_frame=per_frame)
+    assert kept == again
+
+
+@settings(deadline=None, max_examples=60)
+@given(grids=GRIDS, ratio=RATIOS, seed=SEEDS)
+def test_attention_keeps_the_most_attended_to_and_of_equal_ones_the_first(
+    grids: Grids, ratio: float, seed: int
+) -> None:
+    attention = some_attention(grids, seed)
+    expected = reference.best(attention.tolist(), num_kept(size_of(grids), ratio))
+    assert select(PruningStrategy.ATTENTION, grids, ratio, attention) == expected
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    grids=GRIDS,
+    ratio=RATIOS,
+    seed=SEEDS,
+    how=st.sampled_from(["min-max", "z-score"]),
+    crop=st.sampled_from([3, 5]),
+    spatial_score=st.sampled_from(["contrast", "variance"]),
+    weights=st.sampled_from([(1.0, 1.0, 1.0), (1.0, 0.0, 0.0), (0.5, 2.0, 1.0)]),
+)
+def test_holistic_scores_are_the_weighted_sum_of_the_three_normalised_ones(
+    grids: Grids,
+    ratio: float,
+    seed: int,
+    how: str,
+    crop: int,
+    spatial_score: SpatialScore,
+    weights: tuple[float, float, float],
+) -> None:
+    attention, features = some_attention(grids, seed), some_features(grids, seed)
+    options = SelectionOptions(
+        spatial=spatial_score,
+        crop=crop,
+        normalisation=how,  # type: ignore[arg-type]
+        weights=weights,
+    )
+    parts = [
+        reference.normalised(scores, grids, how)
+        for scores in (
+            attention.tolist(),
+            reference.temporal(features.tolist(), grids),
+            reference.spatial(features.tolist(), grids, crop, spatial_score),
+        )
+    ]
+    expected = [
+        sum(weight * part[token] for weight, part in zip(weights, parts, strict=True))
+        for token in range(size_of(grids))
+    ]
+    temporal, spatial = distinctness(features, grids, crop=crop, spatial=spatial_score)
+    actual = holistic_scores(attention, temporal, spatial, grids, options)
+    torch.testing.assert_close(actual, torch.tensor(expected), rtol=1e-3, atol=1e-3)
+    kept = select(
+        PruningStrategy.HOLISTIC,
+        grids,
+        ratio,
+        attention,
+        features,
+        spatial=spatial_score,
+        crop=crop,
+        normalisation=how,
+        weights=weights,
+    )
+    assert kept == reference.best(actual.tolist(), num_kept(size_of(grids), ratio))
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    grids=GRIDS,
+    ratio=RATIOS,
+    seed=SEEDS,
+    share=st.sampled_from([0.0, 0.25, 0.375, 0.5, 0.75, 1.0]),
+)
+def test_specvlm_keeps_a_share_of_the_attention_and_fills_up_evenly(
+    grids: Grids, ratio: float, seed: int, share: float
+) -> None:
+    attention = some_attention(grids, seed)
+    kept = num_kept(size_of(grids), ratio)
+    expected = reference.two_stages(attention.tolist(), kept, share)
+    actual = select(PruningStrategy.SPECVLM, grids, ratio, attention, specvlm_mass=share)
+    assert actual == expected
+
+
+def test_the_two_stages_of_specvlm_by_hand() -> None:
+    attention = torch.tensor([0.0, 0, 0.5, 0, 0, 0, 0, 0.25, 0, 0.25])
+    grids = ((1, 2, 5),)
+
+    def kept(share: float, ratio: float = 0.6) -> list[int]:
+        return select(PruningStrategy.SPECVLM, grids, ratio, attention, specvlm_mass=share)
+
+    assert kept(0.5) == [1, 2, 5, 8]  # 2 suffices; of the nine others the 2nd, 5th and 8th
+    assert kept(0.51) == [2, 3, 7, 8]  # 2 and 7; of the eight others the 3rd and 7th
+    assert kept(1.0, ratio=0.8) == [2, 7]  # capped: Stage I alone
+    assert kept(0.0) == [1, 3, 6, 8]  # Stage II alone is uniform
+    uniform = select_tokens(Pruning(PruningStrategy.UNIFORM, 0.6), grids, 10)
+    assert kept(0.0) == uniform.tolist()
+
+
+@pytest.mark.parametrize("strategy", SCORED)
+def test_all_equal_tokens_are_still_chosen_among(strategy: PruningStrategy) -> None:
+    grids = ((3, 4, 4),)
+    attention, features = torch.full((48,), 1 / 48), torch.ones(48, 5)
+    kept = select(strategy, grids, 0.9, attention, features)
+    assert len(kept) == 5
+    if strategy is not PruningStrategy.SPECVLM:
+        assert kept == [0, 1, 2, 3, 4]
+    nothing = select(strategy, grids, 0.9, torch.zeros(48), torch.zeros(48, 5))
+    assert len(nothing) == 5
+
+
+@pytest.mark.parametrize("strategy", SCORED)
+@pytest.mark.parametrize("grid", [(1, 1, 1), (1, 1, 9), (1, 9, 1), (9, 1, 1), (1, 2, 2), (2, 3, 3)])
+def test_videos_smaller_than_the_window_are_pruned_too(
+    strategy: PruningStrategy, grid: VisualGrid
+) -> None:
+    size = size_of((grid,))
+    attention, features = some_attention((grid,), 1), some_features((grid,), 1)
+    for ratio in (0.0, 0.5, 0.99):
+        kept = select(strategy, (grid,), ratio, attention, features)
+        assert len(kept) == num_kept(size, ratio)
+    assert select(strategy, (grid,), 0.0, attention, features) == list(range(size))
+    assert select(strategy, (grid,), 1.0, attention, features) == []
+
+
+@settings(deadline=None, max_examples=60)
+@given(grids=GRIDS, ratio=RATIOS, seed=SEEDS)
+def test_a_share_per_frame_is_apportioned_by_the_frames_sizes(
+    grids: Grids, ratio: float, seed: int
+) -> None:
+    attention = some_attention(grids, seed)
+    kept = select(PruningStrategy.ATTENTION, grids, ratio, attention, per_frame=True)
+    number = num_kept(size_of(grids), ratio)
+    ones = [1.0] * size_of(grids)
+    assert kept == reference.by_frame(attention.tolist(), ones, grids, number)
+
+
+def test_a_share_per_frame_differs_by_at_most_one_token_between_frames() -> None:
+    grids = ((7, 4, 4),)
+    kept = select(
+        PruningStrategy.HOLISTIC, grids, 0.8, some_attention(grids, 0), some_features(grids, 0),
+        per_frame=True,
+    )  # fmt: skip
+    counts = torch.bincount(torch.tensor(kept) // 16, minlength=7)
+    assert sorted(counts.tolist()) == [3, 3, 3, 3, 3, 4, 4]
+
+
+def test_hybrid_gives_the_frames_that_change_more_tokens() -> None:
+    frames, size = 6, 16
+    grids = ((frames, 4, 4),)
+    noise = torch.Generator().manual_seed(0)
+    still = torch.randn(size, 8, generator=noise)
+    other = torch.randn(size, 8, generator=noise)
+    # A cut between the frames 2 and 3; a few tokens move between 4 and 5.
+    features = torch.stack([still, still, still, other, other, other])
+    features[5, :4] = torch.randn(4, 8, generator=noise)
+    attention = some_attention(grids, 0)
+    flat = features.reshape(frames * size, 8)
+    kept = select(PruningStrategy.HYBRID, grids, 0.9, attention, flat)
+    counts = torch.bincount(torch.tensor(kept) // size, minlength=frames).tolist()
+    assert counts[3] > counts[5] > 0
+    assert sum(counts) == 10 == counts[3] + counts[5]
+
+    temporal, spatial = distinctness(flat, grids)
+    scores = holistic_scores(attention, temporal, spatial, grids).tolist()
+    assert kept == reference.by_frame(scores, temporal.tolist(), grids, 10)
+    # More than the changing frames hold: the others follow.
+    most = select(PruningStrategy.HYBRID, grids, 0.5, attention, flat)
+    assert len(most) == 48
+    assert set(range(3 * size, 4 * size)) <= set(most)
+
+
+def test_hybrid_takes_the_features_that_it_is_given() -> None:
+    grids = ((4, 3, 3),)
+    attention = some_attention(grids, 0)
+    target, draft = some_features(grids, 1, hidden=8), some_features(grids, 2, hidden=3)
+    assert select(PruningStrategy.HYBRID, grids, 0.5, attention, draft) != select(
+        PruningStrategy.HYBRID, grids, 0.5, attention, target
+    )
+
+
+@pytest.mark.parametrize("strategy", SCORED)
+def test_missing_scores_are_a_programming_error(strategy: PruningStrategy) -> None:
+    grids = ((2, 3, 3),)
+    attention, features = some_attention(grids, 0), some_features(grids, 0)
+    with pytest.raises(ValueError, match=r"needs scores\.attention"):
+        select_tokens(Pruning(strategy), grids, 18)
+    with pytest.raises(ValueError, match=r"needs scores\.attention"):
+        select(strategy, grids, 0.9, None, features)
+    with pytest.raises(ValueError, match="is of 17 tokens; the prompt has 18"):
+        select(strategy, grids, 0.9, attention[:17], features)
+    if needs_features(strategy):
+        with pytest.raises(ValueError, match=r"needs scores\.features"):
+            select(strategy, grids, 0.9, attention)
+        with pytest.raises(ValueError, match="is of 17 tokens; the prompt has 18"):
+            select(strategy, grids, 0.9, attention, features[:17])
+
+
+@pytest.mark.parametrize("strategy", list(PruningStrategy))
+def test_a_prompt_without_video_needs_no_scores(strategy: PruningStrategy) -> None:
+    assert select_tokens(Pruning(strategy), (), 0).tolist() == []
+
+
+def test_which_strategies_need_the_target_to_look() -> None:
+    names = {strategy.value for strategy in SCORED}
+    assert names == {"attention", "holistic", "specvlm", "hybrid"}
+    assert {s.value for s in PruningStrategy if needs_features(s)} == {"holistic", "hybrid"}
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+def test_a_share_of_the_attention_is_0_to_1(share: float) -> None:
+    with pytest.raises(ValueError, match="specvlm_mass"):
+        SelectionOptions(specvlm_mass=share)
+
+
+@pytest.mark.parametrize("strategy", SCORED)
+@pytest.mark.parametrize("per_frame", [False, True])
+def test_nothing_waits_for_the_device(strategy: PruningStrategy, per_frame: bool) -> None:
+    """Tensors without values: whatever had to read one would fail."""
+    grids = ((3, 4, 4), (2, 3, 5))
+    scores = VisualScores(
+        torch.empty(78, device="meta"), torch.empty(78, 8, device="meta", dtype=torch.bfloat16)
+    )
+    options = SelectionOptions(per_frame=per_frame)
+    kept = select_on_device(Pruning(strategy, 0.9), grids, 78, scores, options)
+    assert kept.device.type == "meta"
+    assert kept.shape == (num_kept(78, 0.9),)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("strategy", SCORED)
+def test_a_gpu_keeps_what_the_cpu_does(strategy: PruningStrategy) -> None:
+    grids = ((3, 4, 4), (2, 3, 5))
+    attention, features = some_attention(grids, 0), some_features(grids, 0)
+    on_cpu = select(strategy, grids, 0.8, attention, features)
+    assert select(strategy, grids, 0.8, attention.cuda(), features.cuda()) == on_cpu
+
+
+def test_holistic_keeps_no_more_early_and_late_tokens_than_there_are() -> None:
+    """Attention that rises to both ends of the sequence, as models show it, is evened out."""
+    frames, size = 20, 144
+    grids = ((frames, 12, 12),)
+    generator = torch.Generator().manual_seed(0)
+    place = torch.linspace(-1, 1, frames * size)
+    attention = torch.rand(frames * size, generator=generator) * (0.2 + place.abs() ** 4)
+    features = torch.randn(frames * size, 16, generator=generator)
+    tenth = frames * size // 10
+
+    def share_at_the_ends(strategy: PruningStrategy) -> float:
+        kept = torch.tensor(select(strategy, grids, 0.9, attention, features))
+        return float(((kept < tenth) | (kept >= frames * size - tenth)).float().mean())
+
+    assert share_at_the_ends(PruningStrategy.ATTENTION) > 0.8
+    assert share_at_the_ends(PruningStrategy.HOLISTIC) == pytest.approx(0.2, abs=0.06)
