@@ -19,7 +19,7 @@ from time import perf_counter_ns
 
 import torch
 
-from hippo.models.base import DecodedMedia, Prompt, StepPlan
+from hippo.models.base import AttentionTap, DecodedMedia, Prompt, StepPlan
 from hippo.rpc.client import TargetClient
 from hippo.types import (
     Block,
@@ -64,18 +64,27 @@ class FreeModel:
         self._logits = torch.zeros(64, _NUM_TOKEN_IDS)
         self._logits[:, _TOKEN_ID] = 1.0
 
+    @property
+    def num_layers(self) -> int:
+        return 1
+
     def prepare(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Prompt:
         nothing = torch.empty(0, dtype=torch.int64)
         ids = torch.tensor([_TOKEN_ID])
-        return Prompt(ids, ids[None], 1, nothing, (), b"")
+        return Prompt(ids, ids[None], 1, nothing, (), nothing, b"")
 
     def embed_visual(self, prompt: Prompt) -> torch.Tensor | None:
         return None
 
     def prefill(
-        self, slot: int, prompt: Prompt, visual: torch.Tensor | None, kept: torch.Tensor | None
+        self,
+        slot: int,
+        prompt: Prompt,
+        visual: torch.Tensor | None,
+        kept: torch.Tensor | None,
+        tap: AttentionTap | None = None,
     ) -> Iterator[torch.Tensor | None]:
         yield self._logits[0]
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from hippo.models.base import DecodedMedia, Prompt, SequenceRows, StepPlan, VideoLanguageModel
+from hippo.models.base import (
+    AttentionTap,
+    DecodedMedia,
+    Prompt,
+    SequenceRows,
+    StepPlan,
+    VideoLanguageModel,
+)
 from hippo.types import ChatMessage, FramePlan, MediaKind, MediaPart, TextPart
 
 _NUM_FRAMES = 4
@@ -26,7 +33,8 @@ def warm_up(
     model: VideoLanguageModel, prompt: Prompt, *, slot: int, max_rows: int = _MAX_ROWS
 ) -> None:
     """Device thread: a prefill of ``slot`` and forwards of 1 to ``max_rows`` rows after it."""
-    *_, logits = model.prefill(slot, prompt, model.embed_visual(prompt), None)
+    tap = AttentionTap(1)  # scoring belongs to what happens in every prefill of a target
+    *_, logits = model.prefill(slot, prompt, model.embed_visual(prompt), None, tap)
     assert logits is not None, "a prefill ends with logits"
     token_id = int(logits.argmax())
     num_rows = min(max_rows, model.info.max_context_length - prompt.length)

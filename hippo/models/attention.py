@@ -20,6 +20,7 @@ from hippo.models.cache import KeyValueCache
 ATTENTION_NAME = "hippo"
 
 _MAX_GROUPED_ROWS = 32
+_MASK_ALIGNMENT = 16  # columns; kernels on a GPU copy a mask whose rows begin elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +43,68 @@ class SequenceStep:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryTap:
+    """Rows of a forward whose queries are kept, as attention uses them, for scoring afterwards."""
+
+    rows: torch.Tensor  # int64 [num_tapped]
+    queries: dict[int, list[torch.Tensor]]  # by layer: [num_tapped, num_heads, head_dim] a forward
+
+    def keep(self, layer: int, query: torch.Tensor) -> None:
+        """Adds the tapped rows of ``query`` (``[rows, num_kv_heads, groups, head_dim]``)."""
+        self.queries.setdefault(layer, []).append(query[self.rows].flatten(1, 2))
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One forward over the flattened rows of its sequences, in order."""
 
     sequences: tuple[SequenceStep, ...]
     dtype: torch.dtype  # the cache's, in which attention runs
+    tap: QueryTap | None = None
+
+
+class ChunkMask:
+    """The causal mask of all chunks of a prompt, held once: a chunk's is a stretch of its columns.
+
+    0 0 0 0 0 . . .     rows i of the last chunk, which begins at s: columns up to s + i
+    0 0 0 0 0 0 . .     a chunk that begins at s - k: without the first k columns
+    """
+
+    def __init__(self, cache: KeyValueCache, *, num_rows: int, last_start: int) -> None:
+        width = -(-(last_start + num_rows) // _MASK_ALIGNMENT) * _MASK_ALIGNMENT
+        self._data = torch.full(
+            (num_rows, width), -torch.inf, dtype=cache.dtype, device=cache.device
+        ).triu_(last_start + 1)
+        self._last_start = last_start
+
+    def of(self, start: int, num_rows: int) -> torch.Tensor:
+        """The additive mask ``[num_rows, start + num_rows]`` of the chunk at ``start``; a view."""
+        first = self._last_start - start
+        return self._data[:num_rows, first : first + start + num_rows]
 
 
 def plan_sequence(
-    cache: KeyValueCache, slot: int, *, first_row: int, start: int, num_rows: int, groups: int
+    cache: KeyValueCache,
+    slot: int,
+    *,
+    first_row: int,
+    start: int,
+    num_rows: int,
+    groups: int,
+    chunk_mask: ChunkMask | None = None,
 ) -> SequenceStep:
     """Places ``num_rows`` flattened rows at cache indices ``start`` and on.
 
-    ``groups`` is the number of query heads that share a key-value head.
+    ``groups`` is the number of query heads that share a key-value head. ``chunk_mask`` is that of
+    the prompt that the rows are a chunk of.
     """
     end = start + num_rows
     is_grouped = num_rows <= _MAX_GROUPED_ROWS
     is_causal = not is_grouped and start == 0
     mask = None
-    if num_rows > 1 and not is_causal:
+    if num_rows > 1 and not is_causal and not is_grouped and chunk_mask is not None:
+        mask = chunk_mask.of(start, num_rows)
+    elif num_rows > 1 and not is_causal:
         mask = torch.full((num_rows, end), -torch.inf, dtype=cache.dtype, device=cache.device)
         mask.triu_(start + 1)
         if is_grouped:
@@ -85,8 +129,10 @@ def attend(
 
     ``query`` is ``[rows, num_kv_heads, groups, head_dim]``, ``key_value`` is
     ``[rows, 2, num_kv_heads, head_dim]``, both of the cache's dtype; gives
-    ``[rows, num_heads * head_dim]``.
+    ``[rows, num_heads * head_dim]``. The step's tap keeps its rows' queries.
     """
+    if step.tap is not None:
+        step.tap.keep(layer, query)
     if len(step.sequences) == 1:
         return _attend_sequence(query, key_value, step.sequences[0], layer, scaling)
     outputs = []

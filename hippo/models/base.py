@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
 from hippo.types import ChatMessage, FramePlan, MediaKind, ModelInfo
+
+Scope = Literal["visual", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,9 @@ class DecodedMedia:
 class Prompt:
     """A prompt in the model's own terms, on the CPU.
 
-    ``visual_indices`` are the places in ``input_ids`` of the prunable (video) tokens; ``extras``
-    holds the family's own tensors (pixels, grids).
+    ``visual_indices`` are the places in ``input_ids`` of the prunable (video) tokens,
+    ``question_indices`` those of the text that asks about them (hippo.models.question), empty
+    without prunable tokens; ``extras`` holds the family's own tensors (pixels, grids).
     """
 
     input_ids: torch.Tensor  # int64 [length]
@@ -47,6 +50,7 @@ class Prompt:
     next_position: int  # rotary position of completion token 0, on every axis
     visual_indices: torch.Tensor  # int64 [num_visual_tokens]
     visual_grids: tuple[tuple[int, int, int], ...]  # (frames, rows, columns) a video
+    question_indices: torch.Tensor  # int64 [num_question_tokens], ascending
     prompt_hash: bytes  # SHA-256 of input_ids as little-endian uint32
     extras: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -54,6 +58,27 @@ class Prompt:
     def length(self) -> int:
         """Number of prompt tokens, visual ones included."""
         return int(self.input_ids.shape[0])
+
+
+@dataclass(slots=True)
+class AttentionTap:
+    """Scores a prompt's visual tokens while its prefill runs; made for one prefill, which fills it.
+
+    How much the question (``prompt.question_indices``) attends to each visual token in the first
+    ``num_layers`` layers. ``scope`` says what a query's attention is shared out among: the visual
+    tokens alone, or all that are cached.
+    """
+
+    num_layers: int
+    scope: Scope = "visual"
+    layer_scores: torch.Tensor | None = None  # float32 [num_layers, num_visual_tokens]
+    score_ns: int = 0  # the device thread's time for the scores
+
+    @property
+    def scores(self) -> torch.Tensor | None:
+        """Float32 ``[num_visual_tokens]`` on the device, the mean over layers; None before the
+        prefill has run ``num_layers`` layers."""
+        return None if self.layer_scores is None else self.layer_scores.mean(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +109,10 @@ class VideoLanguageModel(Protocol):
     def info(self) -> ModelInfo:
         """What is served."""
 
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers in all."""
+
     def prepare(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Prompt:
@@ -97,7 +126,12 @@ class VideoLanguageModel(Protocol):
         """Vision tower (device thread): ``[num_visual_tokens, hidden]``, None without media."""
 
     def prefill(
-        self, slot: int, prompt: Prompt, visual: torch.Tensor | None, kept: torch.Tensor | None
+        self,
+        slot: int,
+        prompt: Prompt,
+        visual: torch.Tensor | None,
+        kept: torch.Tensor | None,
+        tap: AttentionTap | None = None,
     ) -> Iterator[torch.Tensor | None]:
         """Fills the slot (device thread); yields None after each layer group, then the logits.
 
@@ -105,6 +139,10 @@ class VideoLanguageModel(Protocol):
         that enter the cache, with their original positions. The last item is float32
         ``[num_token_ids]``, the logits of completion token 0. Closing the iterator early leaves
         the slot unused.
+
+        A ``tap`` (only with ``kept`` None) has its scores as soon as its layers have run over the
+        whole prompt: at the latest when the first group that ends with them is yielded. It changes
+        nothing else.
         """
 
     def forward(self, plan: StepPlan) -> torch.Tensor:

@@ -37,6 +37,19 @@ class DecoderStack(Protocol):
         """Final norm and head: float32 ``[rows, num_token_ids]``."""
 
 
+def rotary_tables(
+    module: Any, reference: torch.Tensor, positions: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines ``[rows, head_dim]`` of ``positions`` by a model's own rotary module.
+
+    ``positions`` is int64 ``[num_axes, rows]``; with several axes the module mixes them.
+    ``reference`` has the dtype and device of the result.
+    """
+    batched = positions if positions.shape[0] == 1 else positions[:, None]
+    cosines, sines = module(reference, batched)
+    return cosines[0], sines[0]
+
+
 class TransformersStack:
     """Decoder layers run as transformers wrote them, with our registered attention."""
 
@@ -53,8 +66,9 @@ class TransformersStack:
 
     def rotary(self, positions: torch.Tensor) -> torch.Tensor:
         """Cosines and sines by the model's own rotary module: ``[rows, 2, head_dim]``."""
-        cosines, sines = self._text_model.rotary_emb(self._head_weight, positions[:, None])
-        return torch.stack((cosines[0], sines[0]), 1)
+        return torch.stack(
+            rotary_tables(self._text_model.rotary_emb, self._head_weight, positions), 1
+        )
 
     def run(
         self,

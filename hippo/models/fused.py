@@ -12,30 +12,43 @@ modules.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import silu
 
 from hippo.models.attention import Step, attend
+from hippo.models.decoder import rotary_tables
 from hippo.models.linear import MakeLinear
+
+if TYPE_CHECKING:
+    from hippo.parallel.shards import Shards
 
 
 class FusedStack:
     """Qwen2-style decoder layers with fused operations; see DecoderStack.
 
     The model's own projections are emptied as their weights are taken over, so that memory holds
-    them once.
+    them once. ``shards``: the layers hold this rank's part of the weights.
     """
 
     def __init__(
-        self, text_model: Any, head: Any, num_token_ids: int, make_linear: MakeLinear
+        self,
+        text_model: Any,
+        head: Any,
+        num_token_ids: int,
+        make_linear: MakeLinear,
+        shards: Shards | None = None,
     ) -> None:
         self._rotary_module = text_model.rotary_emb
+        make_output = make_linear if shards is None else shards.summed(make_linear)
+        make_head = make_linear if shards is None else shards.gathered(make_linear)
         with torch.inference_mode():
-            self._layers = [_FusedLayer(layer, make_linear) for layer in text_model.layers]
+            self._layers = [
+                _FusedLayer(layer, make_linear, make_output) for layer in text_model.layers
+            ]
             self._norm = _RMSNorm(text_model.norm)
-            self._head = make_linear(head.weight[:num_token_ids])
+            self._head = make_head(head.weight[:num_token_ids])
 
     @property
     def num_layers(self) -> int:
@@ -45,9 +58,9 @@ class FusedStack:
     def rotary(self, positions: torch.Tensor) -> torch.Tensor:
         """Unit complex numbers ``[rows, 1, head_dim / 2]``, by the model's own rotary module."""
         reference = torch.empty(0, dtype=torch.float32, device=positions.device)
-        cosines, sines = self._rotary_module(reference, positions[:, None])
+        cosines, sines = rotary_tables(self._rotary_module, reference, positions)
         half = cosines.shape[-1] // 2  # the two halves are equal
-        return torch.complex(cosines[0, :, None, :half], sines[0, :, None, :half])
+        return torch.complex(cosines[:, None, :half], sines[:, None, :half])
 
     def run(
         self,
@@ -101,11 +114,11 @@ class _FusedLayer:
         "_scaling",
     )
 
-    def __init__(self, layer: Any, make_linear: MakeLinear) -> None:
+    def __init__(self, layer: Any, make_linear: MakeLinear, make_output: MakeLinear) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         head_dim = attention.head_dim
-        self._num_heads = attention.num_heads
-        self._num_kv_heads = attention.num_key_value_heads
+        self._num_heads = attention.q_proj.weight.shape[0] // head_dim
+        self._num_kv_heads = attention.k_proj.weight.shape[0] // head_dim
         groups = self._num_heads // self._num_kv_heads
         self._head_shape = (-1, self._num_heads + 2 * self._num_kv_heads, head_dim)
         self._pair_shape = (*self._head_shape[:2], head_dim // 2, 2)
@@ -126,9 +139,9 @@ class _FusedLayer:
             projections[2].bias,
         ]
         self._qkv = make_linear(torch.cat(parts), torch.cat(biases))
-        self._output = make_linear(attention.o_proj.weight)
+        self._output = make_output(attention.o_proj.weight)
         self._gate_up = make_linear(torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)))
-        self._down = make_linear(mlp.down_proj.weight)
+        self._down = make_output(mlp.down_proj.weight)
         for module in (*projections, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj):
             module.weight.data = module.weight.data.new_empty(0)
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 
-from hippo.errors import ContextLengthError, InvalidRequestError, MediaError
+from hippo.errors import MediaError
 from hippo.models.base import DecodedMedia, Prompt
-from hippo.types import ChatMessage, FramePlan, MediaKind, TextPart
+from hippo.models.messages import (
+    check_length,
+    media_in_order,
+    prompt_hash,
+    refuse_placeholders,
+    render,
+)
+from hippo.models.question import question_indices
+from hippo.types import ChatMessage, FramePlan, MediaKind
 
 RopeIndex = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
@@ -38,10 +44,10 @@ class PromptBuilder:
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Prompt:
         """The prompt of a request; raises as VideoLanguageModel.prepare says."""
-        ordered = _media_in_order(messages, media)
+        ordered = media_in_order(messages, media)
         videos = [item for item in ordered if item.kind is MediaKind.VIDEO]
         images = [item for item in ordered if item.kind is MediaKind.IMAGE]
-        self._refuse_placeholders(messages)
+        refuse_placeholders(messages, self._processor)
         arguments: dict[str, Any] = {"return_tensors": "pt"}
         if videos:
             arguments["videos"] = [item.frames.permute(0, 3, 1, 2) for item in videos]
@@ -56,30 +62,25 @@ class PromptBuilder:
                 self._processor.image_processor, frame_plan.max_pixels
             )
         with self._lock:
-            try:
-                text = self._processor.apply_chat_template(
-                    _conversation(messages, media), tokenize=False, add_generation_prompt=True
-                )
-            except TemplateError as error:
-                raise InvalidRequestError(
-                    f"the model's chat template refuses these messages: {error}", param="messages"
-                ) from error
+            text = render(self._processor, messages, media)
             try:
                 inputs = self._processor(text=[text], **arguments)
             except ValueError as error:
                 raise MediaError(f"the model's processor refuses the media: {error}") from error
-        return self._prompt(inputs)
-
-    def _prompt(self, inputs: Any) -> Prompt:
-        input_ids = inputs["input_ids"]  # [1, length]
-        length = input_ids.shape[1]
-        if length >= self._max_context_length:
-            raise ContextLengthError(
-                f"the prompt is {length} tokens long; this model is served with a context of "
-                f"{self._max_context_length}, the completion included: shorten the text or "
-                "lower the number or size of the frames",
-                param="messages",
+            check_length(inputs["input_ids"].shape[1], self._max_context_length)
+            visual_indices = (inputs["mm_token_type_ids"][0] == _VIDEO_TYPE).nonzero()[:, 0]
+            question = question_indices(
+                self._processor,
+                messages,
+                media,
+                rendered=text,
+                input_ids=inputs["input_ids"][0],
+                visual_indices=visual_indices,
             )
+        return self._prompt(inputs, visual_indices, question)
+
+    def _prompt(self, inputs: Any, visual_indices: torch.Tensor, question: torch.Tensor) -> Prompt:
+        input_ids = inputs["input_ids"]  # [1, length]
         extras = {
             name: inputs[name]
             for name in ("pixel_values_videos", "video_grid_thw", "pixel_values", "image_grid_thw")
@@ -95,72 +96,24 @@ class PromptBuilder:
                 second_per_grid_ts=inputs.get("second_per_grid_ts"),
             )[0][:, 0]  # [3, length]
         else:
-            positions = torch.arange(length).expand(3, length)
+            positions = torch.arange(input_ids.shape[1]).expand(3, -1)
         if "image_grid_thw" in extras:
             extras["image_indices"] = (types == _IMAGE_TYPE).nonzero()[:, 0]
         return Prompt(
             input_ids=input_ids[0],
             positions=positions,
             next_position=int(positions.max()) + 1,
-            visual_indices=(types == _VIDEO_TYPE).nonzero()[:, 0],
+            visual_indices=visual_indices,
             visual_grids=tuple(
                 (frames, rows // self._merge_size, columns // self._merge_size)
                 for frames, rows, columns in inputs.get(
                     "video_grid_thw", torch.empty(0, 3, dtype=torch.int64)
                 ).tolist()
             ),
-            prompt_hash=hashlib.sha256(input_ids[0].numpy().astype("<u4").tobytes()).digest(),
+            question_indices=question,
+            prompt_hash=prompt_hash(input_ids[0]),
             extras=extras,
         )
-
-    def _refuse_placeholders(self, messages: Sequence[ChatMessage]) -> None:
-        placeholders = (self._processor.image_token, self._processor.video_token)
-        for message in messages:
-            for part in message.content:
-                if isinstance(part, TextPart) and any(token in part.text for token in placeholders):
-                    raise InvalidRequestError(
-                        f"text may not contain {' or '.join(placeholders)}; pass media as parts",
-                        param="messages",
-                    )
-
-
-def _media_in_order(
-    messages: Sequence[ChatMessage], media: Sequence[DecodedMedia]
-) -> list[DecodedMedia]:
-    if not messages:
-        raise InvalidRequestError("there must be at least one message", param="messages")
-    indices = [
-        part.media_index
-        for message in messages
-        for part in message.content
-        if not isinstance(part, TextPart)
-    ]
-    for index in indices:
-        if not 0 <= index < len(media):
-            raise InvalidRequestError(
-                f"a message refers to media item {index}, but there are {len(media)}",
-                param="messages",
-            )
-    if unused := sorted(set(range(len(media))) - set(indices)):
-        raise InvalidRequestError(f"no message refers to media item {unused[0]}", param="messages")
-    return [media[index] for index in indices]
-
-
-def _conversation(
-    messages: Sequence[ChatMessage], media: Sequence[DecodedMedia]
-) -> list[dict[str, Any]]:
-    return [
-        {
-            "role": message.role,
-            "content": [
-                {"type": "text", "text": part.text}
-                if isinstance(part, TextPart)
-                else {"type": media[part.media_index].kind.value}
-                for part in message.content
-            ],
-        }
-        for message in messages
-    ]
 
 
 def _metadata(item: DecodedMedia) -> dict[str, Any]:

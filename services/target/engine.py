@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,9 +10,13 @@ import torch
 from hippo.engine.base import Engine
 from hippo.engine.sequence import EngineSequence
 from hippo.engine.slots import Reservation
+from hippo.errors import ModelLoadError
+from hippo.models.base import VideoLanguageModel
+from hippo.pruning.select import DEFAULT_OPTIONS, SelectionOptions
 from hippo.sampling import SampleRequest, TokenSampler, sample_step
 from hippo.speculation.verifier import Verifier, VerifyStep, Wait
 from hippo.types import Block, OpenRequest, Pace, Timing, Verdict
+from services.target.selection import ScoredSelection, needs_scores
 
 
 class TargetSequence(EngineSequence):
@@ -29,7 +33,27 @@ class TargetSequence(EngineSequence):
 
 
 class TargetEngine(Engine[TargetSequence, VerifyStep]):
-    """Settles tokens; a sequence that waits for its draft holds up no other."""
+    """Settles tokens; a sequence that waits for its draft holds up no other.
+
+    The first ``score_layers`` layers score visual tokens (None: a quarter of the model's), and
+    ``options`` say how they are chosen by their scores.
+    """
+
+    def __init__(
+        self,
+        model: VideoLanguageModel,
+        *,
+        on_failure: Callable[[Exception], None],
+        score_layers: int | None = None,
+        options: SelectionOptions = DEFAULT_OPTIONS,
+    ) -> None:
+        super().__init__(model, on_failure=on_failure)
+        if score_layers is not None and score_layers > model.num_layers:
+            raise ModelLoadError(
+                f"--score-layers is {score_layers}, but {model.info.name} has {model.num_layers}"
+            )
+        self._score_layers = score_layers or max(1, model.num_layers // 4)
+        self._options = options
 
     def _begin(self, sequence: TargetSequence) -> None:
         sequence.sampler = TokenSampler(
@@ -48,11 +72,23 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
             sequence.verifier.set_pace(message)
 
     def _prefill(self, sequence: TargetSequence) -> Iterator[None]:
-        prompt = sequence.prompt
+        prompt, pruning = sequence.prompt, sequence.request.pruning
         queue_ns = self._job_began_ns - sequence.submitted_ns
         visual = self.model.embed_visual(prompt)
+        selection = tap = None
+        if needs_scores(pruning, int(prompt.visual_indices.shape[0])):
+            selection = ScoredSelection(
+                pruning,
+                prompt,
+                visual,
+                score_layers=self._score_layers,
+                options=self._options,
+            )
+            self._tell_selection(sequence, selection)
+            tap = selection.tap
         yield
-        for logits in self.model.prefill(sequence.slot, prompt, visual, None):
+        for logits in self.model.prefill(sequence.slot, prompt, visual, None, tap):
+            self._tell_selection(sequence, selection, is_last=logits is not None)
             if logits is None:
                 yield
             else:
@@ -67,6 +103,13 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
             num_rows=prompt.length,
         )
         self._tell(sequence, sequence.verifier.begin(token_id, timing))
+
+    def _tell_selection(
+        self, sequence: TargetSequence, selection: ScoredSelection | None, *, is_last: bool = False
+    ) -> None:
+        message = None if selection is None else selection.take(is_last=is_last)
+        if message is not None:
+            self._emit(sequence, message)
 
     def _schedule(self, now_ns: int) -> tuple[list[tuple[TargetSequence, VerifyStep]], int | None]:
         steps: list[tuple[TargetSequence, VerifyStep]] = []

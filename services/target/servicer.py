@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from time import perf_counter_ns
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 from hippo.engine.host import Backend, ServiceHost
 from hippo.engine.service import EngineService
@@ -11,15 +11,16 @@ from hippo.engine.slots import Reservation
 from hippo.engine.streams import Context, SequenceStreams
 from hippo.errors import InvalidRequestError
 from hippo.models.base import Prompt
-from hippo.pruning.select import select_tokens
+from hippo.pruning.select import SelectionOptions
 from hippo.rpc import convert
 from hippo.rpc import convert_stream as stream_convert
 from hippo.rpc.client import TARGET_SERVICE
 from hippo.rpc.errors import answering_errors
-from hippo.types import Block, OpenRequest, Pace, PromptInfo, Selection, Verdict
+from hippo.types import Block, OpenRequest, Pace, PromptInfo, Selection, SpatialScore, Verdict
 from hippo.v1 import common_pb2, target_pb2, target_pb2_grpc
 from services.target.config import TargetSettings
 from services.target.engine import TargetEngine, TargetSequence
+from services.target.selection import needs_scores, select_without_scores
 
 
 class TargetServicer(target_pb2_grpc.TargetServiceServicer):
@@ -46,7 +47,11 @@ def build_service(settings: TargetSettings) -> EngineService[TargetEngine]:
     """The service with its servicer registered; needs a running event loop."""
     service = EngineService(
         TARGET_SERVICE,
-        TargetEngine,
+        partial(
+            TargetEngine,
+            score_layers=settings.score_layers,
+            options=SelectionOptions(spatial=cast(SpatialScore, settings.spatial_score)),
+        ),
         max_waiting=settings.max_queue,
         tls=settings.tls,
         max_message_bytes=settings.max_message_bytes,
@@ -69,14 +74,10 @@ class _VerifyStreams(SequenceStreams[TargetSequence, TargetEngine]):
         return TargetSequence(request, reservation)
 
     def announce(self, sequence: TargetSequence, prompt: Prompt) -> None:
-        """Strategies that need no content: the draft can prefill while the target does."""
-        began_ns = perf_counter_ns()
-        num_visual = int(prompt.visual_indices.shape[0])
-        kept = select_tokens(sequence.request.pruning, prompt.visual_grids, num_visual)
-        selection = Selection(
-            tuple(kept.tolist()), num_visual, score_ns=perf_counter_ns() - began_ns
-        )
-        sequence.output.put(selection)
+        """A choice that needs no scores goes out before any device work; the engine says others."""
+        pruning = sequence.request.pruning
+        if not needs_scores(pruning, int(prompt.visual_indices.shape[0])):
+            sequence.output.put(select_without_scores(pruning, prompt))
 
     def take(
         self,

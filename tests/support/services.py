@@ -65,9 +65,14 @@ def build_draft() -> EngineService[DraftEngine]:
 
 
 def build_target(
-    max_waiting: int = 4, *, max_message_mib: int = 256
+    max_waiting: int = 4, *, max_message_mib: int = 256, score_layers: int | None = None
 ) -> EngineService[TargetEngine]:
-    settings = TargetSettings(model="toy", max_queue=max_waiting, max_message_mib=max_message_mib)
+    settings = TargetSettings(
+        model="toy",
+        max_queue=max_waiting,
+        max_message_mib=max_message_mib,
+        score_layers=score_layers,
+    )
     return target_servicer.build_service(settings)
 
 
@@ -92,8 +97,9 @@ async def serving_target(
     *,
     max_waiting: int = 4,
     max_message_mib: int = 256,
+    score_layers: int | None = None,
 ) -> AsyncIterator[tuple[EngineService[TargetEngine], TargetClient]]:
-    service = build_target(max_waiting, max_message_mib=max_message_mib)
+    service = build_target(max_waiting, max_message_mib=max_message_mib, score_layers=score_layers)
     client = TargetClient(f"127.0.0.1:{await service.start('127.0.0.1', 0)}")
     try:
         await service.serve_model(model, decoder or ToyDecoder())

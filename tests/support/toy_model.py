@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from hippo.errors import MediaError
-from hippo.models.base import DecodedMedia, Prompt, StepPlan
+from hippo.models.base import AttentionTap, DecodedMedia, Prompt, StepPlan
 from hippo.types import (
     ChatMessage,
     FramePlan,
@@ -73,11 +73,16 @@ class ToyModel:
         self.on_forward: Callable[[StepPlan], None] = lambda plan: None
         self.plans: list[StepPlan] = []
         self.kept: list[int | None] = []  # visual tokens of each prefill
+        self.tapped: list[int | None] = []  # layers tapped in each prefill
         self.threads: set[str] = set()  # that ran device work
 
     @property
     def info(self) -> ModelInfo:
         return self._info
+
+    @property
+    def num_layers(self) -> int:
+        return _NUM_GROUPS
 
     def prepare(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
@@ -106,20 +111,32 @@ class ToyModel:
             visual_grids=tuple(
                 (item.frames.shape[0], 2, 2) for item in media if item.kind is MediaKind.VIDEO
             ),
+            question_indices=(input_ids != VISUAL_TOKEN_ID).nonzero()[:, 0],
             prompt_hash=digest,
         )
 
     def embed_visual(self, prompt: Prompt) -> torch.Tensor | None:
         num_visual = prompt.visual_indices.shape[0]
-        return torch.zeros(num_visual, 1) if num_visual else None
+        generator = torch.Generator().manual_seed(num_visual)
+        return torch.randn(num_visual, 4, generator=generator) if num_visual else None
 
     def prefill(
-        self, slot: int, prompt: Prompt, visual: torch.Tensor | None, kept: torch.Tensor | None
+        self,
+        slot: int,
+        prompt: Prompt,
+        visual: torch.Tensor | None,
+        kept: torch.Tensor | None,
+        tap: AttentionTap | None = None,
     ) -> Iterator[torch.Tensor | None]:
+        """A layer is a group. Later visual tokens score higher, whatever the layers tapped."""
         self.threads.add(threading.current_thread().name)
         self.kept.append(None if kept is None else int(kept.shape[0]))
-        for _ in range(_NUM_GROUPS):
+        self.tapped.append(None if tap is None else tap.num_layers)
+        for layer in range(_NUM_GROUPS):
             self.on_piece(slot)
+            if tap is not None and tap.num_layers == layer + 1:
+                places = torch.arange(prompt.visual_indices.shape[0], dtype=torch.float32)
+                tap.layer_scores = places.expand(tap.num_layers, -1)
             yield None
         self._prompts[slot] = int.from_bytes(prompt.prompt_hash[:4], "little")
         self._ids[slot] = []

@@ -49,7 +49,7 @@ def model(target_checkpoint: Path, request: pytest.FixtureRequest) -> VideoLangu
 @pytest.fixture
 def hub(target_checkpoint: Path) -> Iterator[str]:
     """A hub's address; it has the target's checkpoint as org/model."""
-    with HubServer(target_checkpoint) as server:
+    with HubServer({"org/model": target_checkpoint}) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield server.url

@@ -167,11 +167,13 @@ def test_a_prefill_left_early_leaves_the_slot_usable(
     assert torch.equal(prefill(model, 0, prompt), expected)
 
 
+@pytest.mark.parametrize("chunk_rows", [8, 33, 37])
 def test_a_long_prompt_is_prefilled_in_chunks_with_the_same_result(
-    model: VideoLanguageModel, prompt: Prompt, monkeypatch: pytest.MonkeyPatch
+    model: VideoLanguageModel, prompt: Prompt, monkeypatch: pytest.MonkeyPatch, chunk_rows: int
 ) -> None:
+    assert prompt.length > 2 * 37
     expected = prefill(model, 0, prompt)
-    monkeypatch.setattr("hippo.models.qwen2_5_vl._CHUNK_ROWS", 37)
+    monkeypatch.setattr("hippo.models.family._CHUNK_ROWS", chunk_rows)
     assert_close(prefill(model, 1, prompt), expected)
 
 

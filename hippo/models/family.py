@@ -1,0 +1,251 @@
+"""What model families share: slots, prefill by layer groups and chunks, forward, rotary tables."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter_ns
+
+import torch
+
+from hippo.errors import ContextLengthError
+from hippo.models.attention import ChunkMask, QueryTap, Step, plan_sequence
+from hippo.models.base import AttentionTap, DecodedMedia, Prompt, Scope, StepPlan
+from hippo.models.pretrained import Pretrained
+from hippo.pruning.scores import attention_scores
+from hippo.types import ChatMessage, FramePlan, ModelInfo
+
+_NUM_LAYER_GROUPS = 8  # a prefill can be left between two groups
+_CHUNK_ROWS = 2048  # prompt rows that one group takes at a time
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """What a filled slot remembers of its prompt."""
+
+    prompt_length: int  # cached tokens, the dropped ones not counted
+    next_position: int
+
+
+class CachedModel(ABC):
+    """A loaded checkpoint with its key-value cache; see VideoLanguageModel.
+
+    A family adds ``prepare`` and ``embed_visual``, and ``visual_places`` where the vision tower
+    gives more rows than the prompt's prunable ones. ``num_axes`` is that of its positions.
+    """
+
+    def __init__(self, pretrained: Pretrained, *, num_axes: int) -> None:
+        self.model = pretrained.model
+        self._stack = pretrained.stack
+        self._cache = pretrained.cache
+        self._info = pretrained.info
+        self._num_axes = num_axes
+        self.embedding: torch.Tensor = pretrained.model.get_input_embeddings().weight
+        text = pretrained.model.config.text_config
+        self._groups = text.num_attention_heads // text.num_key_value_heads
+        self._scaling = (text.hidden_size // text.num_attention_heads) ** -0.5
+        self._slots: dict[int, _Slot] = {}
+        with torch.inference_mode():
+            self._rotary_table = self._text_rotary(min(2048, self._info.max_context_length))
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is served."""
+        return self._info
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers in all."""
+        return self._stack.num_layers
+
+    @abstractmethod
+    def prepare(
+        self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
+    ) -> Prompt:
+        """See VideoLanguageModel.prepare."""
+
+    @abstractmethod
+    def embed_visual(self, prompt: Prompt) -> torch.Tensor | None:
+        """See VideoLanguageModel.embed_visual; rows that ``visual_places`` adds follow."""
+
+    def visual_places(self, prompt: Prompt) -> torch.Tensor:
+        """Where in ``input_ids`` the rows of ``embed_visual`` stand: int64, one a row.
+
+        The prunable tokens (``prompt.visual_indices``) come first, in their order; after them a
+        family may have others (images, separators) that always stay.
+        """
+        return prompt.visual_indices
+
+    def prefill(
+        self,
+        slot: int,
+        prompt: Prompt,
+        visual: torch.Tensor | None,
+        kept: torch.Tensor | None,
+        tap: AttentionTap | None = None,
+    ) -> Iterator[torch.Tensor | None]:
+        """See VideoLanguageModel.prefill; each layer group takes a long prompt in chunks.
+
+        Groups are small, so that a sequence can be left or another one stepped between two of
+        them; one ends where the tap does.
+        """
+        assert tap is None or kept is None, "scores are about all visual tokens"
+        self._slots.pop(slot, None)
+        with torch.inference_mode():
+            hidden, rotary = self._prompt_rows(prompt, visual, kept)
+            chunks = self._chunks(slot, hidden.shape[0])
+        num_tapped = 0 if tap is None else tap.num_layers
+        assert tap is None or 0 < num_tapped <= self.num_layers, (num_tapped, self.num_layers)
+        queries: dict[int, list[torch.Tensor]] = {}
+        for first, last in itertools.pairwise(self._group_bounds(num_tapped)):
+            with torch.inference_mode():
+                for rows, step in chunks:
+                    if first < num_tapped:
+                        step = replace(step, tap=self._query_tap(prompt, rows, queries))
+                    hidden[rows] = self._stack.run(hidden[rows], rotary[rows], step, first, last)
+                if tap is not None and last == num_tapped:
+                    began_ns = perf_counter_ns()
+                    tap.layer_scores = self._score(slot, prompt, queries, num_tapped, tap.scope)
+                    tap.score_ns = perf_counter_ns() - began_ns
+                    queries.clear()
+            yield None
+        with torch.inference_mode():
+            logits = self._stack.logits(hidden[-1:])[0]
+        self._slots[slot] = _Slot(hidden.shape[0], prompt.next_position)
+        yield logits
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        """See VideoLanguageModel.forward; ContextLengthError when a slot is full."""
+        token_ids: list[int] = []
+        rotary: list[torch.Tensor] = []
+        sequences = []
+        for sequence in plan.sequences:
+            slot = self._slots[sequence.slot]
+            num_rows = len(sequence.token_ids)
+            start = slot.prompt_length + sequence.start_index
+            if start + num_rows > self._cache.shape.capacity:
+                raise ContextLengthError(
+                    f"{start + num_rows} tokens do not fit in a context of "
+                    f"{self._cache.shape.capacity}"
+                )
+            position = slot.next_position + sequence.start_index
+            rotary.append(self._completion_rotary(position, num_rows))
+            sequences.append(
+                plan_sequence(
+                    self._cache,
+                    sequence.slot,
+                    first_row=len(token_ids),
+                    start=start,
+                    num_rows=num_rows,
+                    groups=self._groups,
+                )
+            )
+            token_ids += sequence.token_ids
+        ids = torch.tensor(token_ids, device=self.embedding.device)
+        hidden = torch.embedding(self.embedding, ids)
+        hidden = self._stack.run(
+            hidden,
+            rotary[0] if len(rotary) == 1 else torch.cat(rotary),
+            Step(tuple(sequences), self._cache.dtype),
+            0,
+            self._stack.num_layers,
+        )
+        return self._stack.logits(hidden)
+
+    def _group_bounds(self, num_tapped: int) -> list[int]:
+        """The layers at which groups begin and end, in order."""
+        bounds = {round(self.num_layers * i / _NUM_LAYER_GROUPS) for i in range(_NUM_LAYER_GROUPS)}
+        return sorted(bounds | {num_tapped, self.num_layers})
+
+    def _query_tap(
+        self, prompt: Prompt, rows: slice, queries: dict[int, list[torch.Tensor]]
+    ) -> QueryTap | None:
+        """Collects the question's queries among the prompt's ``rows``; None: there are none."""
+        question = prompt.question_indices
+        tapped = question[(question >= rows.start) & (question < rows.stop)] - rows.start
+        if not tapped.shape[0]:
+            return None
+        return QueryTap(tapped.to(self.embedding.device), queries)
+
+    def _score(
+        self,
+        slot: int,
+        prompt: Prompt,
+        queries: dict[int, list[torch.Tensor]],
+        num_layers: int,
+        scope: Scope,
+    ) -> torch.Tensor:
+        """Attention of the kept queries to the visual tokens' cached keys, a layer a row."""
+        if not queries:  # no visual tokens, hence no question about them
+            return torch.empty(num_layers, 0, device=self.embedding.device)
+        keys, _ = self._cache.seen(slot, prompt.length)
+        visual = prompt.visual_indices.to(self.embedding.device)
+        return torch.stack(
+            [
+                attention_scores(
+                    torch.cat(queries[layer]),
+                    keys[layer][:, 0],
+                    scaling=self._scaling,
+                    visual=visual,
+                    scope=scope,
+                )
+                for layer in range(num_layers)
+            ]
+        )
+
+    def _prompt_rows(
+        self, prompt: Prompt, visual: torch.Tensor | None, kept: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Embeddings ``[rows, hidden]`` and rotary factors of the prompt tokens that are cached."""
+        device = self.embedding.device
+        hidden = torch.embedding(self.embedding, prompt.input_ids.to(device))
+        if visual is not None:
+            places = self.visual_places(prompt).to(device)
+            hidden.index_copy_(0, places, visual.to(hidden.dtype))
+        positions = prompt.positions.to(device)
+        if kept is not None:
+            is_cached = torch.ones(prompt.length, dtype=torch.bool)
+            is_cached[prompt.visual_indices] = False
+            is_cached[prompt.visual_indices[kept.cpu()]] = True
+            cached = is_cached.nonzero()[:, 0].to(device)
+            hidden, positions = hidden[cached], positions[:, cached]
+        return hidden, self._stack.rotary(positions)
+
+    def _chunks(self, slot: int, num_rows: int) -> list[tuple[slice, Step]]:
+        if num_rows >= self._cache.shape.capacity:
+            raise ContextLengthError(
+                f"a prompt of {num_rows} cached tokens leaves no room in a context of "
+                f"{self._cache.shape.capacity}"
+            )
+        chunks = []
+        starts = range(0, num_rows, _CHUNK_ROWS)
+        mask = None
+        if len(starts) > 1:
+            mask = ChunkMask(self._cache, num_rows=_CHUNK_ROWS, last_start=starts[-1])
+        for start in starts:
+            rows = slice(start, min(start + _CHUNK_ROWS, num_rows))
+            sequence = plan_sequence(
+                self._cache,
+                slot,
+                first_row=0,
+                start=start,
+                num_rows=rows.stop - start,
+                groups=self._groups,
+                chunk_mask=mask,
+            )
+            chunks.append((rows, Step((sequence,), self._cache.dtype)))
+        return chunks
+
+    def _completion_rotary(self, position: int, num_rows: int) -> torch.Tensor:
+        end = position + num_rows
+        if end > self._rotary_table.shape[0]:
+            self._rotary_table = self._text_rotary(2 * end)
+        return self._rotary_table[position:end]
+
+    def _text_rotary(self, length: int) -> torch.Tensor:
+        """Rotary factors of text positions ``0:length``, which are the same on every axis."""
+        positions = torch.arange(length, device=self.embedding.device)
+        return self._stack.rotary(positions.expand(self._num_axes, length))

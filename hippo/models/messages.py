@@ -1,0 +1,103 @@
+"""What the prompt builders of all families do with chat messages, whatever the template."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jinja2 import TemplateError
+
+from hippo.errors import ContextLengthError, InvalidRequestError
+from hippo.models.base import DecodedMedia
+from hippo.types import ChatMessage, TextPart
+
+
+def media_in_order(
+    messages: Sequence[ChatMessage], media: Sequence[DecodedMedia]
+) -> list[DecodedMedia]:
+    """The media in the order in which the messages refer to them.
+
+    Raises InvalidRequestError without messages, for an index that no item has, and for an item
+    that no message refers to.
+    """
+    if not messages:
+        raise InvalidRequestError("there must be at least one message", param="messages")
+    indices = [
+        part.media_index
+        for message in messages
+        for part in message.content
+        if not isinstance(part, TextPart)
+    ]
+    for index in indices:
+        if not 0 <= index < len(media):
+            raise InvalidRequestError(
+                f"a message refers to media item {index}, but there are {len(media)}",
+                param="messages",
+            )
+    if unused := sorted(set(range(len(media))) - set(indices)):
+        raise InvalidRequestError(f"no message refers to media item {unused[0]}", param="messages")
+    return [media[index] for index in indices]
+
+
+def conversation(
+    messages: Sequence[ChatMessage], media: Sequence[DecodedMedia]
+) -> list[dict[str, Any]]:
+    """The messages as chat templates take them."""
+    return [
+        {
+            "role": message.role,
+            "content": [
+                {"type": "text", "text": part.text}
+                if isinstance(part, TextPart)
+                else {"type": media[part.media_index].kind.value}
+                for part in message.content
+            ],
+        }
+        for message in messages
+    ]
+
+
+def render(processor: Any, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia]) -> str:
+    """What the chat template makes of the messages, ready for the answer.
+
+    Raises InvalidRequestError for messages that the template cannot take.
+    """
+    try:
+        text: str = processor.apply_chat_template(
+            conversation(messages, media), tokenize=False, add_generation_prompt=True
+        )
+    except TemplateError as error:
+        raise InvalidRequestError(
+            f"the model's chat template refuses these messages: {error}", param="messages"
+        ) from error
+    return text
+
+
+def refuse_placeholders(messages: Sequence[ChatMessage], processor: Any) -> None:
+    """Raises InvalidRequestError when text holds what the processor would take for media."""
+    placeholders = (processor.image_token, processor.video_token)
+    for message in messages:
+        for part in message.content:
+            if isinstance(part, TextPart) and any(token in part.text for token in placeholders):
+                raise InvalidRequestError(
+                    f"text may not contain {' or '.join(placeholders)}; pass media as parts",
+                    param="messages",
+                )
+
+
+def check_length(length: int, max_context_length: int) -> None:
+    """Raises ContextLengthError when a prompt leaves no room for a completion."""
+    if length >= max_context_length:
+        raise ContextLengthError(
+            f"the prompt is {length} tokens long; this model is served with a context of "
+            f"{max_context_length}, the completion included: shorten the text or "
+            "lower the number or size of the frames",
+            param="messages",
+        )
+
+
+def prompt_hash(input_ids: torch.Tensor) -> bytes:
+    """SHA-256 of the ids (int64 ``[length]``) as little-endian uint32."""
+    return hashlib.sha256(input_ids.numpy().astype("<u4").tobytes()).digest()

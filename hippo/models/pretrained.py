@@ -1,0 +1,165 @@
+"""What loading a checkpoint has in common in all families: transformers' parts, stack and cache."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+
+from hippo.errors import ModelLoadError
+from hippo.models._torchvision import ensure_torchvision
+from hippo.models.cache import CacheShape, KeyValueCache, cache_dtype
+from hippo.models.checkpoint import Checkpoint, Progress
+from hippo.models.decoder import DecoderStack, TransformersStack
+from hippo.models.fused import FusedStack
+from hippo.models.linear import MakeLinear, make_half_linear, make_linear
+from hippo.models.memory import check_fits
+from hippo.models.vocabulary import end_token_ids, num_token_ids, tokenizer_hash
+from hippo.types import ModelInfo
+
+if TYPE_CHECKING:
+    from hippo.parallel.shards import Shards
+
+
+@dataclass(frozen=True, slots=True)
+class Pretrained:
+    """A checkpoint in memory, ready for a family's adapter."""
+
+    model: Any  # transformers' model with its head, in evaluation mode, on the device
+    processor: Any
+    stack: DecoderStack  # has taken over the weights of the text model's layers, if fused
+    cache: KeyValueCache
+    info: ModelInfo
+    make_linear: MakeLinear | None  # None: modules stay as transformers wrote them
+
+
+def load_pretrained(
+    checkpoint: Checkpoint,
+    architecture: str,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    num_slots: int,
+    max_context_length: int,
+    served_name: str,
+    progress: Progress,
+    is_fused: bool = True,
+    shards: Shards | None = None,
+) -> Pretrained:
+    """Loads a checkpoint as ``transformers.<architecture>``, whose text model is Qwen2-style.
+
+    ``is_fused`` False runs transformers' modules as they are: slower, and the reference that the
+    fused ones are tested against. ``shards``: this process is one of several ranks, and holds its
+    part of the layers and the cache. Raises ModelLoadError.
+    """
+    ensure_torchvision()
+    transformers: Any = importlib.import_module("transformers")  # its own hints are partial
+    try:
+        config = transformers.AutoConfig.from_pretrained(checkpoint.folder)
+        processor = transformers.AutoProcessor.from_pretrained(checkpoint.folder)
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        raise ModelLoadError(
+            f"{checkpoint.name}: its configuration, tokenizer or processor cannot be read: {error}"
+        ) from error
+    text = config.text_config
+    window: int = text.sliding_window if "sliding_attention" in text.layer_types else 0
+    if 0 < window < max_context_length:
+        raise ModelLoadError(
+            f"{checkpoint.name}: its layers attend over a sliding window of {window} tokens, which "
+            f"is not supported beyond it: set --max-context-length to at most {window}"
+        )
+    # On a CPU float16 is how weights are kept; activations, cache and arithmetic are float32.
+    is_half = is_fused and dtype == torch.float16 and device.type == "cpu"
+    working_dtype = torch.float32 if is_half else dtype
+    num_ranks, weight_share, cache_share = 1, 1.0, 1.0
+    loading_options: dict[str, Any] = {}
+    if shards is not None:
+        shards.check(checkpoint.name, text)
+        num_ranks = shards.group.size
+        weight_share, cache_share = shards.memory_share(text, checkpoint.num_parameters)
+        loading_options = shards.loading_options()
+    shape = CacheShape(
+        num_layers=text.num_hidden_layers,
+        num_slots=num_slots,
+        num_kv_heads=text.num_key_value_heads // num_ranks,
+        capacity=max_context_length,
+        head_dim=text.hidden_size // text.num_attention_heads,
+    )
+    check_fits(
+        checkpoint.name,
+        weight_bytes=int(weight_share * checkpoint.num_parameters * working_dtype.itemsize),
+        cache_bytes=int(
+            cache_share * num_ranks * shape.num_bytes(cache_dtype(working_dtype, device))
+        ),
+        device=device,
+        dtype=dtype,
+        num_slots=num_slots,
+        max_context_length=max_context_length,
+    )
+    progress("loading", 0.1)
+    try:
+        with _quiet(transformers):
+            model, problems = getattr(transformers, architecture).from_pretrained(
+                checkpoint.folder,
+                dtype=working_dtype,
+                attn_implementation="sdpa",
+                output_loading_info=True,
+                **loading_options,
+            )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ModelLoadError(f"{checkpoint.name}: its weights cannot be read: {error}") from error
+    lacking = sorted(problems["missing_keys"]) + sorted(map(str, problems["mismatched_keys"]))
+    if lacking:
+        raise ModelLoadError(
+            f"{checkpoint.name}: its weights do not fit its configuration; missing or of another "
+            f"shape: {', '.join(lacking[:3])}{' ...' if len(lacking) > 3 else ''}"
+        )
+    model.eval().requires_grad_(False).to(device)
+    progress("loading", 0.7)
+    tokenizer = processor.tokenizer
+    num_ids = num_token_ids(tokenizer, text.vocab_size)
+    text_model = model.model.language_model
+    make: MakeLinear | None = None
+    stack: DecoderStack
+    if is_fused:
+        make = make_half_linear if is_half else make_linear
+        if shards is not None:
+            shards.unwrap(model)
+        stack = FusedStack(text_model, model.lm_head, num_ids, make, shards)
+        if shards is not None:
+            shards.free_head(model)
+    else:
+        stack = TransformersStack(text_model, model.lm_head, num_ids)
+    info = ModelInfo(
+        name=served_name,
+        family=checkpoint.model_type,
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+        tokenizer_hash=tokenizer_hash(tokenizer),
+        tokenizer_json=tokenizer.backend_tokenizer.to_str().encode(),
+        num_token_ids=num_ids,
+        end_token_ids=end_token_ids(model.generation_config, tokenizer),
+        max_context_length=max_context_length,
+        num_slots=num_slots,
+        num_parameters=checkpoint.num_parameters,
+    )
+    cache = KeyValueCache(shape, dtype=cache_dtype(working_dtype, device), device=device)
+    return Pretrained(model, processor, stack, cache, info, make)
+
+
+@contextlib.contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Keeps transformers' progress bars off the terminal: progress has its own way out."""
+    logging = transformers.utils.logging
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()

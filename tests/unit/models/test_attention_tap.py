@@ -1,0 +1,139 @@
+"""The early-layer tap scores visual tokens as transformers' own layers would, float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hippo.models.base import AttentionTap, Prompt, Scope, VideoLanguageModel
+from hippo.models.checkpoint import find_checkpoint
+from hippo.models.linear import has_half_linear
+from hippo.models.qwen2_5_vl import load
+from tests.support.attention import reference_scores
+from tests.support.reference import Reference, clip, image, prefill, prepare, user
+
+VIDEO = {"type": "video"}
+CLIPS = (clip(), clip(num_frames=3, size=112, fps=0.7, seed=1))
+ORDERS: dict[str, tuple[str | int, ...]] = {
+    "video first": (0, "what is in the thing?"),
+    "question first": ("what is in the thing?", 0),
+    "two videos": (0, "this one, or", 1, "this other thing?"),
+    "two videos last": ("what is in", 0, "and in", 1),
+}
+
+
+def run(
+    model: VideoLanguageModel, prompt: Prompt, tap: AttentionTap, *, slot: int = 0
+) -> tuple[torch.Tensor, int]:
+    """Logits of a tapped prefill, and how many of its pieces ran before the scores were there."""
+    num_early = 0
+    pieces = model.prefill(slot, prompt, model.embed_visual(prompt), None, tap)
+    for piece in pieces:
+        if piece is not None:
+            return piece, num_early
+        num_early += tap.scores is None
+    raise AssertionError("a prefill ends with logits")
+
+
+def tapped(
+    model: VideoLanguageModel, prompt: Prompt, *, num_layers: int = 2, scope: Scope = "visual"
+) -> torch.Tensor:
+    tap = AttentionTap(num_layers, scope)
+    run(model, prompt, tap)
+    assert tap.layer_scores is not None
+    return tap.layer_scores
+
+
+@pytest.mark.parametrize("chunk_rows", [2048, 37, 8])
+@pytest.mark.parametrize("order", ORDERS)
+def test_scores_equal_those_of_transformers_layers(
+    model: VideoLanguageModel,
+    reference: Reference,
+    order: str,
+    chunk_rows: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = ORDERS[order]
+    used = CLIPS[: sum(isinstance(part, int) for part in parts)]
+    content = [{"type": "text", "text": p} if isinstance(p, str) else VIDEO for p in parts]
+    inputs = reference.inputs(content, used)
+    prompt = prepare(model, user(*parts), *used)
+    monkeypatch.setattr("hippo.models.family._CHUNK_ROWS", chunk_rows)
+    scopes: tuple[Scope, ...] = ("visual", "all")
+    for scope in scopes:
+        scores = tapped(model, prompt, scope=scope)
+        expected = reference_scores(reference.model, inputs, prompt, num_layers=2, scope=scope)
+        assert scores.shape == (2, prompt.visual_indices.shape[0])
+        torch.testing.assert_close(scores, expected, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2, 3])
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_tap_leaves_the_prefill_as_it_is(
+    model: VideoLanguageModel, order: str, num_layers: int
+) -> None:
+    parts = ORDERS[order]
+    prompt = prepare(model, user(*parts), *CLIPS[: sum(isinstance(part, int) for part in parts)])
+    expected = prefill(model, 0, prompt)
+    logits, _ = run(model, prompt, AttentionTap(num_layers), slot=1)
+    assert torch.equal(logits, expected)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2, 3])
+def test_scores_are_there_as_soon_as_their_layers_have_run(
+    model: VideoLanguageModel, num_layers: int
+) -> None:
+    assert model.num_layers == 3  # each is a group of its own
+    prompt = prepare(model, user(0, "what?"), clip())
+    _, num_early = run(model, prompt, AttentionTap(num_layers))
+    assert num_early == num_layers - 1
+
+
+def test_each_layer_scores_for_itself_and_the_score_is_their_mean(
+    model: VideoLanguageModel,
+) -> None:
+    prompt = prepare(model, user(0, "what?"), clip())
+    tap = AttentionTap(3)
+    run(model, prompt, tap)
+    assert tap.layer_scores is not None and tap.scores is not None
+    torch.testing.assert_close(tap.scores, tap.layer_scores.mean(0))
+    torch.testing.assert_close(tapped(model, prompt, num_layers=1), tap.layer_scores[:1])
+    torch.testing.assert_close(tap.layer_scores.sum(1), torch.ones(3))
+
+
+def test_an_image_beside_the_video_is_not_scored(model: VideoLanguageModel) -> None:
+    prompt = prepare(model, user(0, "a picture, and", 1, "a clip"), image(), clip())
+    assert tapped(model, prompt).shape == (2, 27)
+
+
+def test_without_a_video_there_is_nothing_to_score(model: VideoLanguageModel) -> None:
+    prompt = prepare(model, user("what?"))
+    assert tapped(model, prompt).shape == (2, 0)
+
+
+@pytest.mark.skipif(not has_half_linear(), reason="this torch has no fbgemm")
+def test_weights_in_float16_score_nearly_the_same(
+    target_checkpoint: Path, reference: Reference
+) -> None:
+    model = load(
+        find_checkpoint(str(target_checkpoint), progress=lambda _stage, _share: None),
+        device=torch.device("cpu"),
+        dtype=torch.float16,
+        num_slots=1,
+        max_context_length=256,
+        served_name="half",
+        progress=lambda _stage, _share: None,
+    )
+    text = "what is in the thing?"
+    prompt = prepare(model, user(0, text), clip())
+    inputs = reference.inputs([VIDEO, {"type": "text", "text": text}], [clip()])
+    expected = reference_scores(reference.model, inputs, prompt, num_layers=2, scope="visual")
+    torch.testing.assert_close(tapped(model, prompt), expected, rtol=0.02, atol=1e-5)
+
+
+def test_a_question_moves_the_scores(model: VideoLanguageModel) -> None:
+    prompts = [prepare(model, user(0, text), clip()) for text in ("who is there?", "where?")]
+    one, other = (tapped(model, prompt) for prompt in prompts)
+    assert not torch.allclose(one, other)
