@@ -22,3 +22,20 @@ def draft_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("draft") / "tiny-draft"
     return write_checkpoint(folder, noise=0.05, vocab_size=320)
+
+
+@pytest.fixture(scope="session")
+def llava_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random LLaVA-OneVision checkpoint in the target's role."""
+    from tests.support.llava import write_llava_checkpoint
+
+    return write_llava_checkpoint(tmp_path_factory.mktemp("llava") / "tiny-llava-target")
+
+
+@pytest.fixture(scope="session")
+def llava_draft_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with noise: agrees with it on some tokens; a larger vocabulary size."""
+    from tests.support.llava import write_llava_checkpoint
+
+    folder = tmp_path_factory.mktemp("llava-draft") / "tiny-llava-draft"
+    return write_llava_checkpoint(folder, noise=0.02, vocab_size=320)

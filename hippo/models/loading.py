@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,6 +12,9 @@ from hippo.errors import ModelLoadError
 from hippo.models.base import VideoLanguageModel
 from hippo.models.checkpoint import Checkpoint, Progress, find_checkpoint
 from hippo.models.linear import has_half_linear
+
+if TYPE_CHECKING:
+    from hippo.parallel.shards import Shards
 
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -24,8 +27,14 @@ def _load_qwen2_5_vl(*args: Any, **kwargs: Any) -> VideoLanguageModel:
     return load(*args, **kwargs)
 
 
+def _load_llava_onevision(*args: Any, **kwargs: Any) -> VideoLanguageModel:
+    from hippo.models.llava_onevision import load
+
+    return load(*args, **kwargs)
+
+
 FAMILIES: Mapping[str, Callable[..., VideoLanguageModel]] = MappingProxyType(
-    {"qwen2_5_vl": _load_qwen2_5_vl}
+    {"llava_onevision": _load_llava_onevision, "qwen2_5_vl": _load_qwen2_5_vl}
 )
 """Loader of each supported architecture, by the ``model_type`` of its config.json."""
 
@@ -39,16 +48,19 @@ def load_model(
     max_context_length: int = 4096,
     served_name: str | None = None,
     progress: Progress | None = None,
+    is_fused: bool = True,
+    shards: Shards | None = None,
 ) -> VideoLanguageModel:
     """Loads a checkpoint from a folder or the Hugging Face hub, ready to serve.
 
     ``dtype`` is float32, bfloat16, float16 (on a CPU: weights in float16, arithmetic in float32)
-    or auto (the checkpoint's own). Raises ModelLoadError
-    when the checkpoint is missing, gated, unreachable, damaged, of an unsupported architecture or
-    too large for the device.
+    or auto (the checkpoint's own). ``is_fused`` False runs transformers' modules as they are.
+    ``shards``: load one rank's part, on its device (hippo.parallel). Raises ModelLoadError when
+    the checkpoint is missing, gated, unreachable, damaged, of an unsupported architecture or too
+    large for the device.
     """
     report = progress or (lambda _stage, _share: None)
-    target = _device(device)
+    target = parse_device(device)
     if num_slots < 1 or max_context_length < 2:
         raise ModelLoadError(
             f"--slots {num_slots} and --max-context-length {max_context_length}: there must be at "
@@ -72,12 +84,15 @@ def load_model(
         max_context_length=max_context_length,
         served_name=served_name or checkpoint.name,
         progress=report,
+        is_fused=is_fused,
+        shards=shards,
     )
     report("loading", 1.0)
     return model
 
 
-def _device(name: str) -> torch.device:
+def parse_device(name: str) -> torch.device:
+    """The device of that name; raises ModelLoadError when it is unknown or not there."""
     try:
         device = torch.device(name)
     except RuntimeError as error:

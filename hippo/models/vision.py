@@ -1,4 +1,4 @@
-"""The vision tower's products in the form that is fastest here."""
+"""The products of a vision tower in the form that is fastest here."""
 
 from __future__ import annotations
 
@@ -32,7 +32,13 @@ def speed_up_vision(visual: Any, make_linear: MakeLinear) -> None:
         visual.patch_embed = _LinearModule(
             make_linear(convolution.weight.flatten(1), convolution.bias), convolution.weight.dtype
         )
-        for parent in list(visual.modules()):
+    replace_products(visual, make_linear)
+
+
+def replace_products(module: Any, make_linear: MakeLinear) -> None:
+    """Replaces every linear layer below ``module``, in place."""
+    with torch.inference_mode():
+        for parent in list(module.modules()):
             for name, child in list(parent.named_children()):
                 if isinstance(child, torch.nn.Linear):
                     linear = make_linear(child.weight, child.bias)

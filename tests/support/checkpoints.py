@@ -70,21 +70,12 @@ def write_checkpoint(
         "num_attention_heads": num_heads,
         "hidden_size": head_dim * num_heads,
         "intermediate_size": intermediate_size,
-        "vocab_size": vocab_size or len(tokenizer),
+        "vocab_size": len(tokenizer),
     }
     config = _config(transformers, tokenizer, text, head_dim)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = transformers.Qwen2_5_VLForConditionalGeneration(config)
-        for name, weight in model.named_parameters():
-            if name.endswith("norm.weight") or "norm1" in name or "norm2" in name:
-                weight.data.uniform_(0.5, 1.5)
-            elif name.endswith("bias"):
-                weight.data.normal_(0.0, 0.1)
-        if noise:
-            torch.manual_seed(seed + 1)
-            for weight in model.parameters():
-                weight.data.add_(torch.randn_like(weight) * noise * weight.std())
+    model = seeded_model(
+        transformers.Qwen2_5_VLForConditionalGeneration, config, seed, noise, vocab_size
+    )
     model.generation_config = transformers.GenerationConfig(
         eos_token_id=[
             tokenizer.convert_tokens_to_ids("<|im_end|>"),
@@ -100,17 +91,48 @@ def write_checkpoint(
     return folder
 
 
-def _processor(transformers: Any, merges: tuple[str, ...]) -> Any:
+def seeded_model(
+    architecture: Any, config: Any, seed: int, noise: float = 0.0, vocab_size: int | None = None
+) -> Any:
+    """A model with random weights by ``seed``, perturbed by ``noise``; see write_checkpoint.
+
+    The vocabulary grows to ``vocab_size`` at the end, so that a seed gives the same weights.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = architecture(config)
+        for name, weight in model.named_parameters():
+            if name.endswith("norm.weight") or "norm1" in name or "norm2" in name:
+                weight.data.uniform_(0.5, 1.5)
+            elif name.endswith("bias"):
+                weight.data.normal_(0.0, 0.1)
+        if noise:
+            torch.manual_seed(seed + 1)
+            for weight in model.parameters():
+                weight.data.add_(torch.randn_like(weight) * noise * weight.std())
+        if vocab_size:
+            model.resize_token_embeddings(vocab_size, mean_resizing=False)
+    return model
+
+
+def byte_tokenizer(
+    transformers: Any, merges: tuple[str, ...], special_tokens: tuple[str, ...]
+) -> Any:
+    """A tokenizer of bytes, a few merges and the special tokens."""
     tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens += [merge.replace(" ", "") for merge in merges]
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
     core = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=pairs))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
-    core.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
-    tokenizer = transformers.PreTrainedTokenizerFast(
+    core.add_special_tokens([AddedToken(token, special=True) for token in special_tokens])
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
+
+
+def _processor(transformers: Any, merges: tuple[str, ...]) -> Any:
+    tokenizer = byte_tokenizer(transformers, merges, SPECIAL_TOKENS)
     size = {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 256}
     return transformers.Qwen2_5_VLProcessor(
         image_processor=transformers.Qwen2VLImageProcessor(size=size),

@@ -1,10 +1,11 @@
-"""A Hugging Face hub on this machine with one good repository and several bad ones."""
+"""A Hugging Face hub on this machine with good repositories and several bad ones."""
 
 from __future__ import annotations
 
 import hashlib
 import http.server
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 COMMIT = "0" * 39 + "1"
@@ -17,11 +18,14 @@ REFUSALS = {
 
 
 class HubServer(http.server.ThreadingHTTPServer):
-    """Serves ``folder`` as the repository org/model, and REFUSALS."""
+    """Serves each folder as the repository of its name, and REFUSALS."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folders: Mapping[str, Path]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.files = {path.name: path.read_bytes() for path in folder.iterdir()}
+        self.repositories = {
+            name: {path.name: path.read_bytes() for path in folder.iterdir()}
+            for name, folder in folders.items()
+        }
 
     @property
     def url(self) -> str:
@@ -39,14 +43,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if name in path:
                 self._answer(status, b"{}", {"X-Error-Code": code} if code else {})
                 return
-        if path.startswith("/api/models/org/model/tree/"):
-            self._answer(200, json.dumps(self._tree()).encode(), {})
-        elif path.startswith("/api/models/org/model"):
-            siblings = [{"rfilename": name} for name in self.server.files]
-            info = {"id": "org/model", "sha": COMMIT, "siblings": siblings}
+        name = next((name for name in self.server.repositories if f"/{name}" in path), "")
+        files = self.server.repositories.get(name, {})
+        if path.startswith(f"/api/models/{name}/tree/"):
+            self._answer(200, json.dumps(_tree(files)).encode(), {})
+        elif path.startswith("/api/models/"):
+            siblings = [{"rfilename": file} for file in files]
+            info = {"id": name, "sha": COMMIT, "siblings": siblings}
             self._answer(200, json.dumps(info).encode(), {})
         else:
-            body = self.server.files.get(path.rpartition("/")[2])
+            body = files.get(path.rpartition("/")[2])
             if body is None:
                 self._answer(404, b"{}", {"X-Error-Code": "EntryNotFound"})
                 return
@@ -54,12 +60,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._answer(200, body, headers)
 
     do_HEAD = do_GET
-
-    def _tree(self) -> list[dict[str, object]]:
-        return [
-            {"type": "file", "path": name, "size": len(body), "oid": _digest(body)}
-            for name, body in self.server.files.items()
-        ]
 
     def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
@@ -72,6 +72,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing: the test says what went wrong."""
+
+
+def _tree(files: Mapping[str, bytes]) -> list[dict[str, object]]:
+    return [
+        {"type": "file", "path": name, "size": len(body), "oid": _digest(body)}
+        for name, body in files.items()
+    ]
 
 
 def _digest(body: bytes) -> str:

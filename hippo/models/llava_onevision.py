@@ -1,0 +1,113 @@
+"""LLaVA-OneVision: transformers' model and processor behind the project's interface."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hippo.errors import ModelLoadError
+from hippo.models.base import DecodedMedia, Prompt
+from hippo.models.checkpoint import Checkpoint
+from hippo.models.family import CachedModel
+from hippo.models.llava_prompt import PromptBuilder
+from hippo.models.pretrained import Pretrained, load_pretrained
+from hippo.models.vision import replace_products
+from hippo.types import ChatMessage, FramePlan
+
+_FRAMES_AT_ONCE = 16  # what the vision tower takes at a time, which bounds its memory
+
+
+class LlavaOnevision(CachedModel):
+    """A loaded LLaVA-OneVision checkpoint with its key-value cache; see VideoLanguageModel."""
+
+    def __init__(self, pretrained: Pretrained) -> None:
+        super().__init__(pretrained, num_axes=1)
+        self._prompts = PromptBuilder(
+            pretrained.processor, max_context_length=pretrained.info.max_context_length
+        )
+
+    def prepare(
+        self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
+    ) -> Prompt:
+        """See VideoLanguageModel.prepare; frames have one size, which no plan can lower."""
+        return self._prompts.build(messages, media, frame_plan)
+
+    @torch.inference_mode()
+    def embed_visual(self, prompt: Prompt) -> torch.Tensor | None:
+        """Vision tower, projector and pooling: the videos' grid tokens ``[num_visual_tokens,
+        hidden]``, then a newline a video, then the images' tokens."""
+        model, features = self.model.model, []
+        if (pixels := prompt.extras.get("pixel_values_videos")) is not None:
+            for frames in torch.split(pixels, _FRAMES_AT_ONCE):
+                embedded = model.get_video_features(self._on_device(frames)[None], return_dict=True)
+                features.append(embedded.pooler_output[0, :-1])  # a newline ends it
+            features.append(model.image_newline.expand(len(prompt.visual_grids), -1))
+        if (pixels := prompt.extras.get("pixel_values")) is not None:
+            features += model.get_image_features(
+                self._on_device(pixels),
+                prompt.extras["image_sizes"],
+                batch_num_images=prompt.extras["batch_num_images"],
+                return_dict=True,
+            ).pooler_output
+        return torch.cat(features) if features else None
+
+    def visual_places(self, prompt: Prompt) -> torch.Tensor:
+        """The prunable tokens, then the videos' newlines, then the images' tokens."""
+        others = [
+            prompt.extras[name]
+            for name in ("newline_indices", "image_indices")
+            if name in prompt.extras
+        ]
+        return torch.cat((prompt.visual_indices, *others))
+
+    def _on_device(self, pixels: torch.Tensor) -> torch.Tensor:
+        return pixels.to(device=self.embedding.device, dtype=self.embedding.dtype)
+
+
+def load(checkpoint: Checkpoint, **options: Any) -> LlavaOnevision:
+    """Loads a LLaVA-OneVision checkpoint, with the options of load_pretrained.
+
+    hippo.models.loading.load_model is the way in.
+    """
+    _check_configuration(checkpoint)
+    pretrained = load_pretrained(checkpoint, "LlavaOnevisionForConditionalGeneration", **options)
+    _check_processor(checkpoint, pretrained)
+    if pretrained.make_linear is not None:
+        replace_products(pretrained.model.model.vision_tower, pretrained.make_linear)
+        replace_products(pretrained.model.model.multi_modal_projector, pretrained.make_linear)
+    return LlavaOnevision(pretrained)
+
+
+def _check_configuration(checkpoint: Checkpoint) -> None:
+    language = (checkpoint.config.get("text_config") or {}).get("model_type", "qwen2")
+    if language != "qwen2":
+        raise ModelLoadError(
+            f"{checkpoint.name}: its language model is a {language!r}; LLaVA-OneVision is "
+            "supported with 'qwen2'"
+        )
+    strategy = checkpoint.config.get("vision_feature_select_strategy", "full")
+    if strategy != "full":
+        raise ModelLoadError(
+            f"{checkpoint.name}: vision_feature_select_strategy {strategy!r} is not supported: "
+            "a video's grid needs all patches ('full')"
+        )
+
+
+def _check_processor(checkpoint: Checkpoint, pretrained: Pretrained) -> None:
+    """Raises ModelLoadError unless the processor makes what the vision tower takes."""
+    vision, processor = pretrained.model.config.vision_config, pretrained.processor
+    side = vision.image_size
+    size = dict(processor.video_processor.size)
+    if (size.get("height"), size.get("width")) != (side, side):
+        raise ModelLoadError(
+            f"{checkpoint.name}: its processor makes frames of size {size}, its vision tower "
+            f"takes {side} x {side} pixels"
+        )
+    num_patches = (side // vision.patch_size) ** 2
+    if processor.num_image_tokens != num_patches:
+        raise ModelLoadError(
+            f"{checkpoint.name}: its processor counts {processor.num_image_tokens} tokens a frame "
+            f"(num_image_tokens), its vision tower gives {num_patches}"
+        )

@@ -1,0 +1,121 @@
+"""Prompts of the LLaVA-OneVision family: chat template, processor and the pooled video grid."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hippo.errors import InvalidRequestError, MediaError
+from hippo.models.base import DecodedMedia, Prompt
+from hippo.models.messages import (
+    check_length,
+    media_in_order,
+    prompt_hash,
+    refuse_placeholders,
+    render,
+)
+from hippo.models.question import question_indices
+from hippo.types import ChatMessage, FramePlan, MediaKind
+
+
+class PromptBuilder:
+    """Turns chat messages and decoded frames into a Prompt; usable from any thread.
+
+    A video is its frames' pooled grids, one after the other, and one newline token, which is
+    not prunable:
+
+        video   |- frame 0, row by row -|- frame 1 -| ... |- last frame -|newline|
+                ^ visual_indices ................................ end ^
+
+    ``extras`` of the prompt: ``pixel_values_videos`` (``[num_frames, 3, height, width]``, the
+    videos one after the other) and ``newline_indices`` (places in ``input_ids``) with videos;
+    ``pixel_values``, ``image_sizes``, ``batch_num_images`` and ``image_indices`` with images.
+    Several images are not cut into tiles, as the family was trained: only a lone one is.
+    """
+
+    def __init__(self, processor: Any, *, max_context_length: int) -> None:
+        self._processor = processor
+        self._max_context_length = max_context_length
+        # Pooling halves the sides of the tower's square grid, rounding up.
+        self._side = math.ceil(math.isqrt(processor.num_image_tokens) / 2)
+        self._lock = threading.Lock()  # the tokenizer is not to be entered twice
+
+    def build(
+        self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
+    ) -> Prompt:
+        """The prompt of a request; raises as VideoLanguageModel.prepare says."""
+        ordered = media_in_order(messages, media)
+        videos = [item for item in ordered if item.kind is MediaKind.VIDEO]
+        images = [item for item in ordered if item.kind is MediaKind.IMAGE]
+        refuse_placeholders(messages, self._processor)
+        self._refuse_pixel_cap(frame_plan)
+        arguments: dict[str, Any] = {}
+        if videos:
+            arguments["videos"] = [item.frames.permute(0, 3, 1, 2) for item in videos]
+            arguments["videos_kwargs"] = {"do_sample_frames": False}
+        if images:  # nested: these are all the images of one prompt
+            arguments["images"] = [[item.frames[0].permute(2, 0, 1) for item in images]]
+        with self._lock:
+            text = render(self._processor, messages, media)
+            try:
+                inputs = self._processor(text=[text], **arguments)
+            except ValueError as error:
+                raise MediaError(f"the model's processor refuses the media: {error}") from error
+            input_ids = torch.tensor(inputs["input_ids"][0])
+            check_length(input_ids.shape[0], self._max_context_length)
+            frames = inputs.get("pixel_values_videos", [])  # [frames, 3, height, width] each
+            grids = tuple((int(one.shape[0]), self._side, self._side) for one in frames)
+            visual_indices, newline_indices = self._video_places(input_ids, grids)
+            question = question_indices(
+                self._processor,
+                messages,
+                media,
+                rendered=text,
+                input_ids=input_ids,
+                visual_indices=visual_indices,
+            )
+        extras: dict[str, torch.Tensor] = {}
+        if videos:
+            extras["pixel_values_videos"] = torch.cat(list(frames))
+            extras["newline_indices"] = newline_indices
+        if images:
+            extras["pixel_values"] = torch.stack(list(inputs["pixel_values"]))
+            extras["image_sizes"] = torch.tensor(inputs["image_sizes"])
+            extras["batch_num_images"] = torch.tensor(inputs["batch_num_images"])
+            extras["image_indices"] = (input_ids == self._processor.image_token_id).nonzero()[:, 0]
+        return Prompt(
+            input_ids=input_ids,
+            positions=torch.arange(input_ids.shape[0])[None],
+            next_position=input_ids.shape[0],
+            visual_indices=visual_indices,
+            visual_grids=grids,
+            question_indices=question,
+            prompt_hash=prompt_hash(input_ids),
+            extras=extras,
+        )
+
+    def _video_places(
+        self, input_ids: torch.Tensor, grids: Sequence[tuple[int, int, int]]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Places of the grids' tokens and of the newlines, one a video."""
+        places = (input_ids == self._processor.video_token_id).nonzero()[:, 0]
+        ends = (
+            torch.tensor([math.prod(grid) + 1 for grid in grids], dtype=torch.int64).cumsum(0) - 1
+        )
+        is_newline = torch.zeros(places.shape[0], dtype=torch.bool)
+        is_newline[ends] = True
+        return places[~is_newline], places[is_newline]
+
+    def _refuse_pixel_cap(self, frame_plan: FramePlan) -> None:
+        size = self._processor.video_processor.size
+        if 0 < frame_plan.max_pixels < size["height"] * size["width"]:
+            raise InvalidRequestError(
+                f"this model looks at every frame at {size['width']} x {size['height']} pixels: "
+                f"max_pixels cannot be {frame_plan.max_pixels}; leave it out, or lower the number "
+                "of frames",
+                param="mm_processor_kwargs",
+            )

@@ -1,0 +1,279 @@
+"""The repositories that the README names, as their files are on the hub, but small and random.
+
+Written from what the hub's configuration files say: flat or nested, with which keys, under which
+weight names, in how many files, with the vocabulary padded beyond the tokenizer. Shrunk are
+widths, depths and ids only: a vision tower's grid, the processors' settings and the ratios of
+heads are the published ones.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from hippo.models._torchvision import ensure_torchvision
+from tests.support import checkpoints, llava
+
+_HEAD_DIM = 16
+_NUM_LAYERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class HubForm:
+    """What tells one repository from another."""
+
+    num_heads: int
+    num_kv_heads: int
+    num_padding_ids: int  # rows that no token has
+    is_tied: bool = False
+    is_sharded: bool = True
+    rope_scaling_type: str = "mrope"  # of Qwen2.5-VL
+
+
+HUB_FORMS = {
+    "Qwen/Qwen2.5-VL-3B-Instruct": HubForm(8, 1, 36, is_tied=True),
+    "Qwen/Qwen2.5-VL-7B-Instruct": HubForm(7, 1, 52),
+    "Qwen/Qwen2.5-VL-32B-Instruct": HubForm(10, 2, 52, rope_scaling_type="default"),
+    "Qwen/Qwen2.5-VL-72B-Instruct": HubForm(8, 1, 52),
+    "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": HubForm(7, 1, 39, is_tied=True, is_sharded=False),
+    "llava-hf/llava-onevision-qwen2-7b-ov-hf": HubForm(14, 2, 55),
+    "llava-hf/llava-onevision-qwen2-72b-ov-hf": HubForm(8, 1, 55),
+}
+
+
+def write_hub_form(folder: Path, name: str) -> Path:
+    """Saves the small counterpart of the hub's repository ``name`` to ``folder``."""
+    ensure_torchvision()
+    transformers: Any = importlib.import_module("transformers")
+    folder.mkdir(parents=True)
+    form = HUB_FORMS[name]
+    is_qwen = name.startswith("Qwen/")
+    special_tokens = checkpoints.SPECIAL_TOKENS if is_qwen else llava.SPECIAL_TOKENS
+    tokenizer = checkpoints.byte_tokenizer(transformers, ("t h", "th e"), special_tokens)
+    tokenizer.save_pretrained(folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    _write(folder, "tokenizer_config.json", settings | {"tokenizer_class": "Qwen2Tokenizer"})
+    ids = tokenizer.get_vocab()
+    template = checkpoints.CHAT_TEMPLATE if is_qwen else llava.CHAT_TEMPLATE
+    _write(folder, "chat_template.json", {"chat_template": template})
+    _write(folder, "config.json", (_qwen_config if is_qwen else _llava_config)(form, ids))
+    if is_qwen:
+        _write(folder, "preprocessor_config.json", _QWEN_PREPROCESSOR)
+    else:
+        for kind, settings in _LLAVA_PREPROCESSORS.items():
+            _write(folder, kind, settings)
+    generation = {"bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"]}
+    _write(folder, "generation_config.json", generation)
+    architecture = (
+        "Qwen2_5_VLForConditionalGeneration"
+        if is_qwen
+        else "LlavaOnevisionForConditionalGeneration"
+    )
+    config = transformers.AutoConfig.from_pretrained(folder)
+    model = checkpoints.seeded_model(getattr(transformers, architecture), config, seed=0)
+    dtype = torch.bfloat16 if is_qwen else torch.float16
+    weights = {
+        _hub_name(key, is_qwen): weight.to(dtype).contiguous()
+        for key, weight in model.state_dict().items()
+        if not (form.is_tied and key == "lm_head.weight")
+    }
+    _write_weights(folder, weights, is_sharded=form.is_sharded)
+    return folder
+
+
+def resave(folder: Path, new_folder: Path) -> Path:
+    """The same checkpoint as the installed transformers would save it: another form."""
+    transformers: Any = importlib.import_module("transformers")
+    model = transformers.AutoModelForImageTextToText.from_pretrained(folder)
+    model.save_pretrained(new_folder)
+    transformers.AutoProcessor.from_pretrained(folder).save_pretrained(new_folder)
+    return new_folder
+
+
+def _text(form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
+    return {
+        "hidden_act": "silu",
+        "hidden_size": form.num_heads * _HEAD_DIM,
+        "intermediate_size": 128,
+        "initializer_range": 0.12,  # the hub's 0.02 makes small models say one thing
+        "max_window_layers": _NUM_LAYERS,
+        "num_attention_heads": form.num_heads,
+        "num_hidden_layers": _NUM_LAYERS,
+        "num_key_value_heads": form.num_kv_heads,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": len(ids) + form.num_padding_ids,
+        "bos_token_id": ids["<|endoftext|>"],
+        "eos_token_id": ids["<|im_end|>"],
+    }
+
+
+def _qwen_config(form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
+    """Flat: the text model's settings stand beside the others."""
+    vision: dict[str, Any] = {
+        "depth": 2,
+        "fullatt_block_indexes": [1],
+        "hidden_act": "silu",
+        "hidden_size": 32,
+        "in_chans": 3,
+        "intermediate_size": 64,
+        "num_heads": 2,
+        "out_hidden_size": form.num_heads * _HEAD_DIM,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "spatial_patch_size": 14,
+        "temporal_patch_size": 2,
+        "tokens_per_second": 2,
+        "window_size": 112,
+    }
+    rope: dict[str, Any] = {"mrope_section": [2, 3, 3], "type": form.rope_scaling_type}
+    if form.rope_scaling_type == "default":  # of the later repositories
+        rope["rope_type"] = "default"
+        vision["model_type"] = "qwen2_5_vl"
+    return {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "model_type": "qwen2_5_vl",
+        "attention_dropout": 0.0,
+        "vision_start_token_id": ids["<|vision_start|>"],
+        "vision_end_token_id": ids["<|vision_end|>"],
+        "vision_token_id": ids["<|vision_pad|>"],
+        "image_token_id": ids["<|image_pad|>"],
+        "video_token_id": ids["<|video_pad|>"],
+        **_text(form, ids),
+        "max_position_embeddings": 128000,
+        "sliding_window": 32768,
+        "tie_word_embeddings": form.is_tied,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.41.2",
+        "rope_scaling": rope,
+        "vision_config": vision,
+    }
+
+
+def _llava_config(form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
+    """Nested; whether embeddings are tied stands with the text model and not at the top."""
+    text = _text(form, ids) | {
+        "_name_or_path": "Qwen/Qwen2-7B-Instruct",
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "max_position_embeddings": 32768,
+        "sliding_window": 131072,
+        "torch_dtype": "bfloat16",
+    }
+    if form.is_tied:
+        text["tie_word_embeddings"] = True
+    return {
+        "architectures": ["LlavaOnevisionForConditionalGeneration"],
+        "model_type": "llava_onevision",
+        "ignore_index": -100,
+        "image_grid_pinpoints": llava.pinpoints(384),
+        "image_token_index": ids["<image>"],
+        "video_token_index": ids["<video>"],
+        "projector_hidden_act": "gelu",
+        "text_config": text,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float16",
+        "transformers_version": "4.45.0.dev0",
+        "use_image_newline_parameter": True,
+        "vision_aspect_ratio": "anyres_max_9",
+        "vision_config": {
+            "hidden_size": 32,
+            "image_size": 384,
+            "intermediate_size": 64,
+            "model_type": "siglip_vision_model",
+            "num_attention_heads": 2,
+            "num_hidden_layers": 2,
+            "patch_size": 14,
+            "vision_use_head": False,
+        },
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+    }
+
+
+_QWEN_PREPROCESSOR = {
+    "min_pixels": 3136,
+    "max_pixels": 12845056,
+    "patch_size": 14,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "processor_class": "Qwen2_5_VLProcessor",
+}
+
+_LLAVA_SETTINGS: dict[str, Any] = {
+    "do_convert_rgb": True,
+    "do_normalize": True,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "processor_class": "LlavaOnevisionProcessor",
+    "resample": 3,
+    "rescale_factor": 0.00392156862745098,
+    "size": {"height": 384, "width": 384},
+}
+
+_LLAVA_PREPROCESSORS: dict[str, dict[str, Any]] = {
+    "preprocessor_config.json": {
+        **_LLAVA_SETTINGS,
+        "do_pad": True,
+        "image_grid_pinpoints": llava.pinpoints(384),
+        "image_processor_type": "LlavaOnevisionImageProcessor",
+    },
+    "video_preprocessor_config.json": {
+        **_LLAVA_SETTINGS,
+        "video_processor_type": "LlavaOnevisionVideoProcessor",
+    },
+    "processor_config.json": {
+        "image_token": "<image>",
+        "num_image_tokens": 729,
+        "processor_class": "LlavaOnevisionProcessor",
+        "video_token": "<video>",
+        "vision_feature_select_strategy": "full",
+    },
+}
+
+_HUB_PREFIXES = {
+    True: {"model.visual.": "visual.", "model.language_model.": "model."},
+    False: {
+        "model.language_model.": "language_model.model.",
+        "lm_head.": "language_model.lm_head.",
+        "model.vision_tower.": "vision_tower.vision_model.",
+        "model.": "",
+    },
+}
+
+
+def _hub_name(key: str, is_qwen: bool) -> str:
+    for prefix, replacement in _HUB_PREFIXES[is_qwen].items():
+        if key.startswith(prefix):
+            return replacement + key.removeprefix(prefix)
+    return key
+
+
+def _write_weights(folder: Path, weights: dict[str, torch.Tensor], *, is_sharded: bool) -> None:
+    if not is_sharded:
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    names = sorted(weights)
+    files = {}
+    for number, part in enumerate((names[::2], names[1::2]), 1):
+        file = f"model-{number:05}-of-00002.safetensors"
+        save_file({key: weights[key] for key in part}, folder / file, metadata={"format": "pt"})
+        files.update(dict.fromkeys(part, file))
+    _write(folder, "model.safetensors.index.json", {"metadata": {}, "weight_map": files})
+
+
+def _write(folder: Path, name: str, value: object) -> None:
+    (folder / name).write_text(json.dumps(value, indent=2))

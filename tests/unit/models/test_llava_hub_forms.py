@@ -1,0 +1,167 @@
+"""The repositories that the README names load from files in the form that they have on the hub."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hippo.models.base import SequenceRows, StepPlan, VideoLanguageModel
+from hippo.models.linear import has_half_linear
+from hippo.models.loading import load_model
+from hippo.pair import check_pair
+from tests.support.hub import HubServer
+from tests.support.hub_forms import HUB_FORMS, resave, write_hub_form
+from tests.support.llava import LlavaReference
+from tests.support.reference import Reference, clip, image, prefill, prepare, user
+
+QUESTION = "what is in the thing?"
+CONTENT = [{"type": "video"}, {"type": "text", "text": QUESTION}]
+
+
+@pytest.fixture(scope="module")
+def repositories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("hub")
+    return {name: write_hub_form(folder / name.replace("/", "--"), name) for name in HUB_FORMS}
+
+
+def _load(folder: Path, dtype: str = "float32") -> VideoLanguageModel:
+    return load_model(str(folder), dtype=dtype, max_context_length=2048)
+
+
+def _reference(folder: Path) -> Any:
+    model_type = json.loads((folder / "config.json").read_text())["model_type"]
+    return Reference(folder) if model_type == "qwen2_5_vl" else LlavaReference(folder)
+
+
+@pytest.mark.parametrize("form", ["hub", "as transformers 5 saves it"])
+@pytest.mark.parametrize("name", HUB_FORMS)
+def test_a_repository_loads_and_gives_transformers_own_logits(
+    repositories: dict[str, Path], name: str, form: str, tmp_path: Path
+) -> None:
+    folder = repositories[name]
+    if form != "hub":
+        folder = resave(folder, tmp_path / "saved")
+        assert "rope_parameters" in json.loads((folder / "config.json").read_text())["text_config"]
+    model, reference, media = _load(folder), _reference(folder), clip(num_frames=2)
+    inputs = reference.inputs(CONTENT, [media])
+    prompt = prepare(model, user(0, QUESTION), media)
+    assert prompt.input_ids.tolist() == inputs["input_ids"][0].tolist()
+    expected = reference.forward(inputs)[-1]
+    hub = HUB_FORMS[name]
+    assert expected.shape == (model.info.num_token_ids + hub.num_padding_ids,)
+    logits = prefill(model, 0, prompt)
+    torch.testing.assert_close(logits, expected[: model.info.num_token_ids], rtol=1e-4, atol=1e-4)
+    rows = model.forward(StepPlan((SequenceRows(0, 0, (5, 6, 7)),)))
+    torch.testing.assert_close(
+        rows,
+        reference.recompute(prompt, None, (5, 6, 7))[1:, : rows.shape[1]],
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+
+@pytest.mark.parametrize("name", HUB_FORMS)
+def test_configurations_are_read_as_the_hub_means_them(
+    repositories: dict[str, Path], name: str
+) -> None:
+    reference = _reference(repositories[name])
+    config = reference.model.config
+    rope = config.text_config.rope_parameters
+    assert (rope["rope_type"], rope["rope_theta"]) == ("default", 1e6)
+    assert set(config.text_config.layer_types) == {"full_attention"}
+    head = reference.model.lm_head.weight
+    embedding = reference.model.get_input_embeddings().weight
+    assert (head.data_ptr() == embedding.data_ptr()) == HUB_FORMS[name].is_tied
+    if name.startswith("Qwen/"):
+        assert rope["mrope_section"] == [2, 3, 3]
+        size = reference.processor.video_processor.size
+        assert (size["shortest_edge"], size["longest_edge"]) == (3136, 12845056)
+    else:
+        assert config.vision_aspect_ratio == "anyres_max_9"
+        assert len(config.image_grid_pinpoints) == 36
+        assert reference.processor.num_image_tokens == 729
+        assert reference.processor.video_processor.image_mean == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize("name", HUB_FORMS)
+def test_the_dtype_is_the_repositorys_own(repositories: dict[str, Path], name: str) -> None:
+    model = _load(repositories[name], "auto")
+    half = "float16" if has_half_linear() else "float32"
+    assert model.info.dtype == ("bfloat16" if name.startswith("Qwen/") else half)
+    prompt = prepare(model, user(0, QUESTION), clip(num_frames=2))
+    grid = (1, 3, 3) if name.startswith("Qwen/") else (2, 14, 14)
+    assert prompt.visual_grids == (grid,)
+    assert prefill(model, 0, prompt).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("draft", "target"),
+    [
+        ("Qwen/Qwen2.5-VL-3B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct"),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-VL-32B-Instruct"),
+        (
+            "llava-hf/llava-onevision-qwen2-0.5b-ov-hf",
+            "llava-hf/llava-onevision-qwen2-7b-ov-hf",
+        ),
+        (
+            "llava-hf/llava-onevision-qwen2-7b-ov-hf",
+            "llava-hf/llava-onevision-qwen2-72b-ov-hf",
+        ),
+    ],
+)
+def test_models_of_a_family_are_a_pair_whatever_vocabulary_size_they_declare(
+    repositories: dict[str, Path], draft: str, target: str
+) -> None:
+    models = [_load(repositories[name]) for name in (draft, target)]
+    check_pair(models[0].info, models[1].info)
+
+
+def test_an_image_of_the_hubs_sizes_gives_transformers_own_logits(
+    repositories: dict[str, Path],
+) -> None:
+    folder = repositories["llava-hf/llava-onevision-qwen2-0.5b-ov-hf"]
+    model, reference = _load(folder), LlavaReference(folder)
+    media = image(height=300, width=400)
+    inputs = reference.inputs([{"type": "image"}, {"type": "text", "text": QUESTION}], [media])
+    prompt = prepare(model, user(0, QUESTION), media)
+    assert prompt.input_ids.tolist() == inputs["input_ids"][0].tolist()
+    logits = prefill(model, 0, prompt)
+    expected = reference.forward(inputs)[-1, : logits.shape[0]]
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+HUB_SCRIPT = """
+import sys
+from hippo.models.loading import load_model
+for name in sys.argv[1:]:
+    info = load_model(name, max_context_length=64).info
+    sys.stdout.write(f"{info.name} {info.family}\\n")
+"""
+
+
+def test_names_on_the_hub_load_from_it(repositories: dict[str, Path], tmp_path: Path) -> None:
+    names = ["Qwen/Qwen2.5-VL-7B-Instruct", "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"]
+    with HubServer({name: repositories[name] for name in names}) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        done = subprocess.run(
+            [sys.executable, "-c", HUB_SCRIPT, *names],
+            env={"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path), "PATH": ""},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
+        )
+        server.shutdown()
+        thread.join()
+    assert done.stdout.splitlines() == [
+        f"{names[0]} qwen2_5_vl",
+        f"{names[1]} llava_onevision",
+    ], done.stderr

@@ -1,0 +1,167 @@
+"""Prompts of LLaVA-OneVision: what is prunable, where it stands, what the question is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from hippo.errors import ContextLengthError, InvalidRequestError
+from hippo.models.base import DecodedMedia, Prompt
+from hippo.models.llava_prompt import PromptBuilder
+from hippo.types import ChatMessage, FramePlan, TextPart
+from tests.support.llava import ORDERED_TEMPLATE, llava_processor
+from tests.support.reference import clip, image, user
+
+
+@pytest.fixture(scope="module")
+def processor() -> Any:
+    return llava_processor()
+
+
+@pytest.fixture(scope="module")
+def ordered() -> Any:
+    """A processor whose template keeps the order of a turn's parts."""
+    return llava_processor(ORDERED_TEMPLATE)
+
+
+def build(
+    processor: Any,
+    messages: Sequence[ChatMessage],
+    *media: DecodedMedia,
+    plan: FramePlan | None = None,
+    room: int = 4096,
+) -> Prompt:
+    return PromptBuilder(processor, max_context_length=room).build(
+        messages, media, plan or FramePlan()
+    )
+
+
+def asked(processor: Any, prompt: Prompt) -> str:
+    text: str = processor.tokenizer.decode(prompt.input_ids[prompt.question_indices])
+    return text
+
+
+def test_prunable_tokens_are_a_videos_grid_without_its_newline(processor: Any) -> None:
+    prompt = build(processor, user(0, "what?"), clip(num_frames=4))
+    is_video = prompt.input_ids == processor.video_token_id
+    assert int(is_video.sum()) == 4 * 9 + 1
+    assert prompt.visual_grids == ((4, 3, 3),)
+    assert prompt.visual_indices.tolist() == is_video.nonzero()[:36, 0].tolist()
+    assert prompt.extras["newline_indices"].tolist() == is_video.nonzero()[36:, 0].tolist()
+    assert prompt.extras["pixel_values_videos"].shape == (4, 3, 38, 38)
+
+
+def test_the_hubs_sizes_give_14_by_14_tokens_a_frame() -> None:
+    processor = llava_processor(image_size=384, patch_size=14)
+    prompt = build(processor, user(0, "what?"), clip(num_frames=3, size=60))
+    assert processor.num_image_tokens == 729
+    assert prompt.visual_grids == ((3, 14, 14),)
+    assert prompt.visual_indices.shape == (3 * 196,)
+    assert prompt.extras["pixel_values_videos"].shape == (3, 3, 384, 384)
+
+
+def test_positions_are_the_places_on_one_axis(processor: Any) -> None:
+    prompt = build(processor, user(0, "what?"), clip())
+    assert torch.equal(prompt.positions, torch.arange(prompt.length)[None])
+    assert prompt.next_position == prompt.length
+
+
+def test_adjacent_videos_keep_a_newline_each(ordered: Any) -> None:
+    clips = clip(num_frames=2), clip(num_frames=5, seed=1), clip(num_frames=1, seed=2)
+    prompt = build(ordered, user(0, 1, "what?", 2), *clips)
+    assert prompt.visual_grids == ((2, 3, 3), (5, 3, 3), (1, 3, 3))
+    first = int(prompt.visual_indices[0])
+    assert prompt.extras["newline_indices"][:2].tolist() == [first + 18, first + 18 + 1 + 45]
+    places = torch.cat((prompt.visual_indices, prompt.extras["newline_indices"])).sort().values
+    is_video = prompt.input_ids == ordered.video_token_id
+    assert torch.equal(places, is_video.nonzero()[:, 0])
+    assert prompt.extras["pixel_values_videos"].shape[0] == 8
+
+
+def test_a_lone_image_is_cut_into_tiles_and_several_are_not(processor: Any) -> None:
+    lone = build(processor, user(0, "what?"), image(height=38, width=76))
+    # the whole image, then two tiles side by side with a newline a row
+    assert lone.extras["image_indices"].shape == (25 + 5 * (10 + 1),)
+    assert lone.extras["pixel_values"].shape == (1, 3, 3, 38, 38)
+    several = build(processor, user(0, 1, "what?"), image(height=38, width=76), image())
+    assert several.extras["image_indices"].shape == (2 * (25 + 1),)
+    assert several.extras["batch_num_images"].tolist() == [2]
+    assert several.visual_indices.shape == (0,) and several.visual_grids == ()
+
+
+@pytest.mark.parametrize("parts", [(0, "what is it?"), ("what is it?", 0)])
+def test_the_hubs_template_puts_the_question_last_whatever_the_order(
+    processor: Any, parts: tuple[str | int, ...]
+) -> None:
+    prompt = build(processor, user(*parts), clip())
+    assert asked(processor, prompt) == "what is it?"
+    assert int(prompt.question_indices[0]) > int(prompt.visual_indices[-1])
+
+
+def test_a_question_before_the_video_is_found_with_the_last_token(ordered: Any) -> None:
+    prompt = build(ordered, user("what is it?", 0), clip())
+    assert int(prompt.question_indices[-1]) == prompt.length - 1
+    assert asked(ordered, prompt) == "what is it?\n"
+
+
+def test_text_between_videos_is_not_the_question_when_more_follows(ordered: Any) -> None:
+    prompt = build(ordered, user(0, "first, then", 1, "who?"), clip(), clip(seed=1))
+    assert asked(ordered, prompt) == "who?"
+
+
+def test_only_the_last_turn_asks(processor: Any) -> None:
+    turns = [
+        *user(0, "what is it?"),
+        ChatMessage("assistant", (TextPart("A thing."),)),
+        *user("where?"),
+    ]
+    prompt = build(processor, turns, clip())
+    assert asked(processor, prompt) == "where?"
+    assert "A thing." in processor.tokenizer.decode(prompt.input_ids)
+
+
+def test_text_alone_asks_about_no_video(processor: Any) -> None:
+    prompt = build(processor, user("hello"))
+    assert prompt.question_indices.shape == prompt.visual_indices.shape == (0,)
+    assert prompt.extras == {} and prompt.visual_grids == ()
+
+
+def test_prompts_differ_in_their_hash(processor: Any) -> None:
+    one, same, other = (build(processor, user(text)) for text in ("a", "a", "b"))
+    assert one.prompt_hash == same.prompt_hash != other.prompt_hash
+
+
+def test_a_cap_on_pixels_below_the_frames_one_size_is_refused(processor: Any) -> None:
+    build(processor, user(0, "what?"), clip(), plan=FramePlan(max_pixels=38 * 38))
+    with pytest.raises(InvalidRequestError, match=r"every frame at 38 x 38 pixels.*cannot be 1443"):
+        build(processor, user(0, "what?"), clip(), plan=FramePlan(max_pixels=38 * 38 - 1))
+
+
+def test_a_prompt_beyond_the_context_is_refused(processor: Any) -> None:
+    with pytest.raises(ContextLengthError, match="context of 64"):
+        build(processor, user(0, "what?"), clip(), room=64)
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        (user("see", 1), "media item 1"),
+        (user("nothing"), "no message refers to media item 0"),
+        (user(0, "a <video> tag"), "may not contain"),
+        ([], "at least one message"),
+    ],
+)
+def test_messages_that_do_not_fit_the_media_are_refused(
+    processor: Any, messages: list[ChatMessage], said: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=said):
+        build(processor, messages, clip())
+
+
+def test_a_template_that_leaves_media_out_is_reported() -> None:
+    deaf = llava_processor("{% for message in messages %}{{ message['role'] }}{% endfor %}")
+    with pytest.raises(InvalidRequestError, match="processor refuses the media"):
+        build(deaf, user(0, "what?"), clip())
