@@ -10,16 +10,17 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-import torch
-
+from hippo.engine.cpu import prepare_cpu
 from hippo.engine.service import AnyService
 from hippo.engine.settings import EngineSettings
 from hippo.errors import HippoError
 from hippo.logs import setup_logging
 from hippo.models.base import VideoLanguageModel
+from hippo.models.checkpoint import Progress
 from hippo.models.loading import load_model
 from hippo.video.decoder import MediaDecoder
 
@@ -28,26 +29,56 @@ _log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 
+class ModelSource(Protocol):
+    """Where the model comes from, when it is more than this process that holds it."""
+
+    @property
+    def lost(self) -> Future[HippoError]:
+        """Set, with the reason, when the model is of no use any more."""
+
+    def load(self, progress: Progress) -> VideoLanguageModel:
+        """The model (any thread); raises HippoError."""
+
+    def close(self) -> None:
+        """Ends what belongs to the model outside this process; waits for it."""
+
+
 def run_process(
-    name: str, build: Callable[[], AnyService], settings: EngineSettings, port: int
+    name: str,
+    build: Callable[[], AnyService],
+    settings: EngineSettings,
+    port: int,
+    source: ModelSource | None = None,
 ) -> int:
-    """Prepares the process and runs the service in it; the exit code."""
+    """Prepares the process and runs the service in it; the exit code.
+
+    Without a ``source`` the model is loaded as the settings say.
+    """
     setup_logging(name, level=settings.log_level, style=settings.log_style)
+    source = source or _LocalSource(settings)
+    code = 1
     try:
-        _prepare_cpu(settings)
-        asyncio.run(serve(build, settings, port))
+        prepare_cpu(settings.cpu_core, settings.num_threads)
+        asyncio.run(serve(build, settings, port, source))
+        code = 0
     except HippoError as error:
         _log.error("%s", error.message)
-        return 1
     finally:
-        if any(thread.name == _LOADER for thread in threading.enumerate()):
-            logging.shutdown()  # a model still loads: nothing can interrupt it but the end
-            os._exit(0)
-    return 0
+        if source.lost.done() or any(t.name == _LOADER for t in threading.enumerate()):
+            # A model still loads, or a thread may wait for a process that has gone: nothing can
+            # interrupt that but the end.
+            logging.shutdown()
+            os._exit(code)
+    return code
 
 
-async def serve(build: Callable[[], AnyService], settings: EngineSettings, port: int) -> None:
-    """Builds, starts, loads the model, serves until SIGTERM or SIGINT, drains and stops."""
+async def serve(
+    build: Callable[[], AnyService], settings: EngineSettings, port: int, source: ModelSource
+) -> None:
+    """Builds, starts, loads the model, serves until SIGTERM or SIGINT, drains and stops.
+
+    Raises HippoError when the model cannot be loaded or is lost.
+    """
     service = build()
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -59,28 +90,46 @@ async def serve(build: Callable[[], AnyService], settings: EngineSettings, port:
         if settings.port_file:
             _write_port(Path(settings.port_file), bound)
         _log.info("listening on %s:%d", settings.host, bound)
-        serving = asyncio.create_task(_load_and_serve(service, settings, decoder))
+        serving = asyncio.create_task(_load_and_serve(service, source, decoder))
         waiting = asyncio.create_task(stopping.wait())
-        await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
+        losing = asyncio.create_task(_wait_lost(source))
+        await asyncio.wait((serving, waiting, losing), return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             serving.result()
-            await waiting
+            await asyncio.wait((waiting, losing), return_when=asyncio.FIRST_COMPLETED)
+        if losing.done():
+            service.fail(losing.result())
+            raise losing.result()
+        if serving.done():
             _log.info("draining for at most %g seconds", settings.drain_seconds)
             await service.drain(settings.drain_seconds)
-        for task in (serving, waiting):
+        for task in (serving, waiting, losing):
             task.cancel()
-        await asyncio.gather(serving, waiting, return_exceptions=True)
+        await asyncio.gather(serving, waiting, losing, return_exceptions=True)
     finally:
-        await service.stop()
+        await _stop(service, source)
         await decoder.close()
     _log.info("stopped")
 
 
-async def _load_and_serve(
-    service: AnyService, settings: EngineSettings, decoder: MediaDecoder
-) -> None:
+async def _wait_lost(source: ModelSource) -> HippoError:
+    return await asyncio.shield(asyncio.wrap_future(source.lost))
+
+
+async def _stop(service: AnyService, source: ModelSource) -> None:
+    """Stops the service, then what its model has outside this process."""
+    stopping = asyncio.ensure_future(service.stop())
+    # When the model is lost, the device thread may wait for what has gone, and not stop at all.
+    seconds = _LOST_STOP_SECONDS if source.lost.done() else None
+    await asyncio.wait((stopping,), timeout=seconds)
+    if stopping.done():
+        stopping.result()
+    await asyncio.to_thread(source.close)
+
+
+async def _load_and_serve(service: AnyService, source: ModelSource, decoder: MediaDecoder) -> None:
     await decoder.start()
-    model = await _in_daemon_thread(lambda: _load(settings))
+    model = await _in_daemon_thread(lambda: _load(source))
     _log.info("warming up")
     await service.serve_model(model, decoder)
     # What is loaded stays: a full garbage collection over it would hold up a step for 0.2 s.
@@ -98,7 +147,30 @@ async def _load_and_serve(
     )
 
 
-def _load(settings: EngineSettings) -> VideoLanguageModel:
+class _LocalSource:
+    """A model in this process alone."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
+        self.lost: Future[HippoError] = Future()  # never
+
+    def load(self, progress: Progress) -> VideoLanguageModel:
+        settings = self._settings
+        return load_model(
+            settings.model,
+            device=settings.device,
+            dtype=settings.dtype,
+            num_slots=settings.slots,
+            max_context_length=settings.max_context_length,
+            served_name=settings.served_name,
+            progress=progress,
+        )
+
+    def close(self) -> None:
+        pass
+
+
+def _load(source: ModelSource) -> VideoLanguageModel:
     shown: tuple[str, int] | None = None
 
     def show_progress(stage: str, share: float) -> None:
@@ -108,18 +180,11 @@ def _load(settings: EngineSettings) -> VideoLanguageModel:
             shown = (stage, tenth)
             _log.info("%s: %d %%", stage, tenth * 10)
 
-    return load_model(
-        settings.model,
-        device=settings.device,
-        dtype=settings.dtype,
-        num_slots=settings.slots,
-        max_context_length=settings.max_context_length,
-        served_name=settings.served_name,
-        progress=show_progress,
-    )
+    return source.load(show_progress)
 
 
 _LOADER = "load-model"
+_LOST_STOP_SECONDS = 10.0
 
 
 async def _in_daemon_thread(function: Callable[[], ResultT]) -> ResultT:
@@ -146,22 +211,6 @@ async def _in_daemon_thread(function: Callable[[], ResultT]) -> ResultT:
 
     threading.Thread(target=work, name=_LOADER, daemon=True).start()
     return await future
-
-
-def _prepare_cpu(settings: EngineSettings) -> None:
-    """Pins every thread there is, and so all that come, and sizes torch's thread pool."""
-    if settings.cpu_core is not None:
-        try:
-            for thread in Path("/proc/self/task").iterdir():
-                os.sched_setaffinity(int(thread.name), {settings.cpu_core})
-        except OSError:
-            cores = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
-            raise HippoError(
-                f"--cpu-core {settings.cpu_core}: this process may run on cores {cores}"
-            ) from None
-        torch.set_num_threads(1)
-    elif settings.num_threads is not None:
-        torch.set_num_threads(settings.num_threads)
 
 
 def _write_port(path: Path, port: int) -> None:

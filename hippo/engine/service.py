@@ -57,7 +57,7 @@ class EngineService(Generic[EngineT]):
     async def serve_model(self, model: VideoLanguageModel, decoder: Decoder) -> None:
         """Warms the model up and serves; ``decoder`` stays the caller's to close."""
         info = model.info
-        engine = self._make_engine(model, on_failure=self._on_failure)
+        engine = self._make_engine(model, on_failure=self.fail)
         self.host.backend = Backend(
             info=info,
             engine=engine,
@@ -76,6 +76,12 @@ class EngineService(Generic[EngineT]):
         if not await self.host.wait_idle(seconds):
             _log.warning("sequences still ran after %g seconds of draining", seconds)
 
+    def fail(self, _: Exception) -> None:
+        """Serves no more: the device is of no use."""
+        if self.host.state is HostState.SERVING:
+            self.host.state = HostState.FAILED
+        self._failing = asyncio.create_task(self.rpc.set_serving(False))
+
     async def stop(self) -> None:
         """Ends what runs, the server and the device thread."""
         self.host.state = HostState.DRAINING
@@ -87,11 +93,6 @@ class EngineService(Generic[EngineT]):
             self.host.backend.prompts.close()
         if self._metrics is not None:
             await asyncio.to_thread(self._metrics.stop)
-
-    def _on_failure(self, _: Exception) -> None:
-        if self.host.state is HostState.SERVING:
-            self.host.state = HostState.FAILED
-        self._failing = asyncio.create_task(self.rpc.set_serving(False))
 
 
 AnyService = EngineService[Any]

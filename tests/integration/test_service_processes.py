@@ -128,6 +128,7 @@ def test_a_taken_port_is_one_clear_line(target_checkpoint: Path) -> None:
         (("--model", "m", "--slots", "0"), "--slots is 0"),
         (("--model", "m", "--tls-key", "k"), "--tls-cert"),
         (("--model", "m", "--max-queue", "-1"), "--max-queue"),
+        (("--model", "m", "--score-layers", "0"), "--score-layers is 0"),
     ],
 )
 def test_unsuitable_settings_are_refused_before_anything_is_loaded(

@@ -1,0 +1,27 @@
+"""Which core a process runs on, and how many threads torch uses in it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from hippo.errors import HippoError
+
+
+def prepare_cpu(core: int | None, num_threads: int | None) -> None:
+    """Pins every thread there is, and so all that come, and sizes torch's thread pool.
+
+    A pinned process has one thread. Raises HippoError for a core that it may not run on.
+    """
+    if core is not None:
+        try:
+            for thread in Path("/proc/self/task").iterdir():
+                os.sched_setaffinity(int(thread.name), {core})
+        except OSError:
+            cores = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
+            raise HippoError(f"--cpu-core {core}: this process may run on cores {cores}") from None
+        torch.set_num_threads(1)
+    elif num_threads is not None:
+        torch.set_num_threads(num_threads)

@@ -1,0 +1,132 @@
+"""A follower's process: ``python -m hippo.parallel.follower``, started by hippo.parallel.followers.
+
+Its stdin is a lifeline: it closes when rank 0 ends, for whatever reason, and then this process
+ends at once, even in the middle of a collective that nobody will complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerSettings:
+    """What a follower needs to know; plain values."""
+
+    rank: int
+    rendezvous: str
+    devices: tuple[str, ...]
+    cpu_core: int | None
+    num_threads: int | None
+    model: str
+    dtype: str
+    num_slots: int
+    max_context_length: int
+    is_fused: bool
+    log_level: str
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> FollowerSettings:
+        values: dict[str, Any] = json.loads(text)
+        values["devices"] = tuple(values["devices"])
+        return cls(**values)
+
+
+class _Reports(logging.Handler):
+    """The way back to rank 0: "ready", "failed" with a message, and log records."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self._connection = connection
+
+    def send(self, *report: object) -> None:
+        with self.lock or contextlib.nullcontext(), contextlib.suppress(OSError):
+            self._connection.send(report)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.send("log", record.levelno, self.format(record))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Loads this rank's part and follows; the exit code."""
+    commands, reports = Connection(int(argv[0])), _Reports(Connection(int(argv[1])))
+    settings = FollowerSettings.from_json(argv[2])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # meant for rank 0, which says when to stop
+    threading.Thread(target=_end_with_rank_0, args=(settings.rendezvous,), daemon=True).start()
+    root = logging.getLogger()
+    root.handlers[:] = [reports]
+    root.setLevel(settings.log_level.upper())
+
+    from hippo.errors import HippoError
+
+    try:
+        _run(settings, commands, reports)
+    except HippoError as error:
+        reports.send("failed", error.message)
+        return 1
+    except EOFError:
+        return 1  # rank 0 has gone
+    except Exception as error:
+        logging.getLogger(__name__).exception("failed")
+        reports.send("failed", f"{type(error).__name__}: {error}")
+        return 1
+    return 0
+
+
+def _run(settings: FollowerSettings, commands: Connection, reports: _Reports) -> None:
+    # Not before: rank 0's end is noticed while torch is imported.
+    import torch
+
+    from hippo.engine.cpu import prepare_cpu
+    from hippo.models.loading import load_model
+    from hippo.parallel.group import RankGroup
+    from hippo.parallel.model import follow
+    from hippo.parallel.shards import Shards
+
+    prepare_cpu(settings.cpu_core, settings.num_threads)
+    devices = tuple(map(torch.device, settings.devices))
+    group = RankGroup(settings.rendezvous, settings.rank, devices)
+    model = load_model(
+        settings.model,
+        device=str(group.device),
+        dtype=settings.dtype,
+        num_slots=settings.num_slots,
+        max_context_length=settings.max_context_length,
+        progress=_log_progress,
+        is_fused=settings.is_fused,
+        shards=Shards(group),
+    )
+    reports.send("ready")
+    follow(model, group, commands.recv)
+    group.close()
+
+
+def _log_progress(stage: str, share: float) -> None:
+    logging.getLogger(__name__).info("%s: %d %%", stage, int(share * 100))
+
+
+def _end_with_rank_0(rendezvous: str) -> None:
+    while os.read(0, 1):
+        pass
+    shutil.rmtree(Path(rendezvous).parent, ignore_errors=True)  # which rank 0 could not do
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

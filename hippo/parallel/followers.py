@@ -1,0 +1,167 @@
+"""The followers' processes as rank 0 sees them: starting, telling, watching, ending."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, InvalidStateError
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import hippo
+from hippo.errors import HippoError, ModelLoadError, UnavailableError
+from hippo.parallel.commands import Command, Stop
+from hippo.parallel.follower import FollowerSettings
+
+_log = logging.getLogger(__name__)
+
+_STOP_SECONDS = 10.0
+
+
+class FollowerProcesses:
+    """Starts a process for each of ``settings`` and watches over it.
+
+    ``lost`` is set when one of them ends unasked. They end when told to, by ``stop`` and ``wait``,
+    and by themselves when this process does.
+    """
+
+    def __init__(self, settings: Sequence[FollowerSettings], lost: Future[HippoError]) -> None:
+        self.lost = lost
+        self._is_closing = False
+        self._followers: list[_Follower] = []
+        try:
+            for one in settings:
+                self._followers.append(_Follower(one, self))
+        except OSError as error:
+            self.stop()
+            self.wait()
+            raise ModelLoadError(f"a follower's process cannot be started: {error}") from error
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """One a follower."""
+        return tuple(follower.process.pid for follower in self._followers)
+
+    def wait_ready(self) -> None:
+        """Waits until all have loaded their part; raises ``lost``'s error when one ends."""
+        for follower in self._followers:
+            follower.is_ready.wait()
+        if self.lost.done():
+            raise self.lost.result()
+
+    def send(self, command: Command) -> None:
+        """Tells all of them; raises UnavailableError when one has gone."""
+        message = pickle.dumps(command)
+        for follower in self._followers:
+            try:
+                follower.commands.send_bytes(message)
+            except OSError:
+                raise UnavailableError(f"rank {follower.rank} has gone") from None
+
+    def give_up(self, error: HippoError) -> None:
+        """Sets ``lost``, unless it is, and ends the processes: they are of no use any more."""
+        if self._is_closing:
+            return
+        with contextlib.suppress(InvalidStateError):
+            self.lost.set_result(error)
+        for follower in list(self._followers):
+            follower.process.kill()
+
+    def stop(self) -> None:
+        """Ends all processes: by asking them, or at once if they still load."""
+        self._is_closing = True
+        with contextlib.suppress(UnavailableError):
+            self.send(Stop())
+        for follower in self._followers:
+            if not follower.is_ready.is_set():
+                follower.process.kill()
+
+    def wait(self) -> None:
+        """After ``stop``: waits for all processes to end, and ends those that do not."""
+        for follower in self._followers:
+            follower.end()
+
+
+class _Follower:
+    """One process, its pipes and the thread that listens to it."""
+
+    def __init__(self, settings: FollowerSettings, owner: FollowerProcesses) -> None:
+        self.rank = settings.rank
+        self.is_ready = threading.Event()  # or has gone
+        self._owner = owner
+        self._failure = ""
+        with contextlib.ExitStack() as on_failure:
+            theirs, self.commands = Pipe(duplex=False)
+            self._reports, their_reports = Pipe(duplex=False)
+            on_failure.callback(self.commands.close)
+            on_failure.callback(self._reports.close)
+            with theirs, their_reports:
+                self.process = _start(settings, theirs, their_reports)
+            on_failure.pop_all()
+        self._listener = threading.Thread(
+            target=self._listen, name=f"rank-{self.rank}", daemon=True
+        )
+        self._listener.start()
+
+    def end(self) -> None:
+        """Waits for the process to end, kills it if it does not, and closes the pipes."""
+        try:
+            self.process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._listener.join()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.commands.close()
+        self._reports.close()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                kind, *rest = self._reports.recv()
+                if kind == "log":
+                    level, text = rest
+                    _log.log(level, "rank %d: %s", self.rank, text)
+                elif kind == "failed":
+                    (self._failure,) = rest
+                else:
+                    self.is_ready.set()
+        code = self.process.wait()
+        was_ready = self.is_ready.is_set()
+        self._owner.give_up(self._error(code, was_ready))
+        self.is_ready.set()
+
+    def _error(self, code: int, was_ready: bool) -> HippoError:
+        if self._failure and not was_ready:
+            return ModelLoadError(f"rank {self.rank}: {self._failure}")
+        if self._failure:
+            return UnavailableError(f"rank {self.rank} failed: {self._failure}")
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended ({code})"
+        return UnavailableError(f"the process of rank {self.rank} {how}")
+
+
+def _start(
+    settings: FollowerSettings, commands: Connection, reports: Connection
+) -> subprocess.Popen[bytes]:
+    root = str(Path(hippo.__file__).parent.parent)
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    handles = (commands.fileno(), reports.fileno())
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-P", "-m", "hippo.parallel.follower"),
+            *map(str, handles),
+            settings.to_json(),
+        ],
+        stdin=subprocess.PIPE,  # held open: the lifeline
+        pass_fds=handles,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )

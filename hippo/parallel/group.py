@@ -1,0 +1,120 @@
+"""The process group of a model's ranks: how they meet, and the few collectives used."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hippo.errors import ModelLoadError
+
+_TIMEOUT = timedelta(hours=1)  # ranks load at different speeds; no collective waits in between
+
+
+class Rendezvous:
+    """Where ranks find each other: a file in a folder that is this user's alone.
+
+    A store on a port would be simpler, but torch's listens on every interface.
+    """
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="hippo-ranks-", ignore_cleanup_errors=True
+        )
+
+    @property
+    def path(self) -> str:
+        """What ranks join with."""
+        return str(Path(self._folder.name) / "store")
+
+    def close(self) -> None:
+        """Once no rank is left that uses it."""
+        self._folder.cleanup()
+
+
+class RankGroup:
+    """This process's place among the ranks; ``devices`` holds one a rank.
+
+    It is torch.distributed's default group, of which a process has one. Collectives must be
+    called by all ranks in the same order; they raise RuntimeError when a rank has gone.
+    """
+
+    def __init__(self, path: str, rank: int, devices: tuple[torch.device, ...]) -> None:
+        """Joins at a rendezvous' ``path``, and waits for the others."""
+        self.rank = rank
+        self.devices = devices
+        self.device = devices[rank]
+        _use_loopback()
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            os.environ["LOCAL_RANK"] = str(self.device.index)  # what transformers binds to
+        dist.init_process_group(
+            backend_for(devices),
+            init_method=Path(path).as_uri(),
+            rank=rank,
+            world_size=self.size,
+            timeout=_TIMEOUT,
+        )
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.devices)
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """Overwrites ``tensor`` (contiguous) with rank 0's."""
+        with torch.inference_mode():
+            dist.broadcast(tensor, 0)
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Overwrites ``tensor`` (contiguous) with the sum over ranks, and returns it."""
+        with torch.inference_mode():
+            dist.all_reduce(tensor)
+        return tensor
+
+    def mean(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Overwrites ``tensor`` (contiguous) with the mean over ranks, and returns it."""
+        with torch.inference_mode():
+            return self.sum(tensor).div_(self.size)
+
+    def concatenate(self, columns: torch.Tensor) -> torch.Tensor:
+        """``[rows, n]`` of every rank, contiguous, as ``[rows, size * n]``."""
+        parts = list(columns.new_empty(self.size, *columns.shape).unbind(0))
+        with torch.inference_mode():
+            dist.all_gather(parts, columns)
+        return torch.cat(parts, 1)
+
+    def close(self) -> None:
+        """Leaves the group."""
+        dist.destroy_process_group()
+
+
+def backend_for(devices: tuple[torch.device, ...]) -> str:
+    """What collectives run on: gloo for tensors on the CPU, nccl for those on CUDA devices.
+
+    Raises ModelLoadError for devices that cannot work together.
+    """
+    names = ", ".join(map(str, devices))
+    if {device.type for device in devices} == {"cpu"}:
+        if torch.accelerator.is_available():
+            raise ModelLoadError(
+                "tensor parallelism on the CPU of a machine with an accelerator: hide it "
+                "(CUDA_VISIBLE_DEVICES=), or use it"
+            )
+        return "gloo"
+    if len(set(devices)) < len(devices) or any(device.type != "cuda" for device in devices):
+        raise ModelLoadError(f"tensor parallelism needs a CUDA device for every rank, not {names}")
+    return "cpu:gloo,cuda:nccl"
+
+
+def _use_loopback() -> None:
+    """All ranks are on this machine: gloo and nccl need not look for its network."""
+    for _, name in socket.if_nameindex():
+        if name in ("lo", "lo0"):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)

@@ -1,0 +1,178 @@
+"""A model whose layers several ranks share, as rank 0 sees it, and what the other ranks do."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+import torch
+
+from hippo.errors import HippoError, UnavailableError
+from hippo.models.base import AttentionTap, DecodedMedia, Prompt, StepPlan, VideoLanguageModel
+from hippo.parallel.commands import (
+    Advance,
+    BeginPrefill,
+    Command,
+    Drop,
+    Forward,
+    PrefillInputs,
+    Stop,
+    pack_prefill,
+    receive_prefill,
+)
+from hippo.parallel.group import RankGroup
+from hippo.types import ChatMessage, FramePlan, ModelInfo
+
+_SETTLE_SECONDS = 1.0
+
+
+class Followers(Protocol):
+    """The other ranks, seen from rank 0."""
+
+    @property
+    def lost(self) -> Future[HippoError]:
+        """Why the ranks cannot go on together; set once."""
+
+    def send(self, command: Command) -> None:
+        """Tells all of them; raises UnavailableError when one has gone."""
+
+    def give_up(self, error: HippoError) -> None:
+        """Sets ``lost``, unless it is."""
+
+
+class ParallelModel:
+    """See VideoLanguageModel: rank 0's part, which leads the others through every step.
+
+    An error that may have hit this rank between two collectives leaves the ranks out of step: it
+    sets the followers' ``lost``, and every call after it raises UnavailableError. A HippoError
+    is one that all ranks meet alike, before any collective.
+    """
+
+    def __init__(self, local: VideoLanguageModel, group: RankGroup, followers: Followers) -> None:
+        self._local = local
+        self._group = group
+        self._followers = followers
+        self._numbers = itertools.count()
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is served."""
+        return self._local.info
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers in all."""
+        return self._local.num_layers
+
+    def prepare(
+        self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
+    ) -> Prompt:
+        """See VideoLanguageModel.prepare."""
+        return self._local.prepare(messages, media, frame_plan)
+
+    def embed_visual(self, prompt: Prompt) -> torch.Tensor | None:
+        """See VideoLanguageModel.embed_visual; the other ranks have no part in it."""
+        return self._local.embed_visual(prompt)
+
+    def prefill(
+        self,
+        slot: int,
+        prompt: Prompt,
+        visual: torch.Tensor | None,
+        kept: torch.Tensor | None,
+        tap: AttentionTap | None = None,
+    ) -> Iterator[torch.Tensor | None]:
+        """See VideoLanguageModel.prefill."""
+        number = next(self._numbers)
+        command, tensors = pack_prefill(number, slot, PrefillInputs(prompt, visual, kept, tap))
+        with self._in_step(command):
+            for tensor in tensors:
+                self._group.broadcast(tensor)
+        groups = self._local.prefill(slot, prompt, visual, kept, tap)
+        is_over = False
+        try:
+            while not is_over:
+                with self._in_step(Advance(number)):
+                    logits = _advance(groups, tap, self._group)
+                is_over = logits is not None
+                yield logits
+        except HippoError:
+            is_over = True  # the others met it as well, or have gone
+            raise
+        finally:
+            if not is_over:
+                _close(groups)
+                with contextlib.suppress(UnavailableError):  # who has gone need not be told
+                    self._tell(Drop(number))
+
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        """See VideoLanguageModel.forward."""
+        with self._in_step(Forward(plan)):
+            return self._local.forward(plan)
+
+    @contextlib.contextmanager
+    def _in_step(self, command: Command) -> Iterator[None]:
+        """The other ranks run ``command`` while this one runs the block."""
+        self._tell(command)
+        try:
+            yield
+        except HippoError:
+            raise
+        except Exception as error:
+            lost = self._followers.lost
+            # If it is because a follower has gone, its watcher hears of it about now.
+            with contextlib.suppress(TimeoutError):
+                raise UnavailableError(lost.result(timeout=_SETTLE_SECONDS).message) from error
+            self._followers.give_up(UnavailableError(f"rank 0 failed: {error}"))
+            raise
+
+    def _tell(self, command: Command) -> None:
+        lost = self._followers.lost
+        if lost.done():
+            raise UnavailableError(lost.result().message)
+        self._followers.send(command)
+
+
+def follow(model: VideoLanguageModel, group: RankGroup, receive: Callable[[], Command]) -> None:
+    """Runs rank 0's commands on this rank's part until it says stop."""
+    prefills: dict[int, tuple[Iterator[torch.Tensor | None], AttentionTap | None]] = {}
+    while not isinstance(command := receive(), Stop):
+        try:
+            if isinstance(command, Forward):
+                model.forward(command.plan)
+            elif isinstance(command, BeginPrefill):
+                inputs = receive_prefill(command, group)
+                groups = model.prefill(
+                    command.slot, inputs.prompt, inputs.visual, inputs.kept, inputs.tap
+                )
+                prefills[command.number] = groups, inputs.tap
+            elif isinstance(command, Advance):
+                groups, tap = prefills[command.number]
+                if _advance(groups, tap, group) is not None:
+                    del prefills[command.number]
+            else:
+                _close(prefills.pop(command.number)[0])
+        except HippoError:
+            # Rank 0 met the same error, and answers for it.
+            if isinstance(command, Advance):
+                del prefills[command.number]
+
+
+def _advance(
+    groups: Iterator[torch.Tensor | None], tap: AttentionTap | None, group: RankGroup
+) -> torch.Tensor | None:
+    """Runs the next layer group; a tap's scores are over all heads of all ranks."""
+    was_scored = tap is not None and tap.layer_scores is not None
+    logits = next(groups)
+    if tap is not None and tap.layer_scores is not None and not was_scored:
+        tap.layer_scores = group.mean(tap.layer_scores)
+    return logits
+
+
+def _close(groups: Iterator[torch.Tensor | None]) -> None:
+    close = getattr(groups, "close", None)
+    if close is not None:
+        close()

@@ -1,0 +1,154 @@
+"""One rank's part of a text model, by transformers' own tensor-parallel plan.
+
+The plan splits each layer's heads and the width of its MLP: query, key, value, gate and up
+projections by their outputs, output and down projections by their inputs, whose partial results
+are summed over ranks. Embedding and norms are the same everywhere; of the head each rank computes
+a share of the ids.
+
+    rank 0   q k v (heads 0 .. n/2)    o  --+            gate up (first half)    down  --+
+    rank 1   q k v (heads n/2 .. n)    o  --+-- sum      gate up (second half)   down  --+-- sum
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from hippo.errors import ModelLoadError
+from hippo.models.linear import Linear, MakeLinear
+from hippo.parallel.group import RankGroup
+
+_REPLICATED = {"lm_head": "replicate", "model.language_model.embed_tokens": "replicate"}
+
+
+def check_divisible(name: str, text: Any, size: int) -> None:
+    """Raises ModelLoadError when ``size`` ranks cannot share the text model's heads equally.
+
+    ``text`` has the fields of its configuration.
+    """
+    for noun, count in (
+        ("key-value heads", text.num_key_value_heads),
+        ("attention heads", text.num_attention_heads),
+        ("MLP columns", text.intermediate_size),
+    ):
+        if count % size:
+            possible = [n for n in range(2, text.num_key_value_heads + 1) if _divides(n, text)]
+            advice = f"possible: {', '.join(map(str, possible))}" if possible else "use 1"
+            raise ModelLoadError(
+                f"--tensor-parallel {size}: {name} has {count} {noun}, which cannot be shared "
+                f"equally among {size} devices; {advice}"
+            )
+
+
+def _divides(size: int, text: Any) -> bool:
+    counts = (text.num_key_value_heads, text.num_attention_heads, text.intermediate_size)
+    return not any(count % size for count in counts)
+
+
+class Shards:
+    """How this rank loads and runs its part."""
+
+    def __init__(self, group: RankGroup) -> None:
+        self.group = group
+
+    def check(self, name: str, text: Any) -> None:
+        """Raises ModelLoadError when the text model cannot be split among the ranks."""
+        check_divisible(name, text, self.group.size)
+
+    def memory_share(self, text: Any, num_parameters: int) -> tuple[float, float]:
+        """What the ranks on this rank's device hold, of all weights and of the whole cache."""
+        size = self.group.size
+        head_dim = text.hidden_size // text.num_attention_heads
+        per_layer = text.hidden_size * (
+            2 * head_dim * (text.num_attention_heads + text.num_key_value_heads)
+            + 3 * text.intermediate_size
+        )
+        split = min(1.0, text.num_hidden_layers * per_layer / num_parameters)
+        ranks_here = self.group.devices.count(self.group.device)
+        return ranks_here * (1 - split + split / size), ranks_here / size
+
+    def loading_options(self) -> dict[str, Any]:
+        """Arguments of from_pretrained; raises ModelLoadError for a transformers without them."""
+        try:
+            config = importlib.import_module("transformers.distributed").DistributedConfig(
+                tp_size=self.group.size,
+                # Replicated: our embedding is a plain look-up, and the head is split below.
+                tp_plan=dict(_REPLICATED),
+            )
+        except (ImportError, AttributeError, TypeError) as error:
+            raise ModelLoadError(
+                f"--tensor-parallel needs a newer transformers than {version('transformers')}"
+            ) from error
+        return {"distributed_config": config}
+
+    def unwrap(self, model: Any) -> None:
+        """Replaces the text model's distributed weights by this rank's parts of them.
+
+        From then on its modules are only a place for weights: what sums the partial results is
+        ``summed``. Raises ModelLoadError if anything else of the model was split.
+        """
+        from torch.distributed.tensor import DTensor
+
+        text_model = model.model.language_model
+        inside = {id(module) for module in text_model.modules()}
+        for path, module in model.named_modules():
+            for name, weight in list(module.named_parameters(recurse=False)):
+                if isinstance(weight, DTensor):
+                    if id(module) not in inside:
+                        raise ModelLoadError(f"tensor parallelism would split {path}.{name}")
+                    local = torch.nn.Parameter(weight.to_local(), requires_grad=False)
+                    module._parameters[name] = local
+
+    def free_head(self, model: Any) -> None:
+        """Gives up the whole head's weight, of which ``gathered`` has copied a part."""
+        weight = model.lm_head.weight
+        if weight is not model.get_input_embeddings().weight:
+            weight.data = weight.data.new_empty(0)
+
+    def summed(self, make_linear: MakeLinear) -> MakeLinear:
+        """Makes products of which each rank has some inputs: their sum over ranks."""
+
+        def make(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+            assert bias is None, "each rank would add it"
+            return _Summed(make_linear(weight), self.group)
+
+        return make
+
+    def gathered(self, make_linear: MakeLinear) -> MakeLinear:
+        """Makes products of a whole weight of which each rank computes a share of the outputs."""
+
+        def make(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+            assert bias is None, "a head has none"
+            return _Gathered(make_linear, weight, self.group)
+
+        return make
+
+
+class _Summed:
+    __slots__ = ("_group", "_linear")
+
+    def __init__(self, linear: Linear, group: RankGroup) -> None:
+        self._linear = linear
+        self._group = group
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._group.sum(self._linear(x))
+
+
+class _Gathered:
+    __slots__ = ("_group", "_linear", "_num_outputs")
+
+    def __init__(self, make_linear: MakeLinear, weight: torch.Tensor, group: RankGroup) -> None:
+        self._group = group
+        self._num_outputs = weight.shape[0]
+        share = -(-weight.shape[0] // group.size)
+        own = weight.new_zeros(share, weight.shape[1])  # a copy, so that the rest can be freed
+        rows = weight[group.rank * share : (group.rank + 1) * share]
+        own[: rows.shape[0]] = rows
+        self._linear = make_linear(own)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._group.concatenate(self._linear(x).contiguous())[:, : self._num_outputs]

@@ -1,0 +1,160 @@
+"""Loading a model on several devices: followers started, parts loaded, and their common end."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hippo.errors import HippoError, ModelLoadError, UnavailableError
+from hippo.models._torchvision import ensure_torchvision
+from hippo.models.base import VideoLanguageModel
+from hippo.models.checkpoint import Checkpoint, Progress, find_checkpoint
+from hippo.models.loading import load_model, parse_device
+from hippo.parallel.follower import FollowerSettings
+from hippo.parallel.followers import FollowerProcesses
+from hippo.parallel.group import RankGroup, Rendezvous, backend_for
+from hippo.parallel.model import ParallelModel
+from hippo.parallel.shards import Shards, check_divisible
+
+_log = logging.getLogger(__name__)
+
+_SETTLE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelOptions:
+    """What to load, and where; the options of load_model, but for ``devices``, one a rank."""
+
+    model: str
+    devices: tuple[str, ...]
+    cpu_cores: tuple[int, ...] = ()  # one a rank, or none
+    num_threads: int | None = None  # of a rank, if it is not pinned to a core
+    dtype: str = "auto"
+    num_slots: int = 1
+    max_context_length: int = 4096
+    served_name: str | None = None
+    is_fused: bool = True
+    log_level: str = "info"  # of what followers report
+
+
+class ParallelSource:
+    """Loads a model in this process and a follower for every other device.
+
+    This process is rank 0. ``load`` once, from any thread; ``close`` ends the followers, whatever
+    state they are in. ``lost`` is set when the model is of no use any more because a rank has
+    gone or failed; it may be set while ``load`` still waits.
+    """
+
+    def __init__(self, options: ParallelOptions) -> None:
+        self.lost: Future[HippoError] = Future()
+        self._options = options
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._rendezvous: Rendezvous | None = None
+        self._followers: FollowerProcesses | None = None
+        self._group: RankGroup | None = None
+        self._is_loading = False
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """The followers'."""
+        return () if self._followers is None else self._followers.process_ids
+
+    def load(self, progress: Progress) -> VideoLanguageModel:
+        """The model; raises ModelLoadError, before any process is started where it can."""
+        options = self._options
+        devices = tuple(parse_device(name) for name in options.devices)
+        backend_for(devices)
+        checkpoint = find_checkpoint(options.model, progress=progress)
+        _check_heads(checkpoint, len(devices))
+        rendezvous, followers = self._start(checkpoint, devices)
+        self._is_loading = True
+        try:
+            group = self._group = RankGroup(rendezvous.path, 0, devices)
+            local = load_model(
+                str(checkpoint.folder),
+                device=str(devices[0]),
+                dtype=options.dtype,
+                num_slots=options.num_slots,
+                max_context_length=options.max_context_length,
+                served_name=options.served_name or checkpoint.name,
+                progress=progress,
+                is_fused=options.is_fused,
+                shards=Shards(group),
+            )
+            followers.wait_ready()
+        except HippoError:
+            raise
+        except Exception as error:
+            # A follower that ended is the likely reason; its watcher hears of it about now.
+            with contextlib.suppress(TimeoutError):
+                raise self.lost.result(timeout=_SETTLE_SECONDS) from error
+            raise ModelLoadError(f"the ranks could not load together: {error}") from error
+        finally:
+            self._is_loading = False
+        _log.info("layers are shared among %s", ", ".join(map(str, devices)))
+        return ParallelModel(local, group, followers)
+
+    def close(self) -> None:
+        """Ends the followers and leaves the group; only the first call counts."""
+        with self._lock:
+            followers = None if self._is_closed else self._followers
+            self._is_closed = True
+        if followers is None:
+            return
+        followers.stop()
+        if self._group is not None and not self._is_loading:
+            # Leaving waits for what runs on a CUDA device, which may wait for who has gone.
+            if not self.lost.done() or self._group.device.type == "cpu":
+                self._group.close()
+        followers.wait()
+        if self._rendezvous is not None:
+            self._rendezvous.close()
+
+    def _start(
+        self, checkpoint: Checkpoint, devices: tuple[torch.device, ...]
+    ) -> tuple[Rendezvous, FollowerProcesses]:
+        options = self._options
+        with self._lock:
+            if self._is_closed:
+                raise UnavailableError("the service is stopping")
+            rendezvous = self._rendezvous = Rendezvous()
+            settings = [
+                FollowerSettings(
+                    rank=rank,
+                    rendezvous=rendezvous.path,
+                    devices=tuple(map(str, devices)),
+                    cpu_core=options.cpu_cores[rank] if options.cpu_cores else None,
+                    num_threads=options.num_threads,
+                    model=str(checkpoint.folder),
+                    dtype=options.dtype,
+                    num_slots=options.num_slots,
+                    max_context_length=options.max_context_length,
+                    is_fused=options.is_fused,
+                    log_level=options.log_level,
+                )
+                for rank in range(1, len(devices))
+            ]
+            self._followers = FollowerProcesses(settings, self.lost)
+            return rendezvous, self._followers
+
+
+def _check_heads(checkpoint: Checkpoint, size: int) -> None:
+    ensure_torchvision()
+    transformers: Any = importlib.import_module("transformers")
+    try:
+        config = transformers.AutoConfig.from_pretrained(checkpoint.folder)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ModelLoadError(
+            f"{checkpoint.name}: its configuration cannot be read: {error}"
+        ) from error
+    text = getattr(config, "text_config", None)
+    if text is not None:  # else it is of no supported architecture, as load_model will say
+        check_divisible(checkpoint.name, text, size)

@@ -1,0 +1,217 @@
+"""A model on two ranks gives what it gives on one, float32, and its ranks stay in step."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import pytest
+import torch
+
+from hippo.errors import ContextLengthError
+from hippo.models.base import (
+    AttentionTap,
+    DecodedMedia,
+    Prompt,
+    SequenceRows,
+    StepPlan,
+    VideoLanguageModel,
+)
+from hippo.models.loading import load_model
+from hippo.types import FramePlan, Media, Pruning, PruningStrategy, SamplingParams
+from tests.support.parallel import two_ranks
+from tests.support.reference import clip, prepare, user
+from tests.support.services import (
+    relay,
+    serving_draft,
+    serving_target,
+    stats_of,
+    target_only,
+    toy_request,
+    until,
+)
+
+IDS = tuple(range(40, 64))
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=11)
+
+
+class Models(NamedTuple):
+    """A checkpoint in one process and on two ranks, and a draft for it."""
+
+    one: VideoLanguageModel
+    two: VideoLanguageModel
+    draft: VideoLanguageModel
+
+
+class NoiseDecoder:
+    """Frames of seeded noise instead of a decoded file."""
+
+    async def decode(self, media: Media, plan: FramePlan) -> DecodedMedia:
+        return dataclasses.replace(clip(num_frames=4, seed=len(media.data)), kind=media.kind)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("target_checkpoint", "draft_checkpoint", True),
+        ("target_checkpoint", "draft_checkpoint", False),
+        ("llava_checkpoint", "llava_draft_checkpoint", True),
+    ],
+    ids=["qwen2.5-vl", "qwen2.5-vl as transformers has it", "llava-onevision"],
+)
+def models(request: pytest.FixtureRequest) -> Iterator[Models]:
+    target, draft, is_fused = request.param
+    folder: Path = request.getfixturevalue(target)
+    one, small = (
+        load_model(
+            str(request.getfixturevalue(name)),
+            dtype="float32",
+            num_slots=3,
+            max_context_length=512,
+            is_fused=is_fused,
+        )
+        for name in (target, draft)
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with two_ranks(folder, is_fused=is_fused) as (two, _):
+        yield Models(one, two, small)
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def prompt(models: Models) -> Prompt:
+    return prepare(models.one, user(0, "what is in the thing?"), clip())
+
+
+def step(*sequences: tuple[int, int, tuple[int, ...]]) -> StepPlan:
+    return StepPlan(tuple(SequenceRows(*sequence) for sequence in sequences))
+
+
+def prefill(
+    model: VideoLanguageModel,
+    slot: int,
+    prompt: Prompt,
+    kept: torch.Tensor | None = None,
+    tap: AttentionTap | None = None,
+) -> torch.Tensor:
+    *_, logits = model.prefill(slot, prompt, model.embed_visual(prompt), kept, tap)
+    assert logits is not None
+    return logits
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=5e-5)
+
+
+def assert_same(models: Models, prompt: Prompt, slot: int = 0) -> None:
+    """A prefill and a block after it agree."""
+    assert_close(prefill(models.two, slot, prompt), prefill(models.one, slot, prompt))
+    plan = step((slot, 0, IDS[:5]))
+    assert_close(models.two.forward(plan), models.one.forward(plan))
+
+
+def test_a_prefill_with_all_or_some_visual_tokens_equals_one_ranks(
+    models: Models, prompt: Prompt
+) -> None:
+    for kept in (None, torch.arange(0, prompt.visual_indices.shape[0], 3)):
+        actual, expected = (prefill(model, 0, prompt, kept) for model in (models.two, models.one))
+        assert_close(actual, expected)
+
+
+def test_blocks_of_rows_of_several_sequences_equal_one_ranks(
+    models: Models, prompt: Prompt
+) -> None:
+    other = prepare(models.one, user("what is in the thing?"))
+    for model in models[:2]:
+        prefill(model, 0, prompt)
+        prefill(model, 2, other)
+    for num_rows in (1, 2, 5, 16):
+        plan = step((2, 0, IDS[:num_rows]), (0, 0, IDS[-num_rows:]))
+        assert_close(models.two.forward(plan), models.one.forward(plan))
+
+
+def test_attention_scores_are_the_mean_over_the_heads_of_all_ranks(
+    models: Models, prompt: Prompt
+) -> None:
+    taps = [AttentionTap(2), AttentionTap(2)]
+    for model, tap in zip(models[:2], taps, strict=True):
+        groups = model.prefill(1, prompt, model.embed_visual(prompt), None, tap)
+        while tap.layer_scores is None:
+            assert next(groups) is None
+        cast(Any, groups).close()
+    one, two = (tap.layer_scores for tap in taps)
+    assert one is not None and two is not None
+    assert one.shape == (2, prompt.visual_indices.shape[0])
+    torch.testing.assert_close(two, one)
+
+
+def test_a_rank_holds_the_cache_of_its_own_heads_alone(models: Models) -> None:
+    whole, part = models.one, cast(Any, models.two)._local
+    assert part._cache.shape.num_kv_heads * 2 == cast(Any, whole)._cache.shape.num_kv_heads
+
+
+def test_a_prefill_left_between_two_layer_groups_keeps_the_ranks_in_step(
+    models: Models, prompt: Prompt
+) -> None:
+    left = models.two.prefill(0, prompt, models.two.embed_visual(prompt), None)
+    assert next(left) is None
+    assert_same(models, prompt, slot=1)  # in between
+    assert next(left) is None
+    cast(Any, left).close()
+
+    assert_same(models, prompt)
+
+
+def test_what_does_not_fit_is_refused_by_all_ranks_and_leaves_them_in_step(
+    models: Models, prompt: Prompt
+) -> None:
+    too_long = prepare(models.one, user("what is in the thing? " * 12))
+    long_ids = too_long.input_ids.repeat(8)
+    oversized = Prompt(
+        input_ids=long_ids,
+        positions=too_long.positions.repeat(1, 8),
+        next_position=too_long.next_position,
+        visual_indices=too_long.visual_indices,
+        visual_grids=(),
+        question_indices=too_long.question_indices,
+        prompt_hash=too_long.prompt_hash,
+    )
+    with pytest.raises(ContextLengthError):
+        prefill(models.two, 0, oversized)
+    prefill(models.two, 0, prompt)
+    with pytest.raises(ContextLengthError):
+        models.two.forward(step((0, 500, IDS)))
+
+    assert_same(models, prompt)
+
+
+async def test_services_output_equals_one_ranks_with_and_without_a_draft(models: Models) -> None:
+    decoder = NoiseDecoder()
+    greedy = toy_request(
+        pruning=Pruning(PruningStrategy.HOLISTIC, 0.5), max_tokens=32, end_token_ids=()
+    )
+    requests = [greedy, dataclasses.replace(greedy, sampling=SAMPLED)]
+    async with serving_target(models.one, decoder) as (_, one):
+        expected = [await target_only(one, request) for request in requests]
+    async with (
+        serving_target(models.two, decoder) as (service, two),
+        serving_draft(models.draft, decoder) as (_, draft),
+    ):
+        async with two.verify(greedy):
+            pass  # left at once: whatever its prefill did, the ranks stay in step
+        for request, answer in zip(requests, expected, strict=True):
+            alone = await target_only(two, request)
+            assert alone.token_ids == answer.token_ids
+            assert alone.selection is not None and answer.selection is not None
+            assert alone.selection.kept_indices == answer.selection.kept_indices
+            for policy in ("serial", "vpsd"):
+                drafted = await relay(draft, two, request, policy)
+                assert drafted.token_ids == answer.token_ids, policy
+                assert drafted.blocks
+        together = await asyncio.gather(*(relay(draft, two, r, "vpsd") for r in requests))
+        assert [a.token_ids for a in together] == [a.token_ids for a in expected]
+        await until(lambda: stats_of(service).num_slots_used == 0)

@@ -1,0 +1,224 @@
+"""What tensor parallelism is made of: refusals before loading, commands, failures of rank 0."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from hippo.config import SettingsError
+from hippo.errors import HippoError, ModelLoadError, UnavailableError
+from hippo.models.base import AttentionTap, Prompt, SequenceRows, StepPlan
+from hippo.parallel.commands import (
+    Advance,
+    BeginPrefill,
+    Command,
+    Drop,
+    Forward,
+    PrefillInputs,
+    Stop,
+    pack_prefill,
+    receive_prefill,
+)
+from hippo.parallel.group import RankGroup
+from hippo.parallel.model import ParallelModel, follow
+from hippo.parallel.source import ParallelSource
+from services.target.config import TargetSettings
+from tests.support.parallel import options
+from tests.support.reference import clip, prepare, user
+from tests.support.toy_model import ToyModel
+
+
+class LoneGroup:
+    """Stands for a group; notes what was broadcast, or gives it back."""
+
+    size = 2
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.sent: list[torch.Tensor] = []
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        self.sent.append(tensor)
+
+    def mean(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+
+class Receiver(LoneGroup):
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        tensor.copy_(self.sent.pop(0))
+
+
+class Listeners:
+    """Stands for the followers; notes what they are told."""
+
+    def __init__(self) -> None:
+        self.lost: Future[HippoError] = Future()
+        self.told: list[Command] = []
+
+    def send(self, command: Command) -> None:
+        self.told.append(command)
+
+    def give_up(self, error: HippoError) -> None:
+        self.lost.set_result(error)
+
+
+@pytest.fixture
+def toy() -> ToyModel:
+    return ToyModel()
+
+
+@pytest.fixture
+def listeners() -> Listeners:
+    return Listeners()
+
+
+@pytest.fixture
+def model(toy: ToyModel, listeners: Listeners) -> ParallelModel:
+    return ParallelModel(toy, cast(RankGroup, LoneGroup()), listeners)
+
+
+def _prompt(toy: ToyModel) -> Prompt:
+    return prepare(toy, user(0, "what?"), clip())
+
+
+def test_each_layer_group_is_a_command_and_an_end_before_the_last_one_another(
+    model: ParallelModel, toy: ToyModel, listeners: Listeners
+) -> None:
+    prompt = _prompt(toy)
+    visual = model.embed_visual(prompt)
+    assert listeners.told == []  # the vision tower is rank 0's alone
+
+    *groups, _ = model.prefill(0, prompt, visual, None)
+    assert isinstance(listeners.told[0], BeginPrefill)
+    assert listeners.told[1:] == [Advance(0)] * (len(groups) + 1)
+
+    listeners.told.clear()
+    left = model.prefill(0, prompt, visual, None)
+    next(left)
+    cast(Any, left).close()
+    assert listeners.told[1:] == [Advance(1), Drop(1)]
+
+    listeners.told.clear()
+    plan = StepPlan((SequenceRows(0, 0, (5,)),))
+    model.forward(plan)
+    assert listeners.told == [Forward(plan)]
+
+
+def test_a_follower_does_what_rank_0_did(toy: ToyModel) -> None:
+    prompt = _prompt(toy)
+    receiver, follower = Receiver(), ToyModel()
+    kept = torch.tensor([0, 2])
+    command, receiver.sent = pack_prefill(
+        7, 1, PrefillInputs(prompt, toy.embed_visual(prompt), kept, None)
+    )
+    groups = len(list(toy.prefill(0, prompt, None, None)))
+    plan = StepPlan((SequenceRows(1, 0, (5, 6)),))
+    script: list[Any] = [command, *[Advance(7)] * groups, Forward(plan), Stop()]
+    told = iter(script)
+
+    follow(follower, cast(RankGroup, receiver), lambda: next(told))
+
+    assert follower.kept == [2]
+    assert follower.plans == [plan]
+    assert receiver.sent == []
+
+
+def test_a_prompt_arrives_whole_but_for_its_pixels(toy: ToyModel) -> None:
+    prompt = _prompt(toy)
+    prompt.extras["pixel_values"] = torch.zeros(3)
+    prompt.extras["image_indices"] = torch.tensor([1, 2])
+    visual = toy.embed_visual(prompt)
+    receiver = Receiver()
+    command, receiver.sent = pack_prefill(
+        0, 0, PrefillInputs(prompt, visual, None, AttentionTap(2, "all"))
+    )
+
+    inputs = receive_prefill(command, cast(RankGroup, receiver))
+
+    assert inputs.prompt.extras.keys() == {"image_indices"}
+    assert inputs.prompt.extras["image_indices"].tolist() == [1, 2]
+    for name in ("input_ids", "positions", "visual_indices", "question_indices"):
+        assert torch.equal(getattr(inputs.prompt, name), getattr(prompt, name)), name
+    assert inputs.prompt.visual_grids == prompt.visual_grids
+    assert inputs.prompt.next_position == prompt.next_position
+    assert inputs.visual is not None and visual is not None
+    assert torch.equal(inputs.visual, visual)
+    assert inputs.kept is None
+    assert inputs.tap == AttentionTap(2, "all")
+
+
+def test_a_failure_of_rank_0_between_collectives_ends_the_model(
+    model: ParallelModel, toy: ToyModel, listeners: Listeners
+) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    list(model.prefill(0, _prompt(toy), None, None))
+    toy.on_forward = fail
+    plan = StepPlan((SequenceRows(0, 0, (5,)),))
+    with pytest.raises(RuntimeError):
+        model.forward(plan)
+    toy.on_forward = lambda _: None
+
+    assert "out of memory" in listeners.lost.result(0).message
+    with pytest.raises(UnavailableError, match="out of memory"):
+        model.forward(plan)
+
+
+def test_a_lost_follower_does_not_keep_a_prefill_from_closing(
+    model: ParallelModel, toy: ToyModel, listeners: Listeners
+) -> None:
+    groups = model.prefill(0, _prompt(toy), None, None)
+    next(groups)
+    listeners.give_up(UnavailableError("rank 1 has gone"))
+    cast(Any, groups).close()
+    assert not any(isinstance(command, Drop) for command in listeners.told)
+
+
+def test_heads_that_cannot_be_shared_are_refused_before_any_process_starts(
+    target_checkpoint: Path,
+) -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("ranks on the CPU need the accelerator hidden: CUDA_VISIBLE_DEVICES=")
+    source = ParallelSource(options(target_checkpoint, devices=("cpu",) * 3))
+    with pytest.raises(ModelLoadError, match=r"2 key-value heads.*among 3 devices; possible: 2"):
+        source.load(lambda _stage, _share: None)
+    assert source.process_ids == ()
+    source.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tensor_parallel": 0}, "--tensor-parallel is 0"),
+        ({"devices": ("cpu", "cpu")}, "above 1"),
+        ({"tensor_parallel": 2, "devices": ("cuda:0",)}, "needs 2"),
+        ({"tensor_parallel": 2, "device": "cuda", "devices": ("cuda:0", "cuda:1")}, "--device out"),
+        ({"tensor_parallel": 2, "cpu_cores": ("0", "x")}, "expected numbers"),
+        ({"tensor_parallel": 2, "cpu_core": 0}, "--cpu-cores instead"),
+        ({"tensor_parallel": 2, "cpu_cores": ("0", "1"), "num_threads": 2}, "--num-threads out"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        TargetSettings(model="m", **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "devices"),
+    [
+        ({}, ("cpu", "cpu")),
+        ({"device": "cuda"}, ("cuda:0", "cuda:1")),
+        ({"device": "cuda:2"}, ("cuda:2", "cuda:3")),
+        ({"devices": ("cuda:3", "cuda:1")}, ("cuda:3", "cuda:1")),
+    ],
+)
+def test_ranks_run_on_the_devices_that_are_named_or_follow(
+    changes: dict[str, Any], devices: tuple[str, ...]
+) -> None:
+    assert TargetSettings(model="m", tensor_parallel=2, **changes).rank_devices == devices
