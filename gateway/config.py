@@ -10,6 +10,7 @@ from hippo.speculation.policies import POLICY_NAMES
 from hippo.types import PruningStrategy
 
 ENV_PREFIX = "HIPPO_GATEWAY"
+PRUNING_STRATEGIES = tuple(strategy.value for strategy in PruningStrategy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,12 @@ class GatewaySettings:
     pruning_strategy: str = setting(
         "none",
         help="how the draft's visual tokens are chosen by default",
-        choices=tuple(strategy.value for strategy in PruningStrategy),
+        choices=PRUNING_STRATEGIES,
     )
     pruning_ratio: float = setting(0.9, help="share of visual tokens the draft does not see")
+    allowed_pruning_strategies: tuple[str, ...] = setting(
+        PRUNING_STRATEGIES, help="pruning strategies that requests may choose, the default included"
+    )
     draft_stall_s: float = setting(
         5.0, help="a draft that owes tokens for this long is given up for the request"
     )
@@ -63,6 +67,16 @@ class GatewaySettings:
         """Raises SettingsError for values that cannot work."""
         self._require(0 <= self.port <= 65535, "--port", "0 to 65535")
         self._require(0.0 <= self.pruning_ratio <= 0.99, "--pruning-ratio", "0 to 0.99")
+        self._require(
+            set(self.allowed_pruning_strategies) <= set(PRUNING_STRATEGIES),
+            "--allowed-pruning-strategies",
+            f"some of {', '.join(PRUNING_STRATEGIES)}",
+        )
+        self._require(
+            self.pruning_strategy in self.allowed_pruning_strategies,
+            "--allowed-pruning-strategies",
+            f"the default {self.pruning_strategy} (--pruning-strategy) among them",
+        )
         for name in (
             "gamma", "max_draft_tokens", "default_max_tokens", "max_body_bytes",
             "max_media_items", "max_media_bytes", "media_timeout_s", "draft_stall_s",

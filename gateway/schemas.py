@@ -117,7 +117,10 @@ class MediaProcessing(_Model):
 class PruningOptions(_Model):
     """Which visual tokens the draft sees; the answer does not depend on it."""
 
-    strategy: Literal["none", "uniform", "random", "blind"] | None = None
+    strategy: (
+        Literal["holistic", "attention", "specvlm", "hybrid", "uniform", "random", "none", "blind"]
+        | None
+    ) = None
     ratio: float | None = Field(default=None, ge=0, le=0.99, description="Share dropped.")
     seed: int = Field(default=0, ge=0, lt=2**64, description="Seed of the random strategy.")
 
@@ -125,6 +128,11 @@ class PruningOptions(_Model):
 class SpeculationOptions(_Model):
     """How the answer is sped up; the answer does not depend on it."""
 
+    preset: Literal["hippo", "specvlm"] | None = Field(
+        default=None,
+        description="A published system: hippo (holistic pruning of 0.9, vpsd) or specvlm "
+        "(specvlm pruning of 0.9, serial). Fields given beside it go before it.",
+    )
     policy: Literal["off", "serial", "vpsd", "adaptive", "optimistic", "conservative"] | None = None
     gamma: int | None = Field(default=None, ge=1, description="Block length of serial and vpsd.")
     max_draft_tokens: int | None = Field(

@@ -36,6 +36,21 @@ _SEED_BITS = 53
 
 
 @dataclass(frozen=True, slots=True)
+class Preset:
+    """A published system, as it goes before the operator's defaults."""
+
+    policy_name: str
+    pruning_strategy: PruningStrategy
+    pruning_ratio: float
+
+
+PRESETS = {
+    "hippo": Preset("vpsd", PruningStrategy.HOLISTIC, 0.9),
+    "specvlm": Preset("serial", PruningStrategy.SPECVLM, 0.9),
+}
+
+
+@dataclass(frozen=True, slots=True)
 class SpeculationPlan:
     """How a request is sped up, the operator's limits applied."""
 
@@ -110,7 +125,10 @@ def sampling_params(request: ChatCompletionRequest, info: ModelInfo) -> Sampling
 def speculation_plan(
     options: SpeculationOptions | None, settings: GatewaySettings
 ) -> SpeculationPlan:
-    """What the request asks for, or the operator's default. Raises InvalidRequestError."""
+    """What the request asks for, its preset, or the operator's default, in this order.
+
+    Raises InvalidRequestError for what the operator does not allow.
+    """
     options = options or SpeculationOptions()
     most = settings.max_draft_tokens
     for name in ("gamma", "max_draft_tokens"):
@@ -120,8 +138,11 @@ def speculation_plan(
                 f"speculative.{name} is {value}; this server allows {most}",
                 param=f"speculative.{name}",
             )
-    policy_name = options.policy or settings.policy
-    pruning = options.pruning
+    default = Preset(
+        settings.policy, PruningStrategy(settings.pruning_strategy), settings.pruning_ratio
+    )
+    preset = PRESETS[options.preset] if options.preset else default
+    policy_name = options.policy or preset.policy_name
     return SpeculationPlan(
         policy_name=policy_name,
         policy=make_policy(
@@ -130,11 +151,28 @@ def speculation_plan(
             max_draft_tokens=_given(options.max_draft_tokens, most),
         ),
         pruning=Pruning(
-            strategy=PruningStrategy(_given(pruning.strategy, settings.pruning_strategy)),
-            ratio=_given(pruning.ratio, settings.pruning_ratio),
-            seed=pruning.seed,
+            strategy=_pruning_strategy(options, preset, settings),
+            ratio=_given(options.pruning.ratio, preset.pruning_ratio),
+            seed=options.pruning.seed,
         ),
     )
+
+
+def _pruning_strategy(
+    options: SpeculationOptions, preset: Preset, settings: GatewaySettings
+) -> PruningStrategy:
+    given = options.pruning.strategy
+    strategy = PruningStrategy(given) if given else preset.pruning_strategy
+    if strategy.value not in settings.allowed_pruning_strategies:
+        # The default is among those allowed, so the request asked for it by one of the two.
+        field = "pruning.strategy" if given else "preset"
+        allowed = ", ".join(settings.allowed_pruning_strategies)
+        asked = given or f"{options.preset} (strategy {strategy.value})"
+        raise InvalidRequestError(
+            f"speculative.{field} is {asked}; this server allows the strategies {allowed}",
+            param=f"speculative.{field}",
+        )
+    return strategy
 
 
 def open_request(

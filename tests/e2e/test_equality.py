@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 
+from hippo.types import PruningStrategy
 from tests.e2e.support import GREEDY, SAMPLED, data_url, video_message
 
 PENALISED = {**SAMPLED, "frequency_penalty": 0.4, "presence_penalty": 0.2, "top_p": 0.95}
@@ -40,7 +41,7 @@ def test_every_policy_gives_the_targets_own_answer(
     assert pair.model_extra["hippo"]["draft_used"] is True
 
 
-@pytest.mark.parametrize("strategy", ["none", "uniform", "random", "blind"])
+@pytest.mark.parametrize("strategy", [strategy.value for strategy in PruningStrategy])
 def test_the_answer_does_not_depend_on_what_the_draft_sees(
     client: openai.OpenAI, clip: Path, strategy: str
 ) -> None:
@@ -49,3 +50,19 @@ def test_the_answer_does_not_depend_on_what_the_draft_sees(
     pair = _answer(client, clip, {"policy": "optimistic", "pruning": pruning}, **GREEDY)
     assert pair.choices[0].message.content == alone.choices[0].message.content
     assert pair.model_extra["hippo"]["pruning"]["strategy"] == strategy
+
+
+@pytest.mark.parametrize(
+    ("preset", "policy", "strategy"),
+    [("hippo", "vpsd", "holistic"), ("specvlm", "serial", "specvlm")],
+)
+def test_each_preset_is_its_system_and_gives_the_targets_own_answer(
+    client: openai.OpenAI, clip: Path, preset: str, policy: str, strategy: str
+) -> None:
+    alone = _answer(client, clip, {"policy": "off"}, **GREEDY)
+    pair = _answer(client, clip, {"preset": preset}, **GREEDY)
+    assert pair.choices[0].message.content == alone.choices[0].message.content
+    figures = pair.model_extra["hippo"]
+    assert (figures["policy"], figures["pruning"]["strategy"]) == (policy, strategy)
+    visual = figures["pruning"]["num_visual_tokens"]
+    assert figures["pruning"]["num_kept_tokens"] == visual - int(0.9 * visual)

@@ -1,0 +1,137 @@
+"""Pruning strategies and presets: what a request gets, and what it is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from pydantic import ValidationError
+
+from gateway.config import PRUNING_STRATEGIES, GatewaySettings
+from gateway.errors import install_error_handlers
+from gateway.schemas import ChatCompletionRequest, SpeculationOptions
+from gateway.translate import PRESETS, SpeculationPlan, speculation_plan
+from hippo.config import load_settings
+from hippo.errors import InvalidRequestError
+from hippo.types import Pruning, PruningStrategy
+
+SETTINGS = GatewaySettings(target="localhost:1")
+
+
+def _plan(settings: GatewaySettings = SETTINGS, **fields: Any) -> SpeculationPlan:
+    return speculation_plan(SpeculationOptions.model_validate(fields), settings)
+
+
+def _settings(*argv: str) -> GatewaySettings:
+    return load_settings(
+        GatewaySettings, ["--target", "a:1", *argv], {}, env_prefix="X", prog="p", description=""
+    )
+
+
+@pytest.mark.parametrize("strategy", list(PruningStrategy))
+def test_every_strategy_can_be_asked_for(strategy: PruningStrategy) -> None:
+    plan = _plan(pruning={"strategy": strategy.value, "ratio": 0.3, "seed": 4})
+    assert plan.pruning == Pruning(strategy, 0.3, 4)
+    assert _settings("--pruning-strategy", strategy.value).pruning_strategy == strategy.value
+
+
+def test_the_presets_are_the_published_systems() -> None:
+    hippo, specvlm = _plan(preset="hippo"), _plan(preset="specvlm")
+    assert (hippo.policy_name, hippo.pruning) == ("vpsd", Pruning(PruningStrategy.HOLISTIC, 0.9))
+    assert (specvlm.policy_name, specvlm.pruning) == (
+        "serial",
+        Pruning(PruningStrategy.SPECVLM, 0.9),
+    )
+    assert hippo.policy.pace.optimistic.max_draft_tokens == SETTINGS.gamma
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_goes_before_the_operators_defaults(preset: str) -> None:
+    settings = replace(
+        SETTINGS, policy="adaptive", pruning_strategy="random", pruning_ratio=0.2, gamma=2
+    )
+    plan = _plan(settings, preset=preset)
+    assert (plan.policy_name, plan.pruning) == (
+        PRESETS[preset].policy_name,
+        Pruning(PRESETS[preset].pruning_strategy, PRESETS[preset].pruning_ratio),
+    )
+    assert plan.policy.pace.optimistic.max_draft_tokens == 2  # what it does not name stays
+    default = _plan(settings)
+    assert (default.policy_name, default.pruning) == (
+        "adaptive",
+        Pruning(PruningStrategy.RANDOM, 0.2),
+    )
+
+
+def test_what_the_request_gives_goes_before_its_preset() -> None:
+    plan = _plan(preset="hippo", policy="adaptive")
+    assert (plan.policy_name, plan.pruning.strategy) == ("adaptive", PruningStrategy.HOLISTIC)
+    plan = _plan(preset="hippo", pruning={"ratio": 0.0})
+    assert (plan.policy_name, plan.pruning) == ("vpsd", Pruning(PruningStrategy.HOLISTIC, 0.0))
+    plan = _plan(preset="specvlm", gamma=3, pruning={"strategy": "none"})
+    assert (plan.policy_name, plan.pruning) == ("serial", Pruning(PruningStrategy.NONE, 0.9))
+    assert plan.policy.pace.optimistic.max_draft_tokens == 3
+
+
+def test_strategies_that_the_operator_does_not_allow_are_refused_by_name() -> None:
+    settings = _settings("--allowed-pruning-strategies", "none,uniform,specvlm")
+    assert _plan(settings).pruning.strategy is PruningStrategy.NONE
+    assert _plan(settings, preset="specvlm").pruning.strategy is PruningStrategy.SPECVLM
+    with pytest.raises(
+        InvalidRequestError, match="is random; this server allows the strategies none, uniform, s"
+    ) as refused:
+        _plan(settings, pruning={"strategy": "random"})
+    assert refused.value.param == "speculative.pruning.strategy"
+    with pytest.raises(InvalidRequestError, match=r"is hippo \(strategy holistic\)") as refused:
+        _plan(settings, preset="hippo")
+    assert refused.value.param == "speculative.preset"
+    allowed = _plan(settings, preset="hippo", pruning={"strategy": "uniform"})
+    assert (allowed.policy_name, allowed.pruning.strategy) == ("vpsd", PruningStrategy.UNIFORM)
+
+
+def test_all_strategies_are_allowed_by_default() -> None:
+    assert set(SETTINGS.allowed_pruning_strategies) == {item.value for item in PruningStrategy}
+    assert _settings().allowed_pruning_strategies == PRUNING_STRATEGIES
+
+
+def test_the_schema_offers_what_there_is() -> None:
+    schema = json.dumps(SpeculationOptions.model_json_schema())
+    for name in (*PRUNING_STRATEGIES, *PRESETS):
+        assert f'"{name}"' in schema
+    for name in PRESETS:
+        SpeculationOptions.model_validate({"preset": name})
+    with pytest.raises(ValidationError):
+        SpeculationOptions.model_validate({"pruning": {"strategy": "best"}})
+
+
+def test_an_unknown_preset_or_strategy_is_a_400_that_names_the_choices() -> None:
+    app = FastAPI()
+    install_error_handlers(app)
+
+    @app.post("/")
+    def answer(body: ChatCompletionRequest) -> None:
+        """Takes what it is given."""
+
+    with TestClient(app) as client:
+        for speculative, param, choices in (
+            ({"preset": "magic"}, "speculative.preset", PRESETS),
+            (
+                {"pruning": {"strategy": "best"}},
+                "speculative.pruning.strategy",
+                PRUNING_STRATEGIES,
+            ),
+        ):
+            body = {
+                "model": "m",
+                "messages": [{"role": "user", "content": "Hi"}],
+                "speculative": speculative,
+            }
+            response = client.post("/", json=body)
+            assert response.status_code == 400
+            error = response.json()["error"]
+            assert error["param"] == param
+            assert all(f"'{choice}'" in error["message"] for choice in choices)
