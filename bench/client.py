@@ -48,12 +48,13 @@ def ask(
     max_tokens: int = 256,
     temperature: float = 0.0,
     seed: int = 0,
+    is_video_first: bool = True,
 ) -> Answer:
     """Streams one answer; raises RuntimeError with the server's message on an error."""
-    content: list[dict[str, Any]] = []
+    content: list[dict[str, Any]] = [{"type": "text", "text": question}]
     if video is not None:
-        content.append({"type": "video_url", "video_url": {"url": video}})
-    content.append({"type": "text", "text": question})
+        place = 0 if is_video_first else 1
+        content.insert(place, {"type": "video_url", "video_url": {"url": video}})
     body = {
         "model": "hippo",
         "messages": [{"role": "user", "content": content}],

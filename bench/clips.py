@@ -16,6 +16,7 @@ class Clip:
 
     path: Path
     question: str
+    is_video_first: bool = True
 
 
 def held_out_clips(folder: Path, *, kind: Kind, num_clips: int) -> list[Clip]:

@@ -91,6 +91,7 @@ def measure(
                         max_tokens=max_tokens,
                         temperature=temperature,
                         seed=seed,
+                        is_video_first=clip.is_video_first,
                     )
                     for _ in range(num_repeats)
                 ]

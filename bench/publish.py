@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     slim = [_without_records(result) for result in results]
     (ROOT / "docs/results.json").write_text(json.dumps(slim, indent=1) + "\n", encoding="utf-8")
     body = "\n\n".join(_section(result) for result in results)
-    _replace(ROOT / "docs/results.md", body)
+    replace_measured(ROOT / "docs/results.md", body)
     picture = _fastest_short_run(results)
-    _replace(ROOT / "README.md", _readme_lines(picture))
+    replace_measured(ROOT / "README.md", _readme_lines(picture))
     draw(picture, ROOT / "docs/speedup.svg")
 
 
@@ -110,15 +110,17 @@ def _readme_lines(run: dict[str, Any]) -> str:
     )
 
 
-def _section(result: dict[str, Any]) -> str:
-    environment = result["environment"]
+def environment_line(environment: Mapping[str, Any]) -> str:
+    """When, from which commit and on what a result was measured."""
     versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
-    lines = [
-        f"## `{result['command'].strip()}`",
-        "",
+    return (
         f"{environment['time']}, commit `{environment['commit']}`, {environment['cpu']}, "
-        f"{environment['num_cores_machine']} cores, Python {environment['python']}, {versions}.",
-    ]
+        f"{environment['num_cores_machine']} cores, Python {environment['python']}, {versions}."
+    )
+
+
+def _section(result: dict[str, Any]) -> str:
+    lines = [f"## `{result['command'].strip()}`", "", environment_line(result["environment"])]
     for run in result["runs"]:
         lines += [
             "",
@@ -133,7 +135,7 @@ def _lines(run: dict[str, Any]) -> list[str]:
         name = "a draft with random weights: "
     pruning = run["pruning"]
     pruned = pruning["strategy"] + (
-        f", {pruning['ratio']:.0%} pruned" if pruning["strategy"] in ("uniform", "random") else ""
+        "" if pruning["strategy"] in ("none", "blind") else f", {pruning['ratio']:.0%} pruned"
     )
     head = (
         "| system | decode | end to end | ms/token | TTFT ms | tokens/forward | run length "
@@ -196,7 +198,7 @@ def _without_records(result: dict[str, Any]) -> dict[str, Any]:
     return {**result, "runs": runs}
 
 
-def _replace(path: Path, body: str) -> None:
+def replace_measured(path: Path, body: str) -> None:
     """Puts ``body`` between the markers of a file; raises SystemExit when it has none."""
     text = path.read_text(encoding="utf-8")
     pattern = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)

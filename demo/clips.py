@@ -88,6 +88,26 @@ def held_out(kind: Kind, index: int, *, seed: int = 0, min_objects: int = 1) -> 
             return Clip(f"{kind}-{index:03d}", scene, size, frame_rate)
 
 
+def held_out_lasting(num_frames: int, index: int, *, seed: int = 0, min_objects: int = 1) -> Clip:
+    """A held-out clip of 336 pixels a side from which that many frames are sampled.
+
+    Durations beyond 8 s do not occur in training.
+    """
+    size = Size(336, 336, num_frames, 1.0, 8)
+    rng = np.random.default_rng((HELD_OUT, seed, 88, num_frames, index))
+    while True:
+        scene = world.sample_scene(
+            rng,
+            height=size.height,
+            width=size.width,
+            duration_s=num_frames / SAMPLED_PER_SECOND,
+            min_objects=min_objects,
+            max_objects=size.max_objects,
+        )
+        if len(scene.objects) >= min_objects:
+            return Clip(f"lasting-{num_frames}-{index:03d}", scene, size, frame_rate=4)
+
+
 def write_mp4(scene: Scene, goal: Path | BinaryIO, *, frame_rate: int) -> None:
     """Render the scene at that rate into an H.264 file."""
     count = round(scene.duration_s * frame_rate)

@@ -124,7 +124,11 @@ class Agreement:
 
 def content_mask(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[bool]:
     """Which tokens of an answer belong to words that carry content (see texts.content_spans)."""
-    pieces = [str(tokenizer.decode([token])) for token in ids]
+    return content_pieces([str(tokenizer.decode([token])) for token in ids])
+
+
+def content_pieces(pieces: Sequence[str]) -> list[bool]:
+    """``content_mask`` of tokens given by their text."""
     spans = texts.content_spans("".join(pieces))
     mask, start = [], 0
     for piece in pieces:

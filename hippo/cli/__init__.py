@@ -1,4 +1,4 @@
-"""The command line: ``hippo up``, ``hippo ask``, ``hippo demo``."""
+"""The command line: ``hippo up``, ``hippo ask``, ``hippo demo``, ``hippo inspect``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from hippo.cli import ask, demo, up
+from hippo.cli import ask, demo, inspect, up
 from hippo.errors import HippoError
 
 _DESCRIPTION = """\
@@ -25,6 +25,7 @@ examples:
   hippo up                                      serve the bundled pair at http://127.0.0.1:8000
   hippo ask clip.mp4 "What happens?"            ask about a file
   hippo ask clip.mp4 "What happens?" --compare  ... and measure against the target alone
+  hippo inspect clip.mp4 --out kept.png         draw which visual tokens the draft sees
 
 `hippo COMMAND --help` explains a command.
 """
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (up, ask, demo):
+    for module in (up, ask, demo, inspect):
         module.add_parser(commands)
     arguments = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, _interrupt)

@@ -1,0 +1,240 @@
+"""Evidence for semantic-aware token preservation, on held-out clips of the bundled pair's world.
+
+Each experiment writes bench/out/pruning/NAME.json; `python -m bench.pruning.publish` puts them
+into docs/results-pruning.md. All but the last two run the draft alone, along what the target said
+(`traces`, kept under bench/out/pruning; a run that is broken off goes on where it stopped).
+
+    traces      the target's greedy outputs, visual features and attention, layer by layer
+    costs       the draft's prefill time, cache bytes and share of serial decoding by ratio
+    ratio       agreement and accepted lengths by strategy and ratio
+    bias        how many kept tokens lie at a boundary
+    ablation    holistic with one thing changed at a time
+    kinds       agreement by kind of question, prompt order and place of the object
+    offline     all of the above
+    online      speedups, acceptance and time to first token through the real services
+    frames      speedup by number of frames through the real services
+
+    python -m bench.pruning traces --clips 200
+    python -m bench.pruning ratio --clips 50 --records
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from bench.environment import describe_environment
+from bench.pruning import experiments, online
+from bench.pruning.agreement import AgreementCache, DraftRunner
+from bench.pruning.choices import Choice
+from bench.pruning.costs import machine_from, measure_costs
+from bench.pruning.samples import DESCRIPTION_KINDS, QUESTION_KINDS
+from bench.pruning.show import show_rows
+from bench.pruning.teacher import Group, Outcome, by_kind_and_place, run_choices
+from bench.pruning.traces import CACHE, TraceStore, fingerprint, stored_traces, trace_clips
+from hippo.cli.stack import BUNDLED_PAIR
+from hippo.models.base import VideoLanguageModel
+from hippo.models.loading import load_model
+
+_COST_CLIPS = 20
+
+
+@dataclass
+class Bench:
+    """What the experiments share: the pair, the traces and where results go."""
+
+    args: argparse.Namespace
+    command: str
+    console: Console
+
+    @cached_property
+    def target(self) -> VideoLanguageModel:
+        """The target in float32."""
+        return load_model(str(self.args.target_model), dtype="float32")
+
+    @cached_property
+    def draft(self) -> VideoLanguageModel:
+        """The draft in float32."""
+        return load_model(str(self.args.draft_model), dtype="float32")
+
+    @cached_property
+    def store(self) -> TraceStore:
+        """The traces of this pair."""
+        names = (fingerprint(self.args.target_model), fingerprint(self.args.draft_model))
+        return TraceStore(self.args.out / ("traces-" + "-".join(names)))
+
+    @cached_property
+    def runner(self) -> DraftRunner:
+        """The draft with what it has been seen to say."""
+        name = f"agreement-{fingerprint(self.args.draft_model)}.jsonl"
+        return DraftRunner(self.draft, AgreementCache(self.args.out / name))
+
+    @property
+    def num_layers(self) -> int:
+        """Layers tapped unless an experiment varies them: the target service's default."""
+        return int(self.args.layers or max(1, self.target.num_layers // 4))
+
+    def run(
+        self,
+        name: str,
+        choices: Mapping[str, Choice],
+        kinds: Sequence[str],
+        group: Group | None = None,
+    ) -> dict[str, Outcome]:
+        """Judges the choices on the traced clips."""
+        return run_choices(
+            stored_traces(self.console, self.store, num_clips=self.args.clips, title=name),
+            self.runner,
+            choices,
+            kinds=kinds,
+            group=group,
+            records=self.args.out / f"{name}-records.jsonl" if self.args.records else None,
+        )
+
+    def write(self, name: str, result: Mapping[str, Any]) -> None:
+        """Writes an experiment's JSON and prints its rows."""
+        document = {
+            "experiment": name,
+            "command": self.command,
+            "environment": describe_environment(),
+            "num_clips": self.args.clips,
+            "num_layers_tapped": self.num_layers,
+            **result,
+        }
+        path = self.args.out / f"{name}.json"
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        show_rows(self.console, name, result)
+        self.console.print(f"written to {path}")
+
+
+def run_traces(bench: Bench) -> None:
+    """Traces the clips that have none yet."""
+    trace_clips(bench.console, bench.store, bench.target, bench.draft, num_clips=bench.args.clips)
+
+
+def run_costs(bench: Bench) -> None:
+    """Times the pair at each ratio, on the first clips."""
+    count = min(bench.args.clips, _COST_CLIPS)
+    clips = stored_traces(bench.console, bench.store, num_clips=count, title="costs")
+    per_token = _cache_bytes_per_token(bench.args.draft_model)
+    rows = measure_costs(clips, bench.target, bench.draft, cache_bytes_per_token=per_token)
+    bench.write("costs", {"rows": rows, "num_clips": count})
+
+
+def run_ratio(bench: Bench) -> None:
+    """Every strategy at every ratio."""
+    outcomes = bench.run("ratio", experiments.ratio_choices(bench.num_layers), ["detailed"])
+    rows = experiments.agreement_rows(outcomes, references=["none", "holistic 0.9"])
+    costs = bench.args.out / "costs.json"
+    if not costs.exists():
+        raise SystemExit("the accepted lengths need step times: run `costs` first")
+    machine = machine_from(json.loads(costs.read_text(encoding="utf-8"))["rows"])
+    experiments.add_readings(rows, outcomes, machine)
+    machine_ms = {
+        "target_ms": machine.target_ms,
+        "draft_ms": machine.target_ms / machine.step_ratio,
+    }
+    bench.write("ratio", {"rows": rows, "machine": machine_ms})
+
+
+def run_bias(bench: Bench) -> None:
+    """Shares at the boundary."""
+    choices = experiments.bias_choices(bench.num_layers, bench.target.num_layers)
+    outcomes = bench.run("bias", choices, ["detailed"])
+    bench.write("bias", {"rows": experiments.boundary_rows(outcomes)})
+
+
+def run_ablation(bench: Bench) -> None:
+    """Holistic with one thing changed at a time."""
+    choices = experiments.ablation_choices(
+        bench.num_layers, bench.args.ratio, bench.target.num_layers
+    )
+    outcomes = bench.run("ablation", choices, ["detailed"])
+    rows = experiments.agreement_rows(outcomes, references=["none", experiments.BASE])
+    bench.write("ablation", {"rows": rows, "ratio": bench.args.ratio})
+
+
+def run_kinds(bench: Bench) -> None:
+    """By kind of question, order and place."""
+    choices = experiments.kind_choices(bench.num_layers)
+    every = [*DESCRIPTION_KINDS, *QUESTION_KINDS]
+    outcomes = bench.run("kinds", choices, every, by_kind_and_place)
+    bench.write("kinds", {"rows": experiments.group_rows(outcomes)})
+
+
+def run_offline(bench: Bench) -> None:
+    """Everything that needs no services."""
+    for run in (run_traces, run_costs, run_ratio, run_bias, run_ablation, run_kinds):
+        run(bench)
+
+
+def run_online(bench: Bench) -> None:
+    """Through the services, strategy by ratio, policies and overlap."""
+    bench.write("online", online.measure_strategies(bench.console, bench.args))
+
+
+def run_frames(bench: Bench) -> None:
+    """Through the services, by number of frames."""
+    bench.write("frames", online.measure_frames(bench.console, bench.args))
+
+
+EXPERIMENTS: Mapping[str, Callable[[Bench], None]] = {
+    "traces": run_traces,
+    "costs": run_costs,
+    "ratio": run_ratio,
+    "bias": run_bias,
+    "ablation": run_ablation,
+    "kinds": run_kinds,
+    "offline": run_offline,
+    "online": run_online,
+    "frames": run_frames,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs an experiment."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.pruning",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("experiment", choices=list(EXPERIMENTS))
+    add("--clips", type=int, default=None, help="held-out clips (default: 200; online 10)")
+    add("--layers", type=int, help="first layers tapped (default: as the target service)")
+    add("--ratio", type=float, default=0.9, help="share pruned in the ablation")
+    add("--records", action="store_true", help="also write kept indices and agreement by sample")
+    add("--target-model", type=Path, default=BUNDLED_PAIR / "target")
+    add("--draft-model", type=Path, default=BUNDLED_PAIR / "draft")
+    add("--out", type=Path, default=CACHE)
+    args = parser.parse_args(argv)
+    if args.clips is None:
+        args.clips = 10 if args.experiment in ("online", "frames") else 200
+    if args.clips < 1:
+        parser.error("--clips must be at least 1")
+    args.out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    given = argv if argv is not None else sys.argv[1:]
+    command = " ".join(["python -m bench.pruning", *given])
+    EXPERIMENTS[args.experiment](Bench(args, command, Console()))
+
+
+def _cache_bytes_per_token(model_folder: Path) -> int:
+    """Of keys and values in float32."""
+    config = json.loads((model_folder / "config.json").read_text(encoding="utf-8"))
+    text = config.get("text_config", config)
+    head_dim = text["hidden_size"] // text["num_attention_heads"]
+    return int(2 * text["num_hidden_layers"] * text["num_key_value_heads"] * head_dim * 4)
+
+
+if __name__ == "__main__":
+    main()

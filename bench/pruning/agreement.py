@@ -1,0 +1,79 @@
+"""Teacher-forced agreement: what the draft says along the target's own output."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import torch
+
+from bench.pruning.choices import Choice, compacted
+from bench.pruning.traces import ClipTrace, SampleTrace
+from hippo.models.base import SequenceRows, StepPlan, VideoLanguageModel
+
+
+class AgreementCache:
+    """Results of the draft by what it saw, in a file of lines that only grows.
+
+    A repeated or resumed run, or another choice of the same tokens, is answered from it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._known: dict[str, str] = {}
+        if path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                if line.endswith("}"):  # the last one may have been cut off
+                    entry = json.loads(line)
+                    self._known[entry["key"]] = entry["agrees"]
+        self._file = path.open("a", encoding="utf-8")
+
+    def get(self, key: str) -> str | None:
+        """The trace of agreement, "1" where the draft agrees and "0" where not."""
+        return self._known.get(key)
+
+    def put(self, key: str, agrees: str) -> None:
+        """Remembers a trace."""
+        self._known[key] = agrees
+        self._file.write(json.dumps({"key": key, "agrees": agrees}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+class DraftRunner:
+    """Runs one draft over traces; slot 0 of the model is its own."""
+
+    def __init__(self, draft: VideoLanguageModel, cache: AgreementCache) -> None:
+        self._draft = draft
+        self._cache = cache
+
+    def agreement(
+        self, clip: ClipTrace, trace: SampleTrace, choice: Choice, kept: torch.Tensor
+    ) -> str:
+        """Whether the draft's greedy token is the target's, for each token of the output."""
+        digest = hashlib.sha256(kept.numpy().tobytes()).hexdigest()[:16]
+        positions = "compacted" if choice.is_compacted else "original"
+        key = f"{trace.sample.name} {digest} {positions}"
+        known = self._cache.get(key)
+        if known is None:
+            said = self._along(clip, trace, kept, choice.is_compacted)
+            pairs = zip(said, trace.output_ids, strict=True)
+            known = "".join("1" if ours == theirs else "0" for ours, theirs in pairs)
+            self._cache.put(key, known)
+        return known
+
+    def _along(
+        self, clip: ClipTrace, trace: SampleTrace, kept: torch.Tensor, is_compacted: bool
+    ) -> list[int]:
+        prompt = compacted(trace.prompt, kept) if is_compacted else trace.prompt
+        *_, first = self._draft.prefill(0, prompt, clip.draft_features, kept)
+        assert first is not None
+        said = [int(first.argmax())]
+        if len(trace.output_ids) > 1:
+            rows = SequenceRows(0, 0, trace.output_ids[:-1])
+            said += self._draft.forward(StepPlan((rows,))).argmax(-1).tolist()
+        return said

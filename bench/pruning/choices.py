@@ -1,0 +1,66 @@
+"""Which visual tokens the draft sees: a strategy, its ratio and everything that is ablated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from bench.pruning.traces import ClipTrace, SampleTrace, Scope
+from hippo.models.base import Prompt
+from hippo.pruning.select import (
+    SelectionOptions,
+    VisualScores,
+    needs_attention,
+    needs_features,
+    select_tokens,
+)
+from hippo.types import Pruning, PruningStrategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One way to choose; ``num_layers`` are the target's first layers that are tapped."""
+
+    strategy: PruningStrategy
+    ratio: float
+    num_layers: int
+    scope: Scope = "visual"
+    options: SelectionOptions = field(default_factory=SelectionOptions)
+    is_compacted: bool = False  # kept tokens are renumbered, as if there had been no others
+
+    def kept(self, clip: ClipTrace, trace: SampleTrace, seed: int) -> torch.Tensor:
+        """The kept visual tokens: int64, ascending. ``seed`` is that of ``random``."""
+        attention = features = None
+        if needs_attention(self.strategy):
+            attention = trace.attention[self.scope][: self.num_layers].mean(0)
+        if needs_features(self.strategy):
+            features = clip.target_features
+        return select_tokens(
+            Pruning(self.strategy, self.ratio, seed),
+            clip.grids,
+            clip.target_features.shape[0],
+            VisualScores(attention, features),
+            self.options,
+        )
+
+
+def compacted(prompt: Prompt, kept: torch.Tensor) -> Prompt:
+    """The prompt with the kept visual tokens numbered one by one, as text is, on every axis.
+
+    The text after them follows at once; dropped tokens keep positions that nothing reads.
+    """
+    is_cached = torch.ones(prompt.length, dtype=torch.bool)
+    is_cached[prompt.visual_indices] = False
+    is_cached[prompt.visual_indices[kept]] = True
+    ranks = is_cached.long().cumsum(0) - 1
+    return Prompt(
+        input_ids=prompt.input_ids,
+        positions=ranks.clamp(min=0).expand(prompt.positions.shape[0], -1),
+        next_position=int(is_cached.sum()),
+        visual_indices=prompt.visual_indices,
+        visual_grids=prompt.visual_grids,
+        question_indices=prompt.question_indices,
+        prompt_hash=prompt.prompt_hash,
+        extras=prompt.extras,
+    )

@@ -1,0 +1,215 @@
+"""The experiments on traces: which choices, and what their rows say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from bench.pruning.choices import Choice
+from bench.pruning.readings import Readings, read_traces
+from bench.pruning.statistics import Counts, difference, interval
+from bench.pruning.teacher import Outcome
+from bench.simulate_policies import Machine
+from hippo.pruning.select import SelectionOptions
+from hippo.types import PruningStrategy
+
+RATIOS = (0.5, 0.75, 0.9, 0.95, 0.98)
+STRATEGIES = (
+    PruningStrategy.HOLISTIC,
+    PruningStrategy.HYBRID,
+    PruningStrategy.ATTENTION,
+    PruningStrategy.SPECVLM,
+    PruningStrategy.UNIFORM,
+    PruningStrategy.RANDOM,
+)
+LAYERS = (1, 2, 3, 5, 10, 15, 20)
+BASE = "scores: attention + temporal + spatial"  # the ablation's reference
+POLICIES = (("adaptive", 5), ("vpsd", 5), ("serial", 5))
+
+
+def ratio_choices(num_layers: int) -> dict[str, Choice]:
+    """Every strategy at every ratio; ratio 0 is ``none`` whatever the strategy."""
+    choices = {
+        "none": Choice(strategy=PruningStrategy.NONE, ratio=0.0, num_layers=num_layers),
+        "blind": Choice(strategy=PruningStrategy.BLIND, ratio=1.0, num_layers=num_layers),
+    }
+    for strategy in STRATEGIES:
+        for ratio in RATIOS:
+            choices[f"{strategy.value} {ratio:g}"] = Choice(
+                strategy=strategy, ratio=ratio, num_layers=num_layers
+            )
+    return choices
+
+
+def kind_choices(num_layers: int) -> dict[str, Choice]:
+    """Every strategy at ratio 0.9, none and blind."""
+    return {
+        label: choice
+        for label, choice in ratio_choices(num_layers).items()
+        if choice.ratio in (0.0, 0.9, 1.0)
+    }
+
+
+def ablation_choices(num_layers: int, ratio: float, most_layers: int) -> dict[str, Choice]:
+    """Holistic with one thing changed at a time; the label's part before ":" names the thing."""
+    base = Choice(strategy=PruningStrategy.HOLISTIC, ratio=ratio, num_layers=num_layers)
+    attention = replace(base, strategy=PruningStrategy.ATTENTION)
+    options = base.options
+
+    def varied(**changes: Any) -> Choice:
+        return replace(base, options=replace(options, **changes))
+
+    choices = {
+        BASE: varied(weights=(1.0, 1.0, 1.0)),
+        "scores: attention": varied(weights=(1.0, 0.0, 0.0)),
+        "scores: temporal": varied(weights=(0.0, 1.0, 0.0)),
+        "scores: spatial": varied(weights=(0.0, 0.0, 1.0)),
+        "scores: attention + temporal": varied(weights=(1.0, 1.0, 0.0)),
+        "scores: attention + spatial": varied(weights=(1.0, 0.0, 1.0)),
+        "scores: temporal + spatial": varied(weights=(0.0, 1.0, 1.0)),
+        "scores: raw attention, not normalised": attention,
+        **{
+            f"spatial: {name}": varied(spatial=score, weights=weights)
+            for score in ("contrast", "variance")
+            for name, weights in (
+                (f"{score}", (1.0, 1.0, 1.0)),
+                (f"{score} alone", (0.0, 0.0, 1.0)),
+                (f"{score} + attention", (1.0, 0.0, 1.0)),
+                (f"{score} + temporal", (0.0, 1.0, 1.0)),
+            )
+        },
+        "normalisation: min-max": varied(normalisation="min-max"),
+        "normalisation: z-score": varied(normalisation="z-score"),
+        "keys: visual": replace(base, scope="visual"),
+        "keys: all": replace(base, scope="all"),
+        "top-k: global": varied(per_frame=False),
+        "top-k: per frame": varied(per_frame=True),
+        "top-k: by the frame's change (hybrid)": replace(base, strategy=PruningStrategy.HYBRID),
+        **{f"crop: {crop}": varied(crop=crop) for crop in (3, 5, 7)},
+        "positions: original": base,
+        "positions: compacted": replace(base, is_compacted=True),
+    }
+    for count in LAYERS:
+        if count <= most_layers:
+            choices[f"layers: {count}"] = replace(base, num_layers=count)
+    for count in LAYERS:
+        if count <= most_layers:
+            choices[f"layers, attention alone: {count}"] = replace(
+                varied(weights=(1.0, 0.0, 0.0)), num_layers=count
+            )
+    for mass in (0.05, 0.1, 0.2, 0.4, 0.8):
+        choices[f"specvlm's mass: {mass:g}"] = replace(
+            base, strategy=PruningStrategy.SPECVLM, options=SelectionOptions(specvlm_mass=mass)
+        )
+    choices["none"] = replace(base, strategy=PruningStrategy.NONE, ratio=0.0)
+    return choices
+
+
+def bias_choices(num_layers: int, most_layers: int) -> dict[str, Choice]:
+    """The top tenth by raw attention of first layers and of all, SpecVLM's and holistic's."""
+    base = Choice(strategy=PruningStrategy.HOLISTIC, ratio=0.9, num_layers=num_layers)
+    choices = {}
+    for count in dict.fromkeys((num_layers, most_layers)):
+        what = "all layers" if count == most_layers else f"first {count} layers"
+        for strategy in (
+            PruningStrategy.ATTENTION,
+            PruningStrategy.SPECVLM,
+            PruningStrategy.HOLISTIC,
+            PruningStrategy.HYBRID,
+        ):
+            choices[f"{strategy.value}, {what}"] = replace(
+                base, strategy=strategy, num_layers=count
+            )
+    for strategy in (PruningStrategy.UNIFORM, PruningStrategy.RANDOM):
+        choices[strategy.value] = replace(base, strategy=strategy)
+    return choices
+
+
+def agreement_rows(
+    outcomes: Mapping[str, Outcome], *, references: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """A row a choice: agreement on all tokens and on content words, and paired differences.
+
+    ``references`` are labels; a row has ``minus LABEL`` for each, its own agreement less that.
+    """
+    rows = []
+    for label, outcome in outcomes.items():
+        row: dict[str, Any] = {
+            "label": label,
+            "strategy": outcome.choice.strategy.value,
+            "ratio": outcome.choice.ratio,
+            "num_samples": len(outcome.traces),
+            "num_clips": outcome.tokens.num_clips,
+            "kept_tokens": round(outcome.num_kept / len(outcome.traces), 1),
+            "agreement": interval(outcome.tokens).as_dict(),
+            "content_agreement": interval(outcome.content).as_dict(),
+        }
+        for reference in references:
+            if reference in outcomes:
+                row[f"minus {reference}"] = difference(
+                    outcome.tokens, outcomes[reference].tokens
+                ).as_dict()
+        rows.append(row)
+    return rows
+
+
+def add_readings(
+    rows: Sequence[dict[str, Any]], outcomes: Mapping[str, Outcome], machine: Machine
+) -> None:
+    """Adds the simulator's readings of each policy to the rows."""
+    for row in rows:
+        row["readings"] = {
+            f"{policy} γ={gamma}" if policy != "adaptive" else policy: _as_dict(
+                read_traces(
+                    outcomes[row["label"]].traces, policy=policy, gamma=gamma, machine=machine
+                )
+            )
+            for policy, gamma in POLICIES
+        }
+
+
+def boundary_rows(outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:
+    """Shares of kept tokens at the boundary, both readings, over the shares present."""
+    rows = []
+    for label, outcome in outcomes.items():
+        row: dict[str, Any] = {"label": label}
+        for reading, boundary in (("ring", outcome.ring), ("ends", outcome.ends)):
+            share, present = interval(boundary.kept), boundary.present.share
+            row[reading] = {
+                "kept": share.as_dict(),
+                "present": round(present, 5),
+                "ratio": round(share.mean / present, 4),
+            }
+        rows.append(row)
+    return rows
+
+
+def group_rows(outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:
+    """A row a group: each choice's agreement in it."""
+    names = sorted({name for outcome in outcomes.values() for name in outcome.groups})
+    rows = []
+    for name in names:
+        of_group: dict[str, Counts] = {
+            label: outcome.groups[name] for label, outcome in outcomes.items()
+        }
+        first = next(iter(of_group.values()))
+        rows.append(
+            {
+                "group": name,
+                "num_tokens": int(sum(first.totals.values())),
+                "num_clips": first.num_clips,
+                "agreement": {
+                    label: interval(counts).as_dict() for label, counts in of_group.items()
+                },
+            }
+        )
+    return rows
+
+
+def _as_dict(readings: Readings) -> dict[str, float]:
+    return {
+        "mean_tokens_per_forward": round(readings.mean_tokens_per_forward, 4),
+        "mean_run_length": round(readings.mean_run_length, 4),
+        "decode_speedup": round(readings.decode_speedup, 4),
+    }

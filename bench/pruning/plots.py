@@ -1,0 +1,245 @@
+"""The pictures of docs/results-pruning.md, as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+COLOURS: Mapping[str, str] = {
+    "holistic": "#c2410c",
+    "hybrid": "#e9a13b",
+    "attention": "#2f6f9f",
+    "specvlm": "#7fb2d6",
+    "uniform": "#4d7c4f",
+    "random": "#9aa39a",
+    "none": "#222222",
+    "blind": "#bbbbbb",
+}
+_BLUE, _PALE = "#2f6f9f", "#9fc3dd"
+
+
+def draw_all(results: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
+    """Draws what there are results for; returns the files."""
+    drawn = []
+    for name, result in results.items():
+        if (draw := DRAWERS.get(name)) is not None:
+            goal = folder / f"pruning-{name}.svg"
+            draw(result, goal)
+            drawn.append(goal)
+    return drawn
+
+
+def draw_ratio(result: Mapping[str, Any], goal: Path) -> None:
+    """Agreement against ratio, a line a strategy."""
+    figure, axes = _axes(7.6, 4.4)
+    _lines(axes, result["rows"], lambda row: row["agreement"], 100)
+    for label in ("none", "blind"):
+        row = next((row for row in result["rows"] if row["label"] == label), None)
+        if row is not None:
+            value = 100 * row["agreement"]["mean"]
+            axes.axhline(value, color=COLOURS[label], linewidth=1, linestyle="--")
+            axes.text(0.492, value + 0.25, label, fontsize=8, color="#444444")
+    axes.set_xlabel("share of visual tokens the draft does not see")
+    axes.set_ylabel("tokens on which the draft agrees, %")
+    _finish(figure, axes, goal, _title(result, "agreement with the target's greedy output"))
+
+
+def draw_costs(result: Mapping[str, Any], goal: Path) -> None:
+    """Prefill time and cache against ratio."""
+    rows = result["rows"]
+    names = [f"{row['ratio']:g}" for row in rows]
+    figure, axes = _axes(7.6, 3.2)
+    places = list(range(len(rows)))
+    times = [row["draft_prefill_ms"]["mean"] for row in rows]
+    axes.bar([place - 0.2 for place in places], times, 0.38, color=_BLUE, label="draft prefill, ms")
+    other = axes.twinx()
+    sizes = [row["draft_cache_kib"]["mean"] for row in rows]
+    other.bar([place + 0.2 for place in places], sizes, 0.38, color=_PALE, label="draft cache, KiB")
+    for place, value, size in zip(places, times, sizes, strict=True):
+        axes.text(place - 0.2, value, f"{value:.1f}", ha="center", va="bottom", fontsize=8)
+        other.text(place + 0.2, size, f"{size:.0f}", ha="center", va="bottom", fontsize=8)
+    axes.set_xticks(places, names)
+    axes.set_xlabel("share of visual tokens the draft does not see")
+    axes.set_ylabel("ms")
+    other.set_ylabel("KiB")
+    other.spines[["top"]].set_visible(False)
+    handles = [bars[0] for bars in (*axes.containers, *other.containers)]
+    axes.legend(handles, ["draft prefill, ms", "draft cache of the prompt, KiB"], fontsize=8)
+    _finish(figure, axes, goal, _title(result, "what the draft costs"), has_legend=False)
+
+
+def draw_bias(result: Mapping[str, Any], goal: Path) -> None:
+    """Share kept over share present, both readings."""
+    rows = list(reversed(result["rows"]))
+    figure, axes = _axes(7.6, 0.42 * len(rows) + 1.4)
+    for offset, key, label, colour in (
+        (0.2, "ring", "outer ring of each frame", _BLUE),
+        (-0.2, "ends", "first and last tenth of the sequence", _PALE),
+    ):
+        places = [index + offset for index in range(len(rows))]
+        values = [row[key]["ratio"] for row in rows]
+        axes.barh(places, values, 0.38, label=label, color=colour)
+        for place, value in zip(places, values, strict=True):
+            axes.text(value + 0.01, place, f"{value:.2f}", va="center", fontsize=8)
+    axes.axvline(1.0, color="#444444", linewidth=1, linestyle="--")
+    axes.set_yticks(range(len(rows)), [row["label"] for row in rows])
+    axes.set_xlabel("boundary tokens: share of those kept over share of all (1: no bias)")
+    _finish(figure, axes, goal, _title(result, "position bias of the kept tenth"))
+
+
+def draw_ablation(result: Mapping[str, Any], goal: Path) -> None:
+    """Every variant with its interval."""
+    rows = list(reversed(result["rows"]))
+    figure, axes = _axes(7.6, 0.24 * len(rows) + 1.2)
+    lowest = min(row["agreement"]["mean"] for row in rows)
+    _dots(axes, [row["agreement"] for row in rows], [row["label"] for row in rows])
+    none = next(row for row in rows if row["label"] == "none")
+    axes.axvline(100 * none["agreement"]["mean"], color="#444444", linewidth=1, linestyle="--")
+    axes.set_xlim(max(100 * lowest - 1.5, 70), 100)
+    axes.set_xlabel("tokens on which the draft agrees, % (dashed: nothing pruned)")
+    title = _title(result, f"one thing changed at a time, ratio {result['ratio']:g}")
+    _finish(figure, axes, goal, title, has_legend=False)
+
+
+def draw_kinds(result: Mapping[str, Any], goal: Path) -> None:
+    """Agreement by group, a dot a strategy."""
+    rows = list(reversed(result["rows"]))
+    figure, axes = _axes(7.6, 0.34 * len(rows) + 1.4)
+    for label in rows[0]["agreement"]:
+        strategy = label.split(" ")[0]
+        axes.plot(
+            [100 * row["agreement"][label]["mean"] for row in rows],
+            range(len(rows)),
+            "o",
+            markersize=5,
+            color=COLOURS[strategy],
+            label=label,
+        )
+    axes.set_yticks(range(len(rows)), [row["group"] for row in rows], fontsize=8)
+    axes.grid(axis="y", color="#eeeeee")
+    axes.set_xlabel("tokens on which the draft agrees, %")
+    _finish(figure, axes, goal, _title(result, "by kind of question and place of the object"))
+
+
+def draw_online(result: Mapping[str, Any], goal: Path) -> None:
+    """Decode speedup against ratio through the services."""
+    rows = [
+        {**row, "label": row["system"], "strategy": row["system"].split(" ")[0]}
+        for row in result["rows"]
+        if row["group"] == "strategies" and " " in row["system"]
+    ]
+    for row in rows:
+        row["ratio"] = float(row["system"].split(" ")[1])
+    figure, axes = _axes(7.6, 4.0)
+    _lines(axes, rows, lambda row: row["decode_speedup"], 1)
+    for row in result["rows"]:
+        if row["group"] == "strategies" and row["system"] in ("none", "blind"):
+            value = row["decode_speedup"]["mean"]
+            axes.axhline(value, color=COLOURS[row["system"]], linewidth=1, linestyle="--")
+            axes.text(0.492, value + 0.03, row["system"], fontsize=8, color="#444444")
+    axes.set_xlabel("share of visual tokens the draft does not see")
+    axes.set_ylabel("times as fast as target-only, decode")
+    _finish(figure, axes, goal, _title(result, "adaptive policy, through the services"))
+
+
+def draw_frames(result: Mapping[str, Any], goal: Path) -> None:
+    """Speedups against the number of frames."""
+    figure, axes = _axes(7.6, 3.8)
+    systems = dict.fromkeys(row["system"] for row in result["rows"])
+    colours = ("#222222", "#c2410c", "#e9a13b", "#2f6f9f")
+    chosen = [name for name in systems if name != "target-only"]
+    for name, colour in zip(chosen, colours, strict=False):
+        own = [row for row in result["rows"] if row["system"] == name]
+        counts = [row["num_frames"] for row in own]
+        for key, style, what in (
+            ("decode_speedup", "-o", "decode"),
+            ("end_to_end_speedup", "--o", "end to end"),
+        ):
+            axes.plot(
+                counts,
+                [row[key]["mean"] for row in own],
+                style,
+                markersize=4,
+                color=colour,
+                label=f"{name}, {what}",
+            )
+    axes.axhline(1.0, color="#444444", linewidth=1, linestyle=":")
+    axes.set_xscale("log", base=2)
+    counts = sorted({row["num_frames"] for row in result["rows"]})
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.set_xlabel("frames (72 visual tokens each)")
+    axes.set_ylabel("times as fast as target-only")
+    _finish(figure, axes, goal, _title(result, "speedup by number of frames"))
+
+
+DRAWERS: Mapping[str, Callable[[Mapping[str, Any], Path], None]] = {
+    "ratio": draw_ratio,
+    "costs": draw_costs,
+    "bias": draw_bias,
+    "ablation": draw_ablation,
+    "kinds": draw_kinds,
+    "online": draw_online,
+    "frames": draw_frames,
+}
+
+
+def _axes(width: float, height: float) -> tuple[Any, Any]:
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "hippo"
+    from matplotlib import pyplot
+
+    return pyplot.subplots(figsize=(width, height))
+
+
+def _lines(
+    axes: Any,
+    rows: Sequence[Mapping[str, Any]],
+    value_of: Callable[[Mapping[str, Any]], Mapping[str, float]],
+    scale: float,
+) -> None:
+    """A line with intervals for each strategy that has several ratios."""
+    for strategy, colour in COLOURS.items():
+        own = [row for row in rows if row["strategy"] == strategy]
+        if len(own) < 2:
+            continue
+        values = [value_of(row) for row in own]
+        ratios = [row["ratio"] for row in own]
+        means = [scale * value["mean"] for value in values]
+        axes.plot(ratios, means, "-o", markersize=4, color=colour, label=strategy)
+        axes.fill_between(
+            ratios,
+            [scale * value["low"] for value in values],
+            [scale * value["high"] for value in values],
+            color=colour,
+            alpha=0.12,
+            linewidth=0,
+        )
+
+
+def _dots(axes: Any, values: Sequence[Mapping[str, float]], labels: Sequence[str]) -> None:
+    for place, value in enumerate(values):
+        axes.plot(
+            [100 * value["low"], 100 * value["high"]], [place, place], color=_PALE, linewidth=3
+        )
+        axes.plot([100 * value["mean"]], [place], "o", markersize=4, color=_BLUE)
+    axes.set_yticks(range(len(labels)), labels, fontsize=8)
+    axes.grid(axis="y", color="#eeeeee")
+
+
+def _title(result: Mapping[str, Any], what: str) -> str:
+    return f"{what}; {result['num_clips']} clips, float32"
+
+
+def _finish(figure: Any, axes: Any, goal: Path, title: str, *, has_legend: bool = True) -> None:
+    from matplotlib import pyplot
+
+    axes.set_title(title, fontsize=10, loc="left")
+    if has_legend:
+        axes.legend(fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(goal, metadata={"Date": None})
+    pyplot.close(figure)

@@ -1,0 +1,113 @@
+"""Shares with intervals: tokens are counted, clips are resampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+_NUM_RESAMPLES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A figure with its 95 % bootstrap interval over clips."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        """Half of the interval."""
+        return (self.high - self.low) / 2
+
+    def as_dict(self) -> dict[str, float]:
+        """For JSON."""
+        return {
+            "mean": round(self.mean, 5),
+            "low": round(self.low, 5),
+            "high": round(self.high, 5),
+        }
+
+
+@dataclass(slots=True)
+class Counts:
+    """Hits out of a total for each clip; ``clips[i]`` has one entry a clip."""
+
+    hits: dict[str, float]
+    totals: dict[str, float]
+
+    @classmethod
+    def empty(cls) -> Counts:
+        """Nothing counted."""
+        return cls({}, {})
+
+    def add(self, clip: str, hits: float, total: float) -> None:
+        """Counts for a clip, which may have been counted before."""
+        self.hits[clip] = self.hits.get(clip, 0.0) + hits
+        self.totals[clip] = self.totals.get(clip, 0.0) + total
+
+    @property
+    def share(self) -> float:
+        """Hits over total; 0 when nothing was counted."""
+        total = sum(self.totals.values())
+        return sum(self.hits.values()) / total if total else 0.0
+
+    @property
+    def num_clips(self) -> int:
+        """Clips counted."""
+        return len(self.totals)
+
+
+def interval(counts: Counts, *, seed: int = 0) -> Interval:
+    """The share of all tokens, with its interval. Raises ValueError when nothing was counted."""
+    hits, totals = _arrays(counts, sorted(counts.totals))
+    draws = _draws(len(hits), seed)
+    shares = hits[draws].sum(1) / np.maximum(totals[draws].sum(1), 1e-12)
+    return _interval(counts.share, shares)
+
+
+def difference(first: Counts, second: Counts, *, seed: int = 0) -> Interval:
+    """First share minus second, clip by clip the same resample.
+
+    Raises ValueError unless both count the same clips.
+    """
+    clips = sorted(first.totals)
+    if clips != sorted(second.totals):
+        raise ValueError("a paired difference needs the same clips on both sides")
+    draws = _draws(len(clips), seed)
+    shares = []
+    for counts in (first, second):
+        hits, totals = _arrays(counts, clips)
+        shares.append(hits[draws].sum(1) / np.maximum(totals[draws].sum(1), 1e-12))
+    return _interval(first.share - second.share, shares[0] - shares[1])
+
+
+def mean_interval(values: Sequence[float], *, seed: int = 0) -> Interval:
+    """The mean of one value a clip, with its interval. Raises ValueError without values."""
+    each = np.asarray(values, np.float64)
+    draws = _draws(len(each), seed)
+    return _interval(float(each.mean()), each[draws].mean(1))
+
+
+def _arrays(
+    counts: Counts, clips: Sequence[str]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    return (
+        np.array([counts.hits[clip] for clip in clips]),
+        np.array([counts.totals[clip] for clip in clips]),
+    )
+
+
+def _draws(count: int, seed: int) -> npt.NDArray[np.int64]:
+    if count == 0:
+        raise ValueError("no clips to resample")
+    return np.random.default_rng(seed).integers(count, size=(_NUM_RESAMPLES, count))
+
+
+def _interval(mean: float, resampled: npt.NDArray[np.float64]) -> Interval:
+    low, high = np.quantile(resampled, (0.025, 0.975))
+    return Interval(mean, float(low), float(high))

@@ -1,0 +1,210 @@
+"""What the target does on each sample, run once and kept on disk.
+
+One file a clip under the cache folder: visual features, and for each sample the prompt, the
+target's greedy output and its attention scores layer by layer. All further evaluation runs only
+the draft. A run that is broken off goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from rich.console import Console
+from tokenizers import Tokenizer
+
+from bench.environment import ROOT
+from bench.pruning.progress import progress_bar
+from bench.pruning.samples import Sample, held_out_clips, samples_of
+from demo import clips
+from demo.clips import Clip
+from hippo.models.base import (
+    AttentionTap,
+    DecodedMedia,
+    Prompt,
+    SequenceRows,
+    StepPlan,
+    VideoLanguageModel,
+)
+from hippo.types import ChatMessage, FramePlan, MediaKind, MediaPart, TextPart
+
+Scope = Literal["visual", "all"]
+SCOPES: tuple[Scope, ...] = ("visual", "all")
+CACHE = ROOT / "bench/out/pruning"
+MAX_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SampleTrace:
+    """One sample as the target sees it. ``prompt`` has no pixels."""
+
+    sample: Sample
+    prompt: Prompt
+    output_ids: tuple[int, ...]  # the end token included
+    pieces: tuple[str, ...]  # of the output's text, a token each
+    attention: dict[Scope, torch.Tensor]  # float32 [num_layers, num_visual_tokens] each; scope
+    # "all" of detailed descriptions only
+
+
+@dataclass(frozen=True, slots=True)
+class ClipTrace:
+    """One clip: the visual features of both models and its samples."""
+
+    clip: Clip
+    grids: tuple[tuple[int, int, int], ...]
+    target_features: torch.Tensor  # float32 [num_visual_tokens, hidden]
+    draft_features: torch.Tensor  # the same tensor when both towers are the same
+    samples: tuple[SampleTrace, ...]
+
+
+class TraceStore:
+    """The clips' traces of one pair in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def has(self, clip: Clip) -> bool:
+        """Whether the clip has been traced."""
+        return self._path(clip).exists()
+
+    def load(self, clip: Clip) -> ClipTrace:
+        """The clip's trace; FileNotFoundError if it has not been traced."""
+        trace = torch.load(self._path(clip), weights_only=False)
+        assert isinstance(trace, ClipTrace)
+        return trace
+
+    def save(self, trace: ClipTrace) -> None:
+        """Writes the trace whole or not at all."""
+        path = self._path(trace.clip)
+        partial = path.with_suffix(".partial")
+        torch.save(trace, partial)
+        os.replace(partial, path)
+
+    def _path(self, clip: Clip) -> Path:
+        return self._folder / f"{clip.name}.pt"
+
+
+def fingerprint(model_folder: Path) -> str:
+    """Names a checkpoint by its weights."""
+    with (model_folder / "model.safetensors").open("rb") as weights:
+        return hashlib.file_digest(weights, "sha256").hexdigest()[:12]
+
+
+def trace_clips(
+    console: Console,
+    store: TraceStore,
+    target: VideoLanguageModel,
+    draft: VideoLanguageModel,
+    *,
+    num_clips: int,
+) -> None:
+    """Traces the clips that are not in the store yet."""
+    missing = [
+        (index, clip) for index, clip in enumerate(held_out_clips(num_clips)) if not store.has(clip)
+    ]
+    with progress_bar(console) as progress:
+        for index, clip in progress.track(missing, description="traces of the target"):
+            store.save(trace_clip(target, draft, clip, samples_of(clip, index)))
+
+
+def stored_traces(
+    console: Console, store: TraceStore, *, num_clips: int, title: str
+) -> Iterator[ClipTrace]:
+    """The traces one after another, with a progress bar; SystemExit when one is missing."""
+    with progress_bar(console) as progress:
+        chosen = list(held_out_clips(num_clips))
+        if absent := [clip.name for clip in chosen if not store.has(clip)]:
+            raise SystemExit(
+                f"{len(absent)} of {num_clips} clips have no trace yet: run "
+                f"`python -m bench.pruning traces --clips {num_clips}` first"
+            )
+        for clip in progress.track(chosen, description=title):
+            yield store.load(clip)
+
+
+def decoded_frames(clip: Clip) -> DecodedMedia:
+    """The frames that a service would see, after the clip has been an H.264 file."""
+    frames = torch.from_numpy(clips.through_codec(clip))
+    seconds = tuple(place / clips.SAMPLED_PER_SECOND for place in range(len(frames)))
+    return DecodedMedia(MediaKind.VIDEO, frames, seconds, float(clips.SAMPLED_PER_SECOND))
+
+
+def messages_of(sample: Sample) -> list[ChatMessage]:
+    """The user's turn in the sample's order."""
+    parts: tuple[MediaPart | TextPart, ...] = (MediaPart(0), TextPart(sample.question))
+    return [ChatMessage("user", parts if sample.is_video_first else parts[::-1])]
+
+
+def trace_clip(
+    target: VideoLanguageModel, draft: VideoLanguageModel, clip: Clip, samples: Sequence[Sample]
+) -> ClipTrace:
+    """Runs both towers once and the target on every sample."""
+    media = [decoded_frames(clip)]
+    tokenizer = Tokenizer.from_str(target.info.tokenizer_json.decode())
+    features: torch.Tensor | None = None
+    draft_features: torch.Tensor | None = None
+    traced = []
+    for sample in samples:
+        prompt = target.prepare(messages_of(sample), media, FramePlan())
+        if features is None:
+            features, draft_features = target.embed_visual(prompt), draft.embed_visual(prompt)
+            assert features is not None and draft_features is not None
+            if torch.equal(features, draft_features):
+                draft_features = features
+        traced.append(_trace_sample(target, tokenizer, sample, prompt, features))
+    assert features is not None and draft_features is not None
+    return ClipTrace(clip, traced[0].prompt.visual_grids, features, draft_features, tuple(traced))
+
+
+def _trace_sample(
+    target: VideoLanguageModel,
+    tokenizer: Tokenizer,
+    sample: Sample,
+    prompt: Prompt,
+    features: torch.Tensor,
+) -> SampleTrace:
+    attention: dict[Scope, torch.Tensor] = {}
+    first_id = -1
+    # What a query's attention is shared out among is ablated on the descriptions alone.
+    for scope in SCOPES if sample.kind == "detailed" else SCOPES[:1]:
+        tap = AttentionTap(num_layers=target.num_layers, scope=scope)
+        *_, logits = target.prefill(0, prompt, features, None, tap)
+        assert logits is not None and tap.layer_scores is not None
+        attention[scope] = tap.layer_scores.cpu()
+        first_id = int(logits.argmax())
+    guess = tokenizer.encode(sample.answer, add_special_tokens=False).ids
+    output_ids = greedy_output(target, first_id, guess, max_tokens=MAX_TOKENS)
+    return SampleTrace(
+        sample=sample,
+        prompt=replace(prompt, extras={}),
+        output_ids=output_ids,
+        pieces=tuple(tokenizer.decode([token_id]) for token_id in output_ids),
+        attention=attention,
+    )
+
+
+def greedy_output(
+    model: VideoLanguageModel, first_id: int, guess: Sequence[int], *, max_tokens: int
+) -> tuple[int, ...]:
+    """The greedy output after a prefill of slot 0, its end token included.
+
+    ``guess`` (say, the answer that is true) only saves time: it is verified as draft tokens are.
+    """
+    ends = model.info.end_token_ids
+    output = [first_id]
+    while output[-1] not in ends and len(output) < max_tokens:
+        place = len(output)
+        follows = guess[place:max_tokens] if list(guess[:place]) == output else ()
+        rows = (output[-1], *follows)
+        logits = model.forward(StepPlan((SequenceRows(0, place - 1, rows),)))
+        for said, guessed in zip(logits.argmax(-1).tolist(), (*follows, None), strict=True):
+            output.append(said)
+            if said != guessed or said in ends or len(output) == max_tokens:
+                break
+    return tuple(output)

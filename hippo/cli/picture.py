@@ -1,0 +1,137 @@
+"""Draws which visual tokens are kept: a row a strategy, a column a frame. Needs Pillow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+
+_FRAME_PIXELS = 176  # wished width of a frame
+_LEAST_TOKEN_PIXELS = 5
+_LABEL_PIXELS = 210
+_GAP, _MARGIN, _HEAD = 8, 18, 74
+_PAPER, _INK, _FAINT = (255, 255, 255), (32, 36, 40), (110, 116, 122)
+_KEPT = (208, 62, 24)  # outline of kept tokens
+_RAMP = ((255, 252, 236), (254, 196, 79), (217, 72, 15), (90, 20, 10))  # low to high scores
+_FADED = 0.22  # how much of a dropped token's grey remains
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRow:
+    """Tokens that a strategy keeps: bool ``[frames, rows, columns]``."""
+
+    title: str
+    notes: tuple[str, ...]
+    kept: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRow:
+    """A score, 0 to 1 within each frame: float ``[frames, rows, columns]``."""
+
+    title: str
+    notes: tuple[str, ...]
+    score: torch.Tensor
+
+
+def draw(
+    *,
+    title: str,
+    subtitle: str,
+    frames: torch.Tensor,
+    seconds: Sequence[float],
+    rows: Sequence[KeptRow | ScoreRow],
+) -> Image.Image:
+    """The picture: the frames themselves, then each row.
+
+    ``frames`` are uint8 ``[num_frames, height, width, 3]``, one for each frame of the rows'
+    grids, and ``seconds`` their times.
+    """
+    grid_rows, grid_columns = _grid(rows[0])
+    token = max(_LEAST_TOKEN_PIXELS, round(_FRAME_PIXELS / grid_columns))
+    size = (grid_columns * token, grid_rows * token)
+    images = [
+        Image.fromarray(frame.numpy()).resize(size, Image.Resampling.LANCZOS) for frame in frames
+    ]
+    width = 2 * _MARGIN + _LABEL_PIXELS + len(images) * (size[0] + _GAP)
+    height = _HEAD + 22 + (1 + len(rows)) * (size[1] + _GAP) + _MARGIN
+    page = Image.new("RGB", (width, height), _PAPER)
+    pen = ImageDraw.Draw(page)
+    pen.text((_MARGIN, _MARGIN - 4), title, _INK, _font(20))
+    pen.text((_MARGIN, _MARGIN + 24), subtitle, _FAINT, _font(14))
+    lefts = [_MARGIN + _LABEL_PIXELS + index * (size[0] + _GAP) for index in range(len(images))]
+    for left, second in zip(lefts, seconds, strict=True):
+        pen.text((left, _HEAD), f"{second:.1f} s", _FAINT, _font(13))
+    top = _HEAD + 22
+    _label(pen, top, "the clip", (f"{grid_rows} x {grid_columns} tokens a frame",))
+    for left, image in zip(lefts, images, strict=True):
+        page.paste(image, (left, top))
+    for row in rows:
+        top += size[1] + _GAP
+        _label(pen, top, row.title, row.notes)
+        for index, (left, image) in enumerate(zip(lefts, images, strict=True)):
+            if isinstance(row, KeptRow):
+                page.paste(_marked(image, row.kept[index], token), (left, top))
+            else:
+                page.paste(_heat(image, row.score[index]), (left, top))
+    return page
+
+
+def _grid(row: KeptRow | ScoreRow) -> tuple[int, int]:
+    values = row.kept if isinstance(row, KeptRow) else row.score
+    return int(values.shape[1]), int(values.shape[2])
+
+
+def _label(pen: ImageDraw.ImageDraw, top: int, title: str, notes: Sequence[str]) -> None:
+    pen.text((_MARGIN, top + 2), title, _INK, _font(17))
+    for index, note in enumerate(notes):
+        pen.text((_MARGIN, top + 26 + 18 * index), note, _FAINT, _font(13))
+
+
+def _marked(image: Image.Image, kept: torch.Tensor, token: int) -> Image.Image:
+    """The frame with kept tokens in colour and outlined, the others faded."""
+    grey = image.convert("L").point(lambda value: round(_FADED * value + (1 - _FADED) * 244))
+    mask = Image.fromarray(kept.to(torch.uint8).mul(255).numpy(), "L")
+    mask = mask.resize(image.size, Image.Resampling.NEAREST)
+    marked = Image.composite(image, grey.convert("RGB"), mask)
+    pen = ImageDraw.Draw(marked)
+    for row, column in kept.nonzero().tolist():
+        _outline(pen, kept, row, column, token)
+    return marked
+
+
+def _outline(
+    pen: ImageDraw.ImageDraw, kept: torch.Tensor, row: int, column: int, token: int
+) -> None:
+    """Lines between a kept token and neighbours that are not kept."""
+    left, top = column * token, row * token
+    right, bottom = left + token - 1, top + token - 1
+    sides = (
+        ((-1, 0), (left, top, right, top)),
+        ((1, 0), (left, bottom, right, bottom)),
+        ((0, -1), (left, top, left, bottom)),
+        ((0, 1), (right, top, right, bottom)),
+    )
+    for (down, across), line in sides:
+        beside_row, beside_column = row + down, column + across
+        is_inside = 0 <= beside_row < kept.shape[0] and 0 <= beside_column < kept.shape[1]
+        if not is_inside or not bool(kept[beside_row, beside_column]):
+            pen.line(line, _KEPT, width=2 if token >= 12 else 1)
+
+
+def _heat(image: Image.Image, score: torch.Tensor) -> Image.Image:
+    """The frame in grey under the colours of its scores."""
+    stops = torch.tensor(_RAMP, dtype=torch.float32)
+    place = score.float().clamp(0, 1) * (len(_RAMP) - 1)
+    low = place.floor().long().clamp(max=len(_RAMP) - 2)
+    share = (place - low)[..., None]
+    colours = stops[low] * (1 - share) + stops[low + 1] * share
+    heat = Image.fromarray(colours.round().to(torch.uint8).numpy(), "RGB")
+    heat = heat.resize(image.size, Image.Resampling.NEAREST)
+    return Image.blend(image.convert("L").convert("RGB"), heat, 0.8)
+
+
+def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(size)
