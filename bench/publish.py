@@ -138,14 +138,16 @@ def _lines(run: dict[str, Any]) -> list[str]:
         "" if pruning["strategy"] in ("none", "blind") else f", {pruning['ratio']:.0%} pruned"
     )
     head = (
-        "| system | decode | end to end | ms/token | TTFT ms | tokens/forward | run length "
-        "| acceptance | target waits ms | dropped | transport ms/round | equal |"
+        "| system | decode | slowest clip | end to end | ms/token | TTFT ms | tokens/forward "
+        "| run length | acceptance | target waits ms | dropped | transport ms/round "
+        "| step ms, target / draft | equal |"
     )
-    lines = [f"### {name}{_title(run)}, draft sees: {pruned}", "", head, "|---" * 12 + "|"]
+    lines = [f"### {name}{_title(run)}, draft sees: {pruned}", "", head, "|---" * 14 + "|"]
     for row in run["summary"]:
         cells = [
             row["system"],
             _interval(row["decode_speedup"]),
+            _number(row["decode_speedup"]["minimum"], ".2f"),
             _interval(row["end_to_end_speedup"]),
             f"{row['decode_ms_per_token']:.2f}",
             f"{row['ttft_ms']:.0f}",
@@ -155,6 +157,7 @@ def _lines(run: dict[str, Any]) -> list[str]:
             _number(row["target_wait_ms"], ".0f"),
             _number(row["dropped_tokens"], ".0f"),
             _number(row["transport_ms_per_round"], ".2f"),
+            f"{_number(row['target_step_ms'], '.2f')} / {_number(row['draft_step_ms'], '.2f')}",
             f"{row['num_equal']}/{row['num_answers']}",
         ]
         lines.append("| " + " | ".join(cells) + " |")
