@@ -32,11 +32,14 @@ class GatewaySettings:
     gamma: int = setting(5, help="block length of serial and vpsd by default")
     max_draft_tokens: int = setting(16, help="most draft tokens verified in one forward")
     pruning_strategy: str = setting(
-        "none",
+        "holistic",
         help="how the draft's visual tokens are chosen by default",
         choices=PRUNING_STRATEGIES,
     )
     pruning_ratio: float = setting(0.9, help="share of visual tokens the draft does not see")
+    pruning_min_visual_tokens: int = setting(
+        512, help="prompts with fewer visual tokens are not pruned, unless the request says how"
+    )
     allowed_pruning_strategies: tuple[str, ...] = setting(
         PRUNING_STRATEGIES, help="pruning strategies that requests may choose, the default included"
     )
@@ -82,7 +85,7 @@ class GatewaySettings:
             "max_media_items", "max_media_bytes", "media_timeout_s", "draft_stall_s",
         ):  # fmt: skip
             self._require(getattr(self, name) > 0, "--" + name.replace("_", "-"), "above 0")
-        for name in ("request_timeout_s", "shutdown_grace_s"):
+        for name in ("request_timeout_s", "shutdown_grace_s", "pruning_min_visual_tokens"):
             self._require(getattr(self, name) >= 0, "--" + name.replace("_", "-"), "0 or more")
         for address, flag in ((self.target, "--target"), (self.draft, "--draft")):
             self._require(not address or ":" in address, flag, "host:port")

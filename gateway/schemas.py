@@ -123,6 +123,9 @@ class PruningOptions(_Model):
     ) = None
     ratio: float | None = Field(default=None, ge=0, le=0.99, description="Share dropped.")
     seed: int = Field(default=0, ge=0, lt=2**64, description="Seed of the random strategy.")
+    min_visual_tokens: int | None = Field(
+        default=None, ge=0, lt=2**32, description="A prompt with fewer is not pruned."
+    )
 
 
 class SpeculationOptions(_Model):

@@ -154,8 +154,18 @@ def speculation_plan(
             strategy=_pruning_strategy(options, preset, settings),
             ratio=_given(options.pruning.ratio, preset.pruning_ratio),
             seed=options.pruning.seed,
+            min_visual_tokens=_min_visual_tokens(options, settings),
         ),
     )
+
+
+def _min_visual_tokens(options: SpeculationOptions, settings: GatewaySettings) -> int:
+    """The operator's threshold is part of the operator's default: a request that says how to
+    prune is taken at its word."""
+    pruning = options.pruning
+    says_how = options.preset or pruning.strategy or pruning.ratio is not None
+    default = 0 if says_how else settings.pruning_min_visual_tokens
+    return _given(pruning.min_visual_tokens, default)
 
 
 def _pruning_strategy(

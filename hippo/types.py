@@ -101,11 +101,15 @@ class FramePlan:
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """Which visual tokens the draft sees; ratio is the share dropped, 0 to 0.99."""
+    """Which visual tokens the draft sees.
+
+    ``ratio`` is the share dropped, 0 to 0.99; of fewer than ``min_visual_tokens`` none is dropped.
+    """
 
     strategy: PruningStrategy = PruningStrategy.UNIFORM
     ratio: float = 0.9
     seed: int = 0
+    min_visual_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,11 @@ from gateway.routes.models import check_model_name
 from gateway.schemas import ChatCompletionRequest
 from gateway.state import GatewayState, State
 from hippo.errors import HippoError
-from hippo.types import OpenRequest
+from hippo.types import OpenRequest, Pruning, PruningStrategy
 
 router = APIRouter(prefix="/v1", tags=["chat"])
 
+_NO_PRUNING = Pruning(PruningStrategy.NONE)
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -92,7 +93,8 @@ class ChatResponse(Response):
             messages=messages,
             media=await state.media.read(translate.media_sources(body)),
             sampling=sampling,
-            pruning=plan.pruning,
+            # Without a draft nothing is scored: target-only pays nothing for it.
+            pruning=plan.pruning if plan.wants_draft and settings.draft else _NO_PRUNING,
             info=info,
             settings=settings,
         )

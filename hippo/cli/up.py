@@ -94,9 +94,11 @@ def add_stack_arguments(parser: argparse.ArgumentParser, *, port: int) -> None:
 def stack_options(arguments: argparse.Namespace) -> StackOptions:
     """The options that the arguments mean."""
     cores: tuple[int | None, int | None] = (None, None)
-    if not arguments.no_pin:
-        cores = default_cores(arguments.target_device, arguments.draft_device)
     on_cpu = arguments.target_device == arguments.draft_device == "cpu"
+    if any(flag.startswith("--tensor-parallel") for flag in arguments.target_arg):
+        on_cpu = on_cpu and not any("cuda" in flag for flag in arguments.target_arg)
+    elif not arguments.no_pin:
+        cores = default_cores(arguments.target_device, arguments.draft_device)
     return StackOptions(
         target_model=arguments.target_model,
         draft_model=arguments.draft_model,

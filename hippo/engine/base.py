@@ -171,6 +171,8 @@ class Engine(ABC, Generic[SequenceT, StepT]):
     # --- the thread ---
 
     def _run(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # a thread begins on the first one
         while not self._is_stopping:
             try:
                 delay_ns = self._turn()

@@ -63,6 +63,8 @@ def run_process(
         code = 0
     except HippoError as error:
         _log.error("%s", error.message)
+    except Exception:
+        _log.exception("the service failed")
     finally:
         if source.lost.done() or any(t.name == _LOADER for t in threading.enumerate()):
             # A model still loads, or a thread may wait for a process that has gone: nothing can

@@ -99,15 +99,20 @@ class CachedModel(ABC):
         num_tapped = 0 if tap is None else tap.num_layers
         assert tap is None or 0 < num_tapped <= self.num_layers, (num_tapped, self.num_layers)
         queries: dict[int, list[torch.Tensor]] = {}
+        # To the device before any layer: a copy in between would wait for those before it.
+        taps = [self._query_tap(prompt, rows, queries) for rows, _ in chunks] if tap else []
+        visual_places = prompt.visual_indices.to(self.embedding.device)
         for first, last in itertools.pairwise(self._group_bounds(num_tapped)):
             with torch.inference_mode():
-                for rows, step in chunks:
+                for index, (rows, step) in enumerate(chunks):
                     if first < num_tapped:
-                        step = replace(step, tap=self._query_tap(prompt, rows, queries))
+                        step = replace(step, tap=taps[index])
                     hidden[rows] = self._stack.run(hidden[rows], rotary[rows], step, first, last)
                 if tap is not None and last == num_tapped:
                     began_ns = perf_counter_ns()
-                    tap.layer_scores = self._score(slot, prompt, queries, num_tapped, tap.scope)
+                    tap.layer_scores = self._score(
+                        slot, prompt.length, queries, num_tapped, visual_places, tap.scope
+                    )
                     tap.score_ns = perf_counter_ns() - began_ns
                     queries.clear()
             yield None
@@ -173,16 +178,16 @@ class CachedModel(ABC):
     def _score(
         self,
         slot: int,
-        prompt: Prompt,
+        prompt_length: int,
         queries: dict[int, list[torch.Tensor]],
         num_layers: int,
+        visual: torch.Tensor,
         scope: Scope,
     ) -> torch.Tensor:
         """Attention of the kept queries to the visual tokens' cached keys, a layer a row."""
         if not queries:  # no visual tokens, hence no question about them
             return torch.empty(num_layers, 0, device=self.embedding.device)
-        keys, _ = self._cache.seen(slot, prompt.length)
-        visual = prompt.visual_indices.to(self.embedding.device)
+        keys, _ = self._cache.seen(slot, prompt_length)
         return torch.stack(
             [
                 attention_scores(

@@ -96,6 +96,7 @@ class ParallelSource:
             # A follower that ended is the likely reason; its watcher hears of it about now.
             with contextlib.suppress(TimeoutError):
                 raise self.lost.result(timeout=_SETTLE_SECONDS) from error
+            _log.error("loading failed", exc_info=error)
             raise ModelLoadError(f"the ranks could not load together: {error}") from error
         finally:
             self._is_loading = False

@@ -64,6 +64,7 @@ def open_to_proto(request: OpenRequest) -> pb.Open:
                 strategy=_STRATEGIES[request.pruning.strategy],
                 ratio=request.pruning.ratio,
                 seed=request.pruning.seed,
+                min_visual_tokens=request.pruning.min_visual_tokens,
             ),
             max_tokens=request.max_tokens,
             end_token_ids=request.end_token_ids,
@@ -299,7 +300,7 @@ def _pruning_from_proto(message: pb.Pruning) -> Pruning:
             f"pruning.ratio is {ratio}; it must be 0 to {MAX_PRUNING_RATIO}",
             param="pruning.ratio",
         )
-    return Pruning(strategy, ratio, message.seed)
+    return Pruning(strategy, ratio, message.seed, message.min_visual_tokens)
 
 
 def _limits_to_proto(limits: StepLimits) -> pb.StepLimits:

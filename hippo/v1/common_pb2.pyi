@@ -333,22 +333,26 @@ class Pruning(_message.Message):
     STRATEGY_FIELD_NUMBER: _builtins.int
     RATIO_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    MIN_VISUAL_TOKENS_FIELD_NUMBER: _builtins.int
     strategy: Global___PruningStrategy.ValueType
     """How they are chosen."""
     ratio: _builtins.float
     """Share of visual tokens dropped, 0 to 0.99."""
     seed: _builtins.int
     """Seed of the random strategy."""
+    min_visual_tokens: _builtins.int
+    """A prompt with fewer visual tokens is not pruned."""
     def __init__(
         self,
         *,
         strategy: Global___PruningStrategy.ValueType = ...,
         ratio: _builtins.float = ...,
         seed: _builtins.int = ...,
+        min_visual_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ratio", b"ratio", "seed", b"seed", "strategy", b"strategy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_visual_tokens", b"min_visual_tokens", "ratio", b"ratio", "seed", b"seed", "strategy", b"strategy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -84,7 +84,6 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
                 score_layers=self._score_layers,
                 options=self._options,
             )
-            self._tell_selection(sequence, selection)
             tap = selection.tap
         yield
         for logits in self.model.prefill(sequence.slot, prompt, visual, None, tap):

@@ -22,8 +22,7 @@ from hippo.types import Pruning, PruningStrategy, Selection
 
 def needs_scores(pruning: Pruning, num_visual_tokens: int) -> bool:
     """Whether the choice takes more than the number of tokens: not if all of them stay anyway."""
-    strategy = pruning.strategy
-    if not needs_attention(strategy) and not needs_features(strategy):
+    if num_visual_tokens < pruning.min_visual_tokens or not needs_attention(pruning.strategy):
         return False
     return num_kept(num_visual_tokens, pruning.ratio) < num_visual_tokens
 
@@ -32,7 +31,8 @@ def select_without_scores(pruning: Pruning, prompt: Prompt) -> Selection:
     """The selection where ``needs_scores`` is False; any thread, no device."""
     began_ns = perf_counter_ns()
     num_visual = int(prompt.visual_indices.shape[0])
-    if needs_attention(pruning.strategy) or needs_features(pruning.strategy):
+    has_few = num_visual < pruning.min_visual_tokens
+    if has_few or needs_attention(pruning.strategy):
         pruning = Pruning(PruningStrategy.NONE)  # all of them stay
     kept = select_tokens(pruning, prompt.visual_grids, num_visual)
     return Selection(tuple(kept.tolist()), num_visual, score_ns=perf_counter_ns() - began_ns)
@@ -41,8 +41,8 @@ def select_without_scores(pruning: Pruning, prompt: Prompt) -> Selection:
 class ScoredSelection:
     """A choice that is made while the prefill runs; device thread.
 
-    ``tap`` is for the prefill (None: the strategy needs no attention). ``visual`` are the rows of
-    the vision tower, of which the prunable ones come first.
+    ``tap`` is for the prefill. ``visual`` are the rows of the vision tower, of which the prunable
+    ones come first.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ScoredSelection:
         self._features: torch.Tensor | None = None
         if visual is not None and needs_features(pruning.strategy):
             self._features = visual[: self._num_visual]
-        self.tap = AttentionTap(score_layers) if needs_attention(pruning.strategy) else None
+        self.tap = AttentionTap(score_layers)
         self._kept: torch.Tensor | None = None  # on the CPU, once ``_copied`` has passed
         self._copied: torch.cuda.Event | None = None
         self._host_ns = 0
@@ -73,7 +73,7 @@ class ScoredSelection:
         On a GPU it comes one piece later (except after the last one), so that the device has work
         while the indices are waited for.
         """
-        if self._is_taken or (self.tap is not None and self.tap.layer_scores is None):
+        if self._is_taken or self.tap.layer_scores is None:
             return None
         if self._kept is None:
             self._choose()
@@ -83,21 +83,20 @@ class ScoredSelection:
             self._copied.synchronize()
         assert self._kept is not None
         self._is_taken = True
-        score_ns = self._host_ns + (0 if self.tap is None else self.tap.score_ns)
+        score_ns = self._host_ns + self.tap.score_ns
         return Selection(tuple(self._kept.tolist()), self._num_visual, score_ns=score_ns)
 
     @torch.inference_mode()
     def _choose(self) -> None:
         began_ns = perf_counter_ns()
-        attention = None if self.tap is None else self.tap.scores
-        scores = VisualScores(attention=attention, features=self._features)
+        scores = VisualScores(attention=self.tap.scores, features=self._features)
         self._features = None
         kept = select_on_device(self._pruning, self._grids, self._num_visual, scores, self._options)
         if kept.is_cuda:
             self._kept = torch.empty(kept.shape, dtype=kept.dtype, pin_memory=True)
             self._kept.copy_(kept, non_blocking=True)
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._copied.record()
+            self._copied.record(torch.cuda.current_stream(kept.device))
         else:
             self._kept = kept
         self._host_ns = perf_counter_ns() - began_ns

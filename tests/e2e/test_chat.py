@@ -105,11 +105,12 @@ def test_the_policy_off_leaves_the_draft_alone(client: openai.OpenAI, clip: Path
         model="hippo",
         messages=[video_message(data_url(clip))],  # type: ignore[list-item]
         max_tokens=12,
-        extra_body={"ignore_eos": True, "speculative": {"policy": "off"}},
+        extra_body={"ignore_eos": True, "speculative": {"policy": "off", "preset": "hippo"}},
         **GREEDY,
     )
     figures = completion.model_extra["hippo"]  # type: ignore[index]
     assert figures["draft_used"] is False
+    assert figures["pruning"]["strategy"] == "none"  # and nothing was scored for it
     assert figures["num_draft_streams"] == 0
     assert figures["num_forwards"] == 11
 

@@ -110,6 +110,9 @@ async def test_the_tokens_that_score_highest_are_kept() -> None:
         (Pruning(PruningStrategy.ATTENTION, 0.05), 1, 16),
         (Pruning(PruningStrategy.HOLISTIC, 0.9), 0, 0),
         (Pruning(PruningStrategy.SPECVLM, 0.9), 0, 0),
+        (Pruning(PruningStrategy.HOLISTIC, 0.9, min_visual_tokens=17), 1, 16),
+        (Pruning(PruningStrategy.UNIFORM, 0.9, min_visual_tokens=17), 1, 16),
+        (Pruning(PruningStrategy.UNIFORM, 0.5, min_visual_tokens=16), 1, 8),
     ],
 )
 async def test_a_choice_that_needs_no_scores_is_said_before_any_device_work(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import subprocess
@@ -49,7 +50,9 @@ def test_a_service_starts_serves_and_stops_in_good_order_on_sigterm(
 ) -> None:
     flags = ("--model", str(target_checkpoint), "--port", "0", "--port-file", f"{tmp_path}/port")
     small = ("--slots", "1", "--max-context-length", "256")
-    with process(service, *flags, *small, "--served-name", "tiny") as child:
+    core = max(os.sched_getaffinity(0))
+    named = ("--served-name", "tiny", "--cpu-core", str(core))
+    with process(service, *flags, *small, *named) as child:
         port = _port(child, tmp_path / "port")
 
         async def use() -> None:
@@ -58,6 +61,10 @@ def test_a_service_starts_serves_and_stops_in_good_order_on_sigterm(
                 await client.wait_ready(90)
                 info = await client.get_model()
                 assert (info.name, info.num_slots, info.max_context_length) == ("tiny", 1, 256)
+                threads = Path(f"/proc/{child.pid}/task").iterdir()
+                assert {frozenset(os.sched_getaffinity(int(t.name))) for t in threads} == {
+                    frozenset({core})
+                }
                 if isinstance(client, TargetClient):
                     request = toy_request(media=(), messages=_text_only(), max_tokens=5)
                     assert (await target_only(client, request)).token_ids

@@ -173,7 +173,7 @@ def test_the_policy_off_wants_no_draft() -> None:
         ["--target", "a:1", "--pruning-strategy", "best"],
         ["--target", "a:1", "--allowed-pruning-strategies", "none,best"],
         ["--target", "a:1", "--allowed-pruning-strategies", ""],
-        ["--target", "a:1", "--allowed-pruning-strategies", "uniform,holistic"],  # default: none
+        ["--target", "a:1", "--allowed-pruning-strategies", "uniform,none"],  # default: holistic
         ["--target", "a:1", "--policy", "magic"],
         ["--target", "a:1", "--max-media-bytes", "0"],
         ["--target", "a:1", "--allowed-media-dirs", "/no/such/folder"],

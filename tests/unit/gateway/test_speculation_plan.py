@@ -63,8 +63,18 @@ def test_a_preset_goes_before_the_operators_defaults(preset: str) -> None:
     default = _plan(settings)
     assert (default.policy_name, default.pruning) == (
         "adaptive",
-        Pruning(PruningStrategy.RANDOM, 0.2),
+        Pruning(PruningStrategy.RANDOM, 0.2, min_visual_tokens=512),
     )
+
+
+def test_the_operators_threshold_is_for_requests_that_say_nothing_about_pruning() -> None:
+    settings = replace(SETTINGS, pruning_min_visual_tokens=100)
+    assert _plan(settings, gamma=2).pruning.min_visual_tokens == 100
+    assert _plan(settings, preset="hippo").pruning.min_visual_tokens == 0
+    assert _plan(settings, pruning={"strategy": "uniform"}).pruning.min_visual_tokens == 0
+    assert _plan(settings, pruning={"ratio": 0.5}).pruning.min_visual_tokens == 0
+    own = _plan(settings, preset="hippo", pruning={"min_visual_tokens": 7})
+    assert own.pruning.min_visual_tokens == 7
 
 
 def test_what_the_request_gives_goes_before_its_preset() -> None:
@@ -78,7 +88,9 @@ def test_what_the_request_gives_goes_before_its_preset() -> None:
 
 
 def test_strategies_that_the_operator_does_not_allow_are_refused_by_name() -> None:
-    settings = _settings("--allowed-pruning-strategies", "none,uniform,specvlm")
+    settings = _settings(
+        *("--allowed-pruning-strategies", "none,uniform,specvlm", "--pruning-strategy", "none")
+    )
     assert _plan(settings).pruning.strategy is PruningStrategy.NONE
     assert _plan(settings, preset="specvlm").pruning.strategy is PruningStrategy.SPECVLM
     with pytest.raises(
