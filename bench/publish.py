@@ -161,6 +161,8 @@ def _lines(run: dict[str, Any]) -> list[str]:
             f"{row['num_equal']}/{row['num_answers']}",
         ]
         lines.append("| " + " | ".join(cells) + " |")
+    if run.get("differences") == []:
+        lines += ["", "No answer differs from target-only's, so there is no margin to report."]
     if found := run.get("differences"):
         lines += ["", "First differences from target-only, and the margin of its best logit there:"]
         lines += ["", "| clip | system | index | margin |", "|---|---|---|---|"]
