@@ -80,10 +80,12 @@ async def _announce(server: uvicorn.Server, settings: GatewaySettings, port: int
 
 def _bind(host: str, port: int) -> socket.socket:
     try:
-        family, kind, *_, address = socket.getaddrinfo(
+        family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = socket.socket(family, kind)
+        # With the protocol named, asyncio sets TCP_NODELAY on each connection: small pieces of a
+        # stream do not wait for the acknowledgement of the last one.
+        listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(address)
