@@ -1,8 +1,9 @@
 """Evidence for semantic-aware token preservation, on held-out clips of the bundled pair's world.
 
 Each experiment writes bench/out/pruning/NAME.json; `python -m bench.pruning.publish` puts them
-into docs/results-pruning.md. All but the last two run the draft alone, along what the target said
-(`traces`, kept under bench/out/pruning; a run that is broken off goes on where it stopped).
+into docs/results-pruning.md. Those before `offline` run the draft alone, along what the target said
+(`traces`, kept under bench/out/pruning; a run that is broken off goes on where it stopped). Those
+after it go through the real services, and want a machine that is quiet.
 
     traces      the target's greedy outputs, visual features and attention, layer by layer
     costs       the draft's prefill time, cache bytes and share of serial decoding by ratio
@@ -11,8 +12,11 @@ into docs/results-pruning.md. All but the last two run the draft alone, along wh
     ablation    holistic with one thing changed at a time
     kinds       agreement by kind of question, prompt order and place of the object
     offline     all of the above
-    online      speedups, acceptance and time to first token through the real services
-    frames      speedup by number of frames through the real services
+    strategies  speedup, acceptance and time to first token by strategy and ratio
+    policies    the same by policy, and the two papers' systems
+    overlap     the same by layers tapped; when all are, the prefills do not overlap
+    frames      the same by number of frames
+    online      the last four
 
     python -m bench.pruning traces --clips 200
     python -m bench.pruning ratio --clips 50 --records
@@ -22,10 +26,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +38,22 @@ import torch
 from rich.console import Console
 
 from bench.environment import describe_environment
-from bench.pruning import experiments, online
+from bench.pruning import experiments, pair
 from bench.pruning.agreement import AgreementCache, DraftRunner
 from bench.pruning.choices import Choice
 from bench.pruning.costs import machine_from, measure_costs
+from bench.pruning.online import EXPERIMENTS as ONLINE
+from bench.pruning.online import OnlineBench, Row
 from bench.pruning.samples import DESCRIPTION_KINDS, QUESTION_KINDS
 from bench.pruning.show import show_rows
 from bench.pruning.teacher import Group, Outcome, by_kind_and_place, run_choices
-from bench.pruning.traces import CACHE, TraceStore, fingerprint, stored_traces, trace_clips
+from bench.pruning.traces import CACHE, TraceStore, stored_traces, trace_clips
 from hippo.cli.stack import BUNDLED_PAIR
 from hippo.models.base import VideoLanguageModel
 from hippo.models.loading import load_model
+from hippo.pruning.select import default_score_layers
 
+_DEFAULT_CLIPS = {**dict.fromkeys((*ONLINE, "online"), 10), "frames": 3}
 _COST_CLIPS = 20
 
 
@@ -69,19 +78,29 @@ class Bench:
     @cached_property
     def store(self) -> TraceStore:
         """The traces of this pair."""
-        names = (fingerprint(self.args.target_model), fingerprint(self.args.draft_model))
-        return TraceStore(self.args.out / ("traces-" + "-".join(names)))
+        return TraceStore(self.args.out / f"traces-{self.pair_name}")
 
     @cached_property
     def runner(self) -> DraftRunner:
         """The draft with what it has been seen to say."""
-        name = f"agreement-{fingerprint(self.args.draft_model)}.jsonl"
-        return DraftRunner(self.draft, AgreementCache(self.args.out / name))
+        cache = AgreementCache(self.args.out / f"agreement-{self.pair_name}.jsonl")
+        return DraftRunner(self.draft, cache)
+
+    @cached_property
+    def pair_name(self) -> str:
+        """Tells one pair's files from another's."""
+        models = (self.args.target_model, self.args.draft_model)
+        return "-".join(pair.fingerprint(model) for model in models)
 
     @property
     def num_layers(self) -> int:
         """Layers tapped unless an experiment varies them: the target service's default."""
-        return int(self.args.layers or max(1, self.target.num_layers // 4))
+        return int(self.args.layers or default_score_layers(self.most_layers))
+
+    @property
+    def most_layers(self) -> int:
+        """Layers of the target."""
+        return pair.num_layers(self.args.target_model)
 
     def run(
         self,
@@ -125,7 +144,7 @@ def run_costs(bench: Bench) -> None:
     """Times the pair at each ratio, on the first clips."""
     count = min(bench.args.clips, _COST_CLIPS)
     clips = stored_traces(bench.console, bench.store, num_clips=count, title="costs")
-    per_token = _cache_bytes_per_token(bench.args.draft_model)
+    per_token = pair.cache_bytes_per_token(bench.args.draft_model)
     rows = measure_costs(clips, bench.target, bench.draft, cache_bytes_per_token=per_token)
     bench.write("costs", {"rows": rows, "num_clips": count})
 
@@ -148,16 +167,14 @@ def run_ratio(bench: Bench) -> None:
 
 def run_bias(bench: Bench) -> None:
     """Shares at the boundary."""
-    choices = experiments.bias_choices(bench.num_layers, bench.target.num_layers)
+    choices = experiments.bias_choices(bench.num_layers, bench.most_layers)
     outcomes = bench.run("bias", choices, ["detailed"])
     bench.write("bias", {"rows": experiments.boundary_rows(outcomes)})
 
 
 def run_ablation(bench: Bench) -> None:
     """Holistic with one thing changed at a time."""
-    choices = experiments.ablation_choices(
-        bench.num_layers, bench.args.ratio, bench.target.num_layers
-    )
+    choices = experiments.ablation_choices(bench.num_layers, bench.args.ratio, bench.most_layers)
     outcomes = bench.run("ablation", choices, ["detailed"])
     rows = experiments.agreement_rows(outcomes, references=["none", experiments.BASE])
     bench.write("ablation", {"rows": rows, "ratio": bench.args.ratio})
@@ -177,14 +194,18 @@ def run_offline(bench: Bench) -> None:
         run(bench)
 
 
+def run_services(bench: Bench, name: str) -> None:
+    """One experiment through the services; its file has what is measured so far."""
+    rows: list[Row] = []
+    for measured in ONLINE[name](OnlineBench(bench.console, bench.args)):
+        rows += measured
+        bench.write(name, {"rows": rows})
+
+
 def run_online(bench: Bench) -> None:
-    """Through the services, strategy by ratio, policies and overlap."""
-    bench.write("online", online.measure_strategies(bench.console, bench.args))
-
-
-def run_frames(bench: Bench) -> None:
-    """Through the services, by number of frames."""
-    bench.write("frames", online.measure_frames(bench.console, bench.args))
+    """Everything through the services."""
+    for name in ONLINE:
+        run_services(bench, name)
 
 
 EXPERIMENTS: Mapping[str, Callable[[Bench], None]] = {
@@ -195,8 +216,8 @@ EXPERIMENTS: Mapping[str, Callable[[Bench], None]] = {
     "ablation": run_ablation,
     "kinds": run_kinds,
     "offline": run_offline,
+    **{name: partial(run_services, name=name) for name in ONLINE},
     "online": run_online,
-    "frames": run_frames,
 }
 
 
@@ -209,7 +230,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     add = parser.add_argument
     add("experiment", choices=list(EXPERIMENTS))
-    add("--clips", type=int, default=None, help="held-out clips (default: 200; online 10)")
+    add(
+        "--clips", type=int, default=None, help="held-out clips (default: 200; online 10; frames 3)"
+    )
     add("--layers", type=int, help="first layers tapped (default: as the target service)")
     add("--ratio", type=float, default=0.9, help="share pruned in the ablation")
     add("--records", action="store_true", help="also write kept indices and agreement by sample")
@@ -218,22 +241,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--out", type=Path, default=CACHE)
     args = parser.parse_args(argv)
     if args.clips is None:
-        args.clips = 10 if args.experiment in ("online", "frames") else 200
+        args.clips = _DEFAULT_CLIPS.get(args.experiment, 200)
     if args.clips < 1:
         parser.error("--clips must be at least 1")
     args.out.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # services are stopped
     torch.set_num_threads(1)
     given = argv if argv is not None else sys.argv[1:]
     command = " ".join(["python -m bench.pruning", *given])
     EXPERIMENTS[args.experiment](Bench(args, command, Console()))
-
-
-def _cache_bytes_per_token(model_folder: Path) -> int:
-    """Of keys and values in float32."""
-    config = json.loads((model_folder / "config.json").read_text(encoding="utf-8"))
-    text = config.get("text_config", config)
-    head_dim = text["hidden_size"] // text["num_attention_heads"]
-    return int(2 * text["num_hidden_layers"] * text["num_key_value_heads"] * head_dim * 4)
 
 
 if __name__ == "__main__":

@@ -21,13 +21,16 @@ class AgreementCache:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
         self._known: dict[str, str] = {}
         if path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                if line.endswith("}"):  # the last one may have been cut off
-                    entry = json.loads(line)
-                    self._known[entry["key"]] = entry["agrees"]
-        self._file = path.open("a", encoding="utf-8")
+            text = path.read_text(encoding="utf-8")
+            whole = text[: text.rfind("\n") + 1]  # the last line may have been cut off
+            if whole != text:
+                path.write_text(whole, encoding="utf-8")
+            for line in whole.splitlines():
+                entry = json.loads(line)
+                self._known[entry["key"]] = entry["agrees"]
 
     def get(self, key: str) -> str | None:
         """The trace of agreement, "1" where the draft agrees and "0" where not."""
@@ -36,12 +39,8 @@ class AgreementCache:
     def put(self, key: str, agrees: str) -> None:
         """Remembers a trace."""
         self._known[key] = agrees
-        self._file.write(json.dumps({"key": key, "agrees": agrees}) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"key": key, "agrees": agrees}) + "\n")
 
 
 class DraftRunner:

@@ -86,6 +86,7 @@ def ablation_choices(num_layers: int, ratio: float, most_layers: int) -> dict[st
         "top-k: global": varied(per_frame=False),
         "top-k: per frame": varied(per_frame=True),
         "top-k: by the frame's change (hybrid)": replace(base, strategy=PruningStrategy.HYBRID),
+        **{f"spread: {spread:g}": varied(spread=spread) for spread in (0.0, 0.05, 0.1, 0.2)},
         **{f"crop: {crop}": varied(crop=crop) for crop in (3, 5, 7)},
         "positions: original": base,
         "positions: compacted": replace(base, is_compacted=True),

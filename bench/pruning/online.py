@@ -3,64 +3,116 @@
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
 
 from bench.clips import Clip
 from bench.measure import Record
+from bench.pruning import pair
 from bench.pruning.samples import MIN_OBJECTS, SEED
-from bench.pruning.statistics import Counts, interval, mean_interval
+from bench.pruning.statistics import mean_interval
 from bench.runs import run_systems, running_stack
 from bench.systems import TARGET_ONLY, System
 from demo import clips as demo_clips
 from demo import texts
 from hippo.cli.stack import StackOptions, default_cores
 
+Row = dict[str, Any]
+
 STRATEGIES = ("holistic", "hybrid", "attention", "specvlm", "uniform", "random")
 RATIOS = (0.5, 0.75, 0.9, 0.95, 0.98)
 NUM_FRAMES = (8, 16, 32, 64, 128)
-_FRAMES_CLIPS = 4
 _CONTEXT = 12288  # 128 frames of 336 x 336 are 9,216 visual tokens
 _FIRST_BLOCK = "first_block_after_first_token"
 
 
-def measure_strategies(console: Console, args: argparse.Namespace) -> dict[str, Any]:
-    """Strategies by ratio; then policies at ratio 0.9; then without the overlap of prefills."""
-    rows: list[dict[str, Any]] = []
-    num_layers = _num_layers(args.target_model)
-    with tempfile.TemporaryDirectory() as folder:
-        clips = write_long_clips(Path(folder), args.clips)
-        with running_stack(_stack(args)) as url:
-            rows += _measure(console, url, clips, strategy_systems(), "strategies")
-            rows += _measure(console, url, clips, policy_systems(), "policies")
-        late = _stack(args, ("--score-layers", str(num_layers)))
-        with running_stack(late) as url:
-            rows += _measure(console, url, clips, overlap_systems(), "no overlap")
-    return {"rows": rows}
+class OnlineBench:
+    """The real services, each half of the pair on its own core, this client on the draft's."""
+
+    def __init__(self, console: Console, args: argparse.Namespace) -> None:
+        target_core, draft_core = default_cores("cpu", "cpu")
+        if draft_core is not None:
+            os.sched_setaffinity(0, {draft_core})
+        self._console = console
+        self._num_clips = args.clips
+        self._num_layers = pair.num_layers(args.target_model)
+        self._options = StackOptions(
+            target_model=str(args.target_model),
+            draft_model=str(args.draft_model),
+            dtype="float32",
+            target_core=target_core,
+            draft_core=draft_core,
+            port=0,
+            target_args=() if args.layers is None else ("--score-layers", str(args.layers)),
+            gateway_args=("--max-draft-tokens", "32"),
+        )
+
+    def strategies(self) -> Iterator[list[Row]]:
+        """Every strategy at every ratio under the adaptive policy."""
+        with self._clips() as clips, running_stack(self._options) as url:
+            yield self._measure(url, clips, strategy_systems(), "strategies")
+
+    def policies(self) -> Iterator[list[Row]]:
+        """Policies on holistic at ratio 0.9, serial also without pruning, and the presets."""
+        with self._clips() as clips, running_stack(self._options) as url:
+            yield self._measure(url, clips, policy_systems(), "policies")
+
+    def overlap(self) -> Iterator[list[Row]]:
+        """Early taps against one after the last layer, with which nothing overlaps."""
+        systems = [_system("adaptive, holistic 0.9", "holistic", 0.9)]
+        with self._clips() as clips:
+            for count in tapped_layers(self._num_layers):
+                options = replace(self._options, target_args=("--score-layers", str(count)))
+                with running_stack(options) as url:
+                    title = f"{count} of {self._num_layers} layers tapped"
+                    yield self._measure(url, clips, systems, title)
+
+    def frames(self) -> Iterator[list[Row]]:
+        """A few systems on clips from which 8 to 128 frames are taken."""
+        context = ("--max-context-length", str(_CONTEXT))
+        options = replace(
+            self._options, target_args=(*self._options.target_args, *context), draft_args=context
+        )
+        with running_stack(options) as url:
+            for count in NUM_FRAMES:
+                with self._clips(count) as clips:
+                    rows = self._measure(url, clips, frame_systems(), f"{count} frames")
+                    yield [{**row, "num_frames": count} for row in rows]
+
+    @contextmanager
+    def _clips(self, num_frames: int | None = None) -> Iterator[list[Clip]]:
+        with tempfile.TemporaryDirectory() as folder:
+            yield write_long_clips(Path(folder), self._num_clips, num_frames)
+
+    def _measure(
+        self, url: str, clips: Sequence[Clip], systems: Sequence[System], group: str
+    ) -> list[Row]:
+        title = f"{group}, float32, T=0"
+        records, run = run_systems(self._console, url, clips, systems, title=title)
+        return rows_of(records, run["summary"], group)
 
 
-def measure_frames(console: Console, args: argparse.Namespace) -> dict[str, Any]:
-    """A few systems on clips from which 8 to 128 frames are taken."""
-    rows: list[dict[str, Any]] = []
-    context = ("--max-context-length", str(_CONTEXT))
-    num_clips = min(args.clips, _FRAMES_CLIPS)
-    options = _stack(args, context, context)
-    with tempfile.TemporaryDirectory() as folder, running_stack(options) as url:
-        for num_frames in NUM_FRAMES:
-            clips = write_long_clips(Path(folder) / str(num_frames), num_clips, num_frames)
-            found = _measure(console, url, clips, frame_systems(), f"{num_frames} frames")
-            rows += [{**row, "num_frames": num_frames} for row in found]
-    return {"rows": rows, "num_clips": num_clips}
+EXPERIMENTS: Mapping[str, Callable[[OnlineBench], Iterator[list[Row]]]] = MappingProxyType(
+    {
+        "strategies": OnlineBench.strategies,
+        "policies": OnlineBench.policies,
+        "overlap": OnlineBench.overlap,
+        "frames": OnlineBench.frames,
+    }
+)
 
 
 def strategy_systems() -> list[System]:
-    """Every strategy at every ratio under the adaptive policy, and serial decoding at 0 and 0.9."""
+    """Every strategy at every ratio under the adaptive policy."""
     chosen = [_system("none", "none", 0.0), _system("blind", "blind", 0.0)]
     for strategy in STRATEGIES:
         chosen += [_system(f"{strategy} {ratio:g}", strategy, ratio) for ratio in RATIOS]
@@ -68,26 +120,19 @@ def strategy_systems() -> list[System]:
 
 
 def policy_systems() -> list[System]:
-    """Policies on holistic at ratio 0.9; serial also without pruning; the two papers' systems."""
+    """Policies on holistic at ratio 0.9, serial also without pruning, and the papers' systems."""
     chosen = [
-        _system(f"{policy}, holistic 0.9", "holistic", 0.9, policy=policy)
-        for policy in ("adaptive", "optimistic", "conservative")
+        System("preset hippo", {"preset": "hippo"}),
+        System("preset specvlm", {"preset": "specvlm"}),
     ]
+    for policy in ("adaptive", "optimistic", "conservative"):
+        chosen.append(_system(f"{policy}, holistic 0.9", "holistic", 0.9, policy=policy))
     for gamma in (5, 10):
-        chosen += [
-            _system(f"vpsd γ={gamma}, holistic 0.9", "holistic", 0.9, policy="vpsd", gamma=gamma),
-            _system(f"serial γ={gamma}, specvlm 0.9", "specvlm", 0.9, policy="serial", gamma=gamma),
-            _system(f"serial γ={gamma}, none", "none", 0.0, policy="serial", gamma=gamma),
-        ]
+        for policy in ("vpsd", "serial"):
+            name = f"{policy} γ={gamma}, holistic 0.9"
+            chosen.append(_system(name, "holistic", 0.9, policy=policy, gamma=gamma))
+        chosen.append(_system(f"serial γ={gamma}, none", "none", 0.0, policy="serial", gamma=gamma))
     return chosen
-
-
-def overlap_systems() -> list[System]:
-    """On a target that scores on all its layers, so that the draft begins after its prefill."""
-    return [
-        _system("adaptive, holistic 0.9, scored on all layers", "holistic", 0.9),
-        _system("adaptive, uniform 0.9, announced at once", "uniform", 0.9),
-    ]
 
 
 def frame_systems() -> list[System]:
@@ -95,9 +140,15 @@ def frame_systems() -> list[System]:
     return [
         _system("adaptive, none", "none", 0.0),
         _system("adaptive, holistic 0.9", "holistic", 0.9),
-        _system("vpsd γ=5, holistic 0.9", "holistic", 0.9, policy="vpsd", gamma=5),
-        _system("serial γ=5, specvlm 0.9", "specvlm", 0.9, policy="serial", gamma=5),
+        System("preset hippo", {"preset": "hippo"}),
+        System("preset specvlm", {"preset": "specvlm"}),
     ]
+
+
+def tapped_layers(num_layers: int) -> list[int]:
+    """One layer, the quarters of the model, and all of it."""
+    quarters = [max(1, num_layers * part // 4) for part in (1, 2, 3, 4)]
+    return list(dict.fromkeys([1, *quarters]))
 
 
 def write_long_clips(folder: Path, num_clips: int, num_frames: int | None = None) -> list[Clip]:
@@ -120,9 +171,7 @@ def write_long_clips(folder: Path, num_clips: int, num_frames: int | None = None
     return written
 
 
-def rows_of(
-    records: Sequence[Record], summary: Sequence[dict[str, Any]], group: str
-) -> list[dict[str, Any]]:
+def rows_of(records: Sequence[Record], summary: Sequence[Row], group: str) -> list[Row]:
     """A row a system: the summary's figures and what concerns the first token."""
     baselines: dict[str, list[float]] = {}
     for record in records:
@@ -132,14 +181,15 @@ def rows_of(
     for entry in summary:
         own = [record for record in records if record.system == entry["system"]]
         ratios = [record.answer.ttft_s / statistics.fmean(baselines[record.clip]) for record in own]
-        ready = Counts.empty()
-        for record in own:
-            late_ms = record.answer.figures["timings_ms"].get(_FIRST_BLOCK)
-            if late_ms is not None:
-                ready.add(record.clip, late_ms <= 0, 1)
         row = {"group": group, **entry, "ttft_ratio": mean_interval(ratios).as_dict()}
-        if ready.num_clips:
-            row["first_block_ready"] = interval(ready).as_dict()
+        if entry["system"] != TARGET_ONLY:
+            late = [record.answer.figures["timings_ms"].get(_FIRST_BLOCK) for record in own]
+            late_ms = [value for value in late if value is not None]
+            # A block that never came was not ready, either.
+            is_ready = [value is not None and value <= 0 for value in late]
+            row["first_block_ready"] = mean_interval(is_ready).as_dict()
+            if late_ms:
+                row["first_block_late_ms"] = mean_interval(late_ms).as_dict()
         row["serial_draft_share"] = _draft_share(own)
         rows.append(row)
     return rows
@@ -157,14 +207,6 @@ def _draft_share(records: Sequence[Record]) -> float | None:
     return round(statistics.fmean(shares), 4)
 
 
-def _measure(
-    console: Console, url: str, clips: Sequence[Clip], systems: Sequence[System], group: str
-) -> list[dict[str, Any]]:
-    title = f"{group}, float32, T=0"
-    records, run = run_systems(console, url, clips, systems, title=title)
-    return rows_of(records, run["summary"], group)
-
-
 def _system(
     name: str, strategy: str, ratio: float, *, policy: str = "adaptive", gamma: int | None = None
 ) -> System:
@@ -172,29 +214,3 @@ def _system(
     if gamma is not None:
         fields["gamma"] = gamma
     return System(name, fields)
-
-
-def _stack(
-    args: argparse.Namespace,
-    target_args: tuple[str, ...] = (),
-    draft_args: tuple[str, ...] = (),
-) -> StackOptions:
-    target_core, draft_core = default_cores("cpu", "cpu")
-    if args.layers is not None and "--score-layers" not in target_args:
-        target_args = (*target_args, "--score-layers", str(args.layers))
-    return StackOptions(
-        target_model=str(args.target_model),
-        draft_model=str(args.draft_model),
-        dtype="float32",
-        target_core=target_core,
-        draft_core=draft_core,
-        port=0,
-        target_args=target_args,
-        draft_args=draft_args,
-        gateway_args=("--max-draft-tokens", "32"),
-    )
-
-
-def _num_layers(model_folder: Path) -> int:
-    config = json.loads((model_folder / "config.json").read_text(encoding="utf-8"))
-    return int(config.get("text_config", config)["num_hidden_layers"])

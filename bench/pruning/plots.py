@@ -38,8 +38,7 @@ def draw_ratio(result: Mapping[str, Any], goal: Path) -> None:
         row = next((row for row in result["rows"] if row["label"] == label), None)
         if row is not None:
             value = 100 * row["agreement"]["mean"]
-            axes.axhline(value, color=COLOURS[label], linewidth=1, linestyle="--")
-            axes.text(0.492, value + 0.25, label, fontsize=8, color="#444444")
+            _level(axes, value, label)
     axes.set_xlabel("share of visual tokens the draft does not see")
     axes.set_ylabel("tokens on which the draft agrees, %")
     _finish(figure, axes, goal, _title(result, "agreement with the target's greedy output"))
@@ -66,7 +65,7 @@ def draw_costs(result: Mapping[str, Any], goal: Path) -> None:
     other.spines[["top"]].set_visible(False)
     handles = [bars[0] for bars in (*axes.containers, *other.containers)]
     axes.legend(handles, ["draft prefill, ms", "draft cache of the prompt, KiB"], fontsize=8)
-    _finish(figure, axes, goal, _title(result, "what the draft costs"), has_legend=False)
+    _finish(figure, axes, goal, _title(result, "what the draft costs"), legend="none")
 
 
 def draw_bias(result: Mapping[str, Any], goal: Path) -> None:
@@ -85,7 +84,7 @@ def draw_bias(result: Mapping[str, Any], goal: Path) -> None:
     axes.axvline(1.0, color="#444444", linewidth=1, linestyle="--")
     axes.set_yticks(range(len(rows)), [row["label"] for row in rows])
     axes.set_xlabel("boundary tokens: share of those kept over share of all (1: no bias)")
-    _finish(figure, axes, goal, _title(result, "position bias of the kept tenth"))
+    _finish(figure, axes, goal, _title(result, "position bias of the kept tenth"), legend="below")
 
 
 def draw_ablation(result: Mapping[str, Any], goal: Path) -> None:
@@ -99,7 +98,7 @@ def draw_ablation(result: Mapping[str, Any], goal: Path) -> None:
     axes.set_xlim(max(100 * lowest - 1.5, 70), 100)
     axes.set_xlabel("tokens on which the draft agrees, % (dashed: nothing pruned)")
     title = _title(result, f"one thing changed at a time, ratio {result['ratio']:g}")
-    _finish(figure, axes, goal, title, has_legend=False)
+    _finish(figure, axes, goal, title, legend="none")
 
 
 def draw_kinds(result: Mapping[str, Any], goal: Path) -> None:
@@ -119,28 +118,64 @@ def draw_kinds(result: Mapping[str, Any], goal: Path) -> None:
     axes.set_yticks(range(len(rows)), [row["group"] for row in rows], fontsize=8)
     axes.grid(axis="y", color="#eeeeee")
     axes.set_xlabel("tokens on which the draft agrees, %")
-    _finish(figure, axes, goal, _title(result, "by kind of question and place of the object"))
+    title = _title(result, "by kind of question and place of the object")
+    _finish(figure, axes, goal, title, legend="below")
 
 
-def draw_online(result: Mapping[str, Any], goal: Path) -> None:
+def draw_strategies(result: Mapping[str, Any], goal: Path) -> None:
     """Decode speedup against ratio through the services."""
     rows = [
         {**row, "label": row["system"], "strategy": row["system"].split(" ")[0]}
         for row in result["rows"]
-        if row["group"] == "strategies" and " " in row["system"]
+        if " " in row["system"]
     ]
     for row in rows:
         row["ratio"] = float(row["system"].split(" ")[1])
     figure, axes = _axes(7.6, 4.0)
     _lines(axes, rows, lambda row: row["decode_speedup"], 1)
     for row in result["rows"]:
-        if row["group"] == "strategies" and row["system"] in ("none", "blind"):
-            value = row["decode_speedup"]["mean"]
-            axes.axhline(value, color=COLOURS[row["system"]], linewidth=1, linestyle="--")
-            axes.text(0.492, value + 0.03, row["system"], fontsize=8, color="#444444")
+        if row["system"] in ("none", "blind"):
+            _level(axes, row["decode_speedup"]["mean"], row["system"])
     axes.set_xlabel("share of visual tokens the draft does not see")
     axes.set_ylabel("times as fast as target-only, decode")
     _finish(figure, axes, goal, _title(result, "adaptive policy, through the services"))
+
+
+def draw_policies(result: Mapping[str, Any], goal: Path) -> None:
+    """Decode and end-to-end speedup of each policy."""
+    rows = [row for row in result["rows"] if row["system"] != "target-only"]
+    _speedup_bars(rows, [row["system"] for row in rows], goal, _title(result, "policies"))
+
+
+def draw_overlap(result: Mapping[str, Any], goal: Path) -> None:
+    """Speedups by layers tapped."""
+    rows = [row for row in result["rows"] if row["system"] != "target-only"]
+    title = _title(result, "adaptive, holistic, ratio 0.9")
+    _speedup_bars(rows, [row["group"] for row in rows], goal, title)
+
+
+def _speedup_bars(
+    rows: Sequence[Mapping[str, Any]], labels: Sequence[str], goal: Path, title: str
+) -> None:
+    figure, axes = _axes(7.6, 0.42 * len(rows) + 1.6)
+    for offset, key, label, colour in (
+        (0.2, "decode_speedup", "decode (first token to last)", _BLUE),
+        (-0.2, "end_to_end_speedup", "end to end (both prefills included)", _PALE),
+    ):
+        values = [row[key] for row in reversed(rows)]
+        places = [index + offset for index in range(len(rows))]
+        means = [value["mean"] for value in values]
+        errors = [
+            [value["mean"] - value["low"] for value in values],
+            [value["high"] - value["mean"] for value in values],
+        ]
+        axes.barh(places, means, 0.38, xerr=errors, label=label, color=colour, capsize=2)
+        for place, mean in zip(places, means, strict=True):
+            axes.text(0.04, place, f"{mean:.2f}×", va="center", fontsize=8)
+    axes.axvline(1.0, color="#444444", linewidth=1, linestyle="--")
+    axes.set_yticks(range(len(rows)), list(reversed(labels)))
+    axes.set_xlabel("times as fast as target-only decoding")
+    _finish(figure, axes, goal, title, legend="below")
 
 
 def draw_frames(result: Mapping[str, Any], goal: Path) -> None:
@@ -179,7 +214,9 @@ DRAWERS: Mapping[str, Callable[[Mapping[str, Any], Path], None]] = {
     "bias": draw_bias,
     "ablation": draw_ablation,
     "kinds": draw_kinds,
-    "online": draw_online,
+    "strategies": draw_strategies,
+    "policies": draw_policies,
+    "overlap": draw_overlap,
     "frames": draw_frames,
 }
 
@@ -219,6 +256,20 @@ def _lines(
         )
 
 
+def _level(axes: Any, value: float, label: str) -> None:
+    """A dashed line across, with its name above its left end."""
+    axes.axhline(value, color=COLOURS[label], linewidth=1, linestyle="--")
+    axes.annotate(
+        label,
+        (0.01, value),
+        xycoords=axes.get_yaxis_transform(),
+        xytext=(0, 2),
+        textcoords="offset points",
+        fontsize=8,
+        color="#444444",
+    )
+
+
 def _dots(axes: Any, values: Sequence[Mapping[str, float]], labels: Sequence[str]) -> None:
     for place, value in enumerate(values):
         axes.plot(
@@ -233,13 +284,16 @@ def _title(result: Mapping[str, Any], what: str) -> str:
     return f"{what}; {result['num_clips']} clips, float32"
 
 
-def _finish(figure: Any, axes: Any, goal: Path, title: str, *, has_legend: bool = True) -> None:
+def _finish(figure: Any, axes: Any, goal: Path, title: str, *, legend: str = "best") -> None:
+    """Saves the picture; ``legend`` is "best", "below" or "none"."""
     from matplotlib import pyplot
 
     axes.set_title(title, fontsize=10, loc="left")
-    if has_legend:
-        axes.legend(fontsize=8)
+    if legend == "best":
+        axes.legend(fontsize=8, loc="best")
+    elif legend == "below":
+        figure.legend(fontsize=8, loc="lower center", ncols=4, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0.07 if legend == "below" else 0, 1, 1))
     figure.savefig(goal, metadata={"Date": None})
     pyplot.close(figure)

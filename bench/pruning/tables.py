@@ -202,8 +202,8 @@ def _online_table(rows: Sequence[Row]) -> str:
     return markdown(
         (
             "system", "decode ×", "end to end ×", "acceptance, %", "tokens/forward", "run length",
-            "TTFT ms", "TTFT / target-only", "first block ready, %", "serial: draft's share, %",
-            "equal",
+            "TTFT ms", "TTFT / target-only", "first block ready, %",
+            "first block after first token, ms", "serial: draft's share, %", "equal",
         ),
         [
             (
@@ -216,6 +216,7 @@ def _online_table(rows: Sequence[Row]) -> str:
                 f"{row['ttft_ms']:.0f}",
                 figure(row["ttft_ratio"], ".3f"),
                 number(_times(row.get("first_block_ready", {}).get("mean"), 100), ".0f"),
+                figure(row.get("first_block_late_ms"), ".0f"),
                 number(_times(row.get("serial_draft_share"), 100), ".0f"),
                 f"{row['num_equal']}/{row['num_answers']}",
             )

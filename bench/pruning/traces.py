@@ -7,7 +7,6 @@ the draft. A run that is broken off goes on where it stopped.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -88,12 +87,6 @@ class TraceStore:
 
     def _path(self, clip: Clip) -> Path:
         return self._folder / f"{clip.name}.pt"
-
-
-def fingerprint(model_folder: Path) -> str:
-    """Names a checkpoint by its weights."""
-    with (model_folder / "model.safetensors").open("rb") as weights:
-        return hashlib.file_digest(weights, "sha256").hexdigest()[:12]
 
 
 def trace_clips(

@@ -45,7 +45,12 @@ def add_parser(commands: Subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("video", help="a video file")
-    parser.add_argument("--out", type=Path, default=Path("kept.png"), help="default: %(default)s")
+    parser.add_argument(
+        "--out",
+        type=lambda text: Path(text).expanduser(),
+        default=Path("kept.png"),
+        help="a PNG file (default: %(default)s)",
+    )
     parser.add_argument("--question", default="Describe the video.", help="default: %(default)s")
     parser.add_argument(
         "--question-first", action="store_true", help="the question stands before the video"
@@ -66,7 +71,7 @@ def add_parser(commands: Subparsers) -> None:
     )
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
-    parser.add_argument("--score-layers", type=int, help="layers tapped (default: a quarter)")
+    parser.add_argument("--score-layers", type=int, help="layers tapped (default: half)")
     parser.add_argument(
         "--max-context-length", type=int, default=16384, help="default: %(default)s"
     )
@@ -107,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
     shown = _evenly(scored.grid[0], arguments.columns)
     pairs = [place * clip.frames.shape[0] // scored.grid[0] for place in shown]
     total = scored.num_visual_tokens
-    order = "question before the video" if arguments.question_first else "question after the video"
+    order = f"question {'before' if scored.is_question_first else 'after'} the video"
     picture = draw(
         title=f"{Path(arguments.video).name}: {arguments.question}",
         subtitle=f"{total:,} visual tokens; {arguments.ratio:.0%} pruned; {order}; "
@@ -117,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
         rows=[_only(row, shown) for row in rows],
     )
     try:
-        picture.save(arguments.out)
+        picture.save(arguments.out, optimize=True)
     except OSError as error:
         raise InvalidRequestError(f"{arguments.out} cannot be written: {error}") from None
     Console().print(f"written to {arguments.out}", highlight=False, soft_wrap=True)
@@ -130,6 +135,7 @@ class Scored:
 
     grid: tuple[int, int, int]  # frames, rows, columns
     scores: VisualScores
+    is_question_first: bool  # in the prompt: a family's chat template may have its own order
 
     @property
     def num_visual_tokens(self) -> int:
@@ -166,7 +172,11 @@ def score(
     while tap.scores is None:
         next(prefill)
     num_visual = int(prompt.visual_indices.shape[0])
-    return Scored(prompt.visual_grids[0], VisualScores(tap.scores, visual[:num_visual]))
+    return Scored(
+        prompt.visual_grids[0],
+        VisualScores(tap.scores, visual[:num_visual]),
+        is_question_first=bool(prompt.question_indices[0] < prompt.visual_indices[0]),
+    )
 
 
 def picture_rows(
@@ -237,13 +247,15 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InvalidRequestError(f"--columns is {arguments.columns}; it must be at least 1")
     if arguments.out.suffix.lower() != ".png":
         raise InvalidRequestError(f"--out is {arguments.out}; its name must end in .png")
-    if not arguments.out.expanduser().parent.is_dir():
+    if not arguments.out.parent.is_dir():
         raise InvalidRequestError(f"--out: there is no folder {arguments.out.parent}")
 
 
 def _score_layers(wanted: int | None, num_layers: int) -> int:
+    from hippo.pruning.select import default_score_layers
+
     if wanted is None:
-        return max(1, num_layers // 4)
+        return default_score_layers(num_layers)
     if not 1 <= wanted <= num_layers:
         raise InvalidRequestError(f"--score-layers is {wanted}; the model has {num_layers}")
     return wanted

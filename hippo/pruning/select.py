@@ -31,12 +31,14 @@ class SelectionOptions:
     normalisation: Normalisation = "min-max"
     per_frame: bool = False  # attention, holistic: an equal share of every frame, not the best
     weights: tuple[float, float, float] = (1.0, 1.0, 1.0)  # of attention, temporal, spatial
+    spread: float = 0.05  # holistic: share of the kept ones that are spread evenly over the rest
     specvlm_mass: float = 0.4  # share of the attention that Stage I keeps; as in SpecVLM's code
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a share of the mass outside 0 to 1."""
-        if not 0.0 <= self.specvlm_mass <= 1.0:
-            raise ValueError(f"specvlm_mass is {self.specvlm_mass}; it must be 0 to 1")
+        """Raises ValueError for a share outside 0 to 1."""
+        for name in ("spread", "specvlm_mass"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 to 1")
 
 
 DEFAULT_OPTIONS = SelectionOptions()
@@ -50,6 +52,11 @@ def needs_attention(strategy: PruningStrategy) -> bool:
 def needs_features(strategy: PruningStrategy) -> bool:
     """Whether the strategy chooses by the visual embeddings."""
     return strategy in _NEED_FEATURES
+
+
+def default_score_layers(num_layers: int) -> int:
+    """How many of a target's layers score visual tokens unless the operator says."""
+    return max(1, num_layers // 2)
 
 
 def num_kept(num_visual_tokens: int, ratio: float) -> int:
@@ -91,11 +98,12 @@ def select_on_device(
     - ``uniform``: the middle of each of ``num_kept`` equal stretches of the token sequence;
     - ``random``: a sample that depends on the seed and the number of tokens alone;
     - ``attention``: the most attended to (HIPPO's and SpecVLM's baseline);
-    - ``holistic``: the highest ``holistic_scores`` (HIPPO);
+    - ``holistic``: the highest ``holistic_scores`` (HIPPO), but for ``options.spread`` of them,
+      which are evenly spaced ones of the others;
     - ``specvlm``: Stage I, the smallest set that holds ``specvlm_mass`` of the attention, at most
       ``num_kept``; Stage II fills up with evenly spaced ones of the others (SpecVLM);
     - ``hybrid``: the highest ``holistic_scores`` of each frame, as many as the frame's share of
-      the video's change: the sum of its tokens' temporal distinctness, from ``scores.features``
+      its video's change: the sum of its tokens' temporal distinctness, from ``scores.features``
       (the target's, unless the caller gives others, such as the draft's). Frames that do not
       change come last.
     """
@@ -131,9 +139,16 @@ def select_on_device(
     if strategy is PruningStrategy.HYBRID:
         assert temporal is not None
         return _select_by_frame(score, temporal, visual_grids, kept)
+    num_spread = int(options.spread * kept + 0.5) if strategy is PruningStrategy.HOLISTIC else 0
+    num_best = kept - num_spread
     if options.per_frame:
-        return _select_by_frame(score, torch.ones_like(score), visual_grids, kept)
-    return _first(_by_score(score), kept)
+        best = _select_by_frame(score, torch.ones_like(score), visual_grids, num_best)
+    else:
+        best = _first(_by_score(score), num_best)
+    if num_spread == 0:
+        return best
+    is_kept = torch.zeros(num_visual_tokens, dtype=torch.bool, device=score.device)
+    return _fill_evenly(is_kept.index_fill_(0, best, True), kept)
 
 
 def holistic_scores(
@@ -175,10 +190,12 @@ def _select_by_frame(
 ) -> torch.Tensor:
     """The best of each frame, their number in proportion to the sum of ``share`` in the frame.
 
-    Apportioned by Webster's method, which is one sort: the token ranked ``j`` in its frame
-    stands at ``(j + 1/2) / share of the frame``, and the first ``kept`` are taken. A frame cannot
-    give more tokens than it has, and none are left over. Of tokens that stand at the same place
-    the one with the higher score comes first.
+    Shares are of the frame's own video, whose frames together count for as much as it has tokens:
+    a still video beside a lively one keeps its part, evenly. Apportioned by Webster's method,
+    which is one sort: the token ranked ``j`` in its frame stands at ``(j + 1/2) / share of the
+    frame``, and the first ``kept`` are taken. A frame cannot give more tokens than it has, and
+    none are left over. Of tokens that stand at the same place the one with the higher score comes
+    first.
     """
     places = []
     start = 0
@@ -189,8 +206,10 @@ def _select_by_frame(
         order = score[part].view(frames, size).sort(dim=1, descending=True, stable=True).indices
         rank = torch.arange(size, device=score.device).expand(frames, size)
         rank = torch.empty_like(order).scatter_(1, order, rank)
-        budget = share[part].view(frames, size).sum(1, keepdim=True)
-        places.append(((rank + 0.5) / budget).flatten())
+        budget = share[part].double().view(frames, size).sum(1, keepdim=True)
+        total = budget.sum()
+        budget = torch.where(total > 0, budget * (frames * size) / total, float(size))
+        places.append(((rank.double() + 0.5) / budget).flatten())
     order = _by_score(score)
     return _first(order[torch.cat(places)[order].sort(stable=True).indices], kept)
 
@@ -202,8 +221,11 @@ def _select_two_stages(attention: torch.Tensor, kept: int, share: float) -> torc
     before = torch.nn.functional.pad(reached[:-1], (1, 0))
     is_needed = before < share * reached[-1]  # what stands before a token does not suffice
     is_needed[kept:] = False
-    is_kept = torch.empty_like(is_needed).scatter_(0, order, is_needed)
+    return _fill_evenly(torch.empty_like(is_needed).scatter_(0, order, is_needed), kept)
 
+
+def _fill_evenly(is_kept: torch.Tensor, kept: int) -> torch.Tensor:
+    """The marked tokens, and as many evenly spaced ones of the others as makes ``kept``."""
     num_others = (~is_kept).sum()
     num_filled = kept - is_kept.sum()
     place = (~is_kept).cumsum(0)  # of each of the others among them, from 1
@@ -212,6 +234,6 @@ def _select_two_stages(attention: torch.Tensor, kept: int, share: float) -> torc
         """How many middles of num_filled equal stretches lie before a place, in whole numbers."""
         return (2 * num_filled * place + num_others - 1) // (2 * num_others).clamp(min=1)
 
-    is_kept |= ~is_kept & (num_before(place) > num_before(place - 1))
+    is_kept = is_kept | ~is_kept & (num_before(place) > num_before(place - 1))
     # The kept ones first, both in order: nonzero() would wait for the device to learn the size.
     return is_kept.logical_not().to(torch.uint8).sort(stable=True).indices[:kept]

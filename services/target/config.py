@@ -20,12 +20,16 @@ class TargetSettings(EngineSettings):
     max_queue: int = setting(16, help="sequences that may wait for a slot")
     score_layers: int | None = setting(
         None,
-        help="layers, from the first, whose attention scores visual tokens; default: a quarter",
+        help="layers, from the first, whose attention scores visual tokens; default: half of them",
     )
     spatial_score: str = setting(
         "contrast",
         help="how a visual token is compared with its surroundings; variance is HIPPO's formula",
         choices=get_args(SpatialScore),
+    )
+    spread: float = setting(
+        0.05,
+        help="share of the tokens kept by holistic that is spread evenly over the rest; HIPPO: 0",
     )
     tensor_parallel: int = setting(1, help="devices that share the model's layers")
     devices: tuple[str, ...] = setting(
@@ -40,6 +44,8 @@ class TargetSettings(EngineSettings):
         self._check_ranks()
         if self.max_queue < 0:
             raise SettingsError(f"--max-queue is {self.max_queue}; it must not be below 0")
+        if not 0.0 <= self.spread <= 1.0:
+            raise SettingsError(f"--spread is {self.spread}; it must be 0 to 1")
         if self.score_layers is not None and self.score_layers < 1:
             raise SettingsError(f"--score-layers is {self.score_layers}; it must be at least 1")
 

@@ -12,7 +12,7 @@ from hippo.engine.sequence import EngineSequence
 from hippo.engine.slots import Reservation
 from hippo.errors import ModelLoadError
 from hippo.models.base import VideoLanguageModel
-from hippo.pruning.select import DEFAULT_OPTIONS, SelectionOptions
+from hippo.pruning.select import DEFAULT_OPTIONS, SelectionOptions, default_score_layers
 from hippo.sampling import SampleRequest, TokenSampler, sample_step
 from hippo.speculation.verifier import Verifier, VerifyStep, Wait
 from hippo.types import Block, OpenRequest, Pace, Timing, Verdict
@@ -35,7 +35,7 @@ class TargetSequence(EngineSequence):
 class TargetEngine(Engine[TargetSequence, VerifyStep]):
     """Settles tokens; a sequence that waits for its draft holds up no other.
 
-    The first ``score_layers`` layers score visual tokens (None: a quarter of the model's), and
+    The first ``score_layers`` layers score visual tokens (None: half of the model's), and
     ``options`` say how they are chosen by their scores.
     """
 
@@ -52,7 +52,7 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
             raise ModelLoadError(
                 f"--score-layers is {score_layers}, but {model.info.name} has {model.num_layers}"
             )
-        self._score_layers = score_layers or max(1, model.num_layers // 4)
+        self._score_layers = score_layers or default_score_layers(model.num_layers)
         self._options = options
 
     def _begin(self, sequence: TargetSequence) -> None:

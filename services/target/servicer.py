@@ -50,7 +50,9 @@ def build_service(settings: TargetSettings) -> EngineService[TargetEngine]:
         partial(
             TargetEngine,
             score_layers=settings.score_layers,
-            options=SelectionOptions(spatial=cast(SpatialScore, settings.spatial_score)),
+            options=SelectionOptions(
+                spatial=cast(SpatialScore, settings.spatial_score), spread=settings.spread
+            ),
         ),
         max_waiting=settings.max_queue,
         tls=settings.tls,

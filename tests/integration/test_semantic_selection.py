@@ -151,7 +151,7 @@ async def test_cancelling_between_the_tap_and_the_end_of_the_prefill_frees_the_s
         assert stats_of(service).counters.num_sequences == 0
 
 
-async def test_a_quarter_of_the_layers_is_tapped_unless_the_operator_says_otherwise() -> None:
+async def test_half_of_the_layers_is_tapped_unless_the_operator_says_otherwise() -> None:
     request = toy_request(pruning=Pruning(PruningStrategy.ATTENTION, 0.5), max_tokens=1)
     for given, tapped in ((None, 1), (3, 3)):
         model = ToyModel()

@@ -131,6 +131,11 @@ def two_stages(scores: Sequence[float], num_kept: int, share: float) -> list[int
         if len(kept) == num_kept or sum(scores[t] for t in kept) >= share * sum(scores):
             break
         kept.append(token)
+    return filled_evenly(scores, kept, num_kept)
+
+
+def filled_evenly(scores: Sequence[float], kept: list[int], num_kept: int) -> list[int]:
+    """The kept ones and evenly spaced others."""
     others = [token for token in range(len(scores)) if token not in kept]
     num_filled = num_kept - len(kept)
     kept += [others[(2 * i + 1) * len(others) // (2 * num_filled)] for i in range(num_filled)]
@@ -140,10 +145,19 @@ def two_stages(scores: Sequence[float], num_kept: int, share: float) -> list[int
 def by_frame(
     scores: Sequence[float], shares: Sequence[float], grids: Sequence[Grid], num_kept: int
 ) -> list[int]:
-    """Webster: one seat after the other to the frame with the highest share a seat."""
+    """Webster: one seat after the other to the frame with the highest share a seat.
+
+    A frame's share is of its own video's, and a video's shares are as many as its tokens.
+    """
     frames = _frames(grids)
     queues = [sorted(frame, key=lambda token: (-scores[token], token)) for frame in frames]
-    budgets = [sum(shares[token] for token in frame) for frame in frames]
+    budgets: list[float] = []
+    for number, rows, columns in grids:
+        size = rows * columns
+        own = frames[len(budgets) : len(budgets) + number]
+        sums = [sum(shares[token] for token in frame) for frame in own]
+        total = sum(sums)
+        budgets += [one * (number * size) / total if total else float(size) for one in sums]
     taken = [0] * len(frames)
     kept = []
     for _ in range(num_kept):

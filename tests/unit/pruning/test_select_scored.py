@@ -97,6 +97,7 @@ def test_attention_keeps_the_most_attended_to_and_of_equal_ones_the_first(
     how=st.sampled_from(["min-max", "z-score"]),
     crop=st.sampled_from([3, 5]),
     spatial_score=st.sampled_from(["contrast", "variance"]),
+    spread=st.sampled_from([0.0, 0.05, 0.3, 1.0]),
     weights=st.sampled_from([(1.0, 1.0, 1.0), (1.0, 0.0, 0.0), (0.5, 2.0, 1.0)]),
 )
 def test_holistic_scores_are_the_weighted_sum_of_the_three_normalised_ones(
@@ -106,6 +107,7 @@ def test_holistic_scores_are_the_weighted_sum_of_the_three_normalised_ones(
     how: str,
     crop: int,
     spatial_score: SpatialScore,
+    spread: float,
     weights: tuple[float, float, float],
 ) -> None:
     attention, features = some_attention(grids, seed), some_features(grids, seed)
@@ -140,8 +142,11 @@ def test_holistic_scores_are_the_weighted_sum_of_the_three_normalised_ones(
         crop=crop,
         normalisation=how,
         weights=weights,
+        spread=spread,
     )
-    assert kept == reference.best(actual.tolist(), num_kept(size_of(grids), ratio))
+    number = num_kept(size_of(grids), ratio)
+    best = reference.best(actual.tolist(), number - int(spread * number + 0.5))
+    assert kept == reference.filled_evenly(actual.tolist(), best, number)
 
 
 @settings(deadline=None, max_examples=100)
@@ -182,7 +187,9 @@ def test_all_equal_tokens_are_still_chosen_among(strategy: PruningStrategy) -> N
     attention, features = torch.full((48,), 1 / 48), torch.ones(48, 5)
     kept = select(strategy, grids, 0.9, attention, features)
     assert len(kept) == 5
-    if strategy is not PruningStrategy.SPECVLM:
+    if strategy is PruningStrategy.HYBRID:  # evenly over frames that change equally little
+        assert kept == [0, 1, 16, 17, 32]
+    elif strategy is not PruningStrategy.SPECVLM:
         assert kept == [0, 1, 2, 3, 4]
     nothing = select(strategy, grids, 0.9, torch.zeros(48), torch.zeros(48, 5))
     assert len(nothing) == 5
@@ -218,10 +225,22 @@ def test_a_share_per_frame_differs_by_at_most_one_token_between_frames() -> None
     grids = ((7, 4, 4),)
     kept = select(
         PruningStrategy.HOLISTIC, grids, 0.8, some_attention(grids, 0), some_features(grids, 0),
-        per_frame=True,
+        per_frame=True, spread=0.0,
     )  # fmt: skip
     counts = torch.bincount(torch.tensor(kept) // 16, minlength=7)
     assert sorted(counts.tolist()) == [3, 3, 3, 3, 3, 4, 4]
+
+
+def test_a_part_of_what_holistic_keeps_is_spread_evenly_over_the_rest() -> None:
+    grids = ((1, 1, 100),)
+    attention = torch.zeros(100)
+    attention[40:60] = 1 + torch.arange(20.0)
+    kept = select(PruningStrategy.HOLISTIC, grids, 0.8, attention, torch.ones(100, 3), spread=0.25)
+    assert kept[2:-2] != list(range(40, 60)) and len(kept) == 20
+    assert [token for token in kept if token >= 45 and token < 60] == list(range(45, 60))
+    assert [token for token in kept if not 45 <= token < 60] == [8, 25, 42, 74, 91]
+    alone = select(PruningStrategy.HOLISTIC, grids, 0.8, attention, torch.ones(100, 3), spread=0.0)
+    assert alone == list(range(40, 60))
 
 
 def test_hybrid_gives_the_frames_that_change_more_tokens() -> None:
@@ -247,6 +266,28 @@ def test_hybrid_gives_the_frames_that_change_more_tokens() -> None:
     most = select(PruningStrategy.HYBRID, grids, 0.5, attention, flat)
     assert len(most) == 48
     assert set(range(3 * size, 4 * size)) <= set(most)
+
+
+def test_hybrid_leaves_a_still_video_its_part_beside_a_lively_one() -> None:
+    grids = ((1, 4, 4), (3, 4, 4), (8, 4, 4))
+    still = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+    lively = torch.randn(8 * 16, 8, generator=torch.Generator().manual_seed(1))
+    features = torch.cat((still, still, still, still, lively))
+    kept = select(PruningStrategy.HYBRID, grids, 0.75, some_attention(grids, 0), features)
+    counts = torch.histc(torch.tensor(kept).float(), bins=12, min=0, max=192)
+    assert counts[:4].tolist() == [4.0, 4.0, 4.0, 4.0]
+    assert counts[4:].sum() == 32
+
+
+@settings(deadline=None, max_examples=60)
+@given(grids=GRIDS, ratio=RATIOS, seed=SEEDS)
+def test_hybrid_apportions_as_the_loops_do(grids: Grids, ratio: float, seed: int) -> None:
+    attention, features = some_attention(grids, seed), some_features(grids, seed)
+    temporal, spatial = distinctness(features, grids)
+    scores = holistic_scores(attention, temporal, spatial, grids).tolist()
+    number = num_kept(size_of(grids), ratio)
+    kept = select(PruningStrategy.HYBRID, grids, ratio, attention, features)
+    assert kept == reference.by_frame(scores, temporal.tolist(), grids, number)
 
 
 def test_hybrid_takes_the_features_that_it_is_given() -> None:
@@ -287,7 +328,9 @@ def test_which_strategies_need_the_target_to_look() -> None:
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
-def test_a_share_of_the_attention_is_0_to_1(share: float) -> None:
+def test_shares_of_options_are_0_to_1(share: float) -> None:
+    with pytest.raises(ValueError, match="spread"):
+        SelectionOptions(spread=share)
     with pytest.raises(ValueError, match="specvlm_mass"):
         SelectionOptions(specvlm_mass=share)
 
@@ -330,4 +373,4 @@ def test_holistic_keeps_no_more_early_and_late_tokens_than_there_are() -> None:
         return float(((kept < tenth) | (kept >= frames * size - tenth)).float().mean())
 
     assert share_at_the_ends(PruningStrategy.ATTENTION) > 0.8
-    assert share_at_the_ends(PruningStrategy.HOLISTIC) == pytest.approx(0.2, abs=0.06)
+    assert 0.1 < share_at_the_ends(PruningStrategy.HOLISTIC) < 0.22

@@ -1,0 +1,159 @@
+"""Teacher-forced agreement on the toy model: traces, the cache of results, choices."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from bench.pruning.agreement import AgreementCache, DraftRunner
+from bench.pruning.choices import Choice, compacted
+from bench.pruning.samples import Sample, held_out_clips
+from bench.pruning.teacher import run_choices
+from bench.pruning.traces import (
+    ClipTrace,
+    SampleTrace,
+    TraceStore,
+    greedy_output,
+    messages_of,
+    stored_traces,
+)
+from hippo.models.base import DecodedMedia, SequenceRows, StepPlan
+from hippo.types import FramePlan, MediaKind, PruningStrategy
+from tests.support.toy_model import NUM_TOKEN_IDS, ToyModel
+
+NONE = Choice(strategy=PruningStrategy.NONE, ratio=0.0, num_layers=1)
+
+
+def some_sample(name: str = "toy/detailed") -> Sample:
+    return Sample(name, "detailed", "What is it?", "A thing.", True, ())
+
+
+def start(model: ToyModel, sample: Sample, frames: int = 3) -> tuple[SampleTrace, torch.Tensor]:
+    """A trace of the toy target and its visual features."""
+    media = DecodedMedia(
+        MediaKind.VIDEO, torch.zeros(frames, 4, 4, 3, dtype=torch.uint8), (0.0,) * frames, 2.0
+    )
+    prompt = model.prepare(messages_of(sample), [media], FramePlan())
+    features = model.embed_visual(prompt)
+    assert features is not None
+    *_, logits = model.prefill(0, prompt, features, None)
+    assert logits is not None
+    output = greedy_output(model, int(logits.argmax()), (), max_tokens=24)
+    attention = torch.arange(4.0 * frames).expand(2, -1)
+    pieces = tuple(f" w{token}" for token in output)
+    return SampleTrace(sample, prompt, output, pieces, {"visual": attention}), features
+
+
+def clip_trace(model: ToyModel) -> ClipTrace:
+    trace, features = start(model, some_sample())
+    clip = next(held_out_clips(1))
+    return ClipTrace(clip, trace.prompt.visual_grids, features, features, (trace,))
+
+
+def step_by_step(model: ToyModel, trace: SampleTrace, features: torch.Tensor) -> list[int]:
+    *_, logits = model.prefill(0, trace.prompt, features, None)
+    assert logits is not None
+    output = [int(logits.argmax())]
+    while output[-1] not in model.info.end_token_ids and len(output) < 24:
+        row = SequenceRows(0, len(output) - 1, (output[-1],))
+        output.append(int(model.forward(StepPlan((row,)))[-1].argmax()))
+    return output
+
+
+def test_a_guess_saves_time_and_changes_nothing() -> None:
+    model = ToyModel()
+    trace, features = start(model, some_sample())
+    true = step_by_step(model, trace, features)
+    assert list(trace.output_ids) == true and len(true) > 6
+    wrong_at_4 = [*true[:4], (true[4] + 1) % NUM_TOKEN_IDS, *true[5:]]
+    for guess in (true, true[:3], wrong_at_4, [0] * 40, [*true, 5, 6, 7]):
+        *_, logits = model.prefill(0, trace.prompt, features, None)
+        assert logits is not None
+        first_id = int(logits.argmax())
+        assert list(greedy_output(model, first_id, guess, max_tokens=24)) == true
+        assert len(greedy_output(model, first_id, guess, max_tokens=3)) == 3
+
+
+def test_a_draft_like_the_target_agrees_on_every_token_and_a_noisy_one_does_not(
+    tmp_path: Path,
+) -> None:
+    clip = clip_trace(ToyModel())
+    kept = NONE.kept(clip, clip.samples[0], 0)
+    same = DraftRunner(ToyModel(), AgreementCache(tmp_path / "same.jsonl"))
+    length = len(clip.samples[0].output_ids)
+    assert same.agreement(clip, clip.samples[0], NONE, kept) == "1" * length
+    noisy = DraftRunner(ToyModel(noise=4.0), AgreementCache(tmp_path / "noisy.jsonl"))
+    assert "0" in noisy.agreement(clip, clip.samples[0], NONE, kept)
+
+
+def test_what_is_known_is_not_run_again_even_after_a_break(tmp_path: Path) -> None:
+    path = tmp_path / "cache.jsonl"
+    clip = clip_trace(ToyModel())
+    kept = NONE.kept(clip, clip.samples[0], 0)
+    cache = AgreementCache(path)
+    agrees = DraftRunner(ToyModel(), cache).agreement(clip, clip.samples[0], NONE, kept)
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"key": "cut o')
+    idle = ToyModel()
+    resumed = DraftRunner(idle, AgreementCache(path))
+    assert resumed.agreement(clip, clip.samples[0], NONE, kept) == agrees
+    assert idle.plans == []
+    other = Choice(strategy=PruningStrategy.UNIFORM, ratio=0.5, num_layers=1)
+    resumed.agreement(clip, clip.samples[0], other, other.kept(clip, clip.samples[0], 0))
+    moved = replace(NONE, is_compacted=True)
+    resumed.agreement(clip, clip.samples[0], moved, kept)
+    assert len(idle.plans) == 2
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 3
+    assert AgreementCache(path).get("nothing") is None
+
+
+def test_compacted_prompts_number_what_is_kept_one_by_one() -> None:
+    clip = clip_trace(ToyModel())
+    prompt, kept = clip.samples[0].prompt, torch.tensor([0, 5, 11])
+    moved = compacted(prompt, kept)
+    num_text = prompt.length - prompt.visual_indices.shape[0]
+    assert moved.next_position == num_text + 3
+    cached = torch.ones(prompt.length, dtype=torch.bool)
+    cached[prompt.visual_indices] = False
+    cached[prompt.visual_indices[kept]] = True
+    assert moved.positions[0, cached].tolist() == list(range(num_text + 3))
+
+
+def test_every_choice_is_judged_on_every_sample_and_recorded(tmp_path: Path) -> None:
+    clip = clip_trace(ToyModel())
+    runner = DraftRunner(ToyModel(noise=1.0), AgreementCache(tmp_path / "cache.jsonl"))
+    choices = {
+        "none": NONE,
+        "attention": Choice(strategy=PruningStrategy.ATTENTION, ratio=0.5, num_layers=2),
+        "blind": Choice(strategy=PruningStrategy.BLIND, ratio=1.0, num_layers=1),
+    }
+    records = tmp_path / "records.jsonl"
+    outcomes = run_choices([clip], runner, choices, kinds=["detailed"], records=records)
+    length = len(clip.samples[0].output_ids)
+    assert {label: sum(o.tokens.totals.values()) for label, o in outcomes.items()} == dict.fromkeys(
+        choices, length
+    )
+    assert outcomes["attention"].num_kept == 6 and outcomes["blind"].num_kept == 0
+    lines = [json.loads(line) for line in records.read_text(encoding="utf-8").splitlines()]
+    by_choice = {line["choice"]: line for line in lines}
+    assert by_choice["attention"]["kept"] == [6, 7, 8, 9, 10, 11]  # the most attended to
+    assert len(by_choice["none"]["agrees"]) == length
+    assert run_choices([clip], runner, choices, kinds=["count"])["none"].traces == []
+
+
+def test_traces_are_read_back_and_missing_ones_are_named(tmp_path: Path) -> None:
+    store = TraceStore(tmp_path / "traces")
+    trace = clip_trace(ToyModel())
+    assert not store.has(trace.clip)
+    console = Console(quiet=True)
+    with pytest.raises(SystemExit, match="1 of 1 clips"):
+        list(stored_traces(console, store, num_clips=1, title=""))
+    store.save(trace)
+    (found,) = stored_traces(console, store, num_clips=1, title="")
+    assert found.samples[0].output_ids == trace.samples[0].output_ids
+    assert torch.equal(found.target_features, trace.target_features)
