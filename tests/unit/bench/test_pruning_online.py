@@ -30,7 +30,7 @@ def record(clip: str, system: str, ttft_s: float, late_ms: float | None, policy:
         clip=clip,
         system=system,
         temperature=0.0,
-        answer=Answer("", (1, 2), ttft_s + 1.0, 1.0, {"policy": policy, "timings_ms": timings}),
+        answer=Answer("", (1, 2), ttft_s + 1.0, ttft_s, {"policy": policy, "timings_ms": timings}),
         baseline_decode_s=1.0,
         baseline_end_to_end_s=1.0,
         baseline_ids=(1, 2),
