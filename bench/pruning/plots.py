@@ -16,6 +16,7 @@ COLOURS: Mapping[str, str] = {
     "none": "#222222",
     "blind": "#bbbbbb",
 }
+_ABLATION_POINTS = 3.0  # what lies further below is written at the edge
 _BLUE, _PALE = "#2f6f9f", "#9fc3dd"
 
 
@@ -91,11 +92,15 @@ def draw_ablation(result: Mapping[str, Any], goal: Path) -> None:
     """Every variant with its interval."""
     rows = list(reversed(result["rows"]))
     figure, axes = _axes(7.6, 0.24 * len(rows) + 1.2)
-    lowest = min(row["agreement"]["mean"] for row in rows)
     _dots(axes, [row["agreement"] for row in rows], [row["label"] for row in rows])
     none = next(row for row in rows if row["label"] == "none")
-    axes.axvline(100 * none["agreement"]["mean"], color="#444444", linewidth=1, linestyle="--")
-    axes.set_xlim(max(100 * lowest - 1.5, 70), 100)
+    best = 100 * none["agreement"]["mean"]
+    axes.axvline(best, color="#444444", linewidth=1, linestyle="--")
+    axes.set_xlim(best - _ABLATION_POINTS, best + 0.5)
+    for place, row in enumerate(rows):
+        mean = 100 * row["agreement"]["mean"]
+        if mean < best - _ABLATION_POINTS:  # off the scale
+            axes.text(best - _ABLATION_POINTS, place, f" ◂ {mean:.1f}", va="center", fontsize=8)
     axes.set_xlabel("tokens on which the draft agrees, % (dashed: nothing pruned)")
     title = _title(result, f"one thing changed at a time, ratio {result['ratio']:g}")
     _finish(figure, axes, goal, title, legend="none")
