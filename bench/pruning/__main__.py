@@ -12,11 +12,13 @@ after it go through the real services, and want a machine that is quiet.
     ablation    holistic with one thing changed at a time
     kinds       agreement by kind of question, prompt order and place of the object
     offline     all of the above
+    confirm     strategies again, on clips on which no default was chosen (traces them first)
     strategies  speedup, acceptance and time to first token by strategy and ratio
     policies    the same by policy, and the two papers' systems
     overlap     the same by layers tapped; when all are, the prefills do not overlap
     frames      the same by number of frames
-    online      the last four
+    first-token time to first token against target-only, in random order
+    online      the last five
 
     python -m bench.pruning traces --clips 200
     python -m bench.pruning ratio --clips 50 --records
@@ -44,7 +46,7 @@ from bench.pruning.choices import Choice
 from bench.pruning.costs import machine_from, measure_costs
 from bench.pruning.online import EXPERIMENTS as ONLINE
 from bench.pruning.online import OnlineBench, Row
-from bench.pruning.samples import DESCRIPTION_KINDS, QUESTION_KINDS
+from bench.pruning.samples import CONFIRM_SEED, DESCRIPTION_KINDS, QUESTION_KINDS
 from bench.pruning.show import show_rows
 from bench.pruning.teacher import Group, Outcome, by_kind_and_place, run_choices
 from bench.pruning.traces import CACHE, TraceStore, stored_traces, trace_clips
@@ -53,7 +55,7 @@ from hippo.models.base import VideoLanguageModel
 from hippo.models.loading import load_model
 from hippo.pruning.select import default_score_layers
 
-_DEFAULT_CLIPS = {**dict.fromkeys((*ONLINE, "online"), 10), "frames": 3}
+_DEFAULT_CLIPS = {**dict.fromkeys((*ONLINE, "online"), 10), "frames": 3, "first-token": 20}
 _COST_CLIPS = 20
 
 
@@ -194,6 +196,30 @@ def run_offline(bench: Bench) -> None:
         run(bench)
 
 
+def run_confirm(bench: Bench) -> None:
+    """Strategies again, on the clips of another seed."""
+    name, kinds, count = "confirm", ["detailed"], bench.args.clips
+    store = TraceStore(bench.args.out / f"traces-{name}-{bench.pair_name}")
+    trace_clips(
+        bench.console,
+        store,
+        bench.target,
+        bench.draft,
+        num_clips=count,
+        seed=CONFIRM_SEED,
+        kinds=kinds,
+    )
+    cache = AgreementCache(bench.args.out / f"agreement-{name}-{bench.pair_name}.jsonl")
+    outcomes = run_choices(
+        stored_traces(bench.console, store, num_clips=count, title=name, seed=CONFIRM_SEED),
+        DraftRunner(bench.draft, cache),
+        experiments.confirmation_choices(bench.num_layers),
+        kinds=kinds,
+    )
+    rows = experiments.agreement_rows(outcomes, references=["none", "holistic 0.9"])
+    bench.write(name, {"rows": rows})
+
+
 def run_services(bench: Bench, name: str) -> None:
     """One experiment through the services; its file has what is measured so far."""
     rows: list[Row] = []
@@ -216,6 +242,7 @@ EXPERIMENTS: Mapping[str, Callable[[Bench], None]] = {
     "ablation": run_ablation,
     "kinds": run_kinds,
     "offline": run_offline,
+    "confirm": run_confirm,
     **{name: partial(run_services, name=name) for name in ONLINE},
     "online": run_online,
 }
@@ -231,7 +258,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("experiment", choices=list(EXPERIMENTS))
     add(
-        "--clips", type=int, default=None, help="held-out clips (default: 200; online 10; frames 3)"
+        "--clips",
+        type=int,
+        help="held-out clips (default: 200; online 10; frames 3; first-token 20)",
     )
     add("--layers", type=int, help="first layers tapped (default: as the target service)")
     add("--ratio", type=float, default=0.9, help="share pruned in the ablation")

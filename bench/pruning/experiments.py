@@ -51,6 +51,16 @@ def kind_choices(num_layers: int) -> dict[str, Choice]:
     }
 
 
+def confirmation_choices(num_layers: int) -> dict[str, Choice]:
+    """The scored strategies where ratios begin to matter, and none."""
+    return {
+        label: choice
+        for label, choice in ratio_choices(num_layers).items()
+        if choice.strategy is PruningStrategy.NONE
+        or (choice.strategy in STRATEGIES and choice.ratio in (0.9, 0.95))
+    }
+
+
 def ablation_choices(num_layers: int, ratio: float, most_layers: int) -> dict[str, Choice]:
     """Holistic with one thing changed at a time; the label's part before ":" names the thing."""
     base = Choice(strategy=PruningStrategy.HOLISTIC, ratio=ratio, num_layers=num_layers)

@@ -18,6 +18,7 @@ from rich.console import Console
 from bench.clips import Clip
 from bench.measure import Record
 from bench.pruning import pair
+from bench.pruning.first_token import first_token_rows, measure_first_tokens
 from bench.pruning.samples import MIN_OBJECTS, SEED
 from bench.pruning.statistics import mean_interval
 from bench.runs import run_systems, running_stack
@@ -88,6 +89,11 @@ class OnlineBench:
                     rows = self._measure(url, clips, frame_systems(), f"{count} frames")
                     yield [{**row, "num_frames": count} for row in rows]
 
+    def first_token(self) -> Iterator[list[Row]]:
+        """Time to first token alone."""
+        with self._clips() as clips, running_stack(self._options) as url:
+            yield first_token_rows(measure_first_tokens(self._console, url, clips))
+
     @contextmanager
     def _clips(self, num_frames: int | None = None) -> Iterator[list[Clip]]:
         with tempfile.TemporaryDirectory() as folder:
@@ -107,6 +113,7 @@ EXPERIMENTS: Mapping[str, Callable[[OnlineBench], Iterator[list[Row]]]] = Mappin
         "policies": OnlineBench.policies,
         "overlap": OnlineBench.overlap,
         "frames": OnlineBench.frames,
+        "first-token": OnlineBench.first_token,
     }
 )
 

@@ -183,6 +183,26 @@ def _speedup_bars(
     _finish(figure, axes, goal, title, legend="below")
 
 
+def draw_first_token(result: Mapping[str, Any], goal: Path) -> None:
+    """Time to first token over target-only's."""
+    rows = list(reversed(result["rows"]))
+    figure, axes = _axes(7.6, 0.36 * len(rows) + 1.2)
+    _dots(axes, [row["ttft_ratio"] for row in rows], [row["system"] for row in rows], scale=1)
+    axes.axvline(1.03, color="#444444", linewidth=1, linestyle="--")
+    axes.set_xlabel("time to first token over target-only's (dashed: the goal)")
+    _finish(figure, axes, goal, _title(result, "time to first token"), legend="none")
+
+
+def draw_confirm(result: Mapping[str, Any], goal: Path) -> None:
+    """Agreement of every choice on the clips of another seed."""
+    rows = list(reversed(result["rows"]))
+    figure, axes = _axes(7.6, 0.3 * len(rows) + 1.2)
+    _dots(axes, [row["agreement"] for row in rows], [row["label"] for row in rows])
+    axes.set_xlabel("tokens on which the draft agrees, %")
+    title = _title(result, "clips on which nothing was chosen")
+    _finish(figure, axes, goal, title, legend="none")
+
+
 def draw_frames(result: Mapping[str, Any], goal: Path) -> None:
     """Speedups against the number of frames."""
     figure, axes = _axes(7.6, 3.8)
@@ -223,6 +243,8 @@ DRAWERS: Mapping[str, Callable[[Mapping[str, Any], Path], None]] = {
     "policies": draw_policies,
     "overlap": draw_overlap,
     "frames": draw_frames,
+    "first-token": draw_first_token,
+    "confirm": draw_confirm,
 }
 
 
@@ -275,12 +297,13 @@ def _level(axes: Any, value: float, label: str) -> None:
     )
 
 
-def _dots(axes: Any, values: Sequence[Mapping[str, float]], labels: Sequence[str]) -> None:
+def _dots(
+    axes: Any, values: Sequence[Mapping[str, float]], labels: Sequence[str], *, scale: float = 100
+) -> None:
     for place, value in enumerate(values):
-        axes.plot(
-            [100 * value["low"], 100 * value["high"]], [place, place], color=_PALE, linewidth=3
-        )
-        axes.plot([100 * value["mean"]], [place], "o", markersize=4, color=_BLUE)
+        ends = [scale * value["low"], scale * value["high"]]
+        axes.plot(ends, [place, place], color=_PALE, linewidth=3)
+        axes.plot([scale * value["mean"]], [place], "o", markersize=4, color=_BLUE)
     axes.set_yticks(range(len(labels)), labels, fontsize=8)
     axes.grid(axis="y", color="#eeeeee")
 

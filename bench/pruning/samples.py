@@ -17,6 +17,7 @@ from demo.texts import Exchange
 from demo.world import Scene, SceneObject
 
 SEED = 2  # separates these clips from the other benchmarks'
+CONFIRM_SEED = 3  # clips on which nothing was chosen
 TOKEN_PIXELS = 28
 MIN_OBJECTS = 5
 DESCRIPTION_KINDS = ("detailed", "report", "list")
@@ -36,15 +37,15 @@ class Sample:
     subject_cells: tuple[int, ...]
 
 
-def held_out_clips(num_clips: int) -> Iterator[Clip]:
-    """The clips, the same ones each time."""
+def held_out_clips(num_clips: int, seed: int = SEED) -> Iterator[Clip]:
+    """The clips, the same ones each time for one seed."""
     for index in range(num_clips):
-        yield clips.held_out("long", index, seed=SEED, min_objects=MIN_OBJECTS)
+        yield clips.held_out("long", index, seed=seed, min_objects=MIN_OBJECTS)
 
 
-def samples_of(clip: Clip, index: int) -> list[Sample]:
+def samples_of(clip: Clip, index: int, seed: int = SEED) -> list[Sample]:
     """The detailed description in both orders, one shorter description and four questions."""
-    rng = np.random.default_rng((clips.HELD_OUT, SEED, 7, index))
+    rng = np.random.default_rng((clips.HELD_OUT, seed, 7, index))
     detailed, report, listing = texts.descriptions(clip.scene, rng)
     is_first = index % 2 == 0
     asked = [(detailed, True), (detailed, False)]

@@ -8,7 +8,7 @@ the draft. A run that is broken off goes on where it stopped.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from bench.environment import ROOT
 from bench.pruning.progress import progress_bar
-from bench.pruning.samples import Sample, held_out_clips, samples_of
+from bench.pruning.samples import SEED, Sample, held_out_clips, samples_of
 from demo import clips
 from demo.clips import Clip
 from hippo.models.base import (
@@ -96,22 +96,28 @@ def trace_clips(
     draft: VideoLanguageModel,
     *,
     num_clips: int,
+    seed: int = SEED,
+    kinds: Collection[str] | None = None,
 ) -> None:
-    """Traces the clips that are not in the store yet."""
+    """Traces the clips of ``seed`` that are not in the store yet; ``kinds`` None: all samples."""
     missing = [
-        (index, clip) for index, clip in enumerate(held_out_clips(num_clips)) if not store.has(clip)
+        (index, clip)
+        for index, clip in enumerate(held_out_clips(num_clips, seed))
+        if not store.has(clip)
     ]
     with progress_bar(console) as progress:
         for index, clip in progress.track(missing, description="traces of the target"):
-            store.save(trace_clip(target, draft, clip, samples_of(clip, index)))
+            samples = samples_of(clip, index, seed)
+            asked = [sample for sample in samples if kinds is None or sample.kind in kinds]
+            store.save(trace_clip(target, draft, clip, asked))
 
 
 def stored_traces(
-    console: Console, store: TraceStore, *, num_clips: int, title: str
+    console: Console, store: TraceStore, *, num_clips: int, title: str, seed: int = SEED
 ) -> Iterator[ClipTrace]:
     """The traces one after another, with a progress bar; SystemExit when one is missing."""
     with progress_bar(console) as progress:
-        chosen = list(held_out_clips(num_clips))
+        chosen = list(held_out_clips(num_clips, seed))
         if absent := [clip.name for clip in chosen if not store.has(clip)]:
             raise SystemExit(
                 f"{len(absent)} of {num_clips} clips have no trace yet: run "

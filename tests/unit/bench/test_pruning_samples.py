@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bench.pruning.samples import (
+    CONFIRM_SEED,
     DESCRIPTION_KINDS,
     QUESTION_KINDS,
     held_out_clips,
@@ -22,6 +23,11 @@ def test_clips_are_the_same_each_time_and_large_enough() -> None:
         _, rows, columns = clip.size.grid
         assert min(rows, columns) >= 12 and clip.size.num_visual >= 1000
         assert len(clip.scene.objects) >= 5
+
+
+def test_clips_of_another_seed_show_other_scenes() -> None:
+    chosen, others = held_out_clips(6), held_out_clips(6, CONFIRM_SEED)
+    assert not {clip.scene for clip in chosen} & {clip.scene for clip in others}
 
 
 def test_every_clip_is_described_in_both_orders_and_questions_of_all_kinds_occur() -> None:
