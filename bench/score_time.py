@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -59,7 +59,7 @@ class ScoreTimeSettings:
     gpu_tflops: float = setting(790.0, help="GPU on paper: 10^12 bfloat16 operations a second")
     gpu_fp32_tflops: float = setting(60.0, help="GPU on paper: 10^12 float32 operations a second")
     gpu_tbytes: float = setting(4.8, help="GPU on paper: 10^12 bytes a second")
-    output: str = setting("bench/out/score_time.json", help="where the figures go")
+    output: str = setting("bench/out/pruning/score-time.json", help="where the figures go")
 
     @property
     def grid(self) -> VisualGrid:
@@ -103,7 +103,13 @@ def main(argv: list[str]) -> None:
     with torch.inference_mode():
         result = measure(settings)
     Path(settings.output).parent.mkdir(parents=True, exist_ok=True)
-    document = {"environment": describe_environment(), **result}
+    document = {
+        "experiment": "score-time",
+        "command": " ".join(["python -m bench.score_time", *argv]),
+        "environment": describe_environment(),
+        "settings": asdict(settings),
+        **result,
+    }
     Path(settings.output).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     _print(result, settings)
 

@@ -23,6 +23,7 @@ from bench.publish import environment_line, replace_measured
 _SECTIONS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
     "ratio": ("Strategies by ratio", tables.ratio_tables),
     "costs": ("What the draft costs by ratio", tables.cost_tables),
+    "score-time": ("What the scores cost", tables.score_time_table),
     "bias": ("Position bias", tables.bias_tables),
     "ablation": ("One thing changed at a time", tables.ablation_tables),
     "confirm": ("Strategies again, on other clips", tables.agreement_table),
@@ -71,15 +72,13 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
         parts.append("## What was asked for\n\n" + "\n".join(criteria(results)))
     for name, result in results.items():
         title, table = _SECTIONS[name]
-        lines = [
-            f"## {title}",
-            "",
-            f"`{result['command']}`",
-            "",
-            f"{environment_line(result['environment'])} {result['num_clips']} held-out clips; the "
-            f"first {result['num_layers_tapped']} layers tapped unless another number is given.",
-            "",
-        ]
+        measured = environment_line(result["environment"])
+        if "num_clips" in result:
+            measured += (
+                f" {result['num_clips']} held-out clips; the first {result['num_layers_tapped']} "
+                "layers tapped unless another number is given."
+            )
+        lines = [f"## {title}", "", f"`{result['command']}`", "", measured, ""]
         if name in DRAWERS:
             lines += [f"![{title}](pruning-{name}.svg)", ""]
         parts.append("\n".join([*lines, table(result)]))
