@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from fastapi import FastAPI
 
 from gateway.backends import Backends
+from gateway.baseline import Baseline, Calibration
 from gateway.config import GatewaySettings
 from gateway.errors import install_error_handlers
 from gateway.fetch import UrlFetcher
@@ -18,11 +19,18 @@ from gateway.middleware import RequestMiddleware
 from gateway.routes import chat, models, status
 from gateway.state import GatewayState
 from hippo.rpc.client import DraftClient, TargetClient
+from hippo.types import PROTOCOL_VERSION
 
 
 def create_app(settings: GatewaySettings) -> FastAPI:
     """An application that connects to its services when it starts."""
-    metrics = GatewayMetrics()
+    baseline = Baseline()
+    metrics = GatewayMetrics(
+        baseline,
+        max_draft_tokens=settings.max_draft_tokens,
+        version=distribution_version(),
+        protocol_version=PROTOCOL_VERSION,
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -47,6 +55,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
             backends=backends,
             media=media,
             metrics=metrics,
+            baseline=baseline,
+            calibration=Calibration(settings.calibration_share, baseline),
             version=distribution_version(),
         )
         await backends.start()

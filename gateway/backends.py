@@ -188,3 +188,9 @@ class Backends:
             logger.error("the draft is not used: %s", error.message)
         else:
             self._draft_usable.set()
+            if shared := sorted(set(draft.device_uuids) & set(self._target.info.device_uuids)):
+                logger.warning(
+                    "draft and target run on one GPU (%s): they take turns instead of working at "
+                    "once, so most of the gain from running in parallel is lost; give each its own",
+                    ", ".join(shared),
+                )

@@ -46,6 +46,11 @@ class GatewaySettings:
     draft_stall_s: float = setting(
         5.0, help="a draft that owes tokens for this long is given up for the request"
     )
+    calibration_share: float = setting(
+        0.01,
+        help="share of requests run target-only to measure the baseline of the speedup, of those "
+        "that name no policy; 0: none",
+    )
 
     default_max_tokens: int = setting(512, help="completion limit of requests that set none")
     request_timeout_s: float = setting(600.0, help="longest time for one request; 0: no limit")
@@ -85,6 +90,7 @@ class GatewaySettings:
             "max_media_items", "max_media_bytes", "media_timeout_s", "draft_stall_s",
         ):  # fmt: skip
             self._require(getattr(self, name) > 0, "--" + name.replace("_", "-"), "above 0")
+        self._require(0.0 <= self.calibration_share <= 1.0, "--calibration-share", "0 to 1")
         for name in ("request_timeout_s", "shutdown_grace_s", "pruning_min_visual_tokens"):
             self._require(getattr(self, name) >= 0, "--" + name.replace("_", "-"), "0 or more")
         for address, flag in ((self.target, "--target"), (self.draft, "--draft")):

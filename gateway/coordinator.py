@@ -29,6 +29,7 @@ from hippo.errors import (
     OverloadedError,
     UnavailableError,
 )
+from hippo.metrics.gateway import DraftLoss
 from hippo.rpc.client import DraftClient, DraftStream, TargetStream
 from hippo.speculation.coordinator import Action, Coordinator, SendBlock, SendCommit
 from hippo.types import (
@@ -182,13 +183,14 @@ class Completion:
                     try:
                         self._check_prompts()
                     except IncompatiblePairError as error:
-                        await self._drop_draft(error.message)
+                        await self._drop_draft(error.message, DraftLoss.INCOMPATIBLE)
         raise UnavailableError("the target service ended the answer before its last token")
 
     async def _on_verdict(self, verdict: Verdict) -> None:
         now_ns = self._clock_ns()
+        is_alone = self._coordinator.pace.max_ahead == 0
         await self._carry_out(self._coordinator.on_verdict(verdict, now_ns))
-        self.record.add_verdict(verdict, now_ns)
+        self.record.add_verdict(verdict, now_ns, is_alone=is_alone)
         token_ids = verdict.token_ids
         if verdict.is_rejection:
             self._owe(now_ns)
@@ -207,7 +209,7 @@ class Completion:
             self._pieces.append(piece)
             self._wakeup.set()
         if self._draft_owes and now_ns - self._draft_heard_ns > self._draft_stall_ns:
-            await self._drop_draft("the draft stalled")
+            await self._drop_draft("the draft stalled", DraftLoss.STALLED)
             self._backends.report_draft_failure()
 
     def _detokenize(self, token_ids: Sequence[int]) -> str:
@@ -232,7 +234,7 @@ class Completion:
             try:
                 await self._draft_with(client, joins=joins)
             except HippoError as error:
-                await self._lose_draft(error.message)
+                await self._lose_draft(error.message, _loss_of(error))
                 if isinstance(error, UnavailableError):
                     self._backends.report_draft_failure()
                 elif not isinstance(error, OverloadedError):
@@ -259,6 +261,8 @@ class Completion:
             if joins:
                 await self._carry_out(coordinator.on_draft_attached(len(committed_ids)))
             async for message in stream:
+                if joins and isinstance(message, PromptInfo):
+                    self.record.num_draft_recoveries += 1
                 await self._on_draft_message(message)
         raise UnavailableError("the draft service ended its stream")
 
@@ -312,16 +316,26 @@ class Completion:
         if target is not None and draft is not None and target.prompt_hash != draft.prompt_hash:
             raise IncompatiblePairError("the draft read another prompt than the target")
 
-    async def _drop_draft(self, problem: str) -> None:
+    async def _drop_draft(self, problem: str, cause: DraftLoss) -> None:
         """Goes on without the draft, from the task that reads the target."""
         if self._draft_task is not None:
             self._draft_task.cancel()
-        await self._lose_draft(problem)
+        await self._lose_draft(problem, cause)
 
-    async def _lose_draft(self, problem: str) -> None:
+    async def _lose_draft(self, problem: str, cause: DraftLoss) -> None:
         self._draft_stream, self._draft_owes = None, False
         self._draft_prompt = None
         self.record.draft_problem = problem
+        if self._coordinator.has_draft:
+            self.record.draft_losses.append(cause)
         if not self._is_over:
             logger.warning("the answer goes on without the draft: %s", problem)
         await self._carry_out(self._coordinator.on_draft_lost())
+
+
+def _loss_of(error: HippoError) -> DraftLoss:
+    if isinstance(error, OverloadedError):
+        return DraftLoss.OVERLOADED
+    if isinstance(error, UnavailableError):
+        return DraftLoss.UNAVAILABLE
+    return DraftLoss.INCOMPATIBLE if isinstance(error, IncompatiblePairError) else DraftLoss.ERROR

@@ -1,81 +1,193 @@
-"""What Prometheus is told; updated once per request, never per token."""
+"""The gateway's metrics: registries filled from hippo.metrics, written once per request.
+
+Only the time between two verdicts is observed as it happens; everything else is counted at the
+end of an answer (gateway/report.py), so that a round costs a microsecond.
+"""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
-_STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.core import Metric as Family
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from gateway.baseline import Baseline
+from hippo.metrics import gateway as own
+from hippo.metrics import vllm
+from hippo.metrics.spec import WithoutCreated, counter, gauge, histogram
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetrics:
+    """vLLM's metrics for one served model."""
+
+    num_running: Gauge
+    num_waiting: Gauge
+    prompt_tokens: Counter
+    generation_tokens: Counter
+    ended: dict[str, Counter]  # by finished_reason
+    num_drafts: Counter
+    num_draft_tokens: Counter
+    num_accepted_tokens: Counter
+    accepted_per_position: Sequence[Counter]
+    time_to_first_token: Histogram
+    inter_token_latency: Histogram
+    request_time_per_output_token: Histogram
+    e2e_request_latency: Histogram
+    request_queue_time: Histogram
+    request_prefill_time: Histogram
+    request_decode_time: Histogram
+    request_prompt_tokens: Histogram
+    request_generation_tokens: Histogram
 
 
 class GatewayMetrics:
-    """The gateway's own registry of metrics."""
+    """The gateway's own registry; event loop only.
+
+    ``max_draft_tokens`` bounds the label ``position``; ``baseline`` is read when it is rendered.
+    """
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
-        self._requests = Counter(
-            "hippo_http_requests", "HTTP requests answered", ["path", "status"], registry=registry
+    def __init__(
+        self, baseline: Baseline, *, max_draft_tokens: int, version: str, protocol_version: int
+    ) -> None:
+        self._max_draft_tokens = max_draft_tokens
+        self._models: dict[str, ModelMetrics] = {}
+        registry = CollectorRegistry()
+        self._add_vllm(registry)
+        self.http_requests = counter(own.HTTP_REQUESTS, registry)
+        self.completions = counter(own.COMPLETIONS, registry)
+        self.calibrations = counter(own.CALIBRATIONS, registry)
+        self.decode_time = counter(own.DECODE_TIME, registry)
+        self.decode_baseline = counter(own.DECODE_BASELINE, registry)
+        self.first_token_time = counter(own.FIRST_TOKEN_TIME, registry)
+        self.request_speedup = histogram(own.REQUEST_SPEEDUP, registry)
+        self.mode_time = counter(own.MODE_TIME, registry)
+        self.mode_switches = counter(own.MODE_SWITCHES, registry)
+        self.busy_time = counter(own.BUSY_TIME, registry)
+        self.wait_time = counter(own.WAIT_TIME, registry)
+        self.target_forwards = counter(own.TARGET_FORWARDS, registry)
+        self.blocks = counter(own.BLOCKS, registry)
+        self.stale_blocks = counter(own.STALE_BLOCKS, registry)
+        self.drafted_tokens = counter(own.DRAFTED_TOKENS, registry)
+        self.wasted_tokens = counter(own.WASTED_TOKENS, registry)
+        self.run_length = histogram(own.RUN_LENGTH, registry)
+        self.first_block_delay = histogram(own.FIRST_BLOCK_DELAY, registry)
+        self.visual_tokens = counter(own.VISUAL_TOKENS, registry)
+        self.round_transport = histogram(own.ROUND_TRANSPORT, registry)
+        self.draft_losses = counter(own.DRAFT_LOSSES, registry)
+        self.draft_recoveries = counter(own.DRAFT_RECOVERIES, registry)
+        self.service_up = gauge(own.SERVICE_UP, registry)
+        build_info = gauge(own.BUILD_INFO, registry)
+        build_info.labels(version, str(protocol_version)).set(1)
+        self._shown = CollectorRegistry()
+        self._shown.register(
+            WithoutCreated([registry, _OlderName(self._inter_token_latency), _OfBaseline(baseline)])
         )
-        self.completions_running = Gauge(
-            "hippo_completions_running", "Completions under way", registry=registry
-        )
-        self.completions = Counter(
-            "hippo_completions",
-            "Completions ended, by policy and outcome (stop, length, cancelled, error)",
-            ["policy", "outcome"],
-            registry=registry,
-        )
-        self.prompt_tokens = Counter("hippo_prompt_tokens", "Prompt tokens read", registry=registry)
-        self.completion_tokens = Counter(
-            "hippo_completion_tokens", "Completion tokens settled", registry=registry
-        )
-        self.target_forwards = Counter(
-            "hippo_target_forwards", "Forwards of the target after the prefill", registry=registry
-        )
-        self.draft_tokens = Counter(
-            "hippo_draft_tokens", "Draft tokens verified", registry=registry
-        )
-        self.accepted_tokens = Counter(
-            "hippo_accepted_tokens", "Draft tokens accepted", registry=registry
-        )
-        self.dropped_tokens = Counter(
-            "hippo_dropped_tokens", "Draft tokens dropped after a rejection", registry=registry
-        )
-        self.mode_switches = Counter(
-            "hippo_mode_switches", "Changes between the two modes", registry=registry
-        )
-        self.drafts_lost = Counter(
-            "hippo_drafts_lost", "Times a completion lost its draft", registry=registry
-        )
-        self.service_up = Gauge(
-            "hippo_service_up", "1 while the service is usable", ["service"], registry=registry
-        )
-        self.first_token_seconds = Histogram(
-            "hippo_time_to_first_token_seconds",
-            "From the request to its first token",
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self.output_token_seconds = Histogram(
-            "hippo_time_per_output_token_seconds",
-            "Mean time per token after the first, of one completion",
-            buckets=_STEP_SECONDS,
-            registry=registry,
-        )
-        self.completion_seconds = Histogram(
-            "hippo_completion_duration_seconds",
-            "From the request to its last token",
-            buckets=_SECONDS,
-            registry=registry,
-        )
+        ProcessCollector(registry=self._shown)
 
     def count_request(self, path: str, status: int) -> None:
         """Counts an answered HTTP request; ``path`` is the route's, not the client's."""
-        self._requests.labels(path, str(status)).inc()
+        self.http_requests.labels(path, str(status)).inc()
+
+    def model(self, name: str) -> ModelMetrics:
+        """The series of the served model; they begin at 0 with the first call."""
+        if name not in self._models:
+            self._models[name] = self._of_model(name)
+        return self._models[name]
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""
-        return generate_latest(self._registry)
+        return generate_latest(self._shown)
+
+    def _add_vllm(self, registry: CollectorRegistry) -> None:
+        self._num_running = gauge(vllm.NUM_REQUESTS_RUNNING, registry)
+        self._num_waiting = gauge(vllm.NUM_REQUESTS_WAITING, registry)
+        self._prompt_tokens = counter(vllm.NUM_PROMPT_TOKENS, registry)
+        self._generation_tokens = counter(vllm.NUM_GENERATION_TOKENS, registry)
+        self._ended = counter(vllm.REQUEST_SUCCESS, registry)
+        self._num_drafts = counter(vllm.NUM_DRAFTS, registry)
+        self._num_draft_tokens = counter(vllm.NUM_DRAFT_TOKENS, registry)
+        self._num_accepted_tokens = counter(vllm.NUM_ACCEPTED_TOKENS, registry)
+        self._accepted_per_position = counter(vllm.NUM_ACCEPTED_TOKENS_PER_POS, registry)
+        self._time_to_first_token = histogram(vllm.TIME_TO_FIRST_TOKEN, registry)
+        self._inter_token_latency = histogram(vllm.INTER_TOKEN_LATENCY, registry)
+        self._time_per_output_token = histogram(vllm.REQUEST_TIME_PER_OUTPUT_TOKEN, registry)
+        self._e2e_request_latency = histogram(vllm.E2E_REQUEST_LATENCY, registry)
+        self._queue_time = histogram(vllm.REQUEST_QUEUE_TIME, registry)
+        self._prefill_time = histogram(vllm.REQUEST_PREFILL_TIME, registry)
+        self._decode_time = histogram(vllm.REQUEST_DECODE_TIME, registry)
+        self._request_prompt_tokens = histogram(vllm.REQUEST_PROMPT_TOKENS, registry)
+        self._request_generation_tokens = histogram(vllm.REQUEST_GENERATION_TOKENS, registry)
+
+    def _of_model(self, name: str) -> ModelMetrics:
+        return ModelMetrics(
+            num_running=self._num_running.labels(name),
+            num_waiting=self._num_waiting.labels(name),
+            prompt_tokens=self._prompt_tokens.labels(name),
+            generation_tokens=self._generation_tokens.labels(name),
+            ended={reason: self._ended.labels(name, reason) for reason in vllm.FINISHED_REASONS},
+            num_drafts=self._num_drafts.labels(name),
+            num_draft_tokens=self._num_draft_tokens.labels(name),
+            num_accepted_tokens=self._num_accepted_tokens.labels(name),
+            accepted_per_position=[
+                self._accepted_per_position.labels(name, str(position))
+                for position in range(self._max_draft_tokens)
+            ],
+            time_to_first_token=self._time_to_first_token.labels(name),
+            inter_token_latency=self._inter_token_latency.labels(name),
+            request_time_per_output_token=self._time_per_output_token.labels(name),
+            e2e_request_latency=self._e2e_request_latency.labels(name),
+            request_queue_time=self._queue_time.labels(name),
+            request_prefill_time=self._prefill_time.labels(name),
+            request_decode_time=self._decode_time.labels(name),
+            request_prompt_tokens=self._request_prompt_tokens.labels(name),
+            request_generation_tokens=self._request_generation_tokens.labels(name),
+        )
+
+
+class _OfBaseline(Collector):
+    """What the baseline knows; no step times and no age before it knows anything."""
+
+    def __init__(self, baseline: Baseline) -> None:
+        self._baseline = baseline
+
+    def collect(self) -> Iterator[Family]:
+        baseline = self._baseline
+        steps = own.BASELINE_STEPS
+        yield CounterMetricFamily(steps.name, steps.text, value=baseline.num_steps)
+        if not baseline.is_known:
+            return
+        metric = own.BASELINE_STEP
+        family = GaugeMetricFamily(metric.name, metric.text, labels=metric.label_names)
+        for bound, seconds in baseline.known_steps():
+            family.add_metric([bound], seconds)
+        yield family
+        age_s = (time.monotonic_ns() - baseline.learnt_ns) / 1e9
+        yield GaugeMetricFamily(own.BASELINE_AGE.name, own.BASELINE_AGE.text, value=age_s)
+
+
+class _OlderName(Collector):
+    """The times between verdicts once more, under the name that older dashboards read."""
+
+    def __init__(self, newer: Histogram) -> None:
+        self._newer = newer
+
+    def collect(self) -> Iterator[Family]:
+        metric = vllm.TIME_PER_OUTPUT_TOKEN
+        family = HistogramMetricFamily(metric.name, metric.text)
+        for sample in next(iter(self._newer.collect())).samples:
+            suffix = sample.name.removeprefix(vllm.INTER_TOKEN_LATENCY.name)
+            family.add_sample(metric.name + suffix, sample.labels, sample.value)
+        yield family

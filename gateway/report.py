@@ -1,11 +1,12 @@
-"""What happened in one completion: the ``hippo`` object of an answer, and the metrics."""
+"""What happened in one completion, and how it is told in the ``hippo`` object of its answer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.metrics import GatewayMetrics
+from gateway.baseline import Baseline, StepsByContext, StepSums, context_range
+from hippo.metrics.gateway import DraftLoss
 from hippo.speculation.stats import SpeculationStats
 from hippo.types import (
     FinishReason,
@@ -35,15 +36,29 @@ class Record:
     selection: Selection | None = None
     num_completion_tokens: int = 0
     num_draft_streams: int = 0
+    num_draft_recoveries: int = 0  # of these, opened in mid-answer
+    draft_losses: list[DraftLoss] = field(default_factory=list)
     draft_problem: str | None = None
     finish_reason: FinishReason | None = None
     has_failed: bool = False
+    is_calibration: bool = False
+    intervals_ns: list[int] = field(default_factory=list)  # from one verdict to the next
+    alone_steps: StepsByContext = field(default_factory=dict)  # of these, target-only ones
+    was_alone: bool = False
 
-    def add_verdict(self, verdict: Verdict, now_ns: int) -> None:
-        """A verdict has come."""
+    def add_verdict(self, verdict: Verdict, now_ns: int, *, is_alone: bool = False) -> None:
+        """A verdict has come; ``is_alone``: the draft rested, or there was none."""
         if not self.first_verdict_ns:
             self.first_verdict_ns = now_ns
             self.target_prefill = verdict.timing
+        else:
+            duration_ns = now_ns - self.last_verdict_ns
+            self.intervals_ns.append(duration_ns)
+            if is_alone and self.was_alone and not verdict.num_draft_tokens:
+                context_length = verdict.timing.context_length
+                index = context_range(context_length)
+                self.alone_steps.setdefault(index, StepSums()).add(duration_ns, context_length)
+        self.was_alone = is_alone
         self.last_verdict_ns = now_ns
 
     def add_block(self, now_ns: int) -> None:
@@ -60,12 +75,37 @@ class Record:
         """From the first token to the last."""
         return self.last_verdict_ns - self.first_verdict_ns
 
+    @property
+    def mean_context_length(self) -> int:
+        """Of the context that the tokens were decoded in."""
+        return self.num_prompt_tokens + self.num_completion_tokens // 2
 
-def figures(record: Record, request: OpenRequest) -> dict[str, Any]:
+    def baseline_ns(self, baseline: Baseline) -> float | None:
+        """What target-only decoding of the same tokens would take; None without a baseline, and
+        without a second token."""
+        if not baseline.is_known or self.num_completion_tokens < 2 or self.decode_ns <= 0:
+            return None
+        return baseline.decode_ns(self.num_completion_tokens, self.mean_context_length)
+
+    @property
+    def transport_ns(self) -> int:
+        """Time of decoding in which the target's device neither worked nor waited for the draft."""
+        busy_ns = self.stats.forward_ns + self.stats.target_wait_ns
+        if self.target_prefill is not None:
+            busy_ns -= self.target_prefill.wait_ns  # waits of the decoding alone
+        return self.decode_ns - busy_ns
+
+
+def figures(record: Record, request: OpenRequest, baseline: Baseline) -> dict[str, Any]:
     """The ``hippo`` object; docs/api.md explains each name."""
     stats, selection = record.stats, record.selection
+    baseline_ns = record.baseline_ns(baseline)
     return {
         "policy": record.policy,
+        "is_calibration": record.is_calibration,
+        "estimated_speedup": (
+            None if baseline_ns is None else round(baseline_ns / record.decode_ns, 3)
+        ),
         "seed": request.sampling.seed,
         "draft_used": stats.num_draft_tokens > 0,
         "draft_problem": record.draft_problem,
@@ -98,10 +138,6 @@ def _timings(record: Record) -> dict[str, float | None]:
     stats = record.stats
     target, draft = record.target_prompt, record.draft_prompt
     target_prefill, draft_prefill = record.target_prefill, record.draft_prefill
-    busy_ns = stats.forward_ns + stats.target_wait_ns
-    if target_prefill is not None:
-        busy_ns -= target_prefill.wait_ns  # waits of the decoding alone
-    overhead_ns = record.decode_ns - busy_ns
     return {
         "media": _ms(record.opened_ns - record.received_ns),
         "queue": _ms(target.queue_ns if target is not None else None),
@@ -127,39 +163,11 @@ def _timings(record: Record) -> dict[str, float | None]:
         "optimistic": _ms(stats.optimistic_ns),
         "conservative": _ms(stats.conservative_ns),
         "target_only": _ms(stats.target_only_ns),
-        # Time of a round in which the target's device neither worked nor waited for the draft.
         "transport_per_round": _ms(
-            overhead_ns / stats.num_forwards if stats.num_forwards else None
+            record.transport_ns / stats.num_forwards if stats.num_forwards else None
         ),
     }
 
 
 def _ms(duration_ns: float | None) -> float | None:
     return None if duration_ns is None else round(duration_ns / 1e6, 3)
-
-
-def count(record: Record, metrics: GatewayMetrics) -> None:
-    """Adds a completion that has ended to the metrics."""
-    stats = record.stats
-    outcome = "cancelled"
-    if record.has_failed:
-        outcome = "error"
-    elif record.finish_reason is not None:
-        outcome = record.finish_reason.value
-    metrics.completions.labels(record.policy, outcome).inc()
-    metrics.prompt_tokens.inc(record.num_prompt_tokens)
-    metrics.completion_tokens.inc(record.num_completion_tokens)
-    metrics.target_forwards.inc(stats.num_forwards)
-    metrics.draft_tokens.inc(stats.num_draft_tokens)
-    metrics.accepted_tokens.inc(stats.num_accepted_tokens)
-    metrics.dropped_tokens.inc(stats.num_dropped_tokens)
-    metrics.mode_switches.inc(stats.num_mode_switches)
-    metrics.drafts_lost.inc(stats.num_draft_losses)
-    if record.first_verdict_ns:
-        metrics.first_token_seconds.observe((record.first_verdict_ns - record.received_ns) / 1e9)
-    if record.num_completion_tokens > 1:
-        metrics.output_token_seconds.observe(
-            record.decode_ns / 1e9 / (record.num_completion_tokens - 1)
-        )
-    if record.finish_reason is not None:
-        metrics.completion_seconds.observe((record.last_verdict_ns - record.received_ns) / 1e9)

@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from gateway.backends import Backends
+from gateway.baseline import Baseline, Calibration
 from gateway.config import GatewaySettings
 from gateway.media import MediaReader
 from gateway.metrics import GatewayMetrics
@@ -21,6 +22,8 @@ class GatewayState:
     backends: Backends
     media: MediaReader
     metrics: GatewayMetrics
+    baseline: Baseline
+    calibration: Calibration
     version: str
 
 

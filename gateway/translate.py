@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gateway.config import GatewaySettings
@@ -57,6 +57,7 @@ class SpeculationPlan:
     policy_name: str
     policy: Policy
     pruning: Pruning
+    is_default: bool = False  # the request left the speed to the operator
 
     @property
     def wants_draft(self) -> bool:
@@ -156,6 +157,9 @@ def speculation_plan(
             seed=options.pruning.seed,
             min_visual_tokens=_min_visual_tokens(options, settings),
         ),
+        is_default=not (
+            options.preset or options.policy or options.gamma or options.max_draft_tokens
+        ),
     )
 
 
@@ -166,6 +170,12 @@ def _min_visual_tokens(options: SpeculationOptions, settings: GatewaySettings) -
     says_how = options.preset or pruning.strategy or pruning.ratio is not None
     default = 0 if says_how else settings.pruning_min_visual_tokens
     return _given(pruning.min_visual_tokens, default)
+
+
+def target_only(plan: SpeculationPlan) -> SpeculationPlan:
+    """The plan without speculation: the answer is the same."""
+    policy = make_policy("off", gamma=1, max_draft_tokens=1)
+    return replace(plan, policy_name="off", policy=policy)
 
 
 def _pruning_strategy(

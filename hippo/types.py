@@ -244,3 +244,4 @@ class ModelInfo:
     num_slots: int
     num_parameters: int
     protocol_version: int = PROTOCOL_VERSION
+    device_uuids: tuple[str, ...] = ()  # of its GPUs, the same in every process and container

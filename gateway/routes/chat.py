@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from gateway import report, sse, translate
+from gateway import account, report, sse, translate
 from gateway.coordinator import Completion
 from gateway.errors import describe
 from gateway.report import Record
@@ -98,10 +98,19 @@ class ChatResponse(Response):
             info=info,
             settings=settings,
         )
+        can_calibrate = plan.is_default and plan.wants_draft and backends.draft is not None
+        is_calibration = can_calibrate and state.calibration.is_due(request.max_tokens)
+        if is_calibration:
+            plan = translate.target_only(plan)
         record = Record(
-            policy=plan.policy_name, received_ns=self._received_ns, opened_ns=time.monotonic_ns()
+            policy=plan.policy_name,
+            received_ns=self._received_ns,
+            opened_ns=time.monotonic_ns(),
+            is_calibration=is_calibration,
         )
-        state.metrics.completions_running.inc()
+        counted = state.metrics.model(info.name)
+        place = counted.num_waiting
+        place.inc()
         try:
             async with Completion(
                 request,
@@ -113,6 +122,9 @@ class ChatResponse(Response):
                 record=record,
             ) as completion:
                 await completion.wait_begun()
+                place.dec()
+                place = counted.num_running
+                place.inc()
                 if body.stream:
                     await self._send_stream(completion, request, send)
                 else:
@@ -122,8 +134,12 @@ class ChatResponse(Response):
             record.has_failed = True
             raise
         finally:
-            state.metrics.completions_running.dec()
-            report.count(record, state.metrics)
+            place.dec()
+            account.count(
+                record, request, metrics=state.metrics, model=counted, baseline=state.baseline
+            )
+            if record.policy != "off" and record.num_completion_tokens > 1:
+                state.calibration.note(record.mean_context_length)
 
     async def _collect(self, completion: Completion, request: OpenRequest) -> dict[str, Any]:
         text = "".join([piece async for piece in completion.pieces()])
@@ -136,7 +152,7 @@ class ChatResponse(Response):
             text=text,
             finish_reason=record.finish_reason.value,
             usage=sse.Usage(record.num_prompt_tokens, record.num_completion_tokens),
-            figures=report.figures(record, request),
+            figures=report.figures(record, request, self._state.baseline),
             token_ids=completion.token_ids if self._body.return_token_ids else None,
         )
 
@@ -166,7 +182,7 @@ class ChatResponse(Response):
         last = writer.finish(
             finish_reason=record.finish_reason.value,
             usage=sse.Usage(record.num_prompt_tokens, record.num_completion_tokens),
-            figures=report.figures(record, request),
+            figures=report.figures(record, request, self._state.baseline),
             token_ids=completion.token_ids if self._body.return_token_ids else None,
         )
         await send_bytes(last, more=False)

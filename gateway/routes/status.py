@@ -34,13 +34,16 @@ async def ready(state: State) -> dict[str, Any]:
 @router.get("/metrics")
 async def metrics(state: State) -> Response:
     """Metrics for Prometheus."""
+    backends, shown = state.backends, state.metrics
     try:
-        target_is_up = bool(state.backends.model)
+        shown.model(backends.model.name)  # its series are there before the first request
+        target_is_up = True
     except UnavailableError:
         target_is_up = False
-    state.metrics.service_up.labels("target").set(target_is_up)
-    state.metrics.service_up.labels("draft").set(state.backends.draft is not None)
-    return Response(state.metrics.render(), media_type=state.metrics.content_type)
+    shown.service_up.labels("target").set(target_is_up)
+    if state.settings.draft:
+        shown.service_up.labels("draft").set(backends.draft is not None)
+    return Response(shown.render(), media_type=shown.content_type)
 
 
 @router.get("/version")

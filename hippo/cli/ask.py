@@ -136,6 +136,8 @@ def figures_line(answer: Answer) -> str:
         ]
     elif figures["draft_problem"]:
         parts.append(f"no draft: {figures['draft_problem']}")
+    elif figures["is_calibration"]:
+        parts.append("run target-only to measure the baseline, as a few requests are")
     return "; ".join(parts)
 
 

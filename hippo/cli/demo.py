@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
     video = arguments.video or str(_bundled_clip())
     content = [media_part(video), {"type": "text", "text": arguments.question}]
     options = stack_options(arguments)
+    # It measures the target alone itself.
+    no_calibration = ("--calibration-share", "0")
+    options = replace(options, gateway_args=(*no_calibration, *options.gateway_args))
     on_line = log_printer(status_console) if arguments.verbose else quiet
     with Stack(options, on_line) as stack:
         bring_up(stack, status_console)

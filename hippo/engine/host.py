@@ -86,6 +86,8 @@ class ServiceHost(Generic[EngineT]):
             num_slots=slots.num_slots,
             num_slots_used=slots.num_used,
             num_waiting=slots.num_waiting,
+            max_waiting=slots.max_waiting,
             num_streams=self._num_streams,
             counters=self.backend.engine.counters,
+            model=self.backend.info,
         )

@@ -7,17 +7,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from wsgiref.simple_server import WSGIServer
 
+import torch
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
-    Metric,
 )
+from prometheus_client.core import Metric as Family
+from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from hippo.engine.stats import FORWARD_BUCKETS_SECONDS, EngineStats
+from hippo.engine.device_memory import device_memory
+from hippo.engine.stats import EngineStats
 from hippo.errors import UnavailableError
+from hippo.metrics import services as own
 
 
 class EngineCollector(Collector):
@@ -26,52 +30,48 @@ class EngineCollector(Collector):
     def __init__(self, stats: Callable[[], EngineStats | None]) -> None:
         self._stats = stats
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Family]:
         stats = self._stats()
         if stats is None:
             return
-        counters = stats.counters
-        for name, text, value in (
-            ("hippo_slots", "Cache slots.", stats.num_slots),
-            ("hippo_slots_used", "Cache slots in use.", stats.num_slots_used),
-            ("hippo_queue_length", "Sequences that wait for a slot.", stats.num_waiting),
-            ("hippo_streams", "Open streams.", stats.num_streams),
+        counters, model = stats.counters, stats.model
+        memory = device_memory(torch.device(model.device))
+        for metric, value in (
+            (own.SLOTS, stats.num_slots),
+            (own.SLOTS_USED, stats.num_slots_used),
+            (own.QUEUE_LENGTH, stats.num_waiting),
+            (own.QUEUE_CAPACITY, stats.max_waiting),
+            (own.STREAMS, stats.num_streams),
+            (own.MEMORY_USED, memory.used_bytes),
+            (own.MEMORY_TOTAL, memory.total_bytes),
         ):
-            yield GaugeMetricFamily(name, text, value=value)
-        for name, text, total in (
-            ("hippo_sequences", "Sequences begun.", counters.num_opened),
-            (
-                "hippo_sequence_failures",
-                "Sequences ended by an internal error.",
-                counters.num_failed,
-            ),
-            ("hippo_prefills", "Prefills finished.", counters.num_prefills),
-            ("hippo_rows", "Rows of all decoding forwards.", counters.num_rows),
-            ("hippo_prefill_seconds", "Device time of prefills.", counters.prefill_ns / 1e9),
-            ("hippo_idle_seconds", "Time the device thread slept.", counters.idle_ns / 1e9),
-            (
-                "hippo_busy_seconds",
-                "Device time of prefills and forwards.",
-                (counters.prefill_ns + counters.forward_ns) / 1e9,
-            ),
+            yield GaugeMetricFamily(metric.name, metric.text, value=value)
+        for metric, total in (
+            (own.SEQUENCES, counters.num_opened),
+            (own.SEQUENCE_FAILURES, counters.num_failed),
+            (own.PREFILLS, counters.num_prefills),
+            (own.ROWS, counters.num_rows),
+            (own.PREFILL_TIME, counters.prefill_ns / 1e9),
+            (own.BUSY_TIME, (counters.prefill_ns + counters.forward_ns) / 1e9),
+            (own.IDLE_TIME, counters.idle_ns / 1e9),
         ):
-            yield CounterMetricFamily(name, text, value=total)
+            yield CounterMetricFamily(metric.name, metric.text, value=total)
         yield _forward_histogram(list(counters.forward_counts), counters.forward_ns / 1e9)
+        info = own.MODEL_INFO
+        family = GaugeMetricFamily(info.name, info.text, labels=info.label_names)
+        family.add_metric([model.name, model.family, model.device, model.dtype], 1)
+        yield family
 
 
 def _forward_histogram(counts: list[int], sum_seconds: float) -> HistogramMetricFamily:
+    metric = own.FORWARD_TIME
     buckets: list[tuple[str, float]] = []
     total = 0
-    labels = [*map(str, FORWARD_BUCKETS_SECONDS), "+Inf"]
+    labels = [*map(str, metric.buckets), "+Inf"]
     for label, count in zip(labels, counts, strict=True):
         total += count
         buckets.append((label, total))
-    return HistogramMetricFamily(
-        "hippo_forward_seconds",
-        "Device time of one decoding forward, sampling included.",
-        buckets=buckets,
-        sum_value=sum_seconds,
-    )
+    return HistogramMetricFamily(metric.name, metric.text, buckets=buckets, sum_value=sum_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,7 @@ def start_metrics(
     """Serves /metrics; raises UnavailableError when the port is taken."""
     registry = CollectorRegistry()
     registry.register(EngineCollector(stats))
+    ProcessCollector(registry=registry)
     try:
         server, thread = start_http_server(port, addr=host, registry=registry)
     except OSError as error:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-FORWARD_BUCKETS_SECONDS = (
-    0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075,
-    0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0,
-)  # fmt: skip
-_BUCKETS_NS = tuple(int(seconds * 1e9) for seconds in FORWARD_BUCKETS_SECONDS)
+from hippo.metrics.buckets import FORWARD_SECONDS
+from hippo.types import ModelInfo
+
+_BUCKETS_NS = tuple(int(seconds * 1e9) for seconds in FORWARD_SECONDS)
 
 
 @dataclass(slots=True)
@@ -41,5 +40,7 @@ class EngineStats:
     num_slots: int
     num_slots_used: int
     num_waiting: int  # for a slot
+    max_waiting: int
     num_streams: int
     counters: EngineCounters
+    model: ModelInfo

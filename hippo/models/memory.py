@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from hippo.errors import ModelLoadError
@@ -51,6 +53,16 @@ def available_bytes(device: torch.device) -> int:
     if limit is not None and used is not None:
         available = min(available, max(0, limit - used))
     return available
+
+
+def device_uuids(devices: Iterable[torch.device]) -> tuple[str, ...]:
+    """Identities of the GPUs among ``devices``, the same in every process and container."""
+    uuids = (
+        str(torch.cuda.get_device_properties(device).uuid)
+        for device in devices
+        if device.type == "cuda"
+    )
+    return tuple(dict.fromkeys(uuids))
 
 
 def _cgroup_value(name: str) -> int | None:

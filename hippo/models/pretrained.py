@@ -18,7 +18,7 @@ from hippo.models.checkpoint import Checkpoint, Progress
 from hippo.models.decoder import DecoderStack, TransformersStack
 from hippo.models.fused import FusedStack
 from hippo.models.linear import MakeLinear, make_half_linear, make_linear
-from hippo.models.memory import check_fits
+from hippo.models.memory import check_fits, device_uuids
 from hippo.models.vocabulary import end_token_ids, num_token_ids, tokenizer_hash
 from hippo.types import ModelInfo
 
@@ -147,6 +147,7 @@ def load_pretrained(
         max_context_length=max_context_length,
         num_slots=num_slots,
         num_parameters=checkpoint.num_parameters,
+        device_uuids=device_uuids((device,) if shards is None else shards.group.devices),
     )
     cache = KeyValueCache(shape, dtype=cache_dtype(working_dtype, device), device=device)
     return Pretrained(model, processor, stack, cache, info, make)

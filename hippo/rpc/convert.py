@@ -157,6 +157,7 @@ def model_to_proto(info: ModelInfo) -> pb.GetModelResponse:
         max_context_length=info.max_context_length,
         num_slots=info.num_slots,
         num_parameters=info.num_parameters,
+        device_uuids=info.device_uuids,
     )
 
 
@@ -176,6 +177,7 @@ def model_from_proto(message: pb.GetModelResponse, *, peer: str) -> ModelInfo:
         num_slots=message.num_slots,
         num_parameters=message.num_parameters,
         protocol_version=message.protocol_version,
+        device_uuids=tuple(message.device_uuids),
     )
 
 

@@ -81,9 +81,12 @@ class Coordinator:
         stats.num_drafted_tokens += len(block.token_ids)
         stats.draft_wait_ns += block.wait_ns
         stats.draft_step_ns = block.step_ns or stats.draft_step_ns
+        stats.drafting_ns += len(block.token_ids) * block.step_ns
         if self._is_finished or not self._has_draft or block.epoch < self._epoch:
             stats.num_stale_blocks += 1
             stats.num_dropped_tokens += len(block.token_ids)
+            if not self._is_finished:
+                stats.num_stale_tokens += len(block.token_ids)
             return []
         self._policy.observe_block(block, now_ns)
         return [SendBlock(block), *self._tell_draft(self._wanted_pace()), *self._update_pace()]
@@ -141,13 +144,13 @@ class Coordinator:
         stats, timing = self.stats, verdict.timing
         num_tokens = len(verdict.token_ids)
         stats.num_output_tokens += num_tokens
-        stats.num_dropped_tokens += verdict.num_dropped_tokens
+        self._count_dropped(verdict)
         if verdict.epoch > self._epoch:
             stats.num_rejections += verdict.epoch - self._epoch
             # The verdict's last token corrects the run; the next one begins after it.
             stats.run_lengths.append(stats.open_run_length + num_tokens)
             stats.open_run_length = 0
-        else:
+        elif self._pace.max_ahead > 0:
             stats.open_run_length += num_tokens
         stats.target_wait_ns += timing.wait_ns
         if verdict.start_index == 0:
@@ -174,3 +177,16 @@ class Coordinator:
             stats.conservative_ns += timing.forward_ns + timing.wait_ns
         else:
             stats.optimistic_ns += timing.forward_ns + timing.wait_ns
+
+    def _count_dropped(self, verdict: Verdict) -> None:
+        """Why the verifier dropped what it dropped; what the answer's end made useless has no
+        count of its own."""
+        stats, num_dropped = self.stats, verdict.num_dropped_tokens
+        num_rejections = max(verdict.epoch - self._epoch, 0)
+        num_rejected = min(num_rejections, num_dropped)
+        stats.num_dropped_tokens += num_dropped
+        stats.num_rejected_tokens += num_rejected
+        if num_rejections:
+            stats.num_behind_rejection_tokens += num_dropped - num_rejected
+        elif verdict.finish_reason is None:
+            stats.num_stale_tokens += num_dropped

@@ -18,7 +18,10 @@ class SpeculationStats:
     num_draft_tokens: int = 0  # rows that held a draft token, over all forwards
     num_accepted_tokens: int = 0  # of those
     num_drafted_tokens: int = 0  # received from the draft, verified or not
-    num_dropped_tokens: int = 0  # received, and rejected or never verified
+    num_dropped_tokens: int = 0  # received, and rejected or never verified; of these ...
+    num_rejected_tokens: int = 0  # ... the ones that differed from the target's
+    num_behind_rejection_tokens: int = 0  # ... those that followed them
+    num_stale_tokens: int = 0  # ... those of a run that had ended when they came
     num_blocks: int = 0
     num_stale_blocks: int = 0  # dropped here, before the target
     num_rejections: int = 0
@@ -26,7 +29,8 @@ class SpeculationStats:
     num_draft_losses: int = 0
     verified_per_position: list[int] = field(default_factory=list)  # position in the forward
     accepted_per_position: list[int] = field(default_factory=list)
-    run_lengths: list[int] = field(default_factory=list)  # tokens from one rejection to the next
+    # Tokens settled from one rejection to the next, while the draft had something to do.
+    run_lengths: list[int] = field(default_factory=list)
     open_run_length: int = 0
     prefill_ns: int = 0
     forward_ns: int = 0
@@ -36,6 +40,7 @@ class SpeculationStats:
     target_wait_ns: int = 0  # the target's device waited for the draft
     draft_wait_ns: int = 0
     draft_step_ns: int = 0  # one drafting step, the draft's latest running mean
+    drafting_ns: int = 0  # steps of the tokens that came
     num_one_row_forwards: int = 0  # of the target
     one_row_ns: int = 0  # in these
 
@@ -52,8 +57,13 @@ class SpeculationStats:
     @property
     def mean_run_length(self) -> float:
         """Tokens settled between two rejections, the corrected one included."""
-        lengths = [*self.run_lengths, *([self.open_run_length] if self.open_run_length else [])]
+        lengths = self.all_run_lengths
         return sum(lengths) / len(lengths) if lengths else 0.0
+
+    @property
+    def all_run_lengths(self) -> list[int]:
+        """Those of the runs that a rejection ended, and of the one that is open."""
+        return [*self.run_lengths, *([self.open_run_length] if self.open_run_length else [])]
 
     @property
     def acceptance_per_position(self) -> list[float]:

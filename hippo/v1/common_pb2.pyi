@@ -793,6 +793,7 @@ class GetModelResponse(_message.Message):
     MAX_CONTEXT_LENGTH_FIELD_NUMBER: _builtins.int
     NUM_SLOTS_FIELD_NUMBER: _builtins.int
     NUM_PARAMETERS_FIELD_NUMBER: _builtins.int
+    DEVICE_UUIDS_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol; 1."""
     name: _builtins.str
@@ -819,6 +820,10 @@ class GetModelResponse(_message.Message):
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """End tokens of the generation configuration."""
 
+    @_builtins.property
+    def device_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Identities of the GPUs it runs on, the same in every process and container; none on a CPU."""
+
     def __init__(
         self,
         *,
@@ -834,10 +839,11 @@ class GetModelResponse(_message.Message):
         max_context_length: _builtins.int = ...,
         num_slots: _builtins.int = ...,
         num_parameters: _builtins.int = ...,
+        device_uuids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "family", b"family", "max_context_length", b"max_context_length", "name", b"name", "num_parameters", b"num_parameters", "num_slots", b"num_slots", "num_token_ids", b"num_token_ids", "protocol_version", b"protocol_version", "tokenizer_hash", b"tokenizer_hash", "tokenizer_json", b"tokenizer_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_uuids", b"device_uuids", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "family", b"family", "max_context_length", b"max_context_length", "name", b"name", "num_parameters", b"num_parameters", "num_slots", b"num_slots", "num_token_ids", b"num_token_ids", "protocol_version", b"protocol_version", "tokenizer_hash", b"tokenizer_hash", "tokenizer_json", b"tokenizer_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

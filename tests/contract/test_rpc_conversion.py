@@ -195,7 +195,10 @@ def test_an_exhausted_block_may_be_empty() -> None:
 
 
 def test_model_info_survives_the_wire_and_another_version_is_refused() -> None:
-    info = ModelInfo("m", "toy", "cpu", "float32", b"h", b"{}", 50, (1, 2), 512, 4, 10**10)
+    info = ModelInfo(
+        "m", "toy", "cpu", "float32", b"h", b"{}", 50, (1, 2), 512, 4, 10**10,
+        device_uuids=("0a1b", "2c3d"),
+    )  # fmt: skip
     message = convert.model_to_proto(info)
 
     assert convert.model_from_proto(message, peer="the service") == info

@@ -218,7 +218,10 @@ async def test_the_metrics_show_slots_and_forwards() -> None:
     assert values["hippo_sequences_total"] == "1.0"
     assert values["hippo_forward_seconds_count"] == "4.0"
     assert values['hippo_forward_seconds_bucket{le="+Inf"}'] == "4.0"
-    assert float(values["hippo_busy_seconds_total"]) > 0
+    assert float(values["hippo_device_busy_seconds_total"]) > 0
+    used, total = (float(values[f"hippo_device_memory_{part}_bytes"]) for part in ("used", "total"))
+    assert 0 < used < total
+    assert any(name.startswith("hippo_model_info{") for name in values)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.baseline import Baseline
 from gateway.report import Record, figures
 from hippo.types import (
     FramePlan,
@@ -38,7 +39,7 @@ def test_the_drafts_first_block_is_timed_against_the_end_of_the_targets_prefill(
         record.add_block(80 * MS)
     record.add_verdict(Verdict(0, 0, (5,)), 50 * MS)
     record.add_verdict(Verdict(0, 1, (6,)), 90 * MS)
-    timings = figures(record, REQUEST)["timings_ms"]
+    timings = figures(record, REQUEST, Baseline())["timings_ms"]
     assert timings["first_block_after_first_token"] == reported
     assert timings["time_to_first_token"] == 50.0
 
@@ -46,7 +47,7 @@ def test_the_drafts_first_block_is_timed_against_the_end_of_the_targets_prefill(
 def test_what_the_draft_saw_and_how_long_the_choice_took_are_reported() -> None:
     record = Record(policy="vpsd", received_ns=0)
     record.selection = Selection((0, 4, 7), 27, score_ns=3 * MS)
-    answer = figures(record, REQUEST)
+    answer = figures(record, REQUEST, Baseline())
     assert answer["pruning"] == {
         "strategy": "holistic",
         "ratio": 0.9,

@@ -144,7 +144,12 @@ def check_stats(outcome: Outcome) -> None:
     assert stats.num_accepted_tokens <= stats.num_output_tokens
     assert stats.num_accepted_tokens == sum(stats.accepted_per_position)
     assert stats.num_draft_tokens == sum(stats.verified_per_position)
-    assert sum(stats.run_lengths) + stats.open_run_length == stats.num_output_tokens
+    assert sum(stats.all_run_lengths) <= stats.num_output_tokens  # none while the draft rests
+    num_told_apart = (
+        stats.num_rejected_tokens + stats.num_behind_rejection_tokens + stats.num_stale_tokens
+    )
+    assert num_told_apart <= stats.num_dropped_tokens
+    assert stats.num_rejected_tokens <= stats.num_rejections
     assert 0 <= stats.acceptance_rate <= 1
     assert stats.num_rejections >= len(stats.run_lengths)
 

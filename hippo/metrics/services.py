@@ -1,0 +1,54 @@
+"""What the draft and the target service each say of their own device."""
+
+from __future__ import annotations
+
+from hippo.metrics.buckets import FORWARD_SECONDS
+from hippo.metrics.spec import Kind, Label, Metric
+
+SLOTS = Metric("hippo_slots", Kind.GAUGE, "Cache slots.")
+SLOTS_USED = Metric("hippo_slots_used", Kind.GAUGE, "Cache slots in use.")
+QUEUE_LENGTH = Metric("hippo_queue_length", Kind.GAUGE, "Sequences that wait for a slot.")
+QUEUE_CAPACITY = Metric(
+    "hippo_queue_capacity", Kind.GAUGE, "Sequences that may wait (`--max-queue`; the draft's is 0)."
+)
+STREAMS = Metric("hippo_streams", Kind.GAUGE, "Open streams.")
+SEQUENCES = Metric("hippo_sequences", Kind.COUNTER, "Sequences begun.")
+SEQUENCE_FAILURES = Metric(
+    "hippo_sequence_failures", Kind.COUNTER, "Sequences ended by an internal error."
+)
+PREFILLS = Metric("hippo_prefills", Kind.COUNTER, "Prefills finished.")
+ROWS = Metric("hippo_rows", Kind.COUNTER, "Rows of all decoding forwards.")
+PREFILL_TIME = Metric("hippo_device_prefill_seconds", Kind.COUNTER, "Device time of prefills.")
+BUSY_TIME = Metric(
+    "hippo_device_busy_seconds", Kind.COUNTER, "Device time of prefills and forwards."
+)
+IDLE_TIME = Metric("hippo_device_idle_seconds", Kind.COUNTER, "Time the device thread slept.")
+FORWARD_TIME = Metric(
+    "hippo_forward_seconds",
+    Kind.HISTOGRAM,
+    "Device time of one decoding forward, sampling included.",
+    buckets=FORWARD_SECONDS,
+)
+MEMORY_USED = Metric(
+    "hippo_device_memory_used_bytes",
+    Kind.GAUGE,
+    "Memory in use on the device, by whomever (CUDA); on a CPU this process's resident memory.",
+)
+MEMORY_TOTAL = Metric(
+    "hippo_device_memory_total_bytes",
+    Kind.GAUGE,
+    "Memory of the device; on a CPU the limit of the control group, or the machine's.",
+)
+MODEL_INFO = Metric(
+    "hippo_model_info",
+    Kind.GAUGE,
+    "1, with what is served.",
+    (
+        Label("model_name", bound="one"),
+        Label("family", bound="one"),
+        Label("device", bound="one"),
+        Label("dtype", bound="one"),
+    ),
+)
+
+SERVICE_METRICS = tuple(value for value in tuple(globals().values()) if isinstance(value, Metric))

@@ -1,0 +1,94 @@
+"""What is said of one metric, and how a registry is filled from it."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import Metric as Family
+from prometheus_client.registry import Collector
+
+
+class Kind(enum.Enum):
+    """Prometheus's types, as far as they are used."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """One label; either all its values are known, or ``bound`` says why they are few."""
+
+    name: str
+    values: tuple[str, ...] = ()
+    bound: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric. ``name`` is without the ``_total`` that a counter's series end in."""
+
+    name: str
+    kind: Kind
+    text: str
+    labels: tuple[Label, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def series_name(self) -> str:
+        """What to ask Prometheus for; a histogram's has ``_bucket``, ``_sum`` and ``_count``."""
+        return self.name + "_total" if self.kind is Kind.COUNTER else self.name
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return tuple(label.name for label in self.labels)
+
+    def known_label_values(self) -> list[tuple[str, ...]]:
+        """Every combination, if the values of all labels are known."""
+        return list(itertools.product(*(label.values for label in self.labels)))
+
+
+def counter(metric: Metric, registry: CollectorRegistry) -> Counter:
+    """A counter that begins at 0 for every known label value, so that the first event shows."""
+    assert metric.kind is Kind.COUNTER, metric.name
+    made = Counter(metric.name, metric.text, metric.label_names, registry=registry)
+    if metric.labels:
+        for values in metric.known_label_values():
+            made.labels(*values)
+    return made
+
+
+def gauge(metric: Metric, registry: CollectorRegistry) -> Gauge:
+    """A gauge; series with labels begin when they are set."""
+    assert metric.kind is Kind.GAUGE, metric.name
+    return Gauge(metric.name, metric.text, metric.label_names, registry=registry)
+
+
+def histogram(metric: Metric, registry: CollectorRegistry) -> Histogram:
+    """A histogram with the metric's buckets."""
+    assert metric.kind is Kind.HISTOGRAM and metric.buckets, metric.name
+    return Histogram(
+        metric.name, metric.text, metric.label_names, buckets=metric.buckets, registry=registry
+    )
+
+
+class WithoutCreated(Collector):
+    """What other collectors give, without ``_created`` series.
+
+    They double what is scraped, and clients that look for a counter by a part of its name (as
+    `vllm bench serve` does) would add time stamps to it.
+    """
+
+    def __init__(self, collectors: Sequence[Collector]) -> None:
+        self._collectors = collectors
+
+    def collect(self) -> Iterator[Family]:
+        for collector in self._collectors:
+            for family in collector.collect():
+                family.samples = [s for s in family.samples if not s.name.endswith("_created")]
+                yield family
