@@ -51,6 +51,7 @@ def running(pair: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> I
             "--num-threads", "1",
         ),
         gateway_args=(
+            "--calibration-share", "0",  # every answer is sped up
             "--allowed-media-dirs", str(media_folder),
             "--allowed-media-domains", "127.0.0.1",
             "--allow-http-media", "true",

@@ -109,6 +109,7 @@ def test_a_draft_that_comes_back_is_attached_in_mid_answer(
     body = _body(clip, num_tokens=800, speculative={"policy": "optimistic"})
     expected = http.post(CHAT, json={**body, "speculative": {"policy": "off"}}).json()
     draft = running.stack.child("draft")
+    recoveries = running.gateway_metric("hippo_draft_recoveries_total")
     with http.stream("POST", CHAT, json={**body, "stream": True}) as response:
         chunks = []
         for chunk in _chunks(response):
@@ -124,6 +125,7 @@ def test_a_draft_that_comes_back_is_attached_in_mid_answer(
     figures = chunks[-1]["hippo"]
     assert _text(chunks) == expected["choices"][0]["message"]["content"]
     assert figures["num_draft_streams"] == 2
+    assert running.gateway_metric("hippo_draft_recoveries_total") == recoveries + 1
 
 
 def test_a_draft_that_hangs_is_given_up(http: httpx.Client, running: Running, clip: Path) -> None:

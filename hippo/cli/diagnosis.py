@@ -1,0 +1,280 @@
+"""From a gateway's metrics to what is wrong with the pair.
+
+The bounds are those of the alerts (deploy/prometheus/rules/hippo.yml; a test compares them), and
+the two signatures are HIPPO's: a mean run length under 3 tokens says that draft and target are
+badly aligned; a high acceptance with a speedup under 1.5 says that scheduling or transport is the
+problem.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+LEAST_SPEEDUP = 1.0
+LEAST_ACCEPTANCE = 0.3
+LEAST_RUN_LENGTH = 3.0
+HIGH_ACCEPTANCE = 0.8
+SPEEDUP_OF_HIGH_ACCEPTANCE = 1.5
+MOST_STALE_BLOCKS = 0.3
+MOST_FAILED_REQUESTS = 0.05
+MOST_DRAFT_LOSSES = 0.05  # of the requests
+_LEAST_DRAFT_TOKENS = 50  # verified, before acceptance is judged
+_LEAST_DECODE_S = 0.2  # under speculation, before the speedup is
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class Severity(enum.Enum):
+    """How much a finding matters."""
+
+    GOOD = 0
+    UNKNOWN = 1
+    PROBLEM = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that the figures say, and what to do about it."""
+
+    severity: Severity
+    text: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """Values of all series, by name and labels."""
+
+    values: Mapping[tuple[str, Labels], float]
+
+    def since(self, earlier: Readings) -> Readings:
+        """What has grown since; gauges stay as they are."""
+        return Readings(
+            {
+                key: value - earlier.values.get(key, 0.0) if _grows(key[0]) else value
+                for key, value in self.values.items()
+            }
+        )
+
+    def total(self, name: str, **labels: str) -> float:
+        """The sum of the series that bear these labels; a value that begins with "!" excludes."""
+        return sum(self._matching(name, labels))
+
+    def has(self, name: str, **labels: str) -> bool:
+        """Whether there is such a series."""
+        return bool(self._matching(name, labels))
+
+    def _matching(self, name: str, labels: Mapping[str, str]) -> list[float]:
+        return [
+            value
+            for (series, own), value in self.values.items()
+            if series == name and _fits(dict(own), labels)
+        ]
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """Sums by one label's values."""
+        sums: dict[str, float] = {}
+        for (series, own), value in self.values.items():
+            if series == name:
+                key = dict(own).get(label, "")
+                sums[key] = sums.get(key, 0.0) + value
+        return sums
+
+
+def read(text: str) -> Readings:
+    """Parses a scrape. Raises ValueError if it is not a gateway's."""
+    values = {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    readings = Readings(values)
+    if not readings.has("hippo_service_up"):
+        raise ValueError("not a gateway's metrics")
+    return readings
+
+
+def diagnose(readings: Readings) -> list[Finding]:
+    """What the figures say, the services first; at least one finding."""
+    findings = _services(readings)
+    speedup, acceptance = _speedup(readings), _acceptance(readings)
+    findings.append(_about_speed(readings, speedup))
+    findings += _about_draft(readings, acceptance, speedup)
+    findings += _about_requests(readings)
+    return findings
+
+
+def _services(readings: Readings) -> list[Finding]:
+    findings = []
+    if not readings.total("hippo_service_up", service="target"):
+        findings.append(
+            Finding(
+                Severity.PROBLEM,
+                "the target does not serve: no question is answered",
+                "see its log and its health check; it may still be loading",
+            )
+        )
+    if not readings.has("hippo_service_up", service="draft"):
+        findings.append(
+            Finding(
+                Severity.PROBLEM,
+                "no draft is configured: every answer is target-only",
+                "start the gateway with --draft HOST:PORT",
+            )
+        )
+    elif not readings.total("hippo_service_up", service="draft"):
+        findings.append(
+            Finding(
+                Severity.PROBLEM,
+                "the draft does not serve or does not fit the target: answers are target-only",
+                "GET /ready says which (draft_problem)",
+            )
+        )
+    if not findings:
+        findings.append(Finding(Severity.GOOD, "draft and target serve"))
+    return findings
+
+
+def _speedup(readings: Readings) -> float | None:
+    decode_s = readings.total("hippo_decode_seconds_total", policy="!off")
+    if decode_s < _LEAST_DECODE_S:
+        return None
+    return readings.total("hippo_decode_baseline_seconds_total", policy="!off") / decode_s
+
+
+def _acceptance(readings: Readings) -> float | None:
+    num_verified = readings.total("vllm:spec_decode_num_draft_tokens_total")
+    if num_verified < _LEAST_DRAFT_TOKENS:
+        return None
+    return readings.total("vllm:spec_decode_num_accepted_tokens_total") / num_verified
+
+
+def _about_speed(readings: Readings, speedup: float | None) -> Finding:
+    if speedup is None:
+        if not readings.has("hippo_baseline_step_seconds"):
+            return Finding(
+                Severity.UNKNOWN,
+                "the speedup is not known: no target-only step was measured yet",
+                "ask a few questions; --calibration-share above 0 runs the first one target-only",
+            )
+        return Finding(Severity.UNKNOWN, "too little was decoded with a draft to tell the speedup")
+    text = f"decoding is {speedup:.2f} times as fast as the target alone"
+    if speedup >= LEAST_SPEEDUP:
+        return Finding(Severity.GOOD, text)
+    return Finding(
+        Severity.PROBLEM,
+        text + ": speculation costs time",
+        "the policy adaptive stops drafting where it does not pay; --policy off does without",
+    )
+
+
+def _about_draft(
+    readings: Readings, acceptance: float | None, speedup: float | None
+) -> list[Finding]:
+    if acceptance is None:
+        return [Finding(Severity.UNKNOWN, "too few draft tokens were verified to judge the draft")]
+    num_runs = readings.total("hippo_run_length_tokens_count")
+    run_length = readings.total("hippo_run_length_tokens_sum") / num_runs if num_runs else 0.0
+    text = f"{acceptance:.0%} of the draft's tokens are accepted, {run_length:.1f} tokens a run"
+    findings = []
+    if run_length < LEAST_RUN_LENGTH:
+        findings.append(
+            Finding(
+                Severity.PROBLEM,
+                f"draft and target are badly aligned: {text}",
+                "check that both are of one family and generation, prune less "
+                "(speculative.pruning.ratio), or take another draft",
+            )
+        )
+    elif acceptance < LEAST_ACCEPTANCE:
+        findings.append(
+            Finding(
+                Severity.PROBLEM,
+                f"acceptance has collapsed: {text}",
+                "was a checkpoint changed? compare pruning strategies and shorter blocks",
+            )
+        )
+    elif (
+        acceptance > HIGH_ACCEPTANCE
+        and speedup is not None
+        and speedup < SPEEDUP_OF_HIGH_ACCEPTANCE
+    ):
+        findings.append(_scheduling(readings, text))
+    else:
+        findings.append(Finding(Severity.GOOD, text))
+    num_blocks = readings.total("hippo_blocks_total")
+    stale = readings.total("hippo_stale_blocks_total") / num_blocks if num_blocks else 0.0
+    if stale > MOST_STALE_BLOCKS:
+        findings.append(
+            Finding(
+                Severity.PROBLEM,
+                f"{stale:.0%} of the draft's blocks come too late",
+                "the draft is often wrong, or far away: look at acceptance, then at the network",
+            )
+        )
+    return findings
+
+
+def _scheduling(readings: Readings, text: str) -> Finding:
+    """Names the largest of what stands between a high acceptance and a speedup."""
+    rounds = readings.total("hippo_round_transport_seconds_count")
+    transport = readings.total("hippo_round_transport_seconds_sum") / rounds if rounds else 0.0
+    forwards = readings.total("hippo_target_forwards_total")
+    decode_s = readings.total("vllm:request_decode_time_seconds_sum") or 1.0
+    waits = readings.by("hippo_sequence_wait_seconds_total", "side")
+    shares = {
+        "the target waits for the draft": waits.get("target", 0.0) / decode_s,
+        "transport between the services": transport * forwards / decode_s,
+    }
+    cause, share = max(shares.items(), key=lambda item: item[1])
+    return Finding(
+        Severity.PROBLEM,
+        f"scheduling or transport eats the gain: {text}, but little is gained; most goes to: "
+        f"{cause} ({share:.0%} of the decoding time)",
+        "give draft, gateway and target their own device or core, and keep them on one machine or "
+        "a fast network; a draft nearly as slow as the target gains nothing either",
+    )
+
+
+def _about_requests(readings: Readings) -> list[Finding]:
+    findings = []
+    num_ended = readings.total("vllm:request_success_total")
+    num_failed = readings.total("vllm:request_success_total", finished_reason="error")
+    if num_failed > MOST_FAILED_REQUESTS * num_ended:
+        num_refused = readings.total("hippo_http_requests_total", status="429")
+        findings.append(
+            Finding(
+                Severity.PROBLEM,
+                f"{num_failed:.0f} of {num_ended:.0f} requests failed, {num_refused:.0f} of them "
+                "refused because slots and queue were full",
+                "raise --slots or --max-queue of the target, or add a replica"
+                if num_refused > num_failed / 2
+                else "the gateway's log names each by its request id",
+            )
+        )
+    losses = readings.by("hippo_draft_losses_total", "cause")
+    if sum(losses.values()) > MOST_DRAFT_LOSSES * num_ended:
+        told = ", ".join(f"{cause} {num:.0f}" for cause, num in sorted(losses.items()) if num)
+        findings.append(
+            Finding(
+                Severity.PROBLEM,
+                f"answers went on without their draft ({told}; {num_ended:.0f} requests)",
+                "overloaded: raise --slots of the draft; unavailable, stalled: see its log",
+            )
+        )
+    return findings
+
+
+def _grows(name: str) -> bool:
+    return name.endswith(("_total", "_sum", "_count", "_bucket"))
+
+
+def _fits(own: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    return all(
+        own.get(label) != value[1:] if value.startswith("!") else own.get(label) == value
+        for label, value in wanted.items()
+    )

@@ -1,0 +1,284 @@
+"""``hippo sizes``: how much memory a pair takes, and on which devices it fits."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from hippo.errors import InvalidRequestError
+from hippo.sizes import (
+    DEVICE_BYTES,
+    GIB,
+    RESERVED_BYTES,
+    Memory,
+    ModelShape,
+    find_shape,
+    memory,
+    most_slots,
+)
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_MOST_DEVICES = 8
+_PAIRS = (
+    ("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-VL-3B-Instruct"),
+    ("Qwen/Qwen2.5-VL-32B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct"),
+    ("Qwen/Qwen2.5-VL-72B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct"),
+    ("llava-hf/llava-onevision-qwen2-7b-ov-hf", "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"),
+    ("llava-hf/llava-onevision-qwen2-72b-ov-hf", "llava-hf/llava-onevision-qwen2-7b-ov-hf"),
+)
+
+_EXAMPLES = """\
+examples:
+  hippo sizes --target Qwen/Qwen2.5-VL-32B-Instruct --draft Qwen/Qwen2.5-VL-7B-Instruct
+  hippo sizes --target Qwen/Qwen2.5-VL-72B-Instruct --frames 128 --concurrency 8
+  hippo sizes --target /models/my-target --device-memory 24,48
+  hippo sizes --all --markdown                            the table of docs/operations.md
+
+Nothing is loaded or downloaded: shapes come from a table of public configurations, or from the
+config.json of a folder.
+"""
+
+
+def add_parser(commands: Subparsers) -> None:
+    """Adds the command."""
+    parser = commands.add_parser(
+        "sizes",
+        help="work out the memory that a pair takes",
+        description="Works out the memory of weights and cache, and on which devices it fits.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    models = parser.add_mutually_exclusive_group(required=True)
+    models.add_argument("--target", metavar="MODEL", help="public name, or folder with config.json")
+    models.add_argument("--all", action="store_true", help="the pairs of the table")
+    parser.add_argument("--draft", metavar="MODEL", help="the same for the draft")
+    parser.add_argument("--frames", type=int, default=64, help="of a video (default: %(default)s)")
+    parser.add_argument(
+        "--frame-size",
+        metavar="WxH",
+        help="pixels of a frame as the model sees it (default: 448x448; Qwen2.5-VL only)",
+    )
+    parser.add_argument(
+        "--text-tokens", type=int, default=256, help="of the question (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, default=512, help="of the answer (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--concurrency", type=int, default=4, help="sequences at once (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--device-memory",
+        default=",".join(map(str, DEVICE_BYTES)),
+        metavar="GB,...",
+        help="devices by the size they are sold under (default: %(default)s)",
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON object")
+    form.add_argument("--markdown", action="store_true", help="a table for a document")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the table; the exit code."""
+    plan = _Plan(
+        num_frames=arguments.frames,
+        frame_size=_frame_size(arguments.frame_size),
+        num_other_tokens=arguments.text_tokens + arguments.max_tokens,
+        num_slots=arguments.concurrency,
+        devices=_devices(arguments.device_memory),
+    )
+    if arguments.all and arguments.draft:
+        raise InvalidRequestError("--all has its own drafts: leave --draft out")
+    pairs: Sequence[tuple[str, str | None]] = (
+        _PAIRS if arguments.all else ((arguments.target, arguments.draft),)
+    )
+    rows = [row for target, draft in pairs for row in _rows(target, draft, plan)]
+    if arguments.json:
+        _print_json(rows, plan)
+    elif arguments.markdown:
+        Console(soft_wrap=True).print("\n".join(_markdown(rows, plan)), markup=False)
+    else:
+        _print_table(rows, plan)
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is asked for."""
+
+    num_frames: int
+    frame_size: tuple[int, int] | None
+    num_other_tokens: int
+    num_slots: int
+    devices: dict[int, int]  # bytes by the size in the name
+
+    def __post_init__(self) -> None:
+        if self.num_slots < 1 or self.num_other_tokens < 1:
+            raise InvalidRequestError("--concurrency and the tokens must be at least 1")
+
+    def num_tokens(self, shape: ModelShape) -> int:
+        """Prompt and answer together, rounded up to a multiple of 256."""
+        visual = shape.num_visual_tokens(self.num_frames, self.frame_size)
+        return math.ceil((visual + self.num_other_tokens) / 256) * 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One model of a pair."""
+
+    role: str
+    shape: ModelShape
+    num_tokens: int
+    whole: Memory  # on one device
+    fits: dict[int, _Fit]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """How a model goes on devices of one size; ``num_devices`` 0: not at all."""
+
+    num_devices: int
+    most_slots: int
+
+
+def _rows(target: str, draft: str | None, plan: _Plan) -> Iterator[_Row]:
+    for role, name in (("target", target), ("draft", draft)):
+        if name is None:
+            continue
+        shape = find_shape(name)
+        num_tokens = plan.num_tokens(shape)
+        counts = [n for n in range(1, _MOST_DEVICES + 1) if role == "target" or n == 1]
+        fits = {
+            size: _fit(shape, num_bytes, num_tokens, plan.num_slots, counts)
+            for size, num_bytes in plan.devices.items()
+        }
+        whole = memory(shape, num_tokens=num_tokens, num_slots=plan.num_slots)
+        yield _Row(role, shape, num_tokens, whole, fits)
+
+
+def _fit(
+    shape: ModelShape, device_bytes: int, num_tokens: int, num_slots: int, counts: Sequence[int]
+) -> _Fit:
+    """The fewest devices on which the model and all its slots fit."""
+    for count in counts:
+        if not shape.can_divide(count):
+            continue
+        slots = most_slots(shape, device_bytes, num_tokens=num_tokens, num_devices=count)
+        if slots >= num_slots:
+            return _Fit(count, slots)
+    return _Fit(0, 0)
+
+
+def _show(fit: _Fit) -> str:
+    if not fit.num_devices:
+        return "no"
+    return f"{fit.num_devices} x, {fit.most_slots} slots"
+
+
+def _cells(row: _Row) -> list[str]:
+    whole = row.whole
+    return [
+        row.role,
+        row.shape.name,
+        f"{whole.weights / GIB:.1f}",
+        f"{row.shape.cache_bytes(1) / 1024:.0f}",
+        f"{row.num_tokens:,}",
+        f"{whole.total / GIB:.1f}",
+        *map(_show, row.fits.values()),
+    ]
+
+
+def _headings(plan: _Plan) -> list[str]:
+    return [
+        "role", "model", "weights, GiB", "cache a token, KiB", "context, tokens",
+        f"in all for {plan.num_slots} slots, GiB",
+        *(f"{size} GB devices" for size in plan.devices),
+    ]  # fmt: skip
+
+
+def _note(plan: _Plan) -> str:
+    size = "448x448" if plan.frame_size is None else "{}x{}".format(*plan.frame_size)
+    return (
+        f"bfloat16; {plan.num_frames} frames (Qwen2.5-VL: of {size}), {plan.num_other_tokens} "
+        f"tokens of question and answer, {plan.num_slots} sequences at once; "
+        "a tenth of the weights for activations, "
+        f"{RESERVED_BYTES // GIB} GiB of each device for the driver; "
+        "N x: tensor parallel over N devices, the fewest that take it"
+    )
+
+
+def _markdown(rows: Sequence[_Row], plan: _Plan) -> Iterator[str]:
+    headings = _headings(plan)
+    yield "| " + " | ".join(headings) + " |"
+    yield "|" + "---|" * len(headings)
+    for row in rows:
+        yield "| " + " | ".join(_cells(row)) + " |"
+    yield ""
+    yield f"({_note(plan)}.)"
+
+
+def _print_table(rows: Sequence[_Row], plan: _Plan) -> None:
+    console = Console()
+    table = Table(caption=_note(plan), caption_justify="left")
+    for index, heading in enumerate(_headings(plan)):
+        is_text = index < 2
+        table.add_column(heading, justify="left" if is_text else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*_cells(row))
+    console.print(table)
+    for row in rows:
+        console.print(
+            f"{row.role}: --slots {plan.num_slots} --max-context-length {row.num_tokens}; "
+            f"loading needs {row.whole.weights / GIB + 4:.0f} GiB of the machine's own memory",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _print_json(rows: Sequence[_Row], plan: _Plan) -> None:
+    """Prints the plan and the rows, all sizes in bytes."""
+    content: dict[str, Any] = {
+        "plan": dataclasses.asdict(plan),
+        "models": [
+            {
+                "role": row.role,
+                "model": row.shape.name,
+                "num_parameters": row.shape.num_parameters,
+                "max_context_length": row.num_tokens,
+                "weight_bytes": row.whole.weights,
+                "cache_bytes": row.whole.cache,
+                "total_bytes": row.whole.total,
+                "devices": {size: dataclasses.asdict(fit) for size, fit in row.fits.items()},
+            }
+            for row in rows
+        ],
+    }
+    Console(soft_wrap=True).print_json(json.dumps(content))
+
+
+def _frame_size(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    width, _, height = text.partition("x")
+    if not (width.isdecimal() and height.isdecimal() and int(width) and int(height)):
+        raise InvalidRequestError(f"--frame-size {text}: expected WIDTHxHEIGHT, as 448x448")
+    return int(width), int(height)
+
+
+def _devices(text: str) -> dict[int, int]:
+    sizes = [part.strip() for part in text.split(",")]
+    if not all(size.isdecimal() and int(size) for size in sizes):
+        raise InvalidRequestError(f"--device-memory {text}: expected whole GB, as 40,80")
+    # What is sold as N GB has about N GiB; of the usual ones it is known exactly.
+    return {int(size): DEVICE_BYTES.get(int(size), int(size) * GIB) for size in sizes}

@@ -1,0 +1,341 @@
+"""A real Prometheus watches the pair: panels, rules and alerts, in health and with faults."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from bench.random_draft import write_random_draft
+from deploy.grafana.build import DASHBOARDS
+from deploy.grafana.panels import WINDOW as PANEL_WINDOW
+from hippo.cli.processes import Child
+from tests.e2e.support import GREEDY, Running, data_url, free_port, video_message, wait_until
+from tests.support.prometheus import BINARY, WINDOW, Prometheus, hurried_rules, prometheus
+
+pytestmark = pytest.mark.skipif(
+    BINARY is None, reason="prometheus is not installed (Debian: apt-get install prometheus)"
+)
+
+CHAT = "/v1/chat/completions"
+SHARE = 0.2  # of requests run target-only
+
+
+@dataclass(slots=True)
+class Watched:
+    """A gateway of its own before the running services, and the Prometheus that watches all."""
+
+    running: Running
+    url: str
+    prometheus: Prometheus
+    answers: list[dict[str, Any]] = field(default_factory=list)  # their `hippo` objects
+
+    def body(self, num_tokens: int = 48, **fields: Any) -> dict[str, Any]:
+        return {
+            "model": "hippo",
+            "messages": [video_message(data_url(self.running.clip))],
+            "max_tokens": num_tokens,
+            "ignore_eos": True,
+            **GREEDY,
+            **fields,
+        }
+
+    def ask(self, client: httpx.Client, **fields: Any) -> dict[str, Any]:
+        response = client.post(CHAT, json=self.body(**fields))
+        figures: dict[str, Any] = response.raise_for_status().json()["hippo"]
+        self.answers.append(figures)
+        return figures
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, trust_env=False, timeout=60)
+
+    @contextmanager
+    def traffic(self, **speculative: Any) -> Iterator[None]:
+        """Questions one after another, of a few kinds or as said."""
+        kinds: list[dict[str, Any]] = [speculative] if speculative else [
+            {"pruning": {"strategy": "uniform", "ratio": 0.5}},
+            {"policy": "vpsd", "gamma": 4},
+            {},
+        ]  # fmt: skip
+        leave = threading.Event()
+        errors: list[Exception] = []
+
+        def work() -> None:
+            try:
+                with self.client() as client:
+                    while not leave.is_set():
+                        for kind in kinds:
+                            self.ask(client, speculative=kind)
+                        client.post(CHAT, json={"model": "unknown", "messages": []})
+            except Exception as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            yield
+        finally:
+            leave.set()
+            thread.join()
+        assert errors == []
+
+    def doctor(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "hippo.cli", "doctor", self.url, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**os.environ, "COLUMNS": "200"},
+        )
+
+
+@pytest.fixture(scope="module")
+def watched(running: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """Started before the first of these tests and stopped after the last."""
+    port, stack = free_port(), running.stack
+    gateway = Child("watched", lambda name, line: None)
+    gateway.start(
+        "gateway",
+        [
+            "--port", str(port),
+            "--target", f"127.0.0.1:{stack.port('target')}",
+            "--draft", f"127.0.0.1:{stack.port('draft')}",
+            "--calibration-share", str(SHARE),
+        ],
+    )  # fmt: skip
+    targets = {"hippo-gateway": f"127.0.0.1:{port}"} | {
+        f"hippo-{service}": f"127.0.0.1:{metrics_port}"
+        for service, metrics_port in running.metrics_ports.items()
+    }
+    try:
+        with prometheus(tmp_path_factory.mktemp("prometheus"), free_port(), targets) as server:
+            watched = Watched(running, f"http://127.0.0.1:{port}", server)
+            wait_until(lambda: _is_ready(watched))
+            yield watched
+    finally:
+        gateway.send_signal(signal.SIGTERM)
+        assert gateway.wait(20)
+
+
+def _is_ready(watched: Watched) -> bool:
+    """Whether the draft is loaded, and the gateway knows it."""
+    try:
+        answer = httpx.get(f"{watched.url}/ready", trust_env=False)
+    except httpx.HTTPError:
+        return False
+    is_known = answer.status_code == 200 and answer.json()["draft"] == "ready"
+    return is_known and watched.running.metric("draft", "hippo_slots") == 2
+
+
+def _panel_expressions() -> list[str]:
+    return [
+        query.expr.replace(PANEL_WINDOW, WINDOW)
+        for dashboard in DASHBOARDS.values()
+        for panel in dashboard.panels
+        for query in panel.queries
+    ]
+
+
+def _rule_expressions() -> list[str]:
+    """Those of alerts in the form that has a sample also while they do not hold."""
+    rules = [rule for group in hurried_rules()["groups"] for rule in group["rules"]]
+    return [re.sub(r" (==|<|>) ", r" \1 bool ", rule["expr"]) for rule in rules]
+
+
+def test_the_first_question_is_run_target_only_and_then_their_share(watched: Watched) -> None:
+    with watched.client() as client:
+        figures = [watched.ask(client) for _ in range(11)]
+        named = watched.ask(client, speculative={"policy": "adaptive"})
+    calibrations = [i for i, answer in enumerate(figures) if answer["is_calibration"]]
+    assert calibrations == [0, 5, 10]
+    assert {answer["policy"] for answer in figures if answer["is_calibration"]} == {"off"}
+    assert not figures[0]["draft_used"] and figures[0]["num_forwards"] == 47
+    assert not named["is_calibration"]
+    assert figures[0]["estimated_speedup"] is None  # it was the first to show the baseline
+    assert all(answer["estimated_speedup"] > 0 for answer in [*figures[1:], named])
+
+
+def test_every_panel_and_every_rule_has_real_samples_under_traffic(watched: Watched) -> None:
+    with watched.traffic():
+        for expr in _panel_expressions() + _rule_expressions():
+            while not watched.prometheus.is_real(expr):
+                time.sleep(0.05)
+    assert watched.prometheus.firing().isdisjoint({"HippoTargetDown", "HippoDraftDown"})
+
+
+def test_the_speedup_in_prometheus_is_that_of_the_answers(watched: Watched) -> None:
+    answers = [answer for answer in watched.answers if answer["policy"] != "off"]
+    assert answers
+    decode_ms = sum(answer["timings_ms"]["decode"] for answer in answers)
+    baseline_ms = sum(
+        answer["estimated_speedup"] * answer["timings_ms"]["decode"] for answer in answers
+    )
+    count = f"sum(hippo_completions_total{{policy!='off'}}) == {len(answers)}"
+    wait_until(lambda: watched.prometheus.is_real(count))
+    speedup = watched.prometheus.value(
+        "sum(hippo_decode_baseline_seconds_total{policy!='off'})"
+        " / sum(hippo_decode_seconds_total{policy!='off'})"
+    )
+    assert speedup == pytest.approx(baseline_ms / decode_ms, rel=0.01)
+    num_kept = sum(answer["pruning"]["num_kept_tokens"] for answer in answers)
+    kept = watched.prometheus.value("sum(hippo_visual_tokens_total{fate='kept'})")
+    assert kept == num_kept
+
+
+def test_draft_tokens_add_up(watched: Watched) -> None:
+    drafted, accepted, wasted = (
+        watched.prometheus.value(f"sum({name})")
+        for name in (
+            "hippo_drafted_tokens_total",
+            "vllm:spec_decode_num_accepted_tokens_total",
+            "hippo_wasted_draft_tokens_total",
+        )
+    )
+    assert drafted == accepted + wasted > 0
+    per_position = watched.prometheus.value(
+        "sum(vllm:spec_decode_num_accepted_tokens_per_pos_total)"
+    )
+    assert per_position == accepted
+
+
+def test_a_draft_that_is_never_right_is_told(
+    watched: Watched, pair: dict[str, str], tmp_path: Path
+) -> None:
+    stack, server = watched.running.stack, watched.prometheus
+    model = write_random_draft(Path(pair["draft"]), tmp_path / "random")
+    stack.child("draft").send_signal(signal.SIGKILL)
+    stack.child("draft").wait(10)
+    wrong = Child("random draft", lambda name, line: None)
+    wrong.start("services.draft", _draft_arguments(watched.running, model))
+    try:
+        wait_until(lambda: _is_ready(watched))
+        expected = {"HippoAcceptanceCollapsed", "HippoRunsShort", "HippoSpeedupBelowOne"}
+        with watched.traffic(policy="serial", gamma=4):
+            wait_until(lambda: expected <= server.firing())
+            wait_until(lambda: server.value("hippo:acceptance:ratio") < 0.1)
+            wait_until(lambda: 1 <= server.value("hippo:run_length:tokens") < 2)
+            assert "HippoAcceptedButSlow" not in server.firing()
+            told = watched.doctor("--seconds", "3")
+        assert told.returncode == 1
+        assert "draft and target are badly aligned" in told.stdout
+        assert "speculation costs time" in told.stdout
+    finally:
+        wrong.send_signal(signal.SIGTERM)
+        assert wrong.wait(20)
+        stack.start_service("draft")
+    wait_until(lambda: _is_ready(watched))
+
+
+def _draft_arguments(running: Running, model: Path) -> list[str]:
+    return [
+        "--port", str(running.stack.port("draft")),
+        "--metrics-port", str(running.metrics_ports["draft"]),
+        "--model", str(model),
+        "--dtype", "float32",
+        "--slots", "2",
+        "--max-context-length", str(running.max_context_length),
+        "--num-threads", "1",
+    ]  # fmt: skip
+
+
+def test_a_draft_that_is_killed_is_told_and_so_is_its_return(watched: Watched) -> None:
+    stack, server = watched.running.stack, watched.prometheus
+    losses = "sum(hippo_draft_losses_total{cause='unavailable'})"
+    before = server.value(losses)
+    with (
+        watched.client() as client,
+        client.stream(
+            "POST", CHAT, json=watched.body(400, stream=True, speculative={"policy": "optimistic"})
+        ) as response,
+    ):
+        lines = response.iter_lines()
+        for _ in range(6):
+            next(lines)
+        stack.child("draft").send_signal(signal.SIGKILL)
+        for _ in lines:
+            pass
+    wait_until(lambda: {"HippoDraftDown", "HippoNotScraped"} <= server.firing())
+    wait_until(lambda: server.value(losses) == before + 1)
+    told = watched.doctor()
+    assert told.returncode == 1
+    assert "the draft does not serve" in told.stdout
+
+    stack.start_service("draft")
+    gone = {"HippoDraftDown", "HippoNotScraped"}
+    wait_until(lambda: not gone & server.firing())
+    assert server.value("hippo_service_up{service='draft'}") == 1
+    assert "draft and target serve" in watched.doctor().stdout
+
+
+def test_a_queue_that_fills_is_told_and_so_are_refusals(watched: Watched) -> None:
+    server = watched.prometheus
+    leave = threading.Event()
+    body = watched.body(3000, stream=True)
+
+    def ask() -> None:
+        with watched.client() as client, client.stream("POST", CHAT, json=body) as response:
+            for _ in response.iter_lines():
+                if leave.is_set():
+                    break
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for expr in (
+            "hippo_queue_length{job='hippo-target'}",
+            "hippo_slots_used{job='hippo-target'}",
+            "sum(vllm:num_requests_running)",
+            "sum(vllm:num_requests_waiting)",
+        ):
+            while server.value(expr) != 2:
+                time.sleep(0.05)
+        with watched.client() as client:
+            assert [client.post(CHAT, json=body).status_code for _ in range(3)] == [429] * 3
+        refused = "sum(hippo_http_requests_total{status='429'})"
+        wait_until(lambda: server.value(refused) == 3)
+        expected = {"HippoQueueGrowing", "HippoRequestsFailing"}
+        wait_until(lambda: expected <= server.firing())
+    finally:
+        leave.set()
+        for thread in threads:
+            thread.join()
+    wait_until(lambda: server.value("sum(vllm:num_requests_running)") == 0)
+    wait_until(lambda: "HippoQueueGrowing" not in server.firing())
+
+
+def test_a_target_that_hangs_is_told(watched: Watched) -> None:
+    target, server = watched.running.stack.child("target"), watched.prometheus
+    target.send_signal(signal.SIGSTOP)
+    try:
+        wait_until(lambda: "HippoTargetDown" in server.firing())
+        told = watched.doctor()
+    finally:
+        target.send_signal(signal.SIGCONT)
+    assert told.returncode == 1
+    assert "the target does not serve" in told.stdout
+    wait_until(lambda: "HippoTargetDown" not in server.firing())
+    watched.running.stack.wait_ready(timeout_s=60)
+
+
+def test_the_doctor_says_who_does_not_answer() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hippo.cli", "doctor", f"http://127.0.0.1:{free_port()}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "no gateway answers at" in done.stderr

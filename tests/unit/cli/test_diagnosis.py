@@ -1,0 +1,133 @@
+"""Which failure it is: the doctor's judgement of figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from hippo.cli.diagnosis import Finding, Readings, Severity, diagnose, read
+
+HEALTHY = {
+    'hippo_service_up{service="target"}': 1,
+    'hippo_service_up{service="draft"}': 1,
+    'hippo_baseline_step_seconds{context_tokens_le="256"}': 0.005,
+    'hippo_decode_seconds_total{policy="adaptive"}': 10,
+    'hippo_decode_baseline_seconds_total{policy="adaptive"}': 60,
+    'hippo_decode_seconds_total{policy="off"}': 10,
+    'hippo_decode_baseline_seconds_total{policy="off"}': 10,
+    "vllm:spec_decode_num_draft_tokens_total": 1000,
+    "vllm:spec_decode_num_accepted_tokens_total": 950,
+    "vllm:request_decode_time_seconds_sum": 20,
+    'vllm:request_success_total{finished_reason="stop"}': 100,
+    'vllm:request_success_total{finished_reason="error"}': 0,
+    "hippo_run_length_tokens_sum": 900,
+    "hippo_run_length_tokens_count": 10,
+    "hippo_blocks_total": 400,
+    "hippo_stale_blocks_total": 4,
+    "hippo_target_forwards_total": 1000,
+    "hippo_round_transport_seconds_sum": 0.0003,
+    "hippo_round_transport_seconds_count": 1,
+    'hippo_sequence_wait_seconds_total{side="target"}': 1,
+    'hippo_sequence_wait_seconds_total{side="draft"}': 5,
+    'hippo_draft_losses_total{cause="unavailable"}': 0,
+    'hippo_http_requests_total{path="/v1/chat/completions",status="429"}': 0,
+}
+
+
+def _readings(**changes: float) -> Readings:
+    """Healthy ones but for these, each named by a part of its series."""
+    values = dict(HEALTHY)
+    for part, value in changes.items():
+        (name,) = [name for name in values if part in name.replace('"', "").replace("=", "_")]
+        values[name] = value
+    return read("".join(f"{name} {value}\n" for name, value in values.items()))
+
+
+def _problems(readings: Readings) -> list[str]:
+    return [item.text for item in diagnose(readings) if item.severity is Severity.PROBLEM]
+
+
+def test_a_healthy_pair_is_told_its_speedup_and_no_problem() -> None:
+    findings = diagnose(_readings())
+    assert {finding.severity for finding in findings} == {Severity.GOOD}
+    assert "decoding is 6.00 times as fast as the target alone" in _texts(findings)
+    assert "95% of the draft's tokens are accepted, 90.0 tokens a run" in _texts(findings)
+
+
+def _texts(findings: list[Finding]) -> str:
+    return "\n".join(finding.text for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"service_up{service_target": 0}, "the target does not serve"),
+        ({"service_up{service_draft": 0}, "the draft does not serve or does not fit"),
+        (
+            {"baseline_seconds_total{policy_adaptive": 8, "num_accepted_tokens": 500},
+            "0.80 times as fast",
+        ),
+        ({"run_length_tokens_sum": 25}, "draft and target are badly aligned"),
+        ({"num_accepted_tokens": 200}, "acceptance has collapsed"),
+        ({"stale_blocks": 200}, "50% of the draft's blocks come too late"),
+        ({"draft_losses": 30}, "answers went on without their draft (unavailable 30;"),
+        ({"finished_reason_error": 30}, "30 of 130 requests failed"),
+    ],
+)
+def test_each_failure_is_told_by_its_name_and_alone(changes: dict[str, float], told: str) -> None:
+    (problem,) = _problems(_readings(**changes))
+    assert told in problem
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"wait_seconds_total{side_target": 9}, "the target waits for the draft (45%"),
+        ({"round_transport_seconds_sum": 0.011}, "transport between the services (55%"),
+    ],
+)
+def test_high_acceptance_with_little_speedup_names_what_eats_it(
+    changes: dict[str, float], cause: str
+) -> None:
+    (problem,) = _problems(_readings(**{"baseline_seconds_total{policy_adaptive": 14}, **changes))
+    assert "scheduling or transport eats the gain" in problem
+    assert cause in problem
+
+
+def test_refusals_are_told_apart_from_other_failures() -> None:
+    (problem,) = [
+        finding
+        for finding in diagnose(_readings(finished_reason_error=30, status_429=30))
+        if finding.severity is Severity.PROBLEM
+    ]
+    assert "30 of them refused because slots and queue were full" in problem.text
+    assert "--max-queue" in problem.advice
+
+
+def test_a_gateway_without_a_draft_is_told() -> None:
+    text = 'hippo_service_up{service="target"} 1\n'
+    assert _problems(read(text)) == ["no draft is configured: every answer is target-only"]
+
+
+def test_too_little_traffic_is_no_judgement() -> None:
+    findings = diagnose(
+        read('hippo_service_up{service="target"} 1\nhippo_service_up{service="draft"} 1\n')
+    )
+    assert [finding.severity for finding in findings] == [
+        Severity.GOOD,
+        Severity.UNKNOWN,
+        Severity.UNKNOWN,
+    ]
+    assert "no target-only step was measured yet" in findings[1].text
+
+
+def test_a_stretch_of_time_is_judged_by_what_has_grown_in_it() -> None:
+    before, after = _readings(), _readings()
+    assert diagnose(after.since(before))[1].severity is Severity.UNKNOWN
+    later = Readings({key: 2 * value for key, value in before.values.items()})
+    assert _problems(later.since(before)) == []
+    assert later.since(before).total("vllm:spec_decode_num_draft_tokens_total") == 1000
+
+
+def test_what_is_no_gateway_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a gateway's"):
+        read("hippo_slots 4\n")
