@@ -1,0 +1,54 @@
+# hippo's gateway: REST in, gRPC out; without torch.
+#
+#   docker build -f deploy/docker/gateway.Dockerfile -t hippo-gateway .
+#
+# Nothing here needs BuildKit. What changes least lies lowest: the base, what pyproject.toml asks
+# for at the versions of constraints.txt, the code.
+
+ARG BASE=python:3.11-slim-bookworm
+
+FROM ${BASE} AS requirements
+COPY pyproject.toml deploy/docker/requirements.py /in/
+RUN python3 /in/requirements.py /in/pyproject.toml > /requirements.txt
+
+FROM ${BASE} AS dependencies
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python3 -m venv --without-pip /opt/hippo
+COPY constraints.txt /in/
+COPY --from=requirements /requirements.txt /in/
+RUN python3 -m pip --python /opt/hippo install -c /in/constraints.txt -r /in/requirements.txt
+
+FROM ${BASE} AS code
+ARG SETUPTOOLS=80.9.0
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python3 -m venv --without-pip /opt/hippo \
+ && python3 -m pip --python /opt/hippo install "setuptools==${SETUPTOOLS}"
+COPY pyproject.toml README.md LICENSE /in/
+COPY gateway /in/gateway
+COPY services /in/services
+COPY hippo /in/hippo
+RUN python3 -m pip --python /opt/hippo install --no-deps --no-build-isolation --target /app /in
+
+FROM ${BASE}
+LABEL org.opencontainers.image.title="hippo gateway" \
+      org.opencontainers.image.description="OpenAI-style REST before a speculating pair" \
+      org.opencontainers.image.licenses="Apache-2.0"
+ARG UID=10001
+RUN useradd --uid "${UID}" --no-create-home --home-dir /tmp --shell /usr/sbin/nologin hippo \
+ && install -d /media
+COPY --from=dependencies /opt/hippo /opt/hippo
+COPY --from=code /app /app
+ENV PATH=/opt/hippo/bin:/app/bin:${PATH} \
+    PYTHONPATH=/app \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    HIPPO_GATEWAY_HOST=0.0.0.0 \
+    HIPPO_GATEWAY_PORT=8000
+USER hippo
+WORKDIR /app
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=10s --start-period=60s --retries=3 \
+  CMD ["python", "-m", "hippo.health_check", "http://127.0.0.1:8000/ready"]
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["python", "-m"]
+CMD ["gateway"]

@@ -1,0 +1,174 @@
+"""The files of the stack, and what Compose makes of them.
+
+What needs docker-compose or `docker compose` is skipped, with the reason, where there is none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.config import GatewaySettings
+from services.draft.config import DraftSettings
+from services.target.config import TargetSettings
+from tests.support.compose import ROOT, STACKS, clean_environment, composes, files, variables
+
+SETTINGS = {
+    "DRAFT": DraftSettings,
+    "TARGET": TargetSettings,
+    "GATEWAY": GatewaySettings,
+}
+GPUS = {
+    "gpus": {"draft": ["0"], "target": ["1"]},
+    "one gpu": {"draft": ["0"], "target": ["0"]},
+    "tensor parallel": {"draft": ["0"], "target": ["1", "2"]},
+    "cpu": {"draft": [], "target": []},
+    "dashboard": {"draft": ["0"], "target": ["1"]},
+}
+NOT_KNOBS = {
+    "port_file": "the ports are fixed",
+    "cpu_core": "Docker pins, by cpuset",
+    "cpu_cores": "Docker pins, by cpuset",
+    "devices": "Docker chooses them; a container sees its own alone",
+    "tls_cert": "the services are reached inside the stack's network only",
+    "tls_key": "the services are reached inside the stack's network only",
+    "tls_ca": "the services are reached inside the stack's network only",
+}
+
+
+def _explained() -> dict[str, str]:
+    text = (ROOT / ".env.example").read_text(encoding="utf-8")
+    pairs = re.findall(r"^# (\w+)=(.*)$", text, flags=re.MULTILINE)
+    return {name: value for name, value in pairs if name != "COMPOSE_FILE"}
+
+
+def test_every_variable_of_the_stack_is_explained_and_no_other() -> None:
+    assert set(_explained()) == set(variables())
+
+
+def test_the_values_shown_are_the_defaults() -> None:
+    defaults = variables()
+    for service, settings in SETTINGS.items():
+        for field in dataclasses.fields(settings):
+            name = f"HIPPO_{service}_{field.name}".upper()
+            if name in defaults and field.default is not dataclasses.MISSING:
+                defaults[name].add(_as_variable(field.default))
+    wrong = {
+        name: (shown, defaults[name])
+        for name, shown in _explained().items()
+        if shown not in (defaults[name] or {""})
+    }
+    assert wrong == {}
+
+
+def _as_variable(default: object) -> str:
+    if isinstance(default, bool):
+        return str(default).lower()
+    if isinstance(default, tuple):
+        return ",".join(default)
+    return "" if default is None else str(default)
+
+
+@pytest.mark.parametrize("service", SETTINGS)
+def test_every_setting_of_a_service_is_a_knob_of_the_stack_or_fixed_by_it(service: str) -> None:
+    given: set[str] = set()
+    for path in files():
+        stack = yaml.safe_load(path.read_text(encoding="utf-8"))
+        given |= set(stack["services"].get(service.lower(), {}).get("environment", {}))
+    settings = {
+        f"HIPPO_{service}_{field.name}".upper()
+        for field in dataclasses.fields(SETTINGS[service])
+        if field.name not in NOT_KNOBS
+    }
+    assert settings == {name for name in given if name.startswith(f"HIPPO_{service}_")}
+
+
+def test_the_build_context_holds_what_the_images_copy_and_no_secret() -> None:
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert "*" in ignored
+    allowed = {line[1:] for line in ignored if line.startswith("!")}
+    for dockerfile in (ROOT / "deploy" / "docker").glob("*.Dockerfile"):
+        for line in re.findall(r"^COPY (?!--from)(.*) \S+$", dockerfile.read_text(), re.MULTILINE):
+            for source in line.split():
+                assert (ROOT / source).exists(), source
+                assert any(source == entry for entry in allowed), source
+
+
+def _config(
+    compose: str, chosen_files: tuple[str, ...], **changes: str
+) -> subprocess.CompletedProcess[str]:
+    chosen = [argument for file in chosen_files for argument in ("-f", file)]
+    return subprocess.run(
+        [*composes()[compose], "--env-file", ".env.example", *chosen, "config"],
+        cwd=ROOT, env=clean_environment(**changes), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.fixture(params=["docker compose", "docker-compose"])
+def compose(request: pytest.FixtureRequest) -> str:
+    name = str(request.param)
+    if name not in composes():
+        pytest.skip(f"{name} is not installed")
+    return name
+
+
+@pytest.fixture
+def any_compose() -> str:
+    if not composes():
+        pytest.skip("neither `docker compose` nor docker-compose is installed")
+    return next(iter(composes()))
+
+
+def _gpus(service: dict[str, Any]) -> list[str]:
+    reserved = service.get("deploy", {}).get("resources", {}).get("reservations", {})
+    return [gpu for device in reserved.get("devices", []) for gpu in device["device_ids"]]
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_compose_takes_the_files_of_each_stack(compose: str, stack: str) -> None:
+    done = _config(compose, STACKS[stack])
+    assert done.returncode == 0, done.stderr
+    services = yaml.safe_load(done.stdout)["services"]
+    assert set(services) == {"draft", "target", "gateway", "prometheus", "grafana"}
+    published = {name for name, service in services.items() if service.get("ports")}
+    if stack == "dashboard":
+        assert published == {"gateway", "prometheus", "grafana"}
+    else:
+        assert published == {"gateway"}
+    gpus = {name: _gpus(services[name]) for name in ("draft", "target")}
+    assert gpus == GPUS[stack]
+    for name, service in services.items():
+        assert service["restart"] == "unless-stopped", name
+        assert service["healthcheck"]["test"], name
+        assert service["mem_limit"], name
+
+
+def test_the_files_read_by_default_are_those_for_two_gpus(any_compose: str) -> None:
+    assert _config(any_compose, ()).stdout == _config(any_compose, STACKS["gpus"]).stdout
+
+
+def test_the_cpu_stack_pins_each_model_to_cores_of_its_own(any_compose: str) -> None:
+    done = _config(any_compose, STACKS["cpu"], HIPPO_TARGET_CPUSET="2-5")
+    services = yaml.safe_load(done.stdout)["services"]
+    pinned = {name: service["cpuset"] for name, service in services.items()}
+    assert pinned.pop("target") == "2-5"
+    assert set(pinned.values()) == {"0"}
+
+
+def test_the_gateway_waits_for_healthy_services(any_compose: str) -> None:
+    services = yaml.safe_load(_config(any_compose, STACKS["cpu"]).stdout)["services"]
+    conditions = {k: v["condition"] for k, v in services["gateway"]["depends_on"].items()}
+    assert conditions == {"draft": "service_healthy", "target": "service_healthy"}
+
+
+def test_a_dashboard_with_a_login_needs_a_password(any_compose: str) -> None:
+    with_login = (*STACKS["dashboard"], "docker-compose.login.yml")
+    refused = _config(any_compose, with_login)
+    assert refused.returncode != 0
+    assert "name the file that holds the password" in refused.stderr
+    assert _config(any_compose, with_login, HIPPO_GRAFANA_PASSWORD_FILE="x").returncode == 0

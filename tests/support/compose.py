@@ -1,0 +1,60 @@
+"""The files of the stack in containers, and the programs that read them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+BASE = "docker-compose.yml"
+STACKS = {
+    "gpus": (BASE, "docker-compose.override.yml"),
+    "one gpu": (BASE, "docker-compose.one-gpu.yml"),
+    "tensor parallel": (BASE, "docker-compose.tensor-parallel.yml"),
+    "cpu": (BASE, "docker-compose.cpu.yml"),
+    "dashboard": (BASE, "docker-compose.override.yml", "docker-compose.dashboard.yml"),
+}
+
+
+def files() -> list[Path]:
+    """All of them."""
+    return sorted(ROOT.glob("docker-compose*.yml"))
+
+
+def variables() -> dict[str, set[str]]:
+    """Every variable that an operator can set, with its defaults ("" where there is none)."""
+    found: dict[str, set[str]] = {}
+    for path in files():
+        text = re.sub(r"^\s*#.*$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        for name, default in re.findall(r"\$\{(\w+)(?::?-([^}]*)|:\?[^}]*)?\}", text):
+            found.setdefault(name, set()).add(default)
+        for service in yaml.safe_load(text)["services"].values():
+            for name, value in service.get("environment", {}).items():
+                if value is None:
+                    found.setdefault(name, set())
+    return found
+
+
+@functools.cache
+def composes() -> dict[str, list[str]]:
+    """The commands that are installed, by their names."""
+    found = {}
+    if shutil.which("docker"):
+        version = subprocess.run(["docker", "compose", "version"], capture_output=True)
+        if version.returncode == 0:
+            found["docker compose"] = ["docker", "compose"]
+    if shutil.which("docker-compose"):
+        found["docker-compose"] = ["docker-compose"]
+    return found
+
+
+def clean_environment(**changes: str) -> dict[str, str]:
+    """This process's environment without settings of ours, and with ``changes``."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("HIPPO_", "COMPOSE_"))}
+    return {**clean, **changes}

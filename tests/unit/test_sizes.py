@@ -1,0 +1,170 @@
+"""Sizes worked out from a configuration are those of the model that is loaded."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hippo.cli import main
+from hippo.errors import InvalidRequestError
+from hippo.models.cache import CacheShape
+from hippo.models.checkpoint import find_checkpoint
+from hippo.sizes import DEVICE_BYTES, PUBLIC_CONFIGS, find_shape, memory, most_slots, shape_of
+from tests.support.hub_forms import HUB_FORMS, write_hub_form
+
+ROOT = Path(__file__).resolve().parents[2]
+QWEN_32B, QWEN_72B = "Qwen/Qwen2.5-VL-32B-Instruct", "Qwen/Qwen2.5-VL-72B-Instruct"
+LLAVA = "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"
+
+
+@pytest.mark.parametrize("name", HUB_FORMS)
+def test_parameters_are_counted_as_the_checkpoint_holds_them(name: str, tmp_path: Path) -> None:
+    folder = write_hub_form(tmp_path / "model", name)
+    stored = find_checkpoint(str(folder), progress=lambda stage, share: None).num_parameters
+    assert find_shape(str(folder)).num_parameters == stored
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen2.5-VL-3B-Instruct", LLAVA])
+def test_a_public_model_has_as_many_parameters_as_transformers_builds(name: str) -> None:
+    transformers: Any = importlib.import_module("transformers")
+    public = PUBLIC_CONFIGS[name]
+    text, vision = dict(public["text_config"]), dict(public["vision_config"])
+    is_tied = text["tie_word_embeddings"]
+    if public["model_type"] == "qwen2_5_vl":
+        vision["out_hidden_size"] = text["hidden_size"]
+        config = transformers.Qwen2_5_VLConfig(
+            text_config=text, vision_config=vision, tie_word_embeddings=is_tied
+        )
+        architecture = transformers.Qwen2_5_VLForConditionalGeneration
+    else:
+        vision |= {
+            "model_type": "siglip_vision_model",
+            "num_attention_heads": 16,
+            "vision_use_head": False,
+        }
+        config = transformers.LlavaOnevisionConfig(
+            text_config=text | {"model_type": "qwen2"},
+            vision_config=vision,
+            tie_word_embeddings=is_tied,
+        )
+        architecture = transformers.LlavaOnevisionForConditionalGeneration
+    with torch.device("meta"):
+        model = architecture(config)
+    model.tie_weights()
+    assert sum(weight.numel() for weight in model.parameters()) == find_shape(name).num_parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "num_parameters"),
+    [
+        ("Qwen/Qwen2.5-VL-3B-Instruct", 3_754_622_976),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", 8_292_166_656),
+        (QWEN_32B, 33_452_718_336),
+        (QWEN_72B, 73_410_777_344),
+    ],
+)
+def test_public_models_have_as_many_parameters_as_the_hub_says(
+    name: str, num_parameters: int
+) -> None:
+    assert find_shape(name).num_parameters == num_parameters
+
+
+def test_the_cache_is_that_which_is_allocated() -> None:
+    shape = find_shape(QWEN_32B)
+    allocated = CacheShape(
+        num_layers=64, num_slots=3, num_kv_heads=8, capacity=5000, head_dim=128
+    ).num_bytes(torch.bfloat16)
+    assert shape.cache_bytes(5000, num_slots=3) == allocated
+
+
+def test_ranks_share_the_layers_as_the_target_reckons() -> None:
+    from hippo.parallel.shards import Shards
+
+    class Group:
+        size = 4
+        device = torch.device("cuda", 0)
+        devices = tuple(torch.device("cuda", index) for index in range(4))
+
+    shape = find_shape(QWEN_72B)
+    text = type("Text", (), dict(PUBLIC_CONFIGS[QWEN_72B]["text_config"]))
+    weights, cache = Shards(Group()).memory_share(text, shape.num_parameters)  # type: ignore[arg-type]
+    whole = memory(shape, num_tokens=4096, num_slots=8)
+    part = memory(shape, num_tokens=4096, num_slots=8, num_devices=4)
+    assert part.weights == pytest.approx(weights * whole.weights, rel=1e-6)
+    assert part.cache == cache * whole.cache
+
+
+def test_frames_become_as_many_tokens_as_the_processors_make_of_them() -> None:
+    qwen, llava = find_shape(QWEN_32B), find_shape(LLAVA)
+    assert qwen.num_visual_tokens(64, (448, 448)) == 32 * 16 * 16
+    assert qwen.num_visual_tokens(64, None) == 32 * 16 * 16
+    assert qwen.num_visual_tokens(63, (1288, 728)) == 32 * 46 * 26
+    assert llava.num_visual_tokens(32, None) == 32 * 14 * 14 + 1
+    with pytest.raises(InvalidRequestError, match="at one size"):
+        llava.num_visual_tokens(32, (448, 448))
+
+
+def test_as_many_slots_are_promised_as_fit_and_no_more() -> None:
+    shape = find_shape(QWEN_32B)
+    slots = most_slots(shape, DEVICE_BYTES[80], num_tokens=9216)
+    assert slots > 1
+    fitting = memory(shape, num_tokens=9216, num_slots=slots)
+    assert fitting.fits(DEVICE_BYTES[80])
+    assert not memory(shape, num_tokens=9216, num_slots=slots + 1).fits(DEVICE_BYTES[80])
+    assert most_slots(shape, DEVICE_BYTES[40], num_tokens=9216) == 0
+
+
+def test_what_is_no_model_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="neither a folder"):
+        find_shape("Qwen/Qwen2.5-VL-1B-Instruct")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(InvalidRequestError, match="'llama'; supported"):
+        find_shape(str(tmp_path))
+    with pytest.raises(InvalidRequestError, match="lacks 'hidden_size'"):
+        shape_of("m", {"model_type": "qwen2_5_vl", "text_config": {"a": 1}, "vision_config": {}})
+
+
+def test_the_command_shows_a_pair_on_three_sizes_of_devices(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["sizes", "--target", QWEN_72B, "--draft", "Qwen/Qwen2.5-VL-7B-Instruct"]
+    assert main([*arguments, "--json", "--concurrency", "2"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    target, draft = result["models"]
+    assert target["max_context_length"] == 8960
+    assert target["devices"]["141"]["num_devices"] == 2
+    assert target["devices"]["80"]["num_devices"] == 4
+    assert draft["devices"]["40"]["num_devices"] == 1
+    assert draft["devices"]["40"]["most_slots"] >= 2
+    assert main(arguments) == 0
+    assert "loading needs" in capsys.readouterr().out
+
+
+def test_the_table_of_the_documentation_is_what_the_command_prints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["sizes", "--all", "--markdown"]) == 0
+    table = capsys.readouterr().out.strip()
+    assert table in (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--target", QWEN_72B, "--frame-size", "448"], "expected WIDTHxHEIGHT"),
+        (["--target", QWEN_72B, "--device-memory", "80,x"], "expected whole GB"),
+        (["--target", QWEN_72B, "--concurrency", "0"], "at least 1"),
+        (["--target", LLAVA, "--frame-size", "448x448"], "at one size"),
+        (["--all", "--draft", LLAVA], "leave --draft out"),
+    ],
+)
+def test_the_command_says_what_is_wrong(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sizes", *arguments]) == 1
+    assert said in " ".join(capsys.readouterr().err.split())
