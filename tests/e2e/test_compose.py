@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,15 @@ import yaml
 from gateway.config import GatewaySettings
 from services.draft.config import DraftSettings
 from services.target.config import TargetSettings
-from tests.support.compose import ROOT, STACKS, clean_environment, composes, files, variables
+from tests.support.compose import (
+    ROOT,
+    STACKS,
+    StrictLoader,
+    clean_environment,
+    composes,
+    files,
+    variables,
+)
 
 SETTINGS = {
     "DRAFT": DraftSettings,
@@ -44,7 +53,19 @@ NOT_KNOBS = {
 def _explained() -> dict[str, str]:
     text = (ROOT / ".env.example").read_text(encoding="utf-8")
     pairs = re.findall(r"^# (\w+)=(.*)$", text, flags=re.MULTILINE)
-    return {name: value for name, value in pairs if name != "COMPOSE_FILE"}
+    knobs = [(name, value) for name, value in pairs if name != "COMPOSE_FILE"]
+    assert len(dict(knobs)) == len(knobs), "a knob is explained twice"
+    return dict(knobs)
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: path.name)
+def test_no_key_of_a_file_is_given_twice(path: Path) -> None:
+    assert yaml.load(path.read_text(encoding="utf-8"), StrictLoader)["services"]
+
+
+def test_a_key_that_is_given_twice_is_found() -> None:
+    with pytest.raises(yaml.constructor.ConstructorError, match="given twice: \\['b'\\]"):
+        yaml.load("a: {b: , c: , b: }", StrictLoader)
 
 
 def test_every_variable_of_the_stack_is_explained_and_no_other() -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -20,6 +21,19 @@ STACKS = {
     "cpu": (BASE, "docker-compose.cpu.yml"),
     "dashboard": (BASE, "docker-compose.override.yml", "docker-compose.dashboard.yml"),
 }
+
+
+class StrictLoader(yaml.SafeLoader):
+    """Refuses a key that is given twice, as Compose v2 does; PyYAML takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        twice = {key for key in keys if keys.count(key) > 1}
+        if twice:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"given twice: {sorted(twice)}", node.start_mark
+            )
+        return super().construct_mapping(node, deep)
 
 
 def files() -> list[Path]:
