@@ -139,9 +139,10 @@ def wasted_tokens(record: Record) -> dict[Waste, int]:
         Waste.UNVERIFIED: 0,
     }
     num_unverified = stats.num_dropped_tokens - sum(wasted.values())
-    # The verifier names what it drops; what it took over is right, and was not needed any more.
+    # The verifier tells what it drops, but not of what it holds or gets after its last verdict:
+    # that is ahead of the answer. What it neither used nor dropped was settled without it.
     num_rest = stats.num_drafted_tokens - stats.num_accepted_tokens - stats.num_dropped_tokens
-    is_finished = record.finish_reason is not None
-    wasted[Waste.SETTLED_FIRST if is_finished else Waste.UNVERIFIED] = max(num_rest, 0)
-    wasted[Waste.UNVERIFIED] += num_unverified
+    num_held = min(max(num_rest, 0), stats.num_ahead_tokens)
+    wasted[Waste.SETTLED_FIRST] = max(num_rest, 0) - num_held
+    wasted[Waste.UNVERIFIED] = num_unverified + num_held
     return wasted

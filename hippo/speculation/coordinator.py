@@ -88,6 +88,7 @@ class Coordinator:
             if not self._is_finished:
                 stats.num_stale_tokens += len(block.token_ids)
             return []
+        stats.relayed_end_index = block.start_index + len(block.token_ids)
         self._policy.observe_block(block, now_ns)
         return [SendBlock(block), *self._tell_draft(self._wanted_pace()), *self._update_pace()]
 

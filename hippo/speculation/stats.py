@@ -22,6 +22,7 @@ class SpeculationStats:
     num_rejected_tokens: int = 0  # ... the ones that differed from the target's
     num_behind_rejection_tokens: int = 0  # ... those that followed them
     num_stale_tokens: int = 0  # ... those of a run that had ended when they came
+    relayed_end_index: int = 0  # after the last draft token that was sent to the target
     num_blocks: int = 0
     num_stale_blocks: int = 0  # dropped here, before the target
     num_rejections: int = 0
@@ -64,6 +65,11 @@ class SpeculationStats:
     def all_run_lengths(self) -> list[int]:
         """Those of the runs that a rejection ended, and of the one that is open."""
         return [*self.run_lengths, *([self.open_run_length] if self.open_run_length else [])]
+
+    @property
+    def num_ahead_tokens(self) -> int:
+        """Draft tokens sent to the target for places that it has not settled."""
+        return max(0, self.relayed_end_index - self.num_output_tokens)
 
     @property
     def acceptance_per_position(self) -> list[float]:

@@ -16,11 +16,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from hippo.errors import InvalidRequestError, ModelLoadError, UnavailableError
+from hippo.metrics import SERVICE_METRICS
 from hippo.models.base import StepPlan
 from hippo.rpc.client import DRAFT_SERVICE, TARGET_SERVICE, DraftClient, TargetClient
 from hippo.rpc.options import TlsFiles
 from hippo.rpc.server import RpcServer
 from hippo.types import PromptInfo
+from tests.support.metrics import check_exported
 from tests.support.services import (
     build_draft,
     build_target,
@@ -207,11 +209,12 @@ async def test_the_metrics_show_slots_and_forwards() -> None:
             await target_only(client, toy_request(max_tokens=5, end_token_ids=()))
             await client.close()
             await until(lambda: stats_of(service).num_slots_used == 0)
-            lines = (await http.get(url)).text.splitlines()
+            text = (await http.get(url)).text
     finally:
         await service.stop()
 
-    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    lines = (line for line in text.splitlines() if not line.startswith("#"))
+    values = dict(line.rsplit(" ", 1) for line in lines)
     assert values["hippo_slots"] == "2.0"
     assert values["hippo_slots_used"] == "0.0"
     assert values["hippo_queue_length"] == "0.0"
@@ -221,7 +224,7 @@ async def test_the_metrics_show_slots_and_forwards() -> None:
     assert float(values["hippo_device_busy_seconds_total"]) > 0
     used, total = (float(values[f"hippo_device_memory_{part}_bytes"]) for part in ("used", "total"))
     assert 0 < used < total
-    assert any(name.startswith("hippo_model_info{") for name in values)
+    check_exported(text, SERVICE_METRICS)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from gateway import account
 from gateway.baseline import Baseline, StepSums
@@ -26,6 +25,7 @@ from hippo.types import (
     Timing,
     Verdict,
 )
+from tests.support.metrics import check_exported
 
 MS = 1_000_000
 REQUEST = OpenRequest(
@@ -101,11 +101,18 @@ def test_every_draft_token_that_came_was_accepted_or_wasted_for_a_named_cause() 
     assert record.stats.num_drafted_tokens == 9
 
 
-def test_tokens_that_were_under_way_when_the_client_left_were_not_verified() -> None:
-    record = Record(policy="vpsd", received_ns=0)
-    _spoken(record)
-    record.finish_reason = None
-    assert account.wasted_tokens(record)[Waste.UNVERIFIED] == 2
+@pytest.mark.parametrize("finish_reason", [None, FinishReason.STOP])
+def test_tokens_under_way_when_the_client_left_or_a_stop_string_came_were_not_verified(
+    finish_reason: FinishReason | None,
+) -> None:
+    record = Record(policy="vpsd", received_ns=0, finish_reason=finish_reason)
+    coordinator = Coordinator(make_policy("vpsd", gamma=2, max_draft_tokens=4))
+    record.stats = coordinator.stats
+    coordinator.on_block(Block(0, 0, (1, 2, 3)), 100 * MS)
+    coordinator.on_verdict(Verdict(0, 0, (1,)), 110 * MS)  # the draft's 1 was right
+    coordinator.on_block(Block(0, 3, (4, 5)), 120 * MS)
+    wasted = {cause: num for cause, num in account.wasted_tokens(record).items() if num}
+    assert wasted == {Waste.SETTLED_FIRST: 1, Waste.UNVERIFIED: 4}
 
 
 def test_an_answer_adds_to_vllms_names_as_vllm_means_them() -> None:
@@ -208,18 +215,7 @@ def test_what_is_exported_is_what_is_declared() -> None:
     metrics.model("hippo")
     metrics.service_up.labels("draft").set(1)
     metrics.count_request("/health", 200)
-    families = {
-        family.name: family
-        for family in text_string_to_metric_families(metrics.render().decode())
-        if not family.name.startswith("process_")
-    }
-    declared = {metric.name: metric for metric in (*VLLM_METRICS, *GATEWAY_METRICS)}
-    assert set(families) == set(declared)
-    for name, family in families.items():
-        assert family.type == declared[name].kind.value, name
-        assert family.documentation == declared[name].text, name
-        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
-        assert labels == set(declared[name].label_names), name
+    check_exported(metrics.render().decode(), (*VLLM_METRICS, *GATEWAY_METRICS))
 
 
 def test_vllm_bench_serve_finds_its_counts() -> None:
