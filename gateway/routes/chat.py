@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -102,6 +103,7 @@ class ChatResponse(Response):
         is_calibration = can_calibrate and state.calibration.is_due(request.max_tokens)
         if is_calibration:
             plan = translate.target_only(plan)
+            request = replace(request, pruning=_NO_PRUNING)
         record = Record(
             policy=plan.policy_name,
             received_ns=self._received_ns,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -10,95 +9,23 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from bench.random_draft import write_random_draft
-from deploy.grafana.build import DASHBOARDS
 from deploy.grafana.panels import WINDOW as PANEL_WINDOW
+from hippo.cli.compare import compare
 from hippo.cli.processes import Child
-from tests.e2e.support import GREEDY, Running, data_url, free_port, video_message, wait_until
-from tests.support.prometheus import BINARY, WINDOW, Prometheus, hurried_rules, prometheus
+from tests.e2e.support import Running, free_port, wait_until
+from tests.e2e.watched import CHAT, PANELS, Watched
+from tests.support.prometheus import BINARY, WINDOW, hurried_rules, prometheus
 
 pytestmark = pytest.mark.skipif(
     BINARY is None, reason="prometheus is not installed (Debian: apt-get install prometheus)"
 )
 
-CHAT = "/v1/chat/completions"
 SHARE = 0.2  # of requests run target-only
-
-
-@dataclass(slots=True)
-class Watched:
-    """A gateway of its own before the running services, and the Prometheus that watches all."""
-
-    running: Running
-    url: str
-    prometheus: Prometheus
-    answers: list[dict[str, Any]] = field(default_factory=list)  # their `hippo` objects
-
-    def body(self, num_tokens: int = 48, **fields: Any) -> dict[str, Any]:
-        return {
-            "model": "hippo",
-            "messages": [video_message(data_url(self.running.clip))],
-            "max_tokens": num_tokens,
-            "ignore_eos": True,
-            **GREEDY,
-            **fields,
-        }
-
-    def ask(self, client: httpx.Client, **fields: Any) -> dict[str, Any]:
-        response = client.post(CHAT, json=self.body(**fields))
-        figures: dict[str, Any] = response.raise_for_status().json()["hippo"]
-        self.answers.append(figures)
-        return figures
-
-    def client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, trust_env=False, timeout=60)
-
-    @contextmanager
-    def traffic(self, **speculative: Any) -> Iterator[None]:
-        """Questions one after another, of a few kinds or as said."""
-        kinds: list[dict[str, Any]] = [speculative] if speculative else [
-            {"pruning": {"strategy": "uniform", "ratio": 0.5}},
-            {"policy": "vpsd", "gamma": 4},
-            {},
-        ]  # fmt: skip
-        leave = threading.Event()
-        errors: list[Exception] = []
-
-        def work() -> None:
-            try:
-                with self.client() as client:
-                    while not leave.is_set():
-                        for kind in kinds:
-                            self.ask(client, speculative=kind)
-                        client.post(CHAT, json={"model": "unknown", "messages": []})
-            except Exception as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        try:
-            yield
-        finally:
-            leave.set()
-            thread.join()
-        assert errors == []
-
-    def doctor(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "hippo.cli", "doctor", self.url, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            env={**os.environ, "COLUMNS": "200"},
-        )
 
 
 @pytest.fixture(scope="module")
@@ -122,30 +49,15 @@ def watched(running: Running, tmp_path_factory: pytest.TempPathFactory) -> Itera
     try:
         with prometheus(tmp_path_factory.mktemp("prometheus"), free_port(), targets) as server:
             watched = Watched(running, f"http://127.0.0.1:{port}", server)
-            wait_until(lambda: _is_ready(watched))
+            wait_until(watched.is_ready)
             yield watched
     finally:
         gateway.send_signal(signal.SIGTERM)
         assert gateway.wait(20)
 
 
-def _is_ready(watched: Watched) -> bool:
-    """Whether the draft is loaded, and the gateway knows it."""
-    try:
-        answer = httpx.get(f"{watched.url}/ready", trust_env=False)
-    except httpx.HTTPError:
-        return False
-    is_known = answer.status_code == 200 and answer.json()["draft"] == "ready"
-    return is_known and watched.running.metric("draft", "hippo_slots") == 2
-
-
 def _panel_expressions() -> list[str]:
-    return [
-        query.expr.replace(PANEL_WINDOW, WINDOW)
-        for dashboard in DASHBOARDS.values()
-        for panel in dashboard.panels
-        for query in panel.queries
-    ]
+    return [query.expr.replace(PANEL_WINDOW, WINDOW) for panel in PANELS for query in panel.queries]
 
 
 def _rule_expressions() -> list[str]:
@@ -160,7 +72,10 @@ def test_the_first_question_is_run_target_only_and_then_their_share(watched: Wat
         named = watched.ask(client, speculative={"policy": "adaptive"})
     calibrations = [i for i, answer in enumerate(figures) if answer["is_calibration"]]
     assert calibrations == [0, 5, 10]
-    assert {answer["policy"] for answer in figures if answer["is_calibration"]} == {"off"}
+    # Nothing is scored for a draft that takes no part.
+    assert {(answer["policy"], answer["pruning"]["strategy"]) for answer in figures[0:11:5]} == {
+        ("off", "none")
+    }
     assert not figures[0]["draft_used"] and figures[0]["num_forwards"] == 47
     assert not named["is_calibration"]
     assert figures[0]["estimated_speedup"] is None  # it was the first to show the baseline
@@ -210,6 +125,14 @@ def test_draft_tokens_add_up(watched: Watched) -> None:
     assert per_position == accepted
 
 
+def test_a_comparison_leaves_calibrations_out(watched: Watched) -> None:
+    before = watched.prometheus.value("hippo_calibrations_total")
+    with watched.client() as client:
+        compared = compare(client, watched.body(), repeats=6)  # one in five is a calibration
+    assert {answer.figures["policy"] for answer in compared.speculative} == {"adaptive"}
+    wait_until(lambda: watched.prometheus.value("hippo_calibrations_total") > before)
+
+
 def test_a_draft_that_is_never_right_is_told(
     watched: Watched, pair: dict[str, str], tmp_path: Path
 ) -> None:
@@ -220,12 +143,19 @@ def test_a_draft_that_is_never_right_is_told(
     wrong = Child("random draft", lambda name, line: None)
     wrong.start("services.draft", _draft_arguments(watched.running, model))
     try:
-        wait_until(lambda: _is_ready(watched))
+        wait_until(watched.is_ready)
         expected = {"HippoAcceptanceCollapsed", "HippoRunsShort", "HippoSpeedupBelowOne"}
         with watched.traffic(policy="serial", gamma=4):
             wait_until(lambda: expected <= server.firing())
             wait_until(lambda: server.value("hippo:acceptance:ratio") < 0.1)
             wait_until(lambda: 1 <= server.value("hippo:run_length:tokens") < 2)
+            for title, least, most in (
+                ("How many times as fast as the target alone is decoding now?", 0.01, 1),
+                ("How much of what the draft proposes is accepted?", 0, 0.1),
+                ("How many tokens pass from one rejection to the next?", 1, 2),
+            ):
+                while not least <= watched.panel(title) < most:
+                    time.sleep(0.05)
             assert "HippoAcceptedButSlow" not in server.firing()
             told = watched.doctor("--seconds", "3")
         assert told.returncode == 1
@@ -235,7 +165,7 @@ def test_a_draft_that_is_never_right_is_told(
         wrong.send_signal(signal.SIGTERM)
         assert wrong.wait(20)
         stack.start_service("draft")
-    wait_until(lambda: _is_ready(watched))
+    wait_until(watched.is_ready)
 
 
 def _draft_arguments(running: Running, model: Path) -> list[str]:
@@ -266,8 +196,13 @@ def test_a_draft_that_is_killed_is_told_and_so_is_its_return(watched: Watched) -
         stack.child("draft").send_signal(signal.SIGKILL)
         for _ in lines:
             pass
-    wait_until(lambda: {"HippoDraftDown", "HippoNotScraped"} <= server.firing())
+    why = "How often is the draft lost, and why?"
+    wait_until(lambda: watched.panel(why, cause="unavailable") > 0)
     wait_until(lambda: server.value(losses) == before + 1)
+    wait_until(lambda: {"HippoDraftDown", "HippoNotScraped"} <= server.firing())
+    assert watched.panel("Are draft and target there?", service="draft") == 0
+    assert watched.panel("Are draft and target there?", service="target") == 1
+    assert watched.panel("Which processes answer Prometheus?", job="hippo-draft") == 0
     told = watched.doctor()
     assert told.returncode == 1
     assert "the draft does not serve" in told.stdout
@@ -275,7 +210,7 @@ def test_a_draft_that_is_killed_is_told_and_so_is_its_return(watched: Watched) -
     stack.start_service("draft")
     gone = {"HippoDraftDown", "HippoNotScraped"}
     wait_until(lambda: not gone & server.firing())
-    assert server.value("hippo_service_up{service='draft'}") == 1
+    assert watched.panel("Are draft and target there?", service="draft") == 1
     assert "draft and target serve" in watched.doctor().stdout
 
 
@@ -294,14 +229,14 @@ def test_a_queue_that_fills_is_told_and_so_are_refusals(watched: Watched) -> Non
     for thread in threads:
         thread.start()
     try:
-        for expr in (
-            "hippo_queue_length{job='hippo-target'}",
-            "hippo_slots_used{job='hippo-target'}",
-            "sum(vllm:num_requests_running)",
-            "sum(vllm:num_requests_waiting)",
-        ):
-            while server.value(expr) != 2:
-                time.sleep(0.05)
+        while watched.panel("How long is the queue for the target?") != 2:
+            time.sleep(0.05)
+        while watched.panel("How many slots are taken?", job="hippo-target") != 1:
+            time.sleep(0.05)
+        while watched.panel("How many requests run, how many wait?") != 2:
+            time.sleep(0.05)
+        while server.value("sum(vllm:num_requests_waiting)") != 2:
+            time.sleep(0.05)
         with watched.client() as client:
             assert [client.post(CHAT, json=body).status_code for _ in range(3)] == [429] * 3
         refused = "sum(hippo_http_requests_total{status='429'})"
