@@ -152,6 +152,7 @@ def test_losing_the_target_ends_the_answer_with_an_error(
             chunks.append(chunk)
             if len(chunks) == 5:
                 running.stack.child("target").send_signal(signal.SIGKILL)
+    running.stack.child("target").wait(10)  # its streams break before it is gone
     assert chunks[-1]["error"]["type"] == "unavailable_error"
     refused = http.post(CHAT, json=body)
     assert refused.status_code == 503
