@@ -1,7 +1,7 @@
 """The gateway's metrics: registries filled from hippo.metrics, written once per request.
 
-Only the time between two verdicts is observed as it happens; everything else is counted at the
-end of an answer (gateway/report.py), so that a round costs a microsecond.
+What happened in an answer is counted when it ends (gateway/account.py), so that a round costs
+nothing; only requests that run and wait are counted as they come and go.
 """
 
 from __future__ import annotations

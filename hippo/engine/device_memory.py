@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
+
+from hippo.models.memory import cgroup_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +25,8 @@ def device_memory(device: torch.device) -> DeviceMemory:
     import psutil  # type: ignore[import-untyped]
 
     total = int(psutil.virtual_memory().total)
-    limit = _cgroup_limit()
+    limit = cgroup_value("memory.max")
     return DeviceMemory(
         used_bytes=int(psutil.Process().memory_info().rss),
         total_bytes=total if limit is None else min(total, limit),
     )
-
-
-def _cgroup_limit() -> int | None:
-    try:
-        text = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None

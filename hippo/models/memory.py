@@ -49,7 +49,7 @@ def available_bytes(device: torch.device) -> int:
     import psutil  # type: ignore[import-untyped]
 
     available = int(psutil.virtual_memory().available)
-    limit, used = _cgroup_value("memory.max"), _cgroup_value("memory.current")
+    limit, used = cgroup_value("memory.max"), cgroup_value("memory.current")
     if limit is not None and used is not None:
         available = min(available, max(0, limit - used))
     return available
@@ -65,7 +65,8 @@ def device_uuids(devices: Iterable[torch.device]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(uuids))
 
 
-def _cgroup_value(name: str) -> int | None:
+def cgroup_value(name: str) -> int | None:
+    """A number that the process's control group says; None without one, or without a limit."""
     try:
         with open(f"/sys/fs/cgroup/{name}", encoding="ascii") as file:
             text = file.read().strip()
