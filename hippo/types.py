@@ -151,7 +151,7 @@ class Block:
     start_index: int
     token_ids: tuple[int, ...]
     is_exhausted: bool = False  # nothing further comes until the next commit
-    step_ns: int = 0  # device time of one drafting step, running mean
+    step_ns: int = 0  # device time of a drafted token, running mean
     wait_ns: int = 0  # how long the draft's device idled before this block
 
 

@@ -9,39 +9,60 @@ does at the verifier when it sees that token (the argument is in
 :mod:`hippo.speculation.verifier`). A commit that bears a newer epoch means that the verifier
 dropped what was sent before it: the drafter takes the epoch over and sends again, without
 drafting again, whatever of it still fits.
+
+Guesses
+-------
+Rows are cheap, so a step also feeds a guess at the tokens to come, and the draft's own choices tell
+how much of it is right: as in a verification, each row's choice is the next token for as long as
+the guess equals the choices. After a rollback the guess is what the broken run said behind the
+place that was wrong, which often still fits; otherwise what followed the same words before
+(:mod:`hippo.speculation.continuations`). A guess never reaches the target unchecked.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from hippo.errors import InvalidRequestError
+from hippo.speculation.continuations import Continuations
 from hippo.types import Block, Commit, Pace
+
+_BROKEN_RUN = (
+    3  # a broken run is right more often than a guess, so as many times its length is tried
+)
 
 
 @dataclass(frozen=True, slots=True)
 class DraftStep:
     """One forward: ids to feed at completion indices from ``start_index`` on.
 
-    The cache must be rolled back to ``start_index`` completion ids before it. The last row's
-    logits are for index ``start_index + len(token_ids)``.
+    The cache must be rolled back to ``start_index`` completion ids before it. The last
+    ``num_guessed`` ids are a guess. The logits of the last ``num_guessed + 1`` rows are of use,
+    for the indices from ``first_index`` on.
     """
 
     start_index: int
     token_ids: tuple[int, ...]
+    num_guessed: int = 0
 
     @property
-    def end_index(self) -> int:
-        """The index that the last row's logits are for."""
-        return self.start_index + len(self.token_ids)
+    def first_index(self) -> int:
+        """The index that the first row of use has logits for."""
+        return self.start_index + len(self.token_ids) - self.num_guessed
+
+    @property
+    def guess(self) -> tuple[int, ...]:
+        return self.token_ids[len(self.token_ids) - self.num_guessed :]
 
 
 class Drafter:
     """Proposes the tokens of one sequence; knows no device, no network and no clock.
 
     The prefill is of the prompt alone, without completion ids: a draft that joins in mid-answer
-    (``committed_ids``) is told by ``next_step`` to feed them.
+    (``committed_ids``) is told by ``next_step`` to feed them. A step guesses at most
+    ``max_guessed`` tokens, or three times as many of a broken run.
     """
 
     def __init__(
@@ -52,6 +73,7 @@ class Drafter:
         pace: Pace,
         committed_ids: Sequence[int] = (),
         epoch: int = 0,
+        max_guessed: int = 0,
     ) -> None:
         self._max_tokens = max_tokens
         self._end_token_ids = frozenset(end_token_ids)
@@ -63,6 +85,10 @@ class Drafter:
         self._epoch = epoch
         self._has_begun = False
         self._is_fresh = True  # nothing of this run was sent since it began
+        self._max_guessed = max_guessed
+        self._continuations = Continuations()
+        self._broken: list[int] = []  # what the broken run said from index _broken_at on
+        self._broken_at = 0
         self._step: DraftStep | None = None
         self._step_history: list[int] = []
 
@@ -118,13 +144,16 @@ class Drafter:
         elif is_sent_rejected:
             self._epoch += 1
 
-    def begin(self, token_id: int) -> None:
+    def begin(self, token_id: int, prompt_ids: Sequence[int] = ()) -> None:
         """The prefill is over and its logits gave ``token_id`` for index 0.
 
         The token is ignored if index 0 is settled already, or if nothing is to be drafted.
+        ``prompt_ids`` are the prompt's text, to guess from.
         """
         assert not self._has_begun, "begin is called once"
         self._has_begun = True
+        if self._max_guessed:
+            self._continuations = Continuations(prompt_ids)
         if not self._ids and not self.is_exhausted:
             self._ids.append(token_id)
 
@@ -136,38 +165,42 @@ class Drafter:
         assert self._step is None, "the last step is not finished"
         if not self._has_begun or self.is_exhausted or self._num_fed == len(self._ids):
             return None
-        self._step = DraftStep(self._num_fed, tuple(self._ids[self._num_fed :]))
+        guess = self._guess()
+        known = self._ids[self._num_fed :]
+        self._step = DraftStep(self._num_fed, (*known, *guess), len(guess))
         self._step_history = self._ids.copy()
         return self._step
 
     def history(self, step: DraftStep) -> Sequence[int]:
-        """The completion ids before the index that the step's logits are for, as they were when
-        it began."""
+        """The completion ids before ``step.first_index``, as they were when the step began."""
         assert step is self._step, "not the step in progress"
         return self._step_history
 
-    def is_stale(self, step: DraftStep) -> bool:
-        """Whether commits since the step began make its token useless; it must still be
-        finished."""
-        return (
-            self._num_fed != step.start_index
-            or len(self._ids) != step.end_index
-            or tuple(self._ids[step.start_index :]) != step.token_ids
-        )
+    def finish_step(self, step: DraftStep, token_ids: Sequence[int]) -> int:
+        """Takes the draft's tokens for ``step.first_index`` and after; how many were of use.
 
-    def finish_step(self, step: DraftStep, token_id: int) -> None:
-        """Takes the draft's token for ``step.end_index``; ignored if the step is stale."""
+        None is if commits since the step began changed what it was fed; those that only went on
+        along it leave what comes behind them.
+        """
         assert step is self._step, "not the step in progress"
+        assert len(token_ids) == step.num_guessed + 1, "a token for each row of use"
         self._step = None
-        is_stale = self.is_stale(step)
-        if self._num_fed == step.start_index:
-            fed = zip(self._ids[step.start_index :], step.token_ids, strict=False)
-            for known_id, fed_id in fed:
-                if known_id != fed_id:
-                    break
-                self._num_fed += 1
-        if not is_stale:
-            self._ids.append(token_id)
+        if self._num_fed != step.start_index:  # rolled back to before all that was fed
+            return 0
+        ids, num_before = self._ids, len(self._ids)
+        pairs = zip(ids[step.start_index :], step.token_ids, strict=False)
+        num_right = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        # While all ids are fed, the row of the last one has chosen the next. The first choice is
+        # taken even if nothing is to be drafted any more, so that it need not be made again.
+        while (end := step.start_index + num_right) == len(ids) and (
+            len(ids) == num_before or not self.is_exhausted
+        ):
+            ids.append(token_ids[end - step.first_index])
+            if num_right < len(step.token_ids) and step.token_ids[num_right] == ids[-1]:
+                num_right += 1
+        # The last id is always fed again: only its row's logits tell what follows.
+        self._num_fed = min(end, len(ids) - 1)
+        return len(ids) - num_before
 
     def take_block(self, step_ns: int, wait_ns: int) -> Block | None:
         """The next block, if one is due; ask after every step, commit and pace.
@@ -195,12 +228,31 @@ class Drafter:
         self._is_fresh = False
         return block
 
+    def _guess(self) -> tuple[int, ...]:
+        """What may follow the ids so far, within what is to be drafted at all."""
+        ends = (self._max_tokens - 1, self._num_committed + self._pace.max_ahead)
+        most = min(_BROKEN_RUN * self._max_guessed, min(ends) - len(self._ids) - 1)
+        if most < 1:
+            return ()
+        offset = len(self._ids) - self._broken_at
+        if 0 <= offset < len(self._broken):
+            guess = tuple(self._broken[offset : offset + most])
+        else:
+            guess = self._continuations.after(self._ids, min(most, self._max_guessed))
+        for place, token_id in enumerate(guess):
+            if token_id in self._end_token_ids:
+                return guess[:place]  # nothing comes behind it
+        return guess
+
     def _compare(self, commit: Commit) -> bool:
         """Makes the settled ids part of the run; whether a token that was sent differs."""
         for offset, token_id in enumerate(commit.token_ids):
             index = commit.start_index + offset
             if index < len(self._ids) and self._ids[index] != token_id:
                 is_sent = index < self._num_sent
+                self._broken_at = commit.start_index + len(commit.token_ids)
+                self._broken = self._ids[self._broken_at :]
+                self._continuations.roll_back(index)
                 del self._ids[index:]
                 self._ids.extend(commit.token_ids[offset:])
                 self._num_fed = min(self._num_fed, index)

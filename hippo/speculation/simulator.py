@@ -103,6 +103,7 @@ class Simulation:
         end_token_ids: Collection[int] = (),
         outages: Sequence[Outage] = (),
         repeat: Callable[[Action], bool] = lambda action: False,
+        max_guessed: int = 0,
     ) -> None:
         """``repeat`` tells which of the gateway's messages are sent once more later."""
         self.now = 0.0
@@ -114,6 +115,7 @@ class Simulation:
         self._max_tokens = max_tokens
         self._end_token_ids = end_token_ids
         self._repeat = repeat
+        self._max_guessed = max_guessed
         self._coordinator = Coordinator(policy)
         pace = self._coordinator.pace
         self._verifier = Verifier(max_tokens=max_tokens, end_token_ids=end_token_ids, pace=pace)
@@ -220,6 +222,7 @@ class Simulation:
             pace=self._coordinator.pace,
             committed_ids=self._coordinator.committed_ids,
             epoch=self._coordinator.epoch,
+            max_guessed=self._max_guessed,
         )
         self._draft.run(self._costs.draft_prefill_ns, partial(self._begin_draft, self._life))
 
@@ -241,8 +244,12 @@ class Simulation:
 
     def _finish_draft(self, life: int, step: DraftStep) -> None:
         if self._drafter is not None and life == self._life:
-            token_id = self._draft_tokens(self._drafter.history(step))
-            self._drafter.finish_step(step, token_id)
+            history = [*self._drafter.history(step)]
+            token_ids = [self._draft_tokens(history)]
+            for guessed_id in step.guess:
+                history.append(guessed_id)
+                token_ids.append(self._draft_tokens(history))
+            self._drafter.finish_step(step, token_ids)
             self._drive_draft()
 
     def _send_block(self, drafter: Drafter, wait_ns: float) -> None:

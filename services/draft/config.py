@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hippo.config import setting
+from hippo.config import SettingsError, setting
 from hippo.engine.settings import EngineSettings
 
 ENV_PREFIX = "HIPPO_DRAFT"
@@ -15,3 +15,14 @@ class DraftSettings(EngineSettings):
     """A draft never queues: without a free slot the target goes alone."""
 
     port: int = setting(50051, help="port to listen on; 0: any free one")
+    max_guessed: int = setting(
+        4,
+        help="tokens that a drafting step may guess from the text so far and from rejected drafts, "
+        "for the model to check in the same forward; 0: none",
+    )
+
+    def __post_init__(self) -> None:
+        """Refuses values that cannot work, before anything is loaded."""
+        EngineSettings.__post_init__(self)
+        if self.max_guessed < 0:
+            raise SettingsError(f"--max-guessed is {self.max_guessed}; it must not be below 0")

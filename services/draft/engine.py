@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from hippo.engine.base import Engine
 from hippo.engine.sequence import EngineSequence
 from hippo.engine.slots import Reservation
 from hippo.errors import InvalidRequestError
+from hippo.models.base import Prompt
 from hippo.sampling import SampleRequest, TokenSampler, sample_step
 from hippo.speculation.drafter import Drafter, DraftStep
 from hippo.types import Commit, OpenRequest, Pace, Selection, Timing
@@ -23,7 +25,9 @@ class DraftSequence(EngineSequence):
 
     visual: torch.Tensor | None
 
-    def __init__(self, request: OpenRequest, reservation: Reservation) -> None:
+    def __init__(
+        self, request: OpenRequest, reservation: Reservation, *, max_guessed: int = 0
+    ) -> None:
         super().__init__(request, reservation)
         self.drafter = Drafter(
             max_tokens=request.max_tokens,
@@ -31,18 +35,25 @@ class DraftSequence(EngineSequence):
             pace=request.pace,
             committed_ids=request.committed_ids,
             epoch=request.epoch,
+            max_guessed=max_guessed,
         )
         self.has_select = False  # the event loop's: select arrived on the stream
         self.selection: Selection | None = None
         self.is_embedded = False
         self.has_begun = False
-        self.step_ns = 0  # running mean
+        self._mean_step_ns = 0.0
+        self._mean_drafted = 0.0  # tokens of a step
 
-    def count_step(self, duration_ns: int) -> None:
-        if self.step_ns == 0:
-            self.step_ns = duration_ns
-        else:
-            self.step_ns += (duration_ns - self.step_ns) // _STEP_WEIGHT
+    @property
+    def step_ns(self) -> int:
+        """Device time of a drafted token, of the last steps; 0 before the first."""
+        return round(self._mean_step_ns / self._mean_drafted) if self._mean_drafted else 0
+
+    def count_step(self, duration_ns: int, num_drafted: int) -> None:
+        """Takes in a step and how many tokens came of it."""
+        weight = 1 / _STEP_WEIGHT if self._mean_drafted else 1.0
+        self._mean_step_ns += weight * (duration_ns - self._mean_step_ns)
+        self._mean_drafted += weight * (num_drafted - self._mean_drafted)
 
 
 class DraftEngine(Engine[DraftSequence, DraftStep]):
@@ -110,7 +121,7 @@ class DraftEngine(Engine[DraftSequence, DraftStep]):
             num_rows=int(prompt.length - num_dropped),
         )
         self._emit(sequence, timing)
-        sequence.drafter.begin(token_id)
+        sequence.drafter.begin(token_id, text_ids(prompt))
         sequence.has_begun = True
         self._offer_block(sequence)
 
@@ -125,14 +136,22 @@ class DraftEngine(Engine[DraftSequence, DraftStep]):
     def _sample(
         self, steps: Sequence[tuple[DraftSequence, DraftStep]], logits: torch.Tensor
     ) -> list[list[int]]:
-        if logits.shape[0] != len(steps):  # only the last row of each is of use
-            ends = torch.tensor([len(step.token_ids) for _, step in steps]).cumsum(0) - 1
-            logits = logits[ends.to(logits.device)]
+        num_rows = [step.num_guessed + 1 for _, step in steps]
+        if logits.shape[0] != sum(num_rows):  # only the last rows of each are of use
+            ends = itertools.accumulate(len(step.token_ids) for _, step in steps)
+            used = [
+                row
+                for end, count in zip(ends, num_rows, strict=True)
+                for row in range(end - count, end)
+            ]
+            logits = logits[torch.tensor(used, device=logits.device)]
         requests = [
-            SampleRequest(sequence.sampler, step.end_index, sequence.drafter.history(step))
+            SampleRequest(
+                sequence.sampler, step.first_index, sequence.drafter.history(step), step.guess
+            )
             for sequence, step in steps
         ]
-        return sample_step(requests, logits, num_rows=[1] * len(steps))
+        return sample_step(requests, logits, num_rows=num_rows)
 
     def _finish(
         self,
@@ -142,8 +161,9 @@ class DraftEngine(Engine[DraftSequence, DraftStep]):
         began_ns: int,
         ended_ns: int,
     ) -> None:
-        sequence.count_step(ended_ns - began_ns)
-        sequence.drafter.finish_step(step, token_ids[0])
+        num_drafted = sequence.drafter.finish_step(step, token_ids)
+        if num_drafted:
+            sequence.count_step(ended_ns - began_ns, num_drafted)
         self._offer_block(sequence)
 
     def _offer_block(self, sequence: DraftSequence) -> None:
@@ -153,3 +173,11 @@ class DraftEngine(Engine[DraftSequence, DraftStep]):
         if block is not None:
             sequence.wait_ns = 0
             self._emit(sequence, block)
+
+
+def text_ids(prompt: Prompt) -> list[int]:
+    """The prompt's ids without those that stand for prunable visual tokens."""
+    is_text = torch.ones(prompt.length, dtype=torch.bool)
+    is_text[prompt.visual_indices] = False
+    ids: list[int] = torch.as_tensor(prompt.input_ids)[is_text].tolist()
+    return ids

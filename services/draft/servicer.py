@@ -22,9 +22,9 @@ from services.draft.engine import DraftEngine, DraftSequence
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     """DraftService over an engine that the host hands out."""
 
-    def __init__(self, host: ServiceHost[DraftEngine]) -> None:
+    def __init__(self, host: ServiceHost[DraftEngine], *, max_guessed: int = 0) -> None:
         self._host = host
-        self._streams = _DraftStreams(host)
+        self._streams = _DraftStreams(host, max_guessed)
 
     async def Draft(  # type: ignore[override]
         self, _: Any, context: Context
@@ -49,14 +49,18 @@ def build_service(settings: DraftSettings) -> EngineService[DraftEngine]:
         max_message_bytes=settings.max_message_bytes,
     )
     draft_pb2_grpc.add_DraftServiceServicer_to_server(
-        DraftServicer(service.host), service.rpc.server
+        DraftServicer(service.host, max_guessed=settings.max_guessed), service.rpc.server
     )
     return service
 
 
 class _DraftStreams(SequenceStreams[DraftSequence, DraftEngine]):
+    def __init__(self, host: ServiceHost[DraftEngine], max_guessed: int) -> None:
+        super().__init__(host)
+        self._max_guessed = max_guessed
+
     def new_sequence(self, request: OpenRequest, reservation: Reservation) -> DraftSequence:
-        return DraftSequence(request, reservation)
+        return DraftSequence(request, reservation, max_guessed=self._max_guessed)
 
     def take(
         self,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hippo.errors import InvalidRequestError
 from hippo.speculation.drafter import Drafter, DraftStep
@@ -44,7 +47,7 @@ def start(drafter: Drafter) -> DraftStep:
 
 def draft(drafter: Drafter, *ids: int) -> None:
     for token_id in ids:
-        drafter.finish_step(start(drafter), token_id)
+        drafter.finish_step(start(drafter), [token_id])
 
 
 def take(drafter: Drafter) -> Block:
@@ -172,9 +175,8 @@ def test_a_commit_that_makes_the_running_step_stale_discards_its_token() -> None
     take(drafter)
     step = start(drafter)
     drafter.add_commit(Commit(1, 0, (10, 51)))
-    assert drafter.is_stale(step)
     assert list(drafter.history(step)) == [10, 11]
-    drafter.finish_step(step, 12)
+    drafter.finish_step(step, [12])
     assert drafter.next_step() == DraftStep(1, (51,))
 
 
@@ -183,8 +185,7 @@ def test_a_commit_that_agrees_with_the_running_step_leaves_it_alone() -> None:
     draft(drafter, 11)
     step = start(drafter)
     drafter.add_commit(Commit(0, 0, (10, 11)))
-    assert not drafter.is_stale(step)
-    drafter.finish_step(step, 12)
+    drafter.finish_step(step, [12])
     assert list(drafter.ids) == [10, 11, 12]
 
 
@@ -193,8 +194,7 @@ def test_what_a_stale_step_fed_rightly_is_not_fed_again() -> None:
     draft(drafter, 11)
     step = start(drafter)
     drafter.add_commit(Commit(0, 0, (10, 11, 52)))
-    assert drafter.is_stale(step)
-    drafter.finish_step(step, 12)
+    drafter.finish_step(step, [12])
     assert drafter.next_step() == DraftStep(2, (52,))
 
 
@@ -204,7 +204,7 @@ def test_a_draft_that_fell_behind_feeds_all_it_missed_at_once() -> None:
     drafter.add_commit(Commit(0, 0, (10, 11, 12, 13)))
     step = start(drafter)
     assert step == DraftStep(0, (10, 11, 12, 13))
-    drafter.finish_step(step, 14)
+    drafter.finish_step(step, [14])
     assert take(drafter).start_index == 4
 
 
@@ -213,7 +213,7 @@ def test_a_draft_that_joins_in_mid_answer_feeds_what_is_settled() -> None:
     assert drafter.take_block(0, 0) is None
     step = start(drafter)
     assert step == DraftStep(0, (10, 11, 12))
-    drafter.finish_step(step, 13)
+    drafter.finish_step(step, [13])
     assert take(drafter) == Block(4, 3, (13,), step_ns=1, wait_ns=2)
 
 
@@ -238,3 +238,116 @@ def test_a_commit_after_a_gap_is_refused() -> None:
     drafter = make_drafter()
     with pytest.raises(InvalidRequestError, match="without a gap"):
         drafter.add_commit(Commit(0, 1, (11,)))
+
+
+def make_guessing(
+    *, max_ahead: int = 40, max_guessed: int = 3, prompt: Sequence[int] = ()
+) -> Drafter:
+    drafter = Drafter(
+        max_tokens=100,
+        end_token_ids=[END],
+        pace=make_pace(max_ahead=max_ahead),
+        max_guessed=max_guessed,
+    )
+    drafter.begin(10, prompt)
+    return drafter
+
+
+def test_a_guess_is_kept_as_far_as_the_draft_itself_says_the_same() -> None:
+    drafter = make_guessing(prompt=[10, 11, 12, 13, 14])
+    step = start(drafter)
+    assert (step.token_ids, step.guess, step.first_index) == ((10, 11, 12, 13), (11, 12, 13), 1)
+    assert drafter.finish_step(step, [11, 12, 77, 78]) == 3
+    assert list(drafter.ids) == [10, 11, 12, 77]
+    assert start(drafter).token_ids[0] == 77  # what was fed rightly is not fed again
+
+
+def test_a_guess_that_is_right_brings_one_token_more() -> None:
+    drafter = make_guessing(prompt=[10, 11, 12])
+    assert drafter.finish_step(start(drafter), [11, 12, 10, 11]) == 4
+    assert list(drafter.ids) == [10, 11, 12, 10, 11]
+    assert start(drafter).token_ids[0] == 11
+
+
+def test_what_a_broken_run_said_next_is_tried_first() -> None:
+    drafter = make_guessing(max_guessed=1)
+    draft(drafter, 11, 12, 13, 14, 15)
+    take(drafter)
+    drafter.add_commit(Commit(1, 0, (10, 51)))
+    step = start(drafter)
+    assert step == DraftStep(1, (51, 12, 13, 14), num_guessed=3)
+    assert drafter.finish_step(step, [12, 13, 88, 89]) == 3
+    assert take(drafter).token_ids == (12, 13, 88)
+
+
+def test_no_guess_goes_beyond_what_is_to_be_drafted() -> None:
+    prompt = [10, 11, 12, 13, 14, 15]
+    drafter = make_guessing(prompt=prompt, max_ahead=3)
+    step = start(drafter)
+    assert step.token_ids == (10, 11)
+    assert drafter.finish_step(step, [11, 12]) == 2
+    assert drafter.is_exhausted and drafter.next_step() is None
+    drafter = make_guessing(prompt=[10, 11, END, 12])
+    assert start(drafter).token_ids == (10, 11)
+
+
+def test_nothing_behind_an_end_token_is_drafted() -> None:
+    drafter = make_guessing(prompt=[10, 11, 12, 13])
+    assert drafter.finish_step(start(drafter), [11, END, 13, 14]) == 2
+    assert list(drafter.ids) == [10, 11, END]
+    assert drafter.next_step() is None
+
+
+def test_commits_along_a_guess_leave_what_comes_behind_them() -> None:
+    drafter = make_guessing(prompt=[10, 11, 12, 13])
+    step = start(drafter)
+    drafter.add_commit(Commit(0, 0, (10, 11, 12)))
+    assert drafter.finish_step(step, [11, 12, 13, 14]) == 2
+    assert list(drafter.ids) == [10, 11, 12, 13, 14]
+
+
+def test_a_pace_that_stops_the_draft_in_a_step_leaves_it_able_to_go_on() -> None:
+    drafter = make_guessing(prompt=[10, 11, 12, 13])
+    step = start(drafter)
+    drafter.set_pace(Pace())
+    assert drafter.finish_step(step, [11, 12, 13, 14]) == 1
+    assert drafter.next_step() is None
+    drafter.set_pace(make_pace())
+    assert start(drafter).token_ids[0] == 11
+
+
+@given(data=st.data(), seed=st.integers(0, 2**16))
+def test_only_what_the_draft_itself_says_is_drafted_however_it_guesses(
+    data: st.DataObject, seed: int
+) -> None:
+    """Commits of any length, right or wrong, come before and during steps."""
+    rng = random.Random(seed)
+
+    def says(history: Sequence[int]) -> int:
+        return random.Random(repr((seed, *history[-2:]))).randrange(4)
+
+    drafter = Drafter(
+        max_tokens=60,
+        end_token_ids=[3] if seed % 2 else [],
+        pace=make_pace(max_ahead=data.draw(st.integers(1, 12))),
+        max_guessed=data.draw(st.integers(0, 4)),
+    )
+    drafter.begin(says([]), [rng.randrange(4) for _ in range(seed % 7)])
+    settled: list[int] = []
+    for _ in range(40):
+        step = drafter.next_step()
+        if rng.random() < 0.5 and len(settled) < 50:
+            known = list(drafter.ids)[len(settled) : len(settled) + rng.randrange(1, 5)]
+            added = known or [rng.randrange(4)]
+            if rng.random() < 0.4:
+                added[-1] = rng.randrange(4)
+            drafter.add_commit(Commit(drafter.epoch, len(settled), tuple(added)))
+            settled += added
+        if step is not None:
+            history = list(drafter.history(step))
+            chosen = [says(history + list(step.guess[:row])) for row in range(len(step.guess) + 1)]
+            drafter.finish_step(step, chosen)
+        ids = list(drafter.ids)
+        assert ids[: len(settled)] == settled
+        for index in range(len(settled), len(ids)):
+            assert ids[index] == says(ids[:index])

@@ -110,6 +110,7 @@ def run(
         end_token_ids=end_token_ids,
         outages=outages,
         repeat=repeat,
+        max_guessed=seed % 5,
     ).run(most_events=400 * max_tokens + 4_000)
     assert outcome.output_ids == decode_alone(target, max_tokens, end_token_ids)
     assert outcome.num_out_of_step == 0

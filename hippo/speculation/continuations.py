@@ -1,0 +1,57 @@
+"""Guesses without a model: what followed the same words before, and what a rejected run said next.
+
+The draft model checks a guess in the forward that it makes anyway, as the target checks the
+draft's tokens, so several of its tokens come of one forward where the text repeats itself (prompt
+lookup decoding, Saxena 2023, here one level down).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_LONGEST_MATCH = 3  # words are matched by this many tokens at most, by fewer where that fails
+_MOST_PROMPT_TOKENS = 4096  # the last ones of a prompt that are looked at
+
+
+class Continuations:
+    """What followed the same tokens before, in one sequence's prompt and answer.
+
+    ``prompt_ids`` are the prompt's text, without visual tokens. A token costs a few dictionary
+    entries, whatever the length of the text.
+    """
+
+    def __init__(self, prompt_ids: Sequence[int] = ()) -> None:
+        self._ids: list[int] = []
+        self._places: dict[tuple[int, ...], int] = {}  # where what followed a match stands
+        self._extend(prompt_ids[-_MOST_PROMPT_TOKENS:])
+        self._num_prompt = len(self._ids)
+
+    def after(self, output_ids: Sequence[int], most: int) -> tuple[int, ...]:
+        """At most ``most`` tokens that may follow the answer so far; often none.
+
+        Of several matches the longest, and of these the last, is taken. ``output_ids`` begin with
+        those of the last call, unless they were rolled back since.
+        """
+        if most < 1:
+            return ()
+        self._extend(output_ids[len(self._ids) - self._num_prompt :])
+        ids = self._ids
+        for length in range(min(_LONGEST_MATCH, len(ids)), 0, -1):
+            suffix = tuple(ids[-length:])
+            place = self._places.get(suffix, len(ids))
+            # Behind a rollback an entry may point at other tokens than those it was made of.
+            if place < len(ids) and tuple(ids[place - length : place]) == suffix:
+                return tuple(ids[place : place + most])
+        return ()
+
+    def roll_back(self, num_output_ids: int) -> None:
+        """Forgets all of the answer but so many of its first tokens."""
+        del self._ids[self._num_prompt + num_output_ids :]
+
+    def _extend(self, token_ids: Sequence[int]) -> None:
+        ids = self._ids
+        for token_id in token_ids:
+            end = len(ids)
+            for length in range(1, min(_LONGEST_MATCH, end) + 1):
+                self._places[tuple(ids[end - length :])] = end
+            ids.append(token_id)
