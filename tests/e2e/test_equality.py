@@ -38,7 +38,10 @@ def test_every_policy_gives_the_targets_own_answer(
     pair = _answer(client, clip, {"policy": policy}, **sampling)
     assert pair.choices[0].message.content == alone.choices[0].message.content
     assert pair.usage == alone.usage
-    assert pair.model_extra["hippo"]["draft_used"] is True
+    figures = pair.model_extra["hippo"]
+    assert figures["num_draft_streams"] == 1 and figures["draft_problem"] is None
+    # The adaptive policy may wait for nothing that this draft, never right, has to say.
+    assert figures["draft_used"] or policy == "adaptive"
 
 
 @pytest.mark.parametrize("strategy", [strategy.value for strategy in PruningStrategy])
