@@ -51,8 +51,8 @@ class Machine:
             return rng.lognormvariate(0.0, self.noise) if self.noise else 1.0
 
         return Costs(
-            target_ns=lambda n: self.target_ms * _MS * interpolate(points, n) * jitter(),
-            draft_ns=lambda n: draft_ns * (1 + 0.05 * (n - 1)) * jitter(),
+            target_ns=lambda n, context: self.target_ms * _MS * interpolate(points, n) * jitter(),
+            draft_ns=lambda n, context: draft_ns * (1 + 0.05 * (n - 1)) * jitter(),
             leg_ns=lambda: self.leg_ms * _MS * (0.8 + 0.4 * rng.random()),
             draft_message_ns=3 * self.message_ms * _MS,  # the gateway is on the draft's core
             target_message_ns=self.message_ms * _MS,

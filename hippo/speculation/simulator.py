@@ -10,83 +10,20 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 from hippo.speculation.coordinator import Action, Coordinator, SendBlock, SendCommit
 from hippo.speculation.drafter import Drafter, DraftStep
 from hippo.speculation.policies import Policy
-from hippo.speculation.stats import SpeculationStats
 from hippo.speculation.verifier import Verifier, VerifyStep, Wait
+from hippo.speculation.virtual_time import Costs, Device, Outage, Outcome
 from hippo.types import Block, Timing, Verdict
+
+__all__ = ["Costs", "Outage", "Outcome", "Simulation", "TokenFunction"]
 
 TokenFunction = Callable[[Sequence[int]], int]
 
 _MS = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """What everything takes, in nanoseconds; the defaults are a small pair on two CPU cores."""
-
-    target_ns: Callable[[int], float]  # of the number of rows
-    draft_ns: Callable[[int], float]
-    target_prefill_ns: int = 60 * _MS
-    draft_prefill_ns: int = 30 * _MS
-    leg_ns: Callable[[], float] = lambda: 250_000.0  # one message, service to gateway or back
-    draft_message_ns: float = 0.0  # a relayed message takes this much from the draft's device
-    target_message_ns: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Outage:
-    """The draft is lost at one time and, if ``back_ns`` is set, attached again at another."""
-
-    lost_ns: int
-    back_ns: int | None = None
-
-
-@dataclass(slots=True)
-class Outcome:
-    """How one simulated sequence went."""
-
-    output_ids: list[int] = field(default_factory=list)
-    verdicts: list[Verdict] = field(default_factory=list)
-    decode_ns: float = 0.0  # from the first token to the last
-    num_events: int = 0
-    most_queued: int = 0
-    num_out_of_step: int = 0  # blocks of an epoch that the verifier had not reached
-    stats: SpeculationStats = field(default_factory=SpeculationStats)
-
-    @property
-    def tokens_per_second(self) -> float:
-        return (len(self.output_ids) - 1) / (self.decode_ns / 1e9) if self.decode_ns else 0.0
-
-
-class _Device:
-    """Runs one thing at a time; messages handled meanwhile make it take longer."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        self._simulation = simulation
-        self.is_busy = False
-        self.free_since = 0.0
-        self._free_at = 0.0  # when what was asked of it so far is done
-
-    def run(self, duration_ns: float, done: Callable[[], None]) -> None:
-        self.is_busy = True
-        self.disturb(duration_ns)
-        self._finish(done)
-
-    def disturb(self, duration_ns: float) -> None:
-        self._free_at = max(self._free_at, self._simulation.now) + duration_ns
-
-    def _finish(self, done: Callable[[], None]) -> None:
-        if self._free_at > self._simulation.now:
-            self._simulation.at(self._free_at, partial(self._finish, done))
-            return
-        self.is_busy = False
-        self.free_since = self._simulation.now
-        done()
 
 
 class Simulation:
@@ -101,11 +38,14 @@ class Simulation:
         costs: Costs,
         max_tokens: int,
         end_token_ids: Collection[int] = (),
+        num_prompt_tokens: int = 0,
+        num_draft_prompt_tokens: int = 0,
         outages: Sequence[Outage] = (),
         repeat: Callable[[Action], bool] = lambda action: False,
         max_guessed: int = 0,
     ) -> None:
-        """``repeat`` tells which of the gateway's messages are sent once more later."""
+        """The prompts' lengths, those that each model caches, are part of the context that costs
+        depend on. ``repeat`` tells which of the gateway's messages are sent once more later."""
         self.now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -114,18 +54,21 @@ class Simulation:
         self._costs = costs
         self._max_tokens = max_tokens
         self._end_token_ids = end_token_ids
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_draft_prompt_tokens = num_draft_prompt_tokens
         self._repeat = repeat
         self._max_guessed = max_guessed
         self._coordinator = Coordinator(policy)
         pace = self._coordinator.pace
         self._verifier = Verifier(max_tokens=max_tokens, end_token_ids=end_token_ids, pace=pace)
-        self._target = _Device(self)
-        self._draft = _Device(self)
+        self._target = Device(self)
+        self._draft = Device(self)
         self._drafter: Drafter | None = None
         self._life = 0  # counts drafts, so that what a lost one still does is ignored
         self._last_arrival: dict[str, float] = {}
+        self._draft_wait_ns = 0.0
+        self._draft_step_mean_ns = 0.0  # as the draft's engine reports it
         self._outcome = Outcome()
-        self._first_token_at = 0.0
         for outage in outages:
             self.after(outage.lost_ns, self._lose_draft)
             if outage.back_ns is not None:
@@ -174,30 +117,34 @@ class Simulation:
         if isinstance(step, Wait):
             self.after(max(1.0, step.until_ns - self.now), self._drive_target)
         elif step is not None:
-            wait_ns = self.now - self._target.free_since
-            duration = self._costs.target_ns(len(step.token_ids))
-            self._target.run(duration, partial(self._finish_target, step, wait_ns, self.now))
+            wait_ns = self._target.take_idle_ns()
+            context = self._num_prompt_tokens + step.start_index
+            duration = self._costs.target_ns(len(step.token_ids), context)
+            if self._draft.is_busy:
+                duration *= 1 + self._costs.target_contention
+            self._target.run(duration, partial(self._finish_target, step, wait_ns, context))
 
-    def _finish_target(self, step: VerifyStep, wait_ns: float, started: float) -> None:
+    def _finish_target(self, step: VerifyStep, wait_ns: float, context: int) -> None:
         history = list(self._verifier.committed_ids)
         target_ids = [self._target_tokens(history)]
         for draft_id in step.token_ids[1:]:
             history.append(draft_id)
             target_ids.append(self._target_tokens(history))
         timing = Timing(
-            forward_ns=round(self.now - started),
+            forward_ns=round(self.now - self._target.began),
             wait_ns=round(wait_ns),
             num_rows=len(step.token_ids),
-            context_length=step.start_index,
+            context_length=context,
         )
         self._tell(self._verifier.finish_step(step, target_ids, timing))
+        self._target.disturb(self._costs.target_scheduling_ns())
         self._drive_target()
 
     def _tell(self, verdict: Verdict) -> None:
         self._outcome.verdicts.append(verdict)
         if verdict.start_index == 0:
-            self._first_token_at = self.now
-        self._outcome.decode_ns = self.now - self._first_token_at
+            self._outcome.first_token_ns = self.now
+        self._outcome.decode_ns = self.now - self._outcome.first_token_ns
         self._target.disturb(self._costs.target_message_ns)
         self._send("target to gateway", partial(self._on_verdict, verdict))
 
@@ -224,6 +171,8 @@ class Simulation:
             epoch=self._coordinator.epoch,
             max_guessed=self._max_guessed,
         )
+        self._draft_step_mean_ns = 0.0
+        self._draft.disturb(max(0.0, self._costs.draft_prefill_delay_ns - self.now))
         self._draft.run(self._costs.draft_prefill_ns, partial(self._begin_draft, self._life))
 
     def _begin_draft(self, life: int) -> None:
@@ -235,11 +184,13 @@ class Simulation:
         drafter = self._drafter
         if drafter is None or self._draft.is_busy:
             return
-        wait_ns = self.now - self._draft.free_since
-        self._send_block(drafter, wait_ns)
+        self._send_block(drafter)
         step = drafter.next_step()
         if step is not None:
-            duration = self._costs.draft_ns(len(step.token_ids))
+            context = self._num_draft_prompt_tokens + step.start_index
+            duration = self._costs.draft_ns(len(step.token_ids), context)
+            if self._target.is_busy:
+                duration *= 1 + self._costs.draft_contention
             self._draft.run(duration, partial(self._finish_draft, self._life, step))
 
     def _finish_draft(self, life: int, step: DraftStep) -> None:
@@ -249,12 +200,24 @@ class Simulation:
             for guessed_id in step.guess:
                 history.append(guessed_id)
                 token_ids.append(self._draft_tokens(history))
-            self._drafter.finish_step(step, token_ids)
+            num_drafted = self._drafter.finish_step(step, token_ids)
+            self._count_draft_step(self.now - self._draft.began, num_drafted)
+            self._draft.disturb(self._costs.draft_scheduling_ns())
             self._drive_draft()
 
-    def _send_block(self, drafter: Drafter, wait_ns: float) -> None:
-        block = drafter.take_block(round(self._costs.draft_ns(1)), round(wait_ns))
+    def _count_draft_step(self, duration_ns: float, num_drafted: int) -> None:
+        self._outcome.num_draft_steps += 1
+        self._outcome.draft_busy_ns += duration_ns
+        if num_drafted:
+            ns = duration_ns / num_drafted
+            mean = self._draft_step_mean_ns
+            self._draft_step_mean_ns += (ns - mean) / 8 if mean else ns
+
+    def _send_block(self, drafter: Drafter) -> None:
+        self._draft_wait_ns += self._draft.take_idle_ns()
+        block = drafter.take_block(round(self._draft_step_mean_ns), round(self._draft_wait_ns))
         if block is not None:
+            self._draft_wait_ns = 0.0
             self._draft.disturb(self._costs.draft_message_ns)
             self._send(f"draft {self._life} to gateway", partial(self._on_block, self._life, block))
 
@@ -293,7 +256,7 @@ class Simulation:
     def _lose_draft(self) -> None:
         if self._drafter is not None:
             self._drafter = None
-            self._draft = _Device(self)
+            self._draft = Device(self)
             self._act(self._coordinator.on_draft_lost())
 
     def _attach_draft(self) -> None:

@@ -88,7 +88,7 @@ def run(
     end_token_ids: set[int],
     num_ids: int,
     leg_ns: Callable[[], float],
-    draft_ns: Callable[[int], float],
+    draft_ns: Callable[[int, int], float],
     outages: Sequence[Outage] = (),
     repeat: Callable[[Action], bool] = lambda action: False,
     draft_prefill_ns: int = 30 * _MS,
@@ -100,7 +100,7 @@ def run(
         draft=toy_draft(target, seed, agreement, num_ids),
         policy=policy,
         costs=Costs(
-            target_ns=lambda num_rows: _MS * (9 + num_rows),
+            target_ns=lambda num_rows, context: _MS * (9 + num_rows),
             draft_ns=draft_ns,
             leg_ns=leg_ns,
             draft_prefill_ns=draft_prefill_ns,
@@ -175,7 +175,7 @@ def test_output_equals_target_only_whatever_the_network_does(
         end_token_ids=data.draw(st.sampled_from((set(), {0}, {0, 1}))),
         num_ids=data.draw(st.sampled_from((2, 5, 40))),
         leg_ns=lambda: rng.random() * slowest_leg * _MS,
-        draft_ns=lambda num_rows: (0.2 + rng.random() * 2) * _MS,
+        draft_ns=lambda num_rows, context: (0.2 + rng.random() * 2) * _MS,
         draft_prefill_ns=data.draw(st.sampled_from((1, 30, 200))) * _MS,
     )
     if name in ("serial", "vpsd"):
@@ -206,7 +206,7 @@ def test_output_equals_target_only_with_a_draft_that_stalls_dies_and_returns(
         end_token_ids=data.draw(st.sampled_from((set(), {0}))),
         num_ids=data.draw(st.sampled_from((2, 40))),
         leg_ns=lambda: rng.random() * slowest_leg * _MS,
-        draft_ns=lambda num_rows: 300 * _MS if rng.random() < 0.02 else 1.2 * _MS,
+        draft_ns=lambda num_rows, context: 300 * _MS if rng.random() < 0.02 else 1.2 * _MS,
         outages=outages,
         repeat=lambda action: rng.random() < 0.2,
     )
@@ -226,7 +226,7 @@ def test_output_equals_target_only_at_a_pace_that_keeps_changing(
         end_token_ids={0},
         num_ids=50,
         leg_ns=lambda: rng.expovariate(1) * _MS,
-        draft_ns=lambda num_rows: draft_ms * _MS,
+        draft_ns=lambda num_rows, context: draft_ms * _MS,
         repeat=lambda action: rng.random() < 0.2,
     )
 
@@ -241,7 +241,7 @@ def test_a_draft_that_is_always_right_is_never_rejected(name: str) -> None:
         end_token_ids=set(),
         num_ids=1000,
         leg_ns=lambda: 250_000.0,
-        draft_ns=lambda num_rows: 1.2 * _MS,
+        draft_ns=lambda num_rows, context: 1.2 * _MS,
     )
     assert outcome.stats.num_rejections == 0
     assert outcome.stats.num_accepted_tokens == outcome.stats.num_draft_tokens
@@ -261,7 +261,7 @@ def test_both_sides_count_the_same_epochs_when_nothing_is_lost(name: str) -> Non
         end_token_ids=set(),
         num_ids=1000,
         leg_ns=lambda: 250_000.0,
-        draft_ns=lambda num_rows: 1.2 * _MS,
+        draft_ns=lambda num_rows, context: 1.2 * _MS,
     )
     assert outcome.stats.num_rejections > 20
     assert outcome.stats.mean_tokens_per_forward > 1.4
