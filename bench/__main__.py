@@ -98,7 +98,7 @@ def _measure_engine(
             title = f"{kind} prompts, {options.dtype}, T={temperature:g}"
             records, run = run_systems(
                 console, url, clips, chosen, title=title, temperature=temperature,
-                num_repeats=args.repeats,
+                num_repeats=args.repeats, has_timeline=args.timeline,
             )  # fmt: skip
             runs.append((records, {**facts, **run}))
     for records, run in runs:
@@ -164,6 +164,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--systems", type=listed, default=[], help="beginnings of names, without spaces")
     add("--num-clips", type=int, default=20, help="held-out clips a kind")
     add("--repeats", type=int, default=1, help="runs of each answer; the median one counts")
+    add("--timeline", action="store_true", help="keep every verdict and block (simulate_fit)")
     add("--strategy", default="holistic", help="how the draft's visual tokens are chosen")
     add("--ratio", type=float, default=0.9, help="share pruned on long prompts")
     add("--short-ratio", type=float, default=0.0, help="share pruned on short prompts")

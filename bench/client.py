@@ -53,6 +53,7 @@ def ask(
     temperature: float = 0.0,
     seed: int = 0,
     is_video_first: bool = True,
+    has_timeline: bool = False,
 ) -> Answer:
     """Streams one answer; raises RuntimeError with the server's message on an error."""
     content: list[dict[str, Any]] = [{"type": "text", "text": question}]
@@ -67,6 +68,7 @@ def ask(
         "seed": seed,
         "stream": True,
         "return_token_ids": True,
+        "return_timeline": has_timeline,
         "speculative": dict(speculative),
     }
     payload = json.dumps(body).encode()

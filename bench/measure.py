@@ -65,12 +65,14 @@ def measure(
     temperature: float = 0.0,
     max_tokens: int = 256,
     num_repeats: int = 1,
+    has_timeline: bool = False,
 ) -> Iterator[Record]:
     """Yields records clip by clip.
 
     Target-only runs before and after the other systems on each clip; the baseline is the mean of
     the two, and their ratio (system "target-only", twice a clip) shows the drift of the machine.
-    With ``num_repeats`` each of these is the run of median decode time among that many.
+    With ``num_repeats`` each of these is the run of median decode time among that many;
+    ``has_timeline`` keeps every verdict and block in its figures.
     """
     with httpx.Client(base_url=base_url, timeout=600) as client:
         warm_up = video_url(clips[0].path)
@@ -92,6 +94,7 @@ def measure(
                         temperature=temperature,
                         seed=seed,
                         is_video_first=clip.is_video_first,
+                        has_timeline=has_timeline,
                     )
                     for _ in range(num_repeats)
                 ]

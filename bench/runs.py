@@ -47,6 +47,7 @@ def run_systems(
     title: str,
     temperature: float = 0.0,
     num_repeats: int = 1,
+    has_timeline: bool = False,
 ) -> tuple[list[Record], dict[str, Any]]:
     """Measures the systems with a progress bar and prints their table."""
     records: list[Record] = []
@@ -54,7 +55,12 @@ def run_systems(
     with _progress(console) as progress:
         task = progress.add_task(title, total=num_answers)
         for record in measure(
-            url, clips, systems, temperature=temperature, num_repeats=num_repeats
+            url,
+            clips,
+            systems,
+            temperature=temperature,
+            num_repeats=num_repeats,
+            has_timeline=has_timeline,
         ):
             records.append(record)
             progress.advance(task)

@@ -271,7 +271,7 @@ class Completion:
         if isinstance(message, Block):
             self._draft_heard_ns = now_ns
             self._draft_owes = not message.is_exhausted and self._coordinator.pace.max_ahead > 0
-            self.record.add_block(now_ns)
+            self.record.add_block(message, now_ns)
             await self._carry_out(self._coordinator.on_block(message, now_ns))
         elif isinstance(message, Timing):
             self._owe(now_ns)

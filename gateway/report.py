@@ -9,6 +9,7 @@ from gateway.baseline import Baseline, StepsByContext, StepSums, context_range
 from hippo.metrics.gateway import DraftLoss
 from hippo.speculation.stats import SpeculationStats
 from hippo.types import (
+    Block,
     FinishReason,
     OpenRequest,
     PromptInfo,
@@ -16,6 +17,40 @@ from hippo.types import (
     Timing,
     Verdict,
 )
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Every verdict and block of one completion, as it came to the gateway; kept on request."""
+
+    verdicts: list[tuple[int, Verdict]] = field(default_factory=list)  # ns, verdict
+    blocks: list[tuple[int, Block]] = field(default_factory=list)
+
+    def as_dict(self, start_ns: int) -> dict[str, list[dict[str, Any]]]:
+        """For JSON; times in milliseconds, ``at`` since ``start_ns``."""
+        return {
+            "verdicts": [
+                {
+                    "at": _ms(now_ns - start_ns),
+                    "tokens": len(verdict.token_ids),
+                    "rows": verdict.timing.num_rows,
+                    "context": verdict.timing.context_length,
+                    "forward": _ms(verdict.timing.forward_ns),
+                    "wait": _ms(verdict.timing.wait_ns),
+                    "is_rejection": verdict.is_rejection,
+                }
+                for now_ns, verdict in self.verdicts
+            ],
+            "blocks": [
+                {
+                    "at": _ms(now_ns - start_ns),
+                    "tokens": len(block.token_ids),
+                    "step": _ms(block.step_ns),
+                    "wait": _ms(block.wait_ns),
+                }
+                for now_ns, block in self.blocks
+            ],
+        }
 
 
 @dataclass(slots=True)
@@ -45,6 +80,7 @@ class Record:
     intervals_ns: list[int] = field(default_factory=list)  # from one verdict to the next
     alone_steps: StepsByContext = field(default_factory=dict)  # of these, target-only ones
     was_alone: bool = False
+    timeline: Timeline | None = None
 
     def add_verdict(self, verdict: Verdict, now_ns: int, *, is_alone: bool = False) -> None:
         """A verdict has come; ``is_alone``: the draft rested, or there was none."""
@@ -60,10 +96,14 @@ class Record:
                 self.alone_steps.setdefault(index, StepSums()).add(duration_ns, context_length)
         self.was_alone = is_alone
         self.last_verdict_ns = now_ns
+        if self.timeline is not None:
+            self.timeline.verdicts.append((now_ns, verdict))
 
-    def add_block(self, now_ns: int) -> None:
+    def add_block(self, block: Block, now_ns: int) -> None:
         """A block has come."""
         self.first_block_ns = self.first_block_ns or now_ns
+        if self.timeline is not None:
+            self.timeline.blocks.append((now_ns, block))
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -100,7 +140,7 @@ def figures(record: Record, request: OpenRequest, baseline: Baseline) -> dict[st
     """The ``hippo`` object; docs/api.md explains each name."""
     stats, selection = record.stats, record.selection
     baseline_ns = record.baseline_ns(baseline)
-    return {
+    facts: dict[str, Any] = {
         "policy": record.policy,
         "is_calibration": record.is_calibration,
         "estimated_speedup": (
@@ -132,6 +172,9 @@ def figures(record: Record, request: OpenRequest, baseline: Baseline) -> dict[st
         "mean_run_length": round(stats.mean_run_length, 4),
         "timings_ms": _timings(record),
     }
+    if record.timeline is not None:
+        facts["timeline_ms"] = record.timeline.as_dict(record.first_verdict_ns)
+    return facts
 
 
 def _timings(record: Record) -> dict[str, float | None]:

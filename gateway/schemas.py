@@ -207,6 +207,9 @@ class ChatCompletionRequest(_Model):
     return_token_ids: bool | None = Field(
         default=None, description="Adds `token_ids` to the choice, streamed in its last chunk."
     )
+    return_timeline: bool | None = Field(
+        default=None, description="Adds `timeline_ms`, every verdict and block, to `hippo`."
+    )
 
     mm_processor_kwargs: MediaProcessing | None = None
     speculative: SpeculationOptions | None = None

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from gateway import account, report, sse, translate
 from gateway.coordinator import Completion
 from gateway.errors import describe
-from gateway.report import Record
+from gateway.report import Record, Timeline
 from gateway.routes.models import check_model_name
 from gateway.schemas import ChatCompletionRequest
 from gateway.state import GatewayState, State
@@ -109,6 +109,7 @@ class ChatResponse(Response):
             received_ns=self._received_ns,
             opened_ns=time.monotonic_ns(),
             is_calibration=is_calibration,
+            timeline=Timeline() if body.return_timeline else None,
         )
         counted = state.metrics.model(info.name)
         place = counted.num_waiting

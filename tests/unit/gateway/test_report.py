@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 
 from gateway.baseline import Baseline
-from gateway.report import Record, figures
+from gateway.report import Record, Timeline, figures
 from hippo.types import (
+    Block,
     FramePlan,
     OpenRequest,
     Pruning,
     PruningStrategy,
     SamplingParams,
     Selection,
+    Timing,
     Verdict,
 )
 
@@ -35,8 +37,8 @@ def test_the_drafts_first_block_is_timed_against_the_end_of_the_targets_prefill(
 ) -> None:
     record = Record(policy="vpsd", received_ns=0)
     if block_ms is not None:
-        record.add_block(block_ms * MS)
-        record.add_block(80 * MS)
+        record.add_block(Block(0, 0, (5,)), block_ms * MS)
+        record.add_block(Block(0, 1, (6,)), 80 * MS)
     record.add_verdict(Verdict(0, 0, (5,)), 50 * MS)
     record.add_verdict(Verdict(0, 1, (6,)), 90 * MS)
     timings = figures(record, REQUEST, Baseline())["timings_ms"]
@@ -55,3 +57,25 @@ def test_what_the_draft_saw_and_how_long_the_choice_took_are_reported() -> None:
         "num_kept_tokens": 3,
     }
     assert answer["timings_ms"]["selection"] == 3.0
+
+
+def test_a_timeline_is_kept_and_reported_only_when_it_is_asked_for() -> None:
+    verdict = Verdict(0, 1, (6, 7), timing=Timing(0, 4 * MS, 2 * MS, 3, 100), is_rejection=True)
+    records = [Record("vpsd", 0), Record("vpsd", 0, timeline=Timeline())]
+    for record in records:
+        record.add_verdict(Verdict(0, 0, (5,)), 50 * MS)
+        record.add_block(Block(0, 1, (6, 9), step_ns=MS, wait_ns=0), 55 * MS)
+        record.add_verdict(verdict, 60 * MS)
+    without, having = (figures(record, REQUEST) for record in records)
+    assert "timeline_ms" not in without
+    timeline = having["timeline_ms"]
+    assert timeline["blocks"] == [{"at": 5.0, "tokens": 2, "step": 1.0, "wait": 0.0}]
+    assert timeline["verdicts"][1] == {
+        "at": 10.0,
+        "tokens": 2,
+        "rows": 3,
+        "context": 100,
+        "forward": 4.0,
+        "wait": 2.0,
+        "is_rejection": True,
+    }

@@ -1,0 +1,145 @@
+"""Where the draft agrees with the target on the bench's clips: ``python -m bench.agreement``.
+
+Teacher-forced along the target's greedy answer, on the prompts that ``python -m bench`` asks; so
+the simulator can replay an answer (`hippo simulate --traces`, ``python -m bench.simulate_fit``).
+It depends on the models and the dtype alone, not on how fast the machine is. One line of JSON a
+clip; a run that is broken off goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from rich.console import Console
+from tokenizers import Tokenizer
+
+from bench.clips import Clip, Kind, held_out_clips
+from bench.environment import ROOT
+from bench.pruning.progress import progress_bar
+from bench.pruning.traces import MAX_TOKENS, greedy_output
+from demo.clips import read_facts
+from hippo.cli.stack import BUNDLED_PAIR
+from hippo.models.base import (
+    AttentionTap,
+    DecodedMedia,
+    SequenceRows,
+    StepPlan,
+    VideoLanguageModel,
+)
+from hippo.models.loading import load_model
+from hippo.pruning.select import VisualScores, default_score_layers, select_tokens
+from hippo.types import (
+    ChatMessage,
+    FramePlan,
+    Media,
+    MediaKind,
+    MediaPart,
+    Pruning,
+    PruningStrategy,
+    TextPart,
+)
+from hippo.video.decoder import MediaDecoder
+
+AGREEMENT = ROOT / "bench/out/agreement.jsonl"
+_RATIOS = {"short": 0.0, "long": 0.9}  # those of `python -m bench`
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Writes a line a clip, dtype and kind of prompt."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.agreement",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--kinds", default="short", help="short, long (default: short)")
+    parser.add_argument("--dtypes", default="float32,bfloat16,float16")
+    parser.add_argument("--num-clips", type=int, default=20)
+    parser.add_argument("--out", type=Path, default=AGREEMENT)
+    args = parser.parse_args(argv)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    known = {_key(line) for line in read_agreement(args.out)} if args.out.exists() else set()
+    console = Console()
+    torch.set_num_threads(1)
+    for dtype in args.dtypes.split(","):
+        target, draft = (
+            load_model(str(BUNDLED_PAIR / name), dtype=dtype) for name in ("target", "draft")
+        )
+        for kind in args.kinds.split(","):
+            with tempfile.TemporaryDirectory() as folder, progress_bar(console) as progress:
+                clips = held_out_clips(
+                    Path(folder), kind=cast(Kind, kind), num_clips=args.num_clips
+                )
+                answers = [facts.answer for facts in read_facts(Path(folder))]
+                todo = list(zip(clips, answers, strict=True))
+                for clip, answer in progress.track(todo, description=f"{kind}, {dtype}"):
+                    line = {"kind": kind, "dtype": dtype, "clip": clip.path.name}
+                    if _key(line) in known:
+                        continue
+                    line |= agreement(target, draft, clip, answer, ratio=_RATIOS[kind])
+                    with args.out.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(line) + "\n")
+    console.print(f"written to {args.out}")
+
+
+def read_agreement(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file that ``main`` wrote."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@torch.inference_mode()
+def agreement(
+    target: VideoLanguageModel, draft: VideoLanguageModel, clip: Clip, answer: str, *, ratio: float
+) -> dict[str, Any]:
+    """The trace of one clip and the lengths of both prompts.
+
+    ``answer`` (the true one) only saves time. ``agrees``: "1" for each token of the target's
+    greedy answer, its end token included, that the draft would have proposed there, else "0".
+    """
+    media = [asyncio.run(_decoded(clip.path))]
+    parts: tuple[MediaPart | TextPart, ...] = (MediaPart(0), TextPart(clip.question))
+    message = ChatMessage("user", parts if clip.is_video_first else parts[::-1])
+    prompt = target.prepare([message], media, FramePlan())
+    visual = target.embed_visual(prompt)
+    tap = AttentionTap(default_score_layers(target.num_layers)) if ratio else None
+    *_, logits = target.prefill(0, prompt, visual, None, tap)
+    assert logits is not None
+    tokenizer = Tokenizer.from_str(target.info.tokenizer_json.decode())
+    guess = tokenizer.encode(answer, add_special_tokens=False).ids
+    output = greedy_output(target, int(logits.argmax()), guess, max_tokens=MAX_TOKENS)
+    num_visual, kept = int(prompt.visual_indices.shape[0]), None
+    if tap is not None and visual is not None:
+        scores = VisualScores(tap.scores, visual[:num_visual])
+        pruning = Pruning(PruningStrategy.HOLISTIC, ratio)
+        kept = select_tokens(pruning, prompt.visual_grids, num_visual, scores)
+    draft_prompt = draft.prepare([message], media, FramePlan())
+    *_, logits = draft.prefill(0, draft_prompt, draft.embed_visual(draft_prompt), kept)
+    assert logits is not None
+    said = [int(logits.argmax())]
+    if len(output) > 1:
+        said += draft.forward(StepPlan((SequenceRows(0, 0, output[:-1]),))).argmax(-1).tolist()
+    num_dropped = 0 if kept is None else num_visual - int(kept.shape[0])
+    return {
+        "num_prompt_tokens": prompt.length,
+        "num_draft_prompt_tokens": prompt.length - num_dropped,
+        "agrees": "".join("1" if a == b else "0" for a, b in zip(said, output, strict=True)),
+    }
+
+
+async def _decoded(path: Path) -> DecodedMedia:
+    async with MediaDecoder() as decoder:
+        return await decoder.decode(Media(MediaKind.VIDEO, path.read_bytes()), FramePlan())
+
+
+def _key(line: dict[str, Any]) -> tuple[str, str, str]:
+    return line["kind"], line["dtype"], line["clip"]
+
+
+if __name__ == "__main__":
+    main()
