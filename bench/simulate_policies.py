@@ -17,8 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hippo.simulation.traces import agreement_trace
 from hippo.speculation.policies import Policy, make_policy
 from hippo.speculation.simulator import Costs, Outcome, Simulation
+
+__all__ = ["Machine", "agreement_trace", "mean_speedup", "simulate"]
 
 _MS = 1_000_000
 _GAMMAS = (2, 3, 4, 5, 6, 7, 9, 12)
@@ -65,28 +68,6 @@ def interpolate(points: Sequence[tuple[int, float]], num_rows: int) -> float:
         if num_rows <= n1 or (n1, c1) == points[-1]:
             return c0 + (c1 - c0) * (num_rows - n0) / (n1 - n0)
     raise AssertionError("points ascend")
-
-
-def agreement_trace(
-    rng: random.Random, num_tokens: int, agreement: float, burstiness: float
-) -> list[bool]:
-    """Whether the draft agrees, token by token.
-
-    ``burstiness`` 0: independent; 1: nearly all disagreements are in hard stretches, which make
-    up a fifth of the text and are about five tokens long.
-    """
-    share_hard, length_hard = 0.2, 5.0
-    miss = 1 - agreement
-    miss_hard = min(1.0, miss * (1 + burstiness * (1 / share_hard - 1)))
-    miss_easy = (miss - share_hard * miss_hard) / (1 - share_hard)
-    is_hard = rng.random() < share_hard
-    trace = []
-    for _ in range(num_tokens):
-        leave = 1 / length_hard if is_hard else share_hard / (1 - share_hard) / length_hard
-        if rng.random() < leave:
-            is_hard = not is_hard
-        trace.append(rng.random() >= (miss_hard if is_hard else miss_easy))
-    return trace
 
 
 def simulate(policy: Policy, trace: Sequence[bool], machine: Machine, seed: int) -> Outcome:

@@ -35,12 +35,11 @@ class Costs:
     draft_prefill_delay_ns: int = 0  # from the start until the draft may begin its prefill
     leg_ns: Callable[[], float] = lambda: 250_000.0  # one message, service to gateway or back
     draft_message_ns: float = 0.0  # a relayed message takes this much from the draft's device
+    # What gateway and client do about a verdict (text, stream), where they share its processor.
+    draft_verdict_ns: float = 0.0
     target_message_ns: float = 0.0
     draft_scheduling_ns: Callable[[], float] = _no_delay  # between two of its steps
     target_scheduling_ns: Callable[[], float] = _no_delay
-    # What a step takes more while the other device computes, as where both share memory.
-    target_contention: float = 0.0
-    draft_contention: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,8 +62,9 @@ def _spoken(record: Record) -> None:
 
     def block(*ids: int, epoch: int = 0, start: int = 0) -> None:
         now_ns = next(times) * MS
-        record.add_block(now_ns)
-        coordinator.on_block(Block(epoch, start, ids, step_ns=MS), now_ns)
+        message = Block(epoch, start, ids, step_ns=MS)
+        record.add_block(message, now_ns)
+        coordinator.on_block(message, now_ns)
 
     def verdict(value: Verdict) -> None:
         now_ns = next(times) * MS

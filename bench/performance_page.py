@@ -1,0 +1,126 @@
+"""Puts the simulator's figures into docs/performance.md: ``python -m bench.performance_page``.
+
+Reads what `python -m bench.simulate_fit` and `python -m bench.simulate_papers` wrote; nothing
+between the page's markers is typed by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.environment import ROOT
+from bench.publish import environment_line
+
+PAGE = ROOT / "docs/performance.md"
+_GOAL = 5.0
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Rewrites the page's two sections."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.performance_page",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    out = ROOT / "bench/out"
+    parser.add_argument("--fit", type=Path, nargs="*", default=[out / "fit.json"])
+    parser.add_argument("--papers", type=Path, default=out / "papers.json")
+    args = parser.parse_args(argv)
+    for name, paths in (("fit", args.fit), ("papers", [args.papers])):
+        missing = [str(path) for path in paths if not path.exists()]
+        if missing:
+            raise SystemExit(f"there is no {missing[0]}: run python -m bench.simulate_{name} first")
+    fits = [json.loads(path.read_text(encoding="utf-8")) for path in args.fit]
+    replace_section(PAGE, "fit", "\n\n".join(fit_section(fit) for fit in fits))
+    papers = json.loads(args.papers.read_text(encoding="utf-8"))
+    replace_section(PAGE, "papers", papers_section(papers))
+
+
+def replace_section(path: Path, name: str, body: str) -> None:
+    """Puts ``body`` between ``<!-- NAME: begin -->`` and its end; SystemExit without them."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    text = path.read_text(encoding="utf-8")
+    pattern = re.compile(f"{re.escape(begin)}.*{re.escape(end)}", re.DOTALL)
+    if not pattern.search(text):
+        raise SystemExit(f"{path} has no markers {begin} ... {end}")
+    path.write_text(pattern.sub(lambda _: f"{begin}\n{body}\n{end}", text), encoding="utf-8")
+
+
+def fit_section(fit: Mapping[str, Any]) -> str:
+    """Predicted beside measured, a table a dtype."""
+    records = fit["records"]
+    lines = [
+        f"`{fit['command']}` on what `{records['command']}` measured: "
+        + environment_line(records["environment"])
+    ]
+    for run in fit["runs"]:
+        predictions = run["predictions"]
+        within = sum(abs(each["error_percent"]) <= _GOAL for each in predictions)
+        worst = max(predictions, key=lambda each: abs(each["error_percent"]))
+        lines += [
+            "",
+            f"**{run['kind']} prompts, {run['dtype']}**, learnt from {fit['system']} and its "
+            f"baseline on {run['num_learnt']} clips; the other {run['num_held_out']} clips: "
+            f"{within} of {len(predictions)} policies within {_GOAL:g} %, the worst "
+            f"{worst['system']} ({worst['error_percent']:+.1f} %).",
+            "",
+            "| policy | measured ms/token | predicted | error | ideal | efficiency |",
+            "|---|---:|---:|---:|---:|---:|",
+        ]
+        lines += [
+            f"| {each['system']}{' (learnt)' if each['is_learnt'] else ''} "
+            f"| {each['measured']:.3f} | {each['predicted']:.3f} "
+            f"| {each['error_percent']:+.1f} % | {each['ideal']:.3f} | {each['efficiency']:.0%} |"
+            for each in predictions
+        ]
+        machine = run["machine"]
+        target, draft = machine["target"], machine["draft"]
+        lines += [
+            "",
+            f"Fitted, in ms: target {target['one_row_ms']:.2f} + {target['several_ms']:.2f} from "
+            f"the second row on + {target['row_ms']:.3f} a further row; draft "
+            f"{draft['one_row_ms']:.3f} + {draft['several_ms']:.3f} with several rows; between two "
+            f"target steps {machine['target_scheduling_ms']:.2f}; a message one way "
+            f"{machine['leg_ms']:.2f}, of the draft's core {machine['draft_message_ms']:.2f}, of "
+            f"the target's {machine['target_message_ms']:.3f}; a verdict's text and stream, of the "
+            f"draft's core {machine['draft_verdict_ms']:.2f}.",
+        ]
+    return "\n".join(lines)
+
+
+def papers_section(papers: Mapping[str, Any]) -> str:
+    """A table of all pairs and the pictures of those that were swept."""
+    lines = [
+        f"`{papers['command']}`. **Predicted, not measured.**",
+        "",
+        "| pair | step ms, target / draft | run length drawn | serial × (γ) | vpsd × (γ) "
+        "| adaptive × | adaptive end to end × | tokens/forward |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    pictures = []
+    for pair in papers["pairs"]:
+        by_run: dict[float, list[Mapping[str, Any]]] = {}
+        for row in pair["rows"]:
+            by_run.setdefault(row["run_length_drawn"], []).append(row)
+        for run_length, (serial, vpsd, adaptive) in by_run.items():
+            steps = f"{pair['target_step_ms']:.1f} / {pair['draft_step_ms']:.2f}"
+            lines.append(
+                f"| {pair['title']} | {steps} | {run_length:g} "
+                f"| {serial['decode_speedup']:.2f} ({serial['gamma']}) "
+                f"| {vpsd['decode_speedup']:.2f} ({vpsd['gamma']}) "
+                f"| {adaptive['decode_speedup']:.2f} | {adaptive['end_to_end_speedup']:.2f} "
+                f"| {adaptive['mean_tokens_per_forward']:.2f} |"
+            )
+        if "sweeps" in pair:
+            name = f"predicted-{pair['pair']}.svg"
+            pictures += ["", f"![{pair['title']}: predicted speedups]({name})"]
+    return "\n".join([*lines, *pictures])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""Fits the simulator on one policy and half of the clips, and predicts all the rest.
+
+    python -m bench.agreement                         agreement traces, from the models alone
+    python -m bench.simulate_fit bench/out/short.json
+
+The even clips under one policy and its baseline, target-only, are learnt from, and the decode time
+of the odd clips is predicted under every policy that was measured. Beside each prediction stands
+the ideal: the same step times without transport, messages and scheduling; efficiency is measured
+speed over that.
+Publish with `python -m bench.performance_page`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.agreement import AGREEMENT
+from bench.environment import ROOT
+from bench.fitting import fit, recorded, replayed
+from bench.pruning.progress import progress_bar
+from bench.systems import TARGET_ONLY
+from hippo.errors import InvalidRequestError
+from hippo.simulation.machine import Machine
+from hippo.simulation.replay import PolicyChoice
+from hippo.simulation.traces import Trace, read_traces
+
+_GOAL = 5.0  # percent
+BUNDLED = ROOT / "hippo/simulation/bundled.json"
+
+Records = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One policy on the clips that were not learnt from; times in milliseconds a token."""
+
+    system: str
+    is_learnt: bool  # the fitted policy or its baseline, on other clips
+    measured: float
+    predicted: float
+    ideal: float
+
+    @property
+    def error_percent(self) -> float:
+        """Predicted over measured, less one."""
+        return 100 * (self.predicted / self.measured - 1)
+
+    @property
+    def efficiency(self) -> float:
+        """Measured speed over the ideal's."""
+        return self.ideal / self.measured
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Fits, prints tables and writes JSON."""
+    args = _parse(argv)
+    document = json.loads(args.records.read_text(encoding="utf-8"))
+    console, results = Console(), []
+    runs = [run for run in document["runs"] if _is_fitting(run, args)]
+    if not runs:
+        raise SystemExit(f"{args.records} has no greedy run of {args.kind} prompts to fit")
+    with progress_bar(console) as progress:
+        for run in progress.track(runs, description="fitting"):
+            try:
+                traces = traces_of(args.traces, run["kind"], run["dtype"])
+                results.append(predict(run, traces, args.system))
+            except (InvalidRequestError, ValueError) as error:
+                raise SystemExit(f"{run['kind']}, {run['dtype']}: {error}") from None
+    for result in results:
+        console.print(_table(result, args.system))
+    found = {
+        "command": f"python -m bench.simulate_fit {args.records.name} --system '{args.system}'",
+        "records": {"command": document["command"], "environment": document["environment"]},
+        "system": args.system,
+        "runs": results,
+    }
+    args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if args.bundled:
+        best = next(result for result in results if result["dtype"] == args.bundled)
+        BUNDLED.write_text(json.dumps(best["machine"], indent=1) + "\n", encoding="utf-8")
+    console.print(f"written to {args.out}")
+
+
+def predict(run: Mapping[str, Any], traces: Mapping[str, Trace], system: str) -> dict[str, Any]:
+    """Fits ``system`` on the even clips of a run and predicts every system on the odd ones.
+
+    Raises ValueError when the run has no such system, or no trace fits an answer.
+    """
+    by_system: dict[str, list[Mapping[str, Any]]] = {}
+    for record in run["records"]:
+        by_system.setdefault(record["system"], []).append(record)
+    if system not in by_system:
+        raise ValueError(f"no records of {system!r}; there are {', '.join(by_system)}")
+    clips = sorted({record["clip"] for record in run["records"]})
+    learnt, held_out = set(clips[::2]), set(clips[1::2])
+    own = [record for record in by_system[system] if record["clip"] in learnt]
+    name = f"the bundled pair, {run['kind']} prompts, {run['dtype']}"
+    alone = [record for record in by_system[TARGET_ONLY] if record["clip"] in learnt]
+    fitted = fit(own, alone, _traces_for(own, traces), policy_of(system), name=name)
+    machine = fitted.machine
+    predictions = []
+    for each, records in by_system.items():
+        rest = [record for record in records if record["clip"] in held_out]
+        predictions.append(
+            _prediction(each, rest, traces, machine, is_learnt=each in (system, TARGET_ONLY))
+        )
+    return {
+        "kind": run["kind"],
+        "dtype": run["dtype"],
+        "num_learnt": len(learnt),
+        "num_held_out": len(held_out),
+        "misfit": fitted.misfit,
+        "machine": machine.as_dict(),
+        "predictions": [
+            {**asdict(each), "error_percent": each.error_percent, "efficiency": each.efficiency}
+            for each in predictions
+        ],
+    }
+
+
+def policy_of(system: str) -> PolicyChoice:
+    """The policy behind a benchmark's name for it, such as "serial γ=5"."""
+    if system == TARGET_ONLY:
+        return PolicyChoice("off")
+    name, _, gamma = system.removeprefix("always ").partition(" γ=")
+    return PolicyChoice(name, int(gamma or 5))
+
+
+def traces_of(path: Path, kind: str, dtype: str) -> dict[str, Trace]:
+    """The traces of ``python -m bench.agreement`` by clip; ValueError when there are none."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    found = {}
+    for line, trace in zip(lines, read_traces(path), strict=True):
+        if (line["kind"], line["dtype"]) == (kind, dtype):
+            found[line["clip"]] = trace
+    if not found:
+        raise ValueError(f"{path} has no traces of these: run python -m bench.agreement")
+    return found
+
+
+def _traces_for(records: Records, traces: Mapping[str, Trace]) -> list[Trace]:
+    chosen = []
+    for record in records:
+        trace = traces.get(record["clip"])
+        if trace is None or len(trace.agrees) != record["num_tokens"]:
+            raise ValueError(
+                f"no trace of {record['num_tokens']} tokens for {record['clip']}: run python -m "
+                "bench.agreement with the models that were measured"
+            )
+        chosen.append(trace)
+    return chosen
+
+
+def _prediction(
+    system: str, records: Records, traces: Mapping[str, Trace], machine: Machine, *, is_learnt: bool
+) -> Prediction:
+    chosen, policy = _traces_for(records, traces), policy_of(system)
+    measured = recorded(records)
+    return Prediction(
+        system=system,
+        is_learnt=is_learnt,
+        measured=measured.decode / measured.num_tokens,
+        predicted=replayed(policy, chosen, machine).decode / measured.num_tokens,
+        ideal=replayed(policy, chosen, machine.ideal()).decode / measured.num_tokens,
+    )
+
+
+def _is_fitting(run: Mapping[str, Any], args: argparse.Namespace) -> bool:
+    return (
+        run["kind"] == args.kind
+        and "rival" not in run
+        and run["temperature"] == 0
+        and run["draft"] != "random"
+        and (not args.dtypes or run["dtype"] in args.dtypes.split(","))
+    )
+
+
+def _table(result: Mapping[str, Any], system: str) -> Table:
+    errors = [abs(each["error_percent"]) for each in result["predictions"]]
+    within = sum(error <= _GOAL for error in errors)
+    table = Table(
+        title=f"{result['kind']} prompts, {result['dtype']}: fitted on {system}, "
+        f"{result['num_learnt']} clips; the other {result['num_held_out']} predicted",
+        caption=f"{within} of {len(errors)} within {_GOAL:g} %; ms a token",
+    )
+    for column in ("policy", "measured", "predicted", "error %", "ideal", "efficiency"):
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for each in result["predictions"]:
+        is_off = abs(each["error_percent"]) > _GOAL
+        table.add_row(
+            each["system"] + (" (learnt)" if each["is_learnt"] else ""),
+            f"{each['measured']:.3f}",
+            f"{each['predicted']:.3f}",
+            f"{each['error_percent']:+.1f}",
+            f"{each['ideal']:.3f}",
+            f"{each['efficiency']:.0%}",
+            style="red" if is_off else None,
+        )
+    return table
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.simulate_fit",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("records", type=Path, help="what python -m bench wrote")
+    add("--traces", type=Path, default=AGREEMENT, help="what python -m bench.agreement wrote")
+    add("--system", default="serial γ=7", help="the policy to learn from (default: %(default)s)")
+    add("--kind", default="short", help="short or long (default: short)")
+    add("--dtypes", default="", help="such as float32,float16 (default: all there are)")
+    add("--bundled", metavar="DTYPE", help="make its machine the default of hippo simulate")
+    add("--out", type=Path, default=ROOT / "bench/out/fit.json")
+    args = parser.parse_args(argv)
+    for path, maker in ((args.records, "bench"), (args.traces, "bench.agreement")):
+        if not path.exists():
+            raise SystemExit(f"there is no {path}: run python -m {maker} first")
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    return args
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""The tables of ``hippo simulate``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from hippo.simulation.hardware import Placement
+from hippo.simulation.machine import Machine, StepTime
+from hippo.simulation.pairs import Pair
+from hippo.simulation.replay import Row
+from hippo.simulation.sweeps import Sweep
+
+_NUM_NEW_TOKENS = 256
+
+
+def progress_bar(console: Console) -> Progress:
+    """What runs and how long it will take; gone when done."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+
+
+def machine_table(machine: Machine) -> Table:
+    """What everything takes."""
+    table = Table(
+        title=machine.name, caption="\n".join(machine.sources), caption_justify="left", min_width=60
+    )
+    table.add_column("milliseconds")
+    table.add_column("target", justify="right")
+    table.add_column("draft", justify="right")
+    target, draft = machine.target, machine.draft
+    table.add_row("step, one row", f"{target.one_row_ms:.3f}", f"{draft.one_row_ms:.3f}")
+    for title, name in (
+        ("  several rows, at once", "several_ms"),
+        ("  each further row", "row_ms"),
+        ("  each 1,000 cached tokens", "kilotoken_ms"),
+    ):
+        table.add_row(title, *(_unless_zero(_part(step, name)) for step in (target, draft)))
+    table.add_row("prefill", f"{machine.target_prefill_ms:.1f}", f"{machine.draft_prefill_ms:.1f}")
+    table.add_row("  may begin after", "-", _unless_zero(machine.selection_ms))
+    for title, first, second in (
+        ("a message, of the device", machine.target_message_ms, machine.draft_message_ms),
+        ("a verdict, of the device", 0.0, machine.draft_verdict_ms),
+        ("between two steps", machine.target_scheduling_ms, machine.draft_scheduling_ms),
+        ("a message, one way", machine.leg_ms, machine.leg_ms),
+    ):
+        table.add_row(title, _unless_zero(first), _unless_zero(second))
+    return table
+
+
+def memory_table(pair: Pair, target: Placement, draft: Placement, ratio: float) -> Table:
+    """Weights and cache on each device, against what it has."""
+    table = Table(title=f"{pair.title}: memory with {pair.num_visual_tokens:,} visual tokens")
+    for column in ("", "GPUs", "weights GiB", "cache GiB", "on each GPU", "it has"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, shape, place, tokens in (
+        ("target", pair.target, target, pair.num_prompt_tokens),
+        ("draft", pair.draft, draft, pair.num_draft_tokens(ratio)),
+    ):
+        num_tokens = tokens + _NUM_NEW_TOKENS
+        table.add_row(
+            f"{name} {shape.name}",
+            f"{place.num_gpus} {place.gpu.name}",
+            f"{shape.weight_bytes / 2**30:.1f}",
+            f"{shape.cache_bytes_per_token * num_tokens / 2**30:.2f}",
+            f"{place.memory_gib(shape, num_tokens):.1f}",
+            f"{place.gpu.memory_gib:g}",
+        )
+    return table
+
+
+def policy_table(rows: Sequence[Row], *, num_traces: int, agreement: float) -> Table:
+    """Predicted speedups beside the ideal's."""
+    table = Table(
+        title=f"predicted, {num_traces} answers, the draft agrees on {agreement:.1%}",
+        caption="decode: first token to last; end to end: both prefills too (without vision "
+        "towers, decoding of frames); efficiency: over the same policy without any overhead",
+    )
+    for column in (
+        "policy", "decode", "end to\nend", "ms a\ntoken", "tokens a\nforward", "run\nlength",
+        "target\nwaits", "ideal", "efficiency",
+    ):  # fmt: skip
+        is_name = column == "policy"
+        table.add_column(column, justify="left" if is_name else "right", no_wrap=True)
+    for row in rows:
+        totals = row.totals
+        table.add_row(
+            row.policy.title,
+            f"{row.decode_speedup:.2f}×",
+            f"{row.end_to_end_speedup:.2f}×",
+            f"{totals.ms_per_token:.3f}",
+            f"{totals.tokens_per_forward:.2f}",
+            f"{totals.run_length:.1f}",
+            f"{totals.target_wait_ns / totals.decode_ns:.0%}",
+            f"{row.decode_speedup / row.efficiency:.2f}×",
+            f"{row.efficiency:.0%}",
+        )
+    return table
+
+
+def row_figures(row: Row) -> dict[str, float | str]:
+    """A row of ``policy_table`` for JSON."""
+    totals = row.totals
+    return {
+        "policy": row.policy.title,
+        "gamma": row.policy.gamma,
+        "decode_speedup": row.decode_speedup,
+        "end_to_end_speedup": row.end_to_end_speedup,
+        "ms_per_token": totals.ms_per_token,
+        "ideal_ms_per_token": row.ideal.ms_per_token,
+        "efficiency": row.efficiency,
+        "mean_tokens_per_forward": totals.tokens_per_forward,
+        "mean_run_length": totals.run_length,
+        "acceptance_rate": totals.acceptance,
+        "target_wait_share": totals.target_wait_ns / totals.decode_ns,
+    }
+
+
+def sweep_table(sweep: Sweep) -> Table:
+    """Decode speedups by value; the best block length in brackets."""
+    names = {"acceptance": "agreement", "ratio": "target / draft", "delay": "ms one way"}
+    table = Table(title=f"predicted decode speedup over {sweep.quantity}")
+    table.add_column(names[sweep.quantity], justify="right")
+    for name in sweep.points[0].speedups:
+        table.add_column(name, justify="right")
+    for point in sweep.points:
+        cells = []
+        for name, speedup in point.speedups.items():
+            gamma = point.gammas.get(name)
+            cells.append(f"{speedup:.2f}" + (f" (γ={gamma})" if gamma is not None else ""))
+        table.add_row(f"{point.value:g}", *cells)
+    return table
+
+
+def _part(step: StepTime, name: str) -> float:
+    return float(getattr(step, name))
+
+
+def _unless_zero(value: float) -> str:
+    return f"{value:.3f}" if value else "-"

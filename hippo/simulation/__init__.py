@@ -1,0 +1,1 @@
+"""Predictions without hardware: machines, traces of agreement, replays, published pairs."""

@@ -1,0 +1,154 @@
+"""Step times, prefill times and memory of a model on GPUs, from bytes over bandwidth.
+
+A decode step reads every weight and the whole cache once; with few rows it is as fast as the
+memory. So ``bytes / (bandwidth x share)`` is its time, plus what a layer costs in launches and,
+across several GPUs, in two sums. Where the arithmetic of the rows takes longer, that counts
+instead. Nothing here is measured: shares and overheads are assumptions, named and changeable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hippo.errors import InvalidRequestError
+from hippo.simulation.machine import StepTime
+
+_BYTES = 2  # of a weight and of a cached number: bfloat16
+_ROWS = 16  # the rows at which the line of StepTime meets the roofline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A GPU by its data sheet: dense bfloat16 arithmetic, no sparsity."""
+
+    name: str
+    memory_gib: float
+    bandwidth_gbs: float  # 1e9 bytes a second
+    tflops: float
+
+
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu(name="a100", memory_gib=80, bandwidth_gbs=2039, tflops=312),
+        Gpu(name="h100", memory_gib=80, bandwidth_gbs=3350, tflops=989),
+        Gpu(name="h200", memory_gib=141, bandwidth_gbs=4800, tflops=989),
+        Gpu(name="l40s", memory_gib=48, bandwidth_gbs=864, tflops=362),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """What a step reads: the language model by its published config.json, and the vision tower."""
+
+    name: str
+    num_layers: int
+    hidden: int
+    intermediate: int
+    num_heads: int
+    num_kv_heads: int
+    num_token_ids: int
+    head_dim: int = 128
+    has_tied_embedding: bool = False
+    num_vision_parameters: float = 0.0
+
+    @property
+    def num_layer_parameters(self) -> int:
+        """Of one decoder layer, biases and norms left out."""
+        attention = 2 * self.hidden * self.head_dim * (self.num_heads + self.num_kv_heads)
+        return attention + 3 * self.hidden * self.intermediate
+
+    @property
+    def num_read_parameters(self) -> int:
+        """That a decode step reads: all layers and the head."""
+        return self.num_layers * self.num_layer_parameters + self.num_token_ids * self.hidden
+
+    @property
+    def weight_bytes(self) -> float:
+        """Of everything that must be in memory."""
+        embedding = 0 if self.has_tied_embedding else self.num_token_ids * self.hidden
+        return _BYTES * (self.num_read_parameters + embedding + self.num_vision_parameters)
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """Keys and values."""
+        return 2 * _BYTES * self.num_layers * self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """GPUs of one model and what is assumed of them.
+
+    ``bandwidth_share`` and ``compute_share`` are what a good kernel reaches of the data sheet,
+    ``layer_us`` launches and norms of a layer as captured graphs leave them, ``sum_us`` one sum
+    over the GPUs (two a layer), ``step_us`` sampling and the host's part of a step.
+    """
+
+    gpu: Gpu
+    num_gpus: int = 1
+    bandwidth_share: float = 0.75
+    compute_share: float = 0.5
+    layer_us: float = 8.0
+    sum_us: float = 12.0
+    step_us: float = 150.0
+
+    def step_ms(self, shape: ModelShape, num_rows: int, context: int) -> float:
+        """One forward of ``num_rows`` rows behind ``context`` cached tokens, by the roofline."""
+        read = _BYTES * shape.num_read_parameters + shape.cache_bytes_per_token * context
+        memory_ms = 1e3 * read / self._bandwidth
+        compute_ms = 1e3 * self._flops_of(shape, num_rows, context) / self._flops
+        return max(memory_ms, compute_ms) + self._overhead_ms(shape)
+
+    def step_time(self, shape: ModelShape, context: int) -> StepTime:
+        """``step_ms`` as a line, right for 1 and 16 rows at ``context``."""
+        base = self.step_ms(shape, 1, 0)
+        slope = (self.step_ms(shape, _ROWS, context) - self.step_ms(shape, 1, context)) / (
+            _ROWS - 1
+        )
+        per_kilotoken = 1e6 * shape.cache_bytes_per_token / self._bandwidth
+        return StepTime(one_row_ms=base, row_ms=slope, kilotoken_ms=per_kilotoken)
+
+    def prefill_ms(self, shape: ModelShape, num_tokens: int) -> float:
+        """Prefill of so many tokens: arithmetic alone, the vision tower left out."""
+        linear = 2 * shape.num_layers * shape.num_layer_parameters * num_tokens
+        attention = 2 * shape.num_layers * shape.num_heads * shape.head_dim * num_tokens**2
+        return 1e3 * (linear + attention) / self._flops + self._overhead_ms(shape)
+
+    def memory_gib(self, shape: ModelShape, num_tokens: int) -> float:
+        """Weights and the cache of ``num_tokens``, on each GPU."""
+        cache = shape.cache_bytes_per_token * num_tokens
+        return (shape.weight_bytes + cache) / self.num_gpus / 2**30
+
+    def check(self, shape: ModelShape, num_tokens: int) -> None:
+        """Raises InvalidRequestError when that does not fit, with the number of GPUs it takes."""
+        if shape.num_kv_heads % self.num_gpus:
+            fits = [n for n in range(1, shape.num_kv_heads + 1) if shape.num_kv_heads % n == 0]
+            raise InvalidRequestError(
+                f"{shape.name} has {shape.num_kv_heads} key-value heads, which {self.num_gpus} "
+                f"GPUs cannot share; choose {', '.join(map(str, fits))}"
+            )
+        needed, room = self.memory_gib(shape, num_tokens), 0.95 * self.gpu.memory_gib
+        if needed > room:
+            total = needed * self.num_gpus
+            raise InvalidRequestError(
+                f"{shape.name} with {num_tokens:,} tokens needs {needed:.0f} GiB on each of "
+                f"{self.num_gpus} {self.gpu.name}, which has {self.gpu.memory_gib:g}: "
+                f"{total:.0f} GiB in all take {int(total // room) + 1} or more"
+            )
+
+    @property
+    def _bandwidth(self) -> float:
+        return 1e9 * self.gpu.bandwidth_gbs * self.bandwidth_share * self.num_gpus
+
+    @property
+    def _flops(self) -> float:
+        return 1e12 * self.gpu.tflops * self.compute_share * self.num_gpus
+
+    def _flops_of(self, shape: ModelShape, num_rows: int, context: int) -> float:
+        attention = 4 * shape.num_layers * shape.num_heads * shape.head_dim * context
+        return num_rows * (2 * shape.num_read_parameters + attention)
+
+    def _overhead_ms(self, shape: ModelShape) -> float:
+        sums_us = 2 * self.sum_us if self.num_gpus > 1 else 0.0
+        return (self.step_us + shape.num_layers * (self.layer_us + sums_us)) / 1e3

@@ -1,0 +1,151 @@
+"""What one set-up costs, as plain numbers in milliseconds, and as the simulator's callables."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hippo.errors import InvalidRequestError
+from hippo.speculation.simulator import Costs
+
+_MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Time of one forward: a line in rows and in cached tokens, with a step after the first row.
+
+    ``several_ms`` is what a second row costs at once, because another kernel runs then.
+    """
+
+    one_row_ms: float
+    several_ms: float = 0.0
+    row_ms: float = 0.0  # each row after the first
+    kilotoken_ms: float = 0.0  # each 1,000 tokens cached before the rows
+
+    def ms(self, num_rows: int, context: int) -> float:
+        """Milliseconds of ``num_rows`` rows (at least 1) behind ``context`` cached tokens."""
+        several = self.several_ms + self.row_ms * (num_rows - 1) if num_rows > 1 else 0.0
+        return self.one_row_ms + several + self.kilotoken_ms * context / 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Everything that takes time in one set-up of a pair.
+
+    ``leg_ms`` is a latency, a message between a service and the gateway one way; the messages'
+    and the scheduling's times occupy a device. ``jitter`` is the spread (sigma of a lognormal) of
+    step times, legs and scheduling.
+    """
+
+    name: str
+    target: StepTime
+    draft: StepTime
+    target_prefill_ms: float = 0.0
+    draft_prefill_ms: float = 0.0
+    selection_ms: float = 0.0  # from the start until the draft may begin its prefill
+    leg_ms: float = 0.0
+    draft_message_ms: float = 0.0  # of the draft's device, a message
+    draft_verdict_ms: float = 0.0  # the gateway's and client's work about a verdict, if shared
+    target_message_ms: float = 0.0
+    draft_scheduling_ms: float = 0.0  # between two steps
+    target_scheduling_ms: float = 0.0
+    jitter: float = 0.0
+    sources: tuple[str, ...] = field(default=())  # where the numbers come from
+
+    def costs(self, seed: int = 0) -> Costs:
+        """For the simulator; the same seed gives the same delays."""
+        rng = random.Random(seed)
+
+        def noise() -> float:
+            return rng.lognormvariate(0.0, self.jitter) if self.jitter else 1.0
+
+        return Costs(
+            target_ns=lambda rows, context: _MS * self.target.ms(rows, context) * noise(),
+            draft_ns=lambda rows, context: _MS * self.draft.ms(rows, context) * noise(),
+            target_prefill_ns=round(_MS * self.target_prefill_ms),
+            draft_prefill_ns=round(_MS * self.draft_prefill_ms),
+            draft_prefill_delay_ns=round(_MS * self.selection_ms),
+            leg_ns=lambda: _MS * self.leg_ms * noise(),
+            draft_message_ns=_MS * self.draft_message_ms,
+            draft_verdict_ns=_MS * self.draft_verdict_ms,
+            target_message_ns=_MS * self.target_message_ms,
+            draft_scheduling_ns=lambda: _MS * self.draft_scheduling_ms * noise(),
+            target_scheduling_ns=lambda: _MS * self.target_scheduling_ms * noise(),
+        )
+
+    def ideal(self) -> Machine:
+        """The same step and prefill times with nothing else: what efficiency is measured by."""
+        return dataclasses.replace(
+            self,
+            name=f"{self.name}, ideal",
+            leg_ms=0.0,
+            draft_message_ms=0.0,
+            draft_verdict_ms=0.0,
+            target_message_ms=0.0,
+            draft_scheduling_ms=0.0,
+            target_scheduling_ms=0.0,
+            jitter=0.0,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; ``read_machine`` is its inverse."""
+        return dataclasses.asdict(self)
+
+
+def machine_from(values: Mapping[str, Any], *, where: str) -> Machine:
+    """The inverse of ``as_dict``; raises InvalidRequestError that says what is wrong in ``where``.
+
+    Fields that are left out take their defaults; ``target`` and ``draft`` need ``one_row_ms``.
+    """
+    known = {each.name for each in dataclasses.fields(Machine)}
+    if unknown := sorted(set(values) - known):
+        raise InvalidRequestError(
+            f"{where}: unknown field {unknown[0]!r}; a machine has {', '.join(sorted(known))}"
+        )
+    steps = {}
+    for side in ("target", "draft"):
+        step = values.get(side)
+        names = {each.name for each in dataclasses.fields(StepTime)}
+        if not isinstance(step, Mapping) or "one_row_ms" not in step or set(step) - names:
+            raise InvalidRequestError(
+                f"{where}: {side!r} must be an object with one_row_ms and, as you like, "
+                f"{', '.join(sorted(names - {'one_row_ms'}))}"
+            )
+        steps[side] = StepTime(**{name: _number(step[name], where, name) for name in step})
+        if steps[side].one_row_ms <= 0:
+            raise InvalidRequestError(f"{where}: {side}.one_row_ms must be above 0")
+    texts = {"name", "target", "draft", "sources"}
+    numbers = {name: _number(values[name], where, name) for name in values if name not in texts}
+    sources = tuple(str(source) for source in values.get("sources", ()))
+    return Machine(
+        name=str(values.get("name", where)),
+        target=steps["target"],
+        draft=steps["draft"],
+        sources=sources,
+        **numbers,
+    )
+
+
+def read_machine(path: Path) -> Machine:
+    """A machine from a JSON file; raises InvalidRequestError when it cannot be read as one."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise InvalidRequestError(f"{path} is no JSON: {error}") from None
+    if not isinstance(values, Mapping):
+        raise InvalidRequestError(f"{path}: expected an object with the fields of a machine")
+    return machine_from(values, where=str(path))
+
+
+def _number(value: Any, where: str, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
+        raise InvalidRequestError(f"{where}: {name} is {value!r}; it must be a number, at least 0")
+    return float(value)

@@ -1,0 +1,147 @@
+"""The papers' pairs, as machines: shapes by their config.json, times by :mod:`.hardware`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hippo.errors import InvalidRequestError
+from hippo.simulation.hardware import ModelShape, Placement
+from hippo.simulation.machine import Machine
+
+_QWEN_VISION, _LLAVA_VISION = 0.67e9, 0.43e9
+
+_SHAPES = {
+    "0.5b": ModelShape(
+        name="0.5B", num_layers=24, hidden=896, intermediate=4864, num_heads=14, num_kv_heads=2,
+        head_dim=64, num_token_ids=152_000, has_tied_embedding=True,
+        num_vision_parameters=_LLAVA_VISION,
+    ),
+    "3b": ModelShape(
+        name="3B", num_layers=36, hidden=2048, intermediate=11008, num_heads=16, num_kv_heads=2,
+        num_token_ids=151_936, has_tied_embedding=True, num_vision_parameters=_QWEN_VISION,
+    ),
+    "7b": ModelShape(
+        name="7B", num_layers=28, hidden=3584, intermediate=18944, num_heads=28, num_kv_heads=4,
+        num_token_ids=152_064, num_vision_parameters=_QWEN_VISION,
+    ),
+    "32b": ModelShape(
+        name="32B", num_layers=64, hidden=5120, intermediate=27648, num_heads=40, num_kv_heads=8,
+        num_token_ids=152_064, num_vision_parameters=_QWEN_VISION,
+    ),
+    "72b": ModelShape(
+        name="72B", num_layers=80, hidden=8192, intermediate=29568, num_heads=64, num_kv_heads=8,
+        num_token_ids=152_064, num_vision_parameters=_QWEN_VISION,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A draft and a target of one family, with the prompt of the papers' set-up."""
+
+    name: str
+    title: str
+    draft: ModelShape
+    target: ModelShape
+    num_target_gpus: int = 1  # the fewest H200 that hold it
+    num_visual_tokens: int = 25_000
+    num_text_tokens: int = 100
+
+    def num_draft_tokens(self, ratio: float) -> int:
+        """Prompt tokens that the draft sees when ``ratio`` of the visual ones are pruned."""
+        return self.num_text_tokens + round((1 - ratio) * self.num_visual_tokens)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Prompt tokens that the target sees."""
+        return self.num_text_tokens + self.num_visual_tokens
+
+
+PAIRS = {
+    pair.name: pair
+    for pair in (
+        Pair(
+            name="qwen-7b-72b",
+            title="Qwen2.5-VL 7B / 72B",
+            draft=_SHAPES["7b"],
+            target=_SHAPES["72b"],
+            num_target_gpus=2,
+        ),
+        Pair(
+            name="qwen-7b-32b",
+            title="Qwen2.5-VL 7B / 32B",
+            draft=_SHAPES["7b"],
+            target=_SHAPES["32b"],
+        ),
+        Pair(
+            name="qwen-3b-7b",
+            title="Qwen2.5-VL 3B / 7B",
+            draft=_SHAPES["3b"],
+            target=_SHAPES["7b"],
+        ),
+        Pair(
+            name="llava-0.5b-7b",
+            title="LLaVA-OneVision 0.5B / 7B",
+            draft=_SHAPES["0.5b"],
+            target=_SHAPES["7b"],
+        ),
+        Pair(
+            name="llava-7b-72b",
+            title="LLaVA-OneVision 7B / 72B",
+            draft=_SHAPES["7b"],
+            target=_SHAPES["72b"],
+            num_target_gpus=2,
+        ),
+    )
+}
+
+
+def find_pair(name: str) -> Pair:
+    """A pair by its name; raises InvalidRequestError with the names there are."""
+    if name not in PAIRS:
+        raise InvalidRequestError(f"unknown pair {name!r}; choose one of {', '.join(PAIRS)}")
+    return PAIRS[name]
+
+
+def pair_machine(
+    pair: Pair,
+    *,
+    target: Placement,
+    draft: Placement,
+    ratio: float = 0.9,
+    num_new_tokens: int = 256,
+    leg_ms: float = 0.25,
+    message_ms: float = 0.05,
+    scheduling_ms: float = 0.1,
+    scored_share: float = 0.5,
+) -> Machine:
+    """The pair's costs; raises InvalidRequestError when it does not fit into the GPUs' memory.
+
+    ``ratio``: share of visual tokens the draft does not see; ``leg_ms``: one message one way;
+    ``scheduling_ms``: the target's host between two steps; ``scored_share``: the share of the
+    target's layers after which the selection is known, and the draft may begin its prefill.
+    """
+    context = pair.num_prompt_tokens + num_new_tokens // 2
+    draft_tokens = pair.num_draft_tokens(ratio)
+    draft_context = draft_tokens + num_new_tokens // 2
+    target.check(pair.target, pair.num_prompt_tokens + num_new_tokens)
+    draft.check(pair.draft, draft_tokens + num_new_tokens)
+    prefill_ms = target.prefill_ms(pair.target, pair.num_prompt_tokens)
+    return Machine(
+        name=f"{pair.title} on {draft.num_gpus} + {target.num_gpus} {target.gpu.name}",
+        target=target.step_time(pair.target, context),
+        draft=draft.step_time(pair.draft, draft_context),
+        target_prefill_ms=prefill_ms,
+        draft_prefill_ms=draft.prefill_ms(pair.draft, draft_tokens),
+        selection_ms=scored_share * prefill_ms,
+        leg_ms=leg_ms,
+        draft_message_ms=message_ms,
+        target_message_ms=message_ms,
+        target_scheduling_ms=scheduling_ms,
+        sources=(
+            f"step times from bytes over bandwidth: {target.gpu.bandwidth_gbs:g} GB/s x "
+            f"{target.bandwidth_share:g}, {target.num_gpus} GPUs share the target, "
+            f"{target.layer_us:g} us a layer, {target.sum_us:g} us a sum, bfloat16",
+            f"{pair.num_visual_tokens:,} visual tokens, {ratio:.0%} of them pruned for the draft",
+        ),
+    )

@@ -1,0 +1,133 @@
+"""Traces of agreement: where the draft would have proposed the target's own token.
+
+Under the token rule a draft token is accepted exactly when it is the target's, so such a trace
+settles every verdict, whatever the policy.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hippo.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One answer. ``agrees`` has an entry a token, the end token included.
+
+    The prompts' lengths are what each model caches of it.
+    """
+
+    agrees: tuple[bool, ...]
+    num_prompt_tokens: int = 0
+    num_draft_prompt_tokens: int = 0
+    name: str = ""
+
+
+def agreement_trace(
+    rng: random.Random, num_tokens: int, agreement: float, burstiness: float
+) -> list[bool]:
+    """Whether the draft agrees, token by token, at a mean rate of ``agreement``.
+
+    ``burstiness`` 0: independent; 1: nearly all disagreements are in hard stretches, which make
+    up a fifth of the text and are about five tokens long.
+    """
+    share_hard, length_hard = 0.2, 5.0
+    miss = 1 - agreement
+    miss_hard = min(1.0, miss * (1 + burstiness * (1 / share_hard - 1)))
+    miss_easy = (miss - share_hard * miss_hard) / (1 - share_hard)
+    is_hard = rng.random() < share_hard
+    trace = []
+    for _ in range(num_tokens):
+        leave = 1 / length_hard if is_hard else share_hard / (1 - share_hard) / length_hard
+        if rng.random() < leave:
+            is_hard = not is_hard
+        trace.append(rng.random() >= (miss_hard if is_hard else miss_easy))
+    return trace
+
+
+def drawn_traces(
+    *,
+    agreement: float,
+    num_traces: int,
+    num_tokens: int,
+    burstiness: float = 0.0,
+    num_prompt_tokens: int = 0,
+    num_draft_prompt_tokens: int = 0,
+    seed: int = 0,
+) -> list[Trace]:
+    """Traces drawn at a mean rate; the same arguments give the same traces."""
+    return [
+        Trace(
+            tuple(agreement_trace(random.Random(f"{seed} {k}"), num_tokens, agreement, burstiness)),
+            num_prompt_tokens,
+            num_draft_prompt_tokens,
+            f"drawn {k}",
+        )
+        for k in range(num_traces)
+    ]
+
+
+def agreement_of_run_length(mean_run_length: float) -> float:
+    """The rate of independent agreement at which runs are so long on the average.
+
+    A run is what is settled between two rejections, the corrected token included, so a rate of
+    ``a`` gives runs of ``1 / (1 - a)``. Raises InvalidRequestError below 1.
+    """
+    if mean_run_length < 1:
+        raise InvalidRequestError(
+            f"a mean run length of {mean_run_length:g} cannot be: a run has its corrected token "
+            "at least, so it is 1 or more"
+        )
+    return 1 - 1 / mean_run_length
+
+
+def read_traces(path: Path, *, num_prompt_tokens: int = 0) -> list[Trace]:
+    """Traces from a file: a line each, "0110..." or a JSON object with ``agrees``.
+
+    JSON lines may have ``num_prompt_tokens``, ``num_draft_prompt_tokens`` and ``clip`` (or
+    ``key``), as ``python -m bench.agreement`` and ``bench.pruning`` write them. Traces of a
+    single token, which the prefill settles, are left out. Raises InvalidRequestError with the
+    number of the line that is wrong.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from None
+    traces = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            trace = _trace(line.strip(), f"{path}, line {number}", num_prompt_tokens)
+            if len(trace.agrees) > 1:
+                traces.append(trace)
+    if not traces:
+        raise InvalidRequestError(f"{path} has no trace of two tokens or more")
+    return traces
+
+
+def mean_agreement(traces: Sequence[Trace]) -> float:
+    """Share of all tokens on which the draft agrees."""
+    return sum(sum(trace.agrees) for trace in traces) / sum(len(t.agrees) for t in traces)
+
+
+def _trace(line: str, where: str, num_prompt_tokens: int) -> Trace:
+    marks, name, lengths = line, where, (num_prompt_tokens, num_prompt_tokens)
+    if line.startswith("{"):
+        try:
+            entry = json.loads(line)
+        except ValueError as error:
+            raise InvalidRequestError(f"{where} is no JSON: {error}") from None
+        marks = entry.get("agrees")
+        name = str(entry.get("clip") or entry.get("key") or where)
+        own = int(entry.get("num_prompt_tokens", num_prompt_tokens))
+        lengths = (own, int(entry.get("num_draft_prompt_tokens", own)))
+    if not isinstance(marks, str) or set(marks) - {"0", "1"} or not marks:
+        raise InvalidRequestError(
+            f'{where}: expected a trace such as 110111 ("1": the draft agrees), or a JSON object '
+            'that has one as "agrees"'
+        )
+    return Trace(tuple(mark == "1" for mark in marks), *lengths, name)

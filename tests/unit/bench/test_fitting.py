@@ -1,0 +1,105 @@
+"""The fit, on answers whose costs are known because they were simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from bench.fitting import fit, recorded, replayed
+from bench.simulate_fit import policy_of, predict
+from hippo.simulation.machine import Machine, StepTime
+from hippo.simulation.replay import PolicyChoice, replay
+from hippo.simulation.traces import Trace, drawn_traces
+
+TRUTH = Machine(
+    name="known",
+    target=StepTime(one_row_ms=5.0, several_ms=0.4, row_ms=0.25),
+    draft=StepTime(one_row_ms=0.5, several_ms=0.1),
+    target_prefill_ms=30.0,
+    draft_prefill_ms=8.0,
+    leg_ms=0.3,
+    draft_message_ms=0.2,
+    draft_verdict_ms=0.6,
+    target_message_ms=0.05,
+    target_scheduling_ms=0.3,
+    jitter=0.05,
+)
+
+
+def record_of(system: str, trace: Trace, clip: str, seed: int) -> dict[str, Any]:
+    """What the bench would write of a simulated answer."""
+    outcome = replay(policy_of(system), trace, TRUTH, seed=seed)
+    stats = outcome.stats
+    return {
+        "clip": clip,
+        "system": system,
+        "num_tokens": len(outcome.output_ids),
+        "figures": {
+            "num_forwards": stats.num_forwards,
+            "num_draft_tokens": stats.num_draft_tokens,
+            "num_drafted_tokens": stats.num_drafted_tokens,
+            "timings_ms": {
+                "decode": outcome.decode_ns / 1e6,
+                "target_forward": stats.forward_ns / 1e6,
+                "target_wait": stats.target_wait_ns / 1e6,
+                "draft_wait": stats.draft_wait_ns / 1e6,
+                "draft_step": stats.draft_step_ns / 1e6 or None,
+                "target_prefill": 30.0,
+                "draft_prefill": 8.0,
+                "first_block_after_first_token": -20.0,
+            },
+        },
+    }
+
+
+def records(system: str, traces: Sequence[Trace]) -> list[dict[str, Any]]:
+    return [record_of(system, trace, trace.name, 100 + k) for k, trace in enumerate(traces)]
+
+
+@pytest.fixture(scope="module")
+def traces() -> list[Trace]:
+    return drawn_traces(agreement=0.95, num_traces=8, num_tokens=80)
+
+
+def test_a_fit_recovers_known_costs_and_predicts_other_policies(traces: list[Trace]) -> None:
+    policy = PolicyChoice("serial", 5)
+    own, alone = records("serial γ=5", traces), records("target-only", traces)
+    found = fit(own, alone, traces, policy, name="fitted", most_replays=250).machine
+    assert found.target.ms(1, 0) == pytest.approx(TRUTH.target.ms(1, 0), rel=0.05)
+    assert found.target.ms(6, 0) == pytest.approx(TRUTH.target.ms(6, 0), rel=0.05)
+    for system in ("target-only", "serial γ=5", "serial γ=3", "vpsd γ=5"):
+        measured = recorded(records(system, traces)).decode
+        predicted = replayed(policy_of(system), traces, found).decode
+        assert predicted == pytest.approx(measured, rel=0.06), system
+
+
+def test_a_run_is_learnt_from_on_even_clips_and_predicted_on_the_odd_ones(
+    traces: list[Trace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    systems = ("target-only", "serial γ=5", "adaptive")
+    run = {
+        "kind": "short",
+        "dtype": "float32",
+        "records": [record for system in systems for record in records(system, traces)],
+    }
+    monkeypatch.setattr("bench.fitting.MOST_REPLAYS", 30)
+    result = predict(run, {trace.name: trace for trace in traces}, "serial γ=5")
+    assert (result["num_learnt"], result["num_held_out"]) == (4, 4)
+    by_system = {each["system"]: each for each in result["predictions"]}
+    assert list(by_system) == list(systems)
+    assert by_system["adaptive"]["is_learnt"] is False
+    for each in result["predictions"]:
+        assert each["ideal"] < each["measured"]
+        assert 0 < each["efficiency"] < 1
+
+
+def test_records_and_traces_of_other_answers_are_refused(traces: list[Trace]) -> None:
+    own, alone = records("serial γ=5", traces), records("target-only", traces)
+    with pytest.raises(ValueError, match="the traces"):
+        fit(own, alone, traces[1:], PolicyChoice("serial", 5), name="")
+    with pytest.raises(ValueError, match="without one"):
+        fit(alone, alone, traces, PolicyChoice("off"), name="")
+    with pytest.raises(ValueError, match="no records of 'vpsd γ=9'"):
+        predict({"kind": "short", "dtype": "x", "records": own}, {}, "vpsd γ=9")

@@ -1,0 +1,130 @@
+"""Traces, machines, hardware: what is read, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from hippo.errors import InvalidRequestError
+from hippo.simulation.hardware import GPUS, Placement
+from hippo.simulation.machine import Machine, StepTime, machine_from, read_machine
+from hippo.simulation.pairs import PAIRS, find_pair, pair_machine
+from hippo.simulation.traces import (
+    agreement_of_run_length,
+    drawn_traces,
+    mean_agreement,
+    read_traces,
+)
+
+H200 = GPUS["h200"]
+
+
+def test_traces_are_read_plain_and_as_json_and_short_ones_left_out(tmp_path: Path) -> None:
+    lines = ["1101", "1", "", json.dumps({"agrees": "10", "clip": "a", "num_prompt_tokens": 7})]
+    path = tmp_path / "traces.jsonl"
+    path.write_text("\n".join(lines))
+    plain, rich = read_traces(path, num_prompt_tokens=5)
+    assert plain.agrees == (True, True, False, True)
+    assert plain.num_prompt_tokens == plain.num_draft_prompt_tokens == 5
+    assert (rich.name, rich.num_prompt_tokens, rich.num_draft_prompt_tokens) == ("a", 7, 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [("11x", "line 1"), ('{"agrees": 5}', "line 1"), ("{", "no JSON"), ("1\n", "two tokens")],
+)
+def test_a_file_without_traces_is_refused_with_its_line(
+    tmp_path: Path, text: str, part: str
+) -> None:
+    path = tmp_path / "traces"
+    path.write_text(text)
+    with pytest.raises(InvalidRequestError, match=part):
+        read_traces(path)
+
+
+def test_drawn_traces_have_the_rate_asked_for_bursty_or_not() -> None:
+    for burstiness in (0.0, 0.5, 1.0):
+        traces = drawn_traces(
+            agreement=0.85, num_traces=20, num_tokens=1000, burstiness=burstiness, seed=1
+        )
+        assert mean_agreement(traces) == pytest.approx(0.85, abs=0.02)
+    assert traces == drawn_traces(
+        agreement=0.85, num_traces=20, num_tokens=1000, burstiness=1.0, seed=1
+    )
+
+
+def test_a_run_length_is_turned_into_a_rate_and_back() -> None:
+    assert agreement_of_run_length(8) == pytest.approx(7 / 8)
+    with pytest.raises(InvalidRequestError, match="1 or more"):
+        agreement_of_run_length(0.5)
+
+
+def test_a_machine_survives_json(tmp_path: Path) -> None:
+    step = StepTime(one_row_ms=2.0, row_ms=0.1)
+    machine = Machine(name="m", target=step, draft=step, leg_ms=0.2, sources=("here",))
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(machine.as_dict()))
+    assert read_machine(path) == machine
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"speed": 3}, "unknown field 'speed'"),
+        ({"leg_ms": -1}, "at least 0"),
+        ({"leg_ms": "fast"}, "a number"),
+        ({"draft": {"row_ms": 1}}, "one_row_ms"),
+        ({"target": {"one_row_ms": 0}}, "above 0"),
+    ],
+)
+def test_a_wrong_machine_is_refused_with_what_would_be_right(
+    change: dict[str, object], part: str
+) -> None:
+    step = {"one_row_ms": 1.0}
+    with pytest.raises(InvalidRequestError, match=part):
+        machine_from({"target": step, "draft": step, **change}, where="here")
+
+
+def test_a_step_reads_the_weights_and_the_cache_once() -> None:
+    shape = PAIRS["qwen-7b-72b"].target
+    assert shape.num_read_parameters == pytest.approx(71.4e9, rel=0.01)  # 72.7e9 and an embedding
+    assert shape.cache_bytes_per_token == 2 * 2 * 80 * 8 * 128
+    place = Placement(gpu=H200, num_gpus=2, bandwidth_share=1.0, layer_us=0, sum_us=0, step_us=0)
+    expected = 1e3 * (2 * shape.num_read_parameters + 1000 * shape.cache_bytes_per_token) / 9.6e12
+    assert place.step_ms(shape, 1, 1000) == pytest.approx(expected)
+    assert place.step_ms(shape, 16, 1000) == pytest.approx(expected)  # still the memory
+    assert place.step_ms(shape, 512, 1000) > 1.5 * expected  # arithmetic by now
+
+
+def test_a_line_meets_the_roofline_at_one_and_sixteen_rows() -> None:
+    shape, place = PAIRS["llava-0.5b-7b"].target, Placement(gpu=H200)
+    line = place.step_time(shape, 25_000)
+    for rows in (1, 16):
+        assert line.ms(rows, 25_000) == pytest.approx(place.step_ms(shape, rows, 25_000))
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_gpus_it_takes() -> None:
+    shape = PAIRS["qwen-7b-72b"].target
+    with pytest.raises(InvalidRequestError, match="take 2 or more"):
+        Placement(gpu=H200).check(shape, 25_000)
+    with pytest.raises(InvalidRequestError, match="cannot share; choose 1, 2, 4, 8"):
+        Placement(gpu=H200, num_gpus=3).check(shape, 25_000)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_each_pair_fits_and_its_draft_is_faster_than_its_target(name: str) -> None:
+    pair = find_pair(name)
+    target = Placement(gpu=H200, num_gpus=pair.num_target_gpus)
+    machine = pair_machine(pair, target=target, draft=Placement(gpu=H200))
+    assert machine.draft.one_row_ms < machine.target.one_row_ms / 1.3
+    assert machine.draft_prefill_ms < machine.target_prefill_ms
+    further = pair_machine(pair, target=target, draft=Placement(gpu=H200), leg_ms=3.0)
+    assert further == dataclasses.replace(machine, leg_ms=3.0)
+
+
+def test_an_unknown_pair_is_refused_with_those_there_are() -> None:
+    with pytest.raises(InvalidRequestError, match="qwen-7b-72b"):
+        find_pair("gpt")

@@ -1,0 +1,138 @@
+"""Replays against closed forms, and what must hold of any prediction."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from hippo.errors import InvalidRequestError
+from hippo.simulation.machine import Machine, StepTime
+from hippo.simulation.replay import PolicyChoice, compare, parse_policies, replay, replay_all
+from hippo.simulation.sweeps import sweep, with_ratio
+from hippo.simulation.traces import Trace, drawn_traces
+
+FREE = Machine(name="free", target=StepTime(one_row_ms=10.0), draft=StepTime(one_row_ms=1.0))
+BUSY = dataclasses.replace(
+    FREE, leg_ms=0.3, draft_message_ms=0.1, target_message_ms=0.05, target_scheduling_ms=0.2
+)
+
+
+def always_right(num_tokens: int) -> list[Trace]:
+    return [Trace((True,) * num_tokens)]
+
+
+def test_a_step_costs_by_its_rows_and_what_is_cached() -> None:
+    step = StepTime(one_row_ms=4.0, several_ms=1.0, row_ms=0.5, kilotoken_ms=0.1)
+    assert step.ms(1, 0) == 4.0
+    assert step.ms(3, 2000) == pytest.approx(4.0 + 1.0 + 2 * 0.5 + 2 * 0.1)
+
+
+def test_target_only_takes_one_step_a_token() -> None:
+    outcome = replay(PolicyChoice("off"), always_right(41)[0], FREE)
+    assert outcome.decode_ns == pytest.approx(40 * 10e6)
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 6])
+@pytest.mark.parametrize("rate", [0.5, 0.8])
+def test_serial_settles_as_many_tokens_a_round_as_independent_agreement_gives(
+    gamma: int, rate: float
+) -> None:
+    traces = drawn_traces(agreement=rate, num_traces=12, num_tokens=1500, burstiness=0.0)
+    found = replay_all(PolicyChoice("serial", gamma), traces, FREE)
+    expected = (1 - rate ** (gamma + 1)) / (1 - rate)  # Leviathan et al., section 3.1
+    assert found.tokens_per_forward == pytest.approx(expected, rel=0.03)
+    round_ms = 10.0 + gamma * 1.0
+    assert found.ms_per_token == pytest.approx(round_ms / expected, rel=0.04)
+
+
+@pytest.mark.parametrize("ratio", [2.0, 4.0, 20.0])
+def test_a_draft_that_is_always_right_is_bound_by_the_slower_side(ratio: float) -> None:
+    machine = with_ratio(FREE, ratio)
+    gamma = 8
+    [row] = compare([PolicyChoice("vpsd", gamma)], always_right(2001), machine)
+    # Neither can the draft be outrun, nor can a forward settle more than gamma and its own token.
+    bound = min(ratio, gamma + 1)
+    assert row.decode_speedup <= bound * 1.01
+    [free] = compare([PolicyChoice("optimistic")], always_right(2001), machine)
+    assert free.decode_speedup == pytest.approx(min(ratio, 33), rel=0.05)
+
+
+def test_the_ideal_has_the_steps_and_nothing_else() -> None:
+    ideal = BUSY.ideal()
+    assert (ideal.target, ideal.draft) == (BUSY.target, BUSY.draft)
+    rows = compare([PolicyChoice("serial", 4)], always_right(200), BUSY)
+    assert rows[0].efficiency < 1
+    assert rows[0].ideal.ms_per_token == pytest.approx(14 / 5, rel=0.02)
+
+
+@pytest.mark.parametrize("policy", ["serial", "vpsd", "adaptive"])
+def test_decoding_gets_no_faster_with_the_networks_delay(policy: str) -> None:
+    traces = drawn_traces(agreement=0.85, num_traces=6, num_tokens=300)
+    times = [
+        replay_all(PolicyChoice(policy), traces, dataclasses.replace(FREE, leg_ms=delay)).decode_ns
+        for delay in (0.0, 1.0, 3.0, 5.0)
+    ]
+    assert times == sorted(times)
+
+
+def test_the_same_seed_gives_the_same_outcome_and_another_one_another() -> None:
+    machine = dataclasses.replace(BUSY, jitter=0.1)
+    trace = drawn_traces(agreement=0.8, num_traces=1, num_tokens=200)[0]
+
+    def decode_ns(seed: int) -> float:
+        return replay(PolicyChoice("adaptive"), trace, machine, seed=seed).decode_ns
+
+    assert decode_ns(3) == decode_ns(3)
+    assert decode_ns(3) != decode_ns(4)
+
+
+def test_prefills_count_end_to_end_and_the_draft_waits_for_the_selection() -> None:
+    machine = dataclasses.replace(
+        FREE, target_prefill_ms=100.0, draft_prefill_ms=20.0, selection_ms=50.0
+    )
+    outcome = replay(PolicyChoice("serial", 2), always_right(10)[0], machine)
+    assert outcome.first_token_ns == pytest.approx(100e6)
+    assert outcome.total_ns == pytest.approx(100e6 + outcome.decode_ns)
+    late = dataclasses.replace(machine, selection_ms=150.0)
+    assert replay(PolicyChoice("serial", 2), always_right(10)[0], late).decode_ns == pytest.approx(
+        outcome.decode_ns + 72e6,  # the draft's first token stood ready at 70 ms, now comes at 170
+        abs=4e6,
+    )
+
+
+def test_the_best_block_length_is_searched_for() -> None:
+    traces = drawn_traces(agreement=0.6, num_traces=4, num_tokens=200)
+    best, short, long = compare(parse_policies("serial:best,serial:1,serial:15"), traces, FREE)
+    assert best.policy.gamma > 0
+    assert best.totals.decode_ns <= min(short.totals.decode_ns, long.totals.decode_ns)
+
+
+def test_a_sweep_of_the_delay_has_a_point_a_value() -> None:
+    traces = drawn_traces(agreement=0.9, num_traces=2, num_tokens=100)
+    found = sweep(
+        "delay",
+        FREE,
+        policies=parse_policies("serial:4,adaptive"),
+        traces_at=lambda rate: traces,
+        acceptance=0.9,
+        values=(0.0, 2.0),
+    )
+    assert [point.value for point in found.points] == [0.0, 2.0]
+    assert found.points[0].speedups["serial γ=4"] > found.points[1].speedups["serial γ=4"]
+    assert found.points[0].gammas == {"serial γ=4": 4}
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("fast", "adaptive"),
+        ("adaptive:3", "only serial and vpsd"),
+        ("serial:0", "1 to 32"),
+        ("serial:many", "1 to 32"),
+        ("", "no policy given"),
+    ],
+)
+def test_a_wrong_policy_is_refused_with_what_would_be_right(text: str, part: str) -> None:
+    with pytest.raises(InvalidRequestError, match=part):
+        parse_policies(text)

@@ -1,0 +1,75 @@
+"""``hippo simulate`` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hippo.cli import main
+from hippo.cli.simulate_options import bundled_machine
+
+QUICK = ["simulate", "--num-traces", "2", "--tokens", "60", "--policies", "serial:4,adaptive"]
+
+
+def test_the_bundled_machine_is_predicted_without_any_argument(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(QUICK) == 0
+    shown = capsys.readouterr().out
+    assert bundled_machine().name.split(",")[0] in shown
+    assert "efficiency" in shown
+
+
+def test_a_pair_is_predicted_with_its_memory_and_written_as_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    goal, machine = tmp_path / "out.json", tmp_path / "machine.json"
+    arguments = ["--pair", "qwen-7b-72b", "--json", str(goal), "--write-machine", str(machine)]
+    assert main([*QUICK, *arguments]) == 0
+    assert "GiB" in capsys.readouterr().out
+    found = json.loads(goal.read_text())
+    assert [row["policy"] for row in found["policies"]] == ["serial γ=4", "adaptive"]
+    assert all(0 < row["efficiency"] <= 1.02 for row in found["policies"])
+    assert main([*QUICK, "--machine", str(machine)]) == 0
+
+
+def test_sweeps_are_drawn_into_an_svg_file(tmp_path: Path) -> None:
+    goal = tmp_path / "curves.svg"
+    steps = ["--target-ms", "20", "--draft-ms", "4"]
+    assert main([*QUICK, *steps, "--sweep", "delay", "--plot", str(goal)]) == 0
+    assert goal.read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--pair", "qwen-1b-2b"], "choose one of qwen-7b-72b"),
+        (["--pair", "qwen-7b-72b", "--target-gpus", "1"], "take 2 or more"),
+        (["--pair", "qwen-7b-72b", "--target-ms", "3"], "give one machine"),
+        (["--target-ms", "3"], "go together"),
+        (["--gpu", "h100"], "is about a --pair"),
+        (["--acceptance", "1.5"], "0 to 1"),
+        (["--run-length", "0.5"], "1 or more"),
+        (["--traces", "nowhere.jsonl"], "drawn answers"),
+        (["--delay-ms", "-1"], "at least 0"),
+        (["--sweep", "speed"], "acceptance, ratio, delay"),
+        (["--plot", "x.svg"], "add --sweep"),
+        (["--sweep", "delay", "--plot", "x.png"], ".svg"),
+        (["--machine", "nowhere.json"], "cannot be read"),
+        (["--policies", "best"], "unknown policy"),
+    ],
+)
+def test_bad_input_ends_with_what_would_be_right(
+    arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*QUICK, *arguments]) == 1
+    assert part in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_file_of_traces_that_is_missing_is_said_to_be(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["simulate", "--traces", "nowhere.jsonl"]) == 1
+    assert "cannot be read" in capsys.readouterr().err
