@@ -42,6 +42,8 @@ _SPREADS = {
     "draft_verdict": 1.0,
     "target_message": 0.7,
     "target_scheduling": 0.2,
+    "target_contention": 0.7,
+    "draft_contention": 1.0,
 }
 # How well each sum should be met: as a share of the decode time, and of itself.
 _OF_DECODE = {"decode": 0.005, "forward": 0.005, "wait": 0.01, "rest": 0.01, "draft_wait": 0.02}
@@ -151,7 +153,9 @@ def fit(
     if not goal.num_drafted:
         raise ValueError("nothing is to be learnt about the draft from answers without one")
     start, frame = _start(goal, recorded(baseline), len(records)), _frame(records, name)
-    names = list(_SPREADS)
+    # While a serial draft drafts, the target waits: what they take from each other is not seen.
+    hidden = ("target_contention", "draft_contention") if policy.name == "serial" else ()
+    names = [key for key in _SPREADS if key not in hidden]
     origin = np.log([start[key] for key in names])
     spreads = np.array([_SPREADS[key] for key in names])
 
@@ -205,6 +209,8 @@ def _start(goal: Sums, alone: Sums, num_answers: int) -> dict[str, float]:
         "draft_verdict": 1.5 * step,
         "target_message": 0.1,
         "target_scheduling": max(alone.rest / alone.num_forwards, 1e-3),
+        "target_contention": 0.05,
+        "draft_contention": 0.2,
     }
 
 
@@ -242,4 +248,6 @@ def _machine(frame: Machine, parameters: Mapping[str, float]) -> Machine:
         draft_verdict_ms=parameters["draft_verdict"],
         target_message_ms=parameters["target_message"],
         target_scheduling_ms=parameters["target_scheduling"],
+        target_contention=parameters.get("target_contention", 0.0),
+        draft_contention=parameters.get("draft_contention", 0.0),
     )

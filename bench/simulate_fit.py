@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for result in results:
         console.print(_table(result, args.system))
     found = {
-        "command": f"python -m bench.simulate_fit {args.records.name} --system '{args.system}'",
+        "command": f"python -m bench.simulate_fit bench/out/{args.records.name} --system '{args.system}'",
         "records": {"command": document["command"], "environment": document["environment"]},
         "system": args.system,
         "runs": results,

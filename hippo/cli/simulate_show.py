@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -82,6 +83,7 @@ def policy_table(rows: Sequence[Row], *, num_traces: int, agreement: float) -> T
     """Predicted speedups beside the ideal's."""
     table = Table(
         title=f"predicted, {num_traces} answers, the draft agrees on {agreement:.1%}",
+        box=box.SIMPLE_HEAD,
         caption="decode: first token to last; end to end: both prefills too (without vision "
         "towers, decoding of frames); efficiency: over the same policy without any overhead",
     )

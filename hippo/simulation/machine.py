@@ -55,6 +55,8 @@ class Machine:
     target_message_ms: float = 0.0
     draft_scheduling_ms: float = 0.0  # between two steps
     target_scheduling_ms: float = 0.0
+    target_contention: float = 0.0  # share by which a step is slower while the draft computes
+    draft_contention: float = 0.0
     jitter: float = 0.0
     sources: tuple[str, ...] = field(default=())  # where the numbers come from
 
@@ -77,10 +79,15 @@ class Machine:
             target_message_ns=_MS * self.target_message_ms,
             draft_scheduling_ns=lambda: _MS * self.draft_scheduling_ms * noise(),
             target_scheduling_ns=lambda: _MS * self.target_scheduling_ms * noise(),
+            target_contention=self.target_contention,
+            draft_contention=self.draft_contention,
         )
 
     def ideal(self) -> Machine:
-        """The same step and prefill times with nothing else: what efficiency is measured by."""
+        """The same step and prefill times with nothing else: what efficiency is measured by.
+
+        Contention stays: it is the steps' own.
+        """
         return dataclasses.replace(
             self,
             name=f"{self.name}, ideal",

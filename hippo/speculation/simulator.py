@@ -120,6 +120,8 @@ class Simulation:
             wait_ns = self._target.take_idle_ns()
             context = self._num_prompt_tokens + step.start_index
             duration = self._costs.target_ns(len(step.token_ids), context)
+            if self._draft.is_busy:
+                duration *= 1 + self._costs.target_contention
             self._target.run(duration, partial(self._finish_target, step, wait_ns, context))
 
     def _finish_target(self, step: VerifyStep, wait_ns: float, context: int) -> None:
@@ -187,6 +189,8 @@ class Simulation:
         if step is not None:
             context = self._num_draft_prompt_tokens + step.start_index
             duration = self._costs.draft_ns(len(step.token_ids), context)
+            if self._target.is_busy:
+                duration *= 1 + self._costs.draft_contention
             self._draft.run(duration, partial(self._finish_draft, self._life, step))
 
     def _finish_draft(self, life: int, step: DraftStep) -> None:

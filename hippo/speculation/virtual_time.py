@@ -40,6 +40,10 @@ class Costs:
     target_message_ns: float = 0.0
     draft_scheduling_ns: Callable[[], float] = _no_delay  # between two of its steps
     target_scheduling_ns: Callable[[], float] = _no_delay
+    # What a step that begins while the other device computes takes more, as a share of it: two
+    # devices that share memory or a processor's units.
+    target_contention: float = 0.0
+    draft_contention: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
