@@ -76,8 +76,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 raise SystemExit(f"{run['kind']}, {run['dtype']}: {error}") from None
     for result in results:
         console.print(_table(result, args.system))
+    records = f"bench/out/{args.records.name}"
     found = {
-        "command": f"python -m bench.simulate_fit bench/out/{args.records.name} --system '{args.system}'",
+        "command": f"python -m bench.simulate_fit {records} --system '{args.system}'",
         "records": {"command": document["command"], "environment": document["environment"]},
         "system": args.system,
         "runs": results,

@@ -84,12 +84,13 @@ def policy_table(rows: Sequence[Row], *, num_traces: int, agreement: float) -> T
     table = Table(
         title=f"predicted, {num_traces} answers, the draft agrees on {agreement:.1%}",
         box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
         caption="decode: first token to last; end to end: both prefills too (without vision "
         "towers, decoding of frames); efficiency: over the same policy without any overhead",
     )
     for column in (
-        "policy", "decode", "end to\nend", "ms a\ntoken", "tokens a\nforward", "run\nlength",
-        "target\nwaits", "ideal", "efficiency",
+        "policy", "decode", "end to\nend", "ms a\ntoken", "tokens/\nforward", "run\nlength",
+        "target\nwaits", "ideal", "effi-\nciency",
     ):  # fmt: skip
         is_name = column == "policy"
         table.add_column(column, justify="left" if is_name else "right", no_wrap=True)
