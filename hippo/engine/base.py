@@ -2,7 +2,7 @@
 
     event loop                                   device thread
     submit, post, close  ──── inbox ────►  handle what arrived
-                                           one layer group of a prefill
+                                           pieces of prefills (hippo.engine.fairness)
                                            one forward over all sequences that are ready
     StreamQueue.put  ◄──── mailbox ──────  what came of it
 
@@ -25,6 +25,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
+from hippo.engine.fairness import prefill_budget_ns
 from hippo.engine.mailbox import LoopMailbox
 from hippo.engine.sequence import EngineSequence
 from hippo.engine.stats import EngineCounters
@@ -70,6 +71,9 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         self._sequences: dict[SequenceT, None] = {}  # an ordered set
         self._jobs: deque[tuple[SequenceT, Iterator[None]]] = deque()
         self._job_began_ns = 0
+        self._num_stepped = 0  # sequences of the last forward; 0: there was nothing to feed
+        self._num_stepped_rows = 0  # of them all
+        self._forward_ns = 0  # its duration
         self._warm_prompt: Prompt | None = None
         self._is_stopping = False
         self._failure: Exception | None = None
@@ -182,14 +186,13 @@ class Engine(ABC, Generic[SequenceT, StepT]):
             self._receive(delay_ns)
 
     def _turn(self) -> int | None:
-        """One piece of prefill and one forward; how long to sleep in the inbox afterwards."""
-        has_worked = self._advance_job()
-        if has_worked:
-            self._receive(0)
+        """Pieces of prefills and one forward; how long to sleep in the inbox afterwards."""
+        has_worked = self._advance_jobs()
         steps, until_ns = self._schedule(perf_counter_ns())
         if steps:
             self._step(steps)
             return 0
+        self._num_stepped = 0
         if has_worked:
             return 0
         return None if until_ns is None else max(until_ns - perf_counter_ns(), 0)
@@ -253,10 +256,23 @@ class Engine(ABC, Generic[SequenceT, StepT]):
             error = raised
         self._mailbox.post(done.set_result, error)
 
-    def _advance_job(self) -> bool:
+    def _advance_jobs(self) -> bool:
+        """Runs pieces of the oldest jobs for as long as the running sequences can spare."""
+        has_worked = bool(self._jobs)
+        until_ns = perf_counter_ns() + prefill_budget_ns(
+            num_waiting=len(self._jobs),
+            num_running=self._num_stepped,
+            forward_ns=self._forward_ns,
+        )
+        while self._jobs:
+            self._advance_job()
+            self._receive(0)
+            if perf_counter_ns() >= until_ns:
+                break
+        return has_worked
+
+    def _advance_job(self) -> None:
         """Runs the oldest job's next piece."""
-        if not self._jobs:
-            return False
         sequence, job = entry = self._jobs[0]
         self._job_began_ns = began_ns = perf_counter_ns()
         is_over = False
@@ -278,7 +294,6 @@ class Engine(ABC, Generic[SequenceT, StepT]):
             close_iterator(job)
         elif is_over:
             self._jobs.remove(entry)
-        return True
 
     def _step(self, steps: list[tuple[SequenceT, StepT]]) -> None:
         """One forward; if it fails, each sequence alone, so that only the culprit ends."""
@@ -298,7 +313,10 @@ class Engine(ABC, Generic[SequenceT, StepT]):
             self._check_device(error, steps[0][0].slot)
             return
         ended_ns = perf_counter_ns()
-        self.counters.count_forward(ended_ns - began_ns, sum(len(row.token_ids) for row in rows))
+        self._forward_ns = ended_ns - began_ns
+        self._num_stepped = len(rows)
+        self._num_stepped_rows = sum(len(row.token_ids) for row in rows)
+        self.counters.count_forward(self._forward_ns, self._num_stepped_rows, len(rows))
         self._receive(0)
         for (sequence, step), ids in zip(steps, token_ids, strict=True):
             if not sequence.is_closed:

@@ -51,6 +51,7 @@ class EngineCollector(Collector):
             (own.SEQUENCE_FAILURES, counters.num_failed),
             (own.PREFILLS, counters.num_prefills),
             (own.ROWS, counters.num_rows),
+            (own.FORWARD_SEQUENCES, counters.num_stepped),
             (own.PREFILL_TIME, counters.prefill_ns / 1e9),
             (own.BUSY_TIME, (counters.prefill_ns + counters.forward_ns) / 1e9),
             (own.IDLE_TIME, counters.idle_ns / 1e9),

@@ -21,14 +21,16 @@ class EngineCounters:
     num_prefills: int = 0
     num_forwards: int = 0
     num_rows: int = 0
+    num_stepped: int = 0  # sequences of all forwards
     prefill_ns: int = 0
     forward_ns: int = 0
     idle_ns: int = 0
     forward_counts: list[int] = field(default_factory=lambda: [0] * (len(_BUCKETS_NS) + 1))
 
-    def count_forward(self, duration_ns: int, num_rows: int) -> None:
+    def count_forward(self, duration_ns: int, num_rows: int, num_sequences: int) -> None:
         self.num_forwards += 1
         self.num_rows += num_rows
+        self.num_stepped += num_sequences
         self.forward_ns += duration_ns
         self.forward_counts[bisect_left(_BUCKETS_NS, duration_ns)] += 1
 

@@ -18,6 +18,11 @@ SEQUENCE_FAILURES = Metric(
 )
 PREFILLS = Metric("hippo_prefills", Kind.COUNTER, "Prefills finished.")
 ROWS = Metric("hippo_rows", Kind.COUNTER, "Rows of all decoding forwards.")
+FORWARD_SEQUENCES = Metric(
+    "hippo_forward_sequences",
+    Kind.COUNTER,
+    "Sequences of all decoding forwards; over their number: how many share one.",
+)
 PREFILL_TIME = Metric("hippo_device_prefill_seconds", Kind.COUNTER, "Device time of prefills.")
 BUSY_TIME = Metric(
     "hippo_device_busy_seconds", Kind.COUNTER, "Device time of prefills and forwards."

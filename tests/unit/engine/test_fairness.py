@@ -1,0 +1,34 @@
+"""How long prefills may hold up the sequences that run."""
+
+from __future__ import annotations
+
+import pytest
+
+from hippo.engine.fairness import prefill_budget_ns
+
+FORWARD_NS = 10_000_000
+
+
+def budget(num_waiting: int, num_running: int) -> float:
+    return prefill_budget_ns(
+        num_waiting=num_waiting, num_running=num_running, forward_ns=FORWARD_NS
+    )
+
+
+def test_a_single_prefill_takes_little_from_many_running_sequences() -> None:
+    assert budget(1, 8) == pytest.approx(FORWARD_NS / 2)
+
+
+def test_more_waiting_sequences_get_more_and_more_running_ones_leave_less() -> None:
+    assert budget(2, 8) > budget(1, 8) > budget(1, 16)
+
+
+@pytest.mark.parametrize("num_waiting", [1, 7, 31])
+def test_no_running_sequence_is_held_up_for_longer_than_four_of_its_forwards(
+    num_waiting: int,
+) -> None:
+    assert budget(num_waiting, 1) == 4 * FORWARD_NS
+
+
+def test_with_nobody_to_hold_up_the_inbox_is_looked_at_after_every_piece() -> None:
+    assert budget(3, 0) == 0
