@@ -56,11 +56,13 @@ class QueryTap:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One forward over the flattened rows of its sequences, in order."""
+    """One forward over the flattened rows of its sequences, in order; the last rows may be padding,
+    which attends to nothing and is not cached."""
 
     sequences: tuple[SequenceStep, ...]
     dtype: torch.dtype  # the cache's, in which attention runs
     tap: QueryTap | None = None
+    num_padding: int = 0
 
 
 class ChunkMask:
@@ -133,7 +135,7 @@ def attend(
     """
     if step.tap is not None:
         step.tap.keep(layer, query)
-    if len(step.sequences) == 1:
+    if len(step.sequences) == 1 and not step.num_padding:
         return _attend_sequence(query, key_value, step.sequences[0], layer, scaling)
     outputs = []
     for sequence in step.sequences:
@@ -147,6 +149,8 @@ def attend(
                 scaling,
             )
         )
+    if step.num_padding:
+        outputs.append(outputs[0].new_zeros(step.num_padding, outputs[0].shape[1]))
     return torch.cat(outputs)
 
 

@@ -133,7 +133,10 @@ class VideoLanguageModel(Protocol):
         kept: torch.Tensor | None,
         tap: AttentionTap | None = None,
     ) -> Iterator[torch.Tensor | None]:
-        """Fills the slot (device thread); yields None after each layer group, then the logits.
+        """Fills the slot (device thread); yields None after each piece of work, then the logits.
+
+        A piece is some layers over a chunk of the prompt, short enough for other sequences to be
+        stepped in between.
 
         ``kept`` (int64 indices into ``prompt.visual_indices``; None: all) are the visual tokens
         that enter the cache, with their original positions. The last item is float32
@@ -141,8 +144,7 @@ class VideoLanguageModel(Protocol):
         the slot unused.
 
         A ``tap`` (only with ``kept`` None) has its scores as soon as its layers have run over the
-        whole prompt: at the latest when the first group that ends with them is yielded. It changes
-        nothing else.
+        whole prompt, when the piece that ends with that is yielded. It changes nothing else.
         """
 
     def forward(self, plan: StepPlan) -> torch.Tensor:

@@ -11,13 +11,15 @@ from time import perf_counter_ns
 import torch
 
 from hippo.errors import ContextLengthError
-from hippo.models.attention import ChunkMask, QueryTap, Step, plan_sequence
+from hippo.models.attention import ChunkMask, QueryTap, SequenceStep, Step, plan_sequence
 from hippo.models.base import AttentionTap, DecodedMedia, Prompt, Scope, StepPlan
+from hippo.models.linear import make_linear, padded_rows
 from hippo.models.pretrained import Pretrained
 from hippo.pruning.scores import attention_scores
 from hippo.types import ChatMessage, FramePlan, ModelInfo
 
-_NUM_LAYER_GROUPS = 8  # a prefill can be left between two groups
+_LEAST_LAYER_GROUPS = 8  # of a prefill, which can be left between two of their chunks
+_GROUP_ROWS = 256  # prompt rows for which that many groups are short enough
 _CHUNK_ROWS = 2048  # prompt rows that one group takes at a time
 
 
@@ -42,6 +44,9 @@ class CachedModel(ABC):
         self._cache = pretrained.cache
         self._info = pretrained.info
         self._num_axes = num_axes
+        # Only products that oneDNN packs are worth it.
+        is_packed = pretrained.make_linear is make_linear
+        self._is_padded = is_packed and self._cache.device.type == "cpu"
         self.embedding: torch.Tensor = pretrained.model.get_input_embeddings().weight
         text = pretrained.model.config.text_config
         self._groups = text.num_attention_heads // text.num_key_value_heads
@@ -88,8 +93,8 @@ class CachedModel(ABC):
     ) -> Iterator[torch.Tensor | None]:
         """See VideoLanguageModel.prefill; each layer group takes a long prompt in chunks.
 
-        Groups are small, so that a sequence can be left or another one stepped between two of
-        them; one ends where the tap does.
+        Groups are small, and the smaller the longer the prompt, so that a sequence can be left or
+        another one stepped between two pieces; one group ends where the tap does.
         """
         assert tap is None or kept is None, "scores are about all visual tokens"
         self._slots.pop(slot, None)
@@ -102,20 +107,21 @@ class CachedModel(ABC):
         # To the device before any layer: a copy in between would wait for those before it.
         taps = [self._query_tap(prompt, rows, queries) for rows, _ in chunks] if tap else []
         visual_places = prompt.visual_indices.to(self.embedding.device)
-        for first, last in itertools.pairwise(self._group_bounds(num_tapped)):
-            with torch.inference_mode():
-                for index, (rows, step) in enumerate(chunks):
-                    if first < num_tapped:
-                        step = replace(step, tap=taps[index])
+        bounds = self._group_bounds(num_tapped, hidden.shape[0])
+        for first, last in itertools.pairwise(bounds):
+            for index, (rows, step) in enumerate(chunks):
+                if first < num_tapped:
+                    step = replace(step, tap=taps[index])
+                with torch.inference_mode():
                     hidden[rows] = self._stack.run(hidden[rows], rotary[rows], step, first, last)
-                if tap is not None and last == num_tapped:
-                    began_ns = perf_counter_ns()
-                    tap.layer_scores = self._score(
-                        slot, prompt.length, queries, num_tapped, visual_places, tap.scope
-                    )
-                    tap.score_ns = perf_counter_ns() - began_ns
-                    queries.clear()
-            yield None
+                    if tap is not None and last == num_tapped and index == len(chunks) - 1:
+                        began_ns = perf_counter_ns()
+                        tap.layer_scores = self._score(
+                            slot, prompt.length, queries, num_tapped, visual_places, tap.scope
+                        )
+                        tap.score_ns = perf_counter_ns() - began_ns
+                        queries.clear()
+                yield None
         with torch.inference_mode():
             logits = self._stack.logits(hidden[-1:])[0]
         self._slots[slot] = _Slot(hidden.shape[0], prompt.next_position)
@@ -126,7 +132,7 @@ class CachedModel(ABC):
         """See VideoLanguageModel.forward; ContextLengthError when a slot is full."""
         token_ids: list[int] = []
         rotary: list[torch.Tensor] = []
-        sequences = []
+        sequences: list[SequenceStep] = []
         for sequence in plan.sequences:
             slot = self._slots[sequence.slot]
             num_rows = len(sequence.token_ids)
@@ -149,20 +155,27 @@ class CachedModel(ABC):
                 )
             )
             token_ids += sequence.token_ids
+        num_rows = len(token_ids)
+        num_padding = padded_rows(num_rows) - num_rows if self._is_padded else 0
+        if num_padding:
+            token_ids += [0] * num_padding
+            rotary.append(self._rotary_table[:num_padding])
         ids = torch.tensor(token_ids, device=self.embedding.device)
         hidden = torch.embedding(self.embedding, ids)
         hidden = self._stack.run(
             hidden,
             rotary[0] if len(rotary) == 1 else torch.cat(rotary),
-            Step(tuple(sequences), self._cache.dtype),
+            Step(tuple(sequences), self._cache.dtype, num_padding=num_padding),
             0,
             self._stack.num_layers,
         )
-        return self._stack.logits(hidden)
+        return self._stack.logits(hidden)[:num_rows]
 
-    def _group_bounds(self, num_tapped: int) -> list[int]:
+    def _group_bounds(self, num_tapped: int, num_rows: int) -> list[int]:
         """The layers at which groups begin and end, in order."""
-        bounds = {round(self.num_layers * i / _NUM_LAYER_GROUPS) for i in range(_NUM_LAYER_GROUPS)}
+        num_groups = min(_LEAST_LAYER_GROUPS * -(-num_rows // _GROUP_ROWS), self.num_layers)
+        num_groups = max(num_groups, _LEAST_LAYER_GROUPS)
+        bounds = {round(self.num_layers * i / num_groups) for i in range(num_groups)}
         return sorted(bounds | {num_tapped, self.num_layers})
 
     def _query_tap(

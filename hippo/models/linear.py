@@ -15,6 +15,22 @@ from torch.nn.functional import linear
 
 _TYPICAL_ROWS = 8  # what oneDNN lays weights out for; other numbers of rows work as well
 
+_EXACT_ROWS = 16
+
+
+def padded_rows(num_rows: int) -> int:
+    """The number of rows to which a packed product of so many is best padded.
+
+    oneDNN prepares code for each number of rows when it is met for the first time: for all the
+    products of a forward that took as long as the forward itself. Batches of several sequences
+    rarely have the same number twice, so beyond 16 rows only multiples of 8 are used (of 16 from
+    64 on, of 64 from 256 on).
+    """
+    if num_rows <= _EXACT_ROWS:
+        return num_rows
+    step = 8 if num_rows <= 64 else 16 if num_rows <= 256 else 64
+    return -(-num_rows // step) * step
+
 
 class Linear(Protocol):
     """``x @ weight.T + bias`` for ``[rows, in]``."""

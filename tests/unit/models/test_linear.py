@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hippo.models.linear import has_half_linear, make_half_linear, make_linear
+from hippo.models.linear import has_half_linear, make_half_linear, make_linear, padded_rows
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
@@ -41,3 +41,16 @@ def test_a_weight_kept_in_float16_multiplies_float32_rows() -> None:
     torch.testing.assert_close(together, x @ weight.T + bias, rtol=1e-5, atol=1e-5)
     for num_rows in range(1, 16):
         assert torch.equal(product(x[:num_rows]), together[:num_rows])
+
+
+def test_rows_are_padded_to_few_different_numbers() -> None:
+    padded = [padded_rows(number) for number in range(1, 1000)]
+    assert all(more >= rows for rows, more in enumerate(padded, 1))
+    assert padded[:16] == list(range(1, 17))
+    assert padded == sorted(padded)
+    assert len(set(padded)) < 50
+    assert max(more / rows for rows, more in enumerate(padded, 1)) < 1.5
+
+
+def test_a_padded_number_of_rows_stays_as_it_is() -> None:
+    assert all(padded_rows(padded_rows(number)) == padded_rows(number) for number in range(1, 999))

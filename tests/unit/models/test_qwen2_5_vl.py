@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hippo.errors import ContextLengthError, InvalidRequestError, MediaError
 from hippo.models.base import Prompt, SequenceRows, StepPlan, VideoLanguageModel
@@ -106,6 +108,25 @@ def test_sequences_in_one_forward_equal_each_alone(
     together = model.forward(StepPlan(rows))
     alone = torch.cat([model.forward(StepPlan((one,))) for one in rows])
     assert_close(together, alone)
+
+
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=3), data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_blocks_of_any_lengths_in_one_forward_equal_each_alone(
+    model: VideoLanguageModel, prompt: Prompt, lengths: list[int], data: st.DataObject
+) -> None:
+    texts = [prepare(model, user("and another thing")), prompt, prepare(model, user("what?"))]
+    rows = []
+    for slot, length in enumerate(lengths):
+        prefill(model, slot, texts[slot])
+        ids = data.draw(st.lists(st.integers(1, 250), min_size=length, max_size=length))
+        num_before = data.draw(st.integers(0, length - 1))
+        if num_before:
+            model.forward(step(slot, 0, *ids[:num_before]))
+        rows.append(SequenceRows(slot, num_before, tuple(ids[num_before:])))
+    together = model.forward(StepPlan(tuple(rows)))
+    assert together.shape[0] == sum(len(one.token_ids) for one in rows)
+    assert_close(together, torch.cat([model.forward(StepPlan((one,))) for one in rows]))
 
 
 @pytest.mark.parametrize("kept", [[], [0], [26], [1, 5, 6, 20], list(range(27))])
