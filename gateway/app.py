@@ -19,6 +19,7 @@ from gateway.middleware import RequestMiddleware
 from gateway.routes import chat, models, status
 from gateway.state import GatewayState
 from hippo.rpc.client import DraftClient, TargetClient
+from hippo.speculation.estimates import PairTimes
 from hippo.types import PROTOCOL_VERSION
 
 
@@ -57,6 +58,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
             metrics=metrics,
             baseline=baseline,
             calibration=Calibration(settings.calibration_share, baseline),
+            times=PairTimes(),
             version=distribution_version(),
         )
         await backends.start()

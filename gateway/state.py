@@ -12,6 +12,7 @@ from gateway.baseline import Baseline, Calibration
 from gateway.config import GatewaySettings
 from gateway.media import MediaReader
 from gateway.metrics import GatewayMetrics
+from hippo.speculation.estimates import PairTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class GatewayState:
     metrics: GatewayMetrics
     baseline: Baseline
     calibration: Calibration
+    times: PairTimes
     version: str
 
 

@@ -11,6 +11,7 @@ from gateway.config import GatewaySettings
 from gateway.media import MediaSource
 from gateway.schemas import ChatCompletionRequest, SpeculationOptions
 from hippo.errors import ContextLengthError, InvalidRequestError
+from hippo.speculation.estimates import PairTimes
 from hippo.speculation.policies import Policy, make_policy
 from hippo.types import (
     ChatMessage,
@@ -124,11 +125,14 @@ def sampling_params(request: ChatCompletionRequest, info: ModelInfo) -> Sampling
 
 
 def speculation_plan(
-    options: SpeculationOptions | None, settings: GatewaySettings
+    options: SpeculationOptions | None,
+    settings: GatewaySettings,
+    times: PairTimes | None = None,
 ) -> SpeculationPlan:
     """What the request asks for, its preset, or the operator's default, in this order.
 
-    Raises InvalidRequestError for what the operator does not allow.
+    ``times`` is what earlier requests have measured of the pair. Raises InvalidRequestError for
+    what the operator does not allow.
     """
     options = options or SpeculationOptions()
     most = settings.max_draft_tokens
@@ -150,6 +154,7 @@ def speculation_plan(
             policy_name,
             gamma=min(_given(options.gamma, settings.gamma), most),
             max_draft_tokens=_given(options.max_draft_tokens, most),
+            times=times,
         ),
         pruning=Pruning(
             strategy=_pruning_strategy(options, preset, settings),

@@ -164,6 +164,8 @@ class Timing:
     wait_ns: int = 0  # the device waited for the other side
     num_rows: int = 0
     context_length: int = 0
+    num_sequences: int = 0  # that shared the forward, this one included; 0: not said
+    num_batch_rows: int = 0  # of all of them
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class ChatResponse(Response):
         body, state = self._body, self._state
         settings, backends = state.settings, state.backends
         info = check_model_name(body.model, backends.model)
-        plan = translate.speculation_plan(body.speculative, settings)
+        plan = translate.speculation_plan(body.speculative, settings, state.times)
         sampling = translate.sampling_params(body, info)
         messages = translate.chat_messages(body)
         request = translate.open_request(

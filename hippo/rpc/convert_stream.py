@@ -105,6 +105,8 @@ def timing_to_proto(timing: Timing) -> pb.Timing:
         wait_ns=timing.wait_ns,
         num_rows=timing.num_rows,
         context_length=timing.context_length,
+        num_sequences=timing.num_sequences,
+        num_batch_rows=timing.num_batch_rows,
     )
 
 
@@ -115,6 +117,8 @@ def timing_from_proto(message: pb.Timing) -> Timing:
         message.wait_ns,
         message.num_rows,
         message.context_length,
+        message.num_sequences,
+        message.num_batch_rows,
     )
 
 

@@ -1,8 +1,9 @@
-"""The default policy: chooses the pace from measured step times, acceptance and latency.
+"""The default policy: chooses the pace from measured step times, load, acceptance and latency.
 
 Two numbers matter: how many draft tokens the idle target waits for after a rejection, and how
 many it verifies at most in one forward. Both are chosen by the expected rate over one cycle from
-rejection to rejection (:func:`hippo.speculation.estimates.expected_rate`).
+rejection to rejection (:func:`hippo.speculation.estimates.expected_rate`), at the present load:
+the more sequences share the target's forwards, the more a row costs against what it saves.
 
 Waiting for none at all is the cheap end of the scale: the target goes on alone while the draft
 catches up, and each of its tokens tells for free whether the draft would have been right. When
@@ -15,13 +16,16 @@ from __future__ import annotations
 
 import math
 
-from hippo.speculation.estimates import Acceptance, Latency, RowCosts, expected_rate
+from hippo.speculation.estimates import Acceptance, PairTimes, expected_rate
 from hippo.types import TARGET_ONLY, Block, Pace, StepLimits, Verdict
 
 _MS = 1_000_000
 _FIRST_CHOICES = (0, 1, 2, 3, 4, 6, 8)
 _MOST_CHOICES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32)
 _MESSAGE_NS = 0.2 * _MS  # what relaying one block takes from the draft's processor
+_MESSAGE_SHARE = 0.1  # of the draft's time that relaying may take
+_MOST_BLOCK, _MOST_BLOCK_LOADED = 4, 8
+_LOADED = 1.5  # sequences in a forward from which on one is not alone
 _WORTH_DRAFTING = 1.05  # expected speedup below which drafting stops
 _WORTH_CHANGING = 1.02  # expected gain below which the pace stays
 _NUM_PROBE_TRIALS = 5
@@ -38,12 +42,15 @@ def _around(choices: list[int], choice: int, reach: int) -> list[int]:
 
 
 class AdaptivePolicy:
-    """Chooses the pace of one sequence as it goes; ``max_draft_tokens`` bounds a forward."""
+    """Chooses the pace of one sequence as it goes; ``max_draft_tokens`` bounds a forward.
 
-    def __init__(self, max_draft_tokens: int) -> None:
-        self._costs = RowCosts()
-        self._acceptance = Acceptance()
-        self._latency = Latency()
+    ``times`` is what other sequences of the same pair have measured and go on measuring.
+    """
+
+    def __init__(self, max_draft_tokens: int, times: PairTimes | None = None) -> None:
+        self._times = times or PairTimes()
+        self._acceptance = Acceptance(prior=self._times.acceptance.rate)
+        self._latency = self._times.latency
         self._most_choices = [n for n in _MOST_CHOICES if n < max_draft_tokens]
         self._most_choices.append(max_draft_tokens)
         self._first_choices = [n for n in _FIRST_CHOICES if n <= max_draft_tokens]
@@ -60,6 +67,8 @@ class AdaptivePolicy:
         self._num_probe_forwards = 0
         self._is_probing = False
         self._is_heard = False  # a block has come since the target last waited in vain
+        if self._times.is_known:
+            self._pick(len(self._most_choices), len(self._first_choices))
         self._pace = self._make_pace()
 
     @property
@@ -137,23 +146,26 @@ class AdaptivePolicy:
         if num_rejections == 0 and num_right < len(verdict.token_ids):
             num_right += self._drafted_end > extra_index  # it was held and compared
         for _ in range(num_right):
-            self._acceptance.observe(is_right=True, is_first=self._is_first)
-            self._is_first = False
+            self._learn(is_right=True)
         for _ in range(num_rejections):
-            self._acceptance.observe(is_right=False, is_first=self._is_first)
-            self._is_first = True
+            self._learn(is_right=False)
         if num_rejections:
             self._epoch = verdict.epoch
             self._drafted_end = 0
             self._rejected_ns = now_ns
+
+    def _learn(self, *, is_right: bool) -> None:
+        for acceptance in (self._acceptance, self._times.acceptance):
+            acceptance.observe(is_right=is_right, is_first=self._is_first)
+        self._is_first = not is_right
 
     def _learn_times(self, verdict: Verdict) -> None:
         timing = verdict.timing
         if not timing.forward_ns:
             return
         num_rows = verdict.num_draft_tokens + 1
-        self._costs.observe(num_rows, timing.forward_ns)
-        if self._num_paused and num_rows == 1:
+        self._times.observe_forward(num_rows, timing)
+        if self._num_paused and num_rows == 1 and timing.num_sequences <= 1:
             self._alone_ns += (timing.forward_ns - self._alone_ns) * (0.2 if self._alone_ns else 1)
         num_waited_for = self._pace.conservative.min_draft_tokens
         if verdict.is_conservative and num_waited_for and timing.wait_ns:
@@ -162,10 +174,21 @@ class AdaptivePolicy:
             self._latency.observe_first_token(delay_ns)
 
     def _choose(self) -> None:
-        latency = self._latency
-        if not (self._costs.is_known and latency.draft_step_ns):
+        if not self._times.is_known:
             return
-        costs = self._costs.table(self._most_choices[-1] + 1)
+        gain = self._pick(2, 1)
+        if self._is_tried and not (gain >= _WORTH_DRAFTING and self._is_proven):
+            self._stop()
+        else:
+            if self._is_probing:
+                self._is_probing = False
+                self._pause = _FIRST_PAUSE
+            self._pace = self._make_pace()
+
+    def _pick(self, most_reach: int, first_reach: int) -> float:
+        """Moves both numbers to the best within reach of where they are; the expected speedup."""
+        times, latency = self._times, self._latency
+        costs = times.cost_table(self._most_choices[-1] + 1)
         if not latency.first_token_ns:
             latency.first_token_ns = latency.draft_step_ns + 1.5 * _MS
 
@@ -176,19 +199,13 @@ class AdaptivePolicy:
 
         best = (self._num_first, self._num_most)
         best_rate = rate(*best) * _WORTH_CHANGING
-        for num_most in _around(self._most_choices, self._num_most, 2):
-            for num_first in {0, *_around(self._first_choices, self._num_first, 1)}:
+        for num_most in _around(self._most_choices, self._num_most, most_reach):
+            for num_first in {0, *_around(self._first_choices, self._num_first, first_reach)}:
                 if num_first <= num_most and (value := rate(num_first, num_most)) > best_rate:
                     best_rate, best = value, (num_first, num_most)
         self._num_first, self._num_most = best
-        is_worth = rate(*best) * (self._alone_ns or costs[1]) >= _WORTH_DRAFTING
-        if self._is_tried and not (is_worth and self._is_proven):
-            self._stop()
-        else:
-            if self._is_probing:
-                self._is_probing = False
-                self._pause = _FIRST_PAUSE
-            self._pace = self._make_pace()
+        is_alone = times.num_sequences < _LOADED
+        return rate(*best) * (self._alone_ns if is_alone and self._alone_ns else costs[1])
 
     def _stop(self) -> None:
         self._num_paused = self._pause
@@ -220,8 +237,8 @@ class AdaptivePolicy:
             wait_ns = 10.0 * _MS
         else:
             wait_ns = 2 * (latency.first_token_ns + num_first * latency.draft_step_ns)
-        if self._costs.is_known:
-            wait_ns = min(wait_ns, self._costs.table(1)[1])
+        if self._times.costs.is_known:
+            wait_ns = min(wait_ns, self._times.cost_table(1)[1])
         # Waits in steps of an eighth, so that the pace does not change with every measurement.
         wait_ns = int(2 ** (round(math.log2(max(wait_ns, 1)) * 4) / 4))
         step_ns = latency.draft_step_ns or 1.2 * _MS
@@ -229,5 +246,15 @@ class AdaptivePolicy:
             optimistic=StepLimits(min(num_first, 1), num_most, wait_ns // 2),
             conservative=StepLimits(num_first * self._is_proven, num_most, wait_ns),
             max_ahead=2 * num_most,
-            block_size=max(1, min(4, num_most, math.ceil(_MESSAGE_NS / (0.1 * step_ns)))),
+            block_size=self._block_size(step_ns),
         )
+
+    def _block_size(self, step_ns: float) -> int:
+        """Small enough to be there in time, large enough not to cost the draft too much: under
+        load each of its steps gives a token to each of several sequences, and so messages."""
+        num_sequences = self._times.num_sequences
+        most = _MOST_BLOCK
+        if num_sequences >= _LOADED:
+            most = max(most, min(_MOST_BLOCK_LOADED, self._num_most // 2))
+        size = math.ceil(num_sequences * _MESSAGE_NS / (_MESSAGE_SHARE * step_ns))
+        return max(1, min(size, most, self._num_most))

@@ -1,11 +1,13 @@
-"""What a policy knows about the pair: costs of a step, acceptance, latency; all running means."""
+"""What a policy knows about the pair: costs of a step, load, acceptance, latency; running means."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hippo.types import Timing
+
 # Forwards of similar size share a bucket: the largest number of rows in each.
-_BUCKETS = (1, 2, 3, 5, 8, 12, 16, 24, 48)
+_BUCKETS = (1, 2, 3, 5, 8, 12, 16, 24, 48, 96, 192)
 _NEW = 0.2  # weight of a new measurement
 _OUTLIER = 3.0  # one measurement moves a mean by at most this factor
 
@@ -19,38 +21,62 @@ def _moved(mean: float, value: float) -> float:
     return mean + _NEW * (min(value, _OUTLIER * mean) - mean) if mean else value
 
 
+def _weight(num_rows: float, num_sequences: float) -> float:
+    """The size of a forward: a further sequence costs about what a further row does."""
+    return num_rows + num_sequences - 1
+
+
 @dataclass(slots=True)
 class RowCosts:
-    """Time of a target forward as a function of its rows, learnt from verdicts.
+    """Time of a target forward as a function of its rows and sequences, learnt from verdicts.
 
-    A bucket that was never measured borrows from the nearest one that was, scaled by a typical
-    curve; the result never falls with more rows.
+    Forwards of similar weight share a bucket, which keeps their mean weight and time; between two
+    buckets that were measured the time is interpolated, outside of them it follows a typical
+    curve. The result never falls with more rows.
     """
 
-    _ratios: list[float] = field(default_factory=lambda: [0.0] * len(_BUCKETS))
+    _weights: list[float] = field(default_factory=lambda: [0.0] * len(_BUCKETS))
+    _times_ns: list[float] = field(default_factory=lambda: [0.0] * len(_BUCKETS))
 
     @property
     def is_known(self) -> bool:
-        return any(self._ratios)
+        return any(self._times_ns)
 
-    def observe(self, num_rows: int, forward_ns: int) -> None:
-        bucket = self._bucket(num_rows)
-        self._ratios[bucket] = _moved(self._ratios[bucket], forward_ns / _typical_cost(num_rows))
+    def observe(self, num_rows: int, forward_ns: int, *, num_sequences: int = 1) -> None:
+        """A forward of ``num_sequences``, with ``num_rows`` in all."""
+        weight = _weight(num_rows, num_sequences)
+        bucket = next((i for i, most in enumerate(_BUCKETS) if weight <= most), len(_BUCKETS) - 1)
+        mean_ns = self._times_ns[bucket]
+        if mean_ns:
+            # A time of the bucket's mean weight: heavier forwards must not look like slower ones.
+            scale = _typical_cost(self._weights[bucket]) / _typical_cost(weight)
+            self._times_ns[bucket] = _moved(mean_ns, forward_ns * scale)
+            moved = self._weights[bucket] + _NEW * (weight - self._weights[bucket])
+            self._times_ns[bucket] *= _typical_cost(moved) / _typical_cost(self._weights[bucket])
+            self._weights[bucket] = moved
+        else:
+            self._weights[bucket], self._times_ns[bucket] = weight, float(forward_ns)
 
-    def table(self, most_rows: int) -> list[float]:
-        """Nanoseconds of a forward with 0, 1, ... ``most_rows`` rows."""
+    def table(self, most_rows: int, *, num_sequences: float = 1.0) -> list[float]:
+        """Nanoseconds of a forward with 0, 1, ... ``most_rows`` rows of each of the sequences."""
+        points = [pair for pair in zip(self._weights, self._times_ns, strict=True) if pair[1]]
         costs = [0.0]
         for num_rows in range(1, most_rows + 1):
-            cost = self._ratio(self._bucket(num_rows)) * _typical_cost(num_rows)
-            costs.append(max(cost, costs[-1]))
+            weight = _weight(num_rows * num_sequences, num_sequences)
+            costs.append(max(_interpolated(points, weight), costs[-1]))
         return costs
 
-    def _bucket(self, num_rows: int) -> int:
-        return next((i for i, most in enumerate(_BUCKETS) if num_rows <= most), len(_BUCKETS) - 1)
 
-    def _ratio(self, bucket: int) -> float:
-        measured = [i for i, ratio in enumerate(self._ratios) if ratio]
-        return self._ratios[min(measured, key=lambda i: abs(i - bucket))] if measured else 0.0
+def _interpolated(points: list[tuple[float, float]], weight: float) -> float:
+    """The time at ``weight`` by measured points (weight, time) in ascending order; 0 without."""
+    after = next((i for i, point in enumerate(points) if point[0] >= weight), len(points))
+    if not points:
+        return 0.0
+    if 0 < after < len(points):
+        (x0, y0), (x1, y1) = points[after - 1], points[after]
+        return y0 + (y1 - y0) * (weight - x0) / (x1 - x0)
+    x, y = points[min(after, len(points) - 1)]
+    return y * _typical_cost(weight) / _typical_cost(x)
 
 
 @dataclass(slots=True)
@@ -106,6 +132,41 @@ class Latency:
 
     def observe_first_token(self, delay_ns: float) -> None:
         self.first_token_ns = _moved(self.first_token_ns, max(delay_ns, 1.0))
+
+
+@dataclass(slots=True)
+class PairTimes:
+    """What all sequences of one pair of services have measured together.
+
+    Shared by the policies of a gateway, so that a new sequence begins with what is known of the
+    machine and of the load.
+    """
+
+    costs: RowCosts = field(default_factory=RowCosts)
+    latency: Latency = field(default_factory=Latency)
+    acceptance: Acceptance = field(default_factory=lambda: Acceptance(decay=0.998))
+    num_sequences: float = 1.0  # that share a forward of the target
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a pace can be chosen by it."""
+        return self.costs.is_known and self.latency.draft_step_ns > 0
+
+    def observe_forward(self, num_rows: int, timing: Timing) -> None:
+        """A sequence's ``num_rows`` rows ran in a forward."""
+        shared = max(timing.num_sequences, 1)
+        rows = timing.num_batch_rows or num_rows
+        self.costs.observe(rows, timing.forward_ns, num_sequences=shared)
+        # Each of them says so once.
+        self.num_sequences += (shared - self.num_sequences) * _NEW / shared
+
+    def cost_table(self, most_rows: int) -> list[float]:
+        """Nanoseconds of a forward at this load, if each sequence has 0, 1, ... rows in it.
+
+        Rows are dear under load: what one sequence adds, all wait for. Taking others to do as it
+        does, a sequence chooses what is best for all of them together.
+        """
+        return self.costs.table(most_rows, num_sequences=self.num_sequences)
 
 
 def expected_rate(

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from hippo.errors import InvalidRequestError
 from hippo.speculation.adaptive import AdaptivePolicy
+from hippo.speculation.estimates import PairTimes
 from hippo.types import TARGET_ONLY, Block, Pace, StepLimits, Verdict
 
 POLICY_NAMES = ("adaptive", "serial", "vpsd", "optimistic", "conservative", "off")
@@ -86,11 +87,14 @@ def conservative_pace(max_draft_tokens: int) -> Pace:
     )
 
 
-def make_policy(name: str, *, gamma: int, max_draft_tokens: int) -> Policy:
+def make_policy(
+    name: str, *, gamma: int, max_draft_tokens: int, times: PairTimes | None = None
+) -> Policy:
     """A policy for one sequence.
 
     ``gamma`` is the block of ``serial`` and ``vpsd``, ``max_draft_tokens`` the most that the
-    others may put into one forward; both at least 1. Raises InvalidRequestError for an unknown
+    others may put into one forward; both at least 1. ``times`` is shared by the sequences of one
+    pair of services. Raises InvalidRequestError for an unknown
     name or a number out of range.
     """
     if gamma < 1:
@@ -102,7 +106,7 @@ def make_policy(name: str, *, gamma: int, max_draft_tokens: int) -> Policy:
             param="max_draft_tokens",
         )
     makers: dict[str, Callable[[], Policy]] = {
-        "adaptive": lambda: AdaptivePolicy(max_draft_tokens),
+        "adaptive": lambda: AdaptivePolicy(max_draft_tokens, times),
         "serial": lambda: FixedPolicy(serial_pace(min(gamma, max_draft_tokens))),
         "vpsd": lambda: FixedPolicy(vpsd_pace(min(gamma, max_draft_tokens))),
         "optimistic": lambda: FixedPolicy(optimistic_pace(max_draft_tokens)),

@@ -523,6 +523,8 @@ class Timing(_message.Message):
     WAIT_NS_FIELD_NUMBER: _builtins.int
     NUM_ROWS_FIELD_NUMBER: _builtins.int
     CONTEXT_LENGTH_FIELD_NUMBER: _builtins.int
+    NUM_SEQUENCES_FIELD_NUMBER: _builtins.int
+    NUM_BATCH_ROWS_FIELD_NUMBER: _builtins.int
     queue_ns: _builtins.int
     """From arrival to the start of device work."""
     forward_ns: _builtins.int
@@ -533,6 +535,10 @@ class Timing(_message.Message):
     """Rows of this sequence in the forward."""
     context_length: _builtins.int
     """Cached tokens before it."""
+    num_sequences: _builtins.int
+    """Sequences that shared the forward, this one included; 0: not said."""
+    num_batch_rows: _builtins.int
+    """Rows of all of them; 0: not said."""
     def __init__(
         self,
         *,
@@ -541,10 +547,12 @@ class Timing(_message.Message):
         wait_ns: _builtins.int = ...,
         num_rows: _builtins.int = ...,
         context_length: _builtins.int = ...,
+        num_sequences: _builtins.int = ...,
+        num_batch_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "forward_ns", b"forward_ns", "num_rows", b"num_rows", "queue_ns", b"queue_ns", "wait_ns", b"wait_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "forward_ns", b"forward_ns", "num_batch_rows", b"num_batch_rows", "num_rows", b"num_rows", "num_sequences", b"num_sequences", "queue_ns", b"queue_ns", "wait_ns", b"wait_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

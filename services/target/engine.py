@@ -150,6 +150,8 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
             wait_ns=wait_ns,
             num_rows=len(step.token_ids),
             context_length=sequence.prompt.length + step.start_index,
+            num_sequences=self._num_stepped,
+            num_batch_rows=self._num_stepped_rows,
         )
         sequence.ready_ns = ended_ns
         self._tell(sequence, sequence.verifier.finish_step(step, token_ids, timing))
