@@ -1,0 +1,253 @@
+"""Many clients at once: throughput and latency of target-only and adaptive under load.
+
+N clients ask in a closed loop (each its next question when its last answer is there) about
+held-out clips of the bundled pair's world. Every load is measured with each system:
+
+    target-only        the target alone, on its core
+    adaptive           draft, gateway and clients on one core, the target on the other
+    both cores         target-only with two threads, on both cores    } the same
+    two replicas       two target-only stacks, a core each            } hardware
+
+All answers are compared, token for token, with those that target-only gives one at a time.
+A load's window begins when as many answers have ended as there are clients, and ends some
+answers later; throughput counts the answers that ended inside it.
+
+    python -m bench.load                              short prompts, float32, 1 to 32 clients
+    python -m bench.load --quick                      1 and 8 clients, target-only and adaptive
+    python -m bench.load --kind long --clients 1,8
+    python -m bench.load --dtype bfloat16 --temperature 0.8
+    python -m bench.load --publish bench/out/load.json ...    writes docs/results-load.md
+
+What the columns are: docs/results-load.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench.clips import Clip, Kind, held_out_clips
+from bench.environment import ROOT, describe_environment
+from bench.load_client import LoadRun, request_body, run_closed_loop
+from bench.load_figures import Reading, service_figures, summarise_load
+from bench.load_page import publish, table
+from bench.load_stack import LoadStack, load_stack
+from bench.systems import TARGET_ONLY
+from hippo.cli.stack import BUNDLED_PAIR, StackOptions, default_cores
+
+ADAPTIVE, BOTH_CORES, REPLICAS = "adaptive", "both cores", "two replicas"
+SYSTEMS = (TARGET_ONLY, ADAPTIVE, BOTH_CORES, REPLICAS)
+_OFF = {"policy": "off"}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures, prints the table and writes JSON; or publishes what was measured."""
+    args = _parse(argv)
+    if args.publish:
+        publish([json.loads(path.read_text(encoding="utf-8")) for path in args.publish])
+        return
+    given = argv if argv is not None else sys.argv[1:]
+    result: dict[str, Any] = {
+        "command": " ".join(["python -m bench.load", *given]),
+        "environment": describe_environment(),
+        "kind": args.kind,
+        "dtype": args.dtype,
+        "temperature": args.temperature,
+        "loads": [],
+    }
+    console = Console()
+    with tempfile.TemporaryDirectory() as folder:
+        clips = held_out_clips(Path(folder), kind=cast(Kind, args.kind), num_clips=args.num_clips)
+        bench = _Bench(args, clips, console)
+        for rows in bench.run():
+            result["loads"] += rows
+            args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    console.print(table(result))
+    console.print(f"written to {args.out}")
+
+
+class _Bench:
+    """Runs the chosen systems; the answers of the first load are the reference for all."""
+
+    def __init__(self, args: argparse.Namespace, clips: Sequence[Clip], console: Console) -> None:
+        self._args = args
+        self._clips = clips
+        self._console = console
+        self._references: dict[int, tuple[int, ...]] = {}
+        target_core, draft_core = default_cores("cpu", "cpu")
+        self._options = StackOptions(
+            target_model=args.target_model,
+            draft_model=args.draft_model,
+            dtype=args.dtype,
+            target_core=target_core,
+            draft_core=draft_core,
+            port=0,
+            gateway_args=("--max-draft-tokens", str(args.max_draft_tokens)),
+        )
+
+    def run(self) -> Iterator[list[dict[str, Any]]]:
+        """Lines of the table, some at a time."""
+        args, options = self._args, self._options
+        all_cores = os.sched_getaffinity(0)
+        with load_stack(options, num_slots=self._num_slots) as stack:
+            if options.draft_core is not None:
+                os.sched_setaffinity(0, {options.draft_core})
+            self._ask_one_at_a_time(stack)
+            for num_clients in args.clients:
+                for system in args.systems:
+                    if system in (TARGET_ONLY, ADAPTIVE):
+                        yield [self._measure(system, num_clients, [stack])]
+        os.sched_setaffinity(0, all_cores)
+        if BOTH_CORES in args.systems:
+            unpinned = replace(
+                options, target_core=None, draft_core=None, target_args=("--num-threads", "2")
+            )
+            with load_stack(unpinned, num_slots=self._num_slots) as stack:
+                yield [self._measure(BOTH_CORES, count, [stack]) for count in args.clients]
+        if REPLICAS in args.systems:
+            if options.target_core is None:
+                self._console.print("two replicas need two cores: left out")
+                return
+            with contextlib.ExitStack() as both:
+                stacks = [
+                    both.enter_context(
+                        load_stack(
+                            replace(options, target_core=core, draft_core=core),
+                            num_slots=self._num_slots,
+                        )
+                    )
+                    for core in (options.target_core, options.draft_core)
+                ]
+                yield [self._measure(REPLICAS, count, stacks) for count in args.clients]
+
+    @property
+    def _num_slots(self) -> int:
+        counts: list[int] = self._args.clients
+        return max(counts)
+
+    def _ask_one_at_a_time(self, stack: LoadStack) -> None:
+        """Reference answers, and the first request of everything."""
+        for speculative in (self._speculative(ADAPTIVE), _OFF):
+            run = self._loop("one at a time", speculative, 1, [stack], len(self._clips))
+            self._references = {answer.clip_index: answer.token_ids for answer in run.answers}
+
+    def _measure(
+        self, system: str, num_clients: int, stacks: Sequence[LoadStack]
+    ) -> dict[str, Any]:
+        args = self._args
+        num_answers = max(args.answers, args.rounds * num_clients)
+        before: list[Reading] = []
+        run = self._loop(
+            f"{system}, {num_clients} clients",
+            self._speculative(system),
+            num_clients,
+            stacks,
+            num_answers,
+            on_start=lambda: before.extend(stack.read() for stack in stacks),
+        )
+        after = [stack.read() for stack in stacks]
+        services = [service_figures(*pair) for pair in zip(before, after, strict=True)]
+        line = summarise_load(run, self._references, services[0])
+        if len(services) > 1:
+            line["other_services"] = services[1:]
+        return {"system": system, "num_clients": num_clients, **line}
+
+    def _speculative(self, system: str) -> Mapping[str, Any]:
+        if system != ADAPTIVE:
+            return _OFF
+        ratio = self._args.ratio if self._args.kind == "long" else 0.0
+        pruning = {"strategy": "holistic" if ratio else "none", "ratio": ratio}
+        return {"policy": "adaptive", "pruning": pruning}
+
+    def _loop(
+        self,
+        title: str,
+        speculative: Mapping[str, Any],
+        num_clients: int,
+        stacks: Sequence[LoadStack],
+        num_answers: int,
+        on_start: Callable[[], None] = lambda: None,
+    ) -> LoadRun:
+        bodies = [
+            request_body(
+                clip,
+                speculative=speculative,
+                max_tokens=self._args.max_tokens,
+                temperature=self._args.temperature,
+                seed=number,
+            )
+            for number, clip in enumerate(self._clips)
+        ]
+        with Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+            refresh_per_second=2,
+        ) as progress:
+            task = progress.add_task(title, total=num_clients + num_answers)
+            return run_closed_loop(
+                [stack.url for stack in stacks],
+                bodies,
+                num_clients=num_clients,
+                num_answers=num_answers,
+                on_start=on_start,
+                on_answer=lambda: progress.advance(task),
+            )
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    def listed(text: str) -> list[str]:
+        return [part for part in text.split(",") if part]
+
+    def counts(text: str) -> list[int]:
+        return [int(part) for part in listed(text)]
+
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.load",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--clients", type=counts, default=[1, 2, 4, 8, 16, 32], help="numbers of clients")
+    add("--systems", type=listed, default=list(SYSTEMS), help=f"some of {', '.join(SYSTEMS)}")
+    add("--answers", type=int, default=24, help="least number of answers a load is measured on")
+    add("--rounds", type=int, default=3, help="least number of answers a client")
+    add("--kind", choices=("short", "long"), default="short", help="prompts")
+    add("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    add("--temperature", type=float, default=0.0)
+    add("--max-tokens", type=int, default=256, help="longest answer")
+    add("--max-draft-tokens", type=int, default=32, help="most draft tokens in one forward")
+    add("--ratio", type=float, default=0.9, help="share pruned on long prompts")
+    add("--num-clips", type=int, default=24, help="held-out clips that are asked about in turn")
+    add("--target-model", default=str(BUNDLED_PAIR / "target"))
+    add("--draft-model", default=str(BUNDLED_PAIR / "draft"))
+    add("--quick", action="store_true", help="1 and 8 clients, target-only and adaptive")
+    add("--out", type=Path, default=ROOT / "bench/out/load.json")
+    add("--publish", type=Path, nargs="+", metavar="FILE", help="write docs from these results")
+    args = parser.parse_args(argv)
+    if args.quick:
+        args.clients, args.systems = [1, 8], [TARGET_ONLY, ADAPTIVE]
+    if unknown := set(args.systems) - set(SYSTEMS):
+        parser.error(f"--systems: no {', '.join(sorted(unknown))}; choose of {', '.join(SYSTEMS)}")
+    if not args.clients or min(args.clients) < 1 or min(args.answers, args.rounds) < 1:
+        parser.error("--clients, --answers and --rounds take numbers of at least 1")
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    return args
+
+
+if __name__ == "__main__":
+    main()
