@@ -84,7 +84,7 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         self._thread.start()
 
     async def warm_up(self) -> None:
-        """Runs a prompt with a video and forwards of 1 to 16 rows.
+        """Runs a prompt with a video and forwards of 1 row to many.
 
         Raises ModelLoadError when the model cannot do that.
         """

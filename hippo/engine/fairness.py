@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _WEIGHT = 4.0  # of a waiting sequence against a running one
-_MOST_FORWARDS = 4.0  # time for prefills between two forwards, in forwards
+_MOST_FORWARDS = 2.0  # time for prefills between two forwards, in forwards
 
 
 def prefill_budget_ns(*, num_waiting: int, num_running: int, forward_ns: int) -> float:

@@ -25,6 +25,7 @@ _MOST_CHOICES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32)
 _MESSAGE_NS = 0.2 * _MS  # what relaying one block takes from the draft's processor
 _MESSAGE_SHARE = 0.1  # of the draft's time that relaying may take
 _MOST_BLOCK, _MOST_BLOCK_LOADED = 4, 8
+_LENGTH_PRICE = 0.003  # share of the rate that a draft token of a block costs beside its row
 _LOADED = 1.5  # sequences in a forward from which on one is not alone
 _WORTH_DRAFTING = 1.05  # expected speedup below which drafting stops
 _WORTH_CHANGING = 1.02  # expected gain below which the pace stays
@@ -192,10 +193,15 @@ class AdaptivePolicy:
         if not latency.first_token_ns:
             latency.first_token_ns = latency.draft_step_ns + 1.5 * _MS
 
+        # Under load the rate hardly depends on the length of good blocks; but all sequences wait
+        # for the rows of each, and what is behind a rejection was drafted in vain.
+        price = _LENGTH_PRICE * (1 - 1 / max(times.num_sequences, 1.0))
+
         def rate(num_first: int, num_most: int) -> float:
-            return expected_rate(
+            tokens = expected_rate(
                 num_first, num_most, costs=costs, acceptance=self._acceptance, latency=latency
             )
+            return tokens * (1 - price * num_most)
 
         best = (self._num_first, self._num_most)
         best_rate = rate(*best) * _WORTH_CHANGING

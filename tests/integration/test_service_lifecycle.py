@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from hippo.errors import InvalidRequestError, ModelLoadError, UnavailableError
 from hippo.metrics import SERVICE_METRICS
 from hippo.models.base import StepPlan
+from hippo.models.linear import padded_rows
 from hippo.rpc.client import DRAFT_SERVICE, TARGET_SERVICE, DraftClient, TargetClient
 from hippo.rpc.options import TlsFiles
 from hippo.rpc.server import RpcServer
@@ -70,12 +71,13 @@ async def test_health_is_not_serving_until_warm_and_while_draining() -> None:
         await service.stop()
 
 
-async def test_warming_up_runs_forwards_of_1_to_16_rows_on_the_device_thread() -> None:
+async def test_warming_up_runs_forwards_of_every_size_on_the_device_thread() -> None:
     model = ToyModel()
     async with serving_target(model):
         pass
 
-    assert [plan.num_rows for plan in model.plans] == list(range(1, 17))
+    sizes = [plan.num_rows for plan in model.plans]
+    assert sizes == sorted({padded_rows(number) for number in range(1, 129)})
     assert model.threads == {"device"}
 
 

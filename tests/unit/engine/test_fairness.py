@@ -24,10 +24,10 @@ def test_more_waiting_sequences_get_more_and_more_running_ones_leave_less() -> N
 
 
 @pytest.mark.parametrize("num_waiting", [1, 7, 31])
-def test_no_running_sequence_is_held_up_for_longer_than_four_of_its_forwards(
+def test_no_running_sequence_is_held_up_for_longer_than_two_of_its_forwards(
     num_waiting: int,
 ) -> None:
-    assert budget(num_waiting, 1) == 4 * FORWARD_NS
+    assert budget(num_waiting, 1) == 2 * FORWARD_NS
 
 
 def test_with_nobody_to_hold_up_the_inbox_is_looked_at_after_every_piece() -> None:

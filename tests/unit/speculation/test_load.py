@@ -86,6 +86,14 @@ def test_a_new_sequence_begins_with_what_others_have_measured() -> None:
     assert loaded.pace.max_ahead < alone.pace.max_ahead
 
 
+def test_of_blocks_that_are_worth_the_same_under_load_the_shorter_one_is_taken() -> None:
+    times = measured(8, step_ms=0.7)
+    for number in range(2000):
+        times.acceptance.observe(is_right=number % 66 != 0, is_first=False)
+    assert chosen_most(times, rate=times.acceptance.rate) > 16
+    assert AdaptivePolicy(32, times).pace.optimistic.max_draft_tokens <= 16
+
+
 def test_under_load_the_draft_says_more_at_once() -> None:
     alone, loaded = (AdaptivePolicy(32, measured(count, step_ms=0.7)) for count in (1, 6))
     assert loaded.pace.block_size > alone.pace.block_size
