@@ -10,6 +10,8 @@ from hippo.types import Timing
 _BUCKETS = (1, 2, 3, 5, 8, 12, 16, 24, 48, 96, 192)
 _NEW = 0.2  # weight of a new measurement
 _OUTLIER = 3.0  # one measurement moves a mean by at most this factor
+_FIRST_OUTLIER = 1.5  # the first of its kind counts as so many times the expected at most
+_DOUBT = 0.02  # with each measurement, of heavier forwards that look dear beside it
 
 
 def _typical_cost(num_rows: float) -> float:
@@ -32,7 +34,8 @@ class RowCosts:
 
     Forwards of similar weight share a bucket, which keeps their mean weight and time; between two
     buckets that were measured the time is interpolated, outside of them it follows a typical
-    curve. The result never falls with more rows.
+    curve. The result never falls with more rows. Heavier forwards that look dear are doubted more
+    and more while they are not measured: a policy would never come back to them after a slow one.
     """
 
     _weights: list[float] = field(default_factory=lambda: [0.0] * len(_BUCKETS))
@@ -55,16 +58,27 @@ class RowCosts:
             self._times_ns[bucket] *= _typical_cost(moved) / _typical_cost(self._weights[bucket])
             self._weights[bucket] = moved
         else:
-            self._weights[bucket], self._times_ns[bucket] = weight, float(forward_ns)
+            most_ns = _FIRST_OUTLIER * _interpolated(self._points(), weight)
+            first_ns = min(float(forward_ns), most_ns) if self.is_known else float(forward_ns)
+            self._weights[bucket], self._times_ns[bucket] = weight, first_ns
+        for other, time_ns in enumerate(self._times_ns):
+            if other > bucket and time_ns:
+                scale = _typical_cost(self._weights[other]) / _typical_cost(self._weights[bucket])
+                excess_ns = time_ns - scale * self._times_ns[bucket]
+                self._times_ns[other] -= _DOUBT * max(excess_ns, 0.0)
 
     def table(self, most_rows: int, *, num_sequences: float = 1.0) -> list[float]:
         """Nanoseconds of a forward with 0, 1, ... ``most_rows`` rows of each of the sequences."""
-        points = [pair for pair in zip(self._weights, self._times_ns, strict=True) if pair[1]]
+        points = self._points()
         costs = [0.0]
         for num_rows in range(1, most_rows + 1):
             weight = _weight(num_rows * num_sequences, num_sequences)
             costs.append(max(_interpolated(points, weight), costs[-1]))
         return costs
+
+    def _points(self) -> list[tuple[float, float]]:
+        """What was measured: weights in ascending order, and their times."""
+        return [pair for pair in zip(self._weights, self._times_ns, strict=True) if pair[1]]
 
 
 def _interpolated(points: list[tuple[float, float]], weight: float) -> float:

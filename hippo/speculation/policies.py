@@ -62,11 +62,15 @@ def serial_pace(gamma: int) -> Pace:
 
 
 def vpsd_pace(gamma: int) -> Pace:
-    """Post-verify in blocks of gamma, pre-verify one by one (method.md, section 3)."""
+    """Post-verify in blocks of gamma, pre-verify one by one (method.md, section 3).
+
+    The draft goes one token further than two blocks: of an accepted block the target's own token
+    uses one up, and without it every second block would be one short when the target is free.
+    """
     return Pace(
         optimistic=StepLimits(gamma, gamma, _LONG_WAIT_NS),
         conservative=StepLimits(1, 1, _LONG_WAIT_NS),
-        max_ahead=2 * gamma,
+        max_ahead=2 * gamma + 1,
         block_size=gamma,
     )
 

@@ -52,7 +52,7 @@ def test_serial_leaves_the_draft_idle_while_the_target_verifies() -> None:
 def test_vpsd_takes_the_first_token_after_a_rejection() -> None:
     pace = make_policy("vpsd", gamma=5, max_draft_tokens=16).pace
     assert (pace.conservative.min_draft_tokens, pace.conservative.max_draft_tokens) == (1, 1)
-    assert (pace.optimistic.min_draft_tokens, pace.max_ahead) == (5, 10)
+    assert (pace.optimistic.min_draft_tokens, pace.max_ahead) == (5, 11)
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
@@ -84,6 +84,18 @@ def test_one_slow_forward_hardly_moves_a_cost() -> None:
     costs.observe(1, 10 * MS)
     costs.observe(1, 1000 * MS)
     assert costs.table(1)[1] < 15 * MS
+
+
+def test_a_slow_first_forward_of_many_rows_is_not_believed_for_ever() -> None:
+    costs = RowCosts()
+    costs.observe(1, 10 * MS)
+    costs.observe(16, 200 * MS)
+    slow = costs.table(16)[16]
+    assert slow < 40 * MS  # as the first of its kind
+    for _ in range(60):
+        costs.observe(8, 15 * MS)
+    assert costs.table(16)[16] < 0.8 * slow
+    assert costs.table(1)[1] == 10 * MS
 
 
 def test_the_first_token_after_a_rejection_is_counted_apart() -> None:
