@@ -647,7 +647,7 @@ class Block(_message.Message):
     is_exhausted: _builtins.bool
     """The draft has nothing further to send until the next commit."""
     step_ns: _builtins.int
-    """Device time of one drafting step, running mean."""
+    """Device time of a drafted token, running mean: of a step over the tokens that came of it."""
     wait_ns: _builtins.int
     """How long the draft's device idled before this block."""
     @_builtins.property
