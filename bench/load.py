@@ -10,7 +10,8 @@ held-out clips of the bundled pair's world. Every load is measured with each sys
 
 All answers are compared, token for token, with those that target-only gives one at a time.
 A load's window begins when as many answers have ended as there are clients, and ends some
-answers later; throughput counts the answers that ended inside it.
+answers later; throughput counts the answers that ended inside it. With --repeats all loads are
+run in turn that many times, and each line is the run of median throughput.
 
     python -m bench.load                              short prompts, float32, 1 to 32 clients
     python -m bench.load --quick                      1 and 8 clients, target-only and adaptive
@@ -40,7 +41,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bench.clips import Clip, Kind, held_out_clips
 from bench.environment import ROOT, describe_environment
 from bench.load_client import LoadRun, request_body, run_closed_loop
-from bench.load_figures import Reading, service_figures, summarise_load
+from bench.load_figures import Reading, service_figures, summarise_load, typical_lines
 from bench.load_page import publish, table
 from bench.load_stack import LoadStack, load_stack
 from bench.systems import TARGET_ONLY
@@ -70,8 +71,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         clips = held_out_clips(Path(folder), kind=cast(Kind, args.kind), num_clips=args.num_clips)
         bench = _Bench(args, clips, console)
-        for rows in bench.run():
-            result["loads"] += rows
+        lines: list[dict[str, Any]] = []
+        for line in bench.run():
+            lines.append(line)
+            result["loads"] = typical_lines(lines)
             args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     console.print(table(result))
     console.print(f"written to {args.out}")
@@ -96,40 +99,43 @@ class _Bench:
             gateway_args=("--max-draft-tokens", str(args.max_draft_tokens)),
         )
 
-    def run(self) -> Iterator[list[dict[str, Any]]]:
-        """Lines of the table, some at a time."""
+    def run(self) -> Iterator[dict[str, Any]]:
+        """What each load came to, one after another."""
         args, options = self._args, self._options
         all_cores = os.sched_getaffinity(0)
         with load_stack(options, num_slots=self._num_slots) as stack:
             if options.draft_core is not None:
                 os.sched_setaffinity(0, {options.draft_core})
             self._ask_one_at_a_time(stack)
-            for num_clients in args.clients:
-                for system in args.systems:
-                    if system in (TARGET_ONLY, ADAPTIVE):
-                        yield [self._measure(system, num_clients, [stack])]
+            yield from self._loads((TARGET_ONLY, ADAPTIVE), [stack])
         os.sched_setaffinity(0, all_cores)
         if BOTH_CORES in args.systems:
             unpinned = replace(
                 options, target_core=None, draft_core=None, target_args=("--num-threads", "2")
             )
             with load_stack(unpinned, num_slots=self._num_slots) as stack:
-                yield [self._measure(BOTH_CORES, count, [stack]) for count in args.clients]
+                yield from self._loads((BOTH_CORES,), [stack])
         if REPLICAS in args.systems:
-            if options.target_core is None:
+            cores = options.target_core, options.draft_core
+            if None in cores:
                 self._console.print("two replicas need two cores: left out")
                 return
             with contextlib.ExitStack() as both:
-                stacks = [
-                    both.enter_context(
-                        load_stack(
-                            replace(options, target_core=core, draft_core=core),
-                            num_slots=self._num_slots,
-                        )
-                    )
-                    for core in (options.target_core, options.draft_core)
-                ]
-                yield [self._measure(REPLICAS, count, stacks) for count in args.clients]
+                stacks = []
+                for core in cores:
+                    pinned = replace(options, target_core=core, draft_core=core)
+                    stacks.append(both.enter_context(load_stack(pinned, num_slots=self._num_slots)))
+                yield from self._loads((REPLICAS,), stacks)
+
+    def _loads(
+        self, systems: Sequence[str], stacks: Sequence[LoadStack]
+    ) -> Iterator[dict[str, Any]]:
+        """All numbers of clients with those of the systems that were chosen, in turn."""
+        for _ in range(self._args.repeats):
+            for num_clients in self._args.clients:
+                for system in systems:
+                    if system in self._args.systems:
+                        yield self._measure(system, num_clients, stacks)
 
     @property
     def _num_slots(self) -> int:
@@ -226,6 +232,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--systems", type=listed, default=list(SYSTEMS), help=f"some of {', '.join(SYSTEMS)}")
     add("--answers", type=int, default=24, help="least number of answers a load is measured on")
     add("--rounds", type=int, default=3, help="least number of answers a client")
+    add("--repeats", type=int, default=1, help="runs of each load, in turn; the median one counts")
     add("--kind", choices=("short", "long"), default="short", help="prompts")
     add("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     add("--temperature", type=float, default=0.0)
@@ -243,8 +250,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         args.clients, args.systems = [1, 8], [TARGET_ONLY, ADAPTIVE]
     if unknown := set(args.systems) - set(SYSTEMS):
         parser.error(f"--systems: no {', '.join(sorted(unknown))}; choose of {', '.join(SYSTEMS)}")
-    if not args.clients or min(args.clients) < 1 or min(args.answers, args.rounds) < 1:
-        parser.error("--clients, --answers and --rounds take numbers of at least 1")
+    if (
+        not args.clients
+        or min(args.clients) < 1
+        or min(args.answers, args.rounds, args.repeats) < 1
+    ):
+        parser.error("--clients, --answers, --rounds and --repeats are at least 1")
     args.out.parent.mkdir(parents=True, exist_ok=True)
     return args
 

@@ -98,6 +98,27 @@ def summarise_load(
     }
 
 
+def typical_lines(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One line a system and number of clients, of several: that of median throughput, with the
+    range of throughputs, and equality over the answers of all of them."""
+    groups: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for line in lines:
+        groups.setdefault((line["system"], line["num_clients"]), []).append(line)
+    typical = []
+    for group in groups.values():
+        ordered = sorted(group, key=lambda line: float(line["tokens_per_s"]))
+        typical.append(
+            {
+                **ordered[(len(ordered) - 1) // 2],
+                "tokens_per_s_range": [ordered[0]["tokens_per_s"], ordered[-1]["tokens_per_s"]],
+                "num_runs": len(ordered),
+                "num_equal": sum(line["num_equal"] for line in group),
+                "num_answers": sum(line["num_answers"] for line in group),
+            }
+        )
+    return typical
+
+
 def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
     return {
         "p50": 1e3 * percentile(seconds, 0.5),

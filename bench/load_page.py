@@ -109,7 +109,7 @@ def _cells(result: dict[str, Any]) -> Iterator[list[str]]:
         yield [
             line["system"],
             str(line["num_clients"]),
-            f"{line['tokens_per_s']:.0f}",
+            _throughput(line),
             f"{line['answers_per_s']:.1f}",
             f"{line['ttft_ms']['p50']:.0f} / {line['ttft_ms']['p99']:.0f}",
             f"{line['tpot_ms']['p50']:.2f} / {line['tpot_ms']['p99']:.2f}",
@@ -123,6 +123,12 @@ def _cells(result: dict[str, Any]) -> Iterator[list[str]]:
             " ".join(f"{cpu[name]:.2f}" for name in ("target", "draft", "gateway", "clients")),
             f"{line['num_equal']}/{line['num_answers']}",
         ]
+
+
+def _throughput(line: dict[str, Any]) -> str:
+    low, high = line["tokens_per_s_range"]
+    spread = f" [{low:.0f}, {high:.0f}]" if line["num_runs"] > 1 else ""
+    return f"{line['tokens_per_s']:.0f}{spread}"
 
 
 def _number(value: float | None, form: str) -> str:

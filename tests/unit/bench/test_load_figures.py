@@ -13,6 +13,7 @@ from bench.load_figures import (
     percentile,
     service_figures,
     summarise_load,
+    typical_lines,
 )
 from bench.load_page import table
 
@@ -99,11 +100,30 @@ def test_the_table_has_a_line_a_load() -> None:
     run = LoadRun(num_warm=1)
     run.answers += [answer(0, 1), answer(0, 2)]
     services = service_figures(reading(0, 1), reading(2, 3))
-    line = {"system": "adaptive", "num_clients": 1, **summarise_load(run, {0: ()}, services)}
+    line = {"num_clients": 1, **summarise_load(run, {0: ()}, services)}
+    lines = [{"system": system, **line} for system in ("adaptive", "target-only", "adaptive")]
     result: dict[str, Any] = {
         "kind": "short",
         "dtype": "float32",
         "temperature": 0.0,
-        "loads": [line, line],
+        "loads": typical_lines(lines),
     }
     assert table(result).row_count == 2
+
+
+def test_the_typical_run_of_a_load_is_that_of_median_throughput() -> None:
+    speeds = (("a", 1, 5.0), ("a", 1, 9.0), ("a", 1, 7.0), ("a", 2, 1.0))
+    lines = [
+        {
+            "system": system,
+            "num_clients": count,
+            "tokens_per_s": speed,
+            "num_equal": 2,
+            "num_answers": 3,
+        }
+        for system, count, speed in speeds
+    ]
+    first, second = typical_lines(lines)
+    assert (first["tokens_per_s"], first["tokens_per_s_range"]) == (7.0, [5.0, 9.0])
+    assert (first["num_equal"], first["num_answers"], first["num_runs"]) == (6, 9, 3)
+    assert second["tokens_per_s"] == 1.0
