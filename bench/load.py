@@ -28,6 +28,7 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     given = argv if argv is not None else sys.argv[1:]
     result: dict[str, Any] = {
-        "command": " ".join(["python -m bench.load", *given]),
+        "command": f"python -m bench.load {shlex.join(given)}",
         "environment": describe_environment(),
         "kind": args.kind,
         "dtype": args.dtype,
