@@ -48,6 +48,6 @@ async def test_a_pair_that_shares_a_gpu_is_warned_about(
             await backends.start()
             await asyncio.wait_for(backends.wait_draft(), 30)
             await backends.close()
-    warned = [record.getMessage() for record in caplog.records if "one GPU" in record.message]
+    warned = [record.getMessage() for record in caplog.records if "one GPU" in record.getMessage()]
     assert len(warned) == (shared is not None)
     assert all(f"({shared})" in message for message in warned)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hippo.speculation.continuations import Continuations
@@ -37,6 +37,7 @@ def test_what_was_rolled_back_is_forgotten() -> None:
     assert continuations.after([3], 1) == ()
 
 
+@settings(deadline=None)
 @given(
     prompt=st.lists(st.integers(0, 3), max_size=12),
     runs=st.lists(

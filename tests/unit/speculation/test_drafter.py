@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hippo.errors import InvalidRequestError
@@ -316,6 +316,7 @@ def test_a_pace_that_stops_the_draft_in_a_step_leaves_it_able_to_go_on() -> None
     assert start(drafter).token_ids[0] == 11
 
 
+@settings(deadline=None)
 @given(data=st.data(), seed=st.integers(0, 2**16))
 def test_only_what_the_draft_itself_says_is_drafted_however_it_guesses(
     data: st.DataObject, seed: int
