@@ -19,7 +19,8 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -122,7 +123,7 @@ def _measure_rivals(
     both_cores = replace(
         options, target_core=None, draft_core=None, target_args=("--num-threads", "2")
     )
-    with running_stack(both_cores) as url:
+    with _unpinned(options), running_stack(both_cores) as url:
         off = System(TARGET_ONLY, {"policy": "off"})
         title = f"rival: target-only with both cores, {options.dtype}"
         _, run = run_systems(console, url, clips, [off], title=title)
@@ -133,6 +134,19 @@ def _measure_rivals(
     )
     name = "transformers' generate(), alone and with assistant_model, on one core"
     result["runs"].append({**facts, "rival": name, "records": records})
+
+
+@contextmanager
+def _unpinned(options: StackOptions) -> Iterator[None]:
+    """This process, and so those that it starts, on the cores of both models."""
+    if options.target_core is None or options.draft_core is None:  # nothing is pinned
+        yield
+        return
+    os.sched_setaffinity(0, {options.target_core, options.draft_core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, {options.draft_core})
 
 
 def _chosen(names: Sequence[str], every: Sequence[System]) -> list[System]:
