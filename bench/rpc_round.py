@@ -19,7 +19,7 @@ from time import perf_counter_ns
 
 import torch
 
-from hippo.models.base import AttentionTap, DecodedMedia, Prompt, StepPlan
+from hippo.models.base import AttentionTap, DecodedMedia, FeatureCache, Prompt, StepPlan
 from hippo.rpc.client import TargetClient
 from hippo.types import (
     Block,
@@ -75,7 +75,9 @@ class FreeModel:
         ids = torch.tensor([_TOKEN_ID])
         return Prompt(ids, ids[None], 1, nothing, (), nothing, b"")
 
-    def embed_visual(self, prompt: Prompt) -> torch.Tensor | None:
+    def embed_visual(
+        self, prompt: Prompt, cache: FeatureCache | None = None
+    ) -> torch.Tensor | None:
         return None
 
     def prefill(

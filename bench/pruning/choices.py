@@ -63,4 +63,5 @@ def compacted(prompt: Prompt, kept: torch.Tensor) -> Prompt:
         question_indices=prompt.question_indices,
         prompt_hash=prompt.prompt_hash,
         extras=prompt.extras,
+        items=prompt.items,
     )

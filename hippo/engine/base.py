@@ -28,7 +28,9 @@ import torch
 from hippo.engine.fairness import prefill_budget_ns
 from hippo.engine.mailbox import LoopMailbox
 from hippo.engine.sequence import EngineSequence
+from hippo.engine.settings import NO_REUSE, ReuseOptions
 from hippo.engine.stats import EngineCounters
+from hippo.engine.vision_cache import VisionCache
 from hippo.engine.warmup import warm_prompt, warm_up
 from hippo.errors import HippoError, ModelLoadError, UnavailableError
 from hippo.models.base import Prompt, SequenceRows, StepPlan, VideoLanguageModel
@@ -59,10 +61,15 @@ class Engine(ABC, Generic[SequenceT, StepT]):
     """
 
     def __init__(
-        self, model: VideoLanguageModel, *, on_failure: Callable[[Exception], None]
+        self,
+        model: VideoLanguageModel,
+        *,
+        on_failure: Callable[[Exception], None],
+        reuse: ReuseOptions = NO_REUSE,
     ) -> None:
         self.model = model
         self.counters = EngineCounters()
+        self.vision_cache = VisionCache(reuse.vision_cache_bytes)
         self._device = torch.device(model.info.device)
         self._on_failure = on_failure
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()

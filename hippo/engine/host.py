@@ -89,5 +89,6 @@ class ServiceHost(Generic[EngineT]):
             max_waiting=slots.max_waiting,
             num_streams=self._num_streams,
             counters=self.backend.engine.counters,
+            vision_cache=self.backend.engine.vision_cache,
             model=self.backend.info,
         )

@@ -34,7 +34,7 @@ class EngineCollector(Collector):
         stats = self._stats()
         if stats is None:
             return
-        counters, model = stats.counters, stats.model
+        counters, model, vision = stats.counters, stats.model, stats.vision_cache
         memory = device_memory(torch.device(model.device))
         for metric, value in (
             (own.SLOTS, stats.num_slots),
@@ -42,6 +42,8 @@ class EngineCollector(Collector):
             (own.QUEUE_LENGTH, stats.num_waiting),
             (own.QUEUE_CAPACITY, stats.max_waiting),
             (own.STREAMS, stats.num_streams),
+            (own.VISION_CACHE_USED, vision.num_bytes),
+            (own.VISION_CACHE_CAPACITY, vision.max_bytes),
             (own.MEMORY_USED, memory.used_bytes),
             (own.MEMORY_TOTAL, memory.total_bytes),
         ):
@@ -52,6 +54,8 @@ class EngineCollector(Collector):
             (own.PREFILLS, counters.num_prefills),
             (own.ROWS, counters.num_rows),
             (own.FORWARD_SEQUENCES, counters.num_stepped),
+            (own.VISION_CACHE_HITS, vision.num_hits),
+            (own.VISION_CACHE_MISSES, vision.num_misses),
             (own.PREFILL_TIME, counters.prefill_ns / 1e9),
             (own.BUSY_TIME, (counters.prefill_ns + counters.forward_ns) / 1e9),
             (own.IDLE_TIME, counters.idle_ns / 1e9),

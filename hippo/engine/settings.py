@@ -9,6 +9,17 @@ from hippo.rpc.options import TlsFiles
 from hippo.video.limits import DecodeLimits
 
 _MIB = 1024 * 1024
+_MB = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReuseOptions:
+    """What an engine keeps of earlier requests for those that come; the default is nothing."""
+
+    vision_cache_bytes: int = 0
+
+
+NO_REUSE = ReuseOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +38,9 @@ class EngineSettings:
     num_threads: int | None = setting(None, help="threads of one CPU operation")
     slots: int = setting(4, help="sequences at once")
     max_context_length: int = setting(4096, help="prompt and completion together, in tokens")
+    vision_cache_mb: int = setting(
+        256, help="megabytes on the device for what the vision tower gave for earlier media; 0: off"
+    )
     host: str = setting("127.0.0.1", help="address to listen on")
     port_file: str | None = setting(None, help="file to write the bound port to")
     metrics_port: int | None = setting(None, help="serve Prometheus metrics there, on --host")
@@ -52,6 +66,10 @@ class EngineSettings:
             if getattr(self, name) < 1:
                 flag = "--" + name.replace("_", "-")
                 raise SettingsError(f"{flag} is {getattr(self, name)}; it must be at least 1")
+        if self.vision_cache_mb < 0:
+            raise SettingsError(
+                f"--vision-cache-mb is {self.vision_cache_mb}; it must not be below 0"
+            )
         if self.num_threads is not None and self.num_threads < 1:
             raise SettingsError(f"--num-threads is {self.num_threads}; it must be at least 1")
         if self.cpu_core is not None and (self.num_threads or 1) != 1:
@@ -75,6 +93,11 @@ class EngineSettings:
     @property
     def max_message_bytes(self) -> int:
         return self.max_message_mib * _MIB
+
+    @property
+    def reuse(self) -> ReuseOptions:
+        """What is kept of earlier requests."""
+        return ReuseOptions(vision_cache_bytes=self.vision_cache_mb * _MB)
 
     def decode_limits(self) -> DecodeLimits:
         """Raises ValueError for limits under which nothing could be decoded."""

@@ -17,6 +17,24 @@ SEQUENCE_FAILURES = Metric(
     "hippo_sequence_failures", Kind.COUNTER, "Sequences ended by an internal error."
 )
 PREFILLS = Metric("hippo_prefills", Kind.COUNTER, "Prefills finished.")
+VISION_CACHE_HITS = Metric(
+    "hippo_vision_cache_hits",
+    Kind.COUNTER,
+    "Videos and images of a prompt that the vision tower did not look at again.",
+)
+VISION_CACHE_MISSES = Metric(
+    "hippo_vision_cache_misses",
+    Kind.COUNTER,
+    "Videos and images of a prompt that passed the vision tower.",
+)
+VISION_CACHE_USED = Metric(
+    "hippo_vision_cache_used_bytes", Kind.GAUGE, "What the vision cache holds."
+)
+VISION_CACHE_CAPACITY = Metric(
+    "hippo_vision_cache_capacity_bytes",
+    Kind.GAUGE,
+    "What it may hold (`--vision-cache-mb`; 0: it is off).",
+)
 ROWS = Metric("hippo_rows", Kind.COUNTER, "Rows of all decoding forwards.")
 FORWARD_SEQUENCES = Metric(
     "hippo_forward_sequences",

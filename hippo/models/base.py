@@ -36,6 +36,17 @@ class DecodedMedia:
     sampled_fps: float
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class VisualItem:
+    """One video or image of a prompt: the tokens that the vision tower gives for it.
+
+    ``digest`` (hippo.models.content) is equal exactly for items of equal features.
+    """
+
+    digest: bytes
+    places: torch.Tensor  # int64 [num_tokens], in ``input_ids``, ascending
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A prompt in the model's own terms, on the CPU.
@@ -43,6 +54,8 @@ class Prompt:
     ``visual_indices`` are the places in ``input_ids`` of the prunable (video) tokens,
     ``question_indices`` those of the text that asks about them (hippo.models.question), empty
     without prunable tokens; ``extras`` holds the family's own tensors (pixels, grids).
+    ``items`` are the videos, then the images, each in the order of the prompt; every prunable
+    token belongs to one.
     """
 
     input_ids: torch.Tensor  # int64 [length]
@@ -53,6 +66,7 @@ class Prompt:
     question_indices: torch.Tensor  # int64 [num_question_tokens], ascending
     prompt_hash: bytes  # SHA-256 of input_ids as little-endian uint32
     extras: dict[str, torch.Tensor] = field(default_factory=dict)
+    items: tuple[VisualItem, ...] = ()
 
     @property
     def length(self) -> int:
@@ -102,6 +116,16 @@ class StepPlan:
         return sum(len(sequence.token_ids) for sequence in self.sequences)
 
 
+class FeatureCache(Protocol):
+    """Keeps the vision tower's output by content (device thread)."""
+
+    def get(self, digest: bytes) -> torch.Tensor | None:
+        """The features ``[num_tokens, hidden]`` of an item with this digest, not to be written."""
+
+    def put(self, digest: bytes, features: torch.Tensor) -> None:
+        """Keeps the features of an item for a while; nobody writes them any more."""
+
+
 class VideoLanguageModel(Protocol):
     """A loaded checkpoint with its key-value cache. Only the device thread calls what says so."""
 
@@ -122,8 +146,14 @@ class VideoLanguageModel(Protocol):
         when the prompt alone exceeds the context.
         """
 
-    def embed_visual(self, prompt: Prompt) -> torch.Tensor | None:
-        """Vision tower (device thread): ``[num_visual_tokens, hidden]``, None without media."""
+    def embed_visual(
+        self, prompt: Prompt, cache: FeatureCache | None = None
+    ) -> torch.Tensor | None:
+        """Vision tower (device thread): ``[num_visual_tokens, hidden]``, None without media.
+
+        Of the items that the ``cache`` has nothing is computed; the others are put there. The
+        result is the same to the last bit, with or without.
+        """
 
     def prefill(
         self,

@@ -12,7 +12,14 @@ import torch
 
 from hippo.errors import ContextLengthError
 from hippo.models.attention import ChunkMask, QueryTap, SequenceStep, Step, plan_sequence
-from hippo.models.base import AttentionTap, DecodedMedia, Prompt, Scope, StepPlan
+from hippo.models.base import (
+    AttentionTap,
+    DecodedMedia,
+    FeatureCache,
+    Prompt,
+    Scope,
+    StepPlan,
+)
 from hippo.models.linear import make_linear, padded_rows
 from hippo.models.pretrained import Pretrained
 from hippo.pruning.scores import attention_scores
@@ -34,8 +41,8 @@ class _Slot:
 class CachedModel(ABC):
     """A loaded checkpoint with its key-value cache; see VideoLanguageModel.
 
-    A family adds ``prepare`` and ``embed_visual``, and ``visual_places`` where the vision tower
-    gives more rows than the prompt's prunable ones. ``num_axes`` is that of its positions.
+    A family adds ``prepare`` and ``embed_item``, and ``visual_places`` and ``embed_others`` where
+    there are more visual rows than those of items. ``num_axes`` is that of its positions.
     """
 
     def __init__(self, pretrained: Pretrained, *, num_axes: int) -> None:
@@ -71,15 +78,40 @@ class CachedModel(ABC):
     ) -> Prompt:
         """See VideoLanguageModel.prepare."""
 
+    @torch.inference_mode()
+    def embed_visual(
+        self, prompt: Prompt, cache: FeatureCache | None = None
+    ) -> torch.Tensor | None:
+        """See VideoLanguageModel.embed_visual.
+
+        The rows of the videos, which are the prunable ones, come first; those of images and of
+        ``embed_others`` follow. Items pass the tower one by one, so that what one gives does not
+        depend on what is asked for beside it.
+        """
+        if not prompt.items:
+            return None
+        rows = []
+        for index, item in enumerate(prompt.items):
+            features = None if cache is None else cache.get(item.digest)
+            if features is None:
+                features = self.embed_item(prompt, index)
+                if cache is not None:
+                    cache.put(item.digest, features)
+            rows.append(features)
+        return torch.cat([*rows, *self.embed_others(prompt)])
+
     @abstractmethod
-    def embed_visual(self, prompt: Prompt) -> torch.Tensor | None:
-        """See VideoLanguageModel.embed_visual; rows that ``visual_places`` adds follow."""
+    def embed_item(self, prompt: Prompt, index: int) -> torch.Tensor:
+        """What the vision tower gives for ``prompt.items[index]``: ``[num_tokens, hidden]``."""
+
+    def embed_others(self, prompt: Prompt) -> Sequence[torch.Tensor]:
+        """Visual rows (``[rows, hidden]`` each) that belong to no item: separators."""
+        return ()
 
     def visual_places(self, prompt: Prompt) -> torch.Tensor:
         """Where in ``input_ids`` the rows of ``embed_visual`` stand: int64, one a row.
 
-        The prunable tokens (``prompt.visual_indices``) come first, in their order; after them a
-        family may have others (images, separators) that always stay.
+        The prunable tokens come first, in their order. Needs no items: other ranks have none.
         """
         return prompt.visual_indices
 

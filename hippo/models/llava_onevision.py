@@ -11,7 +11,7 @@ from hippo.errors import ModelLoadError
 from hippo.models.base import DecodedMedia, Prompt
 from hippo.models.checkpoint import Checkpoint
 from hippo.models.family import CachedModel
-from hippo.models.llava_prompt import PromptBuilder
+from hippo.models.llava_prompt import PromptBuilder, split_frames
 from hippo.models.pretrained import Pretrained, load_pretrained
 from hippo.models.vision import replace_products
 from hippo.types import ChatMessage, FramePlan
@@ -34,30 +34,40 @@ class LlavaOnevision(CachedModel):
         """See VideoLanguageModel.prepare; frames have one size, which no plan can lower."""
         return self._prompts.build(messages, media, frame_plan)
 
-    @torch.inference_mode()
-    def embed_visual(self, prompt: Prompt) -> torch.Tensor | None:
-        """Vision tower, projector and pooling: the videos' grid tokens ``[num_visual_tokens,
-        hidden]``, then a newline a video, then the images' tokens."""
-        model, features = self.model.model, []
-        if (pixels := prompt.extras.get("pixel_values_videos")) is not None:
-            for frames in torch.split(pixels, _FRAMES_AT_ONCE):
-                embedded = model.get_video_features(self._on_device(frames)[None], return_dict=True)
-                features.append(embedded.pooler_output[0, :-1])  # a newline ends it
-            features.append(model.image_newline.expand(len(prompt.visual_grids), -1))
-        if (pixels := prompt.extras.get("pixel_values")) is not None:
-            features += model.get_image_features(
-                self._on_device(pixels),
-                prompt.extras["image_sizes"],
-                batch_num_images=prompt.extras["batch_num_images"],
-                return_dict=True,
-            ).pooler_output
-        return torch.cat(features) if features else None
+    def embed_item(self, prompt: Prompt, index: int) -> torch.Tensor:
+        """A video's pooled grids, or an image with its tiles."""
+        num_videos = len(prompt.visual_grids)
+        if index < num_videos:
+            return self._embed_frames(split_frames(prompt.extras, prompt.visual_grids)[index])
+        image = slice(index - num_videos, index - num_videos + 1)
+        (features,) = self.model.model.get_image_features(
+            self._on_device(prompt.extras["pixel_values"][image]),
+            prompt.extras["image_sizes"][image],
+            # The whole prompt's number: several images are not cut into tiles.
+            batch_num_images=prompt.extras["batch_num_images"],
+            return_dict=True,
+        ).pooler_output
+        assert isinstance(features, torch.Tensor)
+        return features
+
+    def _embed_frames(self, frames: torch.Tensor) -> torch.Tensor:
+        features = []
+        for part in torch.split(frames, _FRAMES_AT_ONCE):
+            embedded = self.model.model.get_video_features(
+                self._on_device(part)[None], return_dict=True
+            )
+            features.append(embedded.pooler_output[0, :-1])  # a newline ends it
+        return torch.cat(features)
+
+    def embed_others(self, prompt: Prompt) -> Sequence[torch.Tensor]:
+        """A newline a video."""
+        return (self.model.model.image_newline.expand(len(prompt.visual_grids), -1),)
 
     def visual_places(self, prompt: Prompt) -> torch.Tensor:
-        """The prunable tokens, then the videos' newlines, then the images' tokens."""
+        """The prunable tokens, then the images' tokens, then the videos' newlines."""
         others = [
             prompt.extras[name]
-            for name in ("newline_indices", "image_indices")
+            for name in ("image_indices", "newline_indices")
             if name in prompt.extras
         ]
         return torch.cat((prompt.visual_indices, *others))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from hippo.errors import InvalidRequestError, MediaError
-from hippo.models.base import DecodedMedia, Prompt
+from hippo.models.base import DecodedMedia, Prompt, VisualItem
+from hippo.models.content import visual_digest
 from hippo.models.messages import (
     check_length,
     media_in_order,
@@ -87,6 +88,9 @@ class PromptBuilder:
             extras["image_sizes"] = torch.tensor(inputs["image_sizes"])
             extras["batch_num_images"] = torch.tensor(inputs["batch_num_images"])
             extras["image_indices"] = (input_ids == self._processor.image_token_id).nonzero()[:, 0]
+        items = _video_items(extras, grids, visual_indices) if videos else []
+        if images:
+            items += _image_items(extras)
         return Prompt(
             input_ids=input_ids,
             positions=torch.arange(input_ids.shape[0])[None],
@@ -96,6 +100,7 @@ class PromptBuilder:
             question_indices=question,
             prompt_hash=prompt_hash(input_ids),
             extras=extras,
+            items=tuple(items),
         )
 
     def _video_places(
@@ -119,3 +124,36 @@ class PromptBuilder:
                 "of frames",
                 param="mm_processor_kwargs",
             )
+
+
+def split_frames(
+    extras: Mapping[str, torch.Tensor], grids: Sequence[tuple[int, int, int]]
+) -> Sequence[torch.Tensor]:
+    """The frames (``[num_frames, 3, height, width]``) of each video."""
+    return torch.split(extras["pixel_values_videos"], [num_frames for num_frames, _, _ in grids])
+
+
+def _video_items(
+    extras: Mapping[str, torch.Tensor],
+    grids: Sequence[tuple[int, int, int]],
+    places: torch.Tensor,
+) -> list[VisualItem]:
+    return [
+        VisualItem(visual_digest(MediaKind.VIDEO, frames, ()), there)
+        for frames, there in zip(
+            split_frames(extras, grids),
+            torch.split(places, [math.prod(grid) for grid in grids]),
+            strict=True,
+        )
+    ]
+
+
+def _image_items(extras: Mapping[str, torch.Tensor]) -> list[VisualItem]:
+    """Several images have one number of tokens, as none is cut into tiles."""
+    pixels, sizes = extras["pixel_values"], extras["image_sizes"].tolist()
+    num_images = len(sizes)
+    places = extras["image_indices"].view(num_images, -1)
+    return [
+        VisualItem(visual_digest(MediaKind.IMAGE, one, (tuple(size), num_images == 1)), there)
+        for one, size, there in zip(pixels, sizes, places, strict=True)
+    ]

@@ -11,7 +11,7 @@ from hippo.models.base import DecodedMedia, Prompt
 from hippo.models.checkpoint import Checkpoint
 from hippo.models.family import CachedModel
 from hippo.models.pretrained import Pretrained, load_pretrained
-from hippo.models.qwen_prompt import PromptBuilder
+from hippo.models.qwen_prompt import IMAGE_EXTRAS, VIDEO_EXTRAS, PromptBuilder, split_patches
 from hippo.models.vision import speed_up_vision
 from hippo.types import ChatMessage, FramePlan
 
@@ -33,18 +33,21 @@ class Qwen2_5_VL(CachedModel):
         """See VideoLanguageModel.prepare."""
         return self._prompts.build(messages, media, frame_plan)
 
-    @torch.inference_mode()
-    def embed_visual(self, prompt: Prompt) -> torch.Tensor | None:
-        """Vision tower: ``[num_visual_tokens, hidden]``, followed by the images' tokens, if any."""
-        features = []
-        for kind in ("video", "image"):
-            pixels = prompt.extras.get("pixel_values_videos" if kind == "video" else "pixel_values")
-            if pixels is not None:
-                grids = prompt.extras[f"{kind}_grid_thw"]
-                embed = getattr(self.model.model, f"get_{kind}_features")
-                pixels = pixels.to(device=self.embedding.device, dtype=self.embedding.dtype)
-                features += embed(pixels, grids, return_dict=True).pooler_output
-        return torch.cat(features) if features else None
+    def embed_item(self, prompt: Prompt, index: int) -> torch.Tensor:
+        """The merged patches of a video or an image."""
+        num_videos = len(prompt.visual_grids)
+        if index < num_videos:
+            pixels, grids = (prompt.extras[name] for name in VIDEO_EXTRAS)
+            embed = self.model.model.get_video_features
+        else:
+            pixels, grids = (prompt.extras[name] for name in IMAGE_EXTRAS)
+            embed = self.model.model.get_image_features
+            index -= num_videos
+        patches = split_patches(pixels, grids)[index]
+        patches = patches.to(device=self.embedding.device, dtype=self.embedding.dtype)
+        (features,) = embed(patches, grids[index : index + 1], return_dict=True).pooler_output
+        assert isinstance(features, torch.Tensor)
+        return features
 
     def visual_places(self, prompt: Prompt) -> torch.Tensor:
         """The prunable tokens, followed by the images' tokens, if any."""

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from hippo.errors import MediaError
-from hippo.models.base import DecodedMedia, Prompt
+from hippo.models.base import DecodedMedia, Prompt, VisualItem
+from hippo.models.content import visual_digest
 from hippo.models.messages import (
     check_length,
     media_in_order,
@@ -22,6 +23,8 @@ from hippo.types import ChatMessage, FramePlan, MediaKind
 
 RopeIndex = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
+VIDEO_EXTRAS = ("pixel_values_videos", "video_grid_thw")
+IMAGE_EXTRAS = ("pixel_values", "image_grid_thw")
 _IMAGE_TYPE, _VIDEO_TYPE = 1, 2  # mm_token_type_ids
 
 
@@ -81,11 +84,7 @@ class PromptBuilder:
 
     def _prompt(self, inputs: Any, visual_indices: torch.Tensor, question: torch.Tensor) -> Prompt:
         input_ids = inputs["input_ids"]  # [1, length]
-        extras = {
-            name: inputs[name]
-            for name in ("pixel_values_videos", "video_grid_thw", "pixel_values", "image_grid_thw")
-            if name in inputs
-        }
+        extras = {name: inputs[name] for name in VIDEO_EXTRAS + IMAGE_EXTRAS if name in inputs}
         types = inputs["mm_token_type_ids"][0]
         if extras:
             positions = self._rope_index(
@@ -97,8 +96,12 @@ class PromptBuilder:
             )[0][:, 0]  # [3, length]
         else:
             positions = torch.arange(input_ids.shape[1]).expand(3, -1)
+        items: list[VisualItem] = []
+        if "video_grid_thw" in extras:
+            items += self._items(MediaKind.VIDEO, extras, visual_indices)
         if "image_grid_thw" in extras:
             extras["image_indices"] = (types == _IMAGE_TYPE).nonzero()[:, 0]
+            items += self._items(MediaKind.IMAGE, extras, extras["image_indices"])
         return Prompt(
             input_ids=input_ids[0],
             positions=positions,
@@ -113,7 +116,28 @@ class PromptBuilder:
             question_indices=question,
             prompt_hash=prompt_hash(input_ids[0]),
             extras=extras,
+            items=tuple(items),
         )
+
+    def _items(
+        self, kind: MediaKind, extras: dict[str, torch.Tensor], places: torch.Tensor
+    ) -> list[VisualItem]:
+        """The videos or the images, whose tokens stand at ``places``."""
+        names = VIDEO_EXTRAS if kind is MediaKind.VIDEO else IMAGE_EXTRAS
+        pixels, grids = (extras[name] for name in names)
+        patches = split_patches(pixels, grids)
+        lengths = [one.shape[0] // self._merge_size**2 for one in patches]
+        return [
+            VisualItem(visual_digest(kind, one, (tuple(grid),)), there)
+            for one, grid, there in zip(
+                patches, grids.tolist(), torch.split(places, lengths), strict=True
+            )
+        ]
+
+
+def split_patches(pixels: torch.Tensor, grids: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The patches (``[num_patches, values]``) of each item; ``grids`` is ``[num_items, 3]``."""
+    return torch.split(pixels, grids.prod(1).tolist())
 
 
 def _metadata(item: DecodedMedia) -> dict[str, Any]:

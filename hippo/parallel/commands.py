@@ -104,7 +104,8 @@ def pack_prefill(
 ) -> tuple[BeginPrefill, list[torch.Tensor]]:
     """The command and the tensors to broadcast after it.
 
-    Of the prompt's extras go places and grids (integers); pixels stay with the vision tower.
+    Of the prompt's extras go places and grids (integers); pixels and items stay with the vision
+    tower.
     """
     values: dict[str, Any] = {}
     tensors: dict[str, torch.Tensor] = {}
@@ -112,7 +113,7 @@ def pack_prefill(
         value = getattr(inputs.prompt, field.name)
         if isinstance(value, torch.Tensor):
             tensors[field.name] = value
-        elif field.name != "extras":
+        elif field.name not in ("extras", "items"):
             values[field.name] = value
     for name, tensor in inputs.prompt.extras.items():
         if not tensor.is_floating_point():

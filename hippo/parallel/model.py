@@ -11,7 +11,14 @@ from typing import Protocol
 import torch
 
 from hippo.errors import HippoError, UnavailableError
-from hippo.models.base import AttentionTap, DecodedMedia, Prompt, StepPlan, VideoLanguageModel
+from hippo.models.base import (
+    AttentionTap,
+    DecodedMedia,
+    FeatureCache,
+    Prompt,
+    StepPlan,
+    VideoLanguageModel,
+)
 from hippo.parallel.commands import (
     Advance,
     BeginPrefill,
@@ -73,9 +80,11 @@ class ParallelModel:
         """See VideoLanguageModel.prepare."""
         return self._local.prepare(messages, media, frame_plan)
 
-    def embed_visual(self, prompt: Prompt) -> torch.Tensor | None:
+    def embed_visual(
+        self, prompt: Prompt, cache: FeatureCache | None = None
+    ) -> torch.Tensor | None:
         """See VideoLanguageModel.embed_visual; the other ranks have no part in it."""
-        return self._local.embed_visual(prompt)
+        return self._local.embed_visual(prompt, cache)
 
     def prefill(
         self,

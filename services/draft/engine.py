@@ -82,7 +82,7 @@ class DraftEngine(Engine[DraftSequence, DraftStep]):
 
     def _embed(self, sequence: DraftSequence) -> Iterator[None]:
         sequence.began_ns = self._job_began_ns
-        sequence.visual = self.model.embed_visual(sequence.prompt)
+        sequence.visual = self.model.embed_visual(sequence.prompt, self.vision_cache)
         sequence.is_embedded = True
         self._prefill_if_ready(sequence)
         yield

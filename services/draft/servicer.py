@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from hippo.engine.host import Backend, ServiceHost
@@ -43,7 +44,7 @@ def build_service(settings: DraftSettings) -> EngineService[DraftEngine]:
     """The service with its servicer registered; needs a running event loop."""
     service = EngineService(
         DRAFT_SERVICE,
-        DraftEngine,
+        partial(DraftEngine, reuse=settings.reuse),
         max_waiting=0,
         tls=settings.tls,
         max_message_bytes=settings.max_message_bytes,

@@ -9,6 +9,7 @@ import torch
 
 from hippo.engine.base import Engine
 from hippo.engine.sequence import EngineSequence
+from hippo.engine.settings import NO_REUSE, ReuseOptions
 from hippo.engine.slots import Reservation
 from hippo.errors import ModelLoadError
 from hippo.models.base import VideoLanguageModel
@@ -44,10 +45,11 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
         model: VideoLanguageModel,
         *,
         on_failure: Callable[[Exception], None],
+        reuse: ReuseOptions = NO_REUSE,
         score_layers: int | None = None,
         options: SelectionOptions = DEFAULT_OPTIONS,
     ) -> None:
-        super().__init__(model, on_failure=on_failure)
+        super().__init__(model, on_failure=on_failure, reuse=reuse)
         if score_layers is not None and score_layers > model.num_layers:
             raise ModelLoadError(
                 f"--score-layers is {score_layers}, but {model.info.name} has {model.num_layers}"
@@ -74,7 +76,7 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
     def _prefill(self, sequence: TargetSequence) -> Iterator[None]:
         prompt, pruning = sequence.prompt, sequence.request.pruning
         queue_ns = self._job_began_ns - sequence.submitted_ns
-        visual = self.model.embed_visual(prompt)
+        visual = self.model.embed_visual(prompt, self.vision_cache)
         selection = tap = None
         if needs_scores(pruning, int(prompt.visual_indices.shape[0])):
             selection = ScoredSelection(

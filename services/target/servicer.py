@@ -49,6 +49,7 @@ def build_service(settings: TargetSettings) -> EngineService[TargetEngine]:
         TARGET_SERVICE,
         partial(
             TargetEngine,
+            reuse=settings.reuse,
             score_layers=settings.score_layers,
             options=SelectionOptions(
                 spatial=cast(SpatialScore, settings.spatial_score), spread=settings.spread

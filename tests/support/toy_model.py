@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from hippo.errors import MediaError
-from hippo.models.base import AttentionTap, DecodedMedia, Prompt, StepPlan
+from hippo.models.base import (
+    AttentionTap,
+    DecodedMedia,
+    FeatureCache,
+    Prompt,
+    StepPlan,
+    VisualItem,
+)
+from hippo.models.content import visual_digest
 from hippo.types import (
     ChatMessage,
     FramePlan,
@@ -74,6 +82,7 @@ class ToyModel:
         self.plans: list[StepPlan] = []
         self.kept: list[int | None] = []  # visual tokens of each prefill
         self.tapped: list[int | None] = []  # layers tapped in each prefill
+        self.num_embedded = 0  # items that passed the vision tower
         self.threads: set[str] = set()  # that ran device work
 
     @property
@@ -89,6 +98,7 @@ class ToyModel:
     ) -> Prompt:
         ids: list[int] = []
         visual: list[int] = []
+        items: list[VisualItem] = []
         for message in messages:
             for part in message.content:
                 if isinstance(part, TextPart):
@@ -98,7 +108,10 @@ class ToyModel:
                     ]
                 else:
                     assert isinstance(part, MediaPart)
-                    num_tokens = media[part.media_index].frames.shape[0] * _TOKENS_PER_FRAME
+                    one = media[part.media_index]
+                    num_tokens = one.frames.shape[0] * _TOKENS_PER_FRAME
+                    places = torch.arange(len(ids), len(ids) + num_tokens)
+                    items.append(VisualItem(visual_digest(one.kind, one.frames, ()), places))
                     visual += range(len(ids), len(ids) + num_tokens)
                     ids += [VISUAL_TOKEN_ID] * num_tokens
         input_ids = torch.tensor(ids, dtype=torch.int64)
@@ -113,12 +126,23 @@ class ToyModel:
             ),
             question_indices=(input_ids != VISUAL_TOKEN_ID).nonzero()[:, 0],
             prompt_hash=digest,
+            items=tuple(items),
         )
 
-    def embed_visual(self, prompt: Prompt) -> torch.Tensor | None:
-        num_visual = prompt.visual_indices.shape[0]
-        generator = torch.Generator().manual_seed(num_visual)
-        return torch.randn(num_visual, 4, generator=generator) if num_visual else None
+    def embed_visual(
+        self, prompt: Prompt, cache: FeatureCache | None = None
+    ) -> torch.Tensor | None:
+        rows = []
+        for item in prompt.items:
+            features = None if cache is None else cache.get(item.digest)
+            if features is None:
+                self.num_embedded += 1
+                generator = torch.Generator().manual_seed(int.from_bytes(item.digest[:4], "little"))
+                features = torch.randn(item.places.shape[0], 4, generator=generator)
+                if cache is not None:
+                    cache.put(item.digest, features)
+            rows.append(features)
+        return torch.cat(rows) if rows else None
 
     def prefill(
         self,

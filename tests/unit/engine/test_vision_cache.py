@@ -1,0 +1,80 @@
+"""The vision cache: least recently used, bounded in bytes."""
+
+from __future__ import annotations
+
+import torch
+
+from hippo.engine.vision_cache import VisionCache
+
+ROW_BYTES = 4 * 8
+
+
+def rows(number: int, value: float = 0.0) -> torch.Tensor:
+    return torch.full((number, 8), value)
+
+
+def test_what_was_put_is_given_by_its_digest_and_nothing_else_is() -> None:
+    cache = VisionCache(10 * ROW_BYTES)
+    features = rows(3, 1.0)
+    cache.put(b"one", features)
+
+    assert cache.get(b"other") is None
+    found = cache.get(b"one")
+    assert found is not None and torch.equal(found, features)
+    assert (cache.num_hits, cache.num_misses) == (1, 1)
+
+
+def test_the_least_recently_used_give_way_when_the_bytes_are_spent() -> None:
+    cache = VisionCache(10 * ROW_BYTES)
+    for digest in (b"a", b"b", b"c"):
+        cache.put(digest, rows(3))
+    cache.get(b"a")
+
+    cache.put(b"d", rows(4))
+
+    assert cache.num_bytes == 10 * ROW_BYTES
+    assert [cache.get(digest) is not None for digest in (b"a", b"b", b"c", b"d")] == [
+        True, False, True, True,
+    ]  # fmt: skip
+
+
+def test_the_bytes_that_are_held_never_exceed_the_bound() -> None:
+    cache = VisionCache(10 * ROW_BYTES)
+    sizes = torch.randint(1, 12, (200,), generator=torch.Generator().manual_seed(0)).tolist()
+    for number, size in enumerate(sizes):
+        cache.put(bytes([number % 40]), rows(size))
+        assert cache.num_bytes <= cache.max_bytes
+        held = [features.nbytes for features in cache._features.values()]
+        assert cache.num_bytes == sum(held)
+
+
+def test_what_is_larger_than_the_bound_is_not_kept_and_pushes_nothing_out() -> None:
+    cache = VisionCache(4 * ROW_BYTES)
+    cache.put(b"small", rows(2))
+    cache.put(b"large", rows(5))
+    assert cache.get(b"large") is None
+    assert cache.get(b"small") is not None
+
+
+def test_an_item_that_is_put_twice_is_counted_once() -> None:
+    cache = VisionCache(10 * ROW_BYTES)
+    for _ in range(3):
+        cache.put(b"same", rows(4))
+    assert cache.num_bytes == 4 * ROW_BYTES
+
+
+def test_a_view_does_not_keep_what_it_is_a_view_of() -> None:
+    cache = VisionCache(10 * ROW_BYTES)
+    whole = rows(1000, 2.0)
+    cache.put(b"part", whole[:2])
+    part = cache.get(b"part")
+    assert part is not None
+    assert part.untyped_storage().nbytes() == 2 * ROW_BYTES
+    assert torch.equal(part, whole[:2])
+
+
+def test_a_cache_of_no_bytes_keeps_nothing() -> None:
+    cache = VisionCache(0)
+    cache.put(b"one", rows(1))
+    assert cache.get(b"one") is None
+    assert cache.num_bytes == 0
