@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +55,12 @@ def ask(
     seed: int = 0,
     is_video_first: bool = True,
     has_timeline: bool = False,
+    cache_salt: str | None = None,
 ) -> Answer:
-    """Streams one answer; raises RuntimeError with the server's message on an error."""
+    """Streams one answer; raises RuntimeError with the server's message on an error.
+
+    Nothing that was cached before helps, unless it was asked for with the same ``cache_salt``.
+    """
     content: list[dict[str, Any]] = [{"type": "text", "text": question}]
     if video is not None:
         place = 0 if is_video_first else 1
@@ -69,6 +74,7 @@ def ask(
         "stream": True,
         "return_token_ids": True,
         "return_timeline": has_timeline,
+        "cache_salt": uuid.uuid4().hex if cache_salt is None else cache_salt,
         "speculative": dict(speculative),
     }
     payload = json.dumps(body).encode()

@@ -87,6 +87,7 @@ class FreeModel:
         visual: torch.Tensor | None,
         kept: torch.Tensor | None,
         tap: AttentionTap | None = None,
+        num_reused: int = 0,
     ) -> Iterator[torch.Tensor | None]:
         yield self._logits[0]
 

@@ -58,6 +58,8 @@ def _count_as_vllm_does(record: Record, model: ModelMetrics) -> None:
         model.request_generation_tokens.observe(record.num_completion_tokens)
         model.request_decode_time.observe(record.decode_ns / 1e9)
     if record.target_prefill is not None:
+        model.prefix_cache_queries.inc(record.num_prompt_tokens)
+        model.prefix_cache_hits.inc(record.num_cached_tokens)
         model.request_prefill_time.observe(record.target_prefill.forward_ns / 1e9)
     for interval_ns in record.intervals_ns:
         model.inter_token_latency.observe(interval_ns / 1e9)

@@ -34,6 +34,8 @@ class ModelMetrics:
     num_running: Gauge
     num_waiting: Gauge
     prompt_tokens: Counter
+    prefix_cache_queries: Counter
+    prefix_cache_hits: Counter
     generation_tokens: Counter
     ended: dict[str, Counter]  # by finished_reason
     num_drafts: Counter
@@ -115,6 +117,8 @@ class GatewayMetrics:
         self._num_running = gauge(vllm.NUM_REQUESTS_RUNNING, registry)
         self._num_waiting = gauge(vllm.NUM_REQUESTS_WAITING, registry)
         self._prompt_tokens = counter(vllm.NUM_PROMPT_TOKENS, registry)
+        self._prefix_cache_queries = counter(vllm.PREFIX_CACHE_QUERIES, registry)
+        self._prefix_cache_hits = counter(vllm.PREFIX_CACHE_HITS, registry)
         self._generation_tokens = counter(vllm.NUM_GENERATION_TOKENS, registry)
         self._ended = counter(vllm.REQUEST_SUCCESS, registry)
         self._num_drafts = counter(vllm.NUM_DRAFTS, registry)
@@ -136,6 +140,8 @@ class GatewayMetrics:
             num_running=self._num_running.labels(name),
             num_waiting=self._num_waiting.labels(name),
             prompt_tokens=self._prompt_tokens.labels(name),
+            prefix_cache_queries=self._prefix_cache_queries.labels(name),
+            prefix_cache_hits=self._prefix_cache_hits.labels(name),
             generation_tokens=self._generation_tokens.labels(name),
             ended={reason: self._ended.labels(name, reason) for reason in vllm.FINISHED_REASONS},
             num_drafts=self._num_drafts.labels(name),

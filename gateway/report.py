@@ -111,6 +111,11 @@ class Record:
         return self.target_prompt.num_prompt_tokens if self.target_prompt is not None else 0
 
     @property
+    def num_cached_tokens(self) -> int:
+        """Of the prompt's tokens, those whose keys and values the target had already."""
+        return self.target_prefill.context_length if self.target_prefill is not None else 0
+
+    @property
     def decode_ns(self) -> int:
         """From the first token to the last."""
         return self.last_verdict_ns - self.first_verdict_ns
@@ -139,6 +144,7 @@ class Record:
 def figures(record: Record, request: OpenRequest, baseline: Baseline) -> dict[str, Any]:
     """The ``hippo`` object; docs/api.md explains each name."""
     stats, selection = record.stats, record.selection
+    draft_prefill = record.draft_prefill
     baseline_ns = record.baseline_ns(baseline)
     facts: dict[str, Any] = {
         "policy": record.policy,
@@ -156,6 +162,10 @@ def figures(record: Record, request: OpenRequest, baseline: Baseline) -> dict[st
             "ratio": request.pruning.ratio,
             "num_visual_tokens": selection.num_visual_tokens if selection is not None else None,
             "num_kept_tokens": len(selection.kept_indices) if selection is not None else None,
+        },
+        "num_cached_tokens": {
+            "target": record.num_cached_tokens,
+            "draft": draft_prefill.context_length if draft_prefill is not None else None,
         },
         "num_forwards": stats.num_forwards,
         "num_drafted_tokens": stats.num_drafted_tokens,

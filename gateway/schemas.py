@@ -15,6 +15,7 @@ from hippo.types import MediaKind
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
+MAX_SALT_LENGTH = 256
 MAX_MESSAGES = 1024
 
 
@@ -211,6 +212,12 @@ class ChatCompletionRequest(_Model):
         default=None, description="Adds `timeline_ms`, every verdict and block, to `hippo`."
     )
 
+    cache_salt: str | None = Field(
+        default=None,
+        max_length=MAX_SALT_LENGTH,
+        description="Nothing cached is shared with requests of another salt; the answer is the "
+        "same.",
+    )
     mm_processor_kwargs: MediaProcessing | None = None
     speculative: SpeculationOptions | None = None
 

@@ -16,13 +16,15 @@ class Usage:
 
     num_prompt_tokens: int
     num_completion_tokens: int
+    num_cached_tokens: int  # of the prompt's, those that the target had already
 
-    def to_json(self) -> dict[str, int]:
+    def to_json(self) -> dict[str, Any]:
         """The ``usage`` object."""
         return {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_completion_tokens,
             "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
         }
 
 

@@ -230,6 +230,7 @@ def open_request(
         pruning=pruning,
         max_tokens=_max_tokens(request, info, settings),
         end_token_ids=_end_token_ids(request, info),
+        cache_salt=request.cache_salt or "",
     )
 
 

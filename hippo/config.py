@@ -40,8 +40,8 @@ def load_settings(
 ) -> SettingsT:
     """Reads ``cls`` from flags (``--max-tokens``), then the environment (``PREFIX_MAX_TOKENS``).
 
-    Field types may be str, int, float, bool, tuple[str, ...] (comma-separated), and each of them
-    ``| None``. A dataclass's ``__post_init__`` may raise SettingsError for values that do not go
+    Field types may be str, int, float, bool (``--flag``, ``--flag false``, ``--no-flag``),
+    tuple[str, ...] (comma-separated), and each of them ``| None``. A dataclass's ``__post_init__`` may raise SettingsError for values that do not go
     together. Raises SettingsError naming the flag and the variable.
     """
     hints = typing.get_type_hints(cls)
@@ -63,6 +63,15 @@ def load_settings(
             help=text.replace("%", "%%"),
             **optional_value,
         )
+        if is_bool:
+            parser.add_argument(
+                _flag("no_" + spec.name),
+                dest=spec.name,
+                default=argparse.SUPPRESS,
+                action="store_const",
+                const="false",
+                help=argparse.SUPPRESS,
+            )
     given = vars(parser.parse_args(list(argv)))
     values: dict[str, Any] = {}
     for spec in dataclasses.fields(cls):

@@ -163,7 +163,7 @@ class Timing:
     forward_ns: int = 0
     wait_ns: int = 0  # the device waited for the other side
     num_rows: int = 0
-    context_length: int = 0
+    context_length: int = 0  # cached tokens before them; a prefill's: reused ones
     num_sequences: int = 0  # that shared the forward, this one included; 0: not said
     num_batch_rows: int = 0  # of all of them
 
@@ -228,6 +228,7 @@ class OpenRequest:
     pace: Pace = TARGET_ONLY
     committed_ids: tuple[int, ...] = ()  # a draft that joins in mid-answer
     epoch: int = 0
+    cache_salt: str = ""  # what is cached is shared only among requests with the same one
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,7 +154,7 @@ class ChatResponse(Response):
             model=self._body.model,
             text=text,
             finish_reason=record.finish_reason.value,
-            usage=sse.Usage(record.num_prompt_tokens, record.num_completion_tokens),
+            usage=_usage(record),
             figures=report.figures(record, request, self._state.baseline),
             token_ids=completion.token_ids if self._body.return_token_ids else None,
         )
@@ -184,11 +184,17 @@ class ChatResponse(Response):
         assert record.finish_reason is not None
         last = writer.finish(
             finish_reason=record.finish_reason.value,
-            usage=sse.Usage(record.num_prompt_tokens, record.num_completion_tokens),
+            usage=_usage(record),
             figures=report.figures(record, request, self._state.baseline),
             token_ids=completion.token_ids if self._body.return_token_ids else None,
         )
         await send_bytes(last, more=False)
+
+
+def _usage(record: Record) -> sse.Usage:
+    return sse.Usage(
+        record.num_prompt_tokens, record.num_completion_tokens, record.num_cached_tokens
+    )
 
 
 async def _until_disconnect(receive: Receive) -> None:

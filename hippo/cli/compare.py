@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -65,12 +66,12 @@ def compare(
     Raises UnavailableError when the draft took no part in runs that asked for it.
     """
     alone = {**body, "speculative": {"policy": "off"}}
-    ask(client, alone)
+    _ask_anew(client, alone)
     _ask_pair(client, body)
     target_only, speculative = [], []
     for done in range(repeats):
         on_run(done)
-        target_only.append(ask(client, alone))
+        target_only.append(_ask_anew(client, alone))
         speculative.append(_ask_pair(client, body))
     last = speculative[-1].figures
     if last["policy"] != "off" and not last["draft_used"] and last["draft_problem"]:
@@ -78,10 +79,14 @@ def compare(
     return Comparison(tuple(target_only), tuple(speculative))
 
 
+def _ask_anew(client: httpx.Client, body: Mapping[str, Any]) -> Answer:
+    return ask(client, {**body, "cache_salt": uuid.uuid4().hex})  # nothing cached helps it
+
+
 def _ask_pair(client: httpx.Client, body: Mapping[str, Any]) -> Answer:
     """An answer that the gateway did not choose to run target-only for its baseline."""
     for _ in range(_MOST_CALIBRATIONS):
-        answer = ask(client, body)
+        answer = _ask_anew(client, body)
         if not answer.figures["is_calibration"]:
             return answer
     raise UnavailableError(

@@ -27,6 +27,7 @@ import torch
 
 from hippo.engine.fairness import prefill_budget_ns
 from hippo.engine.mailbox import LoopMailbox
+from hippo.engine.prompts import ReadPrompt
 from hippo.engine.sequence import EngineSequence
 from hippo.engine.settings import NO_REUSE, ReuseOptions
 from hippo.engine.stats import EngineCounters
@@ -34,6 +35,7 @@ from hippo.engine.vision_cache import VisionCache
 from hippo.engine.warmup import warm_prompt, warm_up
 from hippo.errors import HippoError, ModelLoadError, UnavailableError
 from hippo.models.base import Prompt, SequenceRows, StepPlan, VideoLanguageModel
+from hippo.models.content import CachedRows
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +72,7 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         self.model = model
         self.counters = EngineCounters()
         self.vision_cache = VisionCache(reuse.vision_cache_bytes)
+        self._keeps_prefixes = reuse.keeps_prefixes
         self._device = torch.device(model.info.device)
         self._on_failure = on_failure
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
@@ -105,9 +108,12 @@ class Engine(ABC, Generic[SequenceT, StepT]):
             _log.error("the first forwards failed", exc_info=error)
             raise ModelLoadError(f"the model is loaded, but its first forwards fail: {error}")
 
-    def submit(self, sequence: SequenceT, prompt: Prompt, slot: int) -> None:
-        """Hands a sequence over; from here on only the device thread touches it."""
-        self._inbox.put((self._handle_submit, sequence, (prompt, slot, perf_counter_ns())))
+    def submit(self, sequence: SequenceT, read: ReadPrompt, slot: int, held: CachedRows) -> None:
+        """Hands a sequence over; from here on only the device thread touches it.
+
+        ``held`` is what the slot holds of the sequence before.
+        """
+        self._inbox.put((self._handle_submit, sequence, (read, slot, held, perf_counter_ns())))
 
     def post(self, sequence: SequenceT, message: Any) -> None:
         """Hands over a message for a sequence, submitted or not."""
@@ -152,6 +158,11 @@ class Engine(ABC, Generic[SequenceT, StepT]):
     ) -> None:
         """Takes a step's tokens and emits what follows from them."""
 
+    @abstractmethod
+    def _fed_ids(self, sequence: SequenceT) -> Sequence[int]:
+        """The leading completion ids whose keys and values the slot holds, at a forward boundary
+        and whatever a forward in progress may have left behind them."""
+
     # --- what a subclass uses (device thread) ---
 
     def _emit(self, sequence: SequenceT, message: Any) -> None:
@@ -176,8 +187,12 @@ class Engine(ABC, Generic[SequenceT, StepT]):
             self._jobs.remove(entry)
             if not sequence.is_in_job:
                 close_iterator(entry[1])
+        held = None
+        if error is None and self._keeps_prefixes:
+            held = sequence.held_at_end(self._fed_ids(sequence))
+        # First the slot: whoever hears of the end and asks again finds it free.
+        self._mailbox.post(sequence.reservation.release, held)
         self._mailbox.post(sequence.output.close, error)
-        self._mailbox.post(sequence.reservation.release)
 
     # --- the thread ---
 
@@ -230,12 +245,15 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         except Exception as error:
             self._fail(sequence, error)
 
-    def _handle_submit(self, sequence: SequenceT, payload: tuple[Prompt, int, int]) -> None:
+    def _handle_submit(
+        self, sequence: SequenceT, payload: tuple[ReadPrompt, int, CachedRows, int]
+    ) -> None:
         if sequence.is_closed:
             return
         if self._failure is not None:
             raise UnavailableError("the service's device has failed")
-        sequence.prompt, sequence.slot, sequence.submitted_ns = payload
+        read, sequence.slot, sequence.held, sequence.submitted_ns = payload
+        sequence.prompt, sequence.rows = read.prompt, read.rows
         self._sequences[sequence] = None
         self.counters.num_sequences = len(self._sequences)
         self.counters.num_opened += 1

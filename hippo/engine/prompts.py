@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Protocol
 
 from hippo.errors import ContextLengthError
 from hippo.models.base import DecodedMedia, Prompt, VideoLanguageModel
+from hippo.models.content import CachedRows, cached_rows, salted
 from hippo.types import FramePlan, Media, OpenRequest
 
 _NUM_THREADS = 2
@@ -20,6 +23,15 @@ class Decoder(Protocol):
     async def decode(self, media: Media, plan: FramePlan) -> DecodedMedia: ...
 
 
+@dataclass(frozen=True, slots=True)
+class ReadPrompt:
+    """A prompt, and what came of reading it."""
+
+    prompt: Prompt
+    rows: CachedRows  # what a prefill of the whole prompt caches
+    preprocess_ns: int
+
+
 class PromptReader:
     """Reads prompts for one model."""
 
@@ -28,8 +40,8 @@ class PromptReader:
         self._decoder = decoder
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="prepare")
 
-    async def read(self, request: OpenRequest) -> tuple[Prompt, int]:
-        """The prompt and the nanoseconds that it took.
+    async def read(self, request: OpenRequest) -> ReadPrompt:
+        """The request's prompt.
 
         Raises MediaError, InvalidRequestError, or ContextLengthError when prompt and completion
         do not fit together.
@@ -38,8 +50,8 @@ class PromptReader:
         media = await asyncio.gather(
             *(self._decoder.decode(item, request.frame_plan) for item in request.media)
         )
-        prompt = await asyncio.get_running_loop().run_in_executor(
-            self._threads, self._model.prepare, request.messages, media, request.frame_plan
+        prompt, rows = await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._prepare, request, media
         )
         limit = self._model.info.max_context_length
         if prompt.length + request.max_tokens > limit:
@@ -49,7 +61,14 @@ class PromptReader:
                 "ask for fewer tokens, fewer frames or smaller frames",
                 param="max_tokens",
             )
-        return prompt, perf_counter_ns() - began_ns
+        return ReadPrompt(prompt, rows, perf_counter_ns() - began_ns)
+
+    def _prepare(
+        self, request: OpenRequest, media: Sequence[DecodedMedia]
+    ) -> tuple[Prompt, CachedRows]:
+        prompt = self._model.prepare(request.messages, media, request.frame_plan)
+        prompt = salted(prompt, request.cache_salt)
+        return prompt, cached_rows(prompt, request.cache_salt)
 
     def close(self) -> None:
         """Waits for what is being prepared."""

@@ -17,6 +17,7 @@ class ReuseOptions:
     """What an engine keeps of earlier requests for those that come; the default is nothing."""
 
     vision_cache_bytes: int = 0
+    keeps_prefixes: bool = False
 
 
 NO_REUSE = ReuseOptions()
@@ -40,6 +41,9 @@ class EngineSettings:
     max_context_length: int = setting(4096, help="prompt and completion together, in tokens")
     vision_cache_mb: int = setting(
         256, help="megabytes on the device for what the vision tower gave for earlier media; 0: off"
+    )
+    prefix_cache: bool = setting(
+        True, help="a prompt that begins as an earlier one in a free slot goes on from there"
     )
     host: str = setting("127.0.0.1", help="address to listen on")
     port_file: str | None = setting(None, help="file to write the bound port to")
@@ -97,7 +101,9 @@ class EngineSettings:
     @property
     def reuse(self) -> ReuseOptions:
         """What is kept of earlier requests."""
-        return ReuseOptions(vision_cache_bytes=self.vision_cache_mb * _MB)
+        return ReuseOptions(
+            vision_cache_bytes=self.vision_cache_mb * _MB, keeps_prefixes=self.prefix_cache
+        )
 
     def decode_limits(self) -> DecodeLimits:
         """Raises ValueError for limits under which nothing could be decoded."""

@@ -20,6 +20,9 @@ class EngineCounters:
     num_opened: int = 0
     num_failed: int = 0  # ended by an error of ours
     num_prefills: int = 0
+    num_prefix_hits: int = 0  # prefills that found their beginning in the slot
+    num_prompt_rows: int = 0  # of finished prefills, reused ones included
+    num_reused_rows: int = 0
     num_forwards: int = 0
     num_rows: int = 0
     num_stepped: int = 0  # sequences of all forwards
@@ -27,6 +30,13 @@ class EngineCounters:
     forward_ns: int = 0
     idle_ns: int = 0
     forward_counts: list[int] = field(default_factory=lambda: [0] * (len(_BUCKETS_NS) + 1))
+
+    def count_prefill(self, num_rows: int, num_reused: int) -> None:
+        """A prefill of ``num_rows`` is over; the slot held ``num_reused`` of them."""
+        self.num_prefills += 1
+        self.num_prefix_hits += num_reused > 0
+        self.num_prompt_rows += num_rows
+        self.num_reused_rows += num_reused
 
     def count_forward(self, duration_ns: int, num_rows: int, num_sequences: int) -> None:
         self.num_forwards += 1

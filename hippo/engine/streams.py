@@ -95,20 +95,23 @@ class SequenceStreams(ABC, Generic[SequenceT, EngineT]):
 
     async def _hand_over(self, backend: Backend[EngineT], sequence: SequenceT) -> None:
         """Reads the prompt, waits for the slot, and gives the sequence to the engine."""
-        prompt, preprocess_ns = await backend.prompts.read(sequence.request)
+        read = await backend.prompts.read(sequence.request)
+        prompt = read.prompt
         queued_ns = perf_counter_ns()
-        slot = await sequence.reservation.slot()
+        if not await sequence.reservation.wait():
+            return  # it failed meanwhile, as its output says
+        slot, held = sequence.reservation.take(read.rows)
         info = PromptInfo(
             prompt_hash=prompt.prompt_hash,
             num_prompt_tokens=prompt.length,
             num_visual_tokens=int(prompt.visual_indices.shape[0]),
             queue_ns=perf_counter_ns() - queued_ns,
-            preprocess_ns=preprocess_ns,
+            preprocess_ns=read.preprocess_ns,
         )
         sequence.output.put(info)
         self.announce(sequence, prompt)
         sequence.is_submitted = True
-        backend.engine.submit(sequence, prompt, slot)
+        backend.engine.submit(sequence, read, slot, held)
 
     async def _read(self, context: Context, backend: Backend[EngineT], sequence: SequenceT) -> None:
         """Posts requests to the engine until the client closes its side."""

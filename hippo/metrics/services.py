@@ -17,6 +17,22 @@ SEQUENCE_FAILURES = Metric(
     "hippo_sequence_failures", Kind.COUNTER, "Sequences ended by an internal error."
 )
 PREFILLS = Metric("hippo_prefills", Kind.COUNTER, "Prefills finished.")
+PREFIX_HITS = Metric(
+    "hippo_prefix_cache_hits",
+    Kind.COUNTER,
+    "Prefills that found the beginning of their prompt in the slot.",
+)
+PREFIX_MISSES = Metric(
+    "hippo_prefix_cache_misses", Kind.COUNTER, "Prefills that began at the first token."
+)
+PREFILL_ROWS = Metric(
+    "hippo_prefill_tokens",
+    Kind.COUNTER,
+    "Prompt tokens of all prefills, reused ones included (the draft's: without pruned ones).",
+)
+REUSED_ROWS = Metric(
+    "hippo_prefill_cached_tokens", Kind.COUNTER, "Of these, taken over with the slot."
+)
 VISION_CACHE_HITS = Metric(
     "hippo_vision_cache_hits",
     Kind.COUNTER,

@@ -23,6 +23,16 @@ NUM_REQUESTS_WAITING = Metric(
 NUM_PROMPT_TOKENS = Metric(
     "vllm:prompt_tokens", Kind.COUNTER, "Prompt tokens read, visual ones included.", (MODEL_NAME,)
 )
+PREFIX_CACHE_QUERIES = Metric(
+    "vllm:prefix_cache_queries",
+    Kind.COUNTER,
+    "Prompt tokens of which the target could have had keys and values already: those of all "
+    "prefills.",
+    (MODEL_NAME,),
+)
+PREFIX_CACHE_HITS = Metric(
+    "vllm:prefix_cache_hits", Kind.COUNTER, "Of these, the ones that it had.", (MODEL_NAME,)
+)
 NUM_GENERATION_TOKENS = Metric(
     "vllm:generation_tokens", Kind.COUNTER, "Completion tokens settled.", (MODEL_NAME,)
 )

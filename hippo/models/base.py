@@ -162,6 +162,7 @@ class VideoLanguageModel(Protocol):
         visual: torch.Tensor | None,
         kept: torch.Tensor | None,
         tap: AttentionTap | None = None,
+        num_reused: int = 0,
     ) -> Iterator[torch.Tensor | None]:
         """Fills the slot (device thread); yields None after each piece of work, then the logits.
 
@@ -172,6 +173,12 @@ class VideoLanguageModel(Protocol):
         that enter the cache, with their original positions. The last item is float32
         ``[num_token_ids]``, the logits of completion token 0. Closing the iterator early leaves
         the slot unused.
+
+        The first ``num_reused`` of the rows that are to be cached stand in the slot already, from
+        an earlier prefill or forward of the same content (hippo.models.content); they are neither
+        computed nor written, whatever becomes of this prefill. At least the last row is left. The
+        question's rows (with a tap) are not among them. ``visual`` may be None when they cover all
+        visual tokens.
 
         A ``tap`` (only with ``kept`` None) has its scores as soon as its layers have run over the
         whole prompt, when the piece that ends with that is yielded. It changes nothing else.

@@ -1,12 +1,28 @@
-"""What a prompt is made of, told apart by content: the keys of what is kept for later ones."""
+"""What prompts and slots are made of, told apart by content: the keys of what is kept for later.
+
+Keys and values of a row depend on that row, its position and all rows before it. So two sequences
+share exactly the rows of their longest common beginning, and ``CachedRows`` is what to compare:
+
+    row          0   1   2   3   4   5   6   7   8        "<video> What happens?", pruned
+    token id    61  70  70  70  70  12  85  33   9
+    item         -   0   0   0   0   -   -   -   -        digests[0]: what the video's pixels are
+    offset       -   0   3   4   9   -   -   -   -        of the token in its item
+    position     0   1   1   2   4   6   7   8   9        on each axis
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
+from hippo.models.base import Prompt
 from hippo.types import MediaKind
+
+_ITEM = 1  # the table's line
 
 
 def visual_digest(kind: MediaKind, pixels: torch.Tensor, parameters: tuple[object, ...]) -> bytes:
@@ -19,3 +35,94 @@ def visual_digest(kind: MediaKind, pixels: torch.Tensor, parameters: tuple[objec
     digest = hashlib.sha256(repr(header).encode() + b"\0")
     digest.update(pixels.contiguous().view(-1).numpy().data)
     return digest.digest()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CachedRows:
+    """What the rows of a slot, from its first one, are keys and values of; a plain value."""
+
+    salt: str  # rows of different salts are never taken for each other
+    table: torch.Tensor  # int64 [3 + num_axes, num_rows]: token id, item, offset, positions
+    digests: tuple[bytes, ...]  # of the items, in the order of the prompt
+
+    def __len__(self) -> int:
+        return int(self.table.shape[1])
+
+    def first(self, num_rows: int) -> CachedRows:
+        """The first ``num_rows`` of them."""
+        return dataclasses.replace(self, table=self.table[:, :num_rows])
+
+    def at(self, places: torch.Tensor | None) -> CachedRows:
+        """Those that stand at ``places`` (int64, ascending; None: all of them)."""
+        return self if places is None else dataclasses.replace(self, table=self.table[:, places])
+
+    def followed_by(self, token_ids: Sequence[int], position: int) -> CachedRows:
+        """These and further text, whose first token has ``position`` on every axis."""
+        ids = torch.tensor(token_ids, dtype=torch.int64)
+        positions = torch.arange(position, position + ids.shape[0])
+        no_item = torch.full_like(ids, -1)
+        more = [ids, no_item, no_item, *[positions] * (self.table.shape[0] - 3)]
+        return dataclasses.replace(self, table=torch.cat((self.table, torch.stack(more)), 1))
+
+    def common_length(self, other: CachedRows) -> int:
+        """How many rows from the first one have the same keys and values in both."""
+        num_rows = min(len(self), len(other))
+        if num_rows == 0 or self.salt != other.salt:
+            return 0
+        for item, (mine, theirs) in enumerate(zip(self.digests, other.digests, strict=False)):
+            if mine != theirs:
+                is_of_item = self.table[_ITEM, :num_rows] == item
+                num_rows = _first(is_of_item)
+        differs = (self.table[:, :num_rows] != other.table[:, :num_rows]).any(0)
+        return _first(differs)
+
+
+def no_rows() -> CachedRows:
+    """An empty slot's."""
+    return CachedRows("", torch.empty(0, 0, dtype=torch.int64), ())
+
+
+def cached_rows(prompt: Prompt, salt: str = "") -> CachedRows:
+    """What a prefill of the whole prompt fills a slot with."""
+    item = torch.full_like(prompt.input_ids, -1)
+    offset = item.clone()
+    items = sorted(prompt.items, key=lambda one: int(one.places[0]))
+    for index, one in enumerate(items):
+        item[one.places] = index
+        offset[one.places] = torch.arange(one.places.shape[0])
+    assert (item[prompt.visual_indices] >= 0).all(), "a visual token without its content"
+    table = torch.cat((torch.stack((prompt.input_ids, item, offset)), prompt.positions))
+    return CachedRows(salt, table, tuple(one.digest for one in items))
+
+
+def salted(prompt: Prompt, salt: str) -> Prompt:
+    """The prompt with items that are equal only to those of prompts of the same salt."""
+    if not salt:
+        return prompt
+    items = tuple(
+        dataclasses.replace(item, digest=hashlib.sha256(salt.encode() + item.digest).digest())
+        for item in prompt.items
+    )
+    return dataclasses.replace(prompt, items=items)
+
+
+def has_visual_from(prompt: Prompt, place: int) -> bool:
+    """Whether visual rows may stand at ``place`` or behind it; right behind an item a family may
+    have a separator."""
+    return any(int(item.places[-1]) + 1 >= place for item in prompt.items)
+
+
+def cached_places(prompt: Prompt, kept: torch.Tensor | None) -> torch.Tensor | None:
+    """Where in ``input_ids`` the cached tokens stand (int64, on the CPU); None: all are cached."""
+    if kept is None:
+        return None
+    is_cached = torch.ones(prompt.length, dtype=torch.bool)
+    is_cached[prompt.visual_indices] = False
+    is_cached[prompt.visual_indices[kept.cpu()]] = True
+    return is_cached.nonzero()[:, 0]
+
+
+def _first(is_it: torch.Tensor) -> int:
+    """Index of the first True, or the length."""
+    places = is_it.nonzero()
+    return int(places[0, 0]) if places.shape[0] else int(is_it.shape[0])

@@ -20,6 +20,7 @@ from hippo.models.base import (
     Scope,
     StepPlan,
 )
+from hippo.models.content import cached_places
 from hippo.models.linear import make_linear, padded_rows
 from hippo.models.pretrained import Pretrained
 from hippo.pruning.scores import attention_scores
@@ -122,6 +123,7 @@ class CachedModel(ABC):
         visual: torch.Tensor | None,
         kept: torch.Tensor | None,
         tap: AttentionTap | None = None,
+        num_reused: int = 0,
     ) -> Iterator[torch.Tensor | None]:
         """See VideoLanguageModel.prefill; each layer group takes a long prompt in chunks.
 
@@ -129,15 +131,18 @@ class CachedModel(ABC):
         another one stepped between two pieces; one group ends where the tap does.
         """
         assert tap is None or kept is None, "scores are about all visual tokens"
+        assert tap is None or bool((prompt.question_indices >= num_reused).all())
         self._slots.pop(slot, None)
         with torch.inference_mode():
-            hidden, rotary = self._prompt_rows(prompt, visual, kept)
-            chunks = self._chunks(slot, hidden.shape[0])
+            hidden, rotary = self._prompt_rows(prompt, visual, kept, num_reused)
+            chunks = self._chunks(slot, num_reused, hidden.shape[0])
         num_tapped = 0 if tap is None else tap.num_layers
         assert tap is None or 0 < num_tapped <= self.num_layers, (num_tapped, self.num_layers)
         queries: dict[int, list[torch.Tensor]] = {}
         # To the device before any layer: a copy in between would wait for those before it.
-        taps = [self._query_tap(prompt, rows, queries) for rows, _ in chunks] if tap else []
+        taps = []
+        if tap is not None:
+            taps = [self._query_tap(prompt, num_reused, rows, queries) for rows, _ in chunks]
         visual_places = prompt.visual_indices.to(self.embedding.device)
         bounds = self._group_bounds(num_tapped, hidden.shape[0])
         for first, last in itertools.pairwise(bounds):
@@ -156,7 +161,7 @@ class CachedModel(ABC):
                 yield None
         with torch.inference_mode():
             logits = self._stack.logits(hidden[-1:])[0]
-        self._slots[slot] = _Slot(hidden.shape[0], prompt.next_position)
+        self._slots[slot] = _Slot(num_reused + hidden.shape[0], prompt.next_position)
         yield logits
 
     @torch.inference_mode()
@@ -211,10 +216,15 @@ class CachedModel(ABC):
         return sorted(bounds | {num_tapped, self.num_layers})
 
     def _query_tap(
-        self, prompt: Prompt, rows: slice, queries: dict[int, list[torch.Tensor]]
+        self,
+        prompt: Prompt,
+        num_reused: int,
+        rows: slice,
+        queries: dict[int, list[torch.Tensor]],
     ) -> QueryTap | None:
-        """Collects the question's queries among the prompt's ``rows``; None: there are none."""
-        question = prompt.question_indices
+        """Collects the question's queries among ``rows`` of those that are run; None: there are
+        none."""
+        question = prompt.question_indices - num_reused
         tapped = question[(question >= rows.start) & (question < rows.stop)] - rows.start
         if not tapped.shape[0]:
             return None
@@ -247,42 +257,49 @@ class CachedModel(ABC):
         )
 
     def _prompt_rows(
-        self, prompt: Prompt, visual: torch.Tensor | None, kept: torch.Tensor | None
+        self,
+        prompt: Prompt,
+        visual: torch.Tensor | None,
+        kept: torch.Tensor | None,
+        num_reused: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Embeddings ``[rows, hidden]`` and rotary factors of the prompt tokens that are cached."""
+        """Embeddings ``[rows, hidden]`` and rotary factors of the prompt's rows that are run."""
         device = self.embedding.device
         hidden = torch.embedding(self.embedding, prompt.input_ids.to(device))
         if visual is not None:
             places = self.visual_places(prompt).to(device)
             hidden.index_copy_(0, places, visual.to(hidden.dtype))
         positions = prompt.positions.to(device)
-        if kept is not None:
-            is_cached = torch.ones(prompt.length, dtype=torch.bool)
-            is_cached[prompt.visual_indices] = False
-            is_cached[prompt.visual_indices[kept.cpu()]] = True
-            cached = is_cached.nonzero()[:, 0].to(device)
+        cached = cached_places(prompt, kept)
+        if cached is not None:
+            cached = cached[num_reused:].to(device)
             hidden, positions = hidden[cached], positions[:, cached]
+        elif num_reused:
+            hidden, positions = hidden[num_reused:].clone(), positions[:, num_reused:]
+        assert hidden.shape[0] > 0, "the last row is never reused: its logits are wanted"
         return hidden, self._stack.rotary(positions)
 
-    def _chunks(self, slot: int, num_rows: int) -> list[tuple[slice, Step]]:
-        if num_rows >= self._cache.shape.capacity:
+    def _chunks(self, slot: int, num_reused: int, num_rows: int) -> list[tuple[slice, Step]]:
+        """Stretches of the ``num_rows`` rows that are run, and the step of each."""
+        end = num_reused + num_rows
+        if end >= self._cache.shape.capacity:
             raise ContextLengthError(
-                f"a prompt of {num_rows} cached tokens leaves no room in a context of "
+                f"a prompt of {end} cached tokens leaves no room in a context of "
                 f"{self._cache.shape.capacity}"
             )
         chunks = []
-        starts = range(0, num_rows, _CHUNK_ROWS)
+        starts = range(num_reused, end, _CHUNK_ROWS)
         mask = None
         if len(starts) > 1:
             mask = ChunkMask(self._cache, num_rows=_CHUNK_ROWS, last_start=starts[-1])
         for start in starts:
-            rows = slice(start, min(start + _CHUNK_ROWS, num_rows))
+            rows = slice(start - num_reused, min(start - num_reused + _CHUNK_ROWS, num_rows))
             sequence = plan_sequence(
                 self._cache,
                 slot,
                 first_row=0,
                 start=start,
-                num_rows=rows.stop - start,
+                num_rows=rows.stop - rows.start,
                 groups=self._groups,
                 chunk_mask=mask,
             )

@@ -55,6 +55,7 @@ class BeginPrefill:
     values: dict[str, Any]
     specs: dict[str, TensorSpec]
     tap: tuple[int, Scope] | None
+    num_reused: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ class PrefillInputs:
     visual: torch.Tensor | None
     kept: torch.Tensor | None
     tap: AttentionTap | None
+    num_reused: int = 0
 
 
 _EXTRA = "extras."
@@ -125,7 +127,8 @@ def pack_prefill(
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     specs = {name: TensorSpec.of(tensor) for name, tensor in tensors.items()}
     tap = None if inputs.tap is None else (inputs.tap.num_layers, inputs.tap.scope)
-    return BeginPrefill(number, slot, values, specs, tap), list(tensors.values())
+    command = BeginPrefill(number, slot, values, specs, tap, inputs.num_reused)
+    return command, list(tensors.values())
 
 
 def receive_prefill(command: BeginPrefill, group: RankGroup) -> PrefillInputs:
@@ -142,4 +145,10 @@ def receive_prefill(command: BeginPrefill, group: RankGroup) -> PrefillInputs:
         else:
             values[name] = tensor
     tap = None if command.tap is None else AttentionTap(*command.tap)
-    return PrefillInputs(Prompt(**values, extras=extras), outside["visual"], outside["kept"], tap)
+    return PrefillInputs(
+        Prompt(**values, extras=extras),
+        outside["visual"],
+        outside["kept"],
+        tap,
+        command.num_reused,
+    )

@@ -93,14 +93,16 @@ class ParallelModel:
         visual: torch.Tensor | None,
         kept: torch.Tensor | None,
         tap: AttentionTap | None = None,
+        num_reused: int = 0,
     ) -> Iterator[torch.Tensor | None]:
-        """See VideoLanguageModel.prefill."""
+        """See VideoLanguageModel.prefill; every rank reuses the same rows."""
         number = next(self._numbers)
-        command, tensors = pack_prefill(number, slot, PrefillInputs(prompt, visual, kept, tap))
+        inputs = PrefillInputs(prompt, visual, kept, tap, num_reused)
+        command, tensors = pack_prefill(number, slot, inputs)
         with self._in_step(command):
             for tensor in tensors:
                 self._group.broadcast(tensor)
-        groups = self._local.prefill(slot, prompt, visual, kept, tap)
+        groups = self._local.prefill(slot, prompt, visual, kept, tap, num_reused)
         is_over = False
         try:
             while not is_over:
@@ -155,7 +157,12 @@ def follow(model: VideoLanguageModel, group: RankGroup, receive: Callable[[], Co
             elif isinstance(command, BeginPrefill):
                 inputs = receive_prefill(command, group)
                 groups = model.prefill(
-                    command.slot, inputs.prompt, inputs.visual, inputs.kept, inputs.tap
+                    command.slot,
+                    inputs.prompt,
+                    inputs.visual,
+                    inputs.kept,
+                    inputs.tap,
+                    inputs.num_reused,
                 )
                 prefills[command.number] = groups, inputs.tap
             elif isinstance(command, Advance):

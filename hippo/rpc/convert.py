@@ -72,6 +72,7 @@ def open_to_proto(request: OpenRequest) -> pb.Open:
             protocol_version=PROTOCOL_VERSION,
             committed_ids=request.committed_ids,
             epoch=request.epoch,
+            cache_salt=request.cache_salt,
         )
     except ValueError as error:
         raise InvalidRequestError(f"the request does not fit the protocol: {error}") from None
@@ -108,6 +109,7 @@ def open_from_proto(message: pb.Open, *, num_token_ids: int) -> OpenRequest:
         pace=pace_from_proto(message.pace) if message.HasField("pace") else Pace(),
         committed_ids=_token_ids(message.committed_ids, num_token_ids, "committed_ids"),
         epoch=message.epoch,
+        cache_salt=message.cache_salt,
     )
 
 

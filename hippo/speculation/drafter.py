@@ -98,6 +98,11 @@ class Drafter:
         return self._ids
 
     @property
+    def fed_ids(self) -> Sequence[int]:
+        """The leading ids that are in the cache; a step in progress may write behind them."""
+        return self._ids[: self._num_fed]
+
+    @property
     def epoch(self) -> int:
         return self._epoch
 

@@ -448,6 +448,7 @@ class Open(_message.Message):
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     COMMITTED_IDS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Names the request in logs on every side."""
     max_tokens: _builtins.int
@@ -456,6 +457,8 @@ class Open(_message.Message):
     """The sender's protocol version; another one is FAILED_PRECONDITION."""
     epoch: _builtins.int
     """The epoch of the verifier at committed_ids."""
+    cache_salt: _builtins.str
+    """What is kept of earlier sequences is used only for those with the same salt; empty is one, too."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """The conversation."""
@@ -503,10 +506,11 @@ class Open(_message.Message):
         protocol_version: _builtins.int = ...,
         committed_ids: _abc.Iterable[_builtins.int] | None = ...,
         epoch: _builtins.int = ...,
+        cache_salt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["frame_plan", b"frame_plan", "pace", b"pace", "pruning", b"pruning", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_ids", b"committed_ids", "end_token_ids", b"end_token_ids", "epoch", b"epoch", "frame_plan", b"frame_plan", "max_tokens", b"max_tokens", "media", b"media", "messages", b"messages", "pace", b"pace", "protocol_version", b"protocol_version", "pruning", b"pruning", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "committed_ids", b"committed_ids", "end_token_ids", b"end_token_ids", "epoch", b"epoch", "frame_plan", b"frame_plan", "max_tokens", b"max_tokens", "media", b"media", "messages", b"messages", "pace", b"pace", "protocol_version", b"protocol_version", "pruning", b"pruning", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -532,9 +536,9 @@ class Timing(_message.Message):
     wait_ns: _builtins.int
     """How long the device waited for the other side before it."""
     num_rows: _builtins.int
-    """Rows of this sequence in the forward."""
+    """Rows of this sequence in the forward; of a prefill those that were computed."""
     context_length: _builtins.int
-    """Cached tokens before it."""
+    """Cached tokens before it; of a prefill those that were there from an earlier sequence."""
     num_sequences: _builtins.int
     """Sequences that shared the forward, this one included; 0: not said."""
     num_batch_rows: _builtins.int

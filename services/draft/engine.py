@@ -13,6 +13,7 @@ from hippo.engine.sequence import EngineSequence
 from hippo.engine.slots import Reservation
 from hippo.errors import InvalidRequestError
 from hippo.models.base import Prompt
+from hippo.models.content import cached_places
 from hippo.sampling import SampleRequest, TokenSampler, sample_step
 from hippo.speculation.drafter import Drafter, DraftStep
 from hippo.types import Commit, OpenRequest, Pace, Selection, Timing
@@ -104,26 +105,34 @@ class DraftEngine(Engine[DraftSequence, DraftStep]):
         self._start_job(sequence, self._prefill(sequence, kept))
 
     def _prefill(self, sequence: DraftSequence, kept: torch.Tensor | None) -> Iterator[None]:
-        prompt = sequence.prompt
+        prompt, visual = sequence.prompt, sequence.visual
+        sequence.visual = None
         wait_ns = sequence.take_wait_ns()
-        for logits in self.model.prefill(sequence.slot, prompt, sequence.visual, kept):
+        rows = sequence.rows.at(cached_places(prompt, kept))
+        num_reused = sequence.take_over(rows)
+        for logits in self.model.prefill(
+            sequence.slot, prompt, visual, kept, num_reused=num_reused
+        ):
             if logits is None:
                 yield
             else:
                 token_id = sequence.sampler.sample(logits[None], first_index=0, output_ids=())[0]
-        sequence.visual = None
-        num_dropped = 0 if kept is None else prompt.visual_indices.shape[0] - kept.shape[0]
-        self.counters.num_prefills += 1
+        sequence.held = rows
+        self.counters.count_prefill(len(rows), num_reused)
         timing = Timing(
             queue_ns=sequence.began_ns - sequence.submitted_ns,
             forward_ns=self._job_ns(sequence),
             wait_ns=wait_ns,
-            num_rows=int(prompt.length - num_dropped),
+            num_rows=len(rows) - num_reused,
+            context_length=num_reused,
         )
         self._emit(sequence, timing)
         sequence.drafter.begin(token_id, text_ids(prompt))
         sequence.has_begun = True
         self._offer_block(sequence)
+
+    def _fed_ids(self, sequence: DraftSequence) -> Sequence[int]:
+        return sequence.drafter.fed_ids
 
     def _schedule(self, now_ns: int) -> tuple[list[tuple[DraftSequence, DraftStep]], int | None]:
         steps: list[tuple[DraftSequence, DraftStep]] = []

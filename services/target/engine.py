@@ -13,7 +13,13 @@ from hippo.engine.settings import NO_REUSE, ReuseOptions
 from hippo.engine.slots import Reservation
 from hippo.errors import ModelLoadError
 from hippo.models.base import VideoLanguageModel
-from hippo.pruning.select import DEFAULT_OPTIONS, SelectionOptions, default_score_layers
+from hippo.models.content import has_visual_from
+from hippo.pruning.select import (
+    DEFAULT_OPTIONS,
+    SelectionOptions,
+    default_score_layers,
+    needs_features,
+)
 from hippo.sampling import SampleRequest, TokenSampler, sample_step
 from hippo.speculation.verifier import Verifier, VerifyStep, Wait
 from hippo.types import Block, OpenRequest, Pace, Timing, Verdict
@@ -76,9 +82,15 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
     def _prefill(self, sequence: TargetSequence) -> Iterator[None]:
         prompt, pruning = sequence.prompt, sequence.request.pruning
         queue_ns = self._job_began_ns - sequence.submitted_ns
-        visual = self.model.embed_visual(prompt, self.vision_cache)
+        is_scored = needs_scores(pruning, int(prompt.visual_indices.shape[0]))
+        # Scores need the question's queries: its rows are run, wherever they stand.
+        most = int(prompt.question_indices[0]) if is_scored else None
+        num_reused = sequence.take_over(sequence.rows, most=most)
+        visual = None
+        if has_visual_from(prompt, num_reused) or (is_scored and needs_features(pruning.strategy)):
+            visual = self.model.embed_visual(prompt, self.vision_cache)
         selection = tap = None
-        if needs_scores(pruning, int(prompt.visual_indices.shape[0])):
+        if is_scored:
             selection = ScoredSelection(
                 pruning,
                 prompt,
@@ -88,22 +100,28 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
             )
             tap = selection.tap
         yield
-        for logits in self.model.prefill(sequence.slot, prompt, visual, None, tap):
+        for logits in self.model.prefill(sequence.slot, prompt, visual, None, tap, num_reused):
             self._tell_selection(sequence, selection, is_last=logits is not None)
             if logits is None:
                 yield
             else:
                 token_id = sequence.sampler.sample(logits[None], first_index=0, output_ids=())[0]
+        sequence.held = sequence.rows
+        self.counters.count_prefill(prompt.length, num_reused)
         self._receive(0)
         if sequence.is_closed:
             return
-        self.counters.num_prefills += 1
         timing = Timing(
             queue_ns=queue_ns,
             forward_ns=self._job_ns(sequence),
-            num_rows=prompt.length,
+            num_rows=prompt.length - num_reused,
+            context_length=num_reused,
         )
         self._tell(sequence, sequence.verifier.begin(token_id, timing))
+
+    def _fed_ids(self, sequence: TargetSequence) -> Sequence[int]:
+        # The last settled id is fed by the next step.
+        return sequence.verifier.committed_ids[:-1]
 
     def _tell_selection(
         self, sequence: TargetSequence, selection: ScoredSelection | None, *, is_last: bool = False

@@ -32,7 +32,7 @@ async def test_a_second_question_about_a_clip_skips_the_vision_tower_of_both_ser
 
 
 async def test_another_clip_is_looked_at() -> None:
-    async with serving_target(ToyModel()) as (service, client):
+    async with serving_target(ToyModel(), prefix_cache=False) as (service, client):
         for data in (b"toy:4", b"toy:5", b"toy:4"):
             await target_only(client, toy_request(media=(Media(MediaKind.VIDEO, data),)))
         vision = stats_of(service).vision_cache

@@ -60,27 +60,21 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-def build_draft() -> EngineService[DraftEngine]:
-    return draft_servicer.build_service(DraftSettings(model="toy"))
+def build_draft(**changes: Any) -> EngineService[DraftEngine]:
+    return draft_servicer.build_service(DraftSettings(model="toy", **changes))
 
 
-def build_target(
-    max_waiting: int = 4, *, max_message_mib: int = 256, score_layers: int | None = None
-) -> EngineService[TargetEngine]:
-    settings = TargetSettings(
-        model="toy",
-        max_queue=max_waiting,
-        max_message_mib=max_message_mib,
-        score_layers=score_layers,
-    )
+def build_target(max_waiting: int = 4, **changes: Any) -> EngineService[TargetEngine]:
+    settings = TargetSettings(model="toy", max_queue=max_waiting, **changes)
     return target_servicer.build_service(settings)
 
 
 @asynccontextmanager
 async def serving_draft(
-    model: VideoLanguageModel, decoder: Decoder | None = None
+    model: VideoLanguageModel, decoder: Decoder | None = None, **changes: Any
 ) -> AsyncIterator[tuple[EngineService[DraftEngine], DraftClient]]:
-    service = build_draft()
+    """``changes`` are of the service's settings."""
+    service = build_draft(**changes)
     client = DraftClient(f"127.0.0.1:{await service.start('127.0.0.1', 0)}")
     try:
         await service.serve_model(model, decoder or ToyDecoder())
@@ -96,10 +90,10 @@ async def serving_target(
     decoder: Decoder | None = None,
     *,
     max_waiting: int = 4,
-    max_message_mib: int = 256,
-    score_layers: int | None = None,
+    **changes: Any,
 ) -> AsyncIterator[tuple[EngineService[TargetEngine], TargetClient]]:
-    service = build_target(max_waiting, max_message_mib=max_message_mib, score_layers=score_layers)
+    """``changes`` are of the service's settings."""
+    service = build_target(max_waiting, **changes)
     client = TargetClient(f"127.0.0.1:{await service.start('127.0.0.1', 0)}")
     try:
         await service.serve_model(model, decoder or ToyDecoder())

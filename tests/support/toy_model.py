@@ -21,7 +21,7 @@ from hippo.models.base import (
     StepPlan,
     VisualItem,
 )
-from hippo.models.content import visual_digest
+from hippo.models.content import cached_places, visual_digest
 from hippo.types import (
     ChatMessage,
     FramePlan,
@@ -77,11 +77,15 @@ class ToyModel:
             self._table += torch.randn(_NUM_CONTEXTS, NUM_TOKEN_IDS, generator=generator) * noise
         self._prompts: dict[int, int] = {}  # slot to the prompt's key
         self._ids: dict[int, list[int]] = {slot: [] for slot in range(num_slots)}
+        # What each slot's rows are of: token id, and the digest of the item that it belongs to.
+        self._rows: dict[int, list[tuple[int, bytes | None]]] = {s: [] for s in range(num_slots)}
+        self._num_prompt_rows: dict[int, int] = {}
         self.on_piece: Callable[[int], None] = lambda slot: None
         self.on_forward: Callable[[StepPlan], None] = lambda plan: None
         self.plans: list[StepPlan] = []
         self.kept: list[int | None] = []  # visual tokens of each prefill
         self.tapped: list[int | None] = []  # layers tapped in each prefill
+        self.reused: list[int] = []  # rows taken over by each prefill
         self.num_embedded = 0  # items that passed the vision tower
         self.threads: set[str] = set()  # that ran device work
 
@@ -151,19 +155,33 @@ class ToyModel:
         visual: torch.Tensor | None,
         kept: torch.Tensor | None,
         tap: AttentionTap | None = None,
+        num_reused: int = 0,
     ) -> Iterator[torch.Tensor | None]:
-        """A layer is a group. Later visual tokens score higher, whatever the layers tapped."""
+        """A layer is a group. Later visual tokens score higher, whatever the layers tapped.
+
+        The first group overwrites what is not reused; it is whole again after the last one.
+        """
         self.threads.add(threading.current_thread().name)
         self.kept.append(None if kept is None else int(kept.shape[0]))
         self.tapped.append(None if tap is None else tap.num_layers)
+        self.reused.append(num_reused)
+        rows = _rows_of(prompt, kept)
+        cached = self._rows[slot]
+        assert num_reused < len(rows), "the last row is never reused"
+        assert cached[:num_reused] == rows[:num_reused], "reused rows are of another content"
+        if visual is None:
+            assert all(digest is None for _, digest in rows[num_reused:]), "a row without features"
         for layer in range(_NUM_GROUPS):
             self.on_piece(slot)
+            del cached[num_reused:]
             if tap is not None and tap.num_layers == layer + 1:
                 places = torch.arange(prompt.visual_indices.shape[0], dtype=torch.float32)
                 tap.layer_scores = places.expand(tap.num_layers, -1)
             yield None
         self._prompts[slot] = int.from_bytes(prompt.prompt_hash[:4], "little")
         self._ids[slot] = []
+        self._num_prompt_rows[slot] = len(rows)
+        cached += rows[num_reused:]
         yield self._table[self._context(slot, 0)].clone()
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
@@ -175,6 +193,10 @@ class ToyModel:
             ids = self._ids[rows.slot]
             assert rows.start_index <= len(ids), "rows must follow the cache without a gap"
             ids[rows.start_index :] = rows.token_ids
+            cached = self._rows[rows.slot]
+            cached[self._num_prompt_rows[rows.slot] + rows.start_index :] = [
+                (token_id, None) for token_id in rows.token_ids
+            ]
             contexts += [
                 self._context(rows.slot, rows.start_index + row + 1)
                 for row in range(len(rows.token_ids))
@@ -187,6 +209,17 @@ class ToyModel:
         for token_id in self._ids[slot][max(0, index - 3) : index]:
             key = key * 31 + token_id + 7
         return (key + index // 8) % _NUM_CONTEXTS
+
+
+def _rows_of(prompt: Prompt, kept: torch.Tensor | None) -> list[tuple[int, bytes | None]]:
+    """What a prefill caches."""
+    digests = {int(place): item.digest for item in prompt.items for place in item.places}
+    places = cached_places(prompt, kept)
+    ids = prompt.input_ids.tolist()
+    return [
+        (ids[place], digests.get(place))
+        for place in (range(prompt.length) if places is None else places.tolist())
+    ]
 
 
 class ToyDecoder:

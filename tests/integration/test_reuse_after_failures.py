@@ -1,0 +1,185 @@
+"""What a slot is said to hold is what was written there, however its sequence ended.
+
+The toy model asserts that reused rows are of the same content as those it is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from typing import Any
+
+import pytest
+
+from hippo.errors import HippoError
+from hippo.models.base import StepPlan
+from hippo.types import Block, Pace, Pruning, PruningStrategy, SamplingParams, Selection, StepLimits
+from tests.support.services import (
+    relay,
+    serving_draft,
+    serving_target,
+    stats_of,
+    target_only,
+    toy_request,
+    until,
+)
+from tests.support.toy_model import ToyModel
+
+UNPRUNED = Pruning(PruningStrategy.NONE)
+DRAFTS = Pace(StepLimits(0, 4, 0), StepLimits(0, 4, 0), max_ahead=8, block_size=2)
+SAMPLED = SamplingParams(temperature=0.8, seed=7)
+
+
+class Gate:
+    """Holds the device thread at the n-th call, as a hook of a toy model."""
+
+    def __init__(self, num_calls: int) -> None:
+        self._num_calls = num_calls
+        self._is_open = threading.Event()
+        self.has_arrived = threading.Event()
+
+    def __call__(self, _: Any) -> None:
+        self._num_calls -= 1
+        if self._num_calls == 0:
+            self.has_arrived.set()
+            assert self._is_open.wait(60)
+
+    def open(self) -> None:
+        self._is_open.set()
+
+
+@pytest.mark.parametrize("num_pieces", [1, 2, 3])
+async def test_a_prefill_that_is_left_keeps_only_what_it_took_over(num_pieces: int) -> None:
+    model = ToyModel(num_slots=1)
+    async with serving_target(model) as (service, client):
+        first = toy_request("who is it?", pruning=UNPRUNED)
+        expected = await target_only(client, first)
+        gate = Gate(num_pieces)
+        model.on_piece = gate
+        async with client.verify(toy_request("who was it?", pruning=UNPRUNED)):
+            await until(gate.has_arrived.is_set)
+        gate.open()
+        model.on_piece = lambda _: None
+        again = await target_only(client, first)
+        assert again.token_ids == expected.token_ids
+        assert stats_of(service).counters.num_failed == 0
+    num_shared = 16 + len("who ")
+    assert model.reused[-2:] == [num_shared, num_shared]
+
+
+async def test_a_sequence_that_is_left_in_a_forward_keeps_what_was_settled_before() -> None:
+    model = ToyModel(num_slots=1)
+    async with serving_target(model) as (service, client):
+        request = toy_request(pruning=UNPRUNED, end_token_ids=())
+        expected = await target_only(client, request)
+        gate = Gate(9)
+        model.on_forward = gate
+        async with client.verify(toy_request(pruning=UNPRUNED, end_token_ids=())):
+            await until(gate.has_arrived.is_set)
+        gate.open()
+        model.on_forward = lambda _: None
+        assert (await target_only(client, request)).token_ids == expected.token_ids
+        assert stats_of(service).counters.num_failed == 0
+
+
+async def test_a_prefill_that_never_began_leaves_the_slot_as_it_was() -> None:
+    model = ToyModel(num_slots=1)
+    async with serving_target(model) as (_, client):
+        first = toy_request("who is it?", pruning=UNPRUNED)
+        await target_only(client, first)
+        for _ in range(5):
+            async with client.verify(toy_request("something else", pruning=UNPRUNED)):
+                pass  # left at once, often before the prompt is read
+        await target_only(client, first)
+    assert model.reused[-1] >= 0  # the toy has checked its content
+
+
+async def test_a_failed_sequence_leaves_an_empty_slot() -> None:
+    model = ToyModel(num_slots=1)
+    async with serving_target(model) as (service, client):
+        request = toy_request(pruning=UNPRUNED)
+        expected = await target_only(client, request)
+
+        def fail(plan: StepPlan) -> None:
+            model.on_forward = lambda _: None
+            raise RuntimeError("a broken kernel")
+
+        model.on_forward = fail
+        with pytest.raises(HippoError):
+            await target_only(client, request)
+        await until(lambda: stats_of(service).num_slots_used == 0)
+        assert (await target_only(client, request)).token_ids == expected.token_ids
+    assert model.reused[-1] == 0
+
+
+@pytest.mark.parametrize("strategy", [PruningStrategy.NONE, PruningStrategy.UNIFORM])
+async def test_a_drafts_slots_hold_what_it_fed_across_rollbacks(strategy: PruningStrategy) -> None:
+    pruning = Pruning(strategy, 0.5)
+    target, draft = ToyModel(), ToyModel(noise=0.5, num_slots=1)
+    async with (
+        serving_target(target) as (target_service, target_client),
+        serving_draft(draft) as (draft_service, draft_client),
+    ):
+        for text in ("who is it?", "who is it?", "who was it?", "what?"):
+            for sampling in (SamplingParams(), SAMPLED):
+                request = toy_request(text, pruning=pruning, sampling=sampling)
+                alone = await target_only(target_client, request)
+                answer = await relay(draft_client, target_client, request, "vpsd")
+                assert answer.token_ids == alone.token_ids
+                await until(lambda: stats_of(draft_service).num_slots_used == 0)
+        for service in (target_service, draft_service):
+            assert stats_of(service).counters.num_failed == 0
+            assert stats_of(service).counters.num_prefix_hits >= 5
+
+
+async def test_a_draft_that_joins_again_in_mid_answer_reuses_the_prompt() -> None:
+    draft = ToyModel(noise=0.3, num_slots=1)
+    selection = Selection(tuple(range(16)), 16)
+    async with serving_draft(draft) as (service, client):
+        for committed_ids in ((), (5, 6, 7)):
+            request = toy_request(
+                pruning=UNPRUNED, committed_ids=committed_ids, end_token_ids=(), pace=DRAFTS
+            )
+            async with client.draft(request) as stream:
+                await stream.send(selection)
+                async for message in stream:
+                    if isinstance(message, Block):
+                        break
+            await until(lambda: stats_of(service).num_slots_used == 0)
+        assert stats_of(service).counters.num_failed == 0
+    assert draft.reused[-1] == 16 + len("what happens?") - 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_many_at_once_that_come_and_go_never_meet_foreign_rows(seed: int) -> None:
+    chance = random.Random(seed)
+    model = ToyModel(num_slots=3)
+    requests = [
+        toy_request(
+            text, media=(media,), pruning=Pruning(strategy, 0.5), max_tokens=chance.randrange(1, 30)
+        )
+        for text in ("who?", "who is it?", "what?")
+        for media in (toy_request().media[0],)
+        for strategy in (PruningStrategy.NONE, PruningStrategy.HOLISTIC)
+    ]
+    async with serving_target(model, prefix_cache=False) as (_, client):
+        cold = [(await target_only(client, request)).token_ids for request in requests]
+
+    async with serving_target(model, max_waiting=16) as (service, client):
+
+        async def one(index: int) -> None:
+            if chance.random() < 0.4:
+                async with client.verify(requests[index]) as stream:
+                    for _ in range(chance.randrange(4)):
+                        await anext(aiter(stream), None)
+            else:
+                answer = await target_only(client, requests[index])
+                assert answer.token_ids == cold[index]
+
+        for _ in range(6):
+            indices = [chance.randrange(len(requests)) for _ in range(8)]
+            await asyncio.gather(*(one(index) for index in indices))
+        await until(lambda: stats_of(service).num_slots_used == 0)
+        assert stats_of(service).counters.num_failed == 0
+        assert stats_of(service).counters.num_prefix_hits > 5

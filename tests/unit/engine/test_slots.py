@@ -1,0 +1,128 @@
+"""Which slot a sequence takes, and who waits for one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+import torch
+
+from hippo.engine.slots import Reservation, SlotPool
+from hippo.errors import OverloadedError
+from hippo.models.content import CachedRows
+
+
+def text(*ids: int) -> CachedRows:
+    """Rows of plain text."""
+    length = len(ids)
+    no_item = torch.full((length,), -1)
+    table = torch.stack((torch.tensor(ids), no_item, no_item, torch.arange(length)))
+    return CachedRows("", table, ())
+
+
+def use(pool: SlotPool, rows: CachedRows) -> tuple[Reservation, int, int]:
+    """Takes a slot: the claim, the slot's index, and the rows that it holds."""
+    reservation = pool.reserve()
+    index, held = reservation.take(rows)
+    return reservation, index, len(held)
+
+
+def pool_of(*contents: CachedRows) -> SlotPool:
+    """Free slots with these contents, slot 0's the least recently used."""
+    pool = SlotPool(len(contents), max_waiting=0)
+    claims = [use(pool, content)[0] for content in contents]
+    for claim, content in zip(claims, contents, strict=True):
+        claim.release(content)
+    return pool
+
+
+def test_the_free_slot_with_the_longest_common_beginning_is_taken() -> None:
+    pool = pool_of(text(1, 2, 9, 9), text(1, 2, 3, 9), text(1, 9, 9, 9))
+    _, index, num_held = use(pool, text(1, 2, 3, 4))
+    assert (index, num_held) == (1, 4)
+
+
+def test_without_a_common_beginning_the_least_recently_used_slot_is_taken() -> None:
+    pool = pool_of(text(1), text(2), text(3))
+    claim, index, _ = use(pool, text(7, 7))
+    assert index == 0
+    claim.release(text(7, 7))
+    assert [use(pool, text(8))[1] for _ in range(3)] == [1, 2, 0]
+
+
+def test_of_equally_good_slots_the_least_recently_used_is_taken() -> None:
+    pool = pool_of(text(5, 5), text(1, 2), text(1, 2))
+    assert use(pool, text(1, 2, 3))[1] == 1
+
+
+def test_a_common_beginning_that_is_little_of_what_a_slot_holds_does_not_cost_the_rest() -> None:
+    long = text(1, 2, *range(10, 30))
+    pool = pool_of(text(), long)
+    assert use(pool, text(1, 2, 3))[1] == 0
+    assert use(pool, text(1, 2, *range(10, 20)))[1] == 1
+
+
+def test_a_slot_that_is_in_use_is_nobody_elses() -> None:
+    pool = pool_of(text(1, 2, 3), text(4, 5))
+    assert use(pool, text(1, 2, 3))[1] == 0
+    assert use(pool, text(1, 2, 3))[1] == 1
+    with pytest.raises(OverloadedError):
+        pool.reserve()
+
+
+def test_what_is_granted_counts_as_used_before_its_slot_is_chosen() -> None:
+    pool = SlotPool(2, max_waiting=1)
+    first, second, third = pool.reserve(), pool.reserve(), pool.reserve()
+    assert (pool.num_used, pool.num_waiting) == (2, 1)
+    first.release()
+    assert third.is_granted
+    assert (pool.num_used, pool.num_waiting) == (2, 0)
+    second.release()
+    third.release()
+    assert pool.num_used == 0
+
+
+def test_a_release_without_content_leaves_an_empty_slot() -> None:
+    pool = pool_of(text(1, 2))
+    claim, _, _ = use(pool, text(1, 2))
+    claim.release()
+    assert use(pool, text(1, 2))[2] == 0
+
+
+async def test_waiting_ends_with_the_grant_or_with_the_release_whichever_is_first() -> None:
+    pool = SlotPool(1, max_waiting=2)
+    holder, next_one, gone = pool.reserve(), pool.reserve(), pool.reserve()
+    waiting = asyncio.create_task(gone.wait())
+    await asyncio.sleep(0)
+    gone.release()
+    assert await waiting is False
+    holder.release()
+    assert await next_one.wait() is True
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_order_of_claims_and_releases_loses_or_doubles_a_slot(seed: int) -> None:
+    chance = random.Random(seed)
+    pool = SlotPool(3, max_waiting=2)
+    claims: list[Reservation] = []
+    for _ in range(400):
+        action = chance.random()
+        if action < 0.4:
+            try:
+                claims.append(pool.reserve())
+            except OverloadedError:
+                assert pool.num_used == 3 and pool.num_waiting == 2
+        elif action < 0.7:
+            ready = [claim for claim in claims if claim.is_granted and claim.index is None]
+            if ready:
+                chance.choice(ready).take(text(*(chance.randrange(3) for _ in range(4))))
+        elif claims:
+            claim = claims.pop(chance.randrange(len(claims)))
+            claim.release(text(*(chance.randrange(3) for _ in range(4))))
+        granted = [claim for claim in claims if claim.is_granted]
+        taken = [claim.index for claim in claims if claim.index is not None]
+        assert len(taken) == len(set(taken))
+        assert pool.num_used == len(granted)
+        assert pool.num_waiting == len(claims) - len(granted)
+        assert pool.num_waiting == 0 or pool.num_used == 3
