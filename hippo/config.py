@@ -41,8 +41,9 @@ def load_settings(
     """Reads ``cls`` from flags (``--max-tokens``), then the environment (``PREFIX_MAX_TOKENS``).
 
     Field types may be str, int, float, bool (``--flag``, ``--flag false``, ``--no-flag``),
-    tuple[str, ...] (comma-separated), and each of them ``| None``. A dataclass's ``__post_init__`` may raise SettingsError for values that do not go
-    together. Raises SettingsError naming the flag and the variable.
+    tuple[str, ...] (comma-separated), and each of them ``| None``. A dataclass's
+    ``__post_init__`` may raise SettingsError for values that do not go together. Raises
+    SettingsError naming the flag and the variable.
     """
     hints = typing.get_type_hints(cls)
     parser = argparse.ArgumentParser(prog=prog, description=description)

@@ -149,11 +149,15 @@ def _video_items(
 
 
 def _image_items(extras: Mapping[str, torch.Tensor]) -> list[VisualItem]:
-    """Several images have one number of tokens, as none is cut into tiles."""
+    """Several images have one number of tokens, as none is cut into tiles: the tower sees the
+    first patch of each, which is the whole image."""
     pixels, sizes = extras["pixel_values"], extras["image_sizes"].tolist()
-    num_images = len(sizes)
-    places = extras["image_indices"].view(num_images, -1)
+    is_tiled = len(sizes) == 1
+    places = extras["image_indices"].view(len(sizes), -1)
     return [
-        VisualItem(visual_digest(MediaKind.IMAGE, one, (tuple(size), num_images == 1)), there)
+        VisualItem(
+            visual_digest(MediaKind.IMAGE, one if is_tiled else one[:1], (tuple(size), is_tiled)),
+            there,
+        )
         for one, size, there in zip(pixels, sizes, places, strict=True)
     ]

@@ -1,0 +1,48 @@
+"""What the operator says about reuse."""
+
+from __future__ import annotations
+
+import pytest
+
+from hippo.config import SettingsError, load_settings
+from hippo.engine.settings import ReuseOptions
+from services.target.config import TargetSettings
+
+
+def reuse(*argv: str, **env: str) -> ReuseOptions:
+    settings = load_settings(
+        TargetSettings,
+        ("--model", "m", *argv),
+        env,
+        env_prefix="HIPPO_TARGET",
+        prog="target",
+        description="",
+    )
+    return settings.reuse
+
+
+@pytest.mark.parametrize(
+    ("argv", "keeps_prefixes"),
+    [
+        ((), True),
+        (("--prefix-cache",), True),
+        (("--prefix-cache", "false"), False),
+        (("--no-prefix-cache",), False),
+    ],
+)
+def test_prefixes_are_kept_unless_the_operator_says_no(
+    argv: tuple[str, ...], keeps_prefixes: bool
+) -> None:
+    assert reuse(*argv).keeps_prefixes is keeps_prefixes
+
+
+def test_flags_go_before_the_environment() -> None:
+    assert reuse(HIPPO_TARGET_PREFIX_CACHE="false").keeps_prefixes is False
+    assert reuse("--prefix-cache", HIPPO_TARGET_PREFIX_CACHE="false").keeps_prefixes is True
+
+
+def test_the_vision_cache_is_given_in_megabytes() -> None:
+    assert reuse().vision_cache_bytes == 256_000_000
+    assert reuse("--vision-cache-mb", "0").vision_cache_bytes == 0
+    with pytest.raises(SettingsError, match="--vision-cache-mb is -1"):
+        reuse("--vision-cache-mb", "-1")
