@@ -6,7 +6,7 @@ import base64
 import json
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ class Answer:
     end_to_end_s: float  # request sent to last token
     ttft_s: float  # request sent to first token
     figures: Mapping[str, Any]  # the gateway's `hippo` object
+    num_prompt_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -44,6 +45,15 @@ def video_url(path: Path) -> str:
     return "data:video/mp4;base64," + base64.b64encode(path.read_bytes()).decode()
 
 
+def user_turn(video: str | None, question: str, *, is_video_first: bool = True) -> dict[str, Any]:
+    """A message that asks about a video, or about nothing."""
+    content: list[dict[str, Any]] = [{"type": "text", "text": question}]
+    if video is not None:
+        place = 0 if is_video_first else 1
+        content.insert(place, {"type": "video_url", "video_url": {"url": video}})
+    return {"role": "user", "content": content}
+
+
 def ask(
     client: httpx.Client,
     video: str | None,
@@ -55,32 +65,52 @@ def ask(
     seed: int = 0,
     is_video_first: bool = True,
     has_timeline: bool = False,
+) -> Answer:
+    """One question, which nothing that was asked before helps; see ``converse``."""
+    return converse(
+        client,
+        [user_turn(video, question, is_video_first=is_video_first)],
+        speculative=speculative,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        has_timeline=has_timeline,
+    )
+
+
+def converse(
+    client: httpx.Client,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    speculative: Mapping[str, Any],
+    max_tokens: int = 256,
+    temperature: float = 0.0,
+    seed: int = 0,
+    has_timeline: bool = False,
     cache_salt: str | None = None,
 ) -> Answer:
     """Streams one answer; raises RuntimeError with the server's message on an error.
 
-    Nothing that was cached before helps, unless it was asked for with the same ``cache_salt``.
+    What was cached before helps only if it was asked for with the same ``cache_salt``.
     """
-    content: list[dict[str, Any]] = [{"type": "text", "text": question}]
-    if video is not None:
-        place = 0 if is_video_first else 1
-        content.insert(place, {"type": "video_url", "video_url": {"url": video}})
     body = {
         "model": "hippo",
-        "messages": [{"role": "user", "content": content}],
+        "messages": list(messages),
         "max_tokens": max_tokens,
         "temperature": temperature,
         "seed": seed,
         "stream": True,
+        "stream_options": {"include_usage": True},
         "return_token_ids": True,
         "return_timeline": has_timeline,
-        "cache_salt": uuid.uuid4().hex if cache_salt is None else cache_salt,
+        "cache_salt": cache_salt or uuid.uuid4().hex,
         "speculative": dict(speculative),
     }
     payload = json.dumps(body).encode()
     text: list[str] = []
     first = last = 0.0
     figures: Mapping[str, Any] = {}
+    usage: Mapping[str, Any] = {"prompt_tokens": 0}
     token_ids: tuple[int, ...] = ()
     start = time.perf_counter()
     headers = {"content-type": "application/json"}
@@ -103,10 +133,12 @@ def ask(
                     text.append(piece)
                 token_ids = tuple(choice.get("token_ids") or token_ids)
             figures = chunk.get("hippo") or figures
+            usage = chunk.get("usage") or usage
     return Answer(
         text="".join(text),
         token_ids=token_ids,
         end_to_end_s=last - start,
         ttft_s=first - start,
         figures=figures,
+        num_prompt_tokens=int(usage["prompt_tokens"]),
     )
