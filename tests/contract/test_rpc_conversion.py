@@ -60,6 +60,7 @@ REQUEST = OpenRequest(
     pace=Pace(StepLimits(1, 8, 10**12), StepLimits(0, 1, 5), max_ahead=16, block_size=3),
     committed_ids=(5, 6),
     epoch=4,
+    cache_salt="tenant 7",
 )
 
 

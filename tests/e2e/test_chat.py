@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.support import GREEDY, Running, data_url, video_message, web_server
+from tests.e2e.support import GREEDY, Running, data_url, video_message, wait_until, web_server
 
 
 def test_a_video_in_a_data_url_is_described(client: openai.OpenAI, clip: Path) -> None:
@@ -48,11 +48,41 @@ def test_a_stream_brings_the_same_text_then_figures_and_usage(
     assert text == whole.choices[0].message.content
     assert chunks[0].choices[0].delta.role == "assistant"
     assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
-    assert chunks[-1].usage == whole.usage
+    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
     assert all(chunk.usage is None for chunk in chunks[:-1])
     figures = chunks[-2].model_extra["hippo"]
     assert figures["policy"] == "adaptive"
     assert figures["num_forwards"] >= 1
+
+
+def test_a_second_question_about_a_clip_finds_its_tokens_cached(
+    client: openai.OpenAI, running: Running, clip: Path
+) -> None:
+    def answer(text: str, salt: str) -> Any:
+        wait_until(lambda: running.slots_used() == 0)
+        return client.chat.completions.create(
+            model="hippo",
+            messages=[video_message(data_url(clip), text)],  # type: ignore[list-item]
+            max_tokens=12,
+            extra_body={"cache_salt": salt},
+            **GREEDY,
+        )
+
+    def num_cached(completion: Any) -> int:
+        cached: int = completion.usage.prompt_tokens_details.cached_tokens
+        assert completion.model_extra["hippo"]["num_cached_tokens"]["target"] == cached
+        return cached
+
+    cold = answer("What moves?", "one")
+    answer("Describe the video.", "other")
+    hits = running.gateway_metric("vllm:prefix_cache_hits_total")
+    warm = answer("What moves?", "other")
+    assert num_cached(cold) == 0
+    assert num_cached(warm) > warm.usage.prompt_tokens // 2
+    assert warm.choices[0].message.content == cold.choices[0].message.content
+    assert running.gateway_metric("vllm:prefix_cache_hits_total") == hits + num_cached(warm)
+    assert running.metric("target", "hippo_prefill_cached_tokens_total") >= num_cached(warm)
+    assert running.metric("draft", "hippo_vision_cache_hits_total") >= 1
 
 
 def test_text_alone_is_answered(client: openai.OpenAI) -> None:

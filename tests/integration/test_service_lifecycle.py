@@ -209,6 +209,8 @@ async def test_the_metrics_show_slots_and_forwards() -> None:
             await service.serve_model(ToyModel(), ToyDecoder())
             client = TargetClient(f"127.0.0.1:{service.port}")
             await target_only(client, toy_request(max_tokens=5, end_token_ids=()))
+            await until(lambda: stats_of(service).num_slots_used == 0)
+            await target_only(client, toy_request("what else?", max_tokens=1))
             await client.close()
             await until(lambda: stats_of(service).num_slots_used == 0)
             text = (await http.get(url)).text
@@ -220,7 +222,15 @@ async def test_the_metrics_show_slots_and_forwards() -> None:
     assert values["hippo_slots"] == "2.0"
     assert values["hippo_slots_used"] == "0.0"
     assert values["hippo_queue_length"] == "0.0"
-    assert values["hippo_sequences_total"] == "1.0"
+    assert values["hippo_sequences_total"] == "2.0"
+    assert values["hippo_prefix_cache_hits_total"] == "1.0"
+    assert values["hippo_prefix_cache_misses_total"] == "1.0"
+    num_shared, num_rows = 16 + len("what "), 2 * 16 + len("what happens?what else?")
+    assert values["hippo_prefill_cached_tokens_total"] == f"{num_shared}.0"
+    assert values["hippo_prefill_tokens_total"] == f"{num_rows}.0"
+    assert values["hippo_vision_cache_misses_total"] == "1.0"
+    assert values["hippo_vision_cache_used_bytes"] == "256.0"
+    assert float(values["hippo_vision_cache_capacity_bytes"]) == 256e6
     assert values["hippo_forward_seconds_count"] == "4.0"
     assert values['hippo_forward_seconds_bucket{le="+Inf"}'] == "4.0"
     assert float(values["hippo_device_busy_seconds_total"]) > 0

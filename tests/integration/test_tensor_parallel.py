@@ -215,3 +215,25 @@ async def test_services_output_equals_one_ranks_with_and_without_a_draft(models:
         together = await asyncio.gather(*(relay(draft, two, r, "vpsd") for r in requests))
         assert [a.token_ids for a in together] == [a.token_ids for a in expected]
         await until(lambda: stats_of(service).num_slots_used == 0)
+
+
+async def test_ranks_take_over_the_same_rows_of_a_slot(models: Models) -> None:
+    decoder = NoiseDecoder()
+    requests = [
+        toy_request(text, pruning=pruning, max_tokens=16, end_token_ids=())
+        for text in ("what is in the thing?", "who is in the hat?", "what is in the thing?")
+        for pruning in (Pruning(PruningStrategy.NONE), Pruning(PruningStrategy.ATTENTION, 0.5))
+    ]
+    async with serving_target(models.one, decoder, prefix_cache=False) as (_, one):
+        expected = [await target_only(one, request) for request in requests]
+    async with serving_target(models.two, decoder) as (service, two):
+        for request, answer in zip(requests, expected, strict=True):
+            async with two.verify(request) as stream:
+                await anext(aiter(stream), None)  # left in its prefill, or soon
+            warm = await target_only(two, request)
+            assert warm.token_ids == answer.token_ids
+            assert warm.selection is not None and answer.selection is not None
+            assert warm.selection.kept_indices == answer.selection.kept_indices
+        await until(lambda: stats_of(service).num_slots_used == 0)
+        assert stats_of(service).counters.num_prefix_hits >= len(requests) // 2
+        assert stats_of(service).counters.num_failed == 0

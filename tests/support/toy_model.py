@@ -169,7 +169,7 @@ class ToyModel:
         cached = self._rows[slot]
         assert num_reused < len(rows), "the last row is never reused"
         assert cached[:num_reused] == rows[:num_reused], "reused rows are of another content"
-        if visual is None:
+        if visual is None and num_reused:
             assert all(digest is None for _, digest in rows[num_reused:]), "a row without features"
         for layer in range(_NUM_GROUPS):
             self.on_piece(slot)

@@ -122,9 +122,12 @@ def test_an_answer_adds_to_vllms_names_as_vllm_means_them() -> None:
     record = Record(policy="vpsd", received_ns=0)
     record.target_prompt = PromptInfo(b"", 50, 10, queue_ns=7 * MS)
     _spoken(record)
+    record.target_prefill = Timing(num_rows=18, context_length=32)
     account.count(record, REQUEST, metrics=metrics, model=metrics.model("hippo"), baseline=baseline)
     values = _values(metrics)
     name = '{model_name="hippo"}'
+    assert values["vllm:prefix_cache_queries_total" + name] == 50
+    assert values["vllm:prefix_cache_hits_total" + name] == 32
     assert values["vllm:spec_decode_num_drafts_total" + name] == 3
     assert values["vllm:spec_decode_num_draft_tokens_total" + name] == 6
     assert values["vllm:spec_decode_num_accepted_tokens_total" + name] == 4

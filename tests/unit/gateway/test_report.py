@@ -46,6 +46,15 @@ def test_the_drafts_first_block_is_timed_against_the_end_of_the_targets_prefill(
     assert timings["time_to_first_token"] == 50.0
 
 
+def test_prompt_tokens_that_each_side_had_cached_are_reported() -> None:
+    record = Record(policy="vpsd", received_ns=0)
+    assert figures(record, REQUEST, Baseline())["num_cached_tokens"] == {"target": 0, "draft": None}
+    record.add_verdict(Verdict(0, 0, (5,), timing=Timing(num_rows=8, context_length=92)), MS)
+    record.draft_prefill = Timing(num_rows=60, context_length=40)
+    answer = figures(record, REQUEST, Baseline())
+    assert answer["num_cached_tokens"] == {"target": 92, "draft": 40}
+
+
 def test_what_the_draft_saw_and_how_long_the_choice_took_are_reported() -> None:
     record = Record(policy="vpsd", received_ns=0)
     record.selection = Selection((0, 4, 7), 27, score_ns=3 * MS)

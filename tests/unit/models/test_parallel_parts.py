@@ -135,7 +135,7 @@ def test_a_prompt_arrives_whole_but_for_its_pixels(toy: ToyModel) -> None:
     visual = toy.embed_visual(prompt)
     receiver = Receiver()
     command, receiver.sent = pack_prefill(
-        0, 0, PrefillInputs(prompt, visual, None, AttentionTap(2, "all"))
+        0, 0, PrefillInputs(prompt, visual, None, AttentionTap(2, "all"), num_reused=3)
     )
 
     inputs = receive_prefill(command, cast(RankGroup, receiver))
@@ -150,6 +150,7 @@ def test_a_prompt_arrives_whole_but_for_its_pixels(toy: ToyModel) -> None:
     assert torch.equal(inputs.visual, visual)
     assert inputs.kept is None
     assert inputs.tap == AttentionTap(2, "all")
+    assert inputs.num_reused == 3
 
 
 def test_a_failure_of_rank_0_between_collectives_ends_the_model(

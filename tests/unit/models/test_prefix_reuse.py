@@ -153,7 +153,8 @@ def test_the_common_length_is_that_of_comparing_row_by_row(seed: int) -> None:
     chance = random.Random(seed)
 
     def some() -> CachedRows:
-        columns, digests = [], []
+        columns: list[tuple[int, int, int]] = []
+        digests: list[bytes] = []
         for _ in range(chance.randrange(1, 5)):
             if chance.random() < 0.5:
                 columns.append((chance.randrange(2), -1, -1))
