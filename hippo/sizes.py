@@ -2,7 +2,8 @@
 
 Standard library only: asked before anything is installed or downloaded. The weights are counted
 as transformers would build the model, the cache as hippo.models.cache allocates it, and the room
-to work and the shares of a tensor-parallel target as the target reckons before it loads.
+to work, the vision cache and the shares of a tensor-parallel target as the target reckons before
+it loads.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ DEVICE_BYTES: Mapping[int, int] = MappingProxyType(
 
 RESERVED_BYTES = GIB
 """What the driver, CUDA's context and its libraries take of each device."""
+
+VISION_CACHE_BYTES = 256_000_000
+"""What a service may keep of earlier media on its (first) device; the default of
+``--vision-cache-mb``."""
 
 _QWEN_VISION: Mapping[str, Any] = MappingProxyType(
     {
@@ -151,7 +156,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        return self.weights + self.room + self.cache
+        return self.weights + self.room + self.cache + VISION_CACHE_BYTES
 
     def fits(self, device_bytes: int) -> bool:
         return self.total + RESERVED_BYTES <= device_bytes
@@ -177,7 +182,7 @@ def most_slots(
 ) -> int:
     """Sequences at once that fit beside bfloat16 weights; 0 when not even one does."""
     one = memory(shape, num_tokens=num_tokens, num_slots=1, num_devices=num_devices)
-    left = device_bytes - RESERVED_BYTES - one.weights - one.room
+    left = device_bytes - RESERVED_BYTES - (one.total - one.cache)
     return max(0, left // one.cache)
 
 

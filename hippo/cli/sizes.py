@@ -18,6 +18,7 @@ from hippo.sizes import (
     DEVICE_BYTES,
     GIB,
     RESERVED_BYTES,
+    VISION_CACHE_BYTES,
     Memory,
     ModelShape,
     find_shape,
@@ -213,6 +214,7 @@ def _note(plan: _Plan) -> str:
         f"bfloat16; {plan.num_frames} frames (Qwen2.5-VL: of {size}), {plan.num_other_tokens} "
         f"tokens of question and answer, {plan.num_slots} sequences at once; "
         "a tenth of the weights for activations, "
+        f"{VISION_CACHE_BYTES // 1_000_000} MB for features of earlier media, "
         f"{RESERVED_BYTES // GIB} GiB of each device for the driver; "
         "N x: tensor parallel over N devices, the fewest that take it"
     )

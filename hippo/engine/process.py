@@ -166,6 +166,7 @@ class _LocalSource:
             max_context_length=settings.max_context_length,
             served_name=settings.served_name,
             progress=progress,
+            reserved_bytes=settings.reuse.vision_cache_bytes,
         )
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ class EngineCounters:
     num_failed: int = 0  # ended by an error of ours
     num_prefills: int = 0
     num_prefix_hits: int = 0  # prefills that found their beginning in the slot
+    num_prefix_misses: int = 0  # the others
     num_prompt_rows: int = 0  # of finished prefills, reused ones included
     num_reused_rows: int = 0
     num_forwards: int = 0
@@ -34,7 +35,10 @@ class EngineCounters:
     def count_prefill(self, num_rows: int, num_reused: int) -> None:
         """A prefill of ``num_rows`` is over; the slot held ``num_reused`` of them."""
         self.num_prefills += 1
-        self.num_prefix_hits += num_reused > 0
+        if num_reused:
+            self.num_prefix_hits += 1
+        else:
+            self.num_prefix_misses += 1
         self.num_prompt_rows += num_rows
         self.num_reused_rows += num_reused
 

@@ -50,14 +50,16 @@ def load_model(
     progress: Progress | None = None,
     is_fused: bool = True,
     shards: Shards | None = None,
+    reserved_bytes: int = 0,
 ) -> VideoLanguageModel:
     """Loads a checkpoint from a folder or the Hugging Face hub, ready to serve.
 
     ``dtype`` is float32, bfloat16, float16 (on a CPU: weights in float16, arithmetic in float32)
     or auto (the checkpoint's own). ``is_fused`` False runs transformers' modules as they are.
-    ``shards``: load one rank's part, on its device (hippo.parallel). Raises ModelLoadError when
-    the checkpoint is missing, gated, unreachable, damaged, of an unsupported architecture or too
-    large for the device.
+    ``shards``: load one rank's part, on its device (hippo.parallel). ``reserved_bytes`` of the
+    device are for something else (the vision cache). Raises ModelLoadError when the checkpoint is
+    missing, gated, unreachable, damaged, of an unsupported architecture or too large for the
+    device.
     """
     report = progress or (lambda _stage, _share: None)
     target = parse_device(device)
@@ -86,6 +88,7 @@ def load_model(
         progress=report,
         is_fused=is_fused,
         shards=shards,
+        reserved_bytes=reserved_bytes,
     )
     report("loading", 1.0)
     return model

@@ -18,16 +18,20 @@ def check_fits(
     dtype: torch.dtype,
     num_slots: int,
     max_context_length: int,
+    reserved_bytes: int = 0,
 ) -> None:
     """Raises ModelLoadError when weights and cache exceed the device's free memory.
 
-    A tenth is added to the weights for activations and buffers.
+    A tenth is added to the weights for activations and buffers, and ``reserved_bytes`` for what
+    the vision cache may hold.
     """
-    needed = weight_bytes + weight_bytes // 10 + cache_bytes
+    needed = weight_bytes + weight_bytes // 10 + cache_bytes + reserved_bytes
     available = available_bytes(device)
     if needed <= available:
         return
-    if cache_bytes > weight_bytes:
+    if needed - reserved_bytes <= available:
+        advice = "lower --vision-cache-mb"
+    elif cache_bytes > weight_bytes:
         advice = "lower --slots or --max-context-length"
     elif dtype == torch.float32:
         advice = "use --dtype bfloat16, a smaller model or another --device"
@@ -36,7 +40,8 @@ def check_fits(
     raise ModelLoadError(
         f"{name} does not fit: it needs about {_gib(needed)} ({_gib(weight_bytes)} of weights in "
         f"{str(dtype).removeprefix('torch.')}, {_gib(cache_bytes)} of cache for {num_slots} slots "
-        f"of {max_context_length} tokens, and room to work), and {device} has {_gib(available)} "
+        f"of {max_context_length} tokens, {_gib(reserved_bytes)} for earlier media, and room to "
+        f"work), and {device} has {_gib(available)} "
         f"free: {advice}"
     )
 

@@ -50,12 +50,14 @@ def load_pretrained(
     progress: Progress,
     is_fused: bool = True,
     shards: Shards | None = None,
+    reserved_bytes: int = 0,
 ) -> Pretrained:
     """Loads a checkpoint as ``transformers.<architecture>``, whose text model is Qwen2-style.
 
     ``is_fused`` False runs transformers' modules as they are: slower, and the reference that the
     fused ones are tested against. ``shards``: this process is one of several ranks, and holds its
-    part of the layers and the cache. Raises ModelLoadError.
+    part of the layers and the cache. ``reserved_bytes`` of the device are to stay free. Raises
+    ModelLoadError.
     """
     ensure_torchvision()
     transformers: Any = importlib.import_module("transformers")  # its own hints are partial
@@ -100,6 +102,7 @@ def load_pretrained(
         dtype=dtype,
         num_slots=num_slots,
         max_context_length=max_context_length,
+        reserved_bytes=reserved_bytes,
     )
     progress("loading", 0.1)
     try:

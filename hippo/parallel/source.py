@@ -41,6 +41,7 @@ class ParallelOptions:
     max_context_length: int = 4096
     served_name: str | None = None
     is_fused: bool = True
+    reserved_bytes: int = 0  # of the first device, where the vision tower runs
     log_level: str = "info"  # of what followers report
 
 
@@ -88,6 +89,7 @@ class ParallelSource:
                 progress=progress,
                 is_fused=options.is_fused,
                 shards=Shards(group),
+                reserved_bytes=options.reserved_bytes,
             )
             followers.wait_ready()
         except HippoError:

@@ -11,10 +11,19 @@ import pytest
 import torch
 
 from hippo.cli import main
+from hippo.engine.settings import EngineSettings
 from hippo.errors import InvalidRequestError
 from hippo.models.cache import CacheShape
 from hippo.models.checkpoint import find_checkpoint
-from hippo.sizes import DEVICE_BYTES, PUBLIC_CONFIGS, find_shape, memory, most_slots, shape_of
+from hippo.sizes import (
+    DEVICE_BYTES,
+    PUBLIC_CONFIGS,
+    VISION_CACHE_BYTES,
+    find_shape,
+    memory,
+    most_slots,
+    shape_of,
+)
 from tests.support.hub_forms import HUB_FORMS, write_hub_form
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,6 +89,10 @@ def test_the_cache_is_that_which_is_allocated() -> None:
         num_layers=64, num_slots=3, num_kv_heads=8, capacity=5000, head_dim=128
     ).num_bytes(torch.bfloat16)
     assert shape.cache_bytes(5000, num_slots=3) == allocated
+
+
+def test_the_room_for_earlier_media_is_what_a_service_keeps_by_default() -> None:
+    assert EngineSettings(model="m").reuse.vision_cache_bytes == VISION_CACHE_BYTES
 
 
 def test_ranks_share_the_layers_as_the_target_reckons() -> None:

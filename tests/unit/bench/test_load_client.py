@@ -7,10 +7,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
-from bench.load_client import read_answer, run_closed_loop
+from bench.clips import Clip
+from bench.load_client import read_answer, request_body, run_closed_loop, salted
 
 DONE = b"data: [DONE]\n\n"
 
@@ -92,6 +94,17 @@ def test_all_questions_are_asked_in_turn_until_enough_answers_have_ended() -> No
     assert all(answer.token_ids == (answer.clip_index,) * 2 for answer in run.answers)
     assert all(answer.ended_s >= answer.asked_s for answer in run.answers)
     assert Handler.most_open <= 2
+
+
+def test_the_same_question_is_never_sent_with_the_same_salt(tmp_path: Path) -> None:
+    file = tmp_path / "clip.mp4"
+    file.write_bytes(b"not looked at")
+    body = request_body(
+        Clip(file, "What happens?"), speculative={}, max_tokens=8, temperature=0.0, seed=0
+    )
+    first, second = (json.loads(salted(body)) for _ in range(2))
+    assert first.pop("cache_salt") != second.pop("cache_salt")
+    assert first == second
 
 
 def test_a_servers_refusal_ends_the_run_with_its_words() -> None:
