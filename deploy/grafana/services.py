@@ -51,6 +51,27 @@ SERVICES = Dashboard(
             ),
         ),
         Panel(
+            title="How much of the prompts was there already?",
+            text="Prompt tokens whose keys and values a slot still held, and videos and images "
+            "that the vision tower did not look at again: second questions and next turns.",
+            unit="percentunit",
+            least=0,
+            most=1,
+            queries=(
+                Query(
+                    f"{rate('hippo_prefill_cached_tokens_total', by='job')} / "
+                    f"{rate('hippo_prefill_tokens_total', by='job')}",
+                    "{{job}} tokens",
+                ),
+                Query(
+                    f"{rate('hippo_vision_cache_hits_total', by='job')} / "
+                    f"({rate('hippo_vision_cache_hits_total', by='job')} + "
+                    f"{rate('hippo_vision_cache_misses_total', by='job')})",
+                    "{{job}} media",
+                ),
+            ),
+        ),
+        Panel(
             title="How many slots are taken?",
             text="A slot is one sequence's part of the cache. Without a free slot of the draft an "
             "answer starts target-only.",

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from hippo.engine.service import EngineService
 from hippo.errors import HippoError
 from hippo.models.base import StepPlan
 from hippo.types import Block, Pace, Pruning, PruningStrategy, SamplingParams, Selection, StepLimits
 from tests.support.services import (
+    Answer,
     relay,
     serving_draft,
     serving_target,
@@ -131,6 +133,65 @@ async def test_a_drafts_slots_hold_what_it_fed_across_rollbacks(strategy: Prunin
         for service in (target_service, draft_service):
             assert stats_of(service).counters.num_failed == 0
             assert stats_of(service).counters.num_prefix_hits >= 5
+
+
+def assert_slots_hold_what_they_are_said_to(service: EngineService[Any], model: ToyModel) -> int:
+    """How many rows the free slots are said to hold, all of them."""
+    assert service.host.backend is not None
+    free = service.host.backend.slots._free
+    assert len(free) == model.info.num_slots
+    for slot, held in free.items():
+        if len(held):
+            assert model.held_ids(slot)[: len(held)] == held.table[0].tolist()
+            assert len(set(held.table[-1].tolist())) == len(held), "positions are counted on"
+    return sum(map(len, free.values()))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("max_guessed", [0, 4])
+async def test_of_an_answer_the_rows_that_were_fed_and_stood_are_held(
+    max_guessed: int, seed: int
+) -> None:
+    chance = random.Random(seed)
+    target = ToyModel(num_slots=2)
+    draft = ToyModel(noise=chance.choice((0.0, 0.2, 0.5)), num_slots=2)
+    async with (
+        serving_target(target) as (target_service, target_client),
+        serving_draft(draft, max_guessed=max_guessed) as (draft_service, draft_client),
+    ):
+        pairs = ((target_service, target), (draft_service, draft))
+
+        async def settled() -> None:
+            for service, _ in pairs:
+                await until(lambda service=service: stats_of(service).num_slots_used == 0)  # type: ignore[misc]
+
+        for _ in range(8):
+            request = toy_request(
+                chance.choice(("who is it?", "what?")),
+                max_tokens=chance.randrange(1, 60),
+                end_token_ids=chance.choice(((), (1, 5, 9))),
+                sampling=chance.choice((SamplingParams(), SAMPLED)),
+                pruning=chance.choice((UNPRUNED, Pruning(PruningStrategy.UNIFORM, 0.5))),
+            )
+            policy = chance.choice(("vpsd", "adaptive", "serial", "optimistic"))
+            relaying = asyncio.create_task(relay(draft_client, target_client, request, policy))
+            if chance.random() < 0.4:
+                await asyncio.sleep(chance.random() * 0.05)
+                relaying.cancel()
+            (outcome,) = await asyncio.gather(relaying, return_exceptions=True)
+            assert isinstance(outcome, Answer | asyncio.CancelledError)
+            await settled()
+            for service, model in pairs:
+                assert stats_of(service).counters.num_failed == 0
+                assert_slots_hold_what_they_are_said_to(service, model)
+
+        whole = toy_request(pruning=UNPRUNED, end_token_ids=(), max_tokens=40)
+        answer = await relay(draft_client, target_client, whole, "vpsd")
+        await settled()
+        assert len(answer.token_ids) == 40
+        num_prompt = 16 + len("what happens?")
+        assert assert_slots_hold_what_they_are_said_to(*pairs[0]) >= num_prompt + 39
+        assert assert_slots_hold_what_they_are_said_to(*pairs[1]) > num_prompt
 
 
 async def test_a_draft_that_joins_again_in_mid_answer_reuses_the_prompt() -> None:

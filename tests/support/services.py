@@ -169,14 +169,16 @@ async def relay(
 
     async with draft_client.draft(request) as draft, target_client.verify(request) as target:
         pump = asyncio.create_task(pump_blocks(draft, target))
-        async for message in target:
-            if isinstance(message, Selection):
-                answer.selection = message
-                await draft.send(message)
-            elif isinstance(message, Verdict):
-                answer.verdicts.append(message)
-                answer.token_ids += message.token_ids
-                await act(coordinator.on_verdict(message, perf_counter_ns()), draft, target)
-        pump.cancel()
-        await asyncio.gather(pump, return_exceptions=True)
+        try:
+            async for message in target:
+                if isinstance(message, Selection):
+                    answer.selection = message
+                    await draft.send(message)
+                elif isinstance(message, Verdict):
+                    answer.verdicts.append(message)
+                    answer.token_ids += message.token_ids
+                    await act(coordinator.on_verdict(message, perf_counter_ns()), draft, target)
+        finally:
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
     return answer

@@ -97,6 +97,10 @@ class ToyModel:
     def num_layers(self) -> int:
         return _NUM_GROUPS
 
+    def held_ids(self, slot: int) -> list[int]:
+        """Token ids of all rows that were last written to the slot, those rolled back included."""
+        return [token_id for token_id, _ in self._rows[slot]]
+
     def prepare(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Prompt:
