@@ -290,8 +290,10 @@ class CachedModel(ABC):
         chunks = []
         starts = range(num_reused, end, _CHUNK_ROWS)
         mask = None
-        if len(starts) > 1:
-            mask = ChunkMask(self._cache, num_rows=_CHUNK_ROWS, last_start=starts[-1])
+        if starts[-1] > 0:
+            mask = ChunkMask(
+                self._cache, num_rows=min(_CHUNK_ROWS, num_rows), last_start=starts[-1]
+            )
         for start in starts:
             rows = slice(start - num_reused, min(start - num_reused + _CHUNK_ROWS, num_rows))
             sequence = plan_sequence(
