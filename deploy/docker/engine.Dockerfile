@@ -19,10 +19,14 @@ FROM ${BASE} AS dependencies
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python3 -m venv --without-pip /opt/hippo
 COPY constraints.txt /in/
-# An index beside PyPI, whose build of torch goes before PyPI's CUDA build; empty: PyPI's. Of torch
-# only what runs is kept, not what compiles against it or tests it.
+# An index beside PyPI, which must have torch: its build, or none, and never PyPI's CUDA build
+# instead; empty: PyPI's. Of torch only what runs is kept, not what compiles against it or tests it.
 ARG TORCH_INDEX=
-RUN python3 -m pip --python /opt/hippo install -c /in/constraints.txt torch torchvision \
+RUN if [ -n "${TORCH_INDEX}" ]; then \
+      python3 -m pip --python /opt/hippo install -c /in/constraints.txt --no-deps \
+        --index-url "${TORCH_INDEX}" torch; \
+    fi \
+ && python3 -m pip --python /opt/hippo install -c /in/constraints.txt torch torchvision \
       ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} \
  && cd /opt/hippo/lib/python3*/site-packages/torch \
  && rm -rf include share test \
