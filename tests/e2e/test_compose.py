@@ -1,6 +1,7 @@
 """The files of the stack, and what Compose makes of them.
 
-What needs docker-compose or `docker compose` is skipped, with the reason, where there is none.
+What needs `docker compose` or docker-compose is run with both, and skipped, with the reason, where
+one is not installed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from gateway.config import GatewaySettings
 from services.draft.config import DraftSettings
 from services.target.config import TargetSettings
 from tests.support.compose import (
+    COMPOSES,
     ROOT,
     STACKS,
     StrictLoader,
@@ -125,24 +127,17 @@ def _config(
 ) -> subprocess.CompletedProcess[str]:
     chosen = [argument for file in chosen_files for argument in ("-f", file)]
     return subprocess.run(
-        [*composes()[compose], "--env-file", ".env.example", *chosen, "config"],
+        [*COMPOSES[compose], "--env-file", ".env.example", *chosen, "config"],
         cwd=ROOT, env=clean_environment(**changes), capture_output=True, text=True, timeout=60,
     )  # fmt: skip
 
 
-@pytest.fixture(params=["docker compose", "docker-compose"])
+@pytest.fixture(params=COMPOSES)
 def compose(request: pytest.FixtureRequest) -> str:
     name = str(request.param)
     if name not in composes():
         pytest.skip(f"{name} is not installed")
     return name
-
-
-@pytest.fixture
-def any_compose() -> str:
-    if not composes():
-        pytest.skip("neither `docker compose` nor docker-compose is installed")
-    return next(iter(composes()))
 
 
 def _gpus(service: dict[str, Any]) -> list[str]:
@@ -169,27 +164,27 @@ def test_compose_takes_the_files_of_each_stack(compose: str, stack: str) -> None
         assert service["mem_limit"], name
 
 
-def test_the_files_read_by_default_are_those_for_two_gpus(any_compose: str) -> None:
-    assert _config(any_compose, ()).stdout == _config(any_compose, STACKS["gpus"]).stdout
+def test_the_files_read_by_default_are_those_for_two_gpus(compose: str) -> None:
+    assert _config(compose, ()).stdout == _config(compose, STACKS["gpus"]).stdout
 
 
-def test_the_cpu_stack_pins_each_model_to_cores_of_its_own(any_compose: str) -> None:
-    done = _config(any_compose, STACKS["cpu"], HIPPO_TARGET_CPUSET="2-5")
+def test_the_cpu_stack_pins_each_model_to_cores_of_its_own(compose: str) -> None:
+    done = _config(compose, STACKS["cpu"], HIPPO_TARGET_CPUSET="2-5")
     services = yaml.safe_load(done.stdout)["services"]
     pinned = {name: service["cpuset"] for name, service in services.items()}
     assert pinned.pop("target") == "2-5"
     assert set(pinned.values()) == {"0"}
 
 
-def test_the_gateway_waits_for_healthy_services(any_compose: str) -> None:
-    services = yaml.safe_load(_config(any_compose, STACKS["cpu"]).stdout)["services"]
+def test_the_gateway_waits_for_healthy_services(compose: str) -> None:
+    services = yaml.safe_load(_config(compose, STACKS["cpu"]).stdout)["services"]
     conditions = {k: v["condition"] for k, v in services["gateway"]["depends_on"].items()}
     assert conditions == {"draft": "service_healthy", "target": "service_healthy"}
 
 
-def test_a_dashboard_with_a_login_needs_a_password(any_compose: str) -> None:
+def test_a_dashboard_with_a_login_needs_a_password(compose: str) -> None:
     with_login = (*STACKS["dashboard"], "docker-compose.login.yml")
-    refused = _config(any_compose, with_login)
+    refused = _config(compose, with_login)
     assert refused.returncode != 0
     assert "name the file that holds the password" in refused.stderr
-    assert _config(any_compose, with_login, HIPPO_GRAFANA_PASSWORD_FILE="x").returncode == 0
+    assert _config(compose, with_login, HIPPO_GRAFANA_PASSWORD_FILE="x").returncode == 0

@@ -1,6 +1,7 @@
 """The stack in containers, with the bundled pair on the CPU: built, brought up, asked.
 
-Skipped, with the reason, where no Docker engine answers or the base image cannot be had. The
+All of it by Compose v2 and by docker-compose 1.29, each with its own builder. Skipped, with the
+reason, where one is not installed, no Docker engine answers or the base image cannot be had. The
 images are built on HIPPO_BASE_IMAGE (default: Docker Hub's Python); without an image of
 Prometheus or Grafana (HIPPO_PROMETHEUS_IMAGE, HIPPO_GRAFANA_IMAGE) the stack is brought up
 without it.
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
+import json
 import os
 import shutil
 import subprocess
@@ -17,6 +20,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -24,7 +28,14 @@ import pytest
 import yaml
 
 from tests.e2e.support import GREEDY, data_url, free_port, video_message
-from tests.support.compose import ROOT, STACKS, clean_environment, composes, variables
+from tests.support.compose import (
+    COMPOSES,
+    ROOT,
+    STACKS,
+    clean_environment,
+    composes,
+    variables,
+)
 
 # Where these are set, something else takes the place of what cannot be had.
 _STAND_INS = (
@@ -32,25 +43,29 @@ _STAND_INS = (
     "HIPPO_BUILD_NETWORK",
 )  # fmt: skip
 _QUESTION = "Describe the video in detail."
+# Pip, by its version.
+_NO_TORCH = "The user requested torch|No matching distribution found for torch"
+pytestmark = pytest.mark.timeout(600, func_only=True)  # builds have limits of their own
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Containers:
     """A stack in containers, with the bundled pair on the CPU."""
 
+    command: list[str]
     project: str
     files: tuple[str, ...]
     environment: dict[str, str]
     services: tuple[str, ...]
     port: int
     prometheus_port: int
+    states_after_up: dict[str, Any] = dataclasses.field(default_factory=dict)  # by service
 
     def compose(self, *arguments: str, timeout: float = 600) -> str:
-        """Runs docker-compose or `docker compose`; its output."""
-        command = next(iter(composes().values()))
+        """Runs `docker compose` or docker-compose; its output."""
         chosen = [argument for file in self.files for argument in ("-f", file)]
         done = subprocess.run(
-            [*command, "--env-file", ".env.example", "-p", self.project, *chosen, *arguments],
+            [*self.command, "--env-file", ".env.example", "-p", self.project, *chosen, *arguments],
             cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=timeout,
         )  # fmt: skip
         assert done.returncode == 0, f"{arguments}: {done.stdout[-4000:]}\n{done.stderr[-4000:]}"
@@ -59,6 +74,23 @@ class Containers:
     def python(self, service: str, program: str) -> str:
         """What a Python program prints inside a service's container."""
         return self.compose("exec", "-T", service, "python", "-c", program).strip()
+
+    def state(self, service: str) -> dict[str, Any]:
+        """What the engine says of a service's container: its start, its health, its probes."""
+        container = self.compose("ps", "-q", service).strip()
+        inspect = ["docker", "inspect", "--format", "{{json .State}}", container]
+        state: dict[str, Any] = json.loads(subprocess.check_output(inspect))
+        return state
+
+    def remains(self) -> list[str]:
+        """Containers, volumes and networks of the stack, running or not."""
+        label = ["--quiet", "--filter", f"label=com.docker.compose.project={self.project}"]
+        lists = (["ps", "--all"], ["volume", "ls"], ["network", "ls"])
+        return [
+            line
+            for command in lists
+            for line in subprocess.check_output(["docker", *command, *label], text=True).split()
+        ]
 
     def wait_for_draft(self) -> None:
         """Polls until both models serve; the test's timeout ends it."""
@@ -92,10 +124,12 @@ def _can_have(image: str) -> bool:
     return pulled.returncode == 0
 
 
-@pytest.fixture(scope="module")
-def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
-    if not composes():
-        pytest.skip("neither `docker compose` nor docker-compose is installed")
+@pytest.fixture(scope="module", params=COMPOSES)
+def containers(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Containers]:
+    if request.param not in composes():
+        pytest.skip(f"{request.param} is not installed")
     engine = subprocess.run(["docker", "info"], capture_output=True, text=True)
     if engine.returncode != 0:
         pytest.skip("no Docker engine answers")
@@ -127,6 +161,7 @@ def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]
         yaml.safe_dump({"services": dict.fromkeys(("draft", "target", "gateway"), network)})
     )
     stack = Containers(
+        command=COMPOSES[request.param],
         project=f"hippo-test-{uuid.uuid4().hex[:8]}",
         files=(*STACKS["cpu"], "docker-compose.dashboard.yml", str(override)),
         environment=environment,
@@ -138,12 +173,17 @@ def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]
         for name in ("draft", "target", "gateway"):
             stack.compose("build", name, timeout=3000)
         stack.compose("up", "-d", "--no-build", *services, timeout=900)
+        stack.states_after_up.update({name: stack.state(name) for name in services})
         yield stack
     finally:
         stack.compose("down", "--volumes", "--timeout", "20")
+    assert stack.remains() == []
 
 
-@pytest.mark.timeout(4500)
+def _moment(text: str) -> datetime.datetime:
+    return datetime.datetime.fromisoformat(text)
+
+
 def test_the_stack_answers_a_video_question_through_the_published_port(
     containers: Containers,
 ) -> None:
@@ -165,7 +205,6 @@ def test_the_stack_answers_a_video_question_through_the_published_port(
     assert {figure["draft_problem"] for figure in figures} == {None}
 
 
-@pytest.mark.timeout(600)
 def test_every_container_becomes_healthy(containers: Containers) -> None:
     ids = containers.compose("ps", "-q").split()
     assert len(ids) == len(containers.services)
@@ -175,7 +214,14 @@ def test_every_container_becomes_healthy(containers: Containers) -> None:
     assert set(found) == {"healthy"}
 
 
-@pytest.mark.timeout(600)
+def test_the_gateway_starts_when_both_models_serve(containers: Containers) -> None:
+    started = _moment(containers.states_after_up["gateway"]["StartedAt"])
+    for name in ("draft", "target"):
+        probes = containers.states_after_up[name]["Health"]["Log"]
+        healthy = [_moment(probe["End"]) for probe in probes if probe["ExitCode"] == 0]
+        assert healthy and min(healthy) <= started, name
+
+
 def test_containers_run_without_root_and_the_gateway_without_torch(containers: Containers) -> None:
     for name in ("draft", "target", "gateway"):
         assert containers.python(name, "import os; print(os.getuid())") == "10001"
@@ -187,7 +233,12 @@ def test_containers_run_without_root_and_the_gateway_without_torch(containers: C
         containers.python("target", write)
 
 
-@pytest.mark.timeout(600)
+def test_a_build_fails_rather_than_take_a_torch_of_another_index(containers: Containers) -> None:
+    nowhere = f"TORCH_INDEX=http://127.0.0.1:{free_port()}/"
+    with pytest.raises(AssertionError, match=_NO_TORCH):
+        containers.compose("build", "--build-arg", nowhere, "target")
+
+
 def test_each_model_keeps_to_its_own_core(containers: Containers) -> None:
     cores = {
         name: containers.python(name, "import os; print(sorted(os.sched_getaffinity(0)))")
@@ -197,7 +248,6 @@ def test_each_model_keeps_to_its_own_core(containers: Containers) -> None:
     assert cores == {"draft": f"[{available[0]}]", "target": f"[{available[-1]}]"}
 
 
-@pytest.mark.timeout(600)
 def test_the_token_for_gated_models_is_read_from_its_file_alone(containers: Containers) -> None:
     program = (
         "import os, huggingface_hub as hub\n"
@@ -207,7 +257,6 @@ def test_the_token_for_gated_models_is_read_from_its_file_alone(containers: Cont
         assert containers.python(name, program) == "hf_of_the_test False"
 
 
-@pytest.mark.timeout(600)
 def test_a_service_starts_offline_from_a_cache_of_the_hub(
     containers: Containers, tmp_path: Path
 ) -> None:
@@ -233,7 +282,6 @@ def test_a_service_starts_offline_from_a_cache_of_the_hub(
         subprocess.run(["docker", "rm", "--force", started], capture_output=True, check=True)
 
 
-@pytest.mark.timeout(600)
 def test_prometheus_in_the_stack_scrapes_all_three(containers: Containers) -> None:
     if "prometheus" not in containers.services:
         pytest.skip("no image of Prometheus can be had")
@@ -246,7 +294,6 @@ def test_prometheus_in_the_stack_scrapes_all_three(containers: Containers) -> No
         up = {row["metric"]["job"] for row in result["data"]["result"]} & jobs
 
 
-@pytest.mark.timeout(900)
 def test_a_lost_draft_costs_no_answer_and_comes_back(containers: Containers) -> None:
     containers.compose("kill", "draft")
     with openai.OpenAI(base_url=f"{containers.url}/v1", api_key="none", timeout=300) as client:

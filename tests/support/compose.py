@@ -13,6 +13,8 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
+# Compose v2, and 1.29.
+COMPOSES = {"docker compose": ["docker", "compose"], "docker-compose": ["docker-compose"]}
 BASE = "docker-compose.yml"
 STACKS = {
     "gpus": (BASE, "docker-compose.override.yml"),
@@ -56,16 +58,15 @@ def variables() -> dict[str, set[str]]:
 
 
 @functools.cache
-def composes() -> dict[str, list[str]]:
-    """The commands that are installed, by their names."""
-    found = {}
-    if shutil.which("docker"):
-        version = subprocess.run(["docker", "compose", "version"], capture_output=True)
-        if version.returncode == 0:
-            found["docker compose"] = ["docker", "compose"]
-    if shutil.which("docker-compose"):
-        found["docker-compose"] = ["docker-compose"]
-    return found
+def composes() -> set[str]:
+    """Those of ``COMPOSES`` that are installed."""
+    return {name for name, command in COMPOSES.items() if _answers(command)}
+
+
+def _answers(command: list[str]) -> bool:
+    if not shutil.which(command[0]):
+        return False
+    return subprocess.run([*command, "version"], capture_output=True).returncode == 0
 
 
 def clean_environment(**changes: str) -> dict[str, str]:
