@@ -1,4 +1,4 @@
-"""One timed question over REST, streamed: what a user would see."""
+"""Timed questions over REST, streamed: what a user would see."""
 
 from __future__ import annotations
 
@@ -7,37 +7,15 @@ import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from hippo.benchmark.answers import Answer, read_answer
+from hippo.benchmark.server import error_from
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One answer: the client's clock for what a user waits, the gateway's for the decoding.
-
-    The first piece of text reaches a client with a delay of its own, which would shorten the
-    decoding by as much.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    end_to_end_s: float  # request sent to last token
-    ttft_s: float  # request sent to first token
-    figures: Mapping[str, Any]  # the gateway's `hippo` object
-    num_prompt_tokens: int = 0
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the answer, the end token included."""
-        return len(self.token_ids)
-
-    @property
-    def decode_s(self) -> float:
-        """First token to last."""
-        return float(self.figures["timings_ms"]["decode"]) / 1e3
+__all__ = ["Answer", "ask", "converse", "user_turn", "video_url"]
 
 
 def video_url(path: Path) -> str:
@@ -89,7 +67,7 @@ def converse(
     has_timeline: bool = False,
     cache_salt: str | None = None,
 ) -> Answer:
-    """Streams one answer; raises RuntimeError with the server's message on an error.
+    """Streams one answer; raises HippoError with the server's message on an error.
 
     What was cached before helps only if it was asked for with the same ``cache_salt``.
     """
@@ -107,38 +85,14 @@ def converse(
         "speculative": dict(speculative),
     }
     payload = json.dumps(body).encode()
-    text: list[str] = []
-    first = last = 0.0
-    figures: Mapping[str, Any] = {}
-    usage: Mapping[str, Any] = {"prompt_tokens": 0}
-    token_ids: tuple[int, ...] = ()
+    parts: list[tuple[float, bytes]] = []
     start = time.perf_counter()
     headers = {"content-type": "application/json"}
     with client.stream(
         "POST", "/v1/chat/completions", content=payload, headers=headers
     ) as response:
         if response.status_code != 200:
-            raise RuntimeError(f"{response.status_code}: {response.read().decode()}")
-        for line in response.iter_lines():
-            if not line.startswith("data: ") or line == "data: [DONE]":
-                continue
-            now = time.perf_counter()
-            chunk = json.loads(line[6:])
-            if "error" in chunk:
-                raise RuntimeError(chunk["error"]["message"])
-            for choice in chunk["choices"]:
-                if piece := choice["delta"].get("content"):
-                    first = first or now
-                    last = now
-                    text.append(piece)
-                token_ids = tuple(choice.get("token_ids") or token_ids)
-            figures = chunk.get("hippo") or figures
-            usage = chunk.get("usage") or usage
-    return Answer(
-        text="".join(text),
-        token_ids=token_ids,
-        end_to_end_s=last - start,
-        ttft_s=first - start,
-        figures=figures,
-        num_prompt_tokens=int(usage["prompt_tokens"]),
-    )
+            raise error_from(response.status_code, response.read())
+        for data in response.iter_raw():
+            parts.append((time.perf_counter(), data))
+    return read_answer(parts, asked_s=start)

@@ -37,15 +37,19 @@ from pathlib import Path
 from typing import Any, cast
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.clips import Clip, Kind, held_out_clips
 from bench.environment import ROOT, describe_environment
-from bench.load_client import LoadRun, request_body, run_closed_loop
-from bench.load_figures import Reading, service_figures, summarise_load, typical_lines
+from bench.load_figures import Reading, service_figures, typical_lines
 from bench.load_page import publish, table
 from bench.load_stack import LoadStack, load_stack
+from bench.measure import form_for, questions_about
 from bench.systems import TARGET_ONLY
+from hippo.benchmark.figures import summarise_load
+from hippo.benchmark.load import LoadRun, run_closed_loop
+from hippo.benchmark.requests import RequestForm
+from hippo.benchmark.server import Server
+from hippo.benchmark.tables import progress_bar
 from hippo.cli.stack import BUNDLED_PAIR, StackOptions, default_cores
 
 ADAPTIVE, BOTH_CORES, REPLICAS = "adaptive", "both cores", "two replicas"
@@ -86,7 +90,7 @@ class _Bench:
 
     def __init__(self, args: argparse.Namespace, clips: Sequence[Clip], console: Console) -> None:
         self._args = args
-        self._clips = clips
+        self._questions = questions_about(clips)
         self._console = console
         self._references: dict[int, tuple[int, ...]] = {}
         target_core, draft_core = default_cores("cpu", "cpu")
@@ -146,8 +150,8 @@ class _Bench:
     def _ask_one_at_a_time(self, stack: LoadStack) -> None:
         """Reference answers, and the first request of everything."""
         for speculative in (self._speculative(ADAPTIVE), _OFF):
-            run = self._loop("one at a time", speculative, 1, [stack], len(self._clips))
-            self._references = {answer.clip_index: answer.token_ids for answer in run.answers}
+            run = self._loop("one at a time", speculative, 1, [stack], len(self._questions))
+            self._references = {index: answer.token_ids for index, answer in run.answers}
 
     def _measure(
         self, system: str, num_clients: int, stacks: Sequence[LoadStack]
@@ -165,7 +169,7 @@ class _Bench:
         )
         after = [stack.read() for stack in stacks]
         services = [service_figures(*pair) for pair in zip(before, after, strict=True)]
-        line = summarise_load(run, self._references, services[0])
+        line = {**summarise_load(run, self._references), "services": services[0]}
         if len(services) > 1:
             line["other_services"] = services[1:]
         return {"system": system, "num_clients": num_clients, **line}
@@ -186,29 +190,14 @@ class _Bench:
         num_answers: int,
         on_start: Callable[[], None] = lambda: None,
     ) -> LoadRun:
-        bodies = [
-            request_body(
-                clip,
-                speculative=speculative,
-                max_tokens=self._args.max_tokens,
-                temperature=self._args.temperature,
-                seed=number,
-            )
-            for number, clip in enumerate(self._clips)
-        ]
-        with Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=self._console,
-            transient=True,
-            refresh_per_second=2,
-        ) as progress:
+        args, servers = self._args, [Server(stack.url) for stack in stacks]
+        form = RequestForm(model="hippo", max_tokens=args.max_tokens, temperature=args.temperature)
+        form = form_for(servers[0], self._questions[0], form)
+        with progress_bar(self._console) as progress:
             task = progress.add_task(title, total=num_clients + num_answers)
             return run_closed_loop(
-                [stack.url for stack in stacks],
-                bodies,
+                servers,
+                [form.request(question, speculative) for question in self._questions],
                 num_clients=num_clients,
                 num_answers=num_answers,
                 on_start=on_start,

@@ -11,6 +11,8 @@ from rich.table import Table
 
 from bench.environment import ROOT
 from bench.publish import environment_line, replace_measured
+from hippo.benchmark.plots import draw_load
+from hippo.benchmark.tables import number
 
 _COLUMNS = (
     "system",
@@ -29,12 +31,6 @@ _COLUMNS = (
     "CPU target, draft, gateway, clients",
     "equal",
 )
-_COLOURS = {
-    "target-only": "#777777",
-    "adaptive": "#2f6f9f",
-    "both cores": "#c58a2c",
-    "two replicas": "#8a5fa8",
-}
 
 
 def table(result: dict[str, Any]) -> Table:
@@ -57,33 +53,8 @@ def publish(results: Sequence[dict[str, Any]]) -> None:
 
 
 def draw(result: dict[str, Any], goal: Path) -> None:
-    """Throughput, and the median time per token, over the number of clients."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "hippo"
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9.6, 3.6))
-    for system in dict.fromkeys(line["system"] for line in result["loads"]):
-        lines = [line for line in result["loads"] if line["system"] == system]
-        clients = [line["num_clients"] for line in lines]
-        style = {"label": system, "color": _COLOURS.get(system), "marker": "o", "markersize": 4}
-        left.plot(clients, [line["tokens_per_s"] for line in lines], **style)
-        right.plot(clients, [line["tpot_ms"]["p50"] for line in lines], **style)
-    ticks = sorted({line["num_clients"] for line in result["loads"]})
-    for axes, label in ((left, "tokens a second, all clients"), (right, "ms a token, median")):
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(ticks, [str(tick) for tick in ticks])
-        axes.minorticks_off()
-        axes.set_xlabel("clients")
-        axes.set_ylabel(label)
-        axes.set_ylim(bottom=0)
-        axes.spines[["top", "right"]].set_visible(False)
-    left.legend(fontsize=8)
-    figure.suptitle(_title(result), fontsize=10, x=0.01, ha="left")
-    figure.tight_layout()
-    figure.savefig(goal, metadata={"Date": None})
+    """Throughput, and median times per token and to the first one, over the number of clients."""
+    draw_load(result["loads"], goal, title=_title(result))
 
 
 def _title(result: dict[str, Any]) -> str:
@@ -114,10 +85,10 @@ def _cells(result: dict[str, Any]) -> Iterator[list[str]]:
             f"{line['ttft_ms']['p50']:.0f} / {line['ttft_ms']['p99']:.0f}",
             f"{line['tpot_ms']['p50']:.2f} / {line['tpot_ms']['p99']:.2f}",
             "-" if gaps is None else f"{gaps['p99']:.0f} / {gaps['max']:.0f}",
-            _number(line["acceptance_rate"], ".3f"),
+            number(line["acceptance_rate"], ".3f"),
             f"{line['tokens_per_forward']:.2f}",
-            _number(target["rows_per_forward"], ".1f"),
-            _number(target["sequences_per_forward"], ".1f"),
+            number(target["rows_per_forward"], ".1f"),
+            number(target["sequences_per_forward"], ".1f"),
             f"{target['busy']:.0%} ({target['prefill']:.0%})",
             f"{draft['busy']:.0%} ({draft['prefill']:.0%})",
             " ".join(f"{cpu[name]:.2f}" for name in ("target", "draft", "gateway", "clients")),
@@ -129,7 +100,3 @@ def _throughput(line: dict[str, Any]) -> str:
     low, high = line["tokens_per_s_range"]
     spread = f" [{low:.0f}, {high:.0f}]" if line["num_runs"] > 1 else ""
     return f"{line['tokens_per_s']:.0f}{spread}"
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)

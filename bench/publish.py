@@ -16,6 +16,8 @@ from typing import Any
 
 from bench.environment import ROOT
 from bench.systems import TARGET_ONLY
+from hippo.benchmark.plots import draw_speedups
+from hippo.benchmark.tables import interval, number
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
@@ -36,40 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     replace_measured(ROOT / "docs/results.md", body)
     picture = _fastest_short_run(results)
     replace_measured(ROOT / "README.md", _readme_lines(picture))
-    draw(picture, ROOT / "docs/speedup.svg")
-
-
-def draw(run: dict[str, Any], goal: Path) -> None:
-    """Bars of decode and end-to-end speedup, with their intervals."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "hippo"
-    from matplotlib import pyplot
-
-    rows = list(reversed([row for row in run["summary"] if row["system"] != TARGET_ONLY]))
-    figure, axes = pyplot.subplots(figsize=(8.4, 0.42 * len(rows) + 1.5))
-    for offset, key, label, colour in (
-        (0.2, "decode_speedup", "decode (first token to last)", "#2f6f9f"),
-        (-0.2, "end_to_end_speedup", "end to end (both prefills included)", "#9fc3dd"),
-    ):
-        means = [row[key]["mean"] for row in rows]
-        errors = [
-            [mean - row[key]["low"] for mean, row in zip(means, rows, strict=True)],
-            [row[key]["high"] - mean for mean, row in zip(means, rows, strict=True)],
-        ]
-        places = [index + offset for index in range(len(rows))]
-        axes.barh(places, means, 0.38, xerr=errors, label=label, color=colour, capsize=2)
-        for place, mean in zip(places, means, strict=True):
-            axes.text(0.04, place, f"{mean:.2f}×", va="center", fontsize=8, color="black")
-    axes.axvline(1.0, color="#444444", linewidth=1, linestyle="--")
-    axes.set_yticks(range(len(rows)), [row["system"] for row in rows])
-    axes.set_xlabel("times as fast as target-only decoding on the same device")
-    axes.set_title(_title(run), fontsize=10, loc="left")
-    axes.legend(fontsize=8, loc="upper right")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(goal, metadata={"Date": None})
+    draw_speedups(picture["summary"], ROOT / "docs/speedup.svg", title=_title(picture))
 
 
 def _fastest_short_run(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -146,18 +115,18 @@ def _lines(run: dict[str, Any]) -> list[str]:
     for row in run["summary"]:
         cells = [
             row["system"],
-            _interval(row["decode_speedup"]),
-            _number(row["decode_speedup"]["minimum"], ".2f"),
-            _interval(row["end_to_end_speedup"]),
+            interval(row["decode_speedup"]),
+            number(row["decode_speedup"]["minimum"], ".2f"),
+            interval(row["end_to_end_speedup"]),
             f"{row['decode_ms_per_token']:.2f}",
             f"{row['ttft_ms']:.0f}",
-            _number(row["mean_tokens_per_forward"], ".2f"),
-            _number(row["mean_run_length"], ".1f"),
-            _number(row["acceptance_rate"], ".3f"),
-            _number(row["target_wait_ms"], ".0f"),
-            _number(row["dropped_tokens"], ".0f"),
-            _number(row["transport_ms_per_round"], ".2f"),
-            f"{_number(row['target_step_ms'], '.2f')} / {_number(row['draft_step_ms'], '.2f')}",
+            number(row["mean_tokens_per_forward"], ".2f"),
+            number(row["mean_run_length"], ".1f"),
+            number(row["acceptance_rate"], ".3f"),
+            number(row["target_wait_ms"], ".0f"),
+            number(row["dropped_tokens"], ".0f"),
+            number(row["transport_ms_per_round"], ".2f"),
+            f"{number(row['target_step_ms'], '.2f')} / {number(row['draft_step_ms'], '.2f')}",
             f"{row['num_equal']}/{row['num_answers']}",
         ]
         lines.append("| " + " | ".join(cells) + " |")
@@ -185,14 +154,6 @@ def _rival_lines(run: dict[str, Any]) -> list[str]:
             f"| {1e3 * sum(seconds) / tokens:.2f} |"
         )
     return lines
-
-
-def _interval(value: dict[str, float]) -> str:
-    return f"{value['mean']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
 
 
 def _without_records(result: dict[str, Any]) -> dict[str, Any]:

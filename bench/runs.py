@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.clips import Clip
 from bench.environment import ROOT
 from bench.margins import first_differences
 from bench.measure import Record, measure
-from bench.report import summarise, table
-from bench.systems import TARGET_ONLY, System
+from bench.systems import System
+from hippo.benchmark.figures import summarise
+from hippo.benchmark.latency import num_answers
+from hippo.benchmark.tables import latency_table, progress_bar
 from hippo.cli.stack import Stack, StackOptions
 
 STACK_LOG = ROOT / "bench/out/stack.log"
@@ -51,9 +52,8 @@ def run_systems(
 ) -> tuple[list[Record], dict[str, Any]]:
     """Measures the systems with a progress bar and prints their table."""
     records: list[Record] = []
-    num_answers = len(clips) * (1 + len(systems) + (TARGET_ONLY not in {s.name for s in systems}))
-    with _progress(console) as progress:
-        task = progress.add_task(title, total=num_answers)
+    with progress_bar(console) as progress:
+        task = progress.add_task(title, total=num_answers(systems, len(clips)))
         for record in measure(
             url,
             clips,
@@ -65,7 +65,7 @@ def run_systems(
             records.append(record)
             progress.advance(task)
     rows = summarise(records)
-    console.print(table(f"{title}, {len(clips)} clips", rows))
+    console.print(latency_table(f"{title}, {len(clips)} clips", rows, is_wide=True))
     return records, {
         "temperature": temperature,
         "summary": rows,
@@ -94,17 +94,6 @@ def run_transformers(
     subprocess.run(command, cwd=ROOT, check=True)
     records: list[dict[str, Any]] = json.loads(goal.read_text(encoding="utf-8"))
     return records
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-    )
 
 
 def _ignore(_: object) -> None:

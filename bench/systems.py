@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-TARGET_ONLY = "target-only"
+from hippo.benchmark.latency import TARGET_ONLY, System
 
-
-@dataclass(frozen=True, slots=True)
-class System:
-    """A named `speculative` object of the request."""
-
-    name: str
-    speculative: Mapping[str, Any]
+__all__ = ["TARGET_ONLY", "System", "systems"]
 
 
 def systems(strategy: str, ratio: float) -> tuple[System, ...]:

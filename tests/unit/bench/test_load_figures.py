@@ -1,4 +1,4 @@
-"""Figures of a load, from answers and counters as they come."""
+"""What services did during a load, from their counters, and the lines of the table."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from bench.load_client import LoadAnswer, LoadRun
 from bench.load_figures import (
     Reading,
     parse_samples,
-    percentile,
     service_figures,
-    summarise_load,
     typical_lines,
 )
 from bench.load_page import table
+from hippo.benchmark.answers import Answer
+from hippo.benchmark.figures import summarise_load
+from hippo.benchmark.load import Ended, LoadRun
 
 FIGURES = {
     "num_draft_tokens": 8,
@@ -26,45 +26,11 @@ FIGURES = {
 }
 
 
-def answer(asked_s: float, *piece_s: float, clip_index: int = 0, num_tokens: int = 5) -> LoadAnswer:
-    return LoadAnswer(clip_index, asked_s, piece_s, tuple(range(num_tokens)), FIGURES)
-
-
-def test_a_percentile_is_one_of_the_values() -> None:
-    values = [float(number) for number in range(1, 101)]
-    assert (percentile(values, 0.5), percentile(values, 0.99), percentile([7.0], 0.5)) == (
-        50.0,
-        99.0,
-        7.0,
+def ended(asked_s: float, ended_s: float) -> Ended:
+    answer = Answer(
+        text="", asked_s=asked_s, piece_s=(ended_s,), token_ids=tuple(range(5)), figures=FIGURES
     )
-    with pytest.raises(ValueError, match="no values"):
-        percentile([], 0.5)
-
-
-def test_an_answers_times_are_from_its_request_and_between_its_pieces() -> None:
-    one = answer(10.0, 10.5, 10.7, 11.3)
-    assert one.ttft_s == pytest.approx(0.5)
-    assert one.tpot_s == pytest.approx(0.8 / 4)
-    assert one.gaps_s == pytest.approx([0.2, 0.6])
-
-
-def test_throughput_counts_the_answers_that_ended_in_the_window() -> None:
-    run = LoadRun(num_warm=2)
-    run.answers += [answer(0, 1), answer(0, 2), answer(1, 3), answer(2, 4), answer(3, 6)]
-    line = summarise_load(run, {0: tuple(range(5))}, {})
-    assert line["num_answers"] == 3
-    assert line["seconds"] == 4
-    assert line["tokens_per_s"] == pytest.approx(15 / 4)
-    assert line["answers_per_s"] == pytest.approx(3 / 4)
-    assert line["tokens_per_forward"] == 4
-    assert line["acceptance_rate"] == 0.75
-
-
-def test_an_answer_that_differs_from_its_clips_reference_is_not_equal() -> None:
-    run = LoadRun(num_warm=1)
-    run.answers += [answer(0, 1), answer(0, 2, 3), answer(0, 3, 4, clip_index=1)]
-    line = summarise_load(run, {0: tuple(range(5)), 1: (9, 9)}, {})
-    assert (line["num_equal"], line["num_answers"]) == (1, 2)
+    return Ended(0, ended_s, answer)
 
 
 def test_samples_with_labels_and_comments_are_passed_over() -> None:
@@ -98,9 +64,9 @@ def test_what_the_services_did_is_the_rise_of_their_counters() -> None:
 
 def test_the_table_has_a_line_a_load() -> None:
     run = LoadRun(num_warm=1)
-    run.answers += [answer(0, 1), answer(0, 2)]
+    run.ended += [ended(0, 1), ended(0, 2)]
     services = service_figures(reading(0, 1), reading(2, 3))
-    line = {"num_clients": 1, **summarise_load(run, {0: ()}, services)}
+    line = {"num_clients": 1, **summarise_load(run, {0: ()}), "services": services}
     lines = [{"system": system, **line} for system in ("adaptive", "target-only", "adaptive")]
     result: dict[str, Any] = {
         "kind": "short",

@@ -16,7 +16,10 @@ def measured(clip: str, system: str, ttft_s: float, late_ms: float | None = None
         "target_prefill": 450.0,
         "first_block_after_first_token": late_ms,
     }
-    return Measured(clip, system, Answer("", (1,), 1.0, ttft_s, {"timings_ms": timings}))
+    answer = Answer(
+        text="", asked_s=0.0, piece_s=(ttft_s,), token_ids=(1,), figures={"timings_ms": timings}
+    )
+    return Measured(clip, system, answer)
 
 
 def test_every_system_is_a_request_that_the_gateway_takes() -> None:

@@ -1,0 +1,181 @@
+"""From answers to figures: means with intervals, percentiles, a row a system or a load."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hippo.benchmark.answers import Answer
+from hippo.benchmark.latency import Record
+from hippo.benchmark.load import LoadRun
+from hippo.errors import HippoError
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A mean with its 95 % bootstrap interval and the range of the values."""
+
+    mean: float
+    low: float
+    high: float
+    minimum: float
+    maximum: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+    def as_dict(self) -> dict[str, float]:
+        """For JSON."""
+        return {key: round(value, 4) for key, value in asdict(self).items()}
+
+
+def spread(values: Sequence[float], *, num_resamples: int = 2000, seed: int = 0) -> Spread:
+    """Mean of the values; the interval by resampling them. Raises ValueError without values."""
+    if not values:
+        raise ValueError("no values to summarise")
+    rng = random.Random(seed)
+    means = sorted(
+        statistics.fmean(rng.choices(values, k=len(values))) for _ in range(num_resamples)
+    )
+    return Spread(
+        mean=statistics.fmean(values),
+        low=means[int(0.025 * num_resamples)],
+        high=means[int(0.975 * num_resamples) - 1],
+        minimum=min(values),
+        maximum=max(values),
+    )
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least ``share`` of them do not exceed (nearest rank).
+
+    Raises ValueError without values.
+    """
+    if not values:
+        raise ValueError("no values to take a percentile of")
+    ordered = sorted(values)
+    return ordered[max(math.ceil(share * len(ordered)), 1) - 1]
+
+
+def summarise(records: Sequence[Record]) -> list[Row]:
+    """One row a system, in the order of measurement, with spreads over questions."""
+    rows = []
+    for name in dict.fromkeys(record.system for record in records):
+        chosen = [record for record in records if record.system == name]
+
+        def mean(key: str, chosen: Sequence[Record] = chosen) -> float | None:
+            return _mean([record.figures.get(key) for record in chosen])
+
+        def timing(key: str, chosen: Sequence[Record] = chosen) -> float | None:
+            return _mean([record.figures["timings_ms"].get(key) for record in chosen])
+
+        rows.append(
+            {
+                "system": name,
+                "num_clips": len({record.clip for record in chosen}),
+                "num_answers": len(chosen),
+                "tokens_per_answer": statistics.fmean(r.answer.num_tokens for r in chosen),
+                "decode_speedup": spread([r.decode_speedup for r in chosen]).as_dict(),
+                "end_to_end_speedup": spread([r.end_to_end_speedup for r in chosen]).as_dict(),
+                "decode_ms_per_token": statistics.fmean(
+                    1e3 * r.answer.decode_s_per_token for r in chosen
+                ),
+                "ttft_ms": statistics.fmean(1e3 * r.answer.ttft_s for r in chosen),
+                "num_equal": sum(r.is_equal for r in chosen),
+                "mean_tokens_per_forward": mean("mean_tokens_per_forward"),
+                "mean_run_length": mean("mean_run_length"),
+                "acceptance_rate": mean("acceptance_rate"),
+                "target_step_ms": timing("target_step"),
+                "draft_step_ms": timing("draft_step"),
+                "target_wait_ms": timing("target_wait"),
+                "draft_wait_ms": timing("draft_wait"),
+                "dropped_tokens": mean("num_dropped_tokens"),
+                "transport_ms_per_round": timing("transport_per_round"),
+            }
+        )
+    return rows
+
+
+def summarise_alone(name: str, answers: Sequence[Answer]) -> Row:
+    """A row for a server that tells nothing but its text, all by the client's clock."""
+    return {
+        "system": name,
+        "num_answers": len(answers),
+        "tokens_per_answer": statistics.fmean(answer.num_tokens for answer in answers),
+        "ttft_ms": spread([1e3 * answer.ttft_s for answer in answers]).as_dict(),
+        "ms_per_token": spread([1e3 * answer.tpot_s for answer in answers]).as_dict(),
+        "end_to_end_ms": spread([1e3 * answer.end_to_end_s for answer in answers]).as_dict(),
+        "tokens_per_s": spread(
+            [answer.num_tokens / answer.end_to_end_s for answer in answers]
+        ).as_dict(),
+        "num_cached_tokens": _mean([answer.num_cached_tokens for answer in answers]),
+        "counted_by": sorted({answer.counted_by for answer in answers}),
+    }
+
+
+def summarise_load(run: LoadRun, references: Mapping[int, tuple[int, ...]]) -> Row:
+    """One line of the table of loads.
+
+    ``references`` are the token ids by which equality is judged, by question; empty where a server
+    does not tell any. Raises HippoError if no request was answered inside the window.
+    """
+    answers = [answer for _, answer in run.counted]
+    errors = Counter(run.errors)
+    if not answers:
+        raise HippoError(f"no request was answered: {errors.most_common(1)[0][0]}")
+    gaps = [gap for answer in answers for gap in answer.gaps_s]
+    num_drafted = _total(answers, "num_draft_tokens")
+    num_forwards = _total(answers, "num_forwards")
+    num_accepted = _total(answers, "num_accepted_tokens")
+    accepted_per_forward = share(num_accepted, num_forwards)
+    return {
+        "num_answers": len(answers),
+        "num_errors": sum(errors.values()),
+        "errors": dict(errors.most_common()),
+        "seconds": run.seconds,
+        "tokens_per_s": sum(answer.num_tokens for answer in answers) / run.seconds,
+        "answers_per_s": len(answers) / run.seconds,
+        "tokens_per_answer": statistics.fmean(answer.num_tokens for answer in answers),
+        "ttft_ms": _percentiles([answer.ttft_s for answer in answers]),
+        "tpot_ms": _percentiles([answer.tpot_s for answer in answers]),
+        "gap_ms": {**_percentiles(gaps), "max": 1e3 * max(gaps)} if gaps else None,
+        "num_equal": sum(a.token_ids == references[index] for index, a in run.counted)
+        if references
+        else None,
+        "acceptance_rate": share(num_accepted, num_drafted),
+        "tokens_per_forward": None if num_forwards is None else 1 + (accepted_per_forward or 0.0),
+        "dropped_share": share(
+            _total(answers, "num_dropped_tokens"), _total(answers, "num_drafted_tokens")
+        ),
+        "counted_by": sorted({answer.counted_by for answer in answers}),
+    }
+
+
+def share(part: float | None, whole: float | None) -> float | None:
+    """Their ratio, if there is one."""
+    return part / whole if part is not None and whole else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    numbers = [float(value) for value in values if value is not None]
+    return statistics.fmean(numbers) if numbers else None
+
+
+def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    return {
+        "p50": 1e3 * percentile(seconds, 0.5),
+        "p99": 1e3 * percentile(seconds, 0.99),
+    }
+
+
+def _total(answers: Sequence[Answer], key: str) -> float | None:
+    """Of a gateway's figure; None where there is no gateway."""
+    values = [answer.figures[key] for answer in answers if answer.figures]
+    return float(sum(values)) if values else None

@@ -1,0 +1,156 @@
+"""One question at a time: every system in turn, so that drift of the machine hits them alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hippo.benchmark.answers import Answer
+from hippo.benchmark.requests import Question, RequestForm
+from hippo.benchmark.server import Server
+
+TARGET_ONLY = "target-only"
+_WARM_UP_TOKENS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A named `speculative` object of the request."""
+
+    name: str
+    speculative: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One system's answer to one question, beside target-only's to the same."""
+
+    clip: str  # the question's name
+    system: str
+    temperature: float
+    answer: Answer
+    baseline_decode_s: float
+    baseline_end_to_end_s: float
+    baseline_ids: tuple[int, ...]
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the answer is target-only's, token for token."""
+        return self.answer.token_ids == self.baseline_ids
+
+    @property
+    def decode_speedup(self) -> float:
+        """First token to last, against target-only; 1 if there was but one token."""
+        return _ratio(self.baseline_decode_s, self.answer.decode_s)
+
+    @property
+    def end_to_end_speedup(self) -> float:
+        """Request to last token, against target-only."""
+        return _ratio(self.baseline_end_to_end_s, self.answer.end_to_end_s)
+
+    @property
+    def figures(self) -> Mapping[str, Any]:
+        """What the gateway says of the answer."""
+        return self.answer.figures
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "clip": self.clip,
+            "system": self.system,
+            "temperature": self.temperature,
+            "num_tokens": self.answer.num_tokens,
+            "ttft_s": self.answer.ttft_s,
+            "decode_s": self.answer.decode_s,
+            "end_to_end_s": self.answer.end_to_end_s,
+            "decode_speedup": self.decode_speedup,
+            "end_to_end_speedup": self.end_to_end_speedup,
+            "is_equal": self.is_equal,
+            "figures": dict(self.figures),
+        }
+
+
+def num_answers(systems: Sequence[System], num_questions: int) -> int:
+    """How many records ``measure`` yields."""
+    return num_questions * (2 + len(_others(systems)))
+
+
+def measure(
+    server: Server,
+    form: RequestForm,
+    questions: Sequence[Question],
+    systems: Sequence[System],
+    *,
+    num_repeats: int = 1,
+    on_start: Callable[[], None] = lambda: None,
+) -> Iterator[Record]:
+    """Yields records of a hippo gateway, question by question; ``on_start`` once all is warm.
+
+    Target-only runs before and after the other systems on each question; the baseline is the mean
+    of the two, and their ratio (system "target-only", twice a question) shows the drift of the
+    machine. With ``num_repeats`` each of these is the run of median decode time among that many.
+    Raises HippoError as ``Connection.ask`` does.
+    """
+    off, others = System(TARGET_ONLY, {"policy": "off"}), _others(systems)
+    connection = server.connect()
+
+    def run(system: System, question: Question) -> Answer:
+        request = form.request(question, system.speculative)
+        return _typical([connection.ask(request.body()) for _ in range(num_repeats)])
+
+    try:
+        warm_up = replace(form, max_tokens=min(_WARM_UP_TOKENS, form.max_tokens))
+        for system in (off, *others):
+            connection.ask(warm_up.request(questions[0], system.speculative).body())
+        on_start()
+        for number, question in enumerate(questions):
+            shift = number % len(others) if others else 0
+            before = run(off, question)
+            answers = [(system, run(system, question)) for system in _turned(others, shift)]
+            after = run(off, question)
+            for system, answer in [(off, before), (off, after), *answers]:
+                yield Record(
+                    clip=question.name,
+                    system=system.name,
+                    temperature=form.temperature,
+                    answer=answer,
+                    baseline_decode_s=(before.decode_s + after.decode_s) / 2,
+                    baseline_end_to_end_s=(before.end_to_end_s + after.end_to_end_s) / 2,
+                    baseline_ids=before.token_ids,
+                )
+    finally:
+        connection.close()
+
+
+def measure_alone(
+    server: Server, form: RequestForm, questions: Sequence[Question]
+) -> Iterator[tuple[Question, Answer]]:
+    """Yields the answers of any server, one after another, the first question once more ahead."""
+    connection = server.connect()
+    try:
+        connection.ask(form.request(questions[0]).body())  # warms up
+        for question in questions:
+            yield question, connection.ask(form.request(question).body())
+    finally:
+        connection.close()
+
+
+def _others(systems: Sequence[System]) -> list[System]:
+    return [system for system in systems if system.name != TARGET_ONLY]
+
+
+def _turned(systems: list[System], shift: int) -> list[System]:
+    return systems[shift:] + systems[:shift]
+
+
+def _typical(answers: Sequence[Answer]) -> Answer:
+    """The run of median decode time; but one that differs from the first, if there is one."""
+    for answer in answers:
+        if answer.token_ids != answers[0].token_ids:
+            return answer
+    return sorted(answers, key=lambda answer: answer.decode_s)[len(answers) // 2]
+
+
+def _ratio(baseline_s: float, seconds: float) -> float:
+    return baseline_s / seconds if baseline_s and seconds else 1.0

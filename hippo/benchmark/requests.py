@@ -1,0 +1,107 @@
+"""What is asked, and in which form a server takes it."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hippo.benchmark.answers import Answer
+from hippo.benchmark.server import Connection
+from hippo.errors import InvalidRequestError
+
+_PROBE_TOKENS = 8
+_SALT = "cache_salt"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Messages to be answered; the seed counts at temperatures above 0."""
+
+    name: str
+    messages: Sequence[Mapping[str, Any]]
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request's body, serialised but for the salt."""
+
+    unsalted: bytes
+    has_salt: bool
+
+    def body(self) -> bytes:
+        """The bytes to send; with a salt of its own each time, so that nothing cached helps."""
+        if not self.has_salt:
+            return self.unsalted
+        return self.unsalted[:-1] + f', "{_SALT}": "{uuid.uuid4().hex}"}}'.encode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestForm:
+    """How a server is asked: what is the same in all requests, and which fields it takes.
+
+    ``optional`` are fields that some servers refuse. A gateway of ours (``is_hippo``) is also told
+    how to speculate, and tells the answer's token ids.
+    """
+
+    model: str
+    max_tokens: int = 256
+    temperature: float = 0.0
+    optional: tuple[str, ...] = ("stream_options", "seed", _SALT)
+    budget_name: str = "max_tokens"  # newer models of OpenAI take max_completion_tokens alone
+    is_hippo: bool = False
+    has_timeline: bool = False  # every verdict and block in a gateway's figures
+
+    def request(self, question: Question, speculative: Mapping[str, Any] | None = None) -> Request:
+        """The question as a streamed chat completion; ``speculative`` for a gateway of ours."""
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": list(question.messages),
+            self.budget_name: self.max_tokens,
+            "temperature": self.temperature,
+            "stream": True,
+        }
+        if "stream_options" in self.optional:
+            body["stream_options"] = {"include_usage": True}
+        if "seed" in self.optional:
+            body["seed"] = question.seed
+        if self.is_hippo:
+            body["return_token_ids"] = True
+            body["speculative"] = dict(speculative or {})
+            if self.has_timeline:
+                body["return_timeline"] = True
+        return Request(json.dumps(body).encode(), _SALT in self.optional)
+
+
+def probe(connection: Connection, question: Question, form: RequestForm) -> RequestForm:
+    """The form in which the server takes ``question``, found out by asking for a few tokens.
+
+    Fields that it refuses are left out; an answer with a gateway's figures makes it ``is_hippo``.
+    Raises HippoError if it refuses the question itself.
+    """
+    while True:
+        short = replace(form, max_tokens=min(_PROBE_TOKENS, form.max_tokens))
+        try:
+            answer = connection.ask(short.request(question).body())
+        except InvalidRequestError as error:
+            form = _without_what_is_refused(form, error)
+            continue
+        return replace(form, is_hippo=_is_of_a_gateway(answer))
+
+
+def _without_what_is_refused(form: RequestForm, error: InvalidRequestError) -> RequestForm:
+    if "max_completion_tokens" in error.message and form.budget_name == "max_tokens":
+        return replace(form, budget_name="max_completion_tokens")
+    named = [name for name in form.optional if name in error.message]
+    if not named and _SALT in form.optional:  # the least usual of them
+        named = [_SALT]
+    if not named:
+        raise error
+    return replace(form, optional=tuple(name for name in form.optional if name not in named))
+
+
+def _is_of_a_gateway(answer: Answer) -> bool:
+    return "timings_ms" in answer.figures

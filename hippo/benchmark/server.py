@@ -1,0 +1,181 @@
+"""Any OpenAI-compatible server: its address, its models, streamed answers from it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from hippo.benchmark.answers import Answer, error_message, read_answer
+from hippo.errors import (
+    ForbiddenError,
+    HippoError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+)
+
+_READ_BYTES = 1 << 16
+_ERRORS: Mapping[int, type[HippoError]] = {
+    400: InvalidRequestError,
+    401: ForbiddenError,
+    403: ForbiddenError,
+    404: NotFoundError,
+    413: InvalidRequestError,
+    422: InvalidRequestError,
+    429: OverloadedError,
+    502: UnavailableError,
+    503: UnavailableError,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where a server listens, and how it is to be asked.
+
+    ``url`` may have a path; ``/v1`` is put behind it where it is not given. Raises
+    InvalidRequestError for what is no address.
+    """
+
+    url: str
+    api_key: str | None = field(default=None, repr=False)
+    timeout_s: float = 600.0  # of each read; a prefill may be long
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        try:
+            is_address = parts.scheme in ("http", "https") and bool(parts.hostname)
+            _ = parts.port  # raises for what is no number
+        except ValueError:
+            is_address = False
+        if not is_address or parts.username or parts.query or parts.fragment:
+            raise InvalidRequestError(
+                f"{self.url!r} is no server's address; expected one such as http://127.0.0.1:8000"
+            )
+
+    @property
+    def path(self) -> str:
+        """Of the API, such as ``/v1``."""
+        path = urlsplit(self.url).path.rstrip("/")
+        return path if path.endswith("/v1") else path + "/v1"
+
+    def connect(self) -> Connection:
+        """A connection, which opens itself when it is used."""
+        return Connection(self)
+
+    def models(self) -> list[str]:
+        """The names that it serves. Raises HippoError if it does not tell, or nobody listens."""
+        connection = self.connect()
+        try:
+            status, data = connection.get("/models")
+        finally:
+            connection.close()
+        where = f"{self.url.rstrip('/')} (asked for {self.path}/models)"
+        if status != 200:
+            error = error_from(status, data)
+            if isinstance(error, ForbiddenError):
+                raise error
+            raise NotFoundError(f"there is no OpenAI-compatible server at {where}: status {status}")
+        try:
+            return [str(model["id"]) for model in json.loads(data)["data"]]
+        except (ValueError, KeyError, TypeError):
+            raise NotFoundError(
+                f"there is no OpenAI-compatible server at {where}: its answer is no list of models"
+            ) from None
+
+
+class Connection:
+    """A connection that is kept open; not to be shared by threads."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        parts = urlsplit(server.url)
+        secure = parts.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        assert parts.hostname is not None
+        self._connection = kind(parts.hostname, parts.port, timeout=server.timeout_s)
+
+    def ask(self, body: bytes) -> Answer:
+        """Streams one answer to a request whose ``stream`` is true.
+
+        What comes is only stored with its time, and read when all is there: the client takes
+        little from a core that it may share with the server. Raises HippoError, by the status and
+        with the server's message.
+        """
+        asked_s, response = self._request("POST", "/chat/completions", body)
+        parts: list[tuple[float, bytes]] = []
+        try:
+            while data := response.read1(_READ_BYTES):
+                parts.append((time.perf_counter(), data))
+            response.close()  # read1() does not notice the end of a content of known length
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise self._lost(error) from None
+        whole = b"".join(data for _, data in parts)
+        if response.status != 200:
+            raise error_from(response.status, whole)
+        if not any(line.startswith(b"data:") for line in whole.splitlines()):
+            raise HippoError(f"the server did not stream its answer: {whole[:200]!r}")
+        return read_answer(parts, asked_s=asked_s)
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        """Status and content below the API's path. Raises UnavailableError."""
+        _, response = self._request("GET", path, None)
+        try:
+            return response.status, response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._lost(error) from None
+
+    def close(self) -> None:
+        """Closes it; it opens itself again when it is used."""
+        self._connection.close()
+
+    def _request(
+        self, method: str, path: str, body: bytes | None
+    ) -> tuple[float, http.client.HTTPResponse]:
+        """When the request was sent, and the beginning of what came."""
+        headers = {"accept": "text/event-stream, application/json"}
+        if body is not None:
+            headers["content-type"] = "application/json"
+        if self._server.api_key is not None:
+            headers["authorization"] = f"Bearer {self._server.api_key}"
+        was_open = self._connection.sock is not None
+        while True:
+            asked_s = time.perf_counter()
+            try:
+                self._connection.request(method, self._server.path + path, body, headers)
+                return asked_s, self._connection.getresponse()
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                # A server may close a connection that was idle just as it is used again.
+                if not (was_open and isinstance(error, ConnectionError)):
+                    raise self._lost(error) from None
+                was_open = False
+
+    def _lost(self, error: Exception) -> UnavailableError:
+        url = self._server.url
+        if isinstance(error, ConnectionRefusedError):
+            return UnavailableError(f"nothing listens at {url}; start a pair with `hippo up`")
+        if isinstance(error, TimeoutError):
+            return UnavailableError(f"{url} did not answer within {self._server.timeout_s:g} s")
+        return UnavailableError(f"the connection to {url} failed: {error or type(error).__name__}")
+
+
+def error_from(status: int, content: bytes) -> HippoError:
+    """The error that a status other than 200 stands for, with the server's own words."""
+    try:
+        message = error_message(json.loads(content))
+    except ValueError:
+        message = None
+    words = message or content[:200].decode("utf-8", "replace").strip() or "no reason given"
+    return _ERRORS.get(status, HippoError)(f"the server answered {status}: {words}")
+
+
+def document_of(body: Mapping[str, Any]) -> bytes:
+    """A request's body."""
+    return json.dumps(body).encode()

@@ -1,0 +1,132 @@
+"""Tables and progress bars, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+Row = Mapping[str, Any]
+
+
+def progress_bar(console: Console) -> Progress:
+    """Shows what runs, how far it is and how long it will take; gone when done.
+
+    It is drawn seldom: the client may share a core with what it measures.
+    """
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        refresh_per_second=2,
+    )
+
+
+def latency_table(title: str, rows: Sequence[Row], *, is_wide: bool = False) -> Table:
+    """Rows of ``figures.summarise``; ``is_wide`` adds what the two devices waited and lost."""
+    columns = ["system", "decode ×", "end to end ×", "ms/\ntoken", "TTFT\nms", "tokens/\nforward"]
+    columns += ["run"] if is_wide else []
+    columns += ["accept"]
+    columns += ["target\nwaits ms", "dropped", "transport\nms"] if is_wide else []
+    table = _table(title, [*columns, "equal"])
+    for row in rows:
+        waits = (
+            number(row["target_wait_ms"], ".0f"),
+            number(row["dropped_tokens"], ".0f"),
+            number(row["transport_ms_per_round"], ".2f"),
+        )
+        speedups = [interval(row[key]) for key in ("decode_speedup", "end_to_end_speedup")]
+        table.add_row(
+            row["system"],
+            *(each if is_wide else each.replace(" ", "\n", 1) for each in speedups),
+            _milliseconds(row["decode_ms_per_token"]),
+            f"{row['ttft_ms']:.0f}",
+            number(row["mean_tokens_per_forward"], ".2f"),
+            *([number(row["mean_run_length"], ".1f")] if is_wide else []),
+            number(row["acceptance_rate"], ".3f"),
+            *(waits if is_wide else ()),
+            f"{row['num_equal']}/{row['num_answers']}",
+        )
+    return table
+
+
+def alone_table(title: str, row: Row) -> Table:
+    """A row of ``figures.summarise_alone``."""
+    table = _table(title, ["", "mean", "95 % interval", "least", "most"])
+    for name, key, form in (
+        ("time to first token, ms", "ttft_ms", ".1f"),
+        ("ms a token after it", "ms_per_token", ".2f"),
+        ("end to end, ms", "end_to_end_ms", ".0f"),
+        ("tokens a second, end to end", "tokens_per_s", ".1f"),
+    ):
+        found = row[key]
+        low, high = format(found["low"], form), format(found["high"], form)
+        cells = (format(found[each], form) for each in ("mean", "minimum", "maximum"))
+        mean, least, most = cells
+        table.add_row(name, mean, f"{low} to {high}", least, most)
+    return table
+
+
+def load_table(title: str, lines: Sequence[Row]) -> Table:
+    """Lines of ``figures.summarise_load``, each with its ``system`` and ``num_clients``."""
+    columns = ["system", "clients", "tokens\n/s"]
+    columns += ["TTFT\nms\np50\np99", "ms/\ntoken\np50\np99", "gap\nms\np50\np99"]
+    has_draft = any(line["acceptance_rate"] is not None for line in lines)
+    has_equality = any(line["num_equal"] is not None for line in lines)
+    columns += ["accept"] if has_draft else []
+    columns += ["equal"] if has_equality else []
+    table = _table(title, [*columns, "errors"])
+    for line in lines:
+        table.add_row(
+            line["system"],
+            str(line["num_clients"]),
+            f"{line['tokens_per_s']:.0f}",
+            _stacked(line["ttft_ms"]),
+            _stacked(line["tpot_ms"]),
+            "-" if line["gap_ms"] is None else _stacked(line["gap_ms"]),
+            *([number(line["acceptance_rate"], ".3f")] if has_draft else []),
+            *([f"{line['num_equal']}/{line['num_answers']}"] if has_equality else []),
+            str(line["num_errors"]),
+        )
+    return table
+
+
+def interval(value: Mapping[str, float]) -> str:
+    """A ``Spread`` as ``mean [low, high]``."""
+    return f"{value['mean']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"
+
+
+def number(value: float | None, form: str) -> str:
+    """A dash for none."""
+    return "-" if value is None else format(value, form)
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in columns:
+        is_name = name in ("", "system")
+        table.add_column(name, justify="left" if is_name else "right", no_wrap=True)
+    return table
+
+
+def _stacked(values: Mapping[str, float]) -> str:
+    return f"{_milliseconds(values['p50'])}\n{_milliseconds(values['p99'])}"
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:.2f}" if value < 100 else f"{value:.0f}"

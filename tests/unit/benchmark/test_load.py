@@ -1,0 +1,93 @@
+"""The closed loop against real HTTP servers on ports of their own."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from hippo.benchmark.load import run_closed_loop
+from hippo.benchmark.requests import Question, Request, RequestForm
+from hippo.benchmark.server import Server
+from hippo.errors import UnavailableError
+from tests.support.plain_server import PlainServer, serving
+
+
+def requests(count: int) -> list[Request]:
+    form = RequestForm(model="plain")
+    return [
+        form.request(Question(str(number), [{"role": "user", "content": str(number)}]))
+        for number in range(count)
+    ]
+
+
+def test_all_questions_are_asked_in_turn_until_enough_answers_have_ended() -> None:
+    started, answered = [], []
+    with serving(PlainServer()) as one, serving(PlainServer()) as other:
+        run = run_closed_loop(
+            [Server(one.url), Server(other.url)],
+            requests(3),
+            num_clients=2,
+            num_answers=7,
+            on_start=lambda: started.append(1),
+            on_answer=lambda: answered.append(1),
+        )
+    assert len(run.answers) == len(answered) == 9
+    assert len(run.counted) == 7
+    assert len(started) == 1
+    assert {index for index, _ in run.answers} == {0, 1, 2}
+    assert all(answer.ended_s >= answer.asked_s for _, answer in run.answers)
+    assert one.bodies and other.bodies
+    assert max(one.most_open, other.most_open) == 1
+    asked = Counter(str(body["messages"][0]["content"]) for body in one.bodies + other.bodies)
+    assert set(asked) == {"0", "1", "2"}
+    assert max(asked.values()) - min(asked.values()) <= 1
+
+
+def test_as_many_requests_as_clients_are_open_at_once() -> None:
+    with serving(PlainServer(pause_s=0.02)) as plain:
+        run_closed_loop([Server(plain.url)], requests(1), num_clients=4, num_answers=8)
+    assert plain.most_open == 4
+
+
+def test_a_loop_of_some_seconds_ends_with_an_answer_after_them() -> None:
+    with serving(PlainServer(pause_s=0.005)) as plain:
+        run = run_closed_loop([Server(plain.url)], requests(1), num_clients=2, seconds=0.2)
+    assert run.seconds >= 0.2
+    assert len(run.counted) >= 1
+
+
+def test_a_servers_refusal_ends_the_run_with_its_words() -> None:
+    with (
+        serving(PlainServer(failing=range(100))) as plain,
+        pytest.raises(UnavailableError, match="503: all slots are taken"),
+    ):
+        run_closed_loop([Server(plain.url)], requests(1), num_clients=3, num_answers=3)
+
+
+def test_tolerated_errors_are_counted_beside_the_answers() -> None:
+    with serving(PlainServer(failing=(2, 4))) as plain:
+        run = run_closed_loop(
+            [Server(plain.url)],
+            requests(1),
+            num_clients=1,
+            num_answers=6,
+            tolerates_errors=True,
+        )
+    assert len(run.counted) == 4
+    assert run.errors == ["the server answered 503: all slots are taken"] * 2
+
+
+def test_a_server_that_answers_nobody_ends_the_run_though_errors_are_tolerated() -> None:
+    with (
+        serving(PlainServer(failing=range(100))) as plain,
+        pytest.raises(UnavailableError, match="all slots are taken"),
+    ):
+        run_closed_loop(
+            [Server(plain.url)], requests(1), num_clients=2, seconds=60, tolerates_errors=True
+        )
+
+
+def test_the_end_of_a_run_is_a_number_or_a_time() -> None:
+    with pytest.raises(ValueError, match="either"):
+        run_closed_loop([], [], num_clients=1)

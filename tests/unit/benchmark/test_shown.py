@@ -1,0 +1,90 @@
+"""Tables and pictures."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from hippo.benchmark.answers import Answer
+from hippo.benchmark.figures import summarise, summarise_alone, summarise_load
+from hippo.benchmark.latency import TARGET_ONLY
+from hippo.benchmark.load import LoadRun
+from hippo.benchmark.plots import check_plot, draw_answers, draw_load, draw_speedups
+from hippo.benchmark.tables import alone_table, latency_table, load_table
+from hippo.errors import InvalidRequestError
+from tests.unit.benchmark.test_figures import ended, record
+
+
+def shown(table: Table, width: int = 200) -> str:
+    out = io.StringIO()
+    Console(width=width, file=out).print(table)
+    return out.getvalue()
+
+
+def load_line(**fields: Any) -> dict[str, Any]:
+    run = LoadRun(num_warm=1)
+    run.ended += [ended(0, 1), ended(0, 2, 3), ended(0, 3, 4)]
+    return {**summarise_load(run, {0: tuple(range(5))}), **fields}
+
+
+ROWS = summarise([record(TARGET_ONLY, 2.0), record("adaptive", 0.5), record("adaptive", 1.0)])
+
+
+def test_speedups_stand_with_their_intervals_and_fit_into_80_columns() -> None:
+    text = shown(latency_table("short", ROWS), width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    assert re.search(r"adaptive .*3\.00 \[2\.00,", shown(latency_table("t", ROWS, is_wide=True)))
+    assert "transport" not in text and "transport" in shown(latency_table("t", ROWS, is_wide=True))
+
+
+def test_a_load_has_a_line_and_shows_only_what_is_known() -> None:
+    lines = [load_line(system="adaptive", num_clients=4), load_line(system="off", num_clients=4)]
+    text = shown(load_table("load", lines), width=80)
+    assert max(map(len, text.splitlines())) <= 80 and "…" not in text
+    assert "accept" in text and "2/2" in text
+    plain = load_line(system="plain", num_clients=4, acceptance_rate=None, num_equal=None)
+    text = shown(load_table("load", [plain]))
+    assert "accept" not in text and "equal" not in text
+
+
+def test_a_plain_servers_table_has_means_and_intervals() -> None:
+    answers = [Answer(text="", asked_s=0.0, piece_s=(0.5, 1.5))] * 2
+    assert re.search(
+        r"time to first token, ms .*500\.0", shown(alone_table("x", summarise_alone("x", answers)))
+    )
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_figures_are_drawn(tmp_path: Path, suffix: str) -> None:
+    check_plot(tmp_path / f"a{suffix}")
+    draw_speedups(ROWS, tmp_path / f"a{suffix}", title="speedups")
+    lines = [
+        load_line(system=system, num_clients=count)
+        for system in ("off", "adaptive")
+        for count in (1, 8)
+    ]
+    draw_load(lines, tmp_path / f"b{suffix}", title="load")
+    draw_answers({"ms": {"plain": [3.0, 1.0]}}, tmp_path / f"c{suffix}", title="answers")
+    for name in "abc":
+        data = (tmp_path / f"{name}{suffix}").read_bytes()
+        assert b"<svg" in data[:1000] if suffix == ".svg" else data.startswith(b"\x89PNG")
+
+
+def test_equal_figures_give_equal_files(tmp_path: Path) -> None:
+    for name in ("a.svg", "b.svg"):
+        draw_speedups(ROWS, tmp_path / name, title="speedups")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_a_plot_of_another_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=r"ends in \.svg or \.png"):
+        check_plot(tmp_path / "a.pdf")
+    with pytest.raises(InvalidRequestError, match="cannot be written"):
+        draw_speedups(ROWS, tmp_path / "none" / "a.svg", title="speedups")
