@@ -1,4 +1,4 @@
-"""The command line: ``hippo up``, ``hippo ask``, ``hippo demo``, ``hippo doctor``,
+"""The command line: ``hippo up``, ``hippo ask``, ``hippo bench``, ``hippo demo``, ``hippo doctor``,
 ``hippo inspect``, ``hippo simulate``, ``hippo sizes``."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from hippo.cli import ask, demo, doctor, inspect, simulate, sizes, up
+from hippo.cli import ask, bench, demo, doctor, inspect, simulate, sizes, up
 from hippo.errors import HippoError
 
 _DESCRIPTION = """\
@@ -26,6 +26,7 @@ examples:
   hippo up                                      serve the bundled pair at http://127.0.0.1:8000
   hippo ask clip.mp4 "What happens?"            ask about a file
   hippo ask clip.mp4 "What happens?" --compare  ... and measure against the target alone
+  hippo bench --concurrency 1,8                 measure a running server, of any make
   hippo doctor http://127.0.0.1:8000            what a running pair's figures say
   hippo inspect clip.mp4 --out kept.png         draw which visual tokens the draft sees
   hippo simulate --pair qwen-7b-72b             predict the speedup on GPUs not at hand
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (up, ask, demo, doctor, inspect, simulate, sizes):
+    for module in (up, ask, bench, demo, doctor, inspect, simulate, sizes):
         module.add_parser(commands)
     arguments = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, _interrupt)

@@ -1,0 +1,293 @@
+"""The options of ``hippo bench``, and the plan that they make."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hippo.benchmark.latency import TARGET_ONLY, System
+from hippo.benchmark.plots import check_plot
+from hippo.benchmark.requests import Question, RequestForm
+from hippo.benchmark.server import Server
+from hippo.cli.client import media_part
+from hippo.cli.stack import BUNDLED_PAIR
+from hippo.errors import InvalidRequestError
+from hippo.simulation.replay import parse_policies
+
+DESCRIPTION = """\
+Measures a running server over REST, as its users see it. A hippo gateway is asked the same
+questions target-only and with its draft in turn: how many times as fast, and whether the answers
+are equal, token for token. Any other OpenAI-compatible server is timed alone. With --concurrency,
+that many clients ask at once, again and again.
+"""
+EXAMPLES = """\
+examples, latency:
+  hippo bench                                         the pair that `hippo up` serves
+  hippo bench --policies adaptive,vpsd:7,serial:10 --rounds 3 --plot speedup.svg
+  hippo bench --video a.mp4 b.mp4 --prompt "What happens?" --temperature 0.8
+  hippo bench --url http://gpu:8000 --prometheus http://gpu:9090
+                                                      and what its own metrics say of it
+  hippo bench --url http://vllm:8000 --no-video --prompt "Tell me about hippos."
+
+examples, many clients:
+  hippo bench --concurrency 1,2,4,8 --out load.json --plot load.png
+  hippo bench --concurrency 16 --policies adaptive --requests 200
+  HIPPO_API_KEY=... hippo bench --url https://example.com/v1 --concurrency 1,4 --seconds 60
+
+The client takes processor time, too: run it on a core that draft and target do not use.
+"""
+KEY_VARIABLE = "HIPPO_API_KEY"
+_PROMPT = "Describe the video in detail."
+_SECONDS = 20.0
+_CLIPS = BUNDLED_PAIR.parent / "clips"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be measured; ``policies`` is None where none was named."""
+
+    server: Server
+    model: str | None
+    form: RequestForm
+    questions: tuple[Question, ...]
+    policies: tuple[System, ...] | None
+    rounds: int
+    concurrency: tuple[int, ...]
+    requests: int | None  # one of the two, of each load
+    seconds: float | None
+    prometheus: str | None
+    out: str | None
+    plot: Path | None
+    command: str
+    environment: dict[str, Any]
+
+    @property
+    def asked(self) -> list[Question]:
+        """All questions of all rounds, each with a seed of its own."""
+        return [
+            replace(question, seed=question.seed + number)
+            for number, question in enumerate(self.questions * self.rounds)
+        ]
+
+    @property
+    def num_asked(self) -> int:
+        """How many that are."""
+        return len(self.questions) * self.rounds
+
+    @property
+    def how(self) -> str:
+        """What shapes the answers, in words."""
+        return f"T={self.form.temperature:g}, up to {self.form.max_tokens} tokens"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """All of them; those without a default in their help are off."""
+    group = parser.add_argument_group("server")
+    add = group.add_argument
+    add("--url", default="http://127.0.0.1:8000", help="with or without /v1 (default: %(default)s)")
+    add("--model", help="default: the first one that it serves")
+    add("--api-key", metavar="KEY", help=f"better given in {KEY_VARIABLE}: others can see commands")
+    add("--timeout", type=float, default=600.0, metavar="S", help="of silence (default: 600)")
+    group = parser.add_argument_group("questions")
+    add = group.add_argument
+    videos = group.add_mutually_exclusive_group().add_argument
+    videos("--video", nargs="+", metavar="VIDEO", help="files or URLs (default: bundled clips)")
+    videos("--no-video", action="store_true", help="text alone, for a server that takes no video")
+    add("--prompt", action="append", help="may be given several times; each is asked of each video")
+    add("--max-tokens", type=int, default=256, help="longest answer (default: %(default)s)")
+    add("--temperature", type=float, default=0.0, help="default: 0, greedy")
+    add("--seed", type=int, default=0, help="of the first question; the next has the next")
+    add(
+        "--allow-cache",
+        action="store_true",
+        help="let the server reuse what it keeps of an earlier request; else each is asked with a "
+        "cache_salt of its own, where the server takes that",
+    )
+    add(
+        "--policies",
+        help="of a hippo gateway, such as adaptive,vpsd:7,serial:10,off (default: adaptive; with "
+        "--concurrency off,adaptive)",
+    )
+    group = parser.add_argument_group("latency, one question at a time")
+    add = group.add_argument
+    add("--rounds", type=int, help="times that all questions are asked (default: 1)")
+    add(
+        "--prometheus",
+        metavar="URL",
+        help="ask this Prometheus, too, for the last policy's speedup by the stack's own metrics",
+    )
+    group = parser.add_argument_group("load, many clients at once")
+    add = group.add_argument
+    add("--concurrency", metavar="N,N,...", help="numbers of clients, such as 1,2,4,8")
+    end = group.add_mutually_exclusive_group().add_argument
+    end("--requests", type=int, help="of each load, after one a client to warm up")
+    end("--seconds", type=float, help=f"of each load (default: {_SECONDS:g})")
+    group = parser.add_argument_group("output")
+    add = group.add_argument
+    add("--out", metavar="FILE", help="write all figures as JSON; - for standard output")
+    add("--plot", type=Path, metavar="FILE", help="draw them, as .svg or .png")
+
+
+def plan_of(arguments: argparse.Namespace) -> Plan:
+    """Raises InvalidRequestError for options out of range or without effect."""
+    concurrency = _concurrency(arguments.concurrency)
+    _check(arguments, has_load=bool(concurrency))
+    for option in ("out", "plot"):
+        path = getattr(arguments, option)
+        if path not in (None, "-") and not Path(path).parent.is_dir():
+            raise InvalidRequestError(f"--{option}: there is no folder {Path(path).parent}")
+    if arguments.plot is not None:
+        check_plot(arguments.plot)
+    seconds = arguments.seconds
+    if concurrency and arguments.requests is None and seconds is None:
+        seconds = _SECONDS
+    form = RequestForm(model="", max_tokens=arguments.max_tokens, temperature=arguments.temperature)
+    if arguments.allow_cache:
+        optional = tuple(name for name in form.optional if name != "cache_salt")
+        form = replace(form, optional=optional)
+    return Plan(
+        server=Server(
+            arguments.url,
+            api_key=arguments.api_key or os.environ.get(KEY_VARIABLE) or None,
+            timeout_s=arguments.timeout,
+        ),
+        model=arguments.model,
+        form=form,
+        questions=_questions(arguments),
+        policies=_policies(arguments.policies),
+        rounds=1 if arguments.rounds is None else arguments.rounds,
+        concurrency=concurrency,
+        requests=arguments.requests,
+        seconds=seconds,
+        prometheus=arguments.prometheus,
+        out=arguments.out,
+        plot=arguments.plot,
+        command=_command(arguments),
+        environment=_environment(),
+    )
+
+
+def _check(arguments: argparse.Namespace, *, has_load: bool) -> None:
+    for name, least in (
+        ("max_tokens", 1), ("rounds", 1), ("requests", 1), ("seed", 0), ("temperature", 0),
+    ):  # fmt: skip
+        value = getattr(arguments, name)
+        if value is not None and value < least:
+            raise InvalidRequestError(f"--{name.replace('_', '-')} must be at least {least}")
+    for name in ("seconds", "timeout"):
+        value = getattr(arguments, name)
+        if value is not None and value <= 0:
+            raise InvalidRequestError(f"--{name} must be above 0")
+    useless = ("rounds", "prometheus") if has_load else ("requests", "seconds")
+    for name in useless:
+        if getattr(arguments, name) is not None:
+            where = "has no effect with" if has_load else "needs"
+            raise InvalidRequestError(f"--{name} {where} --concurrency")
+    if arguments.no_video and not arguments.prompt:
+        raise InvalidRequestError("--no-video needs a --prompt")
+
+
+def _concurrency(text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        counts = (0,)
+    if min(counts) < 1:
+        raise InvalidRequestError(f"--concurrency {text}: expected numbers such as 1,2,4,8")
+    return counts
+
+
+def _policies(text: str | None) -> tuple[System, ...] | None:
+    if text is None:
+        return None
+    systems = []
+    for choice in parse_policies(text):
+        if choice.gamma < 1:
+            raise InvalidRequestError(
+                f"--policies {text}: a block length is a number, as in {choice.name}:7"
+            )
+        if choice.name == "off":
+            systems.append(System(TARGET_ONLY, {"policy": "off"}))
+        elif choice.name in ("serial", "vpsd"):
+            speculative = {"policy": choice.name, "gamma": choice.gamma}
+            systems.append(System(choice.title, speculative))
+        else:
+            systems.append(System(choice.name, {"policy": choice.name}))
+    if len({system.name for system in systems}) < len(systems):
+        raise InvalidRequestError(f"--policies {text}: one stands there twice")
+    return tuple(systems)
+
+
+def _questions(arguments: argparse.Namespace) -> tuple[Question, ...]:
+    """Every prompt about every video; bundled clips have questions of their own."""
+    pairs: list[tuple[str | None, str]]
+    if arguments.no_video:
+        pairs = [(None, prompt) for prompt in arguments.prompt]
+    elif arguments.video:
+        prompts = arguments.prompt or [_PROMPT]
+        pairs = [(video, prompt) for video in arguments.video for prompt in prompts]
+    else:
+        pairs = [
+            (video, prompt)
+            for video, own_prompt in _bundled_clips()
+            for prompt in arguments.prompt or [own_prompt]
+        ]
+    return tuple(_question(video, prompt, arguments.seed) for video, prompt in pairs)
+
+
+def _question(video: str | None, prompt: str, seed: int) -> Question:
+    content: list[dict[str, Any]] = [{"type": "text", "text": prompt}]
+    name = prompt
+    if video is not None:
+        content.insert(0, media_part(video))
+        name = "data:..." if video.startswith("data:") else video.rsplit("/", 1)[-1]
+    return Question(name, [{"role": "user", "content": content}], seed)
+
+
+def _bundled_clips() -> Sequence[tuple[str, str]]:
+    facts = _CLIPS / "facts.json"
+    if not facts.is_file():
+        raise InvalidRequestError(f"there are no bundled clips in {_CLIPS}; give a --video")
+    entries = json.loads(facts.read_text(encoding="utf-8"))
+    return [(str(_CLIPS / entry["file"]), entry["question"]) for entry in entries]
+
+
+def _command(arguments: argparse.Namespace) -> str:
+    """As a shell takes it, without what is as by default, and without the key."""
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    words = ["hippo", "bench"]
+    for name, default in vars(parser.parse_args([])).items():
+        value = getattr(arguments, name)
+        if name == "api_key" or value == default:
+            continue
+        option = "--" + name.replace("_", "-")
+        if value is True:
+            words.append(option)
+        elif name == "prompt":
+            words += [word for prompt in value for word in (option, prompt)]
+        else:
+            words += [option, *(map(str, value) if isinstance(value, list) else [str(value)])]
+    return shlex.join(words)
+
+
+def _environment() -> dict[str, Any]:
+    """Of the client: when, with which version, on what."""
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hippo": importlib.metadata.version("hippo-serve"),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "num_cores": os.cpu_count(),
+    }

@@ -1,0 +1,227 @@
+"""``hippo bench`` against the running pair, and against a server that knows nothing of hippo."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hippo.cli.processes import Child
+from tests.e2e.support import Running, free_port, wait_until
+from tests.support.plain_server import PlainServer, serving
+from tests.support.prometheus import BINARY, prometheus
+
+TEXT = ("--no-video", "--prompt", "Hello?")
+
+
+def bench(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hippo.cli", "bench", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        env={**os.environ, "COLUMNS": "100", **environment},
+    )
+
+
+def found(*arguments: str, **environment: str) -> dict[str, Any]:
+    done = bench(*arguments, "--out", "-", **environment)
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def test_a_gateway_is_measured_side_by_side(running: Running, clip: Path, tmp_path: Path) -> None:
+    plot, out = tmp_path / "a.svg", tmp_path / "a.json"
+    done = bench(
+        "--url", running.url, "--video", str(clip), "--prompt", "What happens?",
+        "--max-tokens", "24", "--policies", "optimistic,vpsd:3", "--rounds", "2",
+        "--plot", str(plot), "--out", str(out),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"written to {out}" in done.stdout and "end to end" in done.stdout
+    assert "<svg" in plot.read_text()
+    document = json.loads(out.read_text())
+    assert document["is_hippo"] is True and document["model"] == "hippo"
+    rows = {row["system"]: row for row in document["latency"]["summary"]}
+    assert set(rows) == {"target-only", "optimistic", "vpsd γ=3"}
+    assert (rows["target-only"]["num_answers"], rows["optimistic"]["num_answers"]) == (4, 2)
+    assert all(row["num_equal"] == row["num_answers"] for row in rows.values())
+    assert all(row["decode_speedup"]["mean"] > 0 for row in rows.values())
+    assert rows["vpsd γ=3"]["mean_tokens_per_forward"] >= 1
+    records = document["latency"]["records"]
+    assert {record["figures"]["policy"] for record in records} == {"off", "optimistic", "vpsd"}
+
+
+def test_sampled_answers_are_equal_too(running: Running, clip: Path) -> None:
+    document = found(
+        "--url", f"{running.url}/v1", "--video", str(clip), "--max-tokens", "16",
+        "--temperature", "0.8", "--seed", "11",
+    )  # fmt: skip
+    assert all(record["is_equal"] for record in document["latency"]["records"])
+
+
+def test_a_gateway_under_load_gives_the_answers_it_gives_alone(
+    running: Running, clip: Path
+) -> None:
+    document = found(
+        "--url", running.url, "--video", str(clip), "--prompt", "What?", "--prompt", "Who?",
+        "--max-tokens", "12", "--concurrency", "1,3", "--requests", "4",
+    )  # fmt: skip
+    lines = document["load"]
+    assert [(line["num_clients"], line["system"]) for line in lines] == [
+        (1, "target-only"), (1, "adaptive"), (3, "target-only"), (3, "adaptive"),
+    ]  # fmt: skip
+    for line in lines:
+        assert line["num_errors"] == 0
+        assert line["num_equal"] == line["num_answers"] == 4
+        assert line["tokens_per_s"] > 0
+        assert line["ttft_ms"]["p50"] <= line["ttft_ms"]["p99"]
+    assert running.slots_used() == 0
+
+
+def test_more_clients_than_the_queue_takes_are_errors_beside_the_answers(
+    running: Running, clip: Path
+) -> None:
+    (line,) = found(
+        "--url", running.url, "--video", str(clip), "--max-tokens", "24", "--policies", "off",
+        "--concurrency", "8", "--requests", "30",
+    )["load"]  # fmt: skip
+    assert line["num_answers"] + line["num_errors"] == 30
+    assert line["num_errors"] > 0
+    assert all("the server answered 429" in message for message in line["errors"])
+
+
+def test_any_other_server_is_timed_alone(tmp_path: Path) -> None:
+    plot = tmp_path / "a.png"
+    with serving(PlainServer(models=("small", "big"), unknown=("cache_salt",))) as plain:
+        done = bench("--url", plain.url, *TEXT, "--rounds", "3", "--plot", str(plot))
+        document = found("--url", plain.url, *TEXT, "--model", "big")
+    assert done.returncode == 0, done.stderr
+    assert "small of 2 models" in done.stdout
+    assert "time to first token, ms" in done.stdout and "speedup" not in done.stdout
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert all("speculative" not in body for body in plain.bodies)
+    assert document["is_hippo"] is False and document["fields"] == ["stream_options", "seed"]
+    (row,) = document["latency"]["summary"]
+    assert (row["system"], row["tokens_per_answer"], row["counted_by"]) == ("big", 6, ["usage"])
+
+
+def test_any_other_server_is_put_under_load() -> None:
+    with serving(PlainServer(pause_s=0.002, failing=(6,), has_usage=False)) as plain:
+        done = bench("--url", plain.url, *TEXT, "--concurrency", "1,4", "--requests", "8")
+        (line,) = found("--url", plain.url, *TEXT, "--concurrency", "2", "--seconds", "0.3")["load"]
+    assert done.returncode == 0, done.stderr
+    assert "1 x the server answered 503: all slots are taken" in done.stdout
+    assert "its pieces of text were counted" in done.stdout
+    assert (line["system"], line["num_equal"]) == ("plain", None)
+    assert line["seconds"] >= 0.3 and line["counted_by"] == ["pieces"]
+
+
+def test_a_key_is_taken_from_the_environment_and_not_written_down(tmp_path: Path) -> None:
+    out = tmp_path / "a.json"
+    with serving(PlainServer(api_key="s3cret")) as plain:
+        refused = bench("--url", plain.url, *TEXT, HIPPO_API_KEY="")
+        wrong = bench("--url", plain.url, *TEXT, "--api-key", "wr0ng")
+        done = bench("--url", plain.url, *TEXT, "--out", str(out), HIPPO_API_KEY="s3cret")
+    assert refused.returncode == wrong.returncode == 1
+    assert "401: Incorrect API key provided" in refused.stderr
+    assert "give a key in HIPPO_API_KEY" in refused.stderr
+    assert "another key" in wrong.stderr and "wr0ng" not in wrong.stderr
+    assert done.returncode == 0, done.stderr
+    assert "s3cret" not in out.read_text() + done.stdout + done.stderr
+
+
+def test_what_cannot_be_measured_is_said_plainly(running: Running, tmp_path: Path) -> None:
+    text = tmp_path / "text.mp4"
+    text.write_text("no video")
+    with serving(PlainServer()) as plain, serving(PlainServer(models=())) as empty:
+        cases = {
+            f"nothing listens at http://127.0.0.1:{(port := free_port())}": (
+                "--url", f"http://127.0.0.1:{port}", *TEXT,
+            ),
+            "no OpenAI-compatible server at": ("--url", f"{plain.url}/api", *TEXT),
+            "serves no model": ("--url", empty.url, *TEXT),
+            "it serves plain": ("--url", plain.url, *TEXT, "--model", "none"),
+            "--policies is for a hippo gateway": ("--url", plain.url, *TEXT, "--policies", "off"),
+            "the server answered 400": ("--url", running.url, "--video", str(text)),
+            "no Prometheus answers": (
+                "--url", running.url, *TEXT, "--prometheus", f"http://127.0.0.1:{free_port()}",
+            ),
+            "is no Prometheus": ("--url", running.url, *TEXT, "--prometheus", plain.url),
+        }  # fmt: skip
+        for message, arguments in cases.items():
+            done = bench(*arguments)
+            assert done.returncode == 1, message
+            assert message in " ".join(done.stderr.split()), done.stderr
+            assert "Traceback" not in done.stderr
+
+
+def test_a_stream_that_breaks_off_is_an_error() -> None:
+    with serving(PlainServer(is_cut_off=True)) as plain:
+        done = bench("--url", plain.url, *TEXT)
+    assert done.returncode == 1
+    assert "the answer broke off" in done.stderr
+
+
+def test_an_interrupt_ends_a_load_at_once() -> None:
+    with (
+        serving(PlainServer(pause_s=0.01)) as plain,
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "hippo.cli", "bench", "--url", plain.url, *TEXT),
+                *("--concurrency", "2", "--seconds", "600"),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as process,
+    ):
+        wait_until(lambda: len(plain.bodies) > 5 or process.poll() is not None)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output.decode()
+    assert b"Traceback" not in output
+
+
+@pytest.mark.skipif(BINARY is None, reason="prometheus is not installed")
+def test_the_stacks_own_speedup_stands_beside_the_measured_one(
+    running: Running, clip: Path, tmp_path: Path
+) -> None:
+    port, scraper = free_port(), free_port()
+    gateway = Child("benched", lambda name, line: None)
+    gateway.start(
+        "gateway",
+        [
+            "--port", str(port),
+            "--target", f"127.0.0.1:{running.stack.port('target')}",
+            "--draft", f"127.0.0.1:{running.stack.port('draft')}",
+            "--calibration-share", "0.5",
+        ],
+    )  # fmt: skip
+    try:
+        with prometheus(tmp_path, scraper, {"hippo-gateway": f"127.0.0.1:{port}"}) as server:
+            wait_until(lambda: server.value("sum(up)") == 1)
+            time.sleep(1)  # so that counters have been scraped before they rise
+            document = found(
+                "--url", f"http://127.0.0.1:{port}", "--video", str(clip), "--max-tokens", "32",
+                "--rounds", "4", "--policies", "optimistic",
+                "--prometheus", f"http://127.0.0.1:{scraper}",
+            )  # fmt: skip
+    finally:
+        gateway.send_signal(signal.SIGTERM)
+        assert gateway.wait(20)
+    latency = document["latency"]
+    systems = [row["system"] for row in latency["summary"]]
+    assert systems == ["target-only", "ordinary", "optimistic"]
+    reported = latency["reported"]
+    assert reported["policy"] == "optimistic"
+    assert reported["num_calibrations"] >= 1
+    assert min(reported["reported_decode"], reported["reported_target_only"]) > 0
+    assert reported["measured_decode"] > 0

@@ -1,0 +1,112 @@
+"""What the options of ``hippo bench`` come to."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from hippo.benchmark.latency import TARGET_ONLY
+from hippo.cli.bench_options import KEY_VARIABLE, Plan, add_options, plan_of
+from hippo.errors import HippoError, InvalidRequestError
+
+TEXT = ("--no-video", "--prompt", "Hello?")
+
+
+def plan(*arguments: str) -> Plan:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return plan_of(parser.parse_args(arguments))
+
+
+def test_every_prompt_is_asked_of_every_video_with_a_seed_of_its_own(tmp_path: Path) -> None:
+    video = tmp_path / "a.mp4"
+    video.write_bytes(b"frames")
+    found = plan(
+        "--video", str(video), "https://example.com/b.mp4", "--prompt", "What?", "--prompt", "Who?",
+        "--rounds", "2", "--seed", "5",
+    )  # fmt: skip
+    assert [question.name for question in found.questions] == ["a.mp4"] * 2 + ["b.mp4"] * 2
+    assert [question.seed for question in found.asked] == [5, 6, 7, 8, 9, 10, 11, 12]
+    content = found.questions[0].messages[0]["content"]
+    assert [part["type"] for part in content] == ["video_url", "text"]
+
+
+def test_the_bundled_clips_have_questions_of_their_own() -> None:
+    found = plan()
+    assert len(found.questions) >= 3
+    assert all(question.name.endswith(".mp4") for question in found.questions)
+    (same,) = {json.dumps(each.messages[0]["content"][1]) for each in plan("--prompt", "A?").asked}
+    assert "A?" in same
+
+
+def test_text_alone_needs_a_prompt() -> None:
+    assert plan(*TEXT).questions[0].messages[0]["content"] == [{"type": "text", "text": "Hello?"}]
+    with pytest.raises(InvalidRequestError, match="--no-video needs a --prompt"):
+        plan("--no-video")
+
+
+def test_policies_have_block_lengths() -> None:
+    systems = plan("--policies", "vpsd:7,off,adaptive", *TEXT).policies
+    assert systems is not None
+    assert [system.speculative for system in systems] == [
+        {"policy": "vpsd", "gamma": 7},
+        {"policy": "off"},
+        {"policy": "adaptive"},
+    ]
+    assert systems[1].name == TARGET_ONLY
+
+
+def test_a_load_lasts_some_seconds_or_requests() -> None:
+    assert (plan("--concurrency", "1,2", *TEXT).seconds or 0) > 0
+    found = plan("--concurrency", "4", "--requests", "9", *TEXT)
+    assert (found.concurrency, found.requests, found.seconds) == ((4,), 9, None)
+
+
+def test_the_key_comes_from_the_environment_and_is_never_written_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "from-environment")
+    assert plan(*TEXT).server.api_key == "from-environment"
+    found = plan(*TEXT, "--api-key", "secret", "--max-tokens", "8")
+    assert found.server.api_key == "secret"
+    assert found.command == "hippo bench --no-video --prompt 'Hello?' --max-tokens 8"
+
+
+def test_an_allowed_cache_is_one_without_salts() -> None:
+    assert "cache_salt" in plan(*TEXT).form.optional
+    assert "cache_salt" not in plan(*TEXT, "--allow-cache").form.optional
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--url", "localhost"], "no server's address"),
+        (["--video", "none.mp4"], "none.mp4 cannot be read"),
+        (["--max-tokens", "0"], "--max-tokens must be at least 1"),
+        (["--temperature", "-1"], "--temperature must be at least 0"),
+        (["--rounds", "0"], "--rounds must be at least 1"),
+        (["--timeout", "0"], "--timeout must be above 0"),
+        (["--concurrency", "1,x"], "expected numbers such as 1,2,4,8"),
+        (["--concurrency", "0"], "expected numbers such as 1,2,4,8"),
+        (["--concurrency", "1", "--seconds", "0"], "--seconds must be above 0"),
+        (["--concurrency", "1", "--requests", "0"], "--requests must be at least 1"),
+        (["--concurrency", "1", "--rounds", "2"], "--rounds has no effect with --concurrency"),
+        (["--concurrency", "1", "--prometheus", "x"], "no effect with --concurrency"),
+        (["--seconds", "5"], "--seconds needs --concurrency"),
+        (["--requests", "5"], "--requests needs --concurrency"),
+        (["--policies", "fast"], "unknown policy 'fast'"),
+        (["--policies", "vpsd:best"], "a block length is a number, as in vpsd:7"),
+        (["--policies", "off,off"], "one stands there twice"),
+        (["--plot", "a.pdf"], r"ends in \.svg or \.png"),
+        (["--plot", "none/a.svg"], "--plot: there is no folder none"),
+        (["--out", "none/a.json"], "--out: there is no folder none"),
+    ],
+)
+def test_options_without_sense_are_refused_before_anything_is_asked(
+    arguments: list[str], message: str
+) -> None:
+    with pytest.raises(HippoError, match=message):
+        plan(*arguments)
