@@ -41,9 +41,9 @@ class Answer:
         return len(self.token_ids) or self._num_reported or len(self.piece_s)
 
     @property
-    def num_prompt_tokens(self) -> int | None:
-        """Tokens of the prompt, if the server tells."""
-        return self.usage.get("prompt_tokens")
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt; 0 where the server does not tell."""
+        return int(self.usage.get("prompt_tokens") or 0)
 
     @property
     def num_cached_tokens(self) -> int | None:
@@ -132,7 +132,7 @@ class AnswerReader:
     def answer(self, asked_s: float) -> Answer:
         """What came. Raises UnavailableError for a stream that broke off."""
         if not (self._is_complete or self._finish_reason):
-            raise UnavailableError("the answer broke off before its end: it ended without an end")
+            raise UnavailableError("the answer broke off before its end")
         return Answer(
             text="".join(self._text),
             asked_s=asked_s,

@@ -43,7 +43,7 @@ def latency_table(title: str, rows: Sequence[Row], *, is_wide: bool = False) -> 
     columns += ["run"] if is_wide else []
     columns += ["accept"]
     columns += ["target\nwaits ms", "dropped", "transport\nms"] if is_wide else []
-    table = _table(title, [*columns, "equal"])
+    table = _table(title, [*columns, "equal"], may_wrap=is_wide)
     for row in rows:
         waits = (
             number(row["target_wait_ms"], ".0f"),
@@ -116,11 +116,11 @@ def number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def _table(title: str, columns: Sequence[str]) -> Table:
+def _table(title: str, columns: Sequence[str], *, may_wrap: bool = False) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in columns:
         is_name = name in ("", "system")
-        table.add_column(name, justify="left" if is_name else "right", no_wrap=True)
+        table.add_column(name, justify="left" if is_name else "right", no_wrap=not may_wrap)
     return table
 
 

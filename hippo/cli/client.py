@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from hippo.benchmark.answers import AnswerReader
 from hippo.errors import HippoError, InvalidRequestError, UnavailableError
 
 _IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -79,10 +80,7 @@ def ask(
         {**body, "stream": True, "stream_options": {"include_usage": True}}
     ).encode()
     headers = {"content-type": "application/json"}
-    pieces: list[str] = []
-    first_s = num_tokens = 0.0
-    finish_reason = ""
-    figures: Mapping[str, Any] = {}
+    reader = AnswerReader()
     start = time.perf_counter()
     try:
         with client.stream(
@@ -90,33 +88,20 @@ def ask(
         ) as response:
             if response.status_code != 200:
                 raise _error_from(response.read())
-            for line in response.iter_lines():
-                if not line.startswith("data: ") or line == "data: [DONE]":
-                    continue
-                chunk = json.loads(line[len("data: ") :])
-                if "error" in chunk:
-                    raise HippoError(chunk["error"]["message"])
-                for choice in chunk["choices"]:
-                    if piece := choice["delta"].get("content"):
-                        first_s = first_s or time.perf_counter() - start
-                        pieces.append(piece)
-                        on_text(piece)
-                    finish_reason = choice["finish_reason"] or finish_reason
-                if chunk.get("usage"):
-                    num_tokens = chunk["usage"]["completion_tokens"]
-                figures = chunk.get("hippo") or figures
+            for data in response.iter_raw():
+                for piece in reader.feed(data, time.perf_counter()):
+                    on_text(piece)
     except httpx.HTTPError as error:
         raise UnavailableError(f"the connection to {client.base_url} failed: {error}") from None
     end_to_end_s = time.perf_counter() - start
-    if not finish_reason:
-        raise UnavailableError("the answer broke off before its end")
+    streamed = reader.answer(start)
     return Answer(
-        text="".join(pieces),
-        num_tokens=int(num_tokens),
-        finish_reason=finish_reason,
+        text=streamed.text,
+        num_tokens=streamed.num_tokens,
+        finish_reason=streamed.finish_reason,
         end_to_end_s=end_to_end_s,
-        first_text_s=first_s,
-        figures=figures,
+        first_text_s=streamed.ttft_s,
+        figures=streamed.figures,
     )
 
 

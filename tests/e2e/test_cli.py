@@ -168,7 +168,7 @@ def test_the_demo_runs_from_start_to_speedup(pair: dict[str, str], clip: Path) -
     assert "Outputs are equal." in done.stdout
 
 
-@pytest.mark.parametrize("command", [[], ["up"], ["ask"], ["demo"]])
+@pytest.mark.parametrize("command", [[], ["up"], ["ask"], ["bench"], ["demo"]])
 def test_help_teaches_with_examples(command: list[str]) -> None:
     done = _hippo(*command, "--help")
     assert done.returncode == 0

@@ -50,7 +50,7 @@ def test_tokens_are_counted_by_ids_else_usage_else_pieces() -> None:
     assert [(a.counted_by, a.num_tokens) for a in (by_ids, by_usage, by_pieces)] == [
         ("ids", 3), ("usage", 5), ("pieces", 2),
     ]  # fmt: skip
-    assert (by_usage.num_prompt_tokens, by_pieces.num_prompt_tokens) == (9, None)
+    assert (by_usage.num_prompt_tokens, by_pieces.num_prompt_tokens) == (9, 0)
 
 
 def test_token_ids_may_come_with_each_chunk() -> None:

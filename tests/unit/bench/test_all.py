@@ -1,0 +1,56 @@
+"""What ``python -m bench.all`` would run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench import __main__ as latency
+from bench import all as every
+from bench import load
+from bench.environment import ROOT
+from bench.systems import systems
+
+
+@pytest.mark.parametrize("step", every.STEPS, ids=lambda step: step.name)
+@pytest.mark.parametrize("is_quick", [False, True])
+def test_each_command_is_one_that_its_module_takes(step: every.Step, is_quick: bool) -> None:
+    module, *arguments = step.command(is_quick=is_quick)
+    args = {"bench": latency, "bench.load": load}[module]._parse(arguments)
+    assert args.out == step.out(is_quick=is_quick).relative_to(ROOT)
+    if module == "bench" and args.systems:
+        assert latency._chosen(args.systems, systems("none", 0.0))
+
+
+def test_the_issues_measurements_are_among_them() -> None:
+    parsed = {step.name: step.command(is_quick=False) for step in every.STEPS}
+    short = latency._parse(parsed["short"][1:])
+    assert {"float32", "bfloat16"} <= set(short.dtypes)
+    assert (short.temperatures, short.systems, short.rivals) == ([0.0, 0.8], [], True)
+    loads = load._parse(parsed["load"][1:])
+    assert loads.clients == [1, 2, 4, 8, 16, 32]
+    assert loads.systems == list(load.SYSTEMS)
+
+
+def test_a_page_is_written_once_all_its_files_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(every, "OUT", tmp_path / "bench/out")
+    monkeypatch.setattr(every, "ROOT", tmp_path)
+    every.OUT.mkdir(parents=True)
+    loads = [step for step in every.STEPS if step.module == "bench.load"]
+    for step in loads[1:]:
+        step.out(is_quick=False).touch()
+    assert every.publications() == []
+    loads[0].out(is_quick=False).touch()
+    (command,) = every.publications()
+    assert command[:3] == ["bench.load", "--publish", "bench/out/load.json"]
+    assert len(command) == 2 + len(loads)
+
+
+def test_nothing_is_run_to_list_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert every.main(["--list", "--only", "load"]) == 0
+    assert "bench/out/load.json" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        every.main(["--only", "none"])
