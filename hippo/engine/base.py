@@ -25,6 +25,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
+from hippo.engine.cpu import compute_alone, set_threads_here
 from hippo.engine.fairness import prefill_budget_ns
 from hippo.engine.mailbox import LoopMailbox
 from hippo.engine.prompts import ReadPrompt
@@ -77,6 +78,7 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         self._on_failure = on_failure
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._mailbox = LoopMailbox(asyncio.get_running_loop())
+        self._num_threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._run, name="device")
         self._sequences: dict[SequenceT, None] = {}  # an ordered set
         self._jobs: deque[tuple[SequenceT, Iterator[None]]] = deque()
@@ -98,7 +100,7 @@ class Engine(ABC, Generic[SequenceT, StepT]):
 
         Raises ModelLoadError when the model cannot do that.
         """
-        self._warm_prompt = await asyncio.to_thread(warm_prompt, self.model)
+        self._warm_prompt = await asyncio.to_thread(self._prepare_warm_prompt)
         done: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         self._inbox.put((self._handle_warm_up, None, done))
         error = await done
@@ -107,6 +109,11 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         if error is not None:
             _log.error("the first forwards failed", exc_info=error)
             raise ModelLoadError(f"the model is loaded, but its first forwards fail: {error}")
+
+    def _prepare_warm_prompt(self) -> Prompt:
+        if self._device.type == "cpu":
+            compute_alone()
+        return warm_prompt(self.model)
 
     def submit(self, sequence: SequenceT, read: ReadPrompt, slot: int, held: CachedRows) -> None:
         """Hands a sequence over; from here on only the device thread touches it.
@@ -199,6 +206,7 @@ class Engine(ABC, Generic[SequenceT, StepT]):
     def _run(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # a thread begins on the first one
+        set_threads_here(self._num_threads)
         while not self._is_stopping:
             try:
                 delay_ns = self._turn()

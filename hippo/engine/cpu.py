@@ -25,3 +25,19 @@ def prepare_cpu(core: int | None, num_threads: int | None) -> None:
         torch.set_num_threads(1)
     elif num_threads is not None:
         torch.set_num_threads(num_threads)
+
+
+def set_threads_here(num_threads: int) -> None:
+    """How many threads torch's operations of this thread use, whatever those of others do."""
+    torch.get_num_threads()  # a thread takes the process's number when it is first asked for one
+    torch.set_num_threads(num_threads)
+
+
+def compute_alone() -> None:
+    """Has torch compute in this thread alone, as befits one beside a CPU's device thread.
+
+    Each thread that computes with several has a team of them. With more of these in a process than
+    cores, idle or not, OpenMP waits for none by spinning, and every operation of the device thread
+    begins by waking its team: two threads on two cores were half as fast as one.
+    """
+    set_threads_here(1)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Protocol
 
+from hippo.engine.cpu import compute_alone
 from hippo.errors import ContextLengthError
 from hippo.models.base import DecodedMedia, Prompt, VideoLanguageModel
 from hippo.models.content import CachedRows, cached_rows, salted
@@ -38,7 +39,11 @@ class PromptReader:
     def __init__(self, model: VideoLanguageModel, decoder: Decoder) -> None:
         self._model = model
         self._decoder = decoder
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="prepare")
+        self._threads = ThreadPoolExecutor(
+            _NUM_THREADS,
+            thread_name_prefix="prepare",
+            initializer=compute_alone if model.info.device == "cpu" else None,
+        )
 
     async def read(self, request: OpenRequest) -> ReadPrompt:
         """The request's prompt.

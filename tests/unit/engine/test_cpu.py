@@ -1,0 +1,52 @@
+"""How many threads torch uses, thread by thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from hippo.engine.cpu import compute_alone, set_threads_here
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def seen_in_a_thread(prepare: Callable[[], None], *, then: Callable[[], None]) -> int:
+    """The number in a thread that ran ``prepare``, after ``then`` ran in another one."""
+    seen: list[int] = []
+    ready, go = threading.Event(), threading.Event()
+
+    def work() -> None:
+        prepare()
+        ready.set()
+        go.wait()
+        torch.ones(1 << 16).exp_()  # the first parallel operation of this thread
+        seen.append(torch.get_num_threads())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    ready.wait()
+    other = threading.Thread(target=then)
+    other.start()
+    other.join()
+    go.set()
+    thread.join()
+    return seen[0]
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_the_device_thread_keeps_its_threads_when_another_one_computes_alone() -> None:
+    assert seen_in_a_thread(lambda: set_threads_here(2), then=compute_alone) == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_thread_that_computes_alone_stays_so() -> None:
+    assert seen_in_a_thread(compute_alone, then=lambda: set_threads_here(2)) == 1
