@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 
 _TYPICAL_ROWS = 8  # what oneDNN lays weights out for; other numbers of rows work as well
 
-_EXACT_ROWS = 16
+_EXACT_ROWS = 33  # 32 draft tokens behind a settled one
 
 
 def padded_rows(num_rows: int) -> int:
@@ -23,7 +23,7 @@ def padded_rows(num_rows: int) -> int:
 
     oneDNN prepares code for each number of rows when it is met for the first time: for all the
     products of a forward that took as long as the forward itself. Batches of several sequences
-    rarely have the same number twice, so beyond 16 rows only multiples of 8 are used (of 16 from
+    rarely have the same number twice, so beyond 33 rows only multiples of 8 are used (of 16 from
     64 on, of 64 from 256 on).
     """
     if num_rows <= _EXACT_ROWS:
