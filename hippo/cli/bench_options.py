@@ -30,7 +30,7 @@ are equal, token for token. Any other OpenAI-compatible server is timed alone. W
 that many clients ask at once, again and again.
 """
 EXAMPLES = """\
-examples, latency:
+examples:
   hippo bench                                         the pair that `hippo up` serves
   hippo bench --policies adaptive,vpsd:7,serial:10 --rounds 3 --plot speedup.svg
   hippo bench --video a.mp4 b.mp4 --prompt "What happens?" --temperature 0.8
