@@ -236,7 +236,7 @@ def test_containers_run_without_root_and_the_gateway_without_torch(containers: C
 def test_a_build_fails_rather_than_take_a_torch_of_another_index(containers: Containers) -> None:
     nowhere = f"TORCH_INDEX=http://127.0.0.1:{free_port()}/"
     with pytest.raises(AssertionError, match=_NO_TORCH):
-        containers.compose("build", "--build-arg", nowhere, "target")
+        containers.compose("build", "--force-rm", "--build-arg", nowhere, "target")
 
 
 def test_each_model_keeps_to_its_own_core(containers: Containers) -> None:
