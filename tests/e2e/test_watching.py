@@ -85,8 +85,12 @@ def test_the_first_question_is_run_target_only_and_then_their_share(watched: Wat
 def test_every_panel_and_every_rule_has_real_samples_under_traffic(watched: Watched) -> None:
     with watched.traffic():
         for expr in _panel_expressions() + _rule_expressions():
-            while not watched.prometheus.is_real(expr):
+            for _ in range(200):
+                if watched.prometheus.is_real(expr):
+                    break
                 time.sleep(0.05)
+            else:
+                pytest.fail(f"no real sample within 10 s: {expr}")
     assert watched.prometheus.firing().isdisjoint({"HippoTargetDown", "HippoDraftDown"})
 
 

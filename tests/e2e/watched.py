@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -61,7 +62,8 @@ class Watched:
 
     @contextmanager
     def traffic(self, **speculative: Any) -> Iterator[None]:
-        """Questions one after another, of a few kinds or as said."""
+        """Questions one after another, of a few kinds or as said; every second is about a video that
+        was not seen before, so that something is left to compute."""
         kinds: list[dict[str, Any]] = [speculative] if speculative else [
             {"pruning": {"strategy": "uniform", "ratio": 0.5}},
             {"policy": "vpsd", "gamma": 4},
@@ -76,6 +78,7 @@ class Watched:
                     while not leave.is_set():
                         for kind in kinds:
                             self.ask(client, speculative=kind)
+                            self.ask(client, speculative=kind, cache_salt=uuid.uuid4().hex)
                         client.post(CHAT, json={"model": "unknown", "messages": []})
             except Exception as error:
                 errors.append(error)
