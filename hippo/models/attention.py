@@ -107,10 +107,12 @@ def plan_sequence(
     if num_rows > 1 and not is_causal and not is_grouped and chunk_mask is not None:
         mask = chunk_mask.of(start, num_rows)
     elif num_rows > 1 and not is_causal:
-        mask = torch.full((num_rows, end), -torch.inf, dtype=cache.dtype, device=cache.device)
+        width = -(-end // _MASK_ALIGNMENT) * _MASK_ALIGNMENT
+        mask = torch.full((num_rows, width), -torch.inf, dtype=cache.dtype, device=cache.device)
         mask.triu_(start + 1)
         if is_grouped:
             mask = mask.repeat_interleave(groups, 0)
+        mask = mask[:, :end]
     keys, values = cache.seen(slot, end)
     return SequenceStep(
         first_row=first_row,

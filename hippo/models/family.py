@@ -136,6 +136,8 @@ class CachedModel(ABC):
         with torch.inference_mode():
             hidden, rotary = self._prompt_rows(prompt, visual, kept, num_reused)
             chunks = self._chunks(slot, num_reused, hidden.shape[0])
+            room = self._cache.shape.capacity - num_reused - hidden.shape[0]
+            self._cover_positions(prompt.next_position + room)  # here, not in a step
         num_tapped = 0 if tap is None else tap.num_layers
         assert tap is None or 0 < num_tapped <= self.num_layers, (num_tapped, self.num_layers)
         queries: dict[int, list[torch.Tensor]] = {}
@@ -309,10 +311,12 @@ class CachedModel(ABC):
         return chunks
 
     def _completion_rotary(self, position: int, num_rows: int) -> torch.Tensor:
-        end = position + num_rows
+        return self._rotary_table[position : position + num_rows]
+
+    def _cover_positions(self, end: int) -> None:
+        """Sees to it that the table has the rotary factors of all positions below ``end``."""
         if end > self._rotary_table.shape[0]:
-            self._rotary_table = self._text_rotary(2 * end)
-        return self._rotary_table[position:end]
+            self._rotary_table = self._text_rotary(end)
 
     def _text_rotary(self, length: int) -> torch.Tensor:
         """Rotary factors of text positions ``0:length``, which are the same on every axis."""

@@ -1,0 +1,120 @@
+"""What tensors operations write, and how much memory tensors hold at once: counted, not timed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class TensorTrace(TorchDispatchMode):
+    """Counts within a ``with`` block, on any device, ``meta`` included.
+
+    ``written`` has the bytes that each operator wrote: its new tensors, and those that it changes
+    in place. A view writes nothing. ``peak_bytes`` is the most that tensors made inside the block
+    held at once. Memory that a kernel takes for itself is not seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.written: Counter[str] = Counter()
+        self.peak_bytes = 0
+        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    @property
+    def num_bytes_written(self) -> int:
+        """By all operators."""
+        return sum(self.written.values())
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Runs the operator and counts."""
+        given = dict(kwargs or {})
+        known = {_key(tensor) for tensor in _tensors((args, given))}
+        result = func(*args, **given)
+        num_written = 0
+        for argument, value in _arguments(func, args, given):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                num_written += sum(_num_bytes(tensor) for tensor in _tensors(value))
+        for tensor in _tensors(result):
+            key = _key(tensor)
+            if key is not None and key not in known:
+                known.add(key)
+                num_written += _num_bytes(tensor)
+                self._add(key, tensor.untyped_storage())
+        if num_written:
+            self.written[str(func)] += num_written
+        return result
+
+    def _add(self, key: int, storage: torch.UntypedStorage) -> None:
+        self._live = {
+            other: (reference, size)
+            for other, (reference, size) in self._live.items()
+            if not reference.expired()  # type: ignore[no-untyped-call]
+        }
+        reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        self._live[key] = (reference, storage.nbytes())
+        self.peak_bytes = max(self.peak_bytes, sum(size for _, size in self._live.values()))
+
+
+def resident_bytes(name: str = "VmRSS", *, process_id: int | None = None) -> int:
+    """A line of a process's status in bytes (Linux): VmRSS now, VmHWM at most so far."""
+    path = f"/proc/{'self' if process_id is None else process_id}/status"
+    with open(path, encoding="ascii") as file:
+        for line in file:
+            if line.startswith(name + ":"):
+                return int(line.split()[1]) * 1024
+    raise OSError(f"{path} has no {name}")
+
+
+def peak_bytes(action: Callable[[], object], device: torch.device) -> int:
+    """The most that an action's tensors held at once beside what there was before: by CUDA's
+    allocator there, counted elsewhere."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        action()
+        torch.cuda.synchronize(device)
+        return int(torch.cuda.max_memory_allocated(device)) - int(before)
+    trace = TensorTrace()
+    with trace:
+        action()
+    return trace.peak_bytes
+
+
+def _arguments(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[Any, Any]]:
+    """What the operator declares of each argument, and what was given for it."""
+    for place, argument in enumerate(func._schema.arguments):
+        if place < len(args):
+            yield argument, args[place]
+        elif argument.name in kwargs:
+            yield argument, kwargs[argument.name]
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+
+
+def _num_bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _key(tensor: torch.Tensor) -> int | None:
+    """Which storage it is of; None for one without (a weight that oneDNN has packed)."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return None
