@@ -1,9 +1,9 @@
 """How much memory a model takes on a device, worked out from its configuration alone.
 
 Standard library only: asked before anything is installed or downloaded. The weights are counted
-as transformers would build the model, the cache as hippo.models.cache allocates it, and the room
-to work, the vision cache and the shares of a tensor-parallel target as the target reckons before
-it loads.
+as transformers would build the model, the cache as hippo.models.cache allocates it, the room to
+work as the layers and the vision tower need it for the longest prompt, and the vision cache and
+the shares of a tensor-parallel target as the target reckons before it loads.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hippo.errors import InvalidRequestError
+from hippo.public_models import PUBLIC_CONFIGS
 
 GIB = 2**30
 
@@ -33,68 +34,18 @@ VISION_CACHE_BYTES = 256_000_000
 """What a service may keep of earlier media on its (first) device; the default of
 ``--vision-cache-mb``."""
 
-_QWEN_VISION: Mapping[str, Any] = MappingProxyType(
-    {
-        "depth": 32,
-        "hidden_size": 1280,
-        "intermediate_size": 3420,
-        "patch_size": 14,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-    }
-)
-_SIGLIP_VISION: Mapping[str, Any] = MappingProxyType(
-    {
-        "hidden_size": 1152,
-        "image_size": 384,
-        "intermediate_size": 4304,
-        "num_hidden_layers": 26,
-        "patch_size": 14,
-    }
-)
+USED_SHARE = 0.9
+"""Of a device's free memory, what is planned with: allocators fragment, libraries want buffers."""
 
+MOST_AUTO_SLOTS = 32
+"""Sequences at once that a service takes when it is not told how many."""
 
-def _public(
-    family: str, width: int, layers: int, heads: tuple[int, int], mlp: int, ids: int, **more: Any
-) -> Mapping[str, Any]:
-    text = {
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads[0],
-        "num_key_value_heads": heads[1],
-        "intermediate_size": mlp,
-        "vocab_size": ids,
-        "tie_word_embeddings": more.get("is_tied", False),
-    }
-    vision = _QWEN_VISION if family == "qwen2_5_vl" else _SIGLIP_VISION
-    vision = {**vision, **more.get("vision", {})}
-    return MappingProxyType({"model_type": family, "text_config": text, "vision_config": vision})
+CHUNK_ROWS = 2048
+"""Prompt rows that pass the layers at a time."""
 
-
-PUBLIC_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "Qwen/Qwen2.5-VL-3B-Instruct": _public(
-            "qwen2_5_vl", 2048, 36, (16, 2), 11008, 151936, is_tied=True
-        ),
-        "Qwen/Qwen2.5-VL-7B-Instruct": _public("qwen2_5_vl", 3584, 28, (28, 4), 18944, 152064),
-        "Qwen/Qwen2.5-VL-32B-Instruct": _public(
-            "qwen2_5_vl", 5120, 64, (40, 8), 27648, 152064, vision={"intermediate_size": 3456}
-        ),
-        "Qwen/Qwen2.5-VL-72B-Instruct": _public(
-            "qwen2_5_vl", 8192, 80, (64, 8), 29568, 152064, vision={"intermediate_size": 3456}
-        ),
-        "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": _public(
-            "llava_onevision", 896, 24, (14, 2), 4864, 152000, is_tied=True
-        ),
-        "llava-hf/llava-onevision-qwen2-7b-ov-hf": _public(
-            "llava_onevision", 3584, 28, (28, 4), 18944, 152128
-        ),
-        "llava-hf/llava-onevision-qwen2-72b-ov-hf": _public(
-            "llava_onevision", 8192, 80, (64, 8), 29568, 152128
-        ),
-    }
-)
-"""What sizes depend on, of the config.json at https://huggingface.co/NAME."""
+VISION_PATCHES, VISION_FRAMES = 16_384, 16
+"""What the vision tower takes at a time of a video: Qwen2.5-VL's patches, LLaVA-OneVision's
+frames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +57,15 @@ class ModelShape:
     num_parameters: int
     num_shared_parameters: int  # of them those that tensor-parallel ranks divide among them
     num_layers: int
+    hidden_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     mlp_width: int
+    vision_width: int
+    vision_mlp_width: int
+    patch_values: int  # of a patch's pixels
+    patches_per_token: float
     tokens_per_side: int  # LLaVA-OneVision: of a frame's pooled grid; Qwen2.5-VL: 0
     token_pixels: int  # side of the square that one token covers; LLaVA-OneVision: 0
     token_frames: int  # frames that one token covers
@@ -118,6 +74,41 @@ class ModelShape:
         """Keys and values of ``num_slots`` sequences of ``num_tokens``."""
         per_token = 2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_each
         return per_token * num_tokens * num_slots
+
+    def work_bytes(self, num_tokens: int, *, bytes_each: int = 2, cache_each: int = 2) -> int:
+        """The most that activations hold while a prompt of ``num_tokens``, nearly all of them of
+        a video, is read: the vision tower's for a stretch of it, or the layers' for a chunk.
+
+        Counted from what the modules hold at once, and held against what they do (by a test).
+        One image of more patches than a stretch has takes more.
+        ``bytes_each`` is of the weights' dtype, ``cache_each`` of the cache's.
+        """
+        features = num_tokens * self.hidden_size * bytes_each
+        at_once = VISION_PATCHES
+        if self.tokens_per_side:
+            at_once = math.ceil(VISION_FRAMES * self.tokens_per_side**2 * self.patches_per_token)
+        num_patches = min(math.ceil(num_tokens * self.patches_per_token), at_once)
+        vision = num_patches * self._patch_bytes(bytes_each)
+        chunk = min(num_tokens, CHUNK_ROWS)
+        queries = self.num_heads * self.head_dim
+        keys_values = 2 * self.num_kv_heads * self.head_dim
+        attention = (queries + keys_values) * (bytes_each + 4 + cache_each) + (
+            2 * queries * cache_each + 3 * self.hidden_size * bytes_each
+        )
+        mlp = (3 * self.mlp_width + 5 * self.hidden_size) * bytes_each
+        mask = chunk * num_tokens * cache_each if num_tokens > chunk else 0
+        rotary = 7 * num_tokens * self.head_dim
+        prefill = features + rotary + mask + chunk * max(attention, mlp)
+        return math.ceil(features + max(vision, prefill))
+
+    def _patch_bytes(self, bytes_each: int) -> int:
+        """What a patch takes in the vision tower, its pixels included."""
+        width, mlp = self.vision_width, self.vision_mlp_width
+        if self.tokens_per_side:  # SigLIP
+            layer = bytes_each * (4 * width + 2 * mlp)
+        else:  # queries and keys are rotated in float32
+            layer = max(width * (5 * bytes_each + 25), bytes_each * (2 * width + 3 * mlp)) + 700
+        return layer + self.patch_values * bytes_each
 
     def num_visual_tokens(self, num_frames: int, frame_size: tuple[int, int] | None) -> int:
         """Tokens of a video; ``frame_size`` is width and height as the model sees a frame.
@@ -147,19 +138,17 @@ class Memory:
     """Bytes on each of a model's devices."""
 
     weights: int
+    work: int  # activations while the longest prompt is read
     cache: int
 
     @property
-    def room(self) -> int:
-        """For activations and buffers: a tenth of the weights, as the services reckon."""
-        return self.weights // 10
-
-    @property
     def total(self) -> int:
-        return self.weights + self.room + self.cache + VISION_CACHE_BYTES
+        return self.weights + self.work + self.cache + VISION_CACHE_BYTES
 
     def fits(self, device_bytes: int) -> bool:
-        return self.total + RESERVED_BYTES <= device_bytes
+        """Whether it all fits as ``--slots auto`` reckons, which leaves a share free."""
+        left = device_bytes - RESERVED_BYTES - self.weights
+        return self.total - self.weights <= USED_SHARE * left
 
 
 def memory(
@@ -174,7 +163,8 @@ def memory(
     shared = shape.num_shared_parameters
     per_device = shape.num_parameters - shared + shared / num_devices
     cache = shape.cache_bytes(num_tokens, num_slots=num_slots, bytes_each=bytes_each)
-    return Memory(math.ceil(per_device * bytes_each), math.ceil(cache / num_devices))
+    work = shape.work_bytes(num_tokens, bytes_each=bytes_each, cache_each=bytes_each)
+    return Memory(math.ceil(per_device * bytes_each), work, math.ceil(cache / num_devices))
 
 
 def most_slots(
@@ -182,8 +172,23 @@ def most_slots(
 ) -> int:
     """Sequences at once that fit beside bfloat16 weights; 0 when not even one does."""
     one = memory(shape, num_tokens=num_tokens, num_slots=1, num_devices=num_devices)
-    left = device_bytes - RESERVED_BYTES - (one.total - one.cache)
-    return max(0, left // one.cache)
+    free = device_bytes - RESERVED_BYTES - one.weights
+    return slots_that_fit(
+        free, slot_bytes=one.cache, work_bytes=one.work, reserved_bytes=VISION_CACHE_BYTES
+    )
+
+
+def slots_that_fit(
+    free_bytes: int,
+    *,
+    slot_bytes: int,
+    work_bytes: int,
+    reserved_bytes: int = 0,
+    used_share: float = USED_SHARE,
+) -> int:
+    """Slots for which there is memory when ``free_bytes`` are left beside the weights."""
+    left = used_share * free_bytes - work_bytes - reserved_bytes
+    return max(0, int(left // slot_bytes))
 
 
 def find_shape(name: str) -> ModelShape:
@@ -237,19 +242,26 @@ def _shape(
     embeddings = text["vocab_size"] * width * (1 if is_tied else 2)
     is_qwen = family == "qwen2_5_vl"
     tower = _qwen_tower(vision, width) if is_qwen else _siglip_tower(vision, width)
-    side = 0 if is_qwen else math.ceil(vision["image_size"] // vision["patch_size"] / 2)
+    patch = vision["patch_size"]
+    num_sides = 0 if is_qwen else vision["image_size"] // patch
+    side = math.ceil(num_sides / 2)
     return ModelShape(
         name=name,
         family=family,
         num_parameters=embeddings + num_layers * per_layer + width + tower,
         num_shared_parameters=num_layers * products,
         num_layers=num_layers,
+        hidden_size=width,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         mlp_width=mlp,
+        vision_width=vision["hidden_size"],
+        vision_mlp_width=vision["intermediate_size"],
+        patch_values=3 * patch**2 * (vision["temporal_patch_size"] if is_qwen else 1),
+        patches_per_token=vision["spatial_merge_size"] ** 2 if is_qwen else (num_sides / side) ** 2,
         tokens_per_side=side,
-        token_pixels=vision["patch_size"] * vision["spatial_merge_size"] if is_qwen else 0,
+        token_pixels=patch * vision["spatial_merge_size"] if is_qwen else 0,
         token_frames=vision["temporal_patch_size"] if is_qwen else 1,
     )
 

@@ -18,6 +18,7 @@ from hippo.sizes import (
     DEVICE_BYTES,
     GIB,
     RESERVED_BYTES,
+    USED_SHARE,
     VISION_CACHE_BYTES,
     Memory,
     ModelShape,
@@ -195,6 +196,7 @@ def _cells(row: _Row) -> list[str]:
         f"{whole.weights / GIB:.1f}",
         f"{row.shape.cache_bytes(1) / 1024:.0f}",
         f"{row.num_tokens:,}",
+        f"{whole.work / GIB:.1f}",
         f"{whole.total / GIB:.1f}",
         *map(_show, row.fits.values()),
     ]
@@ -202,7 +204,7 @@ def _cells(row: _Row) -> list[str]:
 
 def _headings(plan: _Plan) -> list[str]:
     return [
-        "role", "model", "weights, GiB", "cache a token, KiB", "context, tokens",
+        "role", "model", "weights, GiB", "cache a token, KiB", "context, tokens", "work, GiB",
         f"in all for {plan.num_slots} slots, GiB",
         *(f"{size} GB devices" for size in plan.devices),
     ]  # fmt: skip
@@ -213,7 +215,7 @@ def _note(plan: _Plan) -> str:
     return (
         f"bfloat16; {plan.num_frames} frames (Qwen2.5-VL: of {size}), {plan.num_other_tokens} "
         f"tokens of question and answer, {plan.num_slots} sequences at once; "
-        "a tenth of the weights for activations, "
+        f"activations of the longest prompt, {1 - USED_SHARE:.0%} of what the weights leave free, "
         f"{VISION_CACHE_BYTES // 1_000_000} MB for features of earlier media, "
         f"{RESERVED_BYTES // GIB} GiB of each device for the driver; "
         "N x: tensor parallel over N devices, the fewest that take it"
@@ -259,6 +261,7 @@ def _print_json(rows: Sequence[_Row], plan: _Plan) -> None:
                 "num_parameters": row.shape.num_parameters,
                 "max_context_length": row.num_tokens,
                 "weight_bytes": row.whole.weights,
+                "work_bytes": row.whole.work,
                 "cache_bytes": row.whole.cache,
                 "total_bytes": row.whole.total,
                 "devices": {size: dataclasses.asdict(fit) for size, fit in row.fits.items()},

@@ -162,11 +162,12 @@ class _LocalSource:
             settings.model,
             device=settings.device,
             dtype=settings.dtype,
-            num_slots=settings.slots,
+            num_slots=settings.num_slots,
             max_context_length=settings.max_context_length,
             served_name=settings.served_name,
             progress=progress,
             reserved_bytes=settings.reuse.vision_cache_bytes,
+            budget_bytes=settings.memory_bytes,
         )
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hippo.config import SettingsError, setting
 from hippo.rpc.options import TlsFiles
+from hippo.sizes import GIB, MOST_AUTO_SLOTS, USED_SHARE
 from hippo.video.limits import DecodeLimits
 
 _MIB = 1024 * 1024
@@ -37,7 +38,16 @@ class EngineSettings:
     )
     cpu_core: int | None = setting(None, help="pin the process to this core, with one thread")
     num_threads: int | None = setting(None, help="threads of one CPU operation")
-    slots: int = setting(4, help="sequences at once")
+    slots: str = setting(
+        "auto",
+        help="sequences at once; auto: as many as the device's memory takes beside the weights, "
+        f"at most {MOST_AUTO_SLOTS}",
+    )
+    memory_gib: float | None = setting(
+        None,
+        help="most memory of the device, in GiB, that the service may plan with; without it "
+        f"{USED_SHARE:.0%} of what the weights leave free on a GPU, half of it on a CPU",
+    )
     max_context_length: int = setting(4096, help="prompt and completion together, in tokens")
     vision_cache_mb: int = setting(
         256, help="megabytes on the device for what the vision tower gave for earlier media; 0: off"
@@ -66,7 +76,11 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         """Refuses values that cannot work, before anything is loaded."""
-        for name in ("slots", "max_context_length", "max_message_mib"):
+        if self.slots != "auto" and not (self.slots.isdecimal() and int(self.slots)):
+            raise SettingsError(f"--slots is {self.slots}; it must be auto or at least 1")
+        if self.memory_gib is not None and not self.memory_gib > 0:
+            raise SettingsError(f"--memory-gib is {self.memory_gib:g}; it must be above 0")
+        for name in ("max_context_length", "max_message_mib"):
             if getattr(self, name) < 1:
                 flag = "--" + name.replace("_", "-")
                 raise SettingsError(f"{flag} is {getattr(self, name)}; it must be at least 1")
@@ -93,6 +107,16 @@ class EngineSettings:
     def tls(self) -> TlsFiles | None:
         """None: without TLS."""
         return TlsFiles(self.tls_cert, self.tls_key, self.tls_ca) if self.tls_cert else None
+
+    @property
+    def num_slots(self) -> int | None:
+        """None: as many as fit."""
+        return None if self.slots == "auto" else int(self.slots)
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The budget; None: without one."""
+        return None if self.memory_gib is None else int(self.memory_gib * GIB)
 
     @property
     def max_message_bytes(self) -> int:

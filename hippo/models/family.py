@@ -24,11 +24,11 @@ from hippo.models.content import cached_places
 from hippo.models.linear import make_linear, padded_rows
 from hippo.models.pretrained import Pretrained
 from hippo.pruning.scores import attention_scores
+from hippo.sizes import CHUNK_ROWS as _CHUNK_ROWS
 from hippo.types import ChatMessage, FramePlan, ModelInfo
 
 _LEAST_LAYER_GROUPS = 8  # of a prefill, which can be left between two of their chunks
 _GROUP_ROWS = 256  # prompt rows for which that many groups are short enough
-_CHUNK_ROWS = 2048  # prompt rows that one group takes at a time
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,8 @@ from hippo.models.family import CachedModel
 from hippo.models.llava_prompt import PromptBuilder, split_frames
 from hippo.models.pretrained import Pretrained, load_pretrained
 from hippo.models.vision import replace_products
+from hippo.sizes import VISION_FRAMES
 from hippo.types import ChatMessage, FramePlan
-
-_FRAMES_AT_ONCE = 16  # what the vision tower takes at a time, which bounds its memory
 
 
 class LlavaOnevision(CachedModel):
@@ -52,7 +51,7 @@ class LlavaOnevision(CachedModel):
 
     def _embed_frames(self, frames: torch.Tensor) -> torch.Tensor:
         features = []
-        for part in torch.split(frames, _FRAMES_AT_ONCE):
+        for part in torch.split(frames, VISION_FRAMES):
             embedded = self.model.model.get_video_features(
                 self._on_device(part)[None], return_dict=True
             )

@@ -44,26 +44,28 @@ def load_model(
     *,
     device: str = "cpu",
     dtype: str = "auto",
-    num_slots: int = 1,
+    num_slots: int | None = 1,
     max_context_length: int = 4096,
     served_name: str | None = None,
     progress: Progress | None = None,
     is_fused: bool = True,
     shards: Shards | None = None,
     reserved_bytes: int = 0,
+    budget_bytes: int | None = None,
 ) -> VideoLanguageModel:
     """Loads a checkpoint from a folder or the Hugging Face hub, ready to serve.
 
     ``dtype`` is float32, bfloat16, float16 (on a CPU: weights in float16, arithmetic in float32)
     or auto (the checkpoint's own). ``is_fused`` False runs transformers' modules as they are.
-    ``shards``: load one rank's part, on its device (hippo.parallel). ``reserved_bytes`` of the
-    device are for something else (the vision cache). Raises ModelLoadError when the checkpoint is
-    missing, gated, unreachable, damaged, of an unsupported architecture or too large for the
+    ``num_slots`` None: as many as fit. ``shards``: load one rank's part, on its device
+    (hippo.parallel). ``reserved_bytes`` of the device are for something else (the vision cache);
+    ``budget_bytes`` bound what the process takes of it. Raises ModelLoadError when the checkpoint
+    is missing, gated, unreachable, damaged, of an unsupported architecture or too large for the
     device.
     """
     report = progress or (lambda _stage, _share: None)
     target = parse_device(device)
-    if num_slots < 1 or max_context_length < 2:
+    if (num_slots is not None and num_slots < 1) or max_context_length < 2:
         raise ModelLoadError(
             f"--slots {num_slots} and --max-context-length {max_context_length}: there must be at "
             "least 1 slot of 2 tokens"
@@ -89,6 +91,7 @@ def load_model(
         is_fused=is_fused,
         shards=shards,
         reserved_bytes=reserved_bytes,
+        budget_bytes=budget_bytes,
     )
     report("loading", 1.0)
     return model

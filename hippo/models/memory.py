@@ -1,49 +1,142 @@
-"""What a model will take in memory, compared with what its device has, before it is loaded."""
+"""What a model takes in memory, compared with what its device has: before loading, to refuse what
+cannot be, and after it, to see how many sequences fit beside the weights."""
 
 from __future__ import annotations
 
+import gc
+import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 
 from hippo.errors import ModelLoadError
+from hippo.sizes import GIB, MOST_AUTO_SLOTS, USED_SHARE, slots_that_fit
+
+_log = logging.getLogger(__name__)
+
+_CPU_SHARE = 0.5  # of free memory that is not the service's alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """What a service wants of a device's memory.
+
+    ``num_slots`` None: as many as fit. ``budget_bytes`` bounds all that the process takes of the
+    device (None: what is free, less a share). ``reserved_bytes`` are for the vision cache.
+    """
+
+    max_context_length: int
+    num_slots: int | None = None
+    reserved_bytes: int = 0
+    budget_bytes: int | None = None
 
 
 def check_fits(
     name: str,
+    plan: MemoryPlan,
     *,
     weight_bytes: int,
-    cache_bytes: int,
+    slot_bytes: int,
+    work_bytes: int,
     device: torch.device,
     dtype: torch.dtype,
-    num_slots: int,
-    max_context_length: int,
-    reserved_bytes: int = 0,
 ) -> None:
-    """Raises ModelLoadError when weights and cache exceed the device's free memory.
-
-    A tenth is added to the weights for activations and buffers, and ``reserved_bytes`` for what
-    the vision cache may hold.
-    """
-    needed = weight_bytes + weight_bytes // 10 + cache_bytes + reserved_bytes
-    available = available_bytes(device)
+    """Raises ModelLoadError when weights, activations, vision cache and the slots (one, if their
+    number is left open) exceed the device's free memory or the budget."""
+    num_slots = plan.num_slots or 1
+    cache_bytes = num_slots * slot_bytes
+    needed = weight_bytes + work_bytes + cache_bytes + plan.reserved_bytes
+    available = _left_bytes(device, plan.budget_bytes)
     if needed <= available:
         return
-    if needed - reserved_bytes <= available:
+    is_budget = available < available_bytes(device)
+    if needed - plan.reserved_bytes <= available:
         advice = "lower --vision-cache-mb"
     elif cache_bytes > weight_bytes:
         advice = "lower --slots or --max-context-length"
     elif dtype == torch.float32:
         advice = "use --dtype bfloat16, a smaller model or another --device"
-    else:
+    elif num_slots > 1:
         advice = "use a smaller model or another --device, or lower --slots"
+    else:
+        advice = "use a smaller model or another --device"
+    slots = f"{num_slots} {'slot' if num_slots == 1 else 'slots'}"
     raise ModelLoadError(
         f"{name} does not fit: it needs about {_gib(needed)} ({_gib(weight_bytes)} of weights in "
-        f"{str(dtype).removeprefix('torch.')}, {_gib(cache_bytes)} of cache for {num_slots} slots "
-        f"of {max_context_length} tokens, {_gib(reserved_bytes)} for earlier media, and room to "
-        f"work), and {device} has {_gib(available)} "
-        f"free: {advice}"
+        f"{str(dtype).removeprefix('torch.')}, {_gib(cache_bytes)} of cache for {slots} "
+        f"of {plan.max_context_length} tokens, {_gib(plan.reserved_bytes)} for earlier media, "
+        f"{_gib(work_bytes)} to work), and "
+        + (f"--memory-gib leaves {_gib(available)}" if is_budget else "")
+        + ("" if is_budget else f"{device} has {_gib(available)} free")
+        + f": {advice}"
     )
+
+
+def fitting_slots(
+    plan: MemoryPlan,
+    *,
+    slot_bytes: int,
+    work_bytes: int,
+    device: torch.device,
+    num_processes: int = 1,
+) -> int:
+    """Slots that fit beside what is loaded by now; ``num_processes`` share the device alike."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what loading left behind counts as taken
+    share = USED_SHARE if device.type == "cuda" else _CPU_SHARE
+    return slots_that_fit(
+        _left_bytes(device, plan.budget_bytes) // num_processes,
+        slot_bytes=slot_bytes,
+        work_bytes=work_bytes,
+        reserved_bytes=plan.reserved_bytes,
+        used_share=share if plan.budget_bytes is None else 1.0,
+    )
+
+
+def choose_slots(
+    name: str, plan: MemoryPlan, num_fitting: int, *, slot_bytes: int, device: torch.device
+) -> int:
+    """The plan's number, or as many as fit up to MOST_AUTO_SLOTS, which is logged.
+
+    Raises ModelLoadError when not even one fits.
+    """
+    if plan.num_slots is not None:
+        return plan.num_slots
+    slot = f"a sequence of {plan.max_context_length} tokens takes {_gib(slot_bytes)}"
+    if num_fitting < 1:
+        raise ModelLoadError(
+            f"{name}: no slot fits beside the weights: {slot}, and {device} has "
+            f"{_gib(_left_bytes(device, plan.budget_bytes))} left, room to work included: lower "
+            "--max-context-length or --vision-cache-mb, or raise --memory-gib if it is set"
+        )
+    num_slots = min(num_fitting, MOST_AUTO_SLOTS)
+    _log.info(
+        "memory of %s: %s, and %d fit beside the weights%s",
+        device,
+        slot,
+        num_fitting,
+        "" if num_slots == num_fitting else f"; {num_slots} slots are used (--slots for more)",
+    )
+    return num_slots
+
+
+def _left_bytes(device: torch.device, budget_bytes: int | None) -> int:
+    """What this process may still take."""
+    available = available_bytes(device)
+    if budget_bytes is None:
+        return available
+    return max(0, min(available, budget_bytes - taken_bytes(device)))
+
+
+def taken_bytes(device: torch.device) -> int:
+    """What this process has of the device; of a CUDA device by torch's account."""
+    if device.type == "cuda":
+        return int(torch.cuda.memory_reserved(device))
+    import psutil  # type: ignore[import-untyped]
+
+    return int(psutil.Process().memory_info().rss)
 
 
 def available_bytes(device: torch.device) -> int:
@@ -51,7 +144,7 @@ def available_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
-    import psutil  # type: ignore[import-untyped]
+    import psutil
 
     available = int(psutil.virtual_memory().available)
     limit, used = cgroup_value("memory.max"), cgroup_value("memory.current")
@@ -81,4 +174,4 @@ def cgroup_value(name: str) -> int | None:
 
 
 def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB"
+    return f"{num_bytes / GIB:.2f} GiB"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +18,9 @@ from hippo.models.checkpoint import Checkpoint, Progress
 from hippo.models.decoder import DecoderStack, TransformersStack
 from hippo.models.fused import FusedStack
 from hippo.models.linear import MakeLinear, make_half_linear, make_linear
-from hippo.models.memory import check_fits, device_uuids
+from hippo.models.memory import MemoryPlan, check_fits, choose_slots, device_uuids, fitting_slots
 from hippo.models.vocabulary import end_token_ids, num_token_ids, tokenizer_hash
+from hippo.sizes import shape_of
 from hippo.types import ModelInfo
 
 if TYPE_CHECKING:
@@ -44,19 +45,20 @@ def load_pretrained(
     *,
     device: torch.device,
     dtype: torch.dtype,
-    num_slots: int,
+    num_slots: int | None,
     max_context_length: int,
     served_name: str,
     progress: Progress,
     is_fused: bool = True,
     shards: Shards | None = None,
     reserved_bytes: int = 0,
+    budget_bytes: int | None = None,
 ) -> Pretrained:
     """Loads a checkpoint as ``transformers.<architecture>``, whose text model is Qwen2-style.
 
     ``is_fused`` False runs transformers' modules as they are: slower, and the reference that the
     fused ones are tested against. ``shards``: this process is one of several ranks, and holds its
-    part of the layers and the cache. ``reserved_bytes`` of the device are to stay free. Raises
+    part of the layers and the cache. See load_model for what is said of memory. Raises
     ModelLoadError.
     """
     ensure_torchvision()
@@ -78,31 +80,40 @@ def load_pretrained(
     # On a CPU float16 is how weights are kept; activations, cache and arithmetic are float32.
     is_half = is_fused and dtype == torch.float16 and device.type == "cpu"
     working_dtype = torch.float32 if is_half else dtype
-    num_ranks, weight_share, cache_share = 1, 1.0, 1.0
+    num_ranks, num_processes, weight_share = 1, 1, 1.0
     loading_options: dict[str, Any] = {}
     if shards is not None:
         shards.check(checkpoint.name, text)
         num_ranks = shards.group.size
-        weight_share, cache_share = shards.memory_share(text, checkpoint.num_parameters)
+        num_processes = shards.group.devices.count(device)
+        weight_share, _ = shards.memory_share(text, checkpoint.num_parameters)
         loading_options = shards.loading_options()
+    plan = MemoryPlan(
+        max_context_length=max_context_length,
+        num_slots=num_slots,
+        reserved_bytes=reserved_bytes,
+        budget_bytes=budget_bytes,
+    )
     shape = CacheShape(
         num_layers=text.num_hidden_layers,
-        num_slots=num_slots,
+        num_slots=1,
         num_kv_heads=text.num_key_value_heads // num_ranks,
         capacity=max_context_length,
         head_dim=text.hidden_size // text.num_attention_heads,
     )
+    dtypes = working_dtype, cache_dtype(working_dtype, device)
+    slot_bytes = shape.num_bytes(dtypes[1])
+    work_bytes = shape_of(checkpoint.name, config.to_dict()).work_bytes(
+        max_context_length, bytes_each=dtypes[0].itemsize, cache_each=dtypes[1].itemsize
+    )
     check_fits(
         checkpoint.name,
+        plan,
         weight_bytes=int(weight_share * checkpoint.num_parameters * working_dtype.itemsize),
-        cache_bytes=int(
-            cache_share * num_ranks * shape.num_bytes(cache_dtype(working_dtype, device))
-        ),
+        slot_bytes=num_processes * slot_bytes,
+        work_bytes=num_processes * work_bytes,
         device=device,
         dtype=dtype,
-        num_slots=num_slots,
-        max_context_length=max_context_length,
-        reserved_bytes=reserved_bytes,
     )
     progress("loading", 0.1)
     try:
@@ -138,6 +149,19 @@ def load_pretrained(
             shards.free_head(model)
     else:
         stack = TransformersStack(text_model, model.lm_head, num_ids)
+    num_fitting = fitting_slots(
+        plan,
+        slot_bytes=slot_bytes,
+        work_bytes=work_bytes,
+        device=device,
+        num_processes=num_processes,
+    )
+    if shards is not None:
+        num_fitting = shards.least(num_fitting)
+    num_slots = choose_slots(
+        checkpoint.name, plan, num_fitting, slot_bytes=slot_bytes, device=device
+    )
+    shape = replace(shape, num_slots=num_slots)
     info = ModelInfo(
         name=served_name,
         family=checkpoint.model_type,

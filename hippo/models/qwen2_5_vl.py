@@ -13,6 +13,7 @@ from hippo.models.family import CachedModel
 from hippo.models.pretrained import Pretrained, load_pretrained
 from hippo.models.qwen_prompt import IMAGE_EXTRAS, VIDEO_EXTRAS, PromptBuilder, split_patches
 from hippo.models.vision import speed_up_vision
+from hippo.sizes import VISION_PATCHES
 from hippo.types import ChatMessage, FramePlan
 
 
@@ -44,10 +45,16 @@ class Qwen2_5_VL(CachedModel):
             embed = self.model.model.get_image_features
             index -= num_videos
         patches = split_patches(pixels, grids)[index]
-        patches = patches.to(device=self.embedding.device, dtype=self.embedding.dtype)
-        (features,) = embed(patches, grids[index : index + 1], return_dict=True).pooler_output
-        assert isinstance(features, torch.Tensor)
-        return features
+        grid = grids[index]  # frames (of two each), rows and columns of patches
+        per_frame = int(grid[1] * grid[2])
+        features = []
+        # Nothing in the tower crosses frames, its full attention neither.
+        for part in torch.split(patches, per_frame * max(1, VISION_PATCHES // per_frame)):
+            part_grid = torch.stack((grid.new_tensor(part.shape[0] // per_frame), *grid[1:]))
+            part = part.to(device=self.embedding.device, dtype=self.embedding.dtype)
+            (embedded,) = embed(part, part_grid[None], return_dict=True).pooler_output
+            features.append(embedded)
+        return torch.cat(features)
 
     def visual_places(self, prompt: Prompt) -> torch.Tensor:
         """The prunable tokens, followed by the images' tokens, if any."""

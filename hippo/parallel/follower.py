@@ -32,9 +32,10 @@ class FollowerSettings:
     num_threads: int | None
     model: str
     dtype: str
-    num_slots: int
+    num_slots: int | None
     max_context_length: int
     is_fused: bool
+    budget_bytes: int | None
     log_level: str
 
     def to_json(self) -> str:
@@ -111,6 +112,7 @@ def _run(settings: FollowerSettings, commands: Connection, reports: _Reports) ->
         progress=_log_progress,
         is_fused=settings.is_fused,
         shards=Shards(group),
+        budget_bytes=settings.budget_bytes,
     )
     reports.send("ready")
     follow(model, group, commands.recv)

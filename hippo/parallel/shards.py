@@ -70,6 +70,11 @@ class Shards:
         ranks_here = self.group.devices.count(self.group.device)
         return ranks_here * (1 - split + split / size), ranks_here / size
 
+    def least(self, number: int) -> int:
+        """The least of all ranks' numbers; every rank gets it."""
+        own = torch.tensor([[number]], device=self.group.device)
+        return int(self.group.concatenate(own).min())
+
     def loading_options(self) -> dict[str, Any]:
         """Arguments of from_pretrained; raises ModelLoadError for a transformers without them."""
         try:

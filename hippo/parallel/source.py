@@ -37,11 +37,12 @@ class ParallelOptions:
     cpu_cores: tuple[int, ...] = ()  # one a rank, or none
     num_threads: int | None = None  # of a rank, if it is not pinned to a core
     dtype: str = "auto"
-    num_slots: int = 1
+    num_slots: int | None = 1  # None: as many as fit on every device
     max_context_length: int = 4096
     served_name: str | None = None
     is_fused: bool = True
     reserved_bytes: int = 0  # of the first device, where the vision tower runs
+    budget_bytes: int | None = None  # of each device; None: what is free
     log_level: str = "info"  # of what followers report
 
 
@@ -90,6 +91,7 @@ class ParallelSource:
                 is_fused=options.is_fused,
                 shards=Shards(group),
                 reserved_bytes=options.reserved_bytes,
+                budget_bytes=options.budget_bytes,
             )
             followers.wait_ready()
         except HippoError:
@@ -141,6 +143,7 @@ class ParallelSource:
                     num_slots=options.num_slots,
                     max_context_length=options.max_context_length,
                     is_fused=options.is_fused,
+                    budget_bytes=options.budget_bytes,
                     log_level=options.log_level,
                 )
                 for rank in range(1, len(devices))

@@ -53,9 +53,10 @@ def _parallel_source(settings: TargetSettings) -> ModelSource:
             cpu_cores=settings.rank_cores,
             num_threads=settings.num_threads,
             dtype=settings.dtype,
-            num_slots=settings.slots,
+            num_slots=settings.num_slots,
             max_context_length=settings.max_context_length,
             reserved_bytes=settings.reuse.vision_cache_bytes,
+            budget_bytes=settings.memory_bytes,
             served_name=settings.served_name,
             log_level=settings.log_level,
         )

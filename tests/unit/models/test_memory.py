@@ -1,48 +1,114 @@
-"""What does not fit is refused before it is loaded, with what to lower."""
+"""What does not fit is refused before it is loaded; slots are as many as fit beside the weights."""
 
 from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from hippo.errors import ModelLoadError
 from hippo.models import memory
+from hippo.models.loading import load_model
+from hippo.models.memory import MemoryPlan
+from hippo.sizes import GIB, MOST_AUTO_SLOTS, find_shape
 
 MIB = 1 << 20
+CPU = torch.device("cpu")
 
 
-def check(**changes: int) -> None:
-    values = {"weight_bytes": 100 * MIB, "cache_bytes": 50 * MIB, "reserved_bytes": 40 * MIB}
-    values |= changes
-    memory.check_fits(
-        "a model",
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        num_slots=4,
+def check(*, num_slots: int | None = 5, budget_bytes: int | None = None, **changes: int) -> None:
+    sizes = {"weight_bytes": 100 * MIB, "slot_bytes": 10 * MIB, "work_bytes": 10 * MIB}
+    plan = MemoryPlan(
         max_context_length=512,
-        **values,
+        num_slots=num_slots,
+        reserved_bytes=changes.pop("reserved_bytes", 40 * MIB),
+        budget_bytes=budget_bytes,
     )
+    memory.check_fits("a model", plan, device=CPU, dtype=torch.float32, **(sizes | changes))
 
 
-@pytest.fixture(autouse=True)
-def _two_hundred_mib_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def fitting(**changes: Any) -> int:
+    sizes = {"slot_bytes": 10 * MIB, "work_bytes": 15 * MIB}
+    named = {name: changes.pop(name) for name in (*sizes, "num_processes") if name in changes}
+    plan = MemoryPlan(max_context_length=512, **changes)
+    return memory.fitting_slots(plan, device=CPU, **(sizes | named))
+
+
+@pytest.fixture
+def two_hundred_mib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """200 MiB are free, and the process has taken 60."""
     monkeypatch.setattr(memory, "available_bytes", lambda device: 200 * MIB)
+    monkeypatch.setattr(memory, "taken_bytes", lambda device: 60 * MIB)
 
 
-def test_weights_cache_room_to_work_and_earlier_media_fill_the_device_to_the_last_byte() -> None:
-    check()
-    with pytest.raises(ModelLoadError):
-        check(reserved_bytes=40 * MIB + 1)
+@pytest.mark.usefixtures("two_hundred_mib")
+class TestSums:
+    def test_weights_cache_work_and_earlier_media_fill_the_device_to_the_last_byte(self) -> None:
+        check()
+        with pytest.raises(ModelLoadError):
+            check(reserved_bytes=40 * MIB + 1)
+
+    @pytest.mark.parametrize(
+        ("changes", "advice"),
+        [
+            ({"reserved_bytes": 41 * MIB}, "lower --vision-cache-mb"),
+            ({"slot_bytes": 30 * MIB}, "lower --slots or --max-context-length"),
+            ({"weight_bytes": 200 * MIB}, "use --dtype bfloat16"),
+            ({"slot_bytes": 151 * MIB, "num_slots": None}, "1 slot of 512 tokens.*lower --slots"),
+        ],
+    )
+    def test_the_advice_is_about_what_takes_too_much(
+        self, changes: dict[str, int], advice: str
+    ) -> None:
+        with pytest.raises(ModelLoadError, match=advice):
+            check(**changes)
+
+    def test_a_budget_counts_what_the_process_has_already(self) -> None:
+        check(budget_bytes=260 * MIB)
+        with pytest.raises(ModelLoadError, match=r"--memory-gib leaves 0\.19 GiB"):
+            check(budget_bytes=259 * MIB)
+
+    def test_half_of_a_cpus_free_memory_is_filled_with_slots(self) -> None:
+        assert fitting() == (100 - 15) // 10
+        assert fitting(reserved_bytes=20 * MIB) == (100 - 15 - 20) // 10
+        assert fitting(num_processes=2) == (50 - 15) // 10
+
+    def test_a_budget_is_filled_as_a_whole_but_not_beyond_what_is_free(self) -> None:
+        assert fitting(budget_bytes=160 * MIB) == (160 - 60 - 15) // 10
+        assert fitting(budget_bytes=10 * GIB) == (200 - 15) // 10
+        assert fitting(budget_bytes=50 * MIB) == 0
+
+    def test_no_slot_is_an_error_that_says_what_one_takes(self) -> None:
+        plan = MemoryPlan(max_context_length=512)
+        with pytest.raises(ModelLoadError, match=r"512 tokens takes 0\.01 GiB.*0\.20 GiB left"):
+            memory.choose_slots("a model", plan, 0, slot_bytes=10 * MIB, device=CPU)
+
+    def test_a_number_that_was_given_is_taken(self) -> None:
+        plan = MemoryPlan(max_context_length=512, num_slots=3)
+        assert memory.choose_slots("a model", plan, 9, slot_bytes=MIB, device=CPU) == 3
 
 
-@pytest.mark.parametrize(
-    ("changes", "advice"),
-    [
-        ({"reserved_bytes": 41 * MIB}, "lower --vision-cache-mb"),
-        ({"cache_bytes": 150 * MIB}, "lower --slots or --max-context-length"),
-        ({"weight_bytes": 200 * MIB}, "use --dtype bfloat16"),
-    ],
-)
-def test_the_advice_is_about_what_takes_too_much(changes: dict[str, int], advice: str) -> None:
-    with pytest.raises(ModelLoadError, match=advice):
-        check(**changes)
+def test_a_model_loaded_without_a_number_has_the_slots_that_its_memory_takes(
+    target_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shape = find_shape(str(target_checkpoint))
+    slot = shape.cache_bytes(4096, bytes_each=4)
+    work = shape.work_bytes(4096, bytes_each=4, cache_each=4)
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 2 * (work + 5 * slot))
+    caplog.set_level(logging.INFO)
+    model = load_model(str(target_checkpoint), num_slots=None, max_context_length=4096)
+    assert model.info.num_slots == 5
+    assert "a sequence of 4096 tokens takes" in caplog.text
+    assert "5 fit beside the weights" in caplog.text
+
+
+def test_more_slots_than_are_of_use_are_not_taken(
+    target_checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    model = load_model(str(target_checkpoint), num_slots=None, max_context_length=256)
+    assert model.info.num_slots == MOST_AUTO_SLOTS
+    assert f"{MOST_AUTO_SLOTS} slots are used (--slots for more)" in caplog.text

@@ -1,0 +1,70 @@
+"""The public models whose sizes are known without their files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+_QWEN_VISION: Mapping[str, Any] = MappingProxyType(
+    {
+        "depth": 32,
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    }
+)
+_SIGLIP_VISION: Mapping[str, Any] = MappingProxyType(
+    {
+        "hidden_size": 1152,
+        "image_size": 384,
+        "intermediate_size": 4304,
+        "num_hidden_layers": 26,
+        "patch_size": 14,
+    }
+)
+
+
+def _public(
+    family: str, width: int, layers: int, heads: tuple[int, int], mlp: int, ids: int, **more: Any
+) -> Mapping[str, Any]:
+    text = {
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads[0],
+        "num_key_value_heads": heads[1],
+        "intermediate_size": mlp,
+        "vocab_size": ids,
+        "tie_word_embeddings": more.get("is_tied", False),
+    }
+    vision = _QWEN_VISION if family == "qwen2_5_vl" else _SIGLIP_VISION
+    vision = {**vision, **more.get("vision", {})}
+    return MappingProxyType({"model_type": family, "text_config": text, "vision_config": vision})
+
+
+PUBLIC_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "Qwen/Qwen2.5-VL-3B-Instruct": _public(
+            "qwen2_5_vl", 2048, 36, (16, 2), 11008, 151936, is_tied=True
+        ),
+        "Qwen/Qwen2.5-VL-7B-Instruct": _public("qwen2_5_vl", 3584, 28, (28, 4), 18944, 152064),
+        "Qwen/Qwen2.5-VL-32B-Instruct": _public(
+            "qwen2_5_vl", 5120, 64, (40, 8), 27648, 152064, vision={"intermediate_size": 3456}
+        ),
+        "Qwen/Qwen2.5-VL-72B-Instruct": _public(
+            "qwen2_5_vl", 8192, 80, (64, 8), 29568, 152064, vision={"intermediate_size": 3456}
+        ),
+        "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": _public(
+            "llava_onevision", 896, 24, (14, 2), 4864, 152000, is_tied=True
+        ),
+        "llava-hf/llava-onevision-qwen2-7b-ov-hf": _public(
+            "llava_onevision", 3584, 28, (28, 4), 18944, 152128
+        ),
+        "llava-hf/llava-onevision-qwen2-72b-ov-hf": _public(
+            "llava_onevision", 8192, 80, (64, 8), 29568, 152128
+        ),
+    }
+)
+"""What sizes depend on, of the config.json at https://huggingface.co/NAME."""

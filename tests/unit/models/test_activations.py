@@ -1,0 +1,64 @@
+"""What a prompt takes to be read is what is worked out from the configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.tensor_trace import peak_bytes
+from hippo.cli.stack import BUNDLED_PAIR
+from hippo.models.base import DecodedMedia, VideoLanguageModel
+from hippo.models.cache import cache_dtype
+from hippo.models.loading import DTYPES, load_model
+from hippo.sizes import find_shape
+from tests.support.reference import clip, prefill, prepare, user
+
+CPU = torch.device("cpu")
+
+
+def measured(model: VideoLanguageModel, *media: DecodedMedia) -> tuple[int, int]:
+    """The peak of a whole prefill, and the prompt's length."""
+    prompt = prepare(model, user(*range(len(media)), "what is in the thing?"), *media)
+    prefill(model, 0, prompt)  # whatever happens only once
+    return peak_bytes(lambda: prefill(model, 0, prompt), CPU), prompt.length
+
+
+def computed(folder: Path, num_tokens: int, dtype: str) -> int:
+    working = DTYPES[dtype]
+    return find_shape(str(folder)).work_bytes(
+        num_tokens, bytes_each=working.itemsize, cache_each=cache_dtype(working, CPU).itemsize
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_video_takes_what_is_computed_and_little_less(dtype: str) -> None:
+    folder = BUNDLED_PAIR / "draft"
+    model = load_model(str(folder), dtype=dtype, max_context_length=8192)
+    limits = model._prompts._processor.video_processor.size  # type: ignore[attr-defined]
+    limits["longest_edge"] = 1 << 30
+    peak, num_tokens = measured(model, clip(num_frames=48, size=280))
+    # In float32 on a CPU the tower takes the prompt's own pixels; elsewhere a copy, which counts.
+    slack = 1.6 if dtype == "float32" else 1.3
+    assert peak <= computed(folder, num_tokens, dtype) <= slack * peak
+
+
+def test_a_long_video_passes_the_tower_in_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = BUNDLED_PAIR / "draft"
+    model = load_model(str(folder), dtype="float32", max_context_length=2048)
+    prompt = prepare(model, user(0, "what?"), clip(num_frames=32, size=112))
+    whole = model.embed_visual(prompt)
+    peak = peak_bytes(lambda: model.embed_visual(prompt), CPU)
+    num_patches = int(prompt.visual_indices.shape[0]) * 4
+    monkeypatch.setattr("hippo.models.qwen2_5_vl.VISION_PATCHES", num_patches // 4)
+    parts = model.embed_visual(prompt)
+    assert whole is not None and parts is not None
+    torch.testing.assert_close(parts, whole)
+    assert peak_bytes(lambda: model.embed_visual(prompt), CPU) < 0.4 * peak
+
+
+def test_llava_onevisions_frames_take_no_more_than_is_computed(llava_checkpoint: Path) -> None:
+    model = load_model(str(llava_checkpoint), dtype="float32", max_context_length=2048)
+    peak, num_tokens = measured(model, clip(num_frames=40))
+    assert peak <= computed(llava_checkpoint, num_tokens, "float32") <= 1.6 * peak
