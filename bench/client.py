@@ -66,6 +66,7 @@ def converse(
     seed: int = 0,
     has_timeline: bool = False,
     cache_salt: str | None = None,
+    ignores_end: bool = False,
 ) -> Answer:
     """Streams one answer; raises HippoError with the server's message on an error.
 
@@ -81,6 +82,7 @@ def converse(
         "stream_options": {"include_usage": True},
         "return_token_ids": True,
         "return_timeline": has_timeline,
+        "ignore_eos": ignores_end,
         "cache_salt": cache_salt or uuid.uuid4().hex,
         "speculative": dict(speculative),
     }
