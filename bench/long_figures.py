@@ -44,6 +44,15 @@ def windows_of(verdicts: Sequence[Mapping[str, Any]], *, width: int) -> Windows:
     return Windows(width, ms, slope, error)
 
 
+def fastest_forwards(verdicts: Sequence[Mapping[str, Any]], *, width: int) -> list[float]:
+    """The fastest one-row forward, in milliseconds, of each ``width`` of them: what a step takes
+    when nothing else wants the processor."""
+    forwards = [verdict["forward"] for verdict in verdicts[1:] if verdict["rows"] == 1]
+    return [
+        min(forwards[start : start + width]) for start in range(0, len(forwards) - width + 1, width)
+    ]
+
+
 def trend(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
     """Least squares: the slope and half of its 95 % interval (Student's; nan below 3 points)."""
     if len(xs) < 3:
@@ -81,6 +90,10 @@ def show(
                     f"{window.slope:+.2f} ± {window.error:.2f}",
                 )
     console.print(table)
+    for answer, window in zip(answers["target-only"], windows["target-only"], strict=True):
+        fastest = fastest_forwards(answer["verdicts"], width=window.width)
+        shown = " ".join(f"{ms:.2f}" for ms in fastest)
+        console.print(f"target-only, fastest forward of each window, ms: {shown}", highlight=False)
 
 
 def draw(windows: Mapping[str, Sequence[Windows]], goal: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.long_clip import num_visual_tokens
-from bench.long_figures import trend, windows_of
+from bench.long_figures import fastest_forwards, trend, windows_of
 
 
 def verdicts(*steps: tuple[float, int]) -> list[dict[str, Any]]:
@@ -45,3 +45,9 @@ def test_a_clip_has_as_many_tokens_as_asked_for_or_is_refused() -> None:
     assert num_visual_tokens(128, 560) == 25_600
     with pytest.raises(ValueError, match="multiple of 28"):
         num_visual_tokens(128, 561)
+
+
+def test_the_fastest_forward_of_each_window_is_of_one_row_and_not_the_prefills() -> None:
+    forwards = [(90.0, 1), (5.0, 1), (4.0, 1), (1.0, 3), (7.0, 1), (6.0, 1)]
+    made = [{"forward": duration, "rows": rows} for duration, rows in forwards]
+    assert fastest_forwards(made, width=2) == [4.0, 6.0]
