@@ -94,9 +94,12 @@ def configuration(name: str) -> dict[str, Any]:
         text, vision = dict(public["text_config"]), dict(public["vision_config"])
         vision["out_hidden_size"] = text["hidden_size"]
         half = text["hidden_size"] // text["num_attention_heads"] // 2
-        rope = {"rope_type": "default", "mrope_section": [half - 2 * (3 * half // 8)]}
-        rope["mrope_section"] += [3 * half // 8] * 2
-        text["rope_parameters"] = {**rope, "rope_theta": 1e6}
+        quarter = 3 * half // 8
+        text["rope_parameters"] = {
+            "rope_type": "default",
+            "rope_theta": 1e6,
+            "mrope_section": [half - 2 * quarter, quarter, quarter],
+        }
         config = {"model_type": public["model_type"], "text_config": text, "vision_config": vision}
         config["tie_word_embeddings"] = text["tie_word_embeddings"]
     else:

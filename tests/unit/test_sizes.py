@@ -15,9 +15,9 @@ from hippo.engine.settings import EngineSettings
 from hippo.errors import InvalidRequestError
 from hippo.models.cache import CacheShape
 from hippo.models.checkpoint import find_checkpoint
+from hippo.public_models import PUBLIC_CONFIGS
 from hippo.sizes import (
     DEVICE_BYTES,
-    PUBLIC_CONFIGS,
     VISION_CACHE_BYTES,
     find_shape,
     memory,
