@@ -168,6 +168,8 @@ class _LocalSource:
             progress=progress,
             reserved_bytes=settings.reuse.vision_cache_bytes,
             budget_bytes=settings.memory_bytes,
+            cuda_graphs=settings.cuda_graphs,
+            exact_rows=settings.exact_rows,
         )
 
     def close(self) -> None:

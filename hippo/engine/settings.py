@@ -55,6 +55,11 @@ class EngineSettings:
     prefix_cache: bool = setting(
         True, help="a prompt that begins as an earlier one in a free slot goes on from there"
     )
+    cuda_graphs: str = setting(
+        "auto",
+        help="capture steps of few rows as CUDA graphs; auto: on one GPU",
+        choices=("auto", "on", "off"),
+    )
     host: str = setting("127.0.0.1", help="address to listen on")
     port_file: str | None = setting(None, help="file to write the bound port to")
     metrics_port: int | None = setting(None, help="serve Prometheus metrics there, on --host")
@@ -88,6 +93,8 @@ class EngineSettings:
             raise SettingsError(
                 f"--vision-cache-mb is {self.vision_cache_mb}; it must not be below 0"
             )
+        if self.cuda_graphs == "on" and self.device == "cpu":
+            raise SettingsError("--cuda-graphs on needs --device cuda; leave it out on a CPU")
         if self.num_threads is not None and self.num_threads < 1:
             raise SettingsError(f"--num-threads is {self.num_threads}; it must be at least 1")
         if self.cpu_core is not None and (self.num_threads or 1) != 1:
@@ -102,6 +109,11 @@ class EngineSettings:
             self.decode_limits()
         except ValueError as error:
             raise SettingsError(str(error)) from None
+
+    @property
+    def exact_rows(self) -> int | None:
+        """Rows of every step of a model whose steps are all alike; None: as many as are fed."""
+        return None
 
     @property
     def tls(self) -> TlsFiles | None:
@@ -124,9 +136,13 @@ class EngineSettings:
 
     @property
     def reuse(self) -> ReuseOptions:
-        """What is kept of earlier requests."""
+        """What is kept of earlier requests.
+
+        Where steps are all alike no prefixes: where a prefill begins changes its last bits.
+        """
         return ReuseOptions(
-            vision_cache_bytes=self.vision_cache_mb * _MB, keeps_prefixes=self.prefix_cache
+            vision_cache_bytes=self.vision_cache_mb * _MB,
+            keeps_prefixes=self.prefix_cache and self.exact_rows is None,
         )
 
     def decode_limits(self) -> DecodeLimits:

@@ -19,7 +19,7 @@ from hippo.models.cache import KeyValueCache
 
 ATTENTION_NAME = "hippo"
 
-_MAX_GROUPED_ROWS = 32
+MAX_GROUPED_ROWS = 32
 _MASK_ALIGNMENT = 16  # columns; kernels on a GPU copy a mask whose rows begin elsewhere
 
 
@@ -29,7 +29,8 @@ class SequenceStep:
 
     ``written``, ``keys`` and ``values`` hold a view of the cache a layer; the rows are the last
     tokens of the keys. ``mask`` is additive, or None when the rows see all (one row) or
-    ``is_causal`` says what they see (the cache held nothing before them).
+    ``is_causal`` says what they see (the cache held nothing before them). With ``places``, rows go
+    there and ``written`` is the whole slot.
     """
 
     first_row: int
@@ -40,6 +41,7 @@ class SequenceStep:
     mask: torch.Tensor | None  # [num_rows, tokens], or [num_rows * groups, tokens] if grouped
     is_causal: bool
     is_grouped: bool  # few rows: a group's query heads are rows of one product
+    places: torch.Tensor | None = None  # int64 [num_rows], cache indices on the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def plan_sequence(
     the prompt that the rows are a chunk of.
     """
     end = start + num_rows
-    is_grouped = num_rows <= _MAX_GROUPED_ROWS
+    is_grouped = num_rows <= MAX_GROUPED_ROWS
     is_causal = not is_grouped and start == 0
     mask = None
     if num_rows > 1 and not is_causal and not is_grouped and chunk_mask is not None:
@@ -163,7 +165,11 @@ def _attend_sequence(
     layer: int,
     scaling: float,
 ) -> torch.Tensor:
-    sequence.written[layer].copy_(key_value.permute(1, 2, 0, 3))
+    new = key_value.permute(1, 2, 0, 3)
+    if sequence.places is None:
+        sequence.written[layer].copy_(new)
+    else:
+        sequence.written[layer].index_copy_(2, sequence.places, new)
     key, value = sequence.keys[layer], sequence.values[layer]
     rows, num_kv_heads, groups, head_dim = query.shape
     if sequence.is_grouped:

@@ -25,11 +25,17 @@ class CacheShape:
     num_kv_heads: int
     capacity: int  # tokens a slot
     head_dim: int
+    num_spare: int = 0  # places after a slot's capacity, where padding of static steps may go
 
     def num_bytes(self, dtype: torch.dtype) -> int:
         """Memory of keys and values together."""
         per_token = 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
-        return per_token * self.num_slots * self.capacity
+        return per_token * self.num_slots * self.num_places
+
+    @property
+    def num_places(self) -> int:
+        """Tokens that a slot has memory for."""
+        return self.capacity + self.num_spare
 
 
 class KeyValueCache:
@@ -38,9 +44,9 @@ class KeyValueCache:
     Keys and values of a layer lie side by side, so that one strided copy writes a step's rows of
     both, and a head's tokens are contiguous, as attention reads them:
 
-        data    # [num_layers, num_slots, 2, num_kv_heads, capacity, head_dim]
+        data    # [num_layers, num_slots, 2, num_kv_heads, num_places, head_dim]
 
-    Nothing is ever cleared: a slot's valid length is known by whoever steps it, and writing at an
+    Nothing need be cleared: a slot's valid length is known by whoever steps it, and writing at an
     earlier index is the rollback.
     """
 
@@ -53,7 +59,7 @@ class KeyValueCache:
             shape.num_slots,
             2,
             shape.num_kv_heads,
-            shape.capacity,
+            shape.num_places,
             shape.head_dim,
             dtype=dtype,
             device=device,
@@ -71,3 +77,13 @@ class KeyValueCache:
         layer; views of the cache."""
         stretch = self._data[:, slot, :, :, None, :end]
         return stretch[:, 0].unbind(0), stretch[:, 1].unbind(0)
+
+    def slot(self, slot: int) -> Views:
+        """All of a slot: ``[2, num_kv_heads, num_places, head_dim]`` a layer; views."""
+        views: Views = self._data[:, slot].unbind(0)
+        return views
+
+    def clear(self, slot: int, start: int, end: int) -> None:
+        """Zeros at tokens ``start:end``, for rows that are masked but read: what a failed
+        sequence left there may be no number, and zero times that is none either."""
+        self._data[:, slot, :, :, start:end].zero_()

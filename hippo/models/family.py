@@ -18,11 +18,13 @@ from hippo.models.base import (
     FeatureCache,
     Prompt,
     Scope,
+    SequenceRows,
     StepPlan,
 )
 from hippo.models.content import cached_places
 from hippo.models.linear import make_linear, padded_rows
 from hippo.models.pretrained import Pretrained
+from hippo.models.static import PlacedRows
 from hippo.pruning.scores import attention_scores
 from hippo.sizes import CHUNK_ROWS as _CHUNK_ROWS
 from hippo.types import ChatMessage, FramePlan, ModelInfo
@@ -51,6 +53,7 @@ class CachedModel(ABC):
         self._stack = pretrained.stack
         self._cache = pretrained.cache
         self._info = pretrained.info
+        self._static = pretrained.static
         self._num_axes = num_axes
         # Only products that oneDNN packs are worth it.
         is_packed = pretrained.make_linear is make_linear
@@ -133,6 +136,8 @@ class CachedModel(ABC):
         assert tap is None or kept is None, "scores are about all visual tokens"
         assert tap is None or bool((prompt.question_indices >= num_reused).all())
         self._slots.pop(slot, None)
+        if self._static is not None:
+            self._static.forget(slot)
         with torch.inference_mode():
             hidden, rotary = self._prompt_rows(prompt, visual, kept, num_reused)
             chunks = self._chunks(slot, num_reused, hidden.shape[0])
@@ -169,31 +174,24 @@ class CachedModel(ABC):
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """See VideoLanguageModel.forward; ContextLengthError when a slot is full."""
+        placed = [self._place(sequence) for sequence in plan.sequences]
+        if self._static is not None and self._static.covers(placed):
+            return self._static.forward(placed)
         token_ids: list[int] = []
-        rotary: list[torch.Tensor] = []
         sequences: list[SequenceStep] = []
-        for sequence in plan.sequences:
-            slot = self._slots[sequence.slot]
-            num_rows = len(sequence.token_ids)
-            start = slot.prompt_length + sequence.start_index
-            if start + num_rows > self._cache.shape.capacity:
-                raise ContextLengthError(
-                    f"{start + num_rows} tokens do not fit in a context of "
-                    f"{self._cache.shape.capacity}"
-                )
-            position = slot.next_position + sequence.start_index
-            rotary.append(self._completion_rotary(position, num_rows))
+        for rows in placed:
             sequences.append(
                 plan_sequence(
                     self._cache,
-                    sequence.slot,
+                    rows.slot,
                     first_row=len(token_ids),
-                    start=start,
-                    num_rows=num_rows,
+                    start=rows.start,
+                    num_rows=len(rows.token_ids),
                     groups=self._groups,
                 )
             )
-            token_ids += sequence.token_ids
+            token_ids += rows.token_ids
+        rotary = [rows.rotary for rows in placed]
         num_rows = len(token_ids)
         num_padding = padded_rows(num_rows) - num_rows if self._is_padded else 0
         if num_padding:
@@ -209,6 +207,19 @@ class CachedModel(ABC):
             self._stack.num_layers,
         )
         return self._stack.logits(hidden)[:num_rows]
+
+    def _place(self, sequence: SequenceRows) -> PlacedRows:
+        """Where a sequence's rows go; ContextLengthError when its slot is full."""
+        slot = self._slots[sequence.slot]
+        num_rows = len(sequence.token_ids)
+        start = slot.prompt_length + sequence.start_index
+        if start + num_rows > self._cache.shape.capacity:
+            raise ContextLengthError(
+                f"{start + num_rows} tokens do not fit in a context of {self._cache.shape.capacity}"
+            )
+        position = slot.next_position + sequence.start_index
+        rotary = self._completion_rotary(position, num_rows)
+        return PlacedRows(sequence.slot, start, sequence.token_ids, rotary)
 
     def _group_bounds(self, num_tapped: int, num_rows: int) -> list[int]:
         """The layers at which groups begin and end, in order."""

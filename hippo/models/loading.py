@@ -12,6 +12,7 @@ from hippo.errors import ModelLoadError
 from hippo.models.base import VideoLanguageModel
 from hippo.models.checkpoint import Checkpoint, Progress, find_checkpoint
 from hippo.models.linear import has_half_linear
+from hippo.models.static import ROW_BUCKETS
 
 if TYPE_CHECKING:
     from hippo.parallel.shards import Shards
@@ -52,6 +53,8 @@ def load_model(
     shards: Shards | None = None,
     reserved_bytes: int = 0,
     budget_bytes: int | None = None,
+    cuda_graphs: str = "auto",
+    exact_rows: int | None = None,
 ) -> VideoLanguageModel:
     """Loads a checkpoint from a folder or the Hugging Face hub, ready to serve.
 
@@ -59,9 +62,11 @@ def load_model(
     or auto (the checkpoint's own). ``is_fused`` False runs transformers' modules as they are.
     ``num_slots`` None: as many as fit. ``shards``: load one rank's part, on its device
     (hippo.parallel). ``reserved_bytes`` of the device are for something else (the vision cache);
-    ``budget_bytes`` bound what the process takes of it. Raises ModelLoadError when the checkpoint
-    is missing, gated, unreachable, damaged, of an unsupported architecture or too large for the
-    device.
+    ``budget_bytes`` bound what the process takes of it. ``cuda_graphs`` captures steps: auto (on a
+    GPU that is not one of several), on or off. ``exact_rows``: every step has that many rows, so
+    that a token's logits do not depend on what was fed with it (hippo.models.static). Raises
+    ModelLoadError when the checkpoint is missing, gated, unreachable, damaged, of an unsupported
+    architecture or too large for the device, or when it cannot be run so.
     """
     report = progress or (lambda _stage, _share: None)
     target = parse_device(device)
@@ -70,6 +75,11 @@ def load_model(
             f"--slots {num_slots} and --max-context-length {max_context_length}: there must be at "
             "least 1 slot of 2 tokens"
         )
+    has_graphs = _has_graphs(cuda_graphs, target, shards)
+    if exact_rows is not None and not 1 <= exact_rows <= ROW_BUCKETS[-1]:
+        raise ModelLoadError(f"{exact_rows} rows a step: it must be 1 to {ROW_BUCKETS[-1]}")
+    if exact_rows is not None and shards is not None:
+        raise ModelLoadError("steps of fixed shape are for a model on one device")
     if dtype not in (*DTYPES, "auto"):
         raise ModelLoadError(f"dtype {dtype!r} is unknown: use {', '.join(DTYPES)} or auto")
     checkpoint = find_checkpoint(name_or_path, progress=report)
@@ -92,9 +102,21 @@ def load_model(
         shards=shards,
         reserved_bytes=reserved_bytes,
         budget_bytes=budget_bytes,
+        has_graphs=has_graphs,
+        exact_rows=exact_rows,
     )
     report("loading", 1.0)
     return model
+
+
+def _has_graphs(setting: str, device: torch.device, shards: Shards | None) -> bool:
+    if setting not in ("auto", "on", "off"):
+        raise ModelLoadError(f"cuda_graphs {setting!r} is unknown: use auto, on or off")
+    can_capture = device.type == "cuda" and shards is None
+    if setting == "on" and not can_capture:
+        reason = "on several devices" if shards is not None else f"on {device}"
+        raise ModelLoadError(f"--cuda-graphs on cannot be for a model {reason}: use auto or off")
+    return can_capture and setting != "off"
 
 
 def parse_device(name: str) -> torch.device:

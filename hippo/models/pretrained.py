@@ -17,8 +17,10 @@ from hippo.models.cache import CacheShape, KeyValueCache, cache_dtype
 from hippo.models.checkpoint import Checkpoint, Progress
 from hippo.models.decoder import DecoderStack, TransformersStack
 from hippo.models.fused import FusedStack
+from hippo.models.graphs import CudaGraphs
 from hippo.models.linear import MakeLinear, make_half_linear, make_linear
 from hippo.models.memory import MemoryPlan, check_fits, choose_slots, device_uuids, fitting_slots
+from hippo.models.static import ROW_BUCKETS, StaticSteps, spare_places
 from hippo.models.vocabulary import end_token_ids, num_token_ids, tokenizer_hash
 from hippo.sizes import shape_of
 from hippo.types import ModelInfo
@@ -37,6 +39,7 @@ class Pretrained:
     cache: KeyValueCache
     info: ModelInfo
     make_linear: MakeLinear | None  # None: modules stay as transformers wrote them
+    static: StaticSteps | None = None  # forwards of fixed shape, where they are asked for
 
 
 def load_pretrained(
@@ -53,14 +56,17 @@ def load_pretrained(
     shards: Shards | None = None,
     reserved_bytes: int = 0,
     budget_bytes: int | None = None,
+    has_graphs: bool = False,
+    exact_rows: int | None = None,
 ) -> Pretrained:
     """Loads a checkpoint as ``transformers.<architecture>``, whose text model is Qwen2-style.
 
     ``is_fused`` False runs transformers' modules as they are: slower, and the reference that the
     fused ones are tested against. ``shards``: this process is one of several ranks, and holds its
-    part of the layers and the cache. See load_model for what is said of memory. Raises
-    ModelLoadError.
+    part of the layers and the cache. See load_model for what is said of memory. ``has_graphs`` and
+    ``exact_rows`` (hippo.models.static) are for one process on one device. Raises ModelLoadError.
     """
+    assert shards is None or not (has_graphs or exact_rows), "ranks step in the ordinary way"
     ensure_torchvision()
     transformers: Any = importlib.import_module("transformers")  # its own hints are partial
     try:
@@ -94,12 +100,16 @@ def load_pretrained(
         reserved_bytes=reserved_bytes,
         budget_bytes=budget_bytes,
     )
+    num_spare = 0
+    if has_graphs or exact_rows:
+        num_spare = spare_places(max_context_length, exact_rows or ROW_BUCKETS[-1])
     shape = CacheShape(
         num_layers=text.num_hidden_layers,
         num_slots=1,
         num_kv_heads=text.num_key_value_heads // num_ranks,
         capacity=max_context_length,
         head_dim=text.hidden_size // text.num_attention_heads,
+        num_spare=num_spare,
     )
     dtypes = working_dtype, cache_dtype(working_dtype, device)
     slot_bytes = shape.num_bytes(dtypes[1])
@@ -177,7 +187,17 @@ def load_pretrained(
         device_uuids=device_uuids((device,) if shards is None else shards.group.devices),
     )
     cache = KeyValueCache(shape, dtype=cache_dtype(working_dtype, device), device=device)
-    return Pretrained(model, processor, stack, cache, info, make)
+    static = None
+    if has_graphs or exact_rows:
+        static = StaticSteps(
+            stack,
+            cache,
+            model.get_input_embeddings().weight,
+            groups=text.num_attention_heads // text.num_key_value_heads,
+            exact_rows=exact_rows,
+            graphs=CudaGraphs(device) if has_graphs else None,
+        )
+    return Pretrained(model, processor, stack, cache, info, make, static)
 
 
 @contextlib.contextmanager

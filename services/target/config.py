@@ -11,6 +11,8 @@ from hippo.types import SpatialScore
 
 ENV_PREFIX = "HIPPO_TARGET"
 
+_MAX_DETERMINISTIC_ROWS = 32  # hippo.models.static.ROW_BUCKETS, which needs torch
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetSettings(EngineSettings):
@@ -31,6 +33,12 @@ class TargetSettings(EngineSettings):
         0.05,
         help="share of the tokens kept by holistic that is spread evenly over the rest; HIPPO: 0",
     )
+    deterministic: bool = setting(
+        False,
+        help="every step in the same shape, target-only as well, so that an answer's bits do not "
+        "depend on what was verified together, in bfloat16 either",
+    )
+    deterministic_rows: int = setting(8, help="with --deterministic: rows of every step")
     tensor_parallel: int = setting(1, help="devices that share the model's layers")
     devices: tuple[str, ...] = setting(
         (), help="one for each, such as cuda:0,cuda:1; default: --device and those after it"
@@ -42,6 +50,11 @@ class TargetSettings(EngineSettings):
     def __post_init__(self) -> None:
         EngineSettings.__post_init__(self)
         self._check_ranks()
+        if not 1 <= self.deterministic_rows <= _MAX_DETERMINISTIC_ROWS:
+            raise SettingsError(
+                f"--deterministic-rows is {self.deterministic_rows}; it must be 1 to "
+                f"{_MAX_DETERMINISTIC_ROWS}"
+            )
         if self.max_queue < 0:
             raise SettingsError(f"--max-queue is {self.max_queue}; it must not be below 0")
         if not 0.0 <= self.spread <= 1.0:
@@ -53,6 +66,10 @@ class TargetSettings(EngineSettings):
         size = self.tensor_parallel
         if size < 1:
             raise SettingsError(f"--tensor-parallel is {size}; it must be at least 1")
+        if size > 1 and self.deterministic:
+            raise SettingsError("--deterministic is for one device; leave --tensor-parallel out")
+        if size > 1 and self.cuda_graphs == "on":
+            raise SettingsError("--cuda-graphs on is for one device; leave --tensor-parallel out")
         if size == 1 and (self.devices or self.cpu_cores):
             raise SettingsError("--devices and --cpu-cores are for --tensor-parallel above 1")
         if size > 1 and self.cpu_core is not None:
@@ -68,6 +85,11 @@ class TargetSettings(EngineSettings):
             raise SettingsError(f"--cpu-cores {','.join(self.cpu_cores)}: expected numbers")
         if self.cpu_cores and (self.num_threads or 1) != 1:
             raise SettingsError("--cpu-cores pins one thread each; leave --num-threads out")
+
+    @property
+    def exact_rows(self) -> int | None:
+        """See EngineSettings.exact_rows."""
+        return self.deterministic_rows if self.deterministic else None
 
     @property
     def rank_devices(self) -> tuple[str, ...]:

@@ -1,0 +1,56 @@
+"""Capturing a forward of fixed shape as a CUDA graph: one launch instead of hundreds.
+
+torch.cuda's documentation ("CUDA Graphs") has the rules that are kept here: a few runs on a side
+stream first, one memory pool for all graphs that are never played at the same time, and outputs
+that are held as long as their graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+Replay = Callable[[], torch.Tensor]
+
+_NUM_WARM_UPS = 2
+
+
+class GraphMaker(Protocol):
+    """Captures what a function launches."""
+
+    def capture(self, run: Callable[[], torch.Tensor]) -> Replay:
+        """Runs ``run`` and gives what plays it again over the same tensors, and gives the same
+        output tensor, each time. Raises RuntimeError when something in it cannot be captured."""
+
+
+class CudaGraphs:
+    """Graphs of one device, which are played one at a time and share one pool of memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None  # an opaque handle
+
+    def capture(self, run: Callable[[], torch.Tensor]) -> Replay:
+        """See GraphMaker; on the calling thread, which alone may use the device meanwhile."""
+        with torch.cuda.device(self._device), torch.inference_mode():
+            if self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()
+            current = torch.cuda.current_stream()
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                for _ in range(_NUM_WARM_UPS):
+                    run()
+            current.wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            # Other threads prepare prompts meanwhile: what they do is not forbidden to them.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                output = run()
+
+        def replay() -> torch.Tensor:
+            graph.replay()
+            return output
+
+        return replay

@@ -1,0 +1,75 @@
+"""With steps of fixed shape a bfloat16 pair gives the target-only output, token for token."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hippo.config import SettingsError
+from hippo.models.loading import load_model
+from hippo.types import SamplingParams
+from services.target.config import TargetSettings
+from tests.integration.test_service_checkpoints import NoiseDecoder
+from tests.support.services import (
+    POLICIES,
+    relay,
+    serving_draft,
+    serving_target,
+    target_only,
+    toy_request,
+)
+
+SAMPLED = SamplingParams(temperature=0.9, seed=5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+async def test_every_policy_gives_the_target_only_output_to_the_last_bit(
+    draft_checkpoint: Path, target_checkpoint: Path, dtype: str
+) -> None:
+    options: dict[str, Any] = {"dtype": dtype, "num_slots": 3, "max_context_length": 512}
+    decoder = NoiseDecoder()
+    requests = [
+        toy_request("a short one", sampling=SAMPLED, max_tokens=200, end_token_ids=()),
+        toy_request("and a longer question", max_tokens=240, end_token_ids=()),
+    ]
+    target_model = load_model(str(target_checkpoint), exact_rows=6, **options)
+    async with (
+        serving_target(target_model, decoder) as (_, target),
+        serving_draft(load_model(str(draft_checkpoint), **options), decoder) as (_, draft),
+    ):
+        alone = [(await target_only(target, request)).token_ids for request in requests]
+        for policy in POLICIES:
+            together = await asyncio.gather(
+                *(relay(draft, target, request, policy) for request in requests)
+            )
+            assert [answer.token_ids for answer in together] == alone, policy
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"deterministic": True, "tensor_parallel": 2}, "leave --tensor-parallel out"),
+        ({"cuda_graphs": "on", "device": "cuda", "tensor_parallel": 2}, "--cuda-graphs on"),
+        ({"cuda_graphs": "on"}, "needs --device cuda"),
+        ({"deterministic": True, "deterministic_rows": 0}, "must be 1 to 32"),
+        ({"deterministic": True, "deterministic_rows": 33}, "must be 1 to 32"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_model_is_loaded(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        TargetSettings(model="m", **changes)
+
+
+def test_the_services_rows_are_fixed_only_when_asked_for() -> None:
+    assert TargetSettings(model="m").exact_rows is None
+    assert TargetSettings(model="m", deterministic=True, deterministic_rows=4).exact_rows == 4
+
+
+def test_no_prefixes_are_reused_where_bits_count() -> None:
+    assert TargetSettings(model="m").reuse.keeps_prefixes
+    assert not TargetSettings(model="m", deterministic=True).reuse.keeps_prefixes
