@@ -64,7 +64,7 @@ def measure(model: VideoLanguageModel, settings: StepTimeSettings) -> dict[str, 
     """Medians and the fastest of every figure, in milliseconds."""
     prompt = model.prepare(
         [ChatMessage("user", (MediaPart(0), TextPart("What happens?")))],
-        [_clip(settings.frames, settings.size)],
+        [random_clip(settings.frames, settings.size)],
         FramePlan(),
     )
     vision = _time(lambda: model.embed_visual(prompt), settings.seconds, model)
@@ -87,7 +87,8 @@ def measure(model: VideoLanguageModel, settings: StepTimeSettings) -> dict[str, 
     }
 
 
-def _clip(num_frames: int, size: int) -> DecodedMedia:
+def random_clip(num_frames: int, size: int) -> DecodedMedia:
+    """Frames of noise, square, two a second."""
     generator = torch.Generator().manual_seed(0)
     frames = torch.randint(
         0, 256, (num_frames, size, size, 3), dtype=torch.uint8, generator=generator
