@@ -6,7 +6,7 @@ import base64
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ def ask(
     seed: int = 0,
     is_video_first: bool = True,
     has_timeline: bool = False,
+    on_edge: Callable[[], None] = lambda: None,
 ) -> Answer:
     """One question, which nothing that was asked before helps; see ``converse``."""
     return converse(
@@ -53,6 +54,7 @@ def ask(
         temperature=temperature,
         seed=seed,
         has_timeline=has_timeline,
+        on_edge=on_edge,
     )
 
 
@@ -67,10 +69,12 @@ def converse(
     has_timeline: bool = False,
     cache_salt: str | None = None,
     ignores_end: bool = False,
+    on_edge: Callable[[], None] = lambda: None,
 ) -> Answer:
     """Streams one answer; raises HippoError with the server's message on an error.
 
-    What was cached before helps only if it was asked for with the same ``cache_salt``.
+    What was cached before helps only if it was asked for with the same ``cache_salt``. ``on_edge``
+    is called when the first piece of text has come, and again after the last.
     """
     body = {
         "model": "hippo",
@@ -95,6 +99,12 @@ def converse(
     ) as response:
         if response.status_code != 200:
             raise error_from(response.status_code, response.read())
+        has_begun = False
         for data in response.iter_raw():
             parts.append((time.perf_counter(), data))
+            if not has_begun and b'"delta":{"content":"' in data:
+                has_begun = True
+                on_edge()
+            elif b'"hippo":' in data:
+                on_edge()
     return read_answer(parts, asked_s=start)

@@ -37,6 +37,7 @@ class Timeline:
                     "context": verdict.timing.context_length,
                     "forward": _ms(verdict.timing.forward_ns),
                     "wait": _ms(verdict.timing.wait_ns),
+                    "between": _ms(verdict.timing.queue_ns),
                     "is_rejection": verdict.is_rejection,
                 }
                 for now_ns, verdict in self.verdicts

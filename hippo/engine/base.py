@@ -25,7 +25,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from hippo.engine.cpu import compute_alone, set_threads_here
+from hippo.engine.cpu import compute_alone, name_thread, set_threads_here
 from hippo.engine.fairness import prefill_budget_ns
 from hippo.engine.mailbox import LoopMailbox
 from hippo.engine.prompts import ReadPrompt
@@ -204,6 +204,7 @@ class Engine(ABC, Generic[SequenceT, StepT]):
     # --- the thread ---
 
     def _run(self) -> None:
+        name_thread("device")
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # a thread begins on the first one
         set_threads_here(self._num_threads)

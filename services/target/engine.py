@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -111,6 +112,7 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
         self._receive(0)
         if sequence.is_closed:
             return
+        sequence.ready_ns = perf_counter_ns()
         timing = Timing(
             queue_ns=queue_ns,
             forward_ns=self._job_ns(sequence),

@@ -86,5 +86,6 @@ def test_a_timeline_is_kept_and_reported_only_when_it_is_asked_for() -> None:
         "context": 100,
         "forward": 4.0,
         "wait": 2.0,
+        "between": 0.0,
         "is_rejection": True,
     }

@@ -1,0 +1,228 @@
+"""Where the time of a round goes, on both cores: ``python -m bench.round_time``.
+
+Each clip is asked about under each policy while Linux counts, for every thread of the three
+processes and of this client, how long it ran and how long it was ready but another thread had its
+core. Only the decoding counts, from the first piece of text to the last. What the device thread
+did is known from the verdicts: forwards, what lies between two of them, waits for the draft. Where
+it neither ran, nor was ready, nor waited for the draft, it waited for a lock, which is the
+interpreter's. The rest of the decoding is the transport's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from bench.client import Answer, ask, video_url
+from bench.clips import Clip, held_out_clips
+from bench.environment import ROOT, describe_environment
+from bench.runs import STACK_LOG
+from bench.systems import System, systems
+from hippo.cli.stack import BUNDLED_PAIR, Stack, StackOptions, default_cores
+
+_MS = 1e6
+_THREADS = ("device", "loop", "transport")
+
+Times = dict[tuple[str, str], tuple[int, int]]
+"""Nanoseconds run and nanoseconds ready, by process and kind of thread."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures, prints a table a policy and writes JSON."""
+    args = _parse(argv)
+    target_core, draft_core = default_cores("cpu", "cpu")
+    if draft_core is not None:
+        os.sched_setaffinity(0, {draft_core})
+    chosen = [s for s in systems("none", 0.0) if s.name.replace(" ", "") in args.systems.split(",")]
+    if not chosen:
+        raise SystemExit(f"--systems {args.systems}: no such policy; names are without spaces")
+    options = StackOptions(
+        target_model=str(BUNDLED_PAIR / "target"),
+        draft_model=str(BUNDLED_PAIR / "draft"),
+        dtype=args.dtype,
+        target_core=target_core,
+        draft_core=draft_core,
+        port=0,
+        gateway_args=("--max-draft-tokens", "32"),
+    )
+    console = Console()
+    STACK_LOG.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        STACK_LOG.open("a", encoding="utf-8") as log,
+        Stack(options, lambda name, line: print(f"{name}: {line}", file=log)) as stack,
+    ):
+        clips = held_out_clips(Path(folder), kind="short", num_clips=args.num_clips)
+        stack.start()
+        stack.wait_ready()
+        results = measure(stack, clips, chosen, num_repeats=args.repeats)
+    for result in results:
+        console.print(table(result))
+    document = {
+        "command": f"python -m bench.round_time {' '.join(argv or [])}".strip(),
+        "dtype": args.dtype,
+        "environment": describe_environment(),
+        "systems": results,
+    }
+    args.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    console.print(f"written to {args.out}")
+
+
+def measure(
+    stack: Stack, clips: Sequence[Clip], chosen: Sequence[System], *, num_repeats: int
+) -> list[dict[str, Any]]:
+    """Sums over all answers of each system, in milliseconds; every answer once before, untimed."""
+    pids = {name: stack.child(name).pid or 0 for name in ("draft", "target", "gateway")}
+    pids["client"] = os.getpid()
+    sums: dict[str, Counter[str]] = defaultdict(Counter)
+    with httpx.Client(base_url=stack.url, timeout=600, trust_env=False) as client:
+        for system in chosen:
+            ask(client, video_url(clips[0].path), clips[0].question, speculative=system.speculative)
+        for clip in [clip for _ in range(num_repeats) for clip in clips]:
+            for system in chosen:
+                marks: list[Times] = []
+                answer = ask(
+                    client,
+                    video_url(clip.path),
+                    clip.question,
+                    speculative=system.speculative,
+                    is_video_first=clip.is_video_first,
+                    has_timeline=True,
+                    on_edge=lambda marks=marks: marks.append(thread_times(pids)),  # type: ignore[misc]
+                )
+                sums[system.name].update(answer_times(answer, marks[0], marks[-1]))
+    return [breakdown(system.name, sums[system.name]) for system in chosen]
+
+
+def thread_times(pids: Mapping[str, int]) -> Times:
+    """What every thread of the processes has run and waited for its core so far."""
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for name, pid in pids.items():
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            try:
+                comm = (task / "comm").read_text().strip()
+                ran, ready, _ = map(int, (task / "schedstat").read_text().split())
+            except OSError:  # it has ended
+                continue
+            kind = (
+                "device" if comm == "device" else "loop" if task.name == str(pid) else "transport"
+            )
+            before = found.get((name, kind), (0, 0))
+            found[name, kind] = (before[0] + ran, before[1] + ready)
+    return found
+
+
+def answer_times(answer: Answer, begin: Times, end: Times) -> Counter[str]:
+    """Milliseconds of one answer's decoding, by what they went into."""
+    times: Counter[str] = Counter()
+    for (process, kind), (ran, ready) in end.items():
+        ran_before, ready_before = begin.get((process, kind), (0, 0))
+        times[f"{process} {kind} ran"] = (ran - ran_before) / _MS  # type: ignore[assignment]
+        times[f"{process} {kind} ready"] = (ready - ready_before) / _MS  # type: ignore[assignment]
+    figures = answer.figures
+    verdicts = figures["timeline_ms"]["verdicts"][1:]
+    for key in ("forward", "wait", "between"):
+        times[key] = sum(verdict[key] for verdict in verdicts)
+    times["decode"] = figures["timings_ms"]["decode"]
+    times["rounds"] = len(verdicts)
+    times["tokens"] = answer.num_tokens - 1
+    times["blocks"] = figures["num_blocks"]
+    return times
+
+
+def breakdown(system: str, sums: Mapping[str, float]) -> dict[str, Any]:
+    """A round's milliseconds on each core; ``sums`` are those of ``answer_times``."""
+    rounds = sums["rounds"]
+
+    def a_round(key: str) -> float:
+        return sums.get(key, 0.0) / rounds
+
+    ran, ready = a_round("target device ran"), a_round("target device ready")
+    busy = a_round("forward") + a_round("between")
+    target = {
+        "forward": a_round("forward"),
+        "between forwards": a_round("between"),
+        "waits for the draft": a_round("wait"),
+        "transport": a_round("decode") - busy - a_round("wait"),
+    }
+    device = {
+        "the device thread ran": ran,
+        "was ready, others had the core": ready,
+        "waited for the interpreter lock": max(busy - ran - ready, 0.0),
+    }
+    cores = {
+        core: {
+            f"{process} {kind}": a_round(f"{process} {kind} ran")
+            for process in processes
+            for kind in _THREADS
+            if a_round(f"{process} {kind} ran")
+        }
+        for core, processes in (("target", ("target",)), ("draft", ("draft", "gateway", "client")))
+    }
+    for times in cores.values():
+        times["idle"] = max(a_round("decode") - sum(times.values()), 0.0)
+    return {
+        "system": system,
+        "num_rounds": rounds,
+        "tokens_per_round": a_round("tokens"),
+        "blocks_per_round": a_round("blocks"),
+        "round_ms": a_round("decode"),
+        "ms_per_token": sums["decode"] / sums["tokens"],
+        "target": target,
+        "device_thread": device,
+        "cores": cores,
+    }
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """One policy's round, in milliseconds and shares."""
+    shown = Table(
+        title=f"{result['system']}: a round of {result['round_ms']:.2f} ms, "
+        f"{result['tokens_per_round']:.1f} tokens and {result['blocks_per_round']:.1f} blocks",
+        title_justify="left",
+    )
+    for column in ("", "what", "ms a round", "share"):
+        shown.add_column(column, justify="left" if column in ("", "what") else "right")
+    parts = (
+        ("target's device", result["target"]),
+        ("of forwards and between", result["device_thread"]),
+        ("target's core", result["cores"]["target"]),
+        ("draft's core", result["cores"]["draft"]),
+    )
+    for title, times in parts:
+        for place, (what, value) in enumerate(times.items()):
+            share = f"{value / result['round_ms']:.1%}"
+            shown.add_row("" if place else title, what, f"{value:.3f}", share)
+        shown.add_section()
+    return shown
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.round_time",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--systems", default="target-only,vpsdγ=7,alwaysoptimistic,adaptive", help="policies")
+    add("--dtype", default="float32")
+    add("--num-clips", type=int, default=5, help="held-out clips with short prompts")
+    add("--repeats", type=int, default=2, help="times that each is asked about")
+    add("--out", type=Path, default=ROOT / "bench/out/round_time.json")
+    args = parser.parse_args(argv)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    return args
+
+
+if __name__ == "__main__":
+    main()
