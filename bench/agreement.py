@@ -46,8 +46,10 @@ from hippo.types import (
     TextPart,
 )
 from hippo.video.decoder import MediaDecoder
+from services.draft.engine import text_ids
 
 AGREEMENT = ROOT / "bench/out/agreement.jsonl"
+_BRANCH = 64  # as far as a draft may be ahead of its target
 _RATIOS = {"short": 0.0, "long": 0.9}  # those of `python -m bench`
 
 
@@ -99,8 +101,9 @@ def agreement(
 ) -> dict[str, Any]:
     """The trace of one clip and the lengths of both prompts.
 
-    ``answer`` (the true one) only saves time. ``agrees``: "1" for each token of the target's
-    greedy answer, its end token included, that the draft would have proposed there, else "0".
+    ``answer`` (the true one) only saves time. ``branches``: what the draft says behind its wrong
+    tokens, by place. ``agrees``: "1" for each token of the target's greedy answer, its end token
+    included, that the draft would have proposed there, else "0".
     """
     media = [asyncio.run(_decoded(clip.path))]
     parts: tuple[MediaPart | TextPart, ...] = (MediaPart(0), TextPart(clip.question))
@@ -125,11 +128,34 @@ def agreement(
     if len(output) > 1:
         said += draft.forward(StepPlan((SequenceRows(0, 0, output[:-1]),))).argmax(-1).tolist()
     num_dropped = 0 if kept is None else num_visual - int(kept.shape[0])
+    branches = {
+        place: _branch(draft, output, place, said[place])
+        for place in range(len(output))
+        if said[place] != output[place]
+    }
     return {
+        "token_ids": list(output),
+        "draft_ids": said,
+        "branches": branches,
+        "text_ids": text_ids(draft_prompt),
         "num_prompt_tokens": prompt.length,
         "num_draft_prompt_tokens": prompt.length - num_dropped,
         "agrees": "".join("1" if a == b else "0" for a, b in zip(said, output, strict=True)),
     }
+
+
+def _branch(
+    draft: VideoLanguageModel, output: Sequence[int], place: int, wrong_id: int
+) -> list[int]:
+    """What the draft goes on with behind its own token at ``place``; its slot is prefilled."""
+    ids, start = [*output[:place], wrong_id], 0  # all of it again: branches overwrite each other
+    for _ in range(_BRANCH):
+        rows = SequenceRows(0, start, tuple(ids[start:]))
+        start = len(ids)
+        ids.append(int(draft.forward(StepPlan((rows,)))[-1].argmax()))
+        if ids[-1] in draft.info.end_token_ids:
+            break
+    return ids[place + 1 :]
 
 
 async def _decoded(path: Path) -> DecodedMedia:

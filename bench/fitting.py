@@ -1,10 +1,11 @@
 """Fits a machine to recorded answers: the costs with which the simulator repeats their sums.
 
-Nothing is read off the records directly but starting points. What is fitted is that the simulated
-answers, with the same agreement traces under the same policy, take as long as the recorded ones
-altogether: decode time, the target's forwards, its waits for the draft, the draft's waits and step
-time, and how many forwards and draft tokens there are. Records with a timeline (``python -m bench
---timeline``) add the mean forward by number of rows.
+What is fitted is that the simulated answers, with the same agreement traces under the same policy,
+take as long as the recorded ones altogether: decode time, the target's forwards, its waits for the
+draft, the draft's waits and step time, and how many forwards and draft tokens there are. Records
+with a timeline (``python -m bench --timeline``) add the mean forward by number of rows, and from
+their single forwards the target's step time is known beforehand (:mod:`bench.step_fit`); otherwise
+nothing is read off the records but starting points.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize
 
+from bench.step_fit import TargetStep, fit_step
 from hippo.simulation.machine import Machine, StepTime
-from hippo.simulation.replay import PolicyChoice, replay
+from hippo.simulation.replay import PolicyChoice, replay_each
 from hippo.simulation.traces import Trace
 from hippo.speculation.simulator import Outcome
 
@@ -45,6 +47,8 @@ _SPREADS = {
     "target_contention": 0.7,
     "draft_contention": 1.0,
 }
+# The same, where single forwards were recorded.
+_KNOWN_SPREADS = {"several": 0.1, "row": 0.05, "target_message": 0.3}
 # How well each sum should be met: as a share of the decode time, and of itself.
 _OF_DECODE = {"decode": 0.005, "forward": 0.005, "wait": 0.01, "rest": 0.01, "draft_wait": 0.02}
 _OF_ITSELF = {"num_forwards": 0.01, "num_drafted": 0.02, "draft_step": 0.05}
@@ -118,7 +122,7 @@ def simulated(outcomes: Sequence[Outcome]) -> Sums:
 
 def replayed(policy: PolicyChoice, traces: Sequence[Trace], machine: Machine) -> Sums:
     """The sums of the traces' answers under a policy on a machine."""
-    return simulated([replay(policy, trace, machine, seed=k) for k, trace in enumerate(traces)])
+    return simulated(replay_each(policy, traces, machine))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +156,14 @@ def fit(
         raise ValueError(f"the records have {goal.num_tokens} tokens, the traces {num_tokens}")
     if not goal.num_drafted:
         raise ValueError("nothing is to be learnt about the draft from answers without one")
-    start, frame = _start(goal, recorded(baseline), len(records)), _frame(records, name)
+    step = fit_step([*records, *baseline])
+    start, frame = _start(goal, recorded(baseline), len(records), step), _frame(records, name, step)
     # While a serial draft drafts, the target waits: what they take from each other is not seen.
     hidden = ("target_contention", "draft_contention") if policy.name == "serial" else ()
     names = [key for key in _SPREADS if key not in hidden]
     origin = np.log([start[key] for key in names])
-    spreads = np.array([_SPREADS[key] for key in names])
+    known = _KNOWN_SPREADS if step is not None else {}
+    spreads = np.array([known.get(key, _SPREADS[key]) for key in names])
 
     def machine_at(point: np.ndarray) -> Machine:
         return _machine(frame, dict(zip(names, np.exp(point).tolist(), strict=True)))
@@ -191,31 +197,37 @@ def _misfit(goal: Sums, found: Sums) -> float:
     return value
 
 
-def _start(goal: Sums, alone: Sums, num_answers: int) -> dict[str, float]:
-    """Rough guesses of every parameter, in milliseconds."""
+def _start(goal: Sums, alone: Sums, num_answers: int, known: TargetStep | None) -> dict[str, float]:
+    """Rough guesses of every parameter, in milliseconds; of the target's step what is known."""
     more_rows = goal.num_draft_tokens / goal.num_forwards
     one_row = alone.forward / alone.num_forwards
     several = 0.06 * one_row
     more = goal.forward / goal.num_forwards - one_row - several
     step = goal.draft_step / num_answers
+    row, message = max(more / max(more_rows, 1), 0.02 * one_row), 0.1
+    if known is not None:
+        time = known.time
+        one_row, message = time.one_row_ms, max(known.message_ms, 0.01)
+        several, row = max(time.several_ms, 0.005 * one_row), max(time.row_ms, 0.005 * one_row)
     return {
         "one_row": one_row,
         "several": several,
-        "row": max(more / max(more_rows, 1), 0.02 * one_row),
+        "row": row,
         "draft": 0.7 * step,
         "draft_row": 0.15 * step,
         "leg": 0.25,
         "draft_message": 0.2,
         "draft_verdict": 1.5 * step,
-        "target_message": 0.1,
+        "target_message": message,
         "target_scheduling": max(alone.rest / alone.num_forwards, 1e-3),
         "target_contention": 0.05,
         "draft_contention": 0.2,
     }
 
 
-def _frame(records: Sequence[Mapping[str, Any]], name: str) -> Machine:
-    """What is read off the records: the prefills, and when the draft's may begin."""
+def _frame(records: Sequence[Mapping[str, Any]], name: str, step: TargetStep | None) -> Machine:
+    """What is read off the records: the prefills, when the draft's may begin, what cached tokens
+    cost the target."""
 
     def mean(key: str) -> float:
         values = [record["figures"]["timings_ms"][key] for record in records]
@@ -225,7 +237,7 @@ def _frame(records: Sequence[Mapping[str, Any]], name: str) -> Machine:
     begin = prefill + mean("first_block_after_first_token") - draft_prefill
     return Machine(
         name=name,
-        target=StepTime(one_row_ms=1.0),
+        target=step.time if step is not None else StepTime(one_row_ms=1.0),
         draft=StepTime(one_row_ms=1.0),
         target_prefill_ms=prefill,
         draft_prefill_ms=draft_prefill,
@@ -237,7 +249,8 @@ def _frame(records: Sequence[Mapping[str, Any]], name: str) -> Machine:
 def _machine(frame: Machine, parameters: Mapping[str, float]) -> Machine:
     return dataclasses.replace(
         frame,
-        target=StepTime(
+        target=dataclasses.replace(
+            frame.target,
             one_row_ms=parameters["one_row"],
             several_ms=parameters["several"],
             row_ms=parameters["row"],

@@ -44,6 +44,7 @@ def machine_table(machine: Machine) -> Table:
         ("  several rows, at once", "several_ms"),
         ("  each further row", "row_ms"),
         ("  each 1,000 cached tokens", "kilotoken_ms"),
+        ("  the same, a further row", "row_kilotoken_ms"),
     ):
         table.add_row(title, *(_unless_zero(_part(step, name)) for step in (target, draft)))
     table.add_row("prefill", f"{machine.target_prefill_ms:.1f}", f"{machine.draft_prefill_ms:.1f}")

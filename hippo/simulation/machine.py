@@ -18,7 +18,7 @@ _MS = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Time of one forward: a line in rows and in cached tokens, with a step after the first row.
+    """Time of one forward: linear in rows and in cached tokens, with a step after the first row.
 
     ``several_ms`` is what a second row costs at once, because another kernel runs then.
     """
@@ -27,11 +27,14 @@ class StepTime:
     several_ms: float = 0.0
     row_ms: float = 0.0  # each row after the first
     kilotoken_ms: float = 0.0  # each 1,000 tokens cached before the rows
+    row_kilotoken_ms: float = 0.0  # the same, for each row after the first
 
     def ms(self, num_rows: int, context: int) -> float:
         """Milliseconds of ``num_rows`` rows (at least 1) behind ``context`` cached tokens."""
-        several = self.several_ms + self.row_ms * (num_rows - 1) if num_rows > 1 else 0.0
-        return self.one_row_ms + several + self.kilotoken_ms * context / 1000
+        num_more, kilotokens = num_rows - 1, context / 1000
+        several = self.several_ms + self.row_ms * num_more if num_more else 0.0
+        per_kilotoken = self.kilotoken_ms + self.row_kilotoken_ms * num_more
+        return self.one_row_ms + several + per_kilotoken * kilotokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

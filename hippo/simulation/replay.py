@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hippo.errors import InvalidRequestError
 from hippo.simulation.machine import Machine
-from hippo.simulation.traces import Trace
+from hippo.simulation.traces import Trace, Words
+from hippo.speculation.estimates import PairTimes
 from hippo.speculation.policies import POLICY_NAMES, Policy, make_policy
 from hippo.speculation.simulator import Outcome, Simulation
 from hippo.types import FinishReason
 
 MAX_DRAFT_TOKENS = 32
+MAX_GUESSED = 4  # by the draft, where a trace says what was said; the service's default
 _END, _WRONG = 1_000_000, 2_000_000
 _MS = 1e6
 
@@ -24,9 +26,11 @@ class PolicyChoice:
     name: str
     gamma: int = 5
 
-    def make(self) -> Policy:
-        """A fresh policy for one sequence."""
-        return make_policy(self.name, gamma=self.gamma, max_draft_tokens=MAX_DRAFT_TOKENS)
+    def make(self, times: PairTimes | None = None) -> Policy:
+        """A fresh policy for one sequence; ``times``: what those before it have measured."""
+        return make_policy(
+            self.name, gamma=self.gamma, max_draft_tokens=MAX_DRAFT_TOKENS, times=times
+        )
 
     @property
     def title(self) -> str:
@@ -64,35 +68,77 @@ def parse_policies(text: str) -> list[PolicyChoice]:
     return choices
 
 
-def replay(policy: PolicyChoice, trace: Trace, machine: Machine, *, seed: int = 0) -> Outcome:
-    """One sequence from both prefills to the trace's end.
+def replay(
+    policy: PolicyChoice,
+    trace: Trace,
+    machine: Machine,
+    *,
+    seed: int = 0,
+    times: PairTimes | None = None,
+) -> Outcome:
+    """One sequence from both prefills to the trace's end; ``times``, as a gateway shares them.
 
     The trace's last token is an end token, as it is for the bench's clips: nobody knows the
     answer's length beforehand.
     """
     length = len(trace.agrees)
+    target, draft = _spoken(trace.words) if trace.words else _unspoken(trace.agrees)
+    outcome = Simulation(
+        target=target,
+        draft=draft,
+        policy=policy.make(times),
+        costs=machine.costs(seed),
+        max_tokens=length + 4 * MAX_DRAFT_TOKENS,
+        end_token_ids=(_END,),
+        num_prompt_tokens=trace.num_prompt_tokens,
+        num_draft_prompt_tokens=trace.num_draft_prompt_tokens,
+        max_guessed=MAX_GUESSED if trace.words else 0,
+        text_ids=trace.words.text_ids if trace.words else (),
+    ).run(most_events=4000 + 1000 * length)
+    assert outcome.verdicts[-1].finish_reason is FinishReason.STOP, "a trace ends with its token"
+    return outcome
+
+
+TokenFunction = Callable[[Sequence[int]], int]
+
+
+def _unspoken(agrees: Sequence[bool]) -> tuple[TokenFunction, TokenFunction]:
+    """Target and draft of a trace without words: a token is its own place."""
+    length = len(agrees)
 
     def target(history: Sequence[int]) -> int:
         return _END if len(history) == length - 1 else len(history)
 
     def draft(history: Sequence[int]) -> int:
         place = len(history)
-        if place < length and trace.agrees[place]:
-            return target(history)
+        return target(history) if place < length and agrees[place] else _WRONG + place
+
+    return target, draft
+
+
+def _spoken(words: Words) -> tuple[TokenFunction, TokenFunction]:
+    """Target and draft that say what they said; behind what nobody asked them, nothing right."""
+    ids = [*words.token_ids[:-1], _END]
+    draft_ids = list(words.draft_ids)
+    if draft_ids[-1] == words.token_ids[-1]:
+        draft_ids[-1] = _END
+
+    def target(history: Sequence[int]) -> int:
+        place = len(history)
+        return ids[place] if place < len(ids) else _WRONG + place
+
+    def draft(history: Sequence[int]) -> int:
+        place, said = len(history), list(history)
+        if said == ids[:place]:
+            return draft_ids[place] if place < len(ids) else _WRONG + place
+        at = next((k for k, (a, b) in enumerate(zip(said, ids, strict=False)) if a != b), len(ids))
+        if at < len(ids):
+            branch = (draft_ids[at], *words.branches.get(at, ()))
+            if tuple(said[at:]) == branch[: place - at] and place - at < len(branch):
+                return branch[place - at]
         return _WRONG + place
 
-    outcome = Simulation(
-        target=target,
-        draft=draft,
-        policy=policy.make(),
-        costs=machine.costs(seed),
-        max_tokens=length + 4 * MAX_DRAFT_TOKENS,
-        end_token_ids=(_END,),
-        num_prompt_tokens=trace.num_prompt_tokens,
-        num_draft_prompt_tokens=trace.num_draft_prompt_tokens,
-    ).run(most_events=4000 + 1000 * length)
-    assert outcome.verdicts[-1].finish_reason is FinishReason.STOP, "a trace ends with its token"
-    return outcome
+    return target, draft
 
 
 @dataclass(slots=True)
@@ -148,11 +194,24 @@ class Totals:
         return self.num_accepted / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
 
+def replay_each(policy: PolicyChoice, traces: Sequence[Trace], machine: Machine) -> list[Outcome]:
+    """Every trace in turn, as one gateway would answer them; trace ``k`` runs with seed ``k``.
+
+    What the policy measures it keeps for the next answer; the first trace is run once before.
+    """
+    times = PairTimes()
+    if policy.name == "adaptive":
+        replay(policy, traces[0], machine, times=times)
+    return [
+        replay(policy, trace, machine, seed=seed, times=times) for seed, trace in enumerate(traces)
+    ]
+
+
 def replay_all(policy: PolicyChoice, traces: Sequence[Trace], machine: Machine) -> Totals:
-    """Every trace in turn; trace ``k`` runs with seed ``k``, whatever the policy."""
+    """The sums of ``replay_each``."""
     totals = Totals()
-    for seed, trace in enumerate(traces):
-        totals.add(replay(policy, trace, machine, seed=seed))
+    for outcome in replay_each(policy, traces, machine):
+        totals.add(outcome)
     return totals
 
 

@@ -43,9 +43,12 @@ class Simulation:
         outages: Sequence[Outage] = (),
         repeat: Callable[[Action], bool] = lambda action: False,
         max_guessed: int = 0,
+        text_ids: Sequence[int] = (),
     ) -> None:
         """The prompts' lengths, those that each model caches, are part of the context that costs
-        depend on. ``repeat`` tells which of the gateway's messages are sent once more later."""
+        depend on; ``text_ids`` are what the draft guesses from. ``repeat`` tells which of the
+        gateway's messages are sent once more later.
+        """
         self.now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -58,6 +61,7 @@ class Simulation:
         self._num_draft_prompt_tokens = num_draft_prompt_tokens
         self._repeat = repeat
         self._max_guessed = max_guessed
+        self._text_ids = text_ids
         self._coordinator = Coordinator(policy)
         pace = self._coordinator.pace
         self._verifier = Verifier(max_tokens=max_tokens, end_token_ids=end_token_ids, pace=pace)
@@ -177,7 +181,7 @@ class Simulation:
 
     def _begin_draft(self, life: int) -> None:
         if self._drafter is not None and life == self._life:
-            self._drafter.begin(self._draft_tokens([]))
+            self._drafter.begin(self._draft_tokens([]), self._text_ids)
             self._drive_draft()
 
     def _drive_draft(self) -> None:

@@ -13,6 +13,7 @@ from hippo.simulation.hardware import GPUS, Placement
 from hippo.simulation.machine import Machine, StepTime, machine_from, read_machine
 from hippo.simulation.pairs import PAIRS, find_pair, pair_machine
 from hippo.simulation.traces import (
+    Words,
     agreement_of_run_length,
     drawn_traces,
     mean_agreement,
@@ -30,6 +31,28 @@ def test_traces_are_read_plain_and_as_json_and_short_ones_left_out(tmp_path: Pat
     assert plain.agrees == (True, True, False, True)
     assert plain.num_prompt_tokens == plain.num_draft_prompt_tokens == 5
     assert (rich.name, rich.num_prompt_tokens, rich.num_draft_prompt_tokens) == ("a", 7, 7)
+
+
+def test_a_trace_may_have_its_words_and_they_must_fit_it(tmp_path: Path) -> None:
+    path = tmp_path / "traces.jsonl"
+    line = {
+        "agrees": "101",
+        "token_ids": [4, 5, 6],
+        "draft_ids": [4, 9, 6],
+        "branches": {"1": [7, 8]},
+        "text_ids": [1, 2],
+    }
+    path.write_text(json.dumps(line))
+    (trace,) = read_traces(path)
+    assert trace.words == Words((4, 5, 6), (4, 9, 6), {1: (7, 8)}, (1, 2))
+    for broken, part in (
+        ({**line, "agrees": "10"}, "3 token_ids"),
+        ({**line, "draft_ids": [4]}, "differ in length"),
+        ({**line, "branches": [7]}, "branches"),
+    ):
+        path.write_text(json.dumps(broken))
+        with pytest.raises(InvalidRequestError, match=part):
+            read_traces(path)
 
 
 @pytest.mark.parametrize(

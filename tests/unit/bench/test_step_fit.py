@@ -1,0 +1,41 @@
+"""The target's step time, from forwards whose costs are known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bench.step_fit import fit_step
+from hippo.simulation.machine import StepTime
+
+TRUTH = StepTime(one_row_ms=4.0, several_ms=0.5, row_ms=0.2, kilotoken_ms=1.0, row_kilotoken_ms=0.3)
+MESSAGE_MS = 0.1
+
+
+def answer(*, num_forwards: int, seed: int, slow: int = -1) -> dict[str, Any]:
+    """Forwards of many sizes; in every third of them two blocks arrive, and one is held up."""
+    verdicts: list[dict[str, float]] = [{"at": 0.0, "rows": 0, "context": 0, "forward": 30.0}]
+    blocks: list[dict[str, float]] = []
+    now = 0.0
+    for k in range(num_forwards):
+        rows, context = 1 + (7 * k + seed) % 33, 100 + 5 * k
+        num_blocks = 2 * (k % 3 == 0)
+        forward = TRUTH.ms(rows, context) + MESSAGE_MS * num_blocks + 20.0 * (k == slow)
+        blocks += [{"at": now + 1.0}] * num_blocks
+        now += forward
+        verdicts.append({"at": now, "rows": rows, "context": context, "forward": forward})
+    return {"figures": {"timeline_ms": {"verdicts": verdicts, "blocks": blocks}}}
+
+
+def test_rows_context_and_blocks_are_told_apart_whatever_held_up_a_forward() -> None:
+    found = fit_step([answer(num_forwards=40, seed=seed, slow=9) for seed in range(4)])
+    assert found is not None
+    assert found.message_ms == pytest.approx(MESSAGE_MS, rel=0.02)
+    for rows, context in ((1, 100), (2, 300), (8, 150), (33, 250)):
+        assert found.time.ms(rows, context) == pytest.approx(TRUTH.ms(rows, context), rel=0.01)
+
+
+def test_nothing_is_fitted_without_a_timeline_or_with_few_forwards() -> None:
+    assert fit_step([{"figures": {}}] * 50) is None
+    assert fit_step([answer(num_forwards=10, seed=0)]) is None
