@@ -152,13 +152,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--cores", default="", help="two cores, client,service: such as 0,1")
+    parser.add_argument("--switch-interval", type=float, help="of the service's interpreter, in s")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.serve:
+        if arguments.switch_interval is not None:
+            sys.setswitchinterval(arguments.switch_interval)
         asyncio.run(_serve())
         return
     command = [sys.executable, "-m", "bench.rpc_round", "--serve"]
+    if arguments.switch_interval is not None:
+        command += ["--switch-interval", str(arguments.switch_interval)]
     if arguments.cores:
         client_core, service_core = arguments.cores.split(",")
         os.sched_setaffinity(0, {int(client_core)})
