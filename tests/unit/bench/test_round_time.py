@@ -17,7 +17,9 @@ def test_a_round_is_split_into_what_ran_what_was_ready_and_what_waited_for_a_loc
         "timings_ms": {"decode": 20.0},
         "num_blocks": 6,
     }
-    answer = Answer("text", 0.0, (0.1,), token_ids=(1, 2, 3, 4, 5), figures=figures)
+    answer = Answer(
+        text="text", asked_s=0.0, piece_s=(0.1,), token_ids=(1, 2, 3, 4, 5), figures=figures
+    )
     begin: Times = {("target", "device"): (100 * _MS, 7 * _MS), ("gateway", "loop"): (5 * _MS, 0)}
     end: Times = {
         ("target", "device"): (114 * _MS, 9 * _MS),
