@@ -16,7 +16,6 @@ import httpx
 from hippo.cli.processes import Child, StackError
 
 BUNDLED_PAIR = Path(__file__).resolve().parents[2] / "demo" / "models"
-_MODULES = {"draft": "services.draft", "target": "services.target", "gateway": "gateway"}
 _POLL_S = 0.05
 
 
@@ -39,6 +38,7 @@ class StackOptions:
     target_args: tuple[str, ...] = ()
     draft_args: tuple[str, ...] = ()
     gateway_args: tuple[str, ...] = ()
+    draft_module: str = "services.draft"  # benchmarks start one of their own
 
 
 def default_cores(target_device: str, draft_device: str) -> tuple[int | None, int | None]:
@@ -58,7 +58,12 @@ class Stack:
     def __init__(self, options: StackOptions, on_line: Callable[[str, str], None]) -> None:
         self._options = options
         self._folder = tempfile.TemporaryDirectory(prefix="hippo-")
-        self._children = {name: Child(name, on_line) for name in _MODULES}
+        self._modules = {
+            "draft": options.draft_module,
+            "target": "services.target",
+            "gateway": "gateway",
+        }
+        self._children = {name: Child(name, on_line) for name in self._modules}
         self._ports = {
             "draft": options.draft_port,
             "target": options.target_port,
@@ -99,7 +104,7 @@ class Stack:
     def start_service(self, name: str, *, wait: bool = True) -> None:
         """Starts one process, again if it has ended: it keeps its port."""
         self._port_file(name).unlink(missing_ok=True)
-        self._children[name].start(_MODULES[name], self._arguments(name))
+        self._children[name].start(self._modules[name], self._arguments(name))
         if wait:
             self._await_port(name)
 

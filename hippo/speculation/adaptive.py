@@ -6,17 +6,22 @@ rejection to rejection (:func:`hippo.speculation.estimates.expected_rate`), at t
 the more sequences share the target's forwards, the more a row costs against what it saves.
 
 Waiting for none at all is the cheap end of the scale: the target goes on alone while the draft
-catches up, and each of its tokens tells for free whether the draft would have been right. When
-even that promises nothing, drafting stops, and is tried again after 16, 48, 144, ... tokens.
-Nothing is waited for either while the draft has been wrong from its very first token on: that
-first trial, during the prefills, is free.
+catches up. When even that promises nothing, or would not if every draft token were right, drafting
+stops, and is tried again after 16, 48, 144, ... tokens.
+
+A draft that is not trusted is tried at no cost: the target goes on with single rows, the draft says
+what it would have said, and both are compared here. So it is as long as it was never right, after
+a few rejections in a row at its very first token, and when it is tried again.
 """
 
 from __future__ import annotations
 
+import enum
 import math
 
 from hippo.speculation.estimates import Acceptance, PairTimes, expected_rate
+from hippo.speculation.trials import Trials
+from hippo.speculation.trust import Trust
 from hippo.types import TARGET_ONLY, Block, Pace, StepLimits, Verdict
 
 _MS = 1_000_000
@@ -29,11 +34,24 @@ _LENGTH_PRICE = 0.008  # share of the rate that a draft token of a block costs b
 _LOADED = 1.5  # sequences in a forward from which on one is not alone
 _WORTH_DRAFTING = 1.05  # expected speedup below which drafting stops
 _WORTH_CHANGING = 1.02  # expected gain below which the pace stays
-_NUM_PROBE_TRIALS = 5
-_HOPELESS_TRIALS = 3  # none of them right
-_MOST_PROBE_FORWARDS = 12
+_TOO_SLOW = 0.8  # of a target step: a draft step of that length gains nothing, right as it may be
+_ENOUGH_TRIALS = 5  # tokens to judge a draft by
+_SURPRISING = 1.3  # times the expected time of a forward: the choice is made again
+_LOSING = 0.97  # measured speedup of the last forwards: drafting stops
+_LONGEST_TRY = 12  # forwards, without a single token to compare
+_TRIED_AHEAD = 2
+_FIRST_MOST = 4  # draft tokens in a forward, before it is known what rows cost or after a rest
+_UNTRUSTED = 0.4  # acceptance of other answers below which one begins with a try
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 512  # tokens
 _PAUSE_GROWTH = 3
+
+
+class Mode(enum.Enum):
+    """What an adaptive sequence does with its draft."""
+
+    GOING = "going"  # the target verifies what the draft says
+    TRYING = "trying"  # the draft speaks, the target goes on alone, and both are compared
+    RESTING = "resting"  # target-only
 
 
 def _around(choices: list[int], choice: int, reach: int) -> list[int]:
@@ -51,30 +69,40 @@ class AdaptivePolicy:
     def __init__(self, max_draft_tokens: int, times: PairTimes | None = None) -> None:
         self._times = times or PairTimes()
         self._acceptance = Acceptance(prior=self._times.acceptance.rate)
+        self._trials = Trials()
         self._latency = self._times.latency
         self._most_choices = [n for n in _MOST_CHOICES if n < max_draft_tokens]
         self._most_choices.append(max_draft_tokens)
         self._first_choices = [n for n in _FIRST_CHOICES if n <= max_draft_tokens]
         self._num_first = min(2, max_draft_tokens)
-        self._num_most = max(n for n in self._most_choices if n <= 12)
-        self._epoch = 0
-        self._drafted_end = 0  # index after the last draft token of this epoch
+        self._num_most = max(n for n in self._most_choices if n <= _FIRST_MOST)
+        self._context_length: int | None = None
         self._is_first = True  # the next token compared is the first of a run
+        self._trust = Trust()
         self._rejected_ns: int | None = None  # when a rejection passed, until a block follows
         self._num_until_choice = 2
-        self._alone_ns = 0.0  # one row, the draft idle
         self._pause = _FIRST_PAUSE
         self._num_paused = 0  # tokens still to settle before drafting is tried again
-        self._num_probe_forwards = 0
-        self._is_probing = False
+        self._num_silent = 0  # forwards of a try without a token to compare
         self._is_heard = False  # a block has come since the target last waited in vain
+        self._is_timed = True  # the draft's step time is of this try, or of other answers
+        # The first answer of all begins with a try, so that a step of one row is measured.
+        self._mode = Mode.TRYING
         if self._times.is_known:
             self._pick(len(self._most_choices), len(self._first_choices))
+            if self._is_too_slow:
+                self._rest()
+            elif self._times.acceptance.rate >= _UNTRUSTED:
+                self._mode = Mode.GOING
         self._pace = self._make_pace()
 
     @property
     def pace(self) -> Pace:
         return self._pace
+
+    @property
+    def mode(self) -> Mode:
+        return self._mode
 
     @property
     def acceptance_rate(self) -> float:
@@ -84,112 +112,135 @@ class AdaptivePolicy:
     @property
     def _is_tried(self) -> bool:
         """Whether enough draft tokens were compared to judge the draft."""
-        enough = _NUM_PROBE_TRIALS if self._is_proven else _HOPELESS_TRIALS
-        return self._acceptance.num_trials >= enough
+        return self._acceptance.num_trials >= _ENOUGH_TRIALS
 
     @property
     def _is_proven(self) -> bool:
         """Whether a draft token was right: before that, nothing is waited for after a rejection."""
         return self._acceptance.num_right > 0
 
+    @property
+    def _is_too_slow(self) -> bool:
+        """Whether the draft could not even keep up with a target that goes alone."""
+        step_ns = self._latency.draft_step_ns
+        return self._is_timed and step_ns > _TOO_SLOW * self._one_row_ns > 0
+
+    @property
+    def _one_row_ns(self) -> float:
+        """A target step alone, by measurements without the draft where there are any."""
+        costs = self._times.costs(self._context_length)
+        if self._times.num_sequences < _LOADED and costs.alone_ns:
+            return costs.alone_ns
+        return self._cost_table(1)[1]
+
     def observe_block(self, block: Block, now_ns: int) -> None:
-        """Learns the draft's step time, and how long its correction takes."""
+        """Learns the draft's step time, how long its correction takes, and what was right."""
         if block.step_ns:
             self._latency.observe_step(block.step_ns)
-        if not self._is_heard:
-            self._is_heard = True
-            if self._pace != TARGET_ONLY and not self._is_probing:
-                self._pace = self._make_pace()
-        if block.epoch < self._epoch:
-            return
-        self._drafted_end = block.start_index + len(block.token_ids)
-        if self._rejected_ns is not None:
-            if self._num_first == 0:  # else the target's own wait tells it better
-                num_more = len(block.token_ids) - 1
-                delay_ns = now_ns - self._rejected_ns - num_more * self._latency.draft_step_ns
-                self._latency.observe_first_token(delay_ns + _MESSAGE_NS)
+            self._is_timed = True
+        is_answer = self._rejected_ns is not None and not self._trials.is_stale(block)
+        if is_answer and self._num_first == 0:  # else the target's own wait tells it better
+            assert self._rejected_ns is not None
+            num_more = len(block.token_ids) - 1
+            delay_ns = now_ns - self._rejected_ns - num_more * self._latency.draft_step_ns
+            self._latency.observe_first_token(delay_ns + _MESSAGE_NS)
+        if is_answer:
             self._rejected_ns = None
+        outcomes = self._trials.add_block(block)
+        self._learn(outcomes)
+        if not self._is_heard or outcomes or self._mode is Mode.TRYING:
+            self._is_heard = True
+            self._review()
 
     def observe_verdict(self, verdict: Verdict, now_ns: int) -> None:
         """Learns costs and acceptance, and chooses again now and then."""
-        was_proven = self._is_proven
-        self._learn_acceptance(verdict, now_ns)
-        if (self._is_proven != was_proven or verdict.start_index == 0) and not self._num_paused:
-            self._pace = self._trial_pace(4) if self._is_probing else self._make_pace()
-        if verdict.start_index == 0:
-            return
-        self._learn_times(verdict)
-        if self._is_heard and verdict.timing.wait_ns and not verdict.num_draft_tokens:
-            self._is_heard = False
-            if self._pace != TARGET_ONLY and not self._is_probing:
-                self._pace = self._make_pace()
-        if self._num_paused:
-            self._num_paused = max(0, self._num_paused - len(verdict.token_ids))
-            if self._num_paused == 0:
-                self._probe()
-            return
-        if self._is_probing:
-            self._num_probe_forwards += 1
-            if not self._is_tried and self._num_probe_forwards < _MOST_PROBE_FORWARDS:
-                return
-            self._num_until_choice = 0
-        if self._is_tried and not self._is_proven:
-            self._num_until_choice = 0
-        self._num_until_choice -= 1
-        if self._num_until_choice <= 0:
-            self._num_until_choice = 6
-            self._choose()
-
-    def _learn_acceptance(self, verdict: Verdict, now_ns: int) -> None:
-        num_right = verdict.num_accepted_tokens
-        num_rejections = verdict.epoch - self._epoch
-        extra_index = verdict.start_index + len(verdict.token_ids) - 1
-        if num_rejections == 0 and num_right < len(verdict.token_ids):
-            num_right += self._drafted_end > extra_index  # it was held and compared
-        for _ in range(num_right):
-            self._learn(is_right=True)
-        for _ in range(num_rejections):
-            self._learn(is_right=False)
-        if num_rejections:
-            self._epoch = verdict.epoch
-            self._drafted_end = 0
+        outcomes = self._trials.add_verdict(verdict)
+        self._learn(outcomes)
+        if False in outcomes:
             self._rejected_ns = now_ns
+        if verdict.start_index > 0:
+            self._learn_times(verdict)
+            if self._is_heard and verdict.timing.wait_ns and not verdict.num_draft_tokens:
+                self._is_heard = False
+        self._num_until_choice -= 1
+        if self._mode is Mode.RESTING:
+            self._num_paused -= len(verdict.token_ids)
+            if self._num_paused <= 0:
+                self._try_again()
+        elif self._mode is Mode.TRYING:
+            self._num_silent = 0 if outcomes else self._num_silent + 1
+        self._review()
 
-    def _learn(self, *, is_right: bool) -> None:
-        for acceptance in (self._acceptance, self._times.acceptance):
-            acceptance.observe(is_right=is_right, is_first=self._is_first)
-        self._is_first = not is_right
+    def _learn(self, outcomes: list[bool]) -> None:
+        for is_right in outcomes:
+            for acceptance in (self._acceptance, self._times.acceptance):
+                acceptance.observe(is_right=is_right, is_first=self._is_first)
+            self._trust.observe(
+                is_right=is_right, is_first=self._is_first, rate=self._acceptance.rate
+            )
+            self._is_first = not is_right
 
     def _learn_times(self, verdict: Verdict) -> None:
         timing = verdict.timing
         if not timing.forward_ns:
             return
         num_rows = verdict.num_draft_tokens + 1
+        self._context_length = timing.context_length
+        expected_ns = self._cost_table(num_rows)[num_rows] if self._times.is_known else math.inf
         self._times.observe_forward(num_rows, timing)
-        if self._num_paused and num_rows == 1 and timing.num_sequences <= 1:
-            self._alone_ns += (timing.forward_ns - self._alone_ns) * (0.2 if self._alone_ns else 1)
+        if timing.forward_ns > _SURPRISING * expected_ns and num_rows > 1:
+            self._num_until_choice = 0
+        if self._mode is Mode.GOING:
+            self._trust.observe_forward(
+                len(verdict.token_ids),
+                num_accepted=verdict.num_accepted_tokens,
+                spent_ns=timing.forward_ns + timing.wait_ns,
+                one_row_ns=self._one_row_ns,
+            )
+        if self._mode is Mode.RESTING and num_rows == 1 and timing.num_sequences <= 1:
+            self._times.costs(self._context_length).observe_alone(timing.forward_ns)
         num_waited_for = self._pace.conservative.min_draft_tokens
         if verdict.is_conservative and num_waited_for and timing.wait_ns:
             num_more = min(num_waited_for, verdict.num_draft_tokens) - 1
             delay_ns = timing.wait_ns - num_more * self._latency.draft_step_ns
             self._latency.observe_first_token(delay_ns)
 
+    def _review(self) -> None:
+        """Changes the mode if what was learnt says so, and the pace with it."""
+        if self._mode is Mode.TRYING:
+            is_over = self._trust.is_try_over(is_proven=self._is_proven)
+            if is_over or self._num_silent >= _LONGEST_TRY or self._is_too_slow:
+                self._rest()
+            elif self._trust.is_right and self._times.is_known:
+                self._mode = Mode.GOING
+                self._trust.restart()
+                self._pick(2, 1)
+                self._num_until_choice = min(self._num_until_choice, 2)
+        elif self._mode is Mode.GOING:
+            one_row_ns = self._one_row_ns
+            if self._is_too_slow or self._trust.speedup(one_row_ns) < _LOSING:
+                self._rest()
+            elif self._trust.is_lost(is_proven=self._is_proven, one_row_ns=one_row_ns):
+                self._try()
+            elif self._num_until_choice <= 0:
+                self._num_until_choice = 6
+                self._choose()
+        self._pace = self._make_pace()
+
     def _choose(self) -> None:
         if not self._times.is_known:
             return
         gain = self._pick(2, 1)
-        if self._is_tried and not (gain >= _WORTH_DRAFTING and self._is_proven):
-            self._stop()
-        else:
-            if self._is_probing:
-                self._is_probing = False
+        if self._is_tried:
+            if gain < _WORTH_DRAFTING:
+                self._rest()
+            else:
                 self._pause = _FIRST_PAUSE
-            self._pace = self._make_pace()
 
     def _pick(self, most_reach: int, first_reach: int) -> float:
         """Moves both numbers to the best within reach of where they are; the expected speedup."""
         times, latency = self._times, self._latency
-        costs = times.cost_table(self._most_choices[-1] + 1)
+        costs = self._cost_table(self._most_choices[-1] + 1)
         if not latency.first_token_ns:
             latency.first_token_ns = latency.draft_step_ns + 1.5 * _MS
 
@@ -203,39 +254,48 @@ class AdaptivePolicy:
             )
             return tokens * (1 - price * num_most)
 
+        # No leap to forwards much larger than any that was measured.
+        known_rows = times.known_rows(self._context_length)
+        choices = _around(self._most_choices, self._num_most, most_reach)
+        choices = [n for n in choices if n < known_rows] or self._most_choices[:1]
+        if self._num_most not in choices:
+            self._num_most = choices[-1]
+            self._num_first = min(self._num_first, self._num_most)
         best = (self._num_first, self._num_most)
         best_rate = rate(*best) * _WORTH_CHANGING
-        for num_most in _around(self._most_choices, self._num_most, most_reach):
+        for num_most in choices:
             for num_first in {0, *_around(self._first_choices, self._num_first, first_reach)}:
                 if num_first <= num_most and (value := rate(num_first, num_most)) > best_rate:
                     best_rate, best = value, (num_first, num_most)
         self._num_first, self._num_most = best
-        is_alone = times.num_sequences < _LOADED
-        return rate(*best) * (self._alone_ns if is_alone and self._alone_ns else costs[1])
+        return rate(*best) * self._one_row_ns
 
-    def _stop(self) -> None:
+    def _cost_table(self, most_rows: int) -> list[float]:
+        return self._times.cost_table(most_rows, context_length=self._context_length)
+
+    def _rest(self) -> None:
+        self._mode = Mode.RESTING
         self._num_paused = self._pause
         self._pause = min(_PAUSE_GROWTH * self._pause, _LONGEST_PAUSE)
-        self._is_probing = False
-        self._pace = TARGET_ONLY
 
-    def _probe(self) -> None:
+    def _try(self) -> None:
+        self._mode = Mode.TRYING
+        self._num_silent = 0
+        self._trust.restart()
+
+    def _try_again(self) -> None:
+        self._try()
         self._acceptance.forget()
-        self._is_probing = True
+        self._is_timed = False
         self._is_first = True
-        self._num_probe_forwards = 0
         self._num_first = 0
-        self._num_most = max(n for n in self._most_choices if n <= 4)
-        self._pace = self._trial_pace(2)
-
-    def _trial_pace(self, num_ahead: int) -> Pace:
-        """Waits for nothing, and the draft does little that may be in vain."""
-        limits = StepLimits(0, min(num_ahead, self._num_most), 0)
-        return Pace(limits, limits, max_ahead=num_ahead, block_size=min(num_ahead, 4))
+        self._num_most = max(n for n in self._most_choices if n <= _FIRST_MOST)
 
     def _make_pace(self) -> Pace:
-        if self._acceptance.num_trials and not self._is_proven:
-            return self._trial_pace(2)
+        if self._mode is Mode.RESTING:
+            return TARGET_ONLY
+        if self._mode is Mode.TRYING:
+            return Pace(max_ahead=_TRIED_AHEAD, block_size=_TRIED_AHEAD)
         latency, num_first, num_most = self._latency, self._num_first, self._num_most
         if not self._is_heard:  # neither before its first block nor while it is silent
             num_first = 0
@@ -243,9 +303,9 @@ class AdaptivePolicy:
             wait_ns = 10.0 * _MS
         else:
             wait_ns = 2 * (latency.first_token_ns + num_first * latency.draft_step_ns)
-        if self._times.costs.is_known:
-            wait_ns = min(wait_ns, self._times.cost_table(1)[1])
-        # Waits in steps of an eighth, so that the pace does not change with every measurement.
+        if self._times.is_known:
+            wait_ns = min(wait_ns, self._cost_table(1)[1])
+        # Waits in steps of a fourth, so that the pace does not change with every measurement.
         wait_ns = int(2 ** (round(math.log2(max(wait_ns, 1)) * 4) / 4))
         step_ns = latency.draft_step_ns or 1.2 * _MS
         return Pace(

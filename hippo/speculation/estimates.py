@@ -4,93 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hippo.speculation.row_costs import RowCosts, moved
 from hippo.types import Timing
 
-# Forwards of similar size share a bucket: the largest number of rows in each.
-_BUCKETS = (1, 2, 3, 5, 8, 12, 16, 24, 48, 96, 192)
-_NEW = 0.2  # weight of a new measurement
-_OUTLIER = 3.0  # one measurement moves a mean by at most this factor
-_FIRST_OUTLIER = 1.5  # the first of its kind counts as so many times the expected at most
-_DOUBT = 0.02  # with each measurement, of heavier forwards that look dear beside it
-
-
-def _typical_cost(num_rows: float) -> float:
-    """Cost of a forward relative to one row, before anything was measured."""
-    return 1 + 0.12 * min(num_rows - 1, 3) + 0.05 * max(num_rows - 4, 0)
-
-
-def _moved(mean: float, value: float) -> float:
-    return mean + _NEW * (min(value, _OUTLIER * mean) - mean) if mean else value
-
-
-def _weight(num_rows: float, num_sequences: float) -> float:
-    """The size of a forward: a further sequence costs about what a further row does."""
-    return num_rows + num_sequences - 1
-
-
-@dataclass(slots=True)
-class RowCosts:
-    """Time of a target forward as a function of its rows and sequences, learnt from verdicts.
-
-    Forwards of similar weight share a bucket, which keeps their mean weight and time; between two
-    buckets that were measured the time is interpolated, outside of them it follows a typical
-    curve. The result never falls with more rows. Heavier forwards that look dear are doubted more
-    and more while they are not measured: a policy would never come back to them after a slow one.
-    """
-
-    _weights: list[float] = field(default_factory=lambda: [0.0] * len(_BUCKETS))
-    _times_ns: list[float] = field(default_factory=lambda: [0.0] * len(_BUCKETS))
-
-    @property
-    def is_known(self) -> bool:
-        return any(self._times_ns)
-
-    def observe(self, num_rows: int, forward_ns: int, *, num_sequences: int = 1) -> None:
-        """A forward of ``num_sequences``, with ``num_rows`` in all."""
-        weight = _weight(num_rows, num_sequences)
-        bucket = next((i for i, most in enumerate(_BUCKETS) if weight <= most), len(_BUCKETS) - 1)
-        mean_ns = self._times_ns[bucket]
-        if mean_ns:
-            # A time of the bucket's mean weight: heavier forwards must not look like slower ones.
-            scale = _typical_cost(self._weights[bucket]) / _typical_cost(weight)
-            self._times_ns[bucket] = _moved(mean_ns, forward_ns * scale)
-            moved = self._weights[bucket] + _NEW * (weight - self._weights[bucket])
-            self._times_ns[bucket] *= _typical_cost(moved) / _typical_cost(self._weights[bucket])
-            self._weights[bucket] = moved
-        else:
-            most_ns = _FIRST_OUTLIER * _interpolated(self._points(), weight)
-            first_ns = min(float(forward_ns), most_ns) if self.is_known else float(forward_ns)
-            self._weights[bucket], self._times_ns[bucket] = weight, first_ns
-        for other, time_ns in enumerate(self._times_ns):
-            if other > bucket and time_ns:
-                scale = _typical_cost(self._weights[other]) / _typical_cost(self._weights[bucket])
-                excess_ns = time_ns - scale * self._times_ns[bucket]
-                self._times_ns[other] -= _DOUBT * max(excess_ns, 0.0)
-
-    def table(self, most_rows: int, *, num_sequences: float = 1.0) -> list[float]:
-        """Nanoseconds of a forward with 0, 1, ... ``most_rows`` rows of each of the sequences."""
-        points = self._points()
-        costs = [0.0]
-        for num_rows in range(1, most_rows + 1):
-            weight = _weight(num_rows * num_sequences, num_sequences)
-            costs.append(max(_interpolated(points, weight), costs[-1]))
-        return costs
-
-    def _points(self) -> list[tuple[float, float]]:
-        """What was measured: weights in ascending order, and their times."""
-        return [pair for pair in zip(self._weights, self._times_ns, strict=True) if pair[1]]
-
-
-def _interpolated(points: list[tuple[float, float]], weight: float) -> float:
-    """The time at ``weight`` by measured points (weight, time) in ascending order; 0 without."""
-    after = next((i for i, point in enumerate(points) if point[0] >= weight), len(points))
-    if not points:
-        return 0.0
-    if 0 < after < len(points):
-        (x0, y0), (x1, y1) = points[after - 1], points[after]
-        return y0 + (y1 - y0) * (weight - x0) / (x1 - x0)
-    x, y = points[min(after, len(points) - 1)]
-    return y * _typical_cost(weight) / _typical_cost(x)
+_NEW_LOAD = 0.2  # weight of a new measurement
+_QUICKER, _SLOWER = 0.5, 0.3  # the same of a draft step: nothing makes it look quicker than it is
 
 
 @dataclass(slots=True)
@@ -142,10 +60,11 @@ class Latency:
     first_token_ns: float = 0.0  # from a rejection until its first draft token is at the target
 
     def observe_step(self, step_ns: int) -> None:
-        self.draft_step_ns = _moved(self.draft_step_ns, step_ns)
+        weight = _QUICKER if step_ns < self.draft_step_ns else _SLOWER
+        self.draft_step_ns = moved(self.draft_step_ns, step_ns, weight=weight)
 
     def observe_first_token(self, delay_ns: float) -> None:
-        self.first_token_ns = _moved(self.first_token_ns, max(delay_ns, 1.0))
+        self.first_token_ns = moved(self.first_token_ns, max(delay_ns, 1.0))
 
 
 @dataclass(slots=True)
@@ -153,34 +72,59 @@ class PairTimes:
     """What all sequences of one pair of services have measured together.
 
     Shared by the policies of a gateway, so that a new sequence begins with what is known of the
-    machine and of the load.
+    machine and of the load. Costs are kept apart by context length, in steps of four times: what
+    is behind a long prompt takes longer, and its rows cost less beside the rest.
     """
 
-    costs: RowCosts = field(default_factory=RowCosts)
     latency: Latency = field(default_factory=Latency)
     acceptance: Acceptance = field(default_factory=lambda: Acceptance(decay=0.998))
     num_sequences: float = 1.0  # that share a forward of the target
+    _costs: dict[int, RowCosts] = field(default_factory=dict)
+    _latest: int = 0  # the key last measured
 
     @property
     def is_known(self) -> bool:
         """Whether a pace can be chosen by it."""
-        return self.costs.is_known and self.latency.draft_step_ns > 0
+        return bool(self._costs) and self.latency.draft_step_ns > 0
+
+    def costs(self, context_length: int | None = None) -> RowCosts:
+        """Costs behind about so many tokens (None: as the last forward had), or the nearest that
+        are known; empty ones if none are."""
+        key = self._latest if context_length is None else _context_key(context_length)
+        if key in self._costs or not self._costs:
+            return self._costs.get(key) or RowCosts()
+        return self._costs[min(self._costs, key=lambda known: abs(known - key))]
 
     def observe_forward(self, num_rows: int, timing: Timing) -> None:
         """A sequence's ``num_rows`` rows ran in a forward."""
         shared = max(timing.num_sequences, 1)
         rows = timing.num_batch_rows or num_rows
-        self.costs.observe(rows, timing.forward_ns, num_sequences=shared)
+        key = _context_key(timing.context_length)
+        if key not in self._costs:
+            nearest = self.costs(timing.context_length)
+            self._costs[key] = nearest.scaled_to(rows, timing.forward_ns, num_sequences=shared)
+        self._latest = key
+        self._costs[key].observe(rows, timing.forward_ns, num_sequences=shared)
         # Each of them says so once.
-        self.num_sequences += (shared - self.num_sequences) * _NEW / shared
+        self.num_sequences += (shared - self.num_sequences) * _NEW_LOAD / shared
 
-    def cost_table(self, most_rows: int) -> list[float]:
+    def cost_table(self, most_rows: int, *, context_length: int | None = None) -> list[float]:
         """Nanoseconds of a forward at this load, if each sequence has 0, 1, ... rows in it.
 
         Rows are dear under load: what one sequence adds, all wait for. Taking others to do as it
         does, a sequence chooses what is best for all of them together.
         """
-        return self.costs.table(most_rows, num_sequences=self.num_sequences)
+        return self.costs(context_length).table(most_rows, num_sequences=self.num_sequences)
+
+    def known_rows(self, context_length: int | None = None) -> float:
+        """How many rows of each sequence a forward may have at this load for its cost to be
+        more than a guess."""
+        weight = self.costs(context_length).known_weight
+        return (weight - self.num_sequences + 1) / self.num_sequences
+
+
+def _context_key(context_length: int) -> int:
+    return context_length.bit_length() // 2
 
 
 def expected_rate(

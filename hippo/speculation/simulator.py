@@ -15,6 +15,7 @@ from functools import partial
 from hippo.speculation.coordinator import Action, Coordinator, SendBlock, SendCommit
 from hippo.speculation.drafter import Drafter, DraftStep
 from hippo.speculation.policies import Policy
+from hippo.speculation.step_mean import StepMean
 from hippo.speculation.verifier import Verifier, VerifyStep, Wait
 from hippo.speculation.virtual_time import Costs, Device, Outage, Outcome
 from hippo.types import Block, Timing, Verdict
@@ -44,10 +45,12 @@ class Simulation:
         repeat: Callable[[Action], bool] = lambda action: False,
         max_guessed: int = 0,
         text_ids: Sequence[int] = (),
+        num_sequences: int = 1,
     ) -> None:
         """The prompts' lengths, those that each model caches, are part of the context that costs
         depend on; ``text_ids`` are what the draft guesses from. ``repeat`` tells which of the
-        gateway's messages are sent once more later.
+        gateway's messages are sent once more later. With ``num_sequences`` so many share each
+        forward of either device and do as this one does: costs are of the rows of them all.
         """
         self.now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -62,6 +65,7 @@ class Simulation:
         self._repeat = repeat
         self._max_guessed = max_guessed
         self._text_ids = text_ids
+        self._num_sequences = num_sequences
         self._coordinator = Coordinator(policy)
         pace = self._coordinator.pace
         self._verifier = Verifier(max_tokens=max_tokens, end_token_ids=end_token_ids, pace=pace)
@@ -71,7 +75,7 @@ class Simulation:
         self._life = 0  # counts drafts, so that what a lost one still does is ignored
         self._last_arrival: dict[str, float] = {}
         self._draft_wait_ns = 0.0
-        self._draft_step_mean_ns = 0.0  # as the draft's engine reports it
+        self._draft_step_mean = StepMean()
         self._outcome = Outcome()
         for outage in outages:
             self.after(outage.lost_ns, self._lose_draft)
@@ -123,7 +127,8 @@ class Simulation:
         elif step is not None:
             wait_ns = self._target.take_idle_ns()
             context = self._num_prompt_tokens + step.start_index
-            duration = self._costs.target_ns(len(step.token_ids), context)
+            num_rows = len(step.token_ids) * self._num_sequences
+            duration = self._costs.target_ns(num_rows, context)
             if self._draft.is_busy:
                 duration *= 1 + self._costs.target_contention
             self._target.run(duration, partial(self._finish_target, step, wait_ns, context))
@@ -139,6 +144,8 @@ class Simulation:
             wait_ns=round(wait_ns),
             num_rows=len(step.token_ids),
             context_length=context,
+            num_sequences=self._num_sequences,
+            num_batch_rows=len(step.token_ids) * self._num_sequences,
         )
         self._tell(self._verifier.finish_step(step, target_ids, timing))
         self._target.disturb(self._costs.target_scheduling_ns())
@@ -175,7 +182,7 @@ class Simulation:
             epoch=self._coordinator.epoch,
             max_guessed=self._max_guessed,
         )
-        self._draft_step_mean_ns = 0.0
+        self._draft_step_mean = StepMean()
         self._draft.disturb(max(0.0, self._costs.draft_prefill_delay_ns - self.now))
         self._draft.run(self._costs.draft_prefill_ns, partial(self._begin_draft, self._life))
 
@@ -192,7 +199,8 @@ class Simulation:
         step = drafter.next_step()
         if step is not None:
             context = self._num_draft_prompt_tokens + step.start_index
-            duration = self._costs.draft_ns(len(step.token_ids), context)
+            num_rows = len(step.token_ids) * self._num_sequences
+            duration = self._costs.draft_ns(num_rows, context)
             if self._target.is_busy:
                 duration *= 1 + self._costs.draft_contention
             self._draft.run(duration, partial(self._finish_draft, self._life, step))
@@ -205,21 +213,19 @@ class Simulation:
                 history.append(guessed_id)
                 token_ids.append(self._draft_tokens(history))
             num_drafted = self._drafter.finish_step(step, token_ids)
-            self._count_draft_step(self.now - self._draft.began, num_drafted)
+            self._count_draft_step(self.now - self._draft.began, step, num_drafted)
             self._draft.disturb(self._costs.draft_scheduling_ns())
             self._drive_draft()
 
-    def _count_draft_step(self, duration_ns: float, num_drafted: int) -> None:
+    def _count_draft_step(self, duration_ns: float, step: DraftStep, num_drafted: int) -> None:
         self._outcome.num_draft_steps += 1
         self._outcome.draft_busy_ns += duration_ns
-        if num_drafted:
-            ns = duration_ns / num_drafted
-            mean = self._draft_step_mean_ns
-            self._draft_step_mean_ns += (ns - mean) / 8 if mean else ns
+        num_settled = len(step.token_ids) - step.num_guessed
+        self._draft_step_mean.observe(duration_ns, num_drafted=num_drafted, num_settled=num_settled)
 
     def _send_block(self, drafter: Drafter) -> None:
         self._draft_wait_ns += self._draft.take_idle_ns()
-        block = drafter.take_block(round(self._draft_step_mean_ns), round(self._draft_wait_ns))
+        block = drafter.take_block(self._draft_step_mean.token_ns, round(self._draft_wait_ns))
         if block is not None:
             self._draft_wait_ns = 0.0
             self._draft.disturb(self._costs.draft_message_ns)

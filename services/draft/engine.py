@@ -16,9 +16,8 @@ from hippo.models.base import Prompt
 from hippo.models.content import cached_places
 from hippo.sampling import SampleRequest, TokenSampler, sample_step
 from hippo.speculation.drafter import Drafter, DraftStep
+from hippo.speculation.step_mean import StepMean
 from hippo.types import Commit, OpenRequest, Pace, Selection, Timing
-
-_STEP_WEIGHT = 8  # steps that the running mean of step times looks back on
 
 
 class DraftSequence(EngineSequence):
@@ -42,19 +41,7 @@ class DraftSequence(EngineSequence):
         self.selection: Selection | None = None
         self.is_embedded = False
         self.has_begun = False
-        self._mean_step_ns = 0.0
-        self._mean_drafted = 0.0  # tokens of a step
-
-    @property
-    def step_ns(self) -> int:
-        """Device time of a drafted token, of the last steps; 0 before the first."""
-        return round(self._mean_step_ns / self._mean_drafted) if self._mean_drafted else 0
-
-    def count_step(self, duration_ns: int, num_drafted: int) -> None:
-        """Takes in a step and how many tokens came of it."""
-        weight = 1 / _STEP_WEIGHT if self._mean_drafted else 1.0
-        self._mean_step_ns += weight * (duration_ns - self._mean_step_ns)
-        self._mean_drafted += weight * (num_drafted - self._mean_drafted)
+        self.step_mean = StepMean()
 
 
 class DraftEngine(Engine[DraftSequence, DraftStep]):
@@ -171,14 +158,16 @@ class DraftEngine(Engine[DraftSequence, DraftStep]):
         ended_ns: int,
     ) -> None:
         num_drafted = sequence.drafter.finish_step(step, token_ids)
-        if num_drafted:
-            sequence.count_step(ended_ns - began_ns, num_drafted)
+        num_settled = len(step.token_ids) - step.num_guessed
+        sequence.step_mean.observe(
+            ended_ns - began_ns, num_drafted=num_drafted, num_settled=num_settled
+        )
         self._offer_block(sequence)
 
     def _offer_block(self, sequence: DraftSequence) -> None:
         if not sequence.has_begun:
             return
-        block = sequence.drafter.take_block(sequence.step_ns, sequence.wait_ns)
+        block = sequence.drafter.take_block(sequence.step_mean.token_ns, sequence.wait_ns)
         if block is not None:
             sequence.wait_ns = 0
             self._emit(sequence, block)

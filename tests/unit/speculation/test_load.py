@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hippo.speculation.adaptive import AdaptivePolicy
-from hippo.speculation.estimates import Acceptance, Latency, PairTimes, RowCosts, expected_rate
+from hippo.speculation.estimates import Acceptance, Latency, PairTimes, expected_rate
+from hippo.speculation.row_costs import RowCosts
 from hippo.types import TARGET_ONLY, Block, Timing, Verdict
 
 MS = 1_000_000
@@ -67,7 +68,32 @@ def test_a_service_that_says_nothing_of_its_batch_counts_as_alone() -> None:
     times = PairTimes()
     times.observe_forward(4, Timing(forward_ns=5 * MS))
     assert times.num_sequences == 1
-    assert times.costs.table(4)[4] == 5 * MS
+    assert times.cost_table(4)[4] == 5 * MS
+
+
+def test_costs_are_kept_apart_by_context_length() -> None:
+    times = PairTimes()
+    for _ in range(20):
+        times.observe_forward(1, Timing(forward_ns=5 * MS, context_length=200))
+        times.observe_forward(8, Timing(forward_ns=7 * MS, context_length=200))
+    times.observe_forward(1, Timing(forward_ns=10 * MS, context_length=25_000))
+    short, long = (times.cost_table(8, context_length=length) for length in (300, 30_000))
+    assert short[1] == pytest.approx(5 * MS)
+    assert long[1] == pytest.approx(10 * MS)
+    assert long[8] == pytest.approx(14 * MS)  # in proportion, until it is measured
+    for _ in range(20):
+        times.observe_forward(8, Timing(forward_ns=11 * MS, context_length=25_000))
+    assert times.cost_table(8, context_length=25_000)[8] == pytest.approx(11 * MS, rel=0.05)
+    assert times.cost_table(8, context_length=200)[8] == pytest.approx(7 * MS)
+
+
+def test_a_context_that_nobody_has_met_costs_what_the_nearest_does() -> None:
+    times = PairTimes()
+    assert not times.costs(100).is_known
+    times.observe_forward(1, Timing(forward_ns=5 * MS, context_length=200))
+    times.observe_forward(1, Timing(forward_ns=9 * MS, context_length=20_000))
+    assert times.cost_table(1, context_length=20)[1] == 5 * MS
+    assert times.cost_table(1, context_length=2_000_000)[1] == 9 * MS
 
 
 def test_blocks_are_shorter_under_load_when_rows_are_dear() -> None:
@@ -106,7 +132,7 @@ def drive(policy: AdaptivePolicy, *, num_sequences: int, row_ms: float, num_verd
     for number in range(num_verdicts):
         most = policy.pace.optimistic.max_draft_tokens
         if policy.pace.max_ahead:
-            ids = (5,) * most
+            ids = (5,) * (most or policy.pace.block_size)
             policy.observe_block(Block(epoch, index, ids, step_ns=round(STEP_MS * MS)), 0)
         is_rejection = bool(most) and number % 10 == 9
         num_accepted = most - 1 if is_rejection else most

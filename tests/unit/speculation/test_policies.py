@@ -9,8 +9,9 @@ import pytest
 from bench.simulate_policies import Machine, agreement_trace, mean_speedup, simulate
 from hippo.errors import InvalidRequestError
 from hippo.speculation.adaptive import AdaptivePolicy
-from hippo.speculation.estimates import Acceptance, Latency, RowCosts, expected_rate
+from hippo.speculation.estimates import Acceptance, Latency, expected_rate
 from hippo.speculation.policies import POLICY_NAMES, make_policy
+from hippo.speculation.row_costs import RowCosts
 from hippo.speculation.simulator import Outcome
 from hippo.types import TARGET_ONLY, Block, Timing, Verdict
 
@@ -173,9 +174,11 @@ def test_adaptive_waits_for_no_draft_that_was_never_right_nor_after_a_wait_in_va
     policy.observe_block(Block(0, 0, (1, 2), step_ns=1_000_000), 0)
     assert policy.pace.conservative.min_draft_tokens == 0
     policy.observe_verdict(Verdict(0, 0, (1,), timing=Timing(forward_ns=50_000_000)), 0)
-    assert policy.pace.conservative.min_draft_tokens > 0
+    assert policy.pace.optimistic.max_draft_tokens == 0  # what one row takes is not known yet
+    policy.observe_verdict(Verdict(0, 1, (2,), timing=Timing(forward_ns=10_000_000)), 0)
+    assert policy.pace.optimistic.max_draft_tokens > 0
     in_vain = Timing(forward_ns=10_000_000, wait_ns=5_000_000, num_rows=1)
-    policy.observe_verdict(Verdict(0, 1, (2,), timing=in_vain), 0)
+    policy.observe_verdict(Verdict(0, 2, (3,), timing=in_vain), 0)
     assert policy.pace.conservative.min_draft_tokens == 0
 
 

@@ -1,0 +1,146 @@
+"""Adaptive against target-only with drafts that misbehave: ``python -m bench.faulty``.
+
+Draft, gateway and this client run on one core, the target on another, as in ``python -m bench``.
+For each fault a stack is started with it, and each clip is asked about with target-only, adaptive
+and target-only again, ``--repeats`` times each; the median run counts.
+
+    python -m bench.faulty                                         all faults, float32
+    python -m bench.faulty --faults slow:10 --dtype bfloat16 --out bench/out/faulty-slow.json
+    python -m bench.faulty --publish bench/out/faulty*.json        writes docs/performance.md
+
+What a fault is: bench/faulty/faults.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bench.clips import held_out_clips
+from bench.environment import ROOT, describe_environment
+from bench.faulty.faults import parse_fault
+from bench.performance_page import PAGE, replace_section
+from bench.publish import environment_line
+from bench.runs import run_systems, running_stack
+from bench.systems import TARGET_ONLY, systems
+from hippo.cli.stack import BUNDLED_PAIR, StackOptions, default_cores
+
+FAULTS = (
+    "none",
+    "random",
+    "slow:10",
+    "slow-then-quick:10,100",
+    "stall:100,100",
+    "stall:50,ever",
+    "right-then-wrong:40,40",
+    "right-then-wrong:30,ever",
+)
+_EVER_MS = 1500.0  # longer than what is left of any of these answers
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures, prints tables and writes JSON; or publishes what was measured."""
+    args = _parse(argv)
+    if args.publish:
+        results = [json.loads(path.read_text(encoding="utf-8")) for path in args.publish]
+        replace_section(PAGE, "faulty", section(results))
+        return
+    target_core, draft_core = default_cores("cpu", "cpu")
+    if draft_core is not None:
+        os.sched_setaffinity(0, {draft_core})
+    given = argv if argv is not None else sys.argv[1:]
+    result: dict[str, Any] = {
+        "command": f"python -m bench.faulty {shlex.join(given)}".strip(),
+        "environment": describe_environment(),
+        "dtype": args.dtype,
+        "runs": [],
+    }
+    options = StackOptions(
+        target_model=str(BUNDLED_PAIR / "target"),
+        draft_model=str(BUNDLED_PAIR / "draft"),
+        dtype=args.dtype,
+        target_core=target_core,
+        draft_core=draft_core,
+        port=0,
+        gateway_args=("--max-draft-tokens", "32"),
+        draft_module="bench.faulty.draft",
+    )
+    chosen = [each for each in systems("none", 0.0) if each.name in (TARGET_ONLY, "adaptive")]
+    console = Console()
+    with tempfile.TemporaryDirectory() as folder:
+        clips = held_out_clips(Path(folder), kind="short", num_clips=args.num_clips)
+        for fault in args.faults:
+            given_fault = fault.replace("ever", f"{_EVER_MS:g}") if "stall" in fault else fault
+            with running_stack(replace(options, draft_args=("--draft-fault", given_fault))) as url:
+                _, run = run_systems(
+                    console, url, clips, chosen, title=f"{fault}, {args.dtype}",
+                    num_repeats=args.repeats, has_timeline=True,
+                )  # fmt: skip
+            result["runs"].append({"fault": fault, **run})
+            args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    console.print(f"written to {args.out}")
+
+
+def section(results: Sequence[Mapping[str, Any]]) -> str:
+    """A table of all runs of all results."""
+    lines = []
+    for result in results:
+        lines += [f"`{result['command']}`: {environment_line(result['environment'])}", ""]
+    lines += [
+        "| draft | dtype | clips | decode × mean [95 %] | slowest clip | end to end × "
+        "| tokens/forward | acceptance | draft step ms | equal |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for result in results:
+        for run in result["runs"]:
+            (row,) = (row for row in run["summary"] if row["system"] == "adaptive")
+            decode = row["decode_speedup"]
+            lines.append(
+                f"| {run['fault']} | {result['dtype']} | {row['num_clips']} "
+                f"| {decode['mean']:.3f} [{decode['low']:.3f}, {decode['high']:.3f}] "
+                f"| {decode['minimum']:.3f} | {row['end_to_end_speedup']['mean']:.3f} "
+                f"| {row['mean_tokens_per_forward']:.2f} | {_share(row['acceptance_rate'])} "
+                f"| {_share(row['draft_step_ms'])} | {row['num_equal']}/{row['num_answers']} |"
+            )
+    return "\n".join(lines)
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.faulty",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--faults", nargs="+", default=list(FAULTS), help="see bench/faulty/faults.py")
+    add("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    add("--num-clips", type=int, default=10, help="held-out clips")
+    add("--repeats", type=int, default=1, help="runs of each answer; the median one counts")
+    add("--out", type=Path, default=ROOT / "bench/out/faulty.json")
+    add("--publish", type=Path, nargs="+", metavar="FILE", help="write docs from these results")
+    args = parser.parse_args(argv)
+    for fault in args.faults:
+        try:
+            parse_fault(fault)
+        except ValueError as error:
+            parser.error(str(error))
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    return args
+
+
+if __name__ == "__main__":
+    main()

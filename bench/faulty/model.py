@@ -1,0 +1,82 @@
+"""A draft model that misbehaves as a :class:`bench.faulty.faults.DraftFault` says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from bench.faulty.faults import DraftFault
+from hippo.models.base import AttentionTap, DecodedMedia, Prompt, StepPlan, VideoLanguageModel
+from hippo.types import ChatMessage, FramePlan, ModelInfo
+
+
+class FaultyModel:
+    """Stands before a real one. A slow step is computed several times, so it takes its processor
+    for so long; a stall takes none; a wrong token is the second best one."""
+
+    def __init__(self, model: VideoLanguageModel, fault: DraftFault) -> None:
+        self._model = model
+        self._fault = fault
+        self._began_s: float | None = None  # of the answer's first step
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._model.info
+
+    @property
+    def num_layers(self) -> int:
+        return self._model.num_layers
+
+    def prepare(
+        self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
+    ) -> Prompt:
+        return self._model.prepare(messages, media, frame_plan)
+
+    def embed_visual(self, prompt: Prompt) -> torch.Tensor | None:
+        return self._model.embed_visual(prompt)
+
+    def prefill(
+        self,
+        slot: int,
+        prompt: Prompt,
+        visual: torch.Tensor | None,
+        kept: torch.Tensor | None,
+        tap: AttentionTap | None = None,
+    ) -> Iterator[torch.Tensor | None]:
+        """As the model does it: faults are those of drafting."""
+        for logits in self._model.prefill(slot, prompt, visual, kept, tap):
+            if logits is not None and self._fault.is_wrong_at(0):
+                logits = _without_best(logits[None])[0]
+            yield logits
+        self._began_s = None
+
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        """The model's logits, late and wrong as they may be."""
+        now_s = time.monotonic()
+        if self._began_s is None:
+            self._began_s = now_s
+        elapsed_ms = 1e3 * (now_s - self._began_s)
+        time.sleep(self._fault.stall_ms(elapsed_ms) / 1e3)
+        until_s = time.perf_counter()
+        began_s = until_s
+        logits = self._model.forward(plan)
+        until_s += self._fault.factor(elapsed_ms) * (time.perf_counter() - began_s)
+        while time.perf_counter() < until_s:
+            self._model.forward(plan)
+        indices = [
+            sequence.start_index + row + 1
+            for sequence in plan.sequences
+            for row in range(len(sequence.token_ids))
+        ]
+        wrong = [row for row, index in enumerate(indices) if self._fault.is_wrong_at(index)]
+        if wrong:
+            rows = torch.tensor(wrong, device=logits.device)
+            return logits.index_copy(0, rows, _without_best(logits[rows]))
+        return logits
+
+
+def _without_best(logits: torch.Tensor) -> torch.Tensor:
+    """Of each row of [rows, ids] all but the highest; a copy."""
+    return logits.scatter(-1, logits.argmax(-1, keepdim=True), -torch.inf)
