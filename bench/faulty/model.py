@@ -8,7 +8,14 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from bench.faulty.faults import DraftFault
-from hippo.models.base import AttentionTap, DecodedMedia, Prompt, StepPlan, VideoLanguageModel
+from hippo.models.base import (
+    AttentionTap,
+    DecodedMedia,
+    FeatureCache,
+    Prompt,
+    StepPlan,
+    VideoLanguageModel,
+)
 from hippo.types import ChatMessage, FramePlan, ModelInfo
 
 
@@ -34,8 +41,10 @@ class FaultyModel:
     ) -> Prompt:
         return self._model.prepare(messages, media, frame_plan)
 
-    def embed_visual(self, prompt: Prompt) -> torch.Tensor | None:
-        return self._model.embed_visual(prompt)
+    def embed_visual(
+        self, prompt: Prompt, cache: FeatureCache | None = None
+    ) -> torch.Tensor | None:
+        return self._model.embed_visual(prompt, cache)
 
     def prefill(
         self,
@@ -44,9 +53,10 @@ class FaultyModel:
         visual: torch.Tensor | None,
         kept: torch.Tensor | None,
         tap: AttentionTap | None = None,
+        num_reused: int = 0,
     ) -> Iterator[torch.Tensor | None]:
         """As the model does it: faults are those of drafting."""
-        for logits in self._model.prefill(slot, prompt, visual, kept, tap):
+        for logits in self._model.prefill(slot, prompt, visual, kept, tap, num_reused):
             if logits is not None and self._fault.is_wrong_at(0):
                 logits = _without_best(logits[None])[0]
             yield logits
