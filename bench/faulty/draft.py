@@ -8,16 +8,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 
 from bench.faulty.faults import DraftFault, parse_fault
 from bench.faulty.model import FaultyModel
 from hippo.config import load_settings
-from hippo.engine.process import run_process
-from hippo.errors import HippoError
+from hippo.engine.process import LocalSource, run_process
 from hippo.models.base import VideoLanguageModel
 from hippo.models.checkpoint import Progress
-from hippo.models.loading import load_model
 from services.draft.config import ENV_PREFIX, DraftSettings
 from services.draft.servicer import build_service
 
@@ -40,29 +37,15 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     return run_process("draft", lambda: build_service(settings), settings, settings.port, source)
 
 
-class _FaultySource:
-    """Loads the model as the service would."""
+class _FaultySource(LocalSource):
+    """Loads the model as the service would, and gives it the fault."""
 
     def __init__(self, settings: DraftSettings, fault: DraftFault) -> None:
-        self._settings = settings
+        super().__init__(settings)
         self._fault = fault
-        self.lost: Future[HippoError] = Future()  # never
 
     def load(self, progress: Progress) -> VideoLanguageModel:
-        settings = self._settings
-        model = load_model(
-            settings.model,
-            device=settings.device,
-            dtype=settings.dtype,
-            num_slots=settings.slots,
-            max_context_length=settings.max_context_length,
-            served_name=settings.served_name,
-            progress=progress,
-        )
-        return FaultyModel(model, self._fault)
-
-    def close(self) -> None:
-        pass
+        return FaultyModel(super().load(progress), self._fault)
 
 
 if __name__ == "__main__":

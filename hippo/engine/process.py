@@ -55,7 +55,7 @@ def run_process(
     Without a ``source`` the model is loaded as the settings say.
     """
     setup_logging(name, level=settings.log_level, style=settings.log_style)
-    source = source or _LocalSource(settings)
+    source = source or LocalSource(settings)
     code = 1
     try:
         prepare_cpu(settings.cpu_core, settings.num_threads)
@@ -149,7 +149,7 @@ async def _load_and_serve(service: AnyService, source: ModelSource, decoder: Med
     )
 
 
-class _LocalSource:
+class LocalSource:
     """A model in this process alone."""
 
     def __init__(self, settings: EngineSettings) -> None:

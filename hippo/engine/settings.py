@@ -56,8 +56,8 @@ class EngineSettings:
         True, help="a prompt that begins as an earlier one in a free slot goes on from there"
     )
     cuda_graphs: str = setting(
-        "auto",
-        help="capture steps of few rows as CUDA graphs; auto: on one GPU",
+        "off",
+        help="capture steps of few rows as CUDA graphs (untried on real GPUs); auto: on one GPU",
         choices=("auto", "on", "off"),
     )
     host: str = setting("127.0.0.1", help="address to listen on")

@@ -53,7 +53,7 @@ def load_model(
     shards: Shards | None = None,
     reserved_bytes: int = 0,
     budget_bytes: int | None = None,
-    cuda_graphs: str = "auto",
+    cuda_graphs: str = "off",
     exact_rows: int | None = None,
 ) -> VideoLanguageModel:
     """Loads a checkpoint from a folder or the Hugging Face hub, ready to serve.

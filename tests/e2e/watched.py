@@ -62,8 +62,8 @@ class Watched:
 
     @contextmanager
     def traffic(self, **speculative: Any) -> Iterator[None]:
-        """Questions one after another, of a few kinds or as said; every second is about a video that
-        was not seen before, so that something is left to compute."""
+        """Questions one after another, of a few kinds or as said; every second one reuses nothing
+        that is cached, so that something is left to compute."""
         kinds: list[dict[str, Any]] = [speculative] if speculative else [
             {"pruning": {"strategy": "uniform", "ratio": 0.5}},
             {"policy": "vpsd", "gamma": 4},
