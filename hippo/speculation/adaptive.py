@@ -256,11 +256,10 @@ class AdaptivePolicy:
 
         # No leap to forwards much larger than any that was measured.
         known_rows = times.known_rows(self._context_length)
-        choices = _around(self._most_choices, self._num_most, most_reach)
-        choices = [n for n in choices if n < known_rows] or self._most_choices[:1]
-        if self._num_most not in choices:
-            self._num_most = choices[-1]
-            self._num_first = min(self._num_first, self._num_most)
+        known = [n for n in self._most_choices if n < known_rows] or self._most_choices[:1]
+        self._num_most = min(self._num_most, known[-1])
+        self._num_first = min(self._num_first, self._num_most)
+        choices = _around(known, self._num_most, most_reach)
         best = (self._num_first, self._num_most)
         best_rate = rate(*best) * _WORTH_CHANGING
         for num_most in choices:
