@@ -34,13 +34,16 @@ class Watch(Generic[ClientT]):
         noun: str,
         client: ClientT,
         *,
-        on_change: Callable[[ModelInfo | None], Awaitable[None]],
+        on_change: Callable[[], None],
+        prepare: Callable[[ModelInfo], Awaitable[None]] | None = None,
     ) -> None:
+        """``prepare`` is awaited before a service that came up is known to be there."""
         self.client: ClientT = client
         self.info: ModelInfo | None = None
         self.problem = f"the {noun} service at {client.address} has not answered yet"
         self._noun = noun
         self._on_change = on_change
+        self._prepare = prepare
         self._recheck = asyncio.Event()
 
     def report_failure(self) -> None:
@@ -80,16 +83,20 @@ class Watch(Generic[ClientT]):
                 await self._change(None)
 
     async def _change(self, info: ModelInfo | None) -> None:
+        if info is not None and self._prepare is not None:
+            await self._prepare(info)
         self.info = info
-        await self._on_change(info)
+        self._on_change()
 
 
 class Backends:
     """The target, and the draft if there is one and it fits."""
 
     def __init__(self, target: TargetClient, draft: DraftClient | None) -> None:
-        self._target: Watch[TargetClient] = Watch("target", target, on_change=self._on_target)
-        self._draft = None if draft is None else Watch("draft", draft, on_change=self._on_draft)
+        self._target: Watch[TargetClient] = Watch(
+            "target", target, on_change=self._check_pair, prepare=self._load_tokenizer
+        )
+        self._draft = None if draft is None else Watch("draft", draft, on_change=self._check_pair)
         self._tokenizer: Tokenizer | None = None
         self._pair_problem: str | None = None
         self._draft_usable = asyncio.Event()
@@ -165,15 +172,9 @@ class Backends:
         """A verification stream broke: the target counts as down until it is found well again."""
         self._target.report_failure()
 
-    async def _on_target(self, info: ModelInfo | None) -> None:
-        if info is not None:
-            # A large tokenizer takes a while to build; answers must not wait for it.
-            data = info.tokenizer_json
-            self._tokenizer = await asyncio.to_thread(Tokenizer.from_buffer, data)
-        self._check_pair()
-
-    async def _on_draft(self, info: ModelInfo | None) -> None:
-        self._check_pair()
+    async def _load_tokenizer(self, info: ModelInfo) -> None:
+        # A large one takes a while to build; answers must not wait for it.
+        self._tokenizer = await asyncio.to_thread(Tokenizer.from_buffer, info.tokenizer_json)
 
     def _check_pair(self) -> None:
         draft = None if self._draft is None else self._draft.info
