@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from pathlib import Path
 
@@ -28,6 +29,14 @@ def draft_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("draft") / "tiny-draft"
     return write_checkpoint(folder, noise=0.05, vocab_size=320)
+
+
+@pytest.fixture(scope="session")
+def compile_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where compiled layers are kept for all tests; skips where there is no C++ compiler."""
+    if not any(map(shutil.which, ("g++", "c++", "clang++"))):
+        pytest.skip("no C++ compiler is installed")
+    return tmp_path_factory.mktemp("compiled")
 
 
 @pytest.fixture(scope="session")

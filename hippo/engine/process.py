@@ -170,6 +170,7 @@ class LocalSource:
             budget_bytes=settings.memory_bytes,
             cuda_graphs=settings.cuda_graphs,
             exact_rows=settings.exact_rows,
+            compile_folder=settings.compile_folder,
         )
 
     def close(self) -> None:

@@ -78,6 +78,12 @@ class KeyValueCache:
         stretch = self._data[:, slot, :, :, None, :end]
         return stretch[:, 0].unbind(0), stretch[:, 1].unbind(0)
 
+    def stretch(self, slot: int, end: int) -> Views:
+        """Tokens ``0:end`` of a slot: ``[2, num_kv_heads, tokens, head_dim]`` a layer, keys first;
+        views."""
+        views: Views = self._data[:, slot, :, :, :end].unbind(0)
+        return views
+
     def slot(self, slot: int) -> Views:
         """All of a slot: ``[2, num_kv_heads, num_places, head_dim]`` a layer; views."""
         views: Views = self._data[:, slot].unbind(0)

@@ -54,6 +54,7 @@ class CachedModel(ABC):
         self._cache = pretrained.cache
         self._info = pretrained.info
         self._static = pretrained.static
+        self._compiled = pretrained.compiled
         self._num_axes = num_axes
         # Only products that oneDNN packs are worth it.
         is_packed = pretrained.make_linear is make_linear
@@ -177,6 +178,8 @@ class CachedModel(ABC):
         placed = [self._place(sequence) for sequence in plan.sequences]
         if self._static is not None and self._static.covers(placed):
             return self._static.forward(placed)
+        if self._compiled is not None and self._compiled.covers(placed):
+            return self._compiled.forward(placed[0])
         token_ids: list[int] = []
         sequences: list[SequenceStep] = []
         for rows in placed:

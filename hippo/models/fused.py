@@ -12,6 +12,7 @@ modules.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,10 +20,26 @@ from torch.nn.functional import silu
 
 from hippo.models.attention import Step, attend
 from hippo.models.decoder import rotary_tables
-from hippo.models.linear import MakeLinear
+from hippo.models.linear import MakeLinear, packed_bias, packed_weight
 
 if TYPE_CHECKING:
     from hippo.parallel.shards import Shards
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What the layers of a stack have in common."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scaling: float
+    eps: float
+
+    @property
+    def groups(self) -> int:
+        """Query heads that share a key-value head."""
+        return self.num_heads // self.num_kv_heads
 
 
 class FusedStack:
@@ -55,6 +72,16 @@ class FusedStack:
         """Decoder layers in all."""
         return len(self._layers)
 
+    @property
+    def layer_shape(self) -> LayerShape:
+        """That of every layer."""
+        return self._layers[0].shape
+
+    def layer_tensors(self, index: int) -> tuple[torch.Tensor, ...]:
+        """A layer's weights in the order of its arithmetic: norm, query-key-value, its bias,
+        output, norm, gate-up, down; those of products as make_linear packs them."""
+        return self._layers[index].tensors()
+
     def rotary(self, positions: torch.Tensor) -> torch.Tensor:
         """Unit complex numbers ``[rows, 1, head_dim / 2]``, by the model's own rotary module."""
         reference = torch.empty(0, dtype=torch.float32, device=positions.device)
@@ -83,12 +110,19 @@ class FusedStack:
 class _RMSNorm:
     """RMS normalisation, in float32 up to the weight, as transformers has it."""
 
-    __slots__ = ("_eps", "_inverse_size", "_weight")
+    __slots__ = ("_eps", "_inverse_size", "_weight", "eps")
 
     def __init__(self, module: Any) -> None:
+        self.eps: float = module.variance_epsilon
         self._weight = module.weight
         self._inverse_size = 1.0 / module.weight.shape[0]
         self._eps = torch.full((1, 1), module.variance_epsilon, device=module.weight.device)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """``[hidden_size]``."""
+        weight: torch.Tensor = self._weight.detach()
+        return weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         # Five small operations; rms_norm is as exact, but takes half as long again.
@@ -144,6 +178,25 @@ class _FusedLayer:
         self._down = make_output(mlp.down_proj.weight)
         for module in (*projections, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj):
             module.weight.data = module.weight.data.new_empty(0)
+
+    @property
+    def shape(self) -> LayerShape:
+        """See FusedStack.layer_shape."""
+        return LayerShape(
+            self._num_heads,
+            self._num_kv_heads,
+            self._head_shape[2],
+            self._scaling,
+            self._input_norm.eps,
+        )
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """See FusedStack.layer_tensors."""
+        products = (self._qkv, self._output, self._gate_up, self._down)
+        qkv, output, gate_up, down = (packed_weight(product) for product in products)
+        norms = self._input_norm.weight, self._post_norm.weight
+        bias = packed_bias(self._qkv)
+        return norms[0], qkv, bias, output, norms[1], gate_up, down
 
     def __call__(
         self, hidden: torch.Tensor, rotary: torch.Tensor, step: Step, index: int

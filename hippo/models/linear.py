@@ -53,6 +53,21 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linea
     return _Plain(weight, bias)
 
 
+def packed_weight(product: Linear) -> torch.Tensor:
+    """The weight of a product of make_linear's, as oneDNN packed it; TypeError: it is another."""
+    if not isinstance(product, _Packed):
+        raise TypeError("only products that oneDNN packs can be compiled")
+    weight: torch.Tensor = product.weight
+    return weight
+
+
+def packed_bias(product: Linear) -> torch.Tensor:
+    """The bias of a product of make_linear's that has one; TypeError: it is another."""
+    if not isinstance(product, _Packed) or product.bias is None:
+        raise TypeError("only products that oneDNN packs, with a bias, can be compiled")
+    return product.bias
+
+
 def has_half_linear() -> bool:
     """Whether this CPU and this torch can do make_half_linear."""
     return "fbgemm" in torch.backends.quantized.supported_engines and hasattr(
@@ -82,16 +97,16 @@ class _Plain:
 
 class _Packed:
     # The operators that torch.compile's CPU backend packs weights with.
-    __slots__ = ("_bias", "_op", "_weight")
+    __slots__ = ("_op", "bias", "weight")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         operators = torch.ops.mkldnn
         self._op = operators._linear_pointwise.default
-        self._weight = operators._reorder_linear_weight(weight.contiguous(), _TYPICAL_ROWS)
-        self._bias = bias
+        self.weight = operators._reorder_linear_weight(weight.contiguous(), _TYPICAL_ROWS)
+        self.bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self._op(x, self._weight, self._bias, "none", [], "")
+        result: torch.Tensor = self._op(x, self.weight, self.bias, "none", [], "")
         return result
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,7 @@ def load_model(
     budget_bytes: int | None = None,
     cuda_graphs: str = "off",
     exact_rows: int | None = None,
+    compile_folder: Path | None = None,
 ) -> VideoLanguageModel:
     """Loads a checkpoint from a folder or the Hugging Face hub, ready to serve.
 
@@ -64,9 +66,11 @@ def load_model(
     (hippo.parallel). ``reserved_bytes`` of the device are for something else (the vision cache);
     ``budget_bytes`` bound what the process takes of it. ``cuda_graphs`` captures steps: auto (on a
     GPU that is not one of several), on or off. ``exact_rows``: every step has that many rows, so
-    that a token's logits do not depend on what was fed with it (hippo.models.static). Raises
-    ModelLoadError when the checkpoint is missing, gated, unreachable, damaged, of an unsupported
-    architecture or too large for the device, or when it cannot be run so.
+    that a token's logits do not depend on what was fed with it (hippo.models.static).
+    ``compile_folder``: steps of one sequence run through compiled layers, which are kept there
+    (hippo.models.compiled), where the machine can compile. Raises ModelLoadError when the
+    checkpoint is missing, gated, unreachable, damaged, of an unsupported architecture or too large
+    for the device, or when it cannot be run so.
     """
     report = progress or (lambda _stage, _share: None)
     target = parse_device(device)
@@ -80,6 +84,8 @@ def load_model(
         raise ModelLoadError(f"{exact_rows} rows a step: it must be 1 to {ROW_BUCKETS[-1]}")
     if exact_rows is not None and shards is not None:
         raise ModelLoadError("steps of fixed shape are for a model on one device")
+    if compile_folder is not None:
+        _check_compilable(target, shards, is_fused=is_fused, exact_rows=exact_rows)
     if dtype not in (*DTYPES, "auto"):
         raise ModelLoadError(f"dtype {dtype!r} is unknown: use {', '.join(DTYPES)} or auto")
     checkpoint = find_checkpoint(name_or_path, progress=report)
@@ -89,11 +95,14 @@ def load_model(
             f"{checkpoint.name} is of architecture {checkpoint.model_type or 'unknown'!r}; "
             f"supported: {', '.join(sorted(FAMILIES))}"
         )
+    chosen = _dtype(dtype, checkpoint, target)
+    if compile_folder is not None and chosen == torch.float16:
+        raise ModelLoadError("--compile needs --dtype float32 or bfloat16")
     report("loading", 0.0)
     model = loader(
         checkpoint,
         device=target,
-        dtype=_dtype(dtype, checkpoint, target),
+        dtype=chosen,
         num_slots=num_slots,
         max_context_length=max_context_length,
         served_name=served_name or checkpoint.name,
@@ -104,9 +113,23 @@ def load_model(
         budget_bytes=budget_bytes,
         has_graphs=has_graphs,
         exact_rows=exact_rows,
+        compile_folder=compile_folder,
     )
     report("loading", 1.0)
     return model
+
+
+def _check_compilable(
+    device: torch.device, shards: Shards | None, *, is_fused: bool, exact_rows: int | None
+) -> None:
+    if device.type != "cpu" or shards is not None:
+        raise ModelLoadError(
+            "--compile is for a model on one CPU; on a GPU there are --cuda-graphs"
+        )
+    if exact_rows is not None:
+        raise ModelLoadError("--compile and --deterministic exclude each other")
+    if not is_fused:
+        raise ModelLoadError("transformers' modules as they are cannot be compiled")
 
 
 def _has_graphs(setting: str, device: torch.device, shards: Shards | None) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from hippo.errors import ModelLoadError
 from hippo.models._torchvision import ensure_torchvision
 from hippo.models.cache import CacheShape, KeyValueCache, cache_dtype
 from hippo.models.checkpoint import Checkpoint, Progress
+from hippo.models.compiled import CompiledSteps, compile_steps
 from hippo.models.decoder import DecoderStack, TransformersStack
 from hippo.models.fused import FusedStack
 from hippo.models.graphs import CudaGraphs
@@ -40,6 +42,7 @@ class Pretrained:
     info: ModelInfo
     make_linear: MakeLinear | None  # None: modules stay as transformers wrote them
     static: StaticSteps | None = None  # forwards of fixed shape, where they are asked for
+    compiled: CompiledSteps | None = None  # where they are asked for and can be
 
 
 def load_pretrained(
@@ -58,13 +61,15 @@ def load_pretrained(
     budget_bytes: int | None = None,
     has_graphs: bool = False,
     exact_rows: int | None = None,
+    compile_folder: Path | None = None,
 ) -> Pretrained:
     """Loads a checkpoint as ``transformers.<architecture>``, whose text model is Qwen2-style.
 
     ``is_fused`` False runs transformers' modules as they are: slower, and the reference that the
     fused ones are tested against. ``shards``: this process is one of several ranks, and holds its
     part of the layers and the cache. See load_model for what is said of memory. ``has_graphs`` and
-    ``exact_rows`` (hippo.models.static) are for one process on one device. Raises ModelLoadError.
+    ``exact_rows`` (hippo.models.static) are for one process on one device, ``compile_folder``
+    (hippo.models.compiled) for one on a CPU, without them. Raises ModelLoadError.
     """
     assert shards is None or not (has_graphs or exact_rows), "ranks step in the ordinary way"
     ensure_torchvision()
@@ -197,7 +202,12 @@ def load_pretrained(
             exact_rows=exact_rows,
             graphs=CudaGraphs(device) if has_graphs else None,
         )
-    return Pretrained(model, processor, stack, cache, info, make, static)
+    compiled = None
+    if compile_folder is not None:
+        assert isinstance(stack, FusedStack) and static is None
+        embedding = model.get_input_embeddings().weight
+        compiled = compile_steps(stack, cache, embedding, compile_folder, progress)
+    return Pretrained(model, processor, stack, cache, info, make, static, compiled)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,249 @@
+"""Decoder layers compiled ahead by TorchInductor, for steps of one sequence on a CPU.
+
+One layer is compiled, with its weights as arguments, and called for every layer: they differ in
+nothing else. So compiling costs the same for 2 layers as for 80, the packed weights stay the ones
+that prefills use, and two packages are enough: one for a row alone, one for 2 to 32 rows, in both
+of which the cached length, and in the second the rows, are left open. Matrix products are oneDNN's
+as in the ordinary step; what lies between them is fused, and no operator passes Python.
+
+    hidden ─► norm ─► [qkv] ─► rotate, write to the cache ─► [attention] ─► [output] ─► add, norm
+           ─► [gate, up] ─► silu, times ─► [down] ─► add          [ ]: a library's kernel
+
+A package is a file made by AOTInductor (torch.export, torch._inductor.aoti_compile_and_package). It
+is kept under a name that says all it depends on, and a later start only loads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import inspect
+import json
+import logging
+import os
+import platform
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention, silu
+
+from hippo.models.attention import MAX_GROUPED_ROWS
+from hippo.models.cache import KeyValueCache
+from hippo.models.fused import FusedStack, LayerShape
+
+_log = logging.getLogger(__name__)
+
+Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+
+
+class _Layer(torch.nn.Module):
+    """hippo.models.fused's layer, in operations that TorchInductor can fuse."""
+
+    def __init__(self, shape: LayerShape) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def forward(
+        self,
+        hidden: torch.Tensor,  # [rows, hidden_size]
+        seen: torch.Tensor,  # [2, num_kv_heads, tokens, head_dim], of which the rows are the last
+        rotary: torch.Tensor,  # [rows, 1, head_dim / 2, 2]
+        places: torch.Tensor,  # int64 [rows]
+        mask: torch.Tensor | None,  # [rows * groups, tokens]
+        input_norm: torch.Tensor,
+        qkv_weight: torch.Tensor,
+        qkv_bias: torch.Tensor,
+        output_weight: torch.Tensor,
+        post_norm: torch.Tensor,
+        gate_up_weight: torch.Tensor,
+        down_weight: torch.Tensor,
+    ) -> torch.Tensor:
+        shape, rows = self.shape, hidden.shape[0]
+        product = torch.ops.hippo.packed_linear
+        num_kv, num_rotated = shape.num_kv_heads, shape.num_heads + shape.num_kv_heads
+        qkv = product(self._norm(hidden, input_norm), qkv_weight, qkv_bias).float()
+        heads = qkv.view(rows, num_rotated + num_kv, shape.head_dim)
+        pairs = heads[:, :num_rotated].unflatten(2, (-1, 2))
+        real, imaginary = pairs[..., 0], pairs[..., 1]
+        cosines, sines = rotary[..., 0], rotary[..., 1]
+        rotated = torch.stack(
+            (real * cosines - imaginary * sines, real * sines + imaginary * cosines), -1
+        ).flatten(2)
+        new = torch.stack((rotated[:, shape.num_heads :], heads[:, num_rotated:]))
+        seen.index_copy_(2, places, new.transpose(1, 2))
+        query = rotated[:, : shape.num_heads].reshape(rows, num_kv, shape.groups, shape.head_dim)
+        attended = scaled_dot_product_attention(
+            query.transpose(0, 1).reshape(num_kv, 1, rows * shape.groups, shape.head_dim),
+            seen[0][:, None],
+            seen[1][:, None],
+            attn_mask=mask,
+            scale=shape.scaling,
+        )
+        attended = attended.view(num_kv, rows, -1).transpose(0, 1).reshape(rows, -1)
+        hidden = hidden + product(attended.to(hidden.dtype), output_weight, None)
+        gate, up = product(self._norm(hidden, post_norm), gate_up_weight, None).chunk(2, -1)
+        result: torch.Tensor = hidden + product(silu(gate) * up, down_weight, None)
+        return result
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        scale = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.shape.eps)
+        return (x * scale).to(x.dtype) * weight
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """All that a package depends on."""
+
+    source: str
+    torch_version: str
+    processor: str
+    layer: dict[str, Any]
+    weights: tuple[tuple[int, ...], ...]
+    dtype: str
+    num_threads: int
+    cache_shape: tuple[int, ...]
+    cache_strides: tuple[int, ...]
+    is_single: bool
+
+    def name(self) -> str:
+        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        return f"layer-{'one-row' if self.is_single else 'rows'}-{digest[:24]}.pt2"
+
+
+def load_or_compile(
+    stack: FusedStack, cache: KeyValueCache, folder: Path, *, is_single: bool
+) -> Run:
+    """The package for one row, or for 2 to 32, from ``folder``, or made and kept there.
+
+    It takes _Layer.forward's tensors (no mask for one row) and gives the new ``hidden`` alone; the
+    cache is written in place. Raises what torch, the compiler or the file system raise.
+    """
+    whole = cache.stretch(0, cache.shape.capacity)[0]
+    weights = stack.layer_tensors(0)
+    key = _Key(
+        source=inspect.getsource(_Layer) + inspect.getsource(_define_product),
+        torch_version=torch.__version__,
+        processor=_processor(),
+        layer=asdict(stack.layer_shape),
+        weights=tuple(tuple(weight.shape) for weight in weights),
+        dtype=str(weights[0].dtype),
+        num_threads=torch.get_num_threads(),
+        cache_shape=tuple(whole.shape),
+        cache_strides=tuple(whole.stride()),
+        is_single=is_single,
+    )
+    path = folder / key.name()
+    _define_product()
+    if path.exists():
+        try:
+            return _load(path)
+        except Exception as error:  # a damaged file: made anew
+            _log.warning("%s cannot be loaded and is compiled again: %s", path, error)
+    what = "one row" if is_single else f"2 to {MAX_GROUPED_ROWS} rows"
+    _log.info("compiling a layer for %s; this takes a while once, %s keeps it", what, folder)
+    began = time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".") as partial:
+        made = _compile(stack, cache, Path(partial) / "layer.pt2", is_single=is_single)
+        os.replace(made, path)  # whole or not at all: another service may compile the same
+    _log.info("compiled a layer for %s in %.0f s", what, time.monotonic() - began)
+    return _load(path)
+
+
+def _load(path: Path) -> Run:
+    # Single-threaded: the device thread alone calls, and a step waits for no lock.
+    package: Any = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
+    run: Run = package.loader.run
+    return run
+
+
+def _compile(stack: FusedStack, cache: KeyValueCache, path: Path, *, is_single: bool) -> str:
+    shape = stack.layer_shape
+    num_rows, num_tokens = (1, 24) if is_single else (6, 24)
+    weights = stack.layer_tensors(0)
+    mask = None if is_single else torch.zeros(num_rows * shape.groups, num_tokens)
+    given = (
+        torch.zeros(num_rows, weights[0].shape[0], dtype=weights[0].dtype),
+        cache.stretch(0, num_tokens)[0],
+        torch.zeros(num_rows, 1, shape.head_dim // 2, 2),
+        torch.arange(num_rows),
+        mask,
+    )
+    tokens = torch.export.Dim("tokens", min=2, max=cache.shape.capacity - 1)
+    rows = torch.export.Dim("rows", min=2, max=MAX_GROUPED_ROWS)
+    open_rows: dict[int, Any] | None = None if is_single else {0: rows}
+    open_mask = None if is_single else {0: shape.groups * rows, 1: tokens}
+    dims = (open_rows, {2: tokens}, open_rows, open_rows, open_mask, *[None] * len(weights))
+    with torch.no_grad(), _lowered_product(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own deprecations, of what it calls itself
+        exported = torch.export.export(_Layer(shape), (*given, *weights), dynamic_shapes=dims)
+        made: str = torch._inductor.aoti_compile_and_package(exported, package_path=str(path))
+    return made
+
+
+@functools.cache
+def _define_product() -> Any:
+    """``hippo::packed_linear``: oneDNN's product, as make_linear packs for it, under a name of our
+    own: TorchInductor takes the original only with a weight that is a constant of the graph."""
+    library: Any = torch.library.Library("hippo", "DEF")  # type: ignore[no-untyped-call]
+    library.define("packed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+    library.impl("packed_linear", _product, "CPU")
+    library.impl("packed_linear", _product, "MkldnnCPU")
+    torch.library.register_fake("hippo::packed_linear", _fake_product, lib=library)
+    return library
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
+        x, weight, bias, "none", [], ""
+    )
+    return result
+
+
+def _fake_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0])
+
+
+@contextlib.contextmanager
+def _lowered_product() -> Iterator[None]:
+    """TorchInductor calls oneDNN for our product from the code that it makes."""
+    from torch._inductor import config, ir, lowering, mkldnn_ir
+
+    def lower(x: Any, weight: Any, bias: Any) -> Any:
+        x = ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(x))
+        num_rows, _ = x.get_size()
+        layout = ir.FixedLayout(x.get_device(), x.get_dtype(), [num_rows, weight.get_size()[0]])
+        # The packed weight is an argument of the graph, and opaque: nothing may be asked of it.
+        inputs = [x, weight.data.data]
+        constants: list[Any] = ["none", [-1], ""]
+        if bias is None:
+            constants.insert(0, None)
+        else:
+            inputs.append(ir.ExternKernel.realize_input(bias))
+        return ir.TensorBox.create(
+            mkldnn_ir.LinearUnary(layout=layout, inputs=inputs, constant_args=constants)
+        )
+
+    product = torch.ops.hippo.packed_linear.default
+    lowering.register_lowering(product, type_promotion_kind=None)(lower)
+    try:
+        with config.patch({"compile_threads": 1, "cpp.threads": torch.get_num_threads()}):
+            yield
+    finally:
+        lowering.lowerings.pop(product, None)
+
+
+def _processor() -> str:
+    """What code made for this processor depends on."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        named = ("model name", "flags", "Features", "CPU part")
+        return "\n".join(sorted({line for line in lines if line.startswith(named)}))
+    return f"{platform.machine()} {platform.processor()}"

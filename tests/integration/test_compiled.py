@@ -1,0 +1,78 @@
+"""A pair with compiled steps gives the target-only output, token for token."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hippo.config import SettingsError
+from hippo.models.loading import load_model
+from hippo.types import SamplingParams
+from services.draft.config import DraftSettings
+from services.target.config import TargetSettings
+from tests.integration.test_service_checkpoints import NoiseDecoder
+from tests.support.services import (
+    POLICIES,
+    relay,
+    serving_draft,
+    serving_target,
+    target_only,
+    toy_request,
+)
+
+SAMPLED = SamplingParams(temperature=0.9, seed=5)
+
+
+async def test_every_policy_gives_the_target_only_output_and_that_of_a_pair_without(
+    draft_checkpoint: Path, target_checkpoint: Path, compile_folder: Path
+) -> None:
+    options: dict[str, Any] = {"dtype": "float32", "num_slots": 3, "max_context_length": 512}
+    decoder = NoiseDecoder()
+    requests = [
+        toy_request("a short one", sampling=SAMPLED, max_tokens=120, end_token_ids=()),
+        toy_request("and a longer question", max_tokens=160, end_token_ids=()),
+    ]
+    async with serving_target(load_model(str(target_checkpoint), **options), decoder) as (_, plain):
+        alone = [(await target_only(plain, request)).token_ids for request in requests]
+    options["compile_folder"] = compile_folder
+    async with (
+        serving_target(load_model(str(target_checkpoint), **options), decoder) as (_, target),
+        serving_draft(load_model(str(draft_checkpoint), **options), decoder) as (_, draft),
+    ):
+        for policy in POLICIES:
+            one_by_one = [await relay(draft, target, request, policy) for request in requests]
+            assert [answer.token_ids for answer in one_by_one] == alone, policy
+            together = await asyncio.gather(
+                *(relay(draft, target, request, policy) for request in requests)
+            )
+            assert [answer.token_ids for answer in together] == alone, policy
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"compile": True, "device": "cuda"}, "--compile is for a CPU"),
+        ({"compile": True, "dtype": "float16"}, "needs --dtype float32 or bfloat16"),
+        ({"compile": True, "deterministic": True}, "exclude each other"),
+        ({"compile": True, "tensor_parallel": 2}, "leave --tensor-parallel out"),
+        ({"compile_cache": "somewhere"}, "--compile-cache is for --compile"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_model_is_loaded(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        TargetSettings(model="m", **changes)
+
+
+def test_compiled_layers_are_kept_where_it_is_said_or_in_the_users_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert DraftSettings(model="m").compile_folder is None
+    assert DraftSettings(model="m", compile=True).compile_folder == tmp_path / "hippo"
+    chosen = DraftSettings(model="m", compile=True, compile_cache=str(tmp_path / "here"))
+    assert chosen.compile_folder == tmp_path / "here"

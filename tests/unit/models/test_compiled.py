@@ -1,0 +1,206 @@
+"""Steps through compiled layers give what ordinary steps give, or there are none."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hippo.errors import ModelLoadError
+from hippo.models import compiled, compiled_layer
+from hippo.models.base import Prompt, SequenceRows, StepPlan, VideoLanguageModel
+from hippo.models.compiled import CompiledSteps
+from hippo.models.family import CachedModel
+from hippo.models.loading import load_model
+from tests.support.reference import clip, prefill, prepare, user
+
+CONTEXT = 512  # that of tests/integration/test_compiled.py, for which nothing is compiled anew
+OPTIONS: dict[str, Any] = {"dtype": "float32", "num_slots": 3, "max_context_length": CONTEXT}
+
+
+def _load(folder: Path, **changes: Any) -> VideoLanguageModel:
+    return load_model(str(folder), **{**OPTIONS, **changes})
+
+
+def _steps(model: VideoLanguageModel) -> CompiledSteps | None:
+    assert isinstance(model, CachedModel)
+    return model._compiled
+
+
+@pytest.fixture(scope="module")
+def ordinary(target_checkpoint: Path) -> VideoLanguageModel:
+    return _load(target_checkpoint)
+
+
+@pytest.fixture(scope="module")
+def fast(target_checkpoint: Path, compile_folder: Path) -> VideoLanguageModel:
+    return _load(target_checkpoint, compile_folder=compile_folder)
+
+
+@pytest.fixture(scope="module")
+def prompts(ordinary: VideoLanguageModel) -> list[Prompt]:
+    return [
+        prepare(ordinary, user(0, "what is in the thing?"), clip()),
+        prepare(ordinary, user("and another thing")),
+    ]
+
+
+def _plan(slot: int, start: int, *ids: int) -> StepPlan:
+    return StepPlan((SequenceRows(slot, start, ids),))
+
+
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_compiled_steps_equal_ordinary_ones_whatever_is_fed_and_rolled_back(
+    ordinary: VideoLanguageModel,
+    fast: VideoLanguageModel,
+    prompts: list[Prompt],
+    data: st.DataObject,
+) -> None:
+    steps = _steps(fast)
+    assert steps is not None
+    start = 0
+    for model in (ordinary, fast):
+        for slot, prompt in enumerate(prompts):
+            prefill(model, slot, prompt)
+    for _ in range(data.draw(st.integers(1, 6))):
+        ids = data.draw(st.lists(st.integers(1, 250), min_size=1, max_size=36))
+        rows = [SequenceRows(1, start, tuple(ids))]
+        if data.draw(st.booleans()):
+            rows.append(SequenceRows(0, 0, tuple(ids[:3])))
+        plan = StepPlan(tuple(rows))
+        expected, actual = ordinary.forward(plan), fast.forward(plan)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=5e-5)
+        start = data.draw(st.integers(0, start + len(ids)))
+
+
+def test_one_sequence_with_few_rows_runs_compiled_and_the_rest_as_ever(
+    fast: VideoLanguageModel, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = _steps(fast)
+    assert steps is not None
+    counted: list[int] = []
+    forward = steps.forward
+
+    def counting(rows: Any) -> torch.Tensor:
+        counted.append(len(rows.token_ids))
+        return forward(rows)
+
+    monkeypatch.setattr(steps, "forward", counting)
+    for slot, prompt in enumerate(prompts):
+        prefill(fast, slot, prompt)
+    for count in (1, 2, 32, 33):
+        fast.forward(_plan(0, 0, *range(1, count + 1)))
+    fast.forward(StepPlan((SequenceRows(0, 0, (1,)), SequenceRows(1, 0, (1,)))))
+    assert counted == [1, 2, 32]
+
+
+def test_a_slot_can_be_filled_to_its_last_place(
+    ordinary: VideoLanguageModel, fast: VideoLanguageModel, prompts: list[Prompt]
+) -> None:
+    room = CONTEXT - prompts[0].length
+    outputs = []
+    for model in (ordinary, fast):
+        prefill(model, 0, prompts[0])
+        model.forward(_plan(0, 0, *[index % 200 + 1 for index in range(room - 3)]))
+        tail = [model.forward(_plan(0, room - 3 + index, 7 + index)) for index in range(3)]
+        outputs.append(torch.cat(tail))
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=5e-5)
+
+
+def test_what_was_compiled_is_loaded_at_the_next_start(
+    fast: VideoLanguageModel,
+    draft_checkpoint: Path,
+    compile_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the draft as well, whose layers are as the target's."""
+    monkeypatch.setattr(compiled_layer, "_compile", _no_compiler)
+    assert _steps(_load(draft_checkpoint, compile_folder=compile_folder)) is not None
+
+
+def test_a_damaged_package_is_made_anew(
+    fast: VideoLanguageModel,
+    target_checkpoint: Path,
+    compile_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = []
+    (tmp_path / "damaged").mkdir()
+    for package in compile_folder.glob("*.pt2"):
+        (tmp_path / "damaged" / package.name).write_bytes(b"half a")
+
+    def copy(*args: Any, is_single: bool) -> str:
+        kind = "one-row" if is_single else "rows"
+        (package,) = compile_folder.glob(f"layer-{kind}-*.pt2")
+        made.append(kind)
+        return str(shutil.copy(package, args[2]))
+
+    monkeypatch.setattr(compiled_layer, "_compile", copy)
+    assert _steps(_load(target_checkpoint, compile_folder=tmp_path / "damaged")) is not None
+    assert made == ["one-row", "rows"]
+
+
+def _no_compiler(*_args: Any, **_kwargs: Any) -> str:
+    raise RuntimeError("a compiler was called")
+
+
+def test_without_a_compiler_steps_run_as_ever(
+    target_checkpoint: Path,
+    ordinary: VideoLanguageModel,
+    prompts: list[Prompt],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch._inductor import config
+
+    monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
+    with caplog.at_level(logging.WARNING, logger="hippo"):
+        model = _load(target_checkpoint, compile_folder=tmp_path)
+    assert _steps(model) is None
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 1 and "steps are not compiled" in messages[0]
+    for one in (ordinary, model):
+        prefill(one, 0, prompts[0])
+    assert torch.equal(model.forward(_plan(0, 0, 3, 4)), ordinary.forward(_plan(0, 0, 3, 4)))
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+@pytest.mark.parametrize("factor", [1.01, float("nan")])
+def test_compiled_layers_that_give_something_else_are_not_used(
+    target_checkpoint: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    factor: float,
+) -> None:
+    def wrong(*_args: Any, **_kwargs: Any) -> compiled_layer.Run:
+        return lambda tensors: [tensors[0] * factor]
+
+    monkeypatch.setattr(compiled, "load_or_compile", wrong)
+    with caplog.at_level(logging.WARNING, logger="hippo"):
+        assert _steps(_load(target_checkpoint, compile_folder=tmp_path)) is None
+    assert "differ from the ordinary ones" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtype": "float16"}, "needs --dtype float32 or bfloat16"),
+        ({"exact_rows": 8}, "--compile and --deterministic exclude each other"),
+        ({"is_fused": False}, "as they are cannot be compiled"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused(
+    target_checkpoint: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        _load(target_checkpoint, compile_folder=tmp_path, **changes)
