@@ -23,6 +23,8 @@ from tests.support.services import (
     toy_request,
 )
 
+pytestmark = pytest.mark.timeout(400)  # a compiler may run in the first test
+
 SAMPLED = SamplingParams(temperature=0.9, seed=5)
 
 

@@ -20,6 +20,8 @@ from hippo.models.family import CachedModel
 from hippo.models.loading import load_model
 from tests.support.reference import clip, prefill, prepare, user
 
+pytestmark = pytest.mark.timeout(400)  # a compiler runs before the first test
+
 CONTEXT = 512  # that of tests/integration/test_compiled.py, for which nothing is compiled anew
 OPTIONS: dict[str, Any] = {"dtype": "float32", "num_slots": 3, "max_context_length": CONTEXT}
 
