@@ -38,6 +38,9 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
             # Before any thread exists: those of gRPC inherit it.
             pin_to_core(settings.cpu_core)
         asyncio.run(serve(settings))
+    except SettingsError as error:  # of a file that they name
+        sys.stderr.write(f"error: {error.message}\n")
+        return 2
     except HippoError as error:
         logger.error("%s", error.message)
         return 1

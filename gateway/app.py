@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from gateway.backends import Backends
 from gateway.baseline import Baseline, Calibration
 from gateway.config import GatewaySettings
 from gateway.errors import install_error_handlers
 from gateway.fetch import UrlFetcher
+from gateway.keys import Limits, load_keyring
 from gateway.media import MediaReader
 from gateway.metrics import GatewayMetrics
-from gateway.middleware import RequestMiddleware
-from gateway.routes import chat, models, status
+from gateway.middleware import KeyMiddleware, RequestMiddleware
+from gateway.routes import chat, models, status, tokenize, videos
 from gateway.state import GatewayState
+from gateway.uploads import Uploads
 from hippo.rpc.client import DraftClient, TargetClient
 from hippo.speculation.estimates import PairTimes
 from hippo.types import PROTOCOL_VERSION
 
 
 def create_app(settings: GatewaySettings) -> FastAPI:
-    """An application that connects to its services when it starts."""
+    """An application that connects to its services when it starts.
+
+    Raises SettingsError for unusable API keys.
+    """
+    keyring = load_keyring(
+        settings.api_keys,
+        settings.api_keys_file,
+        Limits(
+            requests_per_minute=settings.key_requests_per_minute,
+            concurrent_requests=settings.key_concurrent_requests,
+            visual_tokens_per_minute=settings.key_visual_tokens_per_minute,
+        ),
+    )
     baseline = Baseline()
     metrics = GatewayMetrics(
         baseline,
@@ -45,7 +61,14 @@ def create_app(settings: GatewaySettings) -> FastAPI:
             allow_private_addresses=settings.allow_private_media_addresses,
             timeout_s=settings.media_timeout_s,
         )
+        uploads = Uploads(
+            folder=settings.upload_dir,
+            max_bytes=settings.max_upload_bytes,
+            max_file_bytes=settings.max_media_bytes,
+            ttl_s=settings.upload_ttl_s,
+        )
         media = MediaReader(
+            uploads=uploads,
             fetcher=fetcher,
             allowed_dirs=settings.allowed_media_dirs,
             max_items=settings.max_media_items,
@@ -55,6 +78,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
             settings=settings,
             backends=backends,
             media=media,
+            uploads=uploads,
             metrics=metrics,
             baseline=baseline,
             calibration=Calibration(settings.calibration_share, baseline),
@@ -62,9 +86,13 @@ def create_app(settings: GatewaySettings) -> FastAPI:
             version=distribution_version(),
         )
         await backends.start()
+        expiring = asyncio.create_task(uploads.run())
         try:
             yield
         finally:
+            expiring.cancel()
+            await asyncio.gather(expiring, return_exceptions=True)
+            uploads.close()
             await backends.close()
             await fetcher.close()
 
@@ -77,7 +105,20 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     install_error_handlers(app)
     app.include_router(chat.router)
     app.include_router(models.router)
+    app.include_router(videos.router)
+    app.include_router(tokenize.router)
     app.include_router(status.router)
+    # The last one added is the outermost: a browser asks what it may before it sends its key.
+    app.add_middleware(KeyMiddleware, keyring=keyring)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["authorization", "content-type", "x-request-id"],
+            expose_headers=["x-request-id", "retry-after"],
+            max_age=600,
+        )
     app.add_middleware(RequestMiddleware, max_body_bytes=settings.max_body_bytes, metrics=metrics)
     return app
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,11 @@ from hippo.speculation.policies import POLICY_NAMES
 from hippo.types import PruningStrategy
 
 ENV_PREFIX = "HIPPO_GATEWAY"
+_KEY_LIMITS = (
+    "key_requests_per_minute",
+    "key_concurrent_requests",
+    "key_visual_tokens_per_minute",
+)
 PRUNING_STRATEGIES = tuple(strategy.value for strategy in PruningStrategy)
 
 
@@ -52,10 +58,30 @@ class GatewaySettings:
         "that name no policy; 0: none",
     )
 
+    api_keys: tuple[str, ...] = setting(
+        (),
+        help="name=key of each client that may ask; none: everybody may. Arguments are seen by "
+        "all users of a machine: use the environment or --api-keys-file",
+    )
+    api_keys_file: str = setting(
+        "", help="TOML file of further keys, by name, with limits of their own (docs/operations.md)"
+    )
+    key_requests_per_minute: int = setting(0, help="most requests a minute of a key; 0: no limit")
+    key_concurrent_requests: int = setting(0, help="most requests of a key at once; 0: no limit")
+    key_visual_tokens_per_minute: int = setting(
+        0, help="most visual tokens a minute in a key's prompts; 0: no limit"
+    )
+    cors_origins: tuple[str, ...] = setting(
+        (), help="origins whose pages may ask from a browser (https://app.example); none: no page"
+    )
+
     default_max_tokens: int = setting(512, help="completion limit of requests that set none")
     request_timeout_s: float = setting(600.0, help="longest time for one request; 0: no limit")
     shutdown_grace_s: float = setting(30.0, help="how long SIGTERM waits for running answers")
     max_body_bytes: int = setting(128 << 20, help="largest request body")
+    stream_keepalive_s: float = setting(
+        15.0, help="a stream that was silent for so long gets a comment; 0: none"
+    )
 
     max_media_items: int = setting(8, help="most videos and images in one request")
     max_media_bytes: int = setting(64 << 20, help="largest video or image file")
@@ -65,6 +91,13 @@ class GatewaySettings:
     )
     allowed_media_domains: tuple[str, ...] = setting(
         (), help="domains that media URLs may name (*.example.com: its subdomains)"
+    )
+    max_upload_bytes: int = setting(
+        1 << 30, help="most bytes of uploaded videos (POST /v1/videos) at once; 0: no uploads"
+    )
+    upload_ttl_s: float = setting(3600.0, help="how long an uploaded video is kept")
+    upload_dir: str = setting(
+        "", help="directory for uploaded videos; empty: a new one where temporary files go"
     )
     allow_http_media: bool = setting(False, help="media URLs may be http as well as https")
     allow_private_media_addresses: bool = setting(
@@ -88,14 +121,27 @@ class GatewaySettings:
         for name in (
             "gamma", "max_draft_tokens", "default_max_tokens", "max_body_bytes",
             "max_media_items", "max_media_bytes", "media_timeout_s", "draft_stall_s",
+            "upload_ttl_s",
         ):  # fmt: skip
             self._require(getattr(self, name) > 0, "--" + name.replace("_", "-"), "above 0")
         self._require(0.0 <= self.calibration_share <= 1.0, "--calibration-share", "0 to 1")
-        for name in ("request_timeout_s", "shutdown_grace_s", "pruning_min_visual_tokens"):
+        for name in (
+            "request_timeout_s", "shutdown_grace_s", "pruning_min_visual_tokens",
+            "stream_keepalive_s", "max_upload_bytes", *_KEY_LIMITS,
+        ):  # fmt: skip
             self._require(getattr(self, name) >= 0, "--" + name.replace("_", "-"), "0 or more")
         for address, flag in ((self.target, "--target"), (self.draft, "--draft")):
             self._require(not address or ":" in address, flag, "host:port")
         self._require(bool(self.target), "--target", "host:port")
+        has_keys = self.api_keys or self.api_keys_file
+        for name in _KEY_LIMITS:
+            flag = "--" + name.replace("_", "-")
+            self._require(bool(has_keys or not getattr(self, name)), flag, "API keys beside it")
+        for origin in self.cors_origins:
+            is_origin = origin == "*" or re.fullmatch(r"https?://[^/\s]+", origin)
+            self._require(bool(is_origin), "--cors-origins", "origins such as https://app.example")
+        if self.upload_dir and not Path(self.upload_dir).is_dir():
+            raise SettingsError(f"--upload-dir: {self.upload_dir} is not a directory")
         for directory in self.allowed_media_dirs:
             if not Path(directory).is_dir():
                 raise SettingsError(f"--allowed-media-dirs: {directory} is not a directory")

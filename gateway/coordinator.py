@@ -116,16 +116,22 @@ class Completion:
         """Ids of the answer so far, the end token included."""
         return list(self._coordinator.committed_ids[: self.record.num_completion_tokens])
 
-    async def wait_begun(self) -> None:
-        """Returns when the target has read the prompt. Raises what went wrong before that."""
-        await self._begun.wait()
+    async def wait_begun(self, idle_s: float | None = None) -> bool:
+        """Returns whether the target has read the prompt, after ``idle_s`` at the latest. Raises
+        what went wrong before that."""
+        if not await _is_set(self._begun, idle_s):
+            return False
         if self._error is not None and self._target_prompt is None:
             raise self._error
+        return True
 
-    async def pieces(self) -> AsyncIterator[str]:
-        """Text as it settles, to its end. Raises what ended it early."""
+    async def pieces(self, idle_s: float | None = None) -> AsyncIterator[str]:
+        """Text as it settles, to its end; an empty one when there was none for ``idle_s``. Raises
+        what ended it early."""
         while True:
-            await self._wakeup.wait()
+            if not await _is_set(self._wakeup, idle_s):
+                yield ""
+                continue
             self._wakeup.clear()
             is_over = self._is_over
             if self._pieces:
@@ -339,3 +345,12 @@ def _loss_of(error: HippoError) -> DraftLoss:
     if isinstance(error, UnavailableError):
         return DraftLoss.UNAVAILABLE
     return DraftLoss.INCOMPATIBLE if isinstance(error, IncompatiblePairError) else DraftLoss.ERROR
+
+
+async def _is_set(event: asyncio.Event, timeout_s: float | None) -> bool:
+    """Waits for an event, for so long at most."""
+    if not event.is_set():
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await event.wait()
+    return event.is_set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from gateway.keys import RateLimitedError
 from hippo.errors import (
     ContextLengthError,
     DeadlineError,
@@ -34,6 +36,7 @@ _CODES: dict[type[HippoError], str] = {
     MediaError: "invalid_media",
     NotFoundError: "not_found",
     ForbiddenError: "media_not_allowed",
+    RateLimitedError: "rate_limit_exceeded",
     OverloadedError: "overloaded",
     IncompatiblePairError: "incompatible_pair",
     UnavailableError: "unavailable",
@@ -79,7 +82,10 @@ async def _on_hippo_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HippoError)
     if error.http_status >= 500 and request.url.path not in QUIET_PATHS:
         logger.warning("request failed: %s", error.message)
-    headers = {"Retry-After": "1"} if error.http_status in (429, 503) else None
+    headers = None
+    if error.http_status in (429, 503):
+        wait_s = error.retry_after_s if isinstance(error, RateLimitedError) else 1.0
+        headers = {"Retry-After": str(max(1, math.ceil(wait_s)))}
     return JSONResponse(describe(error), status_code=error.http_status, headers=headers)
 
 

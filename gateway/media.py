@@ -1,4 +1,4 @@
-"""Videos and images of a request, from wherever it says: data: URL, http(s) URL, or path."""
+"""Videos and images of a request, from where it says: data: URL, http(s) URL, path, or upload."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from gateway.fetch import UrlFetcher
-from hippo.errors import ForbiddenError, InvalidRequestError, MediaError
+from gateway.uploads import Uploads, is_upload_id
+from hippo.errors import ForbiddenError, InvalidRequestError, MediaError, NotFoundError
 from hippo.types import Media, MediaKind
 
 _TOLERATED_TYPES = ("", "application/octet-stream")
@@ -35,17 +36,21 @@ class MediaReader:
         self,
         *,
         fetcher: UrlFetcher,
+        uploads: Uploads | None,
         allowed_dirs: Sequence[str],
         max_items: int,
         max_bytes: int,
     ) -> None:
         self._fetcher = fetcher
+        self._uploads = uploads
         self._allowed_dirs = tuple(Path(directory).resolve() for directory in allowed_dirs)
         self._max_items = max_items
         self._max_bytes = max_bytes
 
-    async def read(self, sources: Sequence[MediaSource]) -> tuple[Media, ...]:
-        """Reads all items, in order.
+    async def read(
+        self, sources: Sequence[MediaSource], *, owner: str | None = None
+    ) -> tuple[Media, ...]:
+        """Reads all items, in order; of uploads, those of ``owner``.
 
         Raises MediaError for what cannot be read or is too large, ForbiddenError for URLs and
         paths outside what is allowed.
@@ -57,28 +62,34 @@ class MediaReader:
                 param="messages",
             )
         if len(sources) == 1:
-            return (await self._read_one(sources[0]),)
-        return tuple(await asyncio.gather(*(self._read_one(source) for source in sources)))
+            return (await self._read_one(sources[0], owner),)
+        return tuple(await asyncio.gather(*(self._read_one(source, owner) for source in sources)))
 
-    async def _read_one(self, source: MediaSource) -> Media:
+    async def _read_one(self, source: MediaSource, owner: str | None) -> Media:
         scheme = urlsplit(source.url[:32]).scheme.lower()
         try:
             if scheme == "data":
                 data = await asyncio.to_thread(self._decode_data_url, source)
             elif scheme in ("http", "https"):
                 data = await self._fetcher.fetch(source.url, max_bytes=self._max_bytes)
+            elif self._uploads is not None and self._is_upload(source):
+                data = await self._uploads.read(source.url, owner)
             elif scheme == "file" or source.url.startswith("/"):
                 data = await asyncio.to_thread(self._read_path, source.url)
             else:
                 raise MediaError(
-                    f"{_shorten(source.url)!r} is no data: URL, no http(s) URL and no absolute path"
+                    f"{_shorten(source.url)!r} is no data: URL, no http(s) URL, no absolute "
+                    "path and no id of an uploaded video"
                 )
-        except (MediaError, ForbiddenError) as error:
+        except (MediaError, ForbiddenError, NotFoundError) as error:
             error.param = source.param
             raise
         if not data:
             raise MediaError(f"the {source.kind.value} is empty (0 bytes)", param=source.param)
         return Media(kind=source.kind, data=data)
+
+    def _is_upload(self, source: MediaSource) -> bool:
+        return is_upload_id(source.url) and source.kind is MediaKind.VIDEO
 
     def _decode_data_url(self, source: MediaSource) -> bytes:
         header, comma, payload = source.url.partition(",")

@@ -1,4 +1,4 @@
-"""What surrounds every request: its id, the body limit, the access log."""
+"""What surrounds every request: its id, its API key, the body limit, the access log."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import QUIET_PATHS, BodyTooLargeError, error_body
+from gateway.keys import Keyring
 from gateway.metrics import GatewayMetrics
 from hippo.logs import request_id_var
 
 logger = logging.getLogger("gateway.access")
 
+_GUARDED = ("/v1/", "/tokenize", "/detokenize")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -69,6 +71,9 @@ class RequestMiddleware:
                 return
             await self._app(scope, limited_receive, named_send)
         finally:
+            extra: dict[str, object] = (
+                {} if state.get("key") is None else {"key": state["key"].name}
+            )
             elapsed_s = (time.monotonic_ns() - started_ns) / 1e9
             path = getattr(scope.get("route"), "path", "unknown")
             self._metrics.count_request(path, status)
@@ -79,9 +84,44 @@ class RequestMiddleware:
                 scope["method"],
                 scope["path"],
                 status,
-                extra={"elapsed_ms": round(elapsed_s * 1e3, 1)},
+                extra={**extra, "elapsed_ms": round(elapsed_s * 1e3, 1)},
             )
             request_id_var.reset(token)
+
+
+class KeyMiddleware:
+    """Asks for an API key where something is worth asking for; the key is in the request's state.
+
+    Refuses before the body is read.
+    """
+
+    def __init__(self, app: ASGIApp, *, keyring: Keyring) -> None:
+        self._app = app
+        self._keyring = keyring
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            allowance = None
+            if not self._keyring.is_open and scope["path"].startswith(_GUARDED):
+                scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+                if scheme.lower() == "bearer":
+                    allowance = self._keyring.find(key.strip())
+                if allowance is None:
+                    await _unauthorized(has_key=bool(key))(scope, receive, send)
+                    return
+            scope.setdefault("state", {})["key"] = allowance
+        await self._app(scope, receive, send)
+
+
+def _unauthorized(*, has_key: bool) -> JSONResponse:
+    fault = "this API key is not known here" if has_key else "an API key is needed"
+    body = error_body(
+        f"{fault}: send the header 'Authorization: Bearer KEY'",
+        type_name="authentication_error",
+        code="invalid_api_key",
+    )
+    headers = {"www-authenticate": "Bearer", "connection": "close"}
+    return JSONResponse(body, status_code=401, headers=headers)
 
 
 def _declared_length(headers: Headers) -> int:

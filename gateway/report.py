@@ -112,6 +112,11 @@ class Record:
         return self.target_prompt.num_prompt_tokens if self.target_prompt is not None else 0
 
     @property
+    def num_visual_tokens(self) -> int:
+        """Of the prompt's tokens, those of videos; 0 before the target has read it."""
+        return self.target_prompt.num_visual_tokens if self.target_prompt is not None else 0
+
+    @property
     def num_cached_tokens(self) -> int:
         """Of the prompt's tokens, those whose keys and values the target had already."""
         return self.target_prefill.context_length if self.target_prefill is not None else 0

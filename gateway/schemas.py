@@ -33,7 +33,8 @@ class MediaUrl(_Model):
 
     url: str = Field(
         description="A data: URL (data:video/mp4;base64,...), an http(s) URL of an allowed "
-        "domain, or a path (also as file:// URL) under an allowed directory."
+        "domain, a path (also as file:// URL) under an allowed directory, or the id of a video "
+        "uploaded before (POST /v1/videos)."
     )
     detail: Literal["auto", "low", "high"] | None = Field(
         default=None, description="Inert; frame sizes are set by mm_processor_kwargs."
@@ -95,6 +96,19 @@ class StreamOptions(_Model):
     """Options of a stream."""
 
     include_usage: bool = Field(default=False, description="Ends the stream with a usage chunk.")
+    continuous_usage_stats: bool = Field(
+        default=False,
+        description="Each chunk has the usage so far (with include_usage, as vLLM's).",
+    )
+    include_obfuscation: bool | None = Field(
+        default=None, description="Inert; nothing is added to the chunks."
+    )
+
+    @model_validator(mode="after")
+    def _usage_is_wanted(self) -> StreamOptions:
+        if self.continuous_usage_stats and not self.include_usage:
+            raise _refusal("continuous_usage_stats is only with include_usage")
+        return self
 
 
 class MediaProcessing(_Model):
@@ -113,6 +127,21 @@ class MediaProcessing(_Model):
         if self.max_frames is not None and self.num_frames is not None:
             raise _refusal("max_frames and num_frames mean the same; give one of them")
         return self
+
+
+class VideoLoading(_Model):
+    """How a video is read, in vLLM's words."""
+
+    num_frames: int | None = Field(
+        default=None, ge=-1, le=65536, description="Most frames; -1: no limit but the server's."
+    )
+    fps: float | None = Field(default=None, ge=-1, le=120, description="0 or less: not set.")
+
+
+class MediaLoading(_Model):
+    """vLLM's media_io_kwargs: the same choice of frames under its other name."""
+
+    video: VideoLoading = VideoLoading()
 
 
 class PruningOptions(_Model):
@@ -219,6 +248,7 @@ class ChatCompletionRequest(_Model):
         "same.",
     )
     mm_processor_kwargs: MediaProcessing | None = None
+    media_io_kwargs: MediaLoading | None = None
     speculative: SpeculationOptions | None = None
 
     # Values that leave the answer as it is are accepted, others are refused by name.

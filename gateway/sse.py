@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 DONE = b"data: [DONE]\n\n"
+KEEPALIVE = b": keep-alive\n\n"  # a comment, which readers of event streams skip
 MEDIA_TYPE = "text/event-stream"
 
 
@@ -45,19 +46,21 @@ class ChunkWriter:
             "model": model,
         }
         opening = json.dumps(self._head, separators=(",", ":"))[:-1]
-        usage = ',"usage":null' if include_usage else ""
         self._before = f'data: {opening},"choices":[{{"index":0,"delta":{{"content":'
-        self._after = f'}},"logprobs":null,"finish_reason":null}}]{usage}}}\n\n'
+        self._after = '},"logprobs":null,"finish_reason":null}]'
+        self._end = ',"usage":null}\n\n' if include_usage else "}\n\n"
 
-    def role(self) -> bytes:
+    def role(self, usage: Usage | None = None) -> bytes:
         """The first chunk."""
-        return self._event(
-            {"choices": [_choice({"role": "assistant", "content": ""}, finish_reason=None)]}
-        )
+        choices = [_choice({"role": "assistant", "content": ""}, finish_reason=None)]
+        return self._event({"choices": choices, **_usage_so_far(usage)})
 
-    def text(self, piece: str) -> bytes:
-        """A chunk with further text."""
-        return f"{self._before}{json.dumps(piece)}{self._after}".encode()
+    def text(self, piece: str, usage: Usage | None = None) -> bytes:
+        """A chunk with further text, and with the usage so far where it is wanted."""
+        end = self._end
+        if usage is not None:
+            end = f',"usage":{json.dumps(usage.to_json(), separators=(",", ":"))}}}\n\n'
+        return f"{self._before}{json.dumps(piece)}{self._after}{end}".encode()
 
     def finish(
         self,
@@ -116,6 +119,10 @@ def completion_json(
         "usage": usage.to_json(),
         "hippo": figures,
     }
+
+
+def _usage_so_far(usage: Usage | None) -> dict[str, Any]:
+    return {} if usage is None else {"usage": usage.to_json()}
 
 
 def _choice(delta: dict[str, Any], *, finish_reason: str | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from gateway.baseline import Baseline, Calibration
 from gateway.config import GatewaySettings
 from gateway.media import MediaReader
 from gateway.metrics import GatewayMetrics
+from gateway.uploads import Uploads
 from hippo.speculation.estimates import PairTimes
 
 
@@ -22,6 +23,7 @@ class GatewayState:
     settings: GatewaySettings
     backends: Backends
     media: MediaReader
+    uploads: Uploads
     metrics: GatewayMetrics
     baseline: Baseline
     calibration: Calibration

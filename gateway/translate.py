@@ -9,7 +9,12 @@ from typing import TypeVar
 
 from gateway.config import GatewaySettings
 from gateway.media import MediaSource
-from gateway.schemas import ChatCompletionRequest, SpeculationOptions
+from gateway.schemas import (
+    ChatCompletionRequest,
+    MediaLoading,
+    MediaProcessing,
+    SpeculationOptions,
+)
 from hippo.errors import ContextLengthError, InvalidRequestError
 from hippo.speculation.estimates import PairTimes
 from hippo.speculation.policies import Policy, make_policy
@@ -212,25 +217,39 @@ def open_request(
     settings: GatewaySettings,
 ) -> OpenRequest:
     """What both services are opened with; the pace is the coordinator's."""
-    frames = request.mm_processor_kwargs
-    plan = FramePlan()
-    if frames is not None:
-        plan = FramePlan(
-            fps=frames.fps or 0.0,
-            min_frames=frames.min_frames or 0,
-            max_frames=frames.max_frames or frames.num_frames or 0,
-            max_pixels=frames.max_pixels or 0,
-        )
     return OpenRequest(
         request_id=request_id,
         messages=tuple(messages),
         media=tuple(media),
         sampling=sampling,
-        frame_plan=plan,
+        frame_plan=_frame_plan(request),
         pruning=pruning,
         max_tokens=_max_tokens(request, info, settings),
         end_token_ids=_end_token_ids(request, info),
         cache_salt=request.cache_salt or "",
+    )
+
+
+def _frame_plan(request: ChatCompletionRequest) -> FramePlan:
+    """What mm_processor_kwargs says, and media_io_kwargs where that says nothing."""
+    frames = request.mm_processor_kwargs or MediaProcessing()
+    loading = (request.media_io_kwargs or MediaLoading()).video
+    most = frames.max_frames or frames.num_frames
+    for name, one, other in (
+        ("fps", frames.fps, loading.fps),
+        ("num_frames", most, loading.num_frames),
+    ):
+        if one and other and other > 0 and one != other:
+            raise InvalidRequestError(
+                f"media_io_kwargs.video.{name} is {other:g}, mm_processor_kwargs says {one:g}; "
+                "give one of them",
+                param=f"media_io_kwargs.video.{name}",
+            )
+    return FramePlan(
+        fps=frames.fps or max(loading.fps or 0.0, 0.0),
+        min_frames=frames.min_frames or 0,
+        max_frames=most or max(loading.num_frames or 0, 0),
+        max_pixels=frames.max_pixels or 0,
     )
 
 

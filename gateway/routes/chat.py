@@ -10,17 +10,19 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
+from prometheus_client import Gauge
 from starlette.types import Receive, Scope, Send
 
 from gateway import account, report, sse, translate
 from gateway.coordinator import Completion
 from gateway.errors import describe
+from gateway.keys import Allowance
 from gateway.report import Record, Timeline
 from gateway.routes.models import check_model_name
-from gateway.schemas import ChatCompletionRequest
+from gateway.schemas import ChatCompletionRequest, StreamOptions
 from gateway.state import GatewayState, State
 from hippo.errors import HippoError
-from hippo.types import OpenRequest, Pruning, PruningStrategy
+from hippo.types import Media, OpenRequest, Pruning, PruningStrategy
 
 router = APIRouter(prefix="/v1", tags=["chat"])
 
@@ -42,6 +44,7 @@ async def create_chat_completion(
         state,
         request_id=request.state.request_id,
         received_ns=request.state.received_ns,
+        allowance=request.state.key,
     )
 
 
@@ -59,18 +62,20 @@ class ChatResponse(Response):
         *,
         request_id: str,
         received_ns: int,
+        allowance: Allowance | None,
     ) -> None:
         super().__init__()
         self._body = body
         self._state = state
         self._request_id = request_id
         self._received_ns = received_ns
+        self._allowance = allowance  # None where no API keys are asked for
         self._completion_id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         leaving = asyncio.create_task(_until_disconnect(receive))
-        work = asyncio.create_task(self._answer(scope, receive, send))
+        work = asyncio.create_task(self._answer_within_limits(scope, receive, send))
         try:
             await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -80,6 +85,13 @@ class ChatResponse(Response):
             await asyncio.gather(work, leaving, return_exceptions=True)
         if not is_left:
             work.result()
+
+    async def _answer_within_limits(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._allowance is None:
+            await self._answer(scope, receive, send)
+            return
+        with self._allowance.request():
+            await self._answer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         body, state = self._body, self._state
@@ -92,7 +104,7 @@ class ChatResponse(Response):
             body,
             request_id=self._request_id,
             messages=messages,
-            media=await state.media.read(translate.media_sources(body)),
+            media=await self._read_media(),
             sampling=sampling,
             # Without a draft nothing is scored: target-only pays nothing for it.
             pruning=plan.pruning if plan.wants_draft and settings.draft else _NO_PRUNING,
@@ -112,8 +124,7 @@ class ChatResponse(Response):
             timeline=Timeline() if body.return_timeline else None,
         )
         counted = state.metrics.model(info.name)
-        place = counted.num_waiting
-        place.inc()
+        place = _Place(waiting=counted.num_waiting, running=counted.num_running)
         try:
             async with Completion(
                 request,
@@ -124,20 +135,20 @@ class ChatResponse(Response):
                 timeout_s=settings.request_timeout_s or None,
                 record=record,
             ) as completion:
-                await completion.wait_begun()
-                place.dec()
-                place = counted.num_running
-                place.inc()
                 if body.stream:
-                    await self._send_stream(completion, request, send)
+                    await self._send_stream(completion, request, place, send)
                 else:
+                    await completion.wait_begun()
+                    place.begin()
                     answer = JSONResponse(await self._collect(completion, request))
                     await answer(scope, receive, send)
         except HippoError:
             record.has_failed = True
             raise
         finally:
-            place.dec()
+            place.leave()
+            if self._allowance is not None:
+                self._allowance.charge_visual_tokens(record.num_visual_tokens)
             account.count(
                 record, request, metrics=state.metrics, model=counted, baseline=state.baseline
             )
@@ -159,28 +170,45 @@ class ChatResponse(Response):
             token_ids=completion.token_ids if self._body.return_token_ids else None,
         )
 
-    async def _send_stream(self, completion: Completion, request: OpenRequest, send: Send) -> None:
-        options = self._body.stream_options
+    async def _read_media(self) -> tuple[Media, ...]:
+        owner = None if self._allowance is None else self._allowance.name
+        return await self._state.media.read(translate.media_sources(self._body), owner=owner)
+
+    async def _send_stream(
+        self, completion: Completion, request: OpenRequest, place: _Place, send: Send
+    ) -> None:
+        """Begins when the prompt is read, so that what is wrong with it is an error status; but
+        after a long silence at once, with comments that keep the connection open."""
+        options = self._body.stream_options or StreamOptions()
+        idle_s = self._state.settings.stream_keepalive_s or None
         writer = sse.ChunkWriter(
             completion_id=self._completion_id,
             created=self._created,
             model=self._body.model,
-            include_usage=options is not None and options.include_usage,
+            include_usage=options.include_usage,
         )
+        record = completion.record
+
+        def usage() -> sse.Usage | None:
+            return _usage(record) if options.continuous_usage_stats else None
 
         async def send_bytes(data: bytes, *, more: bool = True) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
+        has_begun = await completion.wait_begun(idle_s)
         await send({"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})
-        await send_bytes(writer.role())
         try:
-            async for piece in completion.pieces():
-                await send_bytes(writer.text(piece))
+            while not has_begun:
+                await send_bytes(sse.KEEPALIVE)
+                has_begun = await completion.wait_begun(idle_s)
+            place.begin()
+            await send_bytes(writer.role(usage()))
+            async for piece in completion.pieces(idle_s):
+                await send_bytes(writer.text(piece, usage()) if piece else sse.KEEPALIVE)
         except HippoError as error:
-            completion.record.has_failed = True
+            record.has_failed = True
             await send_bytes(writer.error(describe(error)), more=False)
             return
-        record = completion.record
         assert record.finish_reason is not None
         last = writer.finish(
             finish_reason=record.finish_reason.value,
@@ -189,6 +217,25 @@ class ChatResponse(Response):
             token_ids=completion.token_ids if self._body.return_token_ids else None,
         )
         await send_bytes(last, more=False)
+
+
+class _Place:
+    """Where a request is counted: among those that wait, then among those that run."""
+
+    def __init__(self, *, waiting: Gauge, running: Gauge) -> None:
+        self._running = running
+        self._gauge = waiting
+        self._gauge.inc()
+
+    def begin(self) -> None:
+        """It runs."""
+        self.leave()
+        self._gauge = self._running
+        self._gauge.inc()
+
+    def leave(self) -> None:
+        """It is over."""
+        self._gauge.dec()
 
 
 def _usage(record: Record) -> sse.Usage:

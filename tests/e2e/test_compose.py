@@ -46,6 +46,7 @@ NOT_KNOBS = {
     "cpu_core": "Docker pins, by cpuset",
     "cpu_cores": "Docker pins, by cpuset",
     "devices": "Docker chooses them; a container sees its own alone",
+    "upload_dir": "uploads lie in the container's /tmp",
     "tls_cert": "the services are reached inside the stack's network only",
     "tls_key": "the services are reached inside the stack's network only",
     "tls_ca": "the services are reached inside the stack's network only",

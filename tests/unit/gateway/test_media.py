@@ -10,7 +10,8 @@ import pytest
 
 from gateway.fetch import UrlFetcher, is_public_address
 from gateway.media import MediaReader, MediaSource
-from hippo.errors import ForbiddenError, HippoError, MediaError
+from gateway.uploads import Uploads
+from hippo.errors import ForbiddenError, HippoError, MediaError, NotFoundError
 from hippo.types import MediaKind
 
 
@@ -23,9 +24,19 @@ def _fetcher(*domains: str, allow_http: bool = False, allow_private: bool = Fals
     )
 
 
-def _reader(*dirs: Path, max_bytes: int = 1000) -> MediaReader:
+@pytest.fixture
+def uploads(tmp_path_factory: pytest.TempPathFactory) -> Uploads:
+    folder = tmp_path_factory.mktemp("uploads")
+    return Uploads(folder=str(folder), max_bytes=1000, max_file_bytes=500, ttl_s=60)
+
+
+def _reader(*dirs: Path, max_bytes: int = 1000, uploads: Uploads | None = None) -> MediaReader:
     return MediaReader(
-        fetcher=_fetcher(), allowed_dirs=[str(d) for d in dirs], max_items=3, max_bytes=max_bytes
+        fetcher=_fetcher(),
+        uploads=uploads,
+        allowed_dirs=[str(d) for d in dirs],
+        max_items=3,
+        max_bytes=max_bytes,
     )
 
 
@@ -172,3 +183,39 @@ async def test_urls_are_off_by_default() -> None:
 )
 def test_what_counts_as_a_public_address(address: str, is_public: bool) -> None:
     assert is_public_address(address) is is_public
+
+
+async def _upload(uploads: Uploads, data: bytes, owner: str | None = None) -> str:
+    pieces = iter([data, b""])
+
+    async def read(num_bytes: int) -> bytes:
+        return next(pieces)
+
+    return (await uploads.add(read, filename="clip.mp4", owner=owner)).video_id
+
+
+async def test_an_upload_is_read_by_its_id(uploads: Uploads) -> None:
+    video_id = await _upload(uploads, b"a video")
+    assert await _read(_reader(uploads=uploads), video_id) == b"a video"
+
+
+async def test_an_unknown_upload_names_the_field(uploads: Uploads) -> None:
+    with pytest.raises(NotFoundError) as caught:
+        await _read(_reader(uploads=uploads), "video-" + 32 * "0")
+    assert caught.value.param == "field"
+
+
+async def test_an_upload_is_not_read_for_another_key(uploads: Uploads) -> None:
+    video_id = await _upload(uploads, b"a video", owner="alice")
+    reader = _reader(uploads=uploads)
+    source = MediaSource(MediaKind.VIDEO, video_id, "field")
+    with pytest.raises(NotFoundError):
+        await reader.read([source], owner="bob")
+    (media,) = await reader.read([source], owner="alice")
+    assert media.data == b"a video"
+
+
+async def test_an_upload_is_no_image(uploads: Uploads) -> None:
+    video_id = await _upload(uploads, b"a video")
+    with pytest.raises(MediaError):
+        await _read(_reader(uploads=uploads), video_id, MediaKind.IMAGE)

@@ -1,0 +1,227 @@
+"""API keys: who may ask, and how much each may ask.
+
+Keys come from the environment (``name=key,name=key``) or from a TOML file, which can also hold
+their SHA-256 instead of the keys themselves, and limits of their own:
+
+    [alice]
+    key = "sk-..."
+    requests_per_minute = 60
+
+    [bob]
+    sha256 = "9f86d0..."
+    concurrent_requests = 4
+    visual_tokens_per_minute = 200000
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import hmac
+import re
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hippo.config import SettingsError
+from hippo.errors import OverloadedError
+
+_LEAST_KEY_LENGTH = 16
+_NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
+
+
+class RateLimitedError(OverloadedError):
+    """A key has asked more than it may; ``retry_after_s`` says when it may again."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one key may ask; 0: as much as it likes."""
+
+    requests_per_minute: int = 0
+    concurrent_requests: int = 0
+    visual_tokens_per_minute: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what is no limit."""
+        for spec in dataclasses.fields(self):
+            value = getattr(self, spec.name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ValueError(f"{spec.name} is {value!r}; expected a whole number, 0 or more")
+
+
+class _Bucket:
+    """Fills at ``per_minute`` to as much; what is taken may leave it in debt."""
+
+    def __init__(self, per_minute: int, now_s: float) -> None:
+        self._per_minute = per_minute
+        self._level = float(per_minute)
+        self._filled_s = now_s
+
+    def wait_s(self, amount: float, now_s: float) -> float:
+        """How long until ``amount`` is there."""
+        self._fill(now_s)
+        return max(0.0, (amount - self._level) * 60 / self._per_minute)
+
+    def take(self, amount: float, now_s: float) -> None:
+        self._fill(now_s)
+        self._level -= amount
+
+    def _fill(self, now_s: float) -> None:
+        self._level += (now_s - self._filled_s) * self._per_minute / 60
+        self._level = min(self._level, float(self._per_minute))
+        self._filled_s = now_s
+
+
+class Allowance:
+    """One key's use of the gateway, held to its limits."""
+
+    def __init__(
+        self, name: str, limits: Limits, *, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.name = name
+        self._limits = limits
+        self._clock_s = clock_s
+        self._num_running = 0
+        now_s = clock_s()
+        self._requests = _bucket(limits.requests_per_minute, now_s)
+        self._visual_tokens = _bucket(limits.visual_tokens_per_minute, now_s)
+
+    @contextlib.contextmanager
+    def request(self) -> Iterator[None]:
+        """Around one completion. Raises RateLimitedError when a limit is reached."""
+        limits, now_s = self._limits, self._clock_s()
+        if limits.concurrent_requests and self._num_running >= limits.concurrent_requests:
+            raise RateLimitedError(
+                f"key {self.name!r} has {self._num_running} requests running, as many as it may",
+                retry_after_s=1.0,
+            )
+        if self._visual_tokens is not None and (wait_s := self._visual_tokens.wait_s(0, now_s)):
+            raise RateLimitedError(
+                f"key {self.name!r} has used its {limits.visual_tokens_per_minute} visual tokens "
+                "a minute",
+                retry_after_s=wait_s,
+            )
+        if self._requests is not None:
+            if wait_s := self._requests.wait_s(1, now_s):
+                raise RateLimitedError(
+                    f"key {self.name!r} has made its {limits.requests_per_minute} requests a "
+                    "minute",
+                    retry_after_s=wait_s,
+                )
+            self._requests.take(1, now_s)
+        self._num_running += 1
+        try:
+            yield
+        finally:
+            self._num_running -= 1
+
+    def charge_visual_tokens(self, num_tokens: int) -> None:
+        """Those of a prompt, known once it is read: later requests wait for what was too much."""
+        if self._visual_tokens is not None:
+            self._visual_tokens.take(num_tokens, self._clock_s())
+
+
+def _bucket(per_minute: int, now_s: float) -> _Bucket | None:
+    return _Bucket(per_minute, now_s) if per_minute else None
+
+
+class Keyring:
+    """All keys. Without any, everybody may ask."""
+
+    def __init__(self, allowances: Mapping[bytes, Allowance]) -> None:
+        self._allowances = dict(allowances)  # by SHA-256
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no key is needed."""
+        return not self._allowances
+
+    def find(self, key: str) -> Allowance | None:
+        """The key's allowance; takes as long whether and wherever it is found."""
+        given = hashlib.sha256(key.encode()).digest()
+        found = None
+        for digest, allowance in self._allowances.items():
+            if hmac.compare_digest(digest, given):
+                found = allowance
+        return found
+
+
+def load_keyring(keys: Sequence[str], path: str, limits: Limits) -> Keyring:
+    """Keys given as ``name=key`` and in a TOML file; ``limits`` hold for those without their own.
+
+    Raises SettingsError, which never shows a key.
+    """
+    allowances: dict[bytes, Allowance] = {}
+    names: set[str] = set()
+
+    def add(name: str, digest: bytes, own: Limits) -> None:
+        if not _NAME.fullmatch(name):
+            raise SettingsError(
+                f"API key name {name!r}: expected 1 to 64 letters, digits or any of . _ @ -"
+            )
+        if name in names:
+            raise SettingsError(f"API key name {name!r} is given twice")
+        if digest in allowances:
+            raise SettingsError(f"API keys {allowances[digest].name!r} and {name!r} are the same")
+        names.add(name)
+        allowances[digest] = Allowance(name, own)
+
+    for number, given in enumerate(keys, 1):
+        name, equals, key = given.partition("=")
+        if not equals:
+            raise SettingsError(f"--api-keys: number {number} is not of the form name=key")
+        add(name.strip(), _digest_of(key.strip(), name), limits)
+    for name, table in _read_file(path).items() if path else ():
+        if not isinstance(table, dict):
+            raise SettingsError(f"{path}: expected tables such as [alice], found {name!r}")
+        add(name, *_from_table(path, name, dict(table), limits))
+    return Keyring(allowances)
+
+
+def _read_file(path: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"--api-keys-file {path}: {error.strerror}") from None
+    except ValueError as error:  # the error names a place, not what stands there
+        raise SettingsError(f"--api-keys-file {path} is not TOML: {error}") from None
+
+
+def _from_table(
+    path: str, name: str, table: dict[str, Any], limits: Limits
+) -> tuple[bytes, Limits]:
+    key, digest = table.pop("key", None), table.pop("sha256", None)
+    if (key is None) == (digest is None):
+        raise SettingsError(f"{path}: [{name}] needs either key or sha256")
+    try:
+        own = dataclasses.replace(limits, **table)
+    except TypeError:
+        known = ", ".join(["key", "sha256", *(spec.name for spec in dataclasses.fields(Limits))])
+        unknown = ", ".join(sorted(set(table) - {spec.name for spec in dataclasses.fields(Limits)}))
+        raise SettingsError(f"{path}: [{name}] has {unknown}; there are {known}") from None
+    except ValueError as error:
+        raise SettingsError(f"{path}: [{name}]: {error}") from None
+    if key is not None:
+        if not isinstance(key, str):
+            raise SettingsError(f"{path}: [{name}]: key must be a string")
+        return _digest_of(key, name), own
+    if not (isinstance(digest, str) and re.fullmatch(r"[0-9a-fA-F]{64}", digest)):
+        raise SettingsError(f"{path}: [{name}]: sha256 must be 64 hexadecimal digits")
+    return bytes.fromhex(digest), own
+
+
+def _digest_of(key: str, name: str) -> bytes:
+    if len(key) < _LEAST_KEY_LENGTH:
+        raise SettingsError(
+            f"API key {name!r} has {len(key)} characters; at least {_LEAST_KEY_LENGTH} are needed"
+        )
+    return hashlib.sha256(key.encode()).digest()

@@ -1,0 +1,75 @@
+"""POST /tokenize and /detokenize: the served model's tokenizer, in vLLM's shape."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.routes.models import check_model_name
+from gateway.state import State
+from hippo.errors import InvalidRequestError
+
+router = APIRouter(tags=["tokens"])
+
+_MOST_TOKENS = 1 << 20
+
+
+class TokenizeRequest(BaseModel):
+    """A text to be cut into tokens."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str | None = Field(default=None, description="The served name, or nothing.")
+    prompt: str = Field(description="Plain text; a chat template is not applied.")
+    add_special_tokens: bool = Field(
+        default=True, description="Adds those that the tokenizer adds of itself, if any."
+    )
+    return_token_strs: bool = Field(default=False, description="Adds `token_strs`.")
+
+
+class DetokenizeRequest(BaseModel):
+    """Token ids to be read as text."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str | None = Field(default=None, description="The served name, or nothing.")
+    tokens: tuple[int, ...] = Field(max_length=_MOST_TOKENS)
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeRequest, state: State) -> dict[str, Any]:
+    """The token ids of a text."""
+    info = state.backends.model
+    if body.model is not None:
+        check_model_name(body.model, info)
+    # Off the event loop: a long text takes a while.
+    encoding = await asyncio.to_thread(
+        state.backends.tokenizer.encode, body.prompt, add_special_tokens=body.add_special_tokens
+    )
+    return {
+        "count": len(encoding.ids),
+        "max_model_len": info.max_context_length,
+        "tokens": encoding.ids,
+        "token_strs": encoding.tokens if body.return_token_strs else None,
+    }
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, state: State) -> dict[str, str]:
+    """The text of token ids, special ones included."""
+    info = state.backends.model
+    if body.model is not None:
+        check_model_name(body.model, info)
+    for token_id in body.tokens:
+        if not 0 <= token_id < info.num_token_ids:
+            raise InvalidRequestError(
+                f"tokens names {token_id}; token ids are 0 to {info.num_token_ids - 1}",
+                param="tokens",
+            )
+    text = await asyncio.to_thread(
+        state.backends.tokenizer.decode, list(body.tokens), skip_special_tokens=False
+    )
+    return {"prompt": text}

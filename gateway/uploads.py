@@ -1,0 +1,154 @@
+"""Uploaded videos: kept on disk for a while, so that several questions can name them by id."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hippo.errors import HippoError, InvalidRequestError, MediaError, NotFoundError
+
+_PIECE_BYTES = 1 << 20
+_ID = re.compile(r"video-[0-9a-f]{32}")
+
+ReadPiece = Callable[[int], Awaitable[bytes]]
+
+
+class UploadsFullError(HippoError):
+    """The uploads that are kept leave no room for another."""
+
+    grpc_code = "RESOURCE_EXHAUSTED"
+    http_status = 507
+    type_name = "insufficient_storage_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """One video; ``owner``: the name of the API key that brought it, the only one that sees it."""
+
+    video_id: str
+    filename: str
+    num_bytes: int
+    created_s: float  # seconds since the epoch
+    expires_s: float
+    owner: str | None
+
+
+def is_upload_id(url: str) -> bool:
+    """Whether a video_url is the id of an upload rather than a place."""
+    return _ID.fullmatch(url) is not None
+
+
+class Uploads:
+    """Videos by id, until they expire. All are forgotten when the gateway stops."""
+
+    def __init__(
+        self,
+        *,
+        folder: str,
+        max_bytes: int,
+        max_file_bytes: int,
+        ttl_s: float,
+        clock_s: Callable[[], float] = time.time,
+    ) -> None:
+        """``folder`` "": where temporary files go. ``max_bytes`` bounds all uploads together."""
+        self._folder = Path(tempfile.mkdtemp(prefix="hippo-uploads-", dir=folder or None))
+        self._max_bytes = max_bytes
+        self._max_file_bytes = max_file_bytes
+        self._ttl_s = ttl_s
+        self._clock_s = clock_s
+        self._uploads: dict[str, Upload] = {}
+        self._num_bytes = 0  # of all files, those being written included
+
+    async def add(self, read: ReadPiece, *, filename: str, owner: str | None) -> Upload:
+        """Keeps what ``read`` gives, piece by piece, until it gives nothing.
+
+        Raises MediaError for a file that is empty or too large, UploadsFullError without room.
+        """
+        if self._max_bytes == 0:
+            raise InvalidRequestError(
+                "this server takes no uploads; send the video in a data: URL", param="file"
+            )
+        self._expire()
+        video_id = f"video-{uuid.uuid4().hex}"
+        path = self._folder / video_id
+        num_bytes = 0
+        try:
+            with path.open("wb") as file:
+                while piece := await read(_PIECE_BYTES):
+                    num_bytes += len(piece)
+                    self._num_bytes += len(piece)
+                    if num_bytes > self._max_file_bytes:
+                        raise MediaError(
+                            f"the video is larger than {self._max_file_bytes} bytes, this "
+                            "server's limit",
+                            param="file",
+                        )
+                    if self._num_bytes > self._max_bytes:
+                        raise UploadsFullError(
+                            f"the uploads kept here would exceed {self._max_bytes} bytes, this "
+                            "server's limit; delete some or try again when they have expired"
+                        )
+                    await asyncio.to_thread(file.write, piece)
+            if num_bytes == 0:
+                raise MediaError("the video is empty (0 bytes)", param="file")
+        except BaseException:
+            self._num_bytes -= num_bytes
+            path.unlink(missing_ok=True)
+            raise
+        now_s = self._clock_s()
+        upload = Upload(video_id, filename, num_bytes, now_s, now_s + self._ttl_s, owner)
+        self._uploads[video_id] = upload
+        return upload
+
+    def get(self, video_id: str, owner: str | None) -> Upload:
+        """Raises NotFoundError for one that is not there, not any more, or another's."""
+        self._expire()
+        upload = self._uploads.get(video_id)
+        if upload is None or upload.owner != owner:
+            raise NotFoundError(
+                f"there is no uploaded video {video_id!r}: it has expired, was deleted or never was"
+            )
+        return upload
+
+    async def read(self, video_id: str, owner: str | None) -> bytes:
+        """The file. Raises NotFoundError as ``get`` does."""
+        self.get(video_id, owner)
+        try:
+            return await asyncio.to_thread((self._folder / video_id).read_bytes)
+        except FileNotFoundError:  # deleted meanwhile
+            self.get(video_id, owner)
+            raise
+
+    def delete(self, video_id: str, owner: str | None) -> None:
+        """Raises NotFoundError as ``get`` does."""
+        self._forget(self.get(video_id, owner))
+
+    async def run(self) -> None:
+        """Deletes what has expired, until cancelled."""
+        while True:
+            await asyncio.sleep(min(60.0, self._ttl_s))
+            self._expire()
+
+    def close(self) -> None:
+        """Deletes everything."""
+        self._uploads.clear()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _expire(self) -> None:
+        now_s = self._clock_s()
+        for upload in [each for each in self._uploads.values() if each.expires_s <= now_s]:
+            self._forget(upload)
+
+    def _forget(self, upload: Upload) -> None:
+        del self._uploads[upload.video_id]
+        self._num_bytes -= upload.num_bytes
+        with contextlib.suppress(OSError):
+            (self._folder / upload.video_id).unlink()

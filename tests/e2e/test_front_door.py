@@ -1,0 +1,328 @@
+"""What a public deployment expects of the front door: keys, limits, origins, uploads, patience."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from hippo.cli.processes import Child
+from tests.e2e.support import GREEDY, Running, free_port, video_message, wait_until
+
+CHAT = "/v1/chat/completions"
+ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789"
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@contextmanager
+def _gateway(running: Running, *arguments: str, lines: list[str] | None = None) -> Iterator[str]:
+    """A further gateway before the running services."""
+    port, stack = free_port(), running.stack
+    gateway = Child("front door", lambda name, line: None if lines is None else lines.append(line))
+    gateway.start(
+        "gateway",
+        [
+            "--port", str(port),
+            "--target", f"127.0.0.1:{stack.port('target')}",
+            "--draft", f"127.0.0.1:{stack.port('draft')}",
+            "--calibration-share", "0",
+            *arguments,
+        ],
+    )  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+
+    def is_ready() -> bool:
+        try:
+            return httpx.get(f"{url}/ready", trust_env=False).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    try:
+        wait_until(is_ready)
+        yield url
+    finally:
+        gateway.send_signal(signal.SIGTERM)
+        assert gateway.wait(20)
+
+
+@pytest.fixture(scope="module")
+def keys_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "keys.toml"
+    path.write_text(f'[bob]\nkey = "{BOB}"\nrequests_per_minute = 2\n', encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[str]:
+    """What the guarded gateway logs."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def guarded(running: Running, keys_file: Path, lines: list[str]) -> Iterator[str]:
+    """A gateway that asks for keys, and lets one origin's pages ask."""
+    with _gateway(
+        running,
+        "--api-keys", f"alice={ALICE}",
+        "--api-keys-file", str(keys_file),
+        "--cors-origins", "https://app.example",
+        "--max-upload-bytes", str(100_000),
+        "--stream-keepalive-s", "0.2",
+        "--log-style", "json",
+        lines=lines,
+    ) as url:  # fmt: skip
+        yield url
+
+
+@pytest.fixture
+def http(guarded: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=guarded, trust_env=False, timeout=60) as client:
+        yield client
+
+
+def _as(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def _hello(**fields: Any) -> dict[str, Any]:
+    return {"model": "hippo", "messages": HELLO, "max_tokens": 4, **GREEDY, **fields}
+
+
+def _openai(url: str, key: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", CHAT),
+        ("GET", "/v1/models"),
+        ("POST", "/v1/videos"),
+        ("POST", "/tokenize"),
+        ("POST", "/detokenize"),
+    ],
+)
+@pytest.mark.parametrize("given", [{}, _as("sk-mallory-0123456789"), {"authorization": "Basic x"}])
+def test_nothing_of_worth_is_had_without_a_key(
+    http: httpx.Client, method: str, path: str, given: dict[str, str]
+) -> None:
+    response = http.request(method, path, headers=given)
+    assert response.status_code == 401
+    assert response.headers["www-authenticate"] == "Bearer"
+    assert response.headers["x-request-id"]
+    error = response.json()["error"]
+    assert error["code"] == "invalid_api_key"
+    assert "mallory" not in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/version", "/metrics", "/openapi.json"])
+def test_what_orchestrators_ask_needs_no_key(http: httpx.Client, path: str) -> None:
+    assert http.get(path).status_code == 200
+
+
+def test_the_official_client_says_who_it_is(guarded: str, lines: list[str]) -> None:
+    with _openai(guarded, ALICE) as client:
+        answer = client.chat.completions.create(**_hello())
+        assert answer.choices[0].message.content is not None
+    with _openai(guarded, "sk-mallory-0123456789") as client:
+        with pytest.raises(openai.AuthenticationError):
+            client.chat.completions.create(**_hello())
+    wait_until(lambda: any('"key": "alice"' in line for line in lines))
+    assert not any(ALICE in line or "mallory" in line for line in lines)
+
+
+def test_a_key_that_asks_too_often_is_told_when_to_come_back(http: httpx.Client) -> None:
+    answers = [http.post(CHAT, json=_hello(), headers=_as(BOB)) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert answers[2].json()["error"]["code"] == "rate_limit_exceeded"
+    assert 1 <= int(answers[2].headers["retry-after"]) <= 30
+    assert http.post(CHAT, json=_hello(), headers=_as(ALICE)).status_code == 200
+
+
+def test_pages_of_one_origin_may_ask_and_others_not(http: httpx.Client) -> None:
+    def preflight(origin: str) -> httpx.Response:
+        return http.options(
+            CHAT,
+            headers={
+                "origin": origin,
+                "access-control-request-method": "POST",
+                "access-control-request-headers": "authorization,content-type",
+            },
+        )
+
+    allowed = preflight("https://app.example")
+    assert allowed.status_code == 200
+    assert allowed.headers["access-control-allow-origin"] == "https://app.example"
+    assert "access-control-allow-origin" not in preflight("https://other.example").headers
+    answer = http.get("/v1/models", headers={"origin": "https://app.example", **_as(ALICE)})
+    assert answer.headers["access-control-allow-origin"] == "https://app.example"
+
+
+def test_by_default_no_page_may_ask(running: Running) -> None:
+    answer = httpx.get(
+        f"{running.url}/v1/models", headers={"origin": "https://app.example"}, trust_env=False
+    )
+    assert not any(name.startswith("access-control") for name in answer.headers)
+
+
+def test_an_uploaded_video_is_asked_about_twice_and_deleted(
+    running: Running, http: httpx.Client
+) -> None:
+    data = running.clip.read_bytes()
+    upload = http.post(
+        "/v1/videos", files={"file": ("clip.mp4", data, "video/mp4")}, headers=_as(ALICE)
+    )
+    assert upload.status_code == 200
+    video = upload.json()
+    assert video["object"] == "video" and video["bytes"] == len(data)
+    assert video["filename"] == "clip.mp4" and video["expires_at"] > video["created_at"]
+    place = f"/v1/videos/{video['id']}"
+    assert http.get(place, headers=_as(ALICE)).json() == video
+
+    body = _hello(messages=[video_message(video["id"])], max_tokens=16)
+    answers = [http.post(CHAT, json=body, headers=_as(ALICE)).json() for _ in range(2)]
+    by_path = httpx.post(
+        f"{running.url}{CHAT}",
+        json={**body, "messages": [video_message(str(running.clip))]},
+        trust_env=False,
+        timeout=60,
+    ).json()
+    texts = {answer["choices"][0]["message"]["content"] for answer in (*answers, by_path)}
+    assert len(texts) == 1
+    assert answers[1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+    assert http.delete(place, headers=_as(ALICE)).json()["deleted"] is True
+    gone = http.post(CHAT, json=body, headers=_as(ALICE))
+    assert gone.status_code == 404
+    assert gone.json()["error"]["param"] == "messages.0.content.0.video_url"
+
+
+def test_an_upload_is_the_keys_that_brought_it(running: Running, http: httpx.Client) -> None:
+    files = {"file": ("clip.mp4", running.clip.read_bytes(), "video/mp4")}
+    video_id = http.post("/v1/videos", files=files, headers=_as(ALICE)).json()["id"]
+    for method in ("GET", "DELETE"):
+        answer = http.request(method, f"/v1/videos/{video_id}", headers=_as(BOB))
+        assert answer.status_code == 404
+    assert http.delete(f"/v1/videos/{video_id}", headers=_as(ALICE)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("files", "status", "param"),
+    [
+        ({"file": ("a.mp4", b"", "video/mp4")}, 400, "file"),
+        ({"other": ("a.mp4", b"x", "video/mp4")}, 400, "file"),
+        ({"file": ("a.mp4", b"x" * 100_001, "video/mp4")}, 507, None),
+    ],
+)
+def test_an_upload_that_cannot_be_kept_is_refused(
+    http: httpx.Client, files: Any, status: int, param: str | None
+) -> None:
+    answer = http.post("/v1/videos", files=files, headers=_as(ALICE))
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+def test_text_becomes_tokens_and_text_again(http: httpx.Client) -> None:
+    def post(path: str, body: dict[str, Any]) -> Any:
+        return http.post(path, json=body, headers=_as(ALICE)).raise_for_status().json()
+
+    found = post("/tokenize", {"model": "hippo", "prompt": "a red ball", "return_token_strs": True})
+    assert found["count"] == len(found["tokens"]) == len(found["token_strs"]) > 0
+    assert found["max_model_len"] == 4096
+    assert post("/detokenize", {"tokens": found["tokens"]}) == {"prompt": "a red ball"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/tokenize", {"prompt": 5}, 400),
+        ("/tokenize", {"prompt": "x", "model": "other"}, 404),
+        ("/tokenize", {"messages": HELLO}, 400),
+        ("/detokenize", {"tokens": [-1]}, 400),
+        ("/detokenize", {"tokens": [10**9]}, 400),
+    ],
+)
+def test_what_is_no_text_or_token_is_refused(
+    http: httpx.Client, path: str, body: dict[str, Any], status: int
+) -> None:
+    assert http.post(path, json=body, headers=_as(ALICE)).status_code == status
+
+
+def test_usage_comes_with_every_chunk_if_wanted(guarded: str) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    with _openai(guarded, ALICE) as client:
+        chunks = list(
+            client.chat.completions.create(
+                model="hippo",
+                messages=HELLO,  # type: ignore[arg-type]
+                max_tokens=24,
+                temperature=0,
+                stream=True,
+                stream_options=options,  # type: ignore[arg-type]
+                extra_body={"ignore_eos": True},
+            )
+        )
+    counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]
+    assert len(counts) >= len(chunks) - 1
+    assert counts == sorted(counts) and counts[-1] == 24
+
+
+def test_a_stream_is_kept_open_while_nothing_comes(running: Running, guarded: str) -> None:
+    """The target is held still while it has the prompt: comments come, then the answer."""
+    target = running.stack.child("target")
+    raw: list[bytes] = []
+
+    def ask() -> None:
+        with (
+            httpx.Client(base_url=guarded, trust_env=False, timeout=60) as client,
+            client.stream("POST", CHAT, json=_hello(stream=True), headers=_as(ALICE)) as response,
+        ):
+            assert response.status_code == 200
+            raw.extend(response.iter_raw())
+
+    target.send_signal(signal.SIGSTOP)
+    try:
+        asking = threading.Thread(target=ask)
+        asking.start()
+        wait_until(lambda: b"".join(raw).count(b": keep-alive\n\n") >= 3)
+    finally:
+        target.send_signal(signal.SIGCONT)
+    asking.join()
+    events = [event for event in b"".join(raw).split(b"\n\n") if event.startswith(b"data: ")]
+    assert events[-1] == b"data: [DONE]"
+    assert json.loads(events[0][6:])["choices"][0]["delta"]["role"] == "assistant"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--api-keys", "alice=short"), "at least 16"),
+        (("--api-keys-file", "/does/not/exist"), "No such file"),
+        (("--key-requests-per-minute", "5"), "API keys beside it"),
+        (("--cors-origins", "app.example"), "https://app.example"),
+        (("--upload-dir", "/does/not/exist"), "not a directory"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_at_the_start(
+    arguments: tuple[str, ...], expected: str
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "gateway", "--target", "127.0.0.1:1", "--port", "0", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=dict(os.environ),
+    )
+    assert ended.returncode == 2
+    assert expected in ended.stderr

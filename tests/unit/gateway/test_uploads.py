@@ -1,0 +1,145 @@
+"""Uploaded videos: kept for a while, bounded, and each its owner's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.uploads import ReadPiece, Uploads, UploadsFullError, is_upload_id
+from hippo.errors import InvalidRequestError, MediaError, NotFoundError
+
+MAX_BYTES, MAX_FILE_BYTES, TTL_S = 100, 60, 10.0
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> _Clock:
+    return _Clock()
+
+
+@pytest.fixture
+def uploads(tmp_path: Path, clock: _Clock) -> Uploads:
+    return _uploads(tmp_path, clock)
+
+
+def _uploads(folder: Path, clock: _Clock, *, max_bytes: int = MAX_BYTES) -> Uploads:
+    return Uploads(
+        folder=str(folder),
+        max_bytes=max_bytes,
+        max_file_bytes=MAX_FILE_BYTES,
+        ttl_s=TTL_S,
+        clock_s=clock,
+    )
+
+
+def _reading(data: bytes, piece_bytes: int = 7) -> ReadPiece:
+    pieces = iter([data[i : i + piece_bytes] for i in range(0, len(data), piece_bytes)])
+
+    async def read(num_bytes: int) -> bytes:
+        return next(pieces, b"")
+
+    return read
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+async def test_what_was_uploaded_is_read_again(uploads: Uploads) -> None:
+    data = bytes(range(50))
+    upload = await uploads.add(_reading(data), filename="a.mp4", owner=None)
+    assert is_upload_id(upload.video_id)
+    assert (upload.num_bytes, upload.filename) == (50, "a.mp4")
+    assert upload.expires_s == upload.created_s + TTL_S
+    assert await uploads.read(upload.video_id, None) == data
+
+
+async def test_it_expires(uploads: Uploads, clock: _Clock, tmp_path: Path) -> None:
+    upload = await uploads.add(_reading(b"x"), filename="", owner=None)
+    clock.now_s += TTL_S
+    with pytest.raises(NotFoundError):
+        uploads.get(upload.video_id, None)
+    assert _files(tmp_path) == []
+
+
+async def test_it_is_deleted(uploads: Uploads, tmp_path: Path) -> None:
+    upload = await uploads.add(_reading(b"x"), filename="", owner=None)
+    uploads.delete(upload.video_id, None)
+    assert _files(tmp_path) == []
+    with pytest.raises(NotFoundError):
+        uploads.delete(upload.video_id, None)
+
+
+@pytest.mark.parametrize("other", [None, "bob"])
+async def test_another_key_neither_sees_nor_deletes_it(uploads: Uploads, other: str | None) -> None:
+    upload = await uploads.add(_reading(b"x"), filename="", owner="alice")
+    with pytest.raises(NotFoundError):
+        uploads.get(upload.video_id, other)
+    with pytest.raises(NotFoundError):
+        uploads.delete(upload.video_id, other)
+    assert uploads.get(upload.video_id, "alice") == upload
+
+
+@pytest.mark.parametrize(("size", "is_taken"), [(0, False), (60, True), (61, False)])
+async def test_the_size_of_a_file_is_bounded(
+    uploads: Uploads, tmp_path: Path, size: int, is_taken: bool
+) -> None:
+    if is_taken:
+        await uploads.add(_reading(b"x" * size), filename="", owner=None)
+    else:
+        with pytest.raises(MediaError):
+            await uploads.add(_reading(b"x" * size), filename="", owner=None)
+        assert _files(tmp_path) == []
+
+
+async def test_a_full_store_takes_no_more_until_something_has_gone(
+    uploads: Uploads, clock: _Clock
+) -> None:
+    await uploads.add(_reading(b"x" * 60), filename="", owner=None)
+    with pytest.raises(UploadsFullError):
+        await uploads.add(_reading(b"x" * 41), filename="", owner=None)
+    clock.now_s += TTL_S
+    await uploads.add(_reading(b"x" * 60), filename="", owner=None)
+
+
+async def test_without_room_for_any_there_are_no_uploads(tmp_path: Path, clock: _Clock) -> None:
+    uploads = _uploads(tmp_path, clock, max_bytes=0)
+    with pytest.raises(InvalidRequestError):
+        await uploads.add(_reading(b"x"), filename="", owner=None)
+
+
+async def test_an_upload_that_breaks_off_leaves_nothing(uploads: Uploads, tmp_path: Path) -> None:
+    async def read(num_bytes: int) -> bytes:
+        if not _files(tmp_path):
+            return b"x"
+        raise ConnectionError
+
+    for _ in range(3):
+        with pytest.raises(ConnectionError):
+            await uploads.add(read, filename="", owner=None)
+    assert _files(tmp_path) == []
+    await uploads.add(_reading(b"x" * 60), filename="", owner=None)
+
+
+async def test_closing_deletes_everything(uploads: Uploads, tmp_path: Path) -> None:
+    await uploads.add(_reading(b"x"), filename="", owner=None)
+    uploads.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@settings(deadline=None)
+@given(st.text(max_size=60))
+def test_only_ids_that_were_given_out_are_ids(text: str) -> None:
+    assert is_upload_id(text) == (
+        len(text) == 38 and text.startswith("video-") and set(text[6:]) <= set("0123456789abcdef")
+    )
