@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -191,6 +192,34 @@ def figures(record: Record, request: OpenRequest, baseline: Baseline) -> dict[st
     if record.timeline is not None:
         facts["timeline_ms"] = record.timeline.as_dict(record.first_verdict_ns)
     return facts
+
+
+def client_metrics(record: Record) -> dict[str, Any]:
+    """The ``metrics`` object, by the names that vLLM's clients read; docs/api.md explains each."""
+    stats = record.stats
+    num_later = record.num_completion_tokens - 1
+    decode_s = record.decode_ns / 1e9
+    is_decoded = num_later > 0 and decode_s > 0
+    num_steps = stats.verified_per_position[0] if stats.verified_per_position else 0
+    at_least = [num_steps, *stats.accepted_per_position, 0]  # steps that accepted so many or more
+    return {
+        "time_to_first_token_ms": _ms(record.first_verdict_ns - record.received_ns),
+        "generation_time_ms": _ms(record.decode_ns),
+        "queue_time_ms": _ms(record.target_prompt.queue_ns if record.target_prompt else None),
+        "mean_itl_ms": _ms(record.decode_ns / num_later) if is_decoded else None,
+        "tokens_per_second": round(num_later / decode_s, 2) if is_decoded else None,
+        "speculative_decoding": None
+        if not num_steps
+        else {
+            "mean_acceptance_length": 1 + stats.num_accepted_tokens / num_steps,
+            "draft_acceptance_rate": stats.acceptance_rate,
+            "acceptance_histogram": [more - fewer for more, fewer in itertools.pairwise(at_least)],
+            "num_spec_steps": num_steps,
+            "num_accepted_draft_tokens": stats.num_accepted_tokens,
+            "num_draft_tokens": stats.num_draft_tokens,
+            "num_spec_tokens": len(stats.verified_per_position),
+        },
+    }
 
 
 def _timings(record: Record) -> dict[str, float | None]:

@@ -68,15 +68,16 @@ class ChunkWriter:
         finish_reason: str,
         usage: Usage,
         figures: dict[str, Any],
+        metrics: dict[str, Any],
         token_ids: list[int] | None,
     ) -> bytes:
         """The chunk with the finish reason and the figures, the usage if wanted, and the end."""
         choice = _choice({}, finish_reason=finish_reason)
         if token_ids is not None:
             choice["token_ids"] = token_ids
-        chunks = self._event({"choices": [choice], "hippo": figures})
+        chunks = self._event({"choices": [choice], "hippo": figures, "metrics": metrics})
         if self._include_usage:
-            chunks += self._event({"choices": [], "usage": usage.to_json()})
+            chunks += self._event({"choices": [], "usage": usage.to_json(), "metrics": metrics})
         return chunks + DONE
 
     def error(self, error: dict[str, Any]) -> bytes:
@@ -98,6 +99,7 @@ def completion_json(
     finish_reason: str,
     usage: Usage,
     figures: dict[str, Any],
+    metrics: dict[str, Any],
     token_ids: list[int] | None,
 ) -> dict[str, Any]:
     """The answer to a request that does not stream."""
@@ -118,6 +120,7 @@ def completion_json(
         "choices": [choice],
         "usage": usage.to_json(),
         "hippo": figures,
+        "metrics": metrics,
     }
 
 

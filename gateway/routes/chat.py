@@ -167,6 +167,7 @@ class ChatResponse(Response):
             finish_reason=record.finish_reason.value,
             usage=_usage(record),
             figures=report.figures(record, request, self._state.baseline),
+            metrics=report.client_metrics(record),
             token_ids=completion.token_ids if self._body.return_token_ids else None,
         )
 
@@ -214,6 +215,7 @@ class ChatResponse(Response):
             finish_reason=record.finish_reason.value,
             usage=_usage(record),
             figures=report.figures(record, request, self._state.baseline),
+            metrics=report.client_metrics(record),
             token_ids=completion.token_ids if self._body.return_token_ids else None,
         )
         await send_bytes(last, more=False)

@@ -262,20 +262,28 @@ def test_what_is_no_text_or_token_is_refused(
 def test_usage_comes_with_every_chunk_if_wanted(guarded: str) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     with _openai(guarded, ALICE) as client:
-        chunks = list(
-            client.chat.completions.create(
-                model="hippo",
-                messages=HELLO,  # type: ignore[arg-type]
-                max_tokens=24,
-                temperature=0,
-                stream=True,
-                stream_options=options,  # type: ignore[arg-type]
-                extra_body={"ignore_eos": True},
-            )
-        )
+        create: Any = client.chat.completions.create  # whose types know no further options
+        fields = _hello(max_tokens=24, stream=True, stream_options=options)
+        chunks = list(create(**fields, extra_body={"ignore_eos": True}))
     counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]
     assert len(counts) >= len(chunks) - 1
     assert counts == sorted(counts) and counts[-1] == 24
+
+
+def test_vllms_figures_add_up_to_ours(running: Running) -> None:
+    body = _hello(
+        messages=[video_message(str(running.clip))],
+        max_tokens=48,
+        ignore_eos=True,
+        speculative={"policy": "serial", "gamma": 4},
+    )
+    answer = httpx.post(f"{running.url}{CHAT}", json=body, trust_env=False, timeout=60).json()
+    told, ours = answer["metrics"]["speculative_decoding"], answer["hippo"]
+    histogram = told["acceptance_histogram"]
+    assert sum(histogram) == told["num_spec_steps"] <= ours["num_forwards"]
+    assert sum(k * steps for k, steps in enumerate(histogram)) == ours["num_accepted_tokens"]
+    assert told["num_draft_tokens"] == ours["num_draft_tokens"]
+    assert told["num_spec_tokens"] <= 4
 
 
 def test_a_stream_is_kept_open_while_nothing_comes(running: Running, guarded: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.baseline import Baseline
-from gateway.report import Record, Timeline, figures
+from gateway.report import Record, Timeline, client_metrics, figures
 from hippo.types import (
     Block,
     FramePlan,
@@ -89,3 +89,31 @@ def test_a_timeline_is_kept_and_reported_only_when_it_is_asked_for() -> None:
         "between": 0.0,
         "is_rejection": True,
     }
+
+
+def test_vllms_clients_find_their_figures_and_they_add_up() -> None:
+    record = Record(policy="serial", received_ns=10 * MS)
+    record.add_verdict(Verdict(0, 0, (5,)), 50 * MS)
+    record.add_verdict(Verdict(0, 1, (6, 7, 8)), 70 * MS)
+    record.num_completion_tokens = 4
+    stats = record.stats
+    stats.verified_per_position, stats.accepted_per_position = [43, 43, 43], [4, 3, 3]
+    stats.num_draft_tokens, stats.num_accepted_tokens = 129, 10
+    metrics = client_metrics(record)
+    assert metrics["time_to_first_token_ms"] == 40.0
+    assert metrics["generation_time_ms"] == 20.0
+    assert metrics["tokens_per_second"] == 150.0
+    told = metrics["speculative_decoding"]
+    assert told["acceptance_histogram"] == [39, 1, 0, 3]
+    assert told["num_spec_steps"] == 43
+    assert told["mean_acceptance_length"] == pytest.approx(1 + 10 / 43)
+    assert told["draft_acceptance_rate"] == pytest.approx(10 / 129)
+
+
+def test_an_answer_without_a_draft_has_no_speculative_figures() -> None:
+    record = Record(policy="off", received_ns=0)
+    record.add_verdict(Verdict(0, 0, (5,)), MS)
+    record.num_completion_tokens = 1
+    metrics = client_metrics(record)
+    assert metrics["speculative_decoding"] is None
+    assert metrics["tokens_per_second"] is None

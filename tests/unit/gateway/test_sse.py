@@ -39,7 +39,11 @@ def test_a_text_chunk_carries_any_text(text: str, include_usage: bool) -> None:
 
 def test_a_stream_ends_with_its_figures_then_its_usage() -> None:
     data = _writer(include_usage=True).finish(
-        finish_reason="length", usage=Usage(3, 4, 2), figures={"policy": "off"}, token_ids=[5, 6]
+        finish_reason="length",
+        usage=Usage(3, 4, 2),
+        figures={"policy": "off"},
+        metrics={"m": 1},
+        token_ids=[5, 6],
     )
     assert data.endswith(DONE)
     last, usage = _events(data)
@@ -48,6 +52,7 @@ def test_a_stream_ends_with_its_figures_then_its_usage() -> None:
     assert last["hippo"] == {"policy": "off"}
     assert last["usage"] is None
     assert usage["choices"] == []
+    assert last["metrics"] == usage["metrics"] == {"m": 1}
     assert usage["usage"] == {
         "prompt_tokens": 3,
         "completion_tokens": 4,
@@ -58,7 +63,7 @@ def test_a_stream_ends_with_its_figures_then_its_usage() -> None:
 
 def test_usage_is_left_out_unless_asked_for() -> None:
     data = _writer().role() + _writer().finish(
-        finish_reason="stop", usage=Usage(1, 1, 0), figures={}, token_ids=None
+        finish_reason="stop", usage=Usage(1, 1, 0), figures={}, metrics={}, token_ids=None
     )
     assert all("usage" not in event for event in _events(data))
 
@@ -72,6 +77,7 @@ def test_a_whole_completion_has_openais_shape() -> None:
         finish_reason="stop",
         usage=Usage(1, 2, 0),
         figures={},
+        metrics={},
         token_ids=None,
     )
     assert answer["object"] == "chat.completion"
