@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from gateway.backends import Backends
-from gateway.baseline import Baseline, Calibration
+from gateway.baseline import Baseline
 from gateway.config import GatewaySettings
 from gateway.errors import install_error_handlers
 from gateway.fetch import UrlFetcher
@@ -22,8 +22,6 @@ from gateway.middleware import KeyMiddleware, RequestMiddleware
 from gateway.routes import chat, models, status, tokenize, videos
 from gateway.state import GatewayState
 from gateway.uploads import Uploads
-from hippo.rpc.client import DraftClient, TargetClient
-from hippo.speculation.estimates import PairTimes
 from hippo.types import PROTOCOL_VERSION
 
 
@@ -41,9 +39,9 @@ def create_app(settings: GatewaySettings) -> FastAPI:
             visual_tokens_per_minute=settings.key_visual_tokens_per_minute,
         ),
     )
-    baseline = Baseline()
+    baselines = {address: Baseline() for address in settings.target}
     metrics = GatewayMetrics(
-        baseline,
+        baselines,
         max_draft_tokens=settings.max_draft_tokens,
         version=distribution_version(),
         protocol_version=PROTOCOL_VERSION,
@@ -52,8 +50,10 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         backends = Backends(
-            TargetClient(settings.target),
-            DraftClient(settings.draft) if settings.draft else None,
+            baselines,
+            settings.draft,
+            tls=settings.tls,
+            calibration_share=settings.calibration_share,
         )
         fetcher = UrlFetcher(
             allowed_domains=settings.allowed_media_domains,
@@ -80,9 +80,6 @@ def create_app(settings: GatewaySettings) -> FastAPI:
             media=media,
             uploads=uploads,
             metrics=metrics,
-            baseline=baseline,
-            calibration=Calibration(settings.calibration_share, baseline),
-            times=PairTimes(),
             version=distribution_version(),
         )
         await backends.start()

@@ -1,197 +1,349 @@
-"""The two services as the gateway sees them: watched, and known to fit together or not."""
+"""All targets and drafts behind the gateway, and which of them a request gets.
+
+A target is chosen among those that serve the model: the one that a request about the same clip had
+before, by rendezvous hashing (Thaler and Ravishankar, 1996), because it may have cached what the
+two share; the least loaded one if that one has no slot free. So with the draft, among those that
+fit the target. An unhealthy service is left out until it is well again.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
-from hippo.errors import HippoError, IncompatiblePairError, UnavailableError
+from gateway.baseline import Baseline, Calibration
+from gateway.errors import ModelNotFoundError
+from gateway.watch import Watch
+from hippo.errors import IncompatiblePairError, UnavailableError
 from hippo.pair import check_pair
 from hippo.rpc.client import DraftClient, TargetClient
+from hippo.rpc.options import TlsFiles
+from hippo.speculation.estimates import PairTimes
 from hippo.types import ModelInfo
 
 logger = logging.getLogger("gateway.backends")
 
-ClientT = TypeVar("ClientT", DraftClient, TargetClient)
-
-_PERIOD_UP_S = 2.0
-_PERIOD_DOWN_S = 0.3
+Draft = Watch[DraftClient]
+ServiceT = TypeVar("ServiceT", "Target", Draft)
 
 
-class Watch(Generic[ClientT]):
-    """Follows one service: whether it serves, and what.
-
-    ``info`` is what it serves, None while it does not; ``problem`` says why.
-    """
+class Target:
+    """A target service, what was learnt about it, and which drafts fit it."""
 
     def __init__(
-        self,
-        noun: str,
-        client: ClientT,
-        *,
-        on_change: Callable[[], None],
-        prepare: Callable[[ModelInfo], Awaitable[None]] | None = None,
+        self, watch: Watch[TargetClient], baseline: Baseline, calibration: Calibration
     ) -> None:
-        """``prepare`` is awaited before a service that came up is known to be there."""
-        self.client: ClientT = client
-        self.info: ModelInfo | None = None
-        self.problem = f"the {noun} service at {client.address} has not answered yet"
-        self._noun = noun
-        self._on_change = on_change
-        self._prepare = prepare
-        self._recheck = asyncio.Event()
+        self.watch = watch
+        self.tokenizer: Tokenizer | None = None  # there once ``watch.info`` is
+        self.baseline = baseline
+        self.calibration = calibration
+        self._drafts_changed = asyncio.Event()
+        self._fitting: list[Draft] = []
+        self._misfits: dict[Draft, str] = {}  # why
+        self._times: dict[str, PairTimes] = {}
 
-    def report_failure(self) -> None:
-        """A stream broke: not used until it is found well again, which is tried at once."""
-        self.info = None
-        self.problem = f"the {self._noun} service at {self.client.address} has just failed"
-        self._recheck.set()
+    @property
+    def address(self) -> str:
+        return self.watch.address
 
-    async def run(self) -> None:
-        """Watches until cancelled."""
-        while True:
-            self._recheck.clear()
-            await self._check()
-            period = _PERIOD_DOWN_S if self.info is None else _PERIOD_UP_S
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(period):
-                    await self._recheck.wait()
-                # A lost service is not asked again at once: its port may still be closing.
-                await asyncio.sleep(0.05)
+    @property
+    def load(self) -> float:
+        return self.watch.load
 
-    async def _check(self) -> None:
-        try:
-            if not await self.client.is_serving():
-                raise UnavailableError(
-                    f"the {self._noun} service at {self.client.address} is down, loading or "
-                    "draining"
-                )
-            if self.info is None:
-                info = await self.client.get_model()
-                logger.info("%s service serves %s on %s", self._noun, info.name, info.device)
-                await self._change(info)
-        except HippoError as error:
-            if self.info is not None:
-                logger.warning("%s", error.message)
-            self.problem = error.message
-            if self.info is not None:
-                await self._change(None)
+    @property
+    def num_running(self) -> int:
+        return self.watch.num_running
 
-    async def _change(self, info: ModelInfo | None) -> None:
-        if info is not None and self._prepare is not None:
-            await self._prepare(info)
-        self.info = info
-        self._on_change()
+    @property
+    def info(self) -> ModelInfo | None:
+        return self.watch.info
+
+    @property
+    def fitting_drafts(self) -> list[Draft]:
+        """Drafts that serve and fit."""
+        return list(self._fitting)
+
+    def times(self, draft: Draft | None) -> PairTimes:
+        """What was measured of this target with that draft; without one, of the target alone."""
+        return self._times.setdefault(draft.address if draft is not None else "", PairTimes())
+
+    async def wait_fitting(self) -> None:
+        """Returns when a draft fits."""
+        while not self._fitting:
+            self._drafts_changed.clear()
+            await self._drafts_changed.wait()
+
+    def draft_problem(self, drafts: Sequence[Draft]) -> str | None:
+        """Why there is no draft for it; None if there is one."""
+        if not drafts:
+            return "no draft service is configured"
+        if self._fitting:
+            return None
+        problems = [self._misfits.get(draft, draft.problem) for draft in drafts]
+        return "; ".join(dict.fromkeys(problems))
+
+    def match(self, drafts: Iterable[Draft]) -> None:
+        """Finds the drafts that fit; says so in the log where it changes."""
+        fitting, misfits = [], {}
+        for draft in drafts:
+            if draft.info is None or self.info is None:
+                continue
+            try:
+                check_pair(draft.info, self.info)
+            except IncompatiblePairError as error:
+                misfits[draft] = error.message
+                if self._misfits.get(draft) != error.message:
+                    logger.error("the draft is not used: %s", error.message)
+            else:
+                fitting.append(draft)
+                if draft not in self._fitting:
+                    self._warn_if_shared(draft.info, self.info)
+        self._fitting, self._misfits = fitting, misfits
+        if fitting:
+            self._drafts_changed.set()
+
+    @staticmethod
+    def _warn_if_shared(draft: ModelInfo, target: ModelInfo) -> None:
+        if shared := sorted(set(draft.device_uuids) & set(target.device_uuids)):
+            logger.warning(
+                "draft and target run on one GPU (%s): they take turns instead of working at "
+                "once, so most of the gain from running in parallel is lost; give each its own",
+                ", ".join(shared),
+            )
 
 
-class Backends:
-    """The target, and the draft if there is one and it fits."""
+class Pair:
+    """The target of one request, and its draft: the one it would get now, or gets later."""
 
-    def __init__(self, target: TargetClient, draft: DraftClient | None) -> None:
-        self._target: Watch[TargetClient] = Watch(
-            "target", target, on_change=self._check_pair, prepare=self._load_tokenizer
-        )
-        self._draft = None if draft is None else Watch("draft", draft, on_change=self._check_pair)
-        self._tokenizer: Tokenizer | None = None
-        self._pair_problem: str | None = None
-        self._draft_usable = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
-
-    async def start(self) -> None:
-        """Begins to watch; returns at once."""
-        self._tasks.append(asyncio.create_task(self._target.run()))
-        if self._draft is not None:
-            self._tasks.append(asyncio.create_task(self._draft.run()))
-
-    async def close(self) -> None:
-        """Stops watching and closes the connections."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._target.client.close()
-        if self._draft is not None:
-            await self._draft.client.close()
+    def __init__(
+        self, target: Target, drafts: Sequence[Draft], *, model: ModelInfo, key: bytes
+    ) -> None:
+        assert target.tokenizer is not None
+        self.model = model
+        self.tokenizer = target.tokenizer
+        self.baseline = target.baseline
+        self.calibration = target.calibration
+        self._target = target
+        self._drafts = drafts
+        self._key = key
 
     @property
     def target(self) -> TargetClient:
-        """Where sequences are settled; it may be down."""
-        return self._target.client
+        return self._target.watch.client
 
     @property
-    def model(self) -> ModelInfo:
-        """What is served. Raises UnavailableError while the target is down."""
-        if self._target.info is None:
-            raise UnavailableError(self._target.problem)
-        return self._target.info
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer. Raises UnavailableError while the target is down."""
-        if self._tokenizer is None:
-            raise UnavailableError(self._target.problem)
-        return self._tokenizer
+    def times(self) -> PairTimes:
+        """What earlier requests measured of this pair."""
+        return self._target.times(self._draft)
 
     @property
     def draft(self) -> DraftClient | None:
-        """A draft that serves and fits the target, or None."""
-        usable = self._draft is not None and self._draft_usable.is_set()
-        return self._draft.client if self._draft is not None and usable else None
+        """A draft that serves, fits and is the best choice now; or None."""
+        draft = self._draft
+        return None if draft is None else draft.client
 
     @property
     def draft_model(self) -> ModelInfo | None:
-        """What the draft serves, whether or not it fits."""
-        return None if self._draft is None else self._draft.info
+        """What a draft serves, whether or not it fits; None while there is none."""
+        return next((draft.info for draft in self._drafts if draft.info is not None), None)
 
     @property
     def draft_problem(self) -> str | None:
         """Why there is no usable draft; None if there is one."""
-        if self._draft is None:
-            return "no draft service is configured"
-        if self._draft_usable.is_set():
-            return None
-        return self._pair_problem if self._draft.info is not None else self._draft.problem
+        return self._target.draft_problem(self._drafts)
 
     async def wait_draft(self) -> DraftClient:
         """Returns a draft as soon as one is usable; for ever without one configured."""
-        await self._draft_usable.wait()
-        assert self._draft is not None
-        return self._draft.client
+        while (draft := self.draft) is None:
+            await self._target.wait_fitting()
+        return draft
 
-    def report_draft_failure(self) -> None:
+    @contextlib.contextmanager
+    def at_target(self) -> Iterator[None]:
+        """Around a sequence there: part of the target's load."""
+        with self._target.watch.sequence():
+            yield
+
+    @contextlib.contextmanager
+    def at_draft(self, client: DraftClient) -> Iterator[None]:
+        """Around a sequence there: part of the draft's load."""
+        with self._watch(client).sequence():
+            yield
+
+    def report_draft_failure(self, client: DraftClient) -> None:
         """A drafting stream broke: the draft is not used until it is found well again."""
-        if self._draft is not None:
-            self._draft_usable.clear()
-            self._draft.report_failure()
+        self._watch(client).report_failure()
 
     def report_target_failure(self) -> None:
         """A verification stream broke: the target counts as down until it is found well again."""
-        self._target.report_failure()
+        self._target.watch.report_failure()
 
-    async def _load_tokenizer(self, info: ModelInfo) -> None:
-        # A large one takes a while to build; answers must not wait for it.
-        self._tokenizer = await asyncio.to_thread(Tokenizer.from_buffer, info.tokenizer_json)
+    @property
+    def _draft(self) -> Draft | None:
+        fitting = self._target.fitting_drafts
+        return choose(fitting, self._key) if fitting else None
 
-    def _check_pair(self) -> None:
-        draft = None if self._draft is None else self._draft.info
-        self._draft_usable.clear()
-        if self._target.info is None or draft is None:
-            self._pair_problem = self._target.problem
-            return
-        try:
-            check_pair(draft, self._target.info)
-        except IncompatiblePairError as error:
-            self._pair_problem = error.message
-            logger.error("the draft is not used: %s", error.message)
-        else:
-            self._draft_usable.set()
-            if shared := sorted(set(draft.device_uuids) & set(self._target.info.device_uuids)):
-                logger.warning(
-                    "draft and target run on one GPU (%s): they take turns instead of working at "
-                    "once, so most of the gain from running in parallel is lost; give each its own",
-                    ", ".join(shared),
-                )
+    def _watch(self, client: DraftClient) -> Draft:
+        return next(draft for draft in self._drafts if draft.client is client)
+
+
+class Backends:
+    """The targets and the drafts. Addresses are host:port."""
+
+    def __init__(
+        self,
+        targets: Mapping[str, Baseline],
+        drafts: Sequence[str] = (),
+        *,
+        tls: TlsFiles | None = None,
+        calibration_share: float = 0.0,
+    ) -> None:
+        """``targets``: what each takes alone, by its address, learnt as requests go by.
+        ``calibration_share`` of the requests are run target-only to know each target's pace.
+
+        Raises InvalidRequestError for a missing TLS file.
+        """
+        self._calibration_share = calibration_share
+        self._drafts: list[Draft] = [
+            Watch("draft", DraftClient(address, tls), on_change=self._match) for address in drafts
+        ]
+        self._targets = [
+            self._make_target(TargetClient(address, tls), baseline)
+            for address, baseline in targets.items()
+        ]
+
+    def _make_target(self, client: TargetClient, baseline: Baseline) -> Target:
+        async def load_tokenizer(info: ModelInfo) -> None:
+            # A large one takes a while to build; answers must not wait for it.
+            target.tokenizer = await asyncio.to_thread(Tokenizer.from_buffer, info.tokenizer_json)
+
+        watch = Watch("target", client, on_change=self._match, prepare=load_tokenizer)
+        target = Target(watch, baseline, Calibration(self._calibration_share, baseline))
+        return target
+
+    def _match(self) -> None:
+        for target in self._targets:
+            target.match(self._drafts)
+
+    async def start(self) -> None:
+        """Begins to watch; returns at once."""
+        for target in self._targets:
+            target.watch.start()
+        for draft in self._drafts:
+            draft.start()
+
+    async def close(self) -> None:
+        """Stops watching and closes the connections."""
+        await asyncio.gather(
+            *(target.watch.close() for target in self._targets),
+            *(draft.close() for draft in self._drafts),
+        )
+
+    @property
+    def targets(self) -> Sequence[Target]:
+        """All of them, up or not."""
+        return self._targets
+
+    @property
+    def drafts(self) -> Sequence[Draft]:
+        """All of them, up or not."""
+        return self._drafts
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether there are several targets or drafts."""
+        return len(self._targets) > 1 or len(self._drafts) > 1
+
+    @property
+    def num_targets_up(self) -> int:
+        return sum(target.info is not None for target in self._targets)
+
+    @property
+    def num_drafts_up(self) -> int:
+        return sum(draft.info is not None for draft in self._drafts)
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether some target has a draft that fits."""
+        return any(target.fitting_drafts for target in self._targets)
+
+    def draft_problem(self) -> str | None:
+        """Why no target has a draft; None if one has."""
+        if self.has_draft or not self._targets:
+            return None
+        return self._targets[0].draft_problem(self._drafts)
+
+    @property
+    def models(self) -> list[ModelInfo]:
+        """What is served, one of each name. Raises UnavailableError while every target is down."""
+        found = [target.info for target in self._targets if target.info is not None]
+        if not found:
+            raise UnavailableError("; ".join(target.watch.problem for target in self._targets))
+        return list({info.name: info for info in reversed(found)}.values())[::-1]
+
+    def describe(self, name: str) -> list[dict[str, Any]]:
+        """The targets that serve ``name`` and the drafts: where, whether up, and how busy."""
+        serving = [each.watch for each in self._targets if each.info and each.info.name == name]
+        down = [each.watch for each in self._targets if each.info is None]
+        return [
+            {
+                "service": noun,
+                "address": watch.address,
+                "is_up": watch.info is not None,
+                "problem": None if watch.info is not None else watch.problem,
+                "num_running": watch.num_running,
+                "num_slots": None if watch.info is None else watch.info.num_slots,
+            }
+            for noun, watches in (("target", [*serving, *down]), ("draft", self._drafts))
+            for watch in watches
+        ]
+
+    def model(self, name: str | None = None) -> ModelInfo:
+        """What is served under ``name`` (None: the first there is).
+
+        Raises ModelNotFoundError for another name, UnavailableError while every target is down.
+        """
+        models = self.models
+        for info in models:
+            if name in (None, info.name):
+                return info
+        names = ", ".join(repr(info.name) for info in models)
+        raise ModelNotFoundError(
+            f"there is no model {name!r} here; {names} is served", param="model"
+        )
+
+    def tokenizer(self, name: str | None = None) -> Tokenizer:
+        """The tokenizer of a model. Raises as ``model`` does."""
+        name = self.model(name).name
+        target = next(each for each in self._targets if each.info and each.info.name == name)
+        assert target.tokenizer is not None
+        return target.tokenizer
+
+    def pair(self, name: str | None, key: bytes = b"") -> Pair:
+        """The target for a request about ``name``, with its draft. Requests with one ``key``
+        come to the same as long as it has a slot free. Raises as ``model`` does."""
+        info = self.model(name)
+        serving = [each for each in self._targets if each.info and each.info.name == info.name]
+        target = choose(serving, key)
+        assert target.info is not None
+        return Pair(target, self._drafts, model=target.info, key=key)
+
+
+def choose(services: Sequence[ServiceT], key: bytes) -> ServiceT:
+    """The service that ``key`` belongs to while it has a slot free, else the least loaded one."""
+    if len(services) == 1:
+        return services[0]
+
+    def rank(service: ServiceT) -> bytes:
+        return hashlib.sha256(key + b"\0" + service.address.encode()).digest()
+
+    ranked = sorted(services, key=rank)
+    if key and ranked[0].load < 1:
+        return ranked[0]
+    return min(ranked, key=lambda service: service.load)

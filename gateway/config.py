@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hippo.config import SettingsError, setting
+from hippo.errors import InvalidRequestError
+from hippo.rpc.options import TlsFiles
 from hippo.speculation.policies import POLICY_NAMES
 from hippo.types import PruningStrategy
 
@@ -23,8 +25,20 @@ PRUNING_STRATEGIES = tuple(strategy.value for strategy in PruningStrategy)
 class GatewaySettings:
     """What an operator can choose."""
 
-    target: str = setting(help="address of the target service, host:port")
-    draft: str = setting("", help="address of the draft service, host:port; empty: target-only")
+    target: tuple[str, ...] = setting(
+        help="address of the target service, host:port; several (by commas) share the work"
+    )
+    draft: tuple[str, ...] = setting(
+        (),
+        help="address of the draft service, host:port, or several; each may serve every target "
+        "that it fits; none: target-only",
+    )
+    services_tls: bool = setting(False, help="reach draft and target by TLS")
+    services_tls_ca: str = setting(
+        "", help="PEM authority of their certificates; empty: the system's"
+    )
+    services_tls_cert: str = setting("", help="PEM certificate to show them, for mutual TLS")
+    services_tls_key: str = setting("", help="PEM private key of that certificate")
     host: str = setting("127.0.0.1", help="address to listen on")
     port: int = setting(8000, help="port to listen on; 0 takes a free one")
     port_file: str | None = setting(None, help="file to write the bound port to")
@@ -130,9 +144,12 @@ class GatewaySettings:
             "stream_keepalive_s", "max_upload_bytes", *_KEY_LIMITS,
         ):  # fmt: skip
             self._require(getattr(self, name) >= 0, "--" + name.replace("_", "-"), "0 or more")
-        for address, flag in ((self.target, "--target"), (self.draft, "--draft")):
-            self._require(not address or ":" in address, flag, "host:port")
+        for addresses, flag in ((self.target, "--target"), (self.draft, "--draft")):
+            for address in addresses:
+                self._require(":" in address, flag, f"host:port, not {address!r}")
+            self._require(len(set(addresses)) == len(addresses), flag, "each address once")
         self._require(bool(self.target), "--target", "host:port")
+        self._check_tls()
         has_keys = self.api_keys or self.api_keys_file
         for name in _KEY_LIMITS:
             flag = "--" + name.replace("_", "-")
@@ -145,6 +162,24 @@ class GatewaySettings:
         for directory in self.allowed_media_dirs:
             if not Path(directory).is_dir():
                 raise SettingsError(f"--allowed-media-dirs: {directory} is not a directory")
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """How the services are reached; None: in the clear."""
+        if not self.services_tls:
+            return None
+        return TlsFiles(
+            cert=self.services_tls_cert, key=self.services_tls_key, ca=self.services_tls_ca
+        )
+
+    def _check_tls(self) -> None:
+        files = (self.services_tls_ca, self.services_tls_cert, self.services_tls_key)
+        self._require(self.services_tls or not any(files), "--services-tls-*", "--services-tls")
+        if self.services_tls:
+            try:
+                TlsFiles(cert=files[1], key=files[2], ca=files[0]).channel_credentials()
+            except InvalidRequestError as error:
+                raise SettingsError(f"--services-tls: {error.message}") from None
 
     @staticmethod
     def _require(holds: bool, flag: str, expected: str) -> None:

@@ -18,7 +18,8 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from gateway.backends import Backends
+from gateway.backends import Pair
+from gateway.baseline import Baseline
 from gateway.detokenizer import Detokenizer, StopStrings
 from gateway.report import Record
 from gateway.translate import SpeculationPlan
@@ -63,31 +64,32 @@ class Completion:
         request: OpenRequest,
         *,
         plan: SpeculationPlan,
-        backends: Backends,
+        pair: Pair,
         stops: Sequence[str],
         draft_stall_s: float,
         timeout_s: float | None,
         record: Record,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._backends = backends
+        self._pair = pair
         self._wants_draft = plan.wants_draft
-        self._first_draft = backends.draft if plan.wants_draft else None
+        self._first_draft = pair.draft if plan.wants_draft else None
         has_draft = self._first_draft is not None
-        self._coordinator = Coordinator(plan.policy, has_draft=has_draft)
+        self._coordinator = Coordinator(plan.make_policy(pair.times), has_draft=has_draft)
         self._request = dataclasses.replace(request, pace=self._coordinator.pace)
         self._clock_ns = clock_ns
         self._draft_stall_ns = int(draft_stall_s * 1e9)
         self._timeout_s = timeout_s
-        self._detokenizer = Detokenizer(backends.tokenizer)
+        self._detokenizer = Detokenizer(pair.tokenizer)
         self._stops = StopStrings(stops)
         self.record = record
         record.stats = self._coordinator.stats
         if plan.wants_draft and not has_draft:
-            record.draft_problem = backends.draft_problem
+            record.draft_problem = pair.draft_problem
 
         self._target_stream: TargetStream | None = None
         self._draft_stream: DraftStream | None = None
+        self._draft_client: DraftClient | None = None  # where that stream is or was
         self._target_prompt: PromptInfo | None = None
         self._draft_prompt: PromptInfo | None = None
         self._selection: Selection | None = None
@@ -115,6 +117,11 @@ class Completion:
     def token_ids(self) -> list[int]:
         """Ids of the answer so far, the end token included."""
         return list(self._coordinator.committed_ids[: self.record.num_completion_tokens])
+
+    @property
+    def baseline(self) -> Baseline:
+        """What its target takes alone."""
+        return self._pair.baseline
 
     async def wait_begun(self, idle_s: float | None = None) -> bool:
         """Returns whether the target has read the prompt, after ``idle_s`` at the latest. Raises
@@ -152,7 +159,7 @@ class Completion:
         except HippoError as error:
             self._error = error
             if isinstance(error, UnavailableError):
-                self._backends.report_target_failure()
+                self._pair.report_target_failure()
         except TimeoutError:
             self._error = DeadlineError(
                 f"the request took longer than {self._timeout_s:g} s, this server's limit"
@@ -171,13 +178,20 @@ class Completion:
                 await asyncio.gather(self._draft_task, return_exceptions=True)
 
     async def _run_target(self) -> None:
-        async with self._backends.target.verify(self._request) as stream:
+        with self._pair.at_target():
+            is_finished = await self._follow_target()
+        if not is_finished:
+            raise UnavailableError("the target service ended the answer before its last token")
+
+    async def _follow_target(self) -> bool:
+        """Whether the last verdict came before the end of the stream."""
+        async with self._pair.target.verify(self._request) as stream:
             self._target_stream = stream
             async for message in stream:
                 if isinstance(message, Verdict):
                     await self._on_verdict(message)
                     if self.record.finish_reason is not None:
-                        return
+                        return True
                 elif isinstance(message, Selection):
                     self._selection = message
                     self.record.selection = message
@@ -190,7 +204,7 @@ class Completion:
                         self._check_prompts()
                     except IncompatiblePairError as error:
                         await self._drop_draft(error.message, DraftLoss.INCOMPATIBLE)
-        raise UnavailableError("the target service ended the answer before its last token")
+        return False
 
     async def _on_verdict(self, verdict: Verdict) -> None:
         now_ns = self._clock_ns()
@@ -216,7 +230,8 @@ class Completion:
             self._wakeup.set()
         if self._draft_owes and now_ns - self._draft_heard_ns > self._draft_stall_ns:
             await self._drop_draft("the draft stalled", DraftLoss.STALLED)
-            self._backends.report_draft_failure()
+            if self._draft_client is not None:
+                self._pair.report_draft_failure(self._draft_client)
 
     def _detokenize(self, token_ids: Sequence[int]) -> str:
         record, stops = self.record, self._stops
@@ -236,13 +251,13 @@ class Completion:
         client, joins = self._first_draft, self._first_draft is None
         pause_s = _DRAFT_PAUSE_S
         for _ in range(_MAX_DRAFT_ATTEMPTS):
-            client = client or await self._backends.wait_draft()
+            client = client or await self._pair.wait_draft()
             try:
                 await self._draft_with(client, joins=joins)
             except HippoError as error:
                 await self._lose_draft(error.message, _loss_of(error))
                 if isinstance(error, UnavailableError):
-                    self._backends.report_draft_failure()
+                    self._pair.report_draft_failure(client)
                 elif not isinstance(error, OverloadedError):
                     return
             client, joins = None, True
@@ -259,18 +274,25 @@ class Completion:
             committed_ids=committed_ids,
             epoch=coordinator.epoch if joins else 0,
         )
-        async with client.draft(request) as stream:
-            self._draft_stream = stream
-            self.record.num_draft_streams += 1
-            if self._selection is not None:
-                await self._tell_draft(self._selection)
-            if joins:
-                await self._carry_out(coordinator.on_draft_attached(len(committed_ids)))
-            async for message in stream:
-                if joins and isinstance(message, PromptInfo):
-                    self.record.num_draft_recoveries += 1
-                await self._on_draft_message(message)
+        with self._pair.at_draft(client):
+            async with client.draft(request) as stream:
+                self._draft_client = client
+                await self._exchange_with_draft(stream, joins=joins, num_known=len(committed_ids))
         raise UnavailableError("the draft service ended its stream")
+
+    async def _exchange_with_draft(
+        self, stream: DraftStream, *, joins: bool, num_known: int
+    ) -> None:
+        self._draft_stream = stream
+        self.record.num_draft_streams += 1
+        if self._selection is not None:
+            await self._tell_draft(self._selection)
+        if joins:
+            await self._carry_out(self._coordinator.on_draft_attached(num_known))
+        async for message in stream:
+            if joins and isinstance(message, PromptInfo):
+                self.record.num_draft_recoveries += 1
+            await self._on_draft_message(message)
 
     async def _on_draft_message(self, message: PromptInfo | Timing | Block) -> None:
         now_ns = self._clock_ns()

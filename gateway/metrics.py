@@ -7,7 +7,7 @@ nothing; only requests that run and wait are counted as they come and go.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -56,13 +56,19 @@ class ModelMetrics:
 class GatewayMetrics:
     """The gateway's own registry; event loop only.
 
-    ``max_draft_tokens`` bounds the label ``position``; ``baseline`` is read when it is rendered.
+    ``max_draft_tokens`` bounds the label ``position``; ``baselines``, by the target's address,
+    are read when they are rendered.
     """
 
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(
-        self, baseline: Baseline, *, max_draft_tokens: int, version: str, protocol_version: int
+        self,
+        baselines: Mapping[str, Baseline],
+        *,
+        max_draft_tokens: int,
+        version: str,
+        protocol_version: int,
     ) -> None:
         self._max_draft_tokens = max_draft_tokens
         self._models: dict[str, ModelMetrics] = {}
@@ -91,11 +97,14 @@ class GatewayMetrics:
         self.draft_losses = counter(own.DRAFT_LOSSES, registry)
         self.draft_recoveries = counter(own.DRAFT_RECOVERIES, registry)
         self.service_up = gauge(own.SERVICE_UP, registry)
+        self.services_ready = gauge(own.SERVICES_READY, registry)
         build_info = gauge(own.BUILD_INFO, registry)
         build_info.labels(version, str(protocol_version)).set(1)
         self._shown = CollectorRegistry()
         self._shown.register(
-            WithoutCreated([registry, _OlderName(self._inter_token_latency), _OfBaseline(baseline)])
+            WithoutCreated(
+                [registry, _OlderName(self._inter_token_latency), _OfBaselines(baselines)]
+            )
         )
         ProcessCollector(registry=self._shown)
 
@@ -163,25 +172,29 @@ class GatewayMetrics:
         )
 
 
-class _OfBaseline(Collector):
-    """What the baseline knows; no step times and no age before it knows anything."""
+class _OfBaselines(Collector):
+    """What is known of each target; no step times and no age before anything is."""
 
-    def __init__(self, baseline: Baseline) -> None:
-        self._baseline = baseline
+    def __init__(self, baselines: Mapping[str, Baseline]) -> None:
+        self._baselines = baselines
 
     def collect(self) -> Iterator[Family]:
-        baseline = self._baseline
-        steps = own.BASELINE_STEPS
-        yield CounterMetricFamily(steps.name, steps.text, value=baseline.num_steps)
-        if not baseline.is_known:
-            return
-        metric = own.BASELINE_STEP
-        family = GaugeMetricFamily(metric.name, metric.text, labels=metric.label_names)
-        for bound, seconds in baseline.known_steps():
-            family.add_metric([bound], seconds)
-        yield family
-        age_s = (time.monotonic_ns() - baseline.learnt_ns) / 1e9
-        yield GaugeMetricFamily(own.BASELINE_AGE.name, own.BASELINE_AGE.text, value=age_s)
+        counted = CounterMetricFamily(
+            own.BASELINE_STEPS.name, own.BASELINE_STEPS.text, labels=own.BASELINE_STEPS.label_names
+        )
+        steps = GaugeMetricFamily(
+            own.BASELINE_STEP.name, own.BASELINE_STEP.text, labels=own.BASELINE_STEP.label_names
+        )
+        ages = GaugeMetricFamily(
+            own.BASELINE_AGE.name, own.BASELINE_AGE.text, labels=own.BASELINE_AGE.label_names
+        )
+        for address, baseline in self._baselines.items():
+            counted.add_metric([address], baseline.num_steps)
+            for bound, seconds in baseline.known_steps():
+                steps.add_metric([address, bound], seconds)
+            if baseline.is_known:
+                ages.add_metric([address], (time.monotonic_ns() - baseline.learnt_ns) / 1e9)
+        yield from (family for family in (counted, steps, ages) if family.samples)
 
 
 class _OlderName(Collector):

@@ -8,12 +8,10 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from gateway.backends import Backends
-from gateway.baseline import Baseline, Calibration
 from gateway.config import GatewaySettings
 from gateway.media import MediaReader
 from gateway.metrics import GatewayMetrics
 from gateway.uploads import Uploads
-from hippo.speculation.estimates import PairTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +23,6 @@ class GatewayState:
     media: MediaReader
     uploads: Uploads
     metrics: GatewayMetrics
-    baseline: Baseline
-    calibration: Calibration
-    times: PairTimes
     version: str
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -61,9 +62,19 @@ class SpeculationPlan:
     """How a request is sped up, the operator's limits applied."""
 
     policy_name: str
-    policy: Policy
+    gamma: int
+    max_draft_tokens: int
     pruning: Pruning
     is_default: bool = False  # the request left the speed to the operator
+
+    def make_policy(self, times: PairTimes | None = None) -> Policy:
+        """The policy of one sequence; ``times`` is what earlier ones have measured of the pair."""
+        return make_policy(
+            self.policy_name,
+            gamma=self.gamma,
+            max_draft_tokens=self.max_draft_tokens,
+            times=times,
+        )
 
     @property
     def wants_draft(self) -> bool:
@@ -102,6 +113,17 @@ def chat_messages(request: ChatCompletionRequest) -> tuple[ChatMessage, ...]:
     return tuple(messages)
 
 
+def affinity_key(request: ChatCompletionRequest, media: Sequence[Media]) -> bytes:
+    """Equal for requests that may share what a target has cached: the same clips, or without any
+    the same beginning of a conversation. Takes a while for large files."""
+    digest = hashlib.sha256((request.cache_salt or "").encode())
+    for item in media:
+        digest.update(item.data)
+    if not media:
+        digest.update(repr(request.messages[0]).encode())
+    return digest.digest()
+
+
 def sampling_params(request: ChatCompletionRequest, info: ModelInfo) -> SamplingParams:
     """The token rule's parameters, checked. Raises InvalidRequestError naming the field."""
     neutral = SamplingParams(temperature=DEFAULT_TEMPERATURE)
@@ -130,14 +152,11 @@ def sampling_params(request: ChatCompletionRequest, info: ModelInfo) -> Sampling
 
 
 def speculation_plan(
-    options: SpeculationOptions | None,
-    settings: GatewaySettings,
-    times: PairTimes | None = None,
+    options: SpeculationOptions | None, settings: GatewaySettings
 ) -> SpeculationPlan:
     """What the request asks for, its preset, or the operator's default, in this order.
 
-    ``times`` is what earlier requests have measured of the pair. Raises InvalidRequestError for
-    what the operator does not allow.
+    Raises InvalidRequestError for what the operator does not allow.
     """
     options = options or SpeculationOptions()
     most = settings.max_draft_tokens
@@ -155,12 +174,8 @@ def speculation_plan(
     policy_name = options.policy or preset.policy_name
     return SpeculationPlan(
         policy_name=policy_name,
-        policy=make_policy(
-            policy_name,
-            gamma=min(_given(options.gamma, settings.gamma), most),
-            max_draft_tokens=_given(options.max_draft_tokens, most),
-            times=times,
-        ),
+        gamma=min(_given(options.gamma, settings.gamma), most),
+        max_draft_tokens=_given(options.max_draft_tokens, most),
         pruning=Pruning(
             strategy=_pruning_strategy(options, preset, settings),
             ratio=_given(options.pruning.ratio, preset.pruning_ratio),
@@ -184,8 +199,7 @@ def _min_visual_tokens(options: SpeculationOptions, settings: GatewaySettings) -
 
 def target_only(plan: SpeculationPlan) -> SpeculationPlan:
     """The plan without speculation: the answer is the same."""
-    policy = make_policy("off", gamma=1, max_draft_tokens=1)
-    return replace(plan, policy_name="off", policy=policy)
+    return replace(plan, policy_name="off")
 
 
 def _pruning_strategy(

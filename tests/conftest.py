@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,20 @@ def llava_draft_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("llava-draft") / "tiny-llava-draft"
     return write_llava_checkpoint(folder, noise=0.02, vocab_size=320)
+
+
+@pytest.fixture(scope="session")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority, and a certificate for 127.0.0.1 that it signed."""
+    folder = tmp_path_factory.mktemp("pki")
+    for command in (
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=authority"
+        " -keyout ca.key -out ca.pem",
+        "req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=service"
+        " -keyout service.key -out service.csr",
+        "x509 -req -in service.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2"
+        " -extfile names -out service.pem",
+    ):
+        (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
+    return folder

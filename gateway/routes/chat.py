@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,6 @@ from gateway.coordinator import Completion
 from gateway.errors import describe
 from gateway.keys import Allowance
 from gateway.report import Record, Timeline
-from gateway.routes.models import check_model_name
 from gateway.schemas import ChatCompletionRequest, StreamOptions
 from gateway.state import GatewayState, State
 from hippo.errors import HippoError
@@ -96,23 +96,25 @@ class ChatResponse(Response):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         body, state = self._body, self._state
         settings, backends = state.settings, state.backends
-        info = check_model_name(body.model, backends.model)
-        plan = translate.speculation_plan(body.speculative, settings, state.times)
-        sampling = translate.sampling_params(body, info)
+        plan = translate.speculation_plan(body.speculative, settings)
+        sampling = translate.sampling_params(body, backends.model(body.model))
         messages = translate.chat_messages(body)
+        media = await self._read_media()
+        pair = backends.pair(body.model, await self._affinity_key(media))
+        info = pair.model
         request = translate.open_request(
             body,
             request_id=self._request_id,
             messages=messages,
-            media=await self._read_media(),
+            media=media,
             sampling=sampling,
             # Without a draft nothing is scored: target-only pays nothing for it.
             pruning=plan.pruning if plan.wants_draft and settings.draft else _NO_PRUNING,
             info=info,
             settings=settings,
         )
-        can_calibrate = plan.is_default and plan.wants_draft and backends.draft is not None
-        is_calibration = can_calibrate and state.calibration.is_due(request.max_tokens)
+        can_calibrate = plan.is_default and plan.wants_draft and pair.draft is not None
+        is_calibration = can_calibrate and pair.calibration.is_due(request.max_tokens)
         if is_calibration:
             plan = translate.target_only(plan)
             request = replace(request, pruning=_NO_PRUNING)
@@ -129,7 +131,7 @@ class ChatResponse(Response):
             async with Completion(
                 request,
                 plan=plan,
-                backends=backends,
+                pair=pair,
                 stops=body.stop,
                 draft_stall_s=settings.draft_stall_s,
                 timeout_s=settings.request_timeout_s or None,
@@ -150,10 +152,10 @@ class ChatResponse(Response):
             if self._allowance is not None:
                 self._allowance.charge_visual_tokens(record.num_visual_tokens)
             account.count(
-                record, request, metrics=state.metrics, model=counted, baseline=state.baseline
+                record, request, metrics=state.metrics, model=counted, baseline=pair.baseline
             )
             if record.policy != "off" and record.num_completion_tokens > 1:
-                state.calibration.note(record.mean_context_length)
+                pair.calibration.note(record.mean_context_length)
 
     async def _collect(self, completion: Completion, request: OpenRequest) -> dict[str, Any]:
         text = "".join([piece async for piece in completion.pieces()])
@@ -166,7 +168,7 @@ class ChatResponse(Response):
             text=text,
             finish_reason=record.finish_reason.value,
             usage=_usage(record),
-            figures=report.figures(record, request, self._state.baseline),
+            figures=report.figures(record, request, completion.baseline),
             metrics=report.client_metrics(record),
             token_ids=completion.token_ids if self._body.return_token_ids else None,
         )
@@ -174,6 +176,11 @@ class ChatResponse(Response):
     async def _read_media(self) -> tuple[Media, ...]:
         owner = None if self._allowance is None else self._allowance.name
         return await self._state.media.read(translate.media_sources(self._body), owner=owner)
+
+    async def _affinity_key(self, media: Sequence[Media]) -> bytes:
+        if not self._state.backends.has_choice:
+            return b""
+        return await asyncio.to_thread(translate.affinity_key, self._body, media)
 
     async def _send_stream(
         self, completion: Completion, request: OpenRequest, place: _Place, send: Send
@@ -214,7 +221,7 @@ class ChatResponse(Response):
         last = writer.finish(
             finish_reason=record.finish_reason.value,
             usage=_usage(record),
-            figures=report.figures(record, request, self._state.baseline),
+            figures=report.figures(record, request, completion.baseline),
             metrics=report.client_metrics(record),
             token_ids=completion.token_ids if self._body.return_token_ids else None,
         )

@@ -1,4 +1,4 @@
-"""GET /v1/models: the one model that is served."""
+"""GET /v1/models: what is served."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from gateway.errors import ModelNotFoundError
 from gateway.state import State
 from hippo.types import ModelInfo
 
@@ -15,28 +14,19 @@ router = APIRouter(prefix="/v1", tags=["models"])
 
 @router.get("/models")
 async def list_models(state: State) -> dict[str, Any]:
-    """Lists the served model; 503 while the target is down."""
-    return {"object": "list", "data": [_card(state.backends.model, state)]}
+    """Lists the served models; 503 while every target is down."""
+    return {"object": "list", "data": [_card(info, state) for info in state.backends.models]}
 
 
 @router.get("/models/{name:path}")
 async def get_model(name: str, state: State) -> dict[str, Any]:
-    """The served model, if ``name`` is its name."""
-    info = check_model_name(name, state.backends.model)
-    return _card(info, state)
-
-
-def check_model_name(name: str, info: ModelInfo) -> ModelInfo:
-    """``info`` if it goes by ``name``; raises ModelNotFoundError."""
-    if name != info.name:
-        raise ModelNotFoundError(
-            f"there is no model {name!r} here; {info.name!r} is served", param="model"
-        )
-    return info
+    """The served model of that name."""
+    return _card(state.backends.model(name), state)
 
 
 def _card(info: ModelInfo, state: State) -> dict[str, Any]:
-    draft = state.backends.draft_model
+    pair = state.backends.pair(info.name)
+    draft = pair.draft_model
     return {
         "id": info.name,
         "object": "model",
@@ -57,6 +47,7 @@ def _card(info: ModelInfo, state: State) -> dict[str, Any]:
                 "device": draft.device,
                 "dtype": draft.dtype,
             },
-            "draft_problem": state.backends.draft_problem,
+            "draft_problem": pair.draft_problem,
+            "services": state.backends.describe(info.name),
         },
     }

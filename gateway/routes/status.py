@@ -25,9 +25,11 @@ async def ready(state: State) -> dict[str, Any]:
     backends = state.backends
     return {
         "status": "ready",
-        "model": backends.model.name,
-        "draft": "ready" if backends.draft is not None else "unavailable",
-        "draft_problem": backends.draft_problem,
+        "model": backends.model().name,
+        "draft": "ready" if backends.has_draft else "unavailable",
+        "draft_problem": backends.draft_problem(),
+        "num_targets": {"up": backends.num_targets_up, "all": len(backends.targets)},
+        "num_drafts": {"up": backends.num_drafts_up, "all": len(backends.drafts)},
     }
 
 
@@ -36,13 +38,16 @@ async def metrics(state: State) -> Response:
     """Metrics for Prometheus."""
     backends, shown = state.backends, state.metrics
     try:
-        shown.model(backends.model.name)  # its series are there before the first request
+        for info in backends.models:
+            shown.model(info.name)  # its series are there before the first request
         target_is_up = True
     except UnavailableError:
         target_is_up = False
     shown.service_up.labels("target").set(target_is_up)
-    if state.settings.draft:
-        shown.service_up.labels("draft").set(backends.draft is not None)
+    shown.services_ready.labels("target").set(backends.num_targets_up)
+    if backends.drafts:
+        shown.service_up.labels("draft").set(backends.has_draft)
+        shown.services_ready.labels("draft").set(backends.num_drafts_up)
     return Response(shown.render(), media_type=shown.content_type)
 
 

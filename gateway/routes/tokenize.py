@@ -8,7 +8,6 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.routes.models import check_model_name
 from gateway.state import State
 from hippo.errors import InvalidRequestError
 
@@ -42,12 +41,11 @@ class DetokenizeRequest(BaseModel):
 @router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, state: State) -> dict[str, Any]:
     """The token ids of a text."""
-    info = state.backends.model
-    if body.model is not None:
-        check_model_name(body.model, info)
+    info = state.backends.model(body.model)
+    tokenizer = state.backends.tokenizer(body.model)
     # Off the event loop: a long text takes a while.
     encoding = await asyncio.to_thread(
-        state.backends.tokenizer.encode, body.prompt, add_special_tokens=body.add_special_tokens
+        tokenizer.encode, body.prompt, add_special_tokens=body.add_special_tokens
     )
     return {
         "count": len(encoding.ids),
@@ -60,16 +58,13 @@ async def tokenize(body: TokenizeRequest, state: State) -> dict[str, Any]:
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, state: State) -> dict[str, str]:
     """The text of token ids, special ones included."""
-    info = state.backends.model
-    if body.model is not None:
-        check_model_name(body.model, info)
+    info = state.backends.model(body.model)
+    tokenizer = state.backends.tokenizer(body.model)
     for token_id in body.tokens:
         if not 0 <= token_id < info.num_token_ids:
             raise InvalidRequestError(
                 f"tokens names {token_id}; token ids are 0 to {info.num_token_ids - 1}",
                 param="tokens",
             )
-    text = await asyncio.to_thread(
-        state.backends.tokenizer.decode, list(body.tokens), skip_special_tokens=False
-    )
+    text = await asyncio.to_thread(tokenizer.decode, list(body.tokens), skip_special_tokens=False)
     return {"prompt": text}

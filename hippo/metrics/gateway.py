@@ -40,6 +40,7 @@ class DraftLoss(enum.Enum):
 
 
 POLICY = Label("policy", POLICY_NAMES)
+TARGET = Label("target", bound="addresses of the targets")
 
 HTTP_REQUESTS = Metric(
     "hippo_http_requests",
@@ -86,13 +87,19 @@ BASELINE_STEP = Metric(
     "hippo_baseline_step_seconds",
     Kind.GAUGE,
     "Target-only time of one token, as measured at contexts of that length.",
-    (Label("context_tokens_le", bound="11 ranges of context length"),),
+    (TARGET, Label("context_tokens_le", bound="11 ranges of context length")),
 )
 BASELINE_STEPS = Metric(
-    "hippo_baseline_steps", Kind.COUNTER, "Target-only steps that the baseline was learnt from."
+    "hippo_baseline_steps",
+    Kind.COUNTER,
+    "Target-only steps that the baseline was learnt from.",
+    (TARGET,),
 )
 BASELINE_AGE = Metric(
-    "hippo_baseline_age_seconds", Kind.GAUGE, "Since the baseline last learnt something."
+    "hippo_baseline_age_seconds",
+    Kind.GAUGE,
+    "Since the baseline last learnt something.",
+    (TARGET,),
 )
 MODE_TIME = Metric(
     "hippo_mode_seconds",
@@ -172,7 +179,13 @@ DRAFT_RECOVERIES = Metric(
 SERVICE_UP = Metric(
     "hippo_service_up",
     Kind.GAUGE,
-    "1 while the service is usable; none for a draft that is not configured.",
+    "1 while one such service is usable; none for a draft that is not configured.",
+    (Label("service", SIDES),),
+)
+SERVICES_READY = Metric(
+    "hippo_services_ready",
+    Kind.GAUGE,
+    "Services of that kind that answer, of those that the gateway was given.",
     (Label("service", SIDES),),
 )
 BUILD_INFO = Metric(

@@ -320,6 +320,10 @@ def test_a_stream_is_kept_open_while_nothing_comes(running: Running, guarded: st
         (("--key-requests-per-minute", "5"), "API keys beside it"),
         (("--cors-origins", "app.example"), "https://app.example"),
         (("--upload-dir", "/does/not/exist"), "not a directory"),
+        (("--target", "somewhere"), "host:port"),
+        (("--draft", "127.0.0.1:1,127.0.0.1:1"), "each address once"),
+        (("--services-tls-ca", "/ca.pem"), "--services-tls"),
+        (("--services-tls", "--services-tls-ca", "/no/such.pem"), "/no/such.pem"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_at_the_start(

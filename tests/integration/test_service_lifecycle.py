@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -237,23 +236,6 @@ async def test_the_metrics_show_slots_and_forwards() -> None:
     used, total = (float(values[f"hippo_device_memory_{part}_bytes"]) for part in ("used", "total"))
     assert 0 < used < total
     check_exported(text, SERVICE_METRICS)
-
-
-@pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority, and a certificate for 127.0.0.1 that it signed."""
-    folder = tmp_path_factory.mktemp("pki")
-    for command in (
-        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=authority"
-        " -keyout ca.key -out ca.pem",
-        "req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=service"
-        " -keyout service.key -out service.csr",
-        "x509 -req -in service.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2"
-        " -extfile names -out service.pem",
-    ):
-        (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
-        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
-    return folder
 
 
 async def test_mutual_tls_lets_in_who_has_a_certificate_and_nobody_else(pki: Path) -> None:

@@ -9,7 +9,7 @@ from hippo.cli.diagnosis import Finding, Readings, Severity, diagnose, read
 HEALTHY = {
     'hippo_service_up{service="target"}': 1,
     'hippo_service_up{service="draft"}': 1,
-    'hippo_baseline_step_seconds{context_tokens_le="256"}': 0.005,
+    'hippo_baseline_step_seconds{context_tokens_le="256",target="t:1"}': 0.005,
     'hippo_decode_seconds_total{policy="adaptive"}': 10,
     'hippo_decode_baseline_seconds_total{policy="adaptive"}': 60,
     'hippo_decode_seconds_total{policy="off"}': 10,

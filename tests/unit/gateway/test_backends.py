@@ -1,27 +1,51 @@
-"""What the gateway says of the two services it finds."""
+"""Which services a request gets, and what the gateway says of those it finds."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from gateway.backends import Backends
+from gateway.backends import Backends, choose
+from gateway.baseline import Baseline
+from gateway.errors import ModelNotFoundError
+from hippo.errors import UnavailableError
+from hippo.rpc.client import DraftClient, TargetClient
 from tests.support.services import serving_draft, serving_target
 from tests.support.toy_model import ToyModel
 
 
-def _model_on(*device_uuids: str) -> ToyModel:
+def _model_on(*device_uuids: str, name: str = "toy") -> ToyModel:
     model = ToyModel()
     tokenizer = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
     model._info = dataclasses.replace(
-        model.info, tokenizer_json=tokenizer.to_str().encode(), device_uuids=device_uuids
+        model.info,
+        name=name,
+        tokenizer_json=tokenizer.to_str().encode(),
+        device_uuids=device_uuids,
     )
     return model
+
+
+def _backends(targets: Sequence[TargetClient], drafts: Sequence[DraftClient] = ()) -> Backends:
+    return Backends(
+        {client.address: Baseline() for client in targets}, [client.address for client in drafts]
+    )
+
+
+async def _until_up(backends: Backends, num_targets: int, num_drafts: int = 0) -> None:
+    async with asyncio.timeout(30):
+        while (backends.num_targets_up, backends.num_drafts_up) != (num_targets, num_drafts):
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -43,11 +67,96 @@ async def test_a_pair_that_shares_a_gpu_is_warned_about(
         serving_draft(_model_on(*draft)) as (_, draft_client),
         serving_target(_model_on(*target)) as (_, target_client),
     ):
-        backends = Backends(target_client, draft_client)
+        backends = _backends([target_client], [draft_client])
         with caplog.at_level(logging.WARNING, "gateway.backends"):
             await backends.start()
-            await asyncio.wait_for(backends.wait_draft(), 30)
+            await _until_up(backends, 1, 1)
+            await asyncio.wait_for(backends.pair(None).wait_draft(), 30)
             await backends.close()
     warned = [record.getMessage() for record in caplog.records if "one GPU" in record.getMessage()]
     assert len(warned) == (shared is not None)
     assert all(f"({shared})" in message for message in warned)
+
+
+async def test_each_model_has_its_targets_and_one_draft_serves_them_all() -> None:
+    async with (
+        serving_draft(_model_on()) as (_, draft),
+        serving_target(_model_on(name="small")) as (_, small),
+        serving_target(_model_on(name="large")) as (_, large),
+    ):
+        backends = _backends([small, large], [draft])
+        await backends.start()
+        await _until_up(backends, 2, 1)
+        assert [info.name for info in backends.models] == ["small", "large"]
+        for client, name in ((small, "small"), (large, "large")):
+            pair = backends.pair(name)
+            assert pair.target.address == client.address
+            assert pair.draft is not None and pair.draft.address == draft.address
+        with pytest.raises(ModelNotFoundError, match=r"'small', 'large' is served"):
+            backends.pair("other")
+        await backends.close()
+
+
+async def test_an_unhealthy_target_is_left_out_and_taken_back() -> None:
+    async with (
+        serving_target(_model_on()) as (_, one),
+        serving_target(_model_on()) as (_, other),
+    ):
+        backends = _backends([one, other])
+        await backends.start()
+        await _until_up(backends, 2)
+        pair = backends.pair(None)
+        pair.report_target_failure()
+        assert backends.pair(None).target.address != pair.target.address
+        await _until_up(backends, 2)  # it was well all the time
+        await backends.close()
+
+
+async def test_without_any_target_each_ones_problem_is_told() -> None:
+    backends = _backends([TargetClient("127.0.0.1:1"), TargetClient("127.0.0.1:2")])
+    with pytest.raises(UnavailableError, match=r"127.0.0.1:1 .*; .*127.0.0.1:2 "):
+        backends.pair(None)
+    await backends.close()
+
+
+@dataclass(eq=False)
+class _Service:
+    address: str
+    num_slots: int = 4
+    num_running: int = 0
+
+    @property
+    def load(self) -> float:
+        return self.num_running / self.num_slots
+
+
+def _choose(services: Sequence[_Service], key: bytes) -> _Service:
+    chosen = choose(services, key)  # type: ignore[type-var]
+    assert isinstance(chosen, _Service)
+    return chosen
+
+
+def test_one_clip_stays_where_it_was_until_that_is_full() -> None:
+    services = [_Service(f"target:{i}") for i in range(3)]
+    first = _choose(services, b"a clip")
+    for _ in range(first.num_slots):
+        assert _choose(services, b"a clip") is first
+        first.num_running += 1
+    assert _choose(services, b"a clip") is not first
+
+
+def test_clips_are_spread_and_move_little_when_a_service_comes() -> None:
+    services = [_Service(f"target:{i}") for i in range(4)]
+    keys = [str(number).encode() for number in range(400)]
+    before = {key: _choose(services[:3], key) for key in keys}
+    after = {key: _choose(services, key) for key in keys}
+    assert all(after[key] in (before[key], services[3]) for key in keys)
+    assert min(Counter(each.address for each in after.values()).values()) > 50
+
+
+@settings(deadline=None)
+@given(loads=st.lists(st.integers(0, 12), min_size=2, max_size=6), key=st.binary(max_size=4))
+def test_nobody_waits_while_another_has_a_slot_free(loads: list[int], key: bytes) -> None:
+    services = [_Service(f"target:{i}", num_running=n) for i, n in enumerate(loads)]
+    chosen = _choose(services, key)
+    assert chosen.load < 1 or all(service.load >= chosen.load for service in services)

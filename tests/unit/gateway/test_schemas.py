@@ -28,7 +28,7 @@ INFO = ModelInfo(
     num_slots=1,
     num_parameters=1,
 )
-SETTINGS = GatewaySettings(target="localhost:1")
+SETTINGS = GatewaySettings(target=("localhost:1",))
 
 
 def _parse(**fields: Any) -> ChatCompletionRequest:
@@ -149,7 +149,7 @@ def test_speculation_is_chosen_within_the_operators_limits() -> None:
     ).speculative
     plan = translate.speculation_plan(options, SETTINGS)
     assert (plan.policy_name, plan.pruning.strategy) == ("vpsd", PruningStrategy.NONE)
-    assert plan.policy.pace.optimistic.max_draft_tokens == 3
+    assert plan.make_policy().pace.optimistic.max_draft_tokens == 3
     default = translate.speculation_plan(None, SETTINGS)
     assert default.policy_name == "adaptive"
     assert default.pruning.ratio == SETTINGS.pruning_ratio

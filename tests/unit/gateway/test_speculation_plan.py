@@ -19,7 +19,7 @@ from hippo.config import load_settings
 from hippo.errors import InvalidRequestError
 from hippo.types import Pruning, PruningStrategy
 
-SETTINGS = GatewaySettings(target="localhost:1")
+SETTINGS = GatewaySettings(target=("localhost:1",))
 
 
 def _plan(settings: GatewaySettings = SETTINGS, **fields: Any) -> SpeculationPlan:
@@ -46,7 +46,7 @@ def test_the_presets_are_the_published_systems() -> None:
         "serial",
         Pruning(PruningStrategy.SPECVLM, 0.9),
     )
-    assert hippo.policy.pace.optimistic.max_draft_tokens == SETTINGS.gamma
+    assert hippo.make_policy().pace.optimistic.max_draft_tokens == SETTINGS.gamma
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -59,7 +59,7 @@ def test_a_preset_goes_before_the_operators_defaults(preset: str) -> None:
         PRESETS[preset].policy_name,
         Pruning(PRESETS[preset].pruning_strategy, PRESETS[preset].pruning_ratio),
     )
-    assert plan.policy.pace.optimistic.max_draft_tokens == 2  # what it does not name stays
+    assert plan.make_policy().pace.optimistic.max_draft_tokens == 2  # what it does not name stays
     default = _plan(settings)
     assert (default.policy_name, default.pruning) == (
         "adaptive",
@@ -84,7 +84,7 @@ def test_what_the_request_gives_goes_before_its_preset() -> None:
     assert (plan.policy_name, plan.pruning) == ("vpsd", Pruning(PruningStrategy.HOLISTIC, 0.0))
     plan = _plan(preset="specvlm", gamma=3, pruning={"strategy": "none"})
     assert (plan.policy_name, plan.pruning) == ("serial", Pruning(PruningStrategy.NONE, 0.9))
-    assert plan.policy.pace.optimistic.max_draft_tokens == 3
+    assert plan.make_policy().pace.optimistic.max_draft_tokens == 3
 
 
 def test_strategies_that_the_operator_does_not_allow_are_refused_by_name() -> None:

@@ -1,0 +1,118 @@
+"""One service as the gateway sees it: watched, with its load."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Generic, TypeVar
+
+from hippo.errors import HippoError, UnavailableError
+from hippo.rpc.client import DraftClient, TargetClient
+from hippo.types import ModelInfo
+
+logger = logging.getLogger("gateway.backends")
+
+ClientT = TypeVar("ClientT", DraftClient, TargetClient)
+
+_PERIOD_UP_S = 2.0
+_PERIOD_DOWN_S = 0.3
+
+
+class Watch(Generic[ClientT]):
+    """Follows one service: whether it serves, what, and how much this gateway asks of it.
+
+    ``info`` is what it serves, None while it does not; ``problem`` says why.
+    """
+
+    def __init__(
+        self,
+        noun: str,
+        client: ClientT,
+        *,
+        on_change: Callable[[], None],
+        prepare: Callable[[ModelInfo], Awaitable[None]] | None = None,
+    ) -> None:
+        """``prepare`` is awaited before a service that came up is known to be there."""
+        self.client: ClientT = client
+        self.info: ModelInfo | None = None
+        self.problem = f"the {noun} service at {client.address} has not answered yet"
+        self.num_running = 0  # of this gateway's sequences
+        self._noun = noun
+        self._on_change = on_change
+        self._prepare = prepare
+        self._recheck = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def address(self) -> str:
+        return self.client.address
+
+    @property
+    def load(self) -> float:
+        """Sequences a slot."""
+        return self.num_running / max(self.info.num_slots, 1) if self.info else 0.0
+
+    @contextlib.contextmanager
+    def sequence(self) -> Iterator[None]:
+        """Counts one for as long as it runs."""
+        self.num_running += 1
+        try:
+            yield
+        finally:
+            self.num_running -= 1
+
+    def start(self) -> None:
+        """Begins to watch."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Stops watching and closes the connection."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self.client.close()
+
+    def report_failure(self) -> None:
+        """A stream broke: not used until it is found well again, which is tried at once."""
+        self.info = None
+        self.problem = f"the {self._noun} service at {self.client.address} has just failed"
+        self._on_change()
+        self._recheck.set()
+
+    async def _run(self) -> None:
+        while True:
+            self._recheck.clear()
+            await self._check()
+            period = _PERIOD_DOWN_S if self.info is None else _PERIOD_UP_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(period):
+                    await self._recheck.wait()
+                # A lost service is not asked again at once: its port may still be closing.
+                await asyncio.sleep(0.05)
+
+    async def _check(self) -> None:
+        try:
+            if not await self.client.is_serving():
+                raise UnavailableError(
+                    f"the {self._noun} service at {self.client.address} is down, loading or "
+                    "draining"
+                )
+            if self.info is None:
+                info = await self.client.get_model()
+                logger.info(
+                    "%s service at %s serves %s on %s",
+                    self._noun, self.client.address, info.name, info.device,
+                )  # fmt: skip
+                if self._prepare is not None:
+                    await self._prepare(info)
+                self.info = info
+                self._on_change()
+        except HippoError as error:
+            if self.info is not None:
+                logger.warning("%s", error.message)
+            self.problem = error.message
+            if self.info is not None:
+                self.info = None
+                self._on_change()

@@ -1,0 +1,132 @@
+"""One gateway before two targets and a draft that serves both."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from hippo.cli.processes import Child
+from tests.e2e.support import (
+    GREEDY,
+    Running,
+    data_url,
+    free_port,
+    video_message,
+    wait_until,
+    write_clip,
+)
+
+CHAT = "/v1/chat/completions"
+
+
+@dataclass
+class Several:
+    """The gateway, and the target that is not the stack's own."""
+
+    url: str
+    other: Child
+    other_arguments: list[str]
+
+    def ask(self, **fields: Any) -> httpx.Response:
+        return httpx.post(
+            f"{self.url}{CHAT}",
+            json={"model": "hippo", "max_tokens": 16, "ignore_eos": True, **GREEDY, **fields},
+            trust_env=False,
+            timeout=60,
+        )
+
+    def num_targets_up(self) -> int:
+        try:
+            answer = httpx.get(f"{self.url}/ready", trust_env=False)
+        except httpx.HTTPError:
+            return 0
+        return int(answer.json()["num_targets"]["up"]) if answer.status_code == 200 else 0
+
+    def services(self) -> dict[str, dict[str, Any]]:
+        (card,) = httpx.get(f"{self.url}/v1/models", trust_env=False).json()["data"]
+        return {service["address"]: service for service in card["hippo"]["services"]}
+
+
+@pytest.fixture(scope="module")
+def several(running: Running, pair: dict[str, str]) -> Iterator[Several]:
+    port, other_port = free_port(), free_port()
+    arguments = [
+        "--port", str(other_port),
+        "--model", pair["target"],
+        "--served-name", "hippo",
+        "--dtype", "float32",
+        "--slots", "2",
+        "--max-context-length", str(running.max_context_length),
+        "--num-threads", "1",
+    ]  # fmt: skip
+    other = Child("other target", lambda name, line: None)
+    other.start("services.target", arguments)
+    gateway = Child("gateway of several", lambda name, line: None)
+    gateway.start(
+        "gateway",
+        [
+            "--port", str(port),
+            "--target", f"127.0.0.1:{running.stack.port('target')},127.0.0.1:{other_port}",
+            "--draft", f"127.0.0.1:{running.stack.port('draft')}",
+            "--calibration-share", "0",
+        ],
+    )  # fmt: skip
+    found = Several(f"http://127.0.0.1:{port}", other, arguments)
+    try:
+        wait_until(lambda: found.num_targets_up() == 2)
+        yield found
+    finally:
+        for child in (gateway, other):
+            child.send_signal(signal.SIGTERM)
+            assert child.wait(20)
+
+
+def test_clips_are_shared_out_and_each_stays_where_it_is(
+    several: Several, running: Running, tmp_path: Path
+) -> None:
+    before = running.metric("target", "hippo_sequences_total")
+    urls = [
+        data_url(write_clip(tmp_path / f"{number}.mp4", num_frames=8 + number))
+        for number in range(8)
+    ]
+    for url in urls:
+        first = several.ask(messages=[video_message(url)]).raise_for_status().json()
+        again = several.ask(messages=[video_message(url)]).raise_for_status().json()
+        assert again["choices"] == first["choices"]
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        assert first["hippo"]["draft_used"]
+    num_here = running.metric("target", "hippo_sequences_total") - before
+    assert 0 < num_here < 16 and num_here % 2 == 0
+
+
+def test_answers_are_those_of_one_target(several: Several, running: Running) -> None:
+    body = {"messages": [video_message(data_url(running.clip))], "temperature": 0.8, "seed": 3}
+    answers = [several.ask(**body, cache_salt=str(number)).json() for number in range(4)]
+    alone = httpx.post(
+        f"{running.url}{CHAT}",
+        json={"model": "hippo", "max_tokens": 16, "ignore_eos": True, **body},
+        trust_env=False,
+        timeout=60,
+    ).json()
+    texts = {answer["choices"][0]["message"]["content"] for answer in [*answers, alone]}
+    assert len(texts) == 1
+
+
+def test_a_target_that_dies_is_left_out_and_taken_back(several: Several, running: Running) -> None:
+    several.other.send_signal(signal.SIGKILL)
+    several.other.wait(10)
+    wait_until(lambda: several.num_targets_up() == 1)
+    down = [each for each in several.services().values() if not each["is_up"]]
+    assert len(down) == 1 and down[0]["problem"]
+    messages = [video_message(data_url(running.clip))]
+    for number in range(4):
+        assert several.ask(messages=messages, cache_salt=str(number)).status_code == 200
+    several.other.start("services.target", several.other_arguments)
+    wait_until(lambda: several.num_targets_up() == 2)
+    assert all(each["num_running"] == 0 for each in several.services().values())
