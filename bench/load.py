@@ -41,7 +41,7 @@ from rich.console import Console
 from bench.clips import Clip, Kind, held_out_clips
 from bench.environment import ROOT, describe_environment
 from bench.load_figures import Reading, service_figures, typical_lines
-from bench.load_page import publish, table
+from bench.load_page import publish, table, threads_table
 from bench.load_stack import LoadStack, load_stack
 from bench.measure import form_for, questions_about
 from bench.systems import TARGET_ONLY
@@ -82,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             result["loads"] = typical_lines(lines)
             args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     console.print(table(result))
+    console.print(threads_table(result))
     console.print(f"written to {args.out}")
 
 

@@ -43,6 +43,29 @@ def table(result: dict[str, Any]) -> Table:
     return shown
 
 
+def threads_table(result: dict[str, Any]) -> Table:
+    """Processor time an answer took on each core, by what it went into."""
+    loads = [line for line in result["loads"] if line["services"].get("threads")]
+    shown = Table(title="processor time an answer, ms", title_justify="left")
+    shown.add_column("")
+    for line in loads:
+        shown.add_column(f"{line['system']}, {line['num_clients']}", justify="right")
+    kinds = {
+        (name, kind): None
+        for line in loads
+        for name, of_threads in line["services"]["threads"].items()
+        for kind in of_threads
+    }
+    for name, kind in kinds:
+        times = (line["services"]["threads"][name].get(kind, 0.0) for line in loads)
+        cells = [
+            f"{1e3 * time / line['answers_per_s']:.2f}"
+            for time, line in zip(times, loads, strict=True)
+        ]
+        shown.add_row(f"{name}: {kind}", *cells)
+    return shown
+
+
 def publish(results: Sequence[dict[str, Any]]) -> None:
     """Rewrites docs/results-load.md between its markers, its JSON and docs/load.svg."""
     body = "\n\n".join(_section(result) for result in results)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 import urllib.request
@@ -14,8 +13,6 @@ from pathlib import Path
 from bench.load_figures import Reading, parse_samples
 from bench.runs import STACK_LOG
 from hippo.cli.stack import Stack, StackOptions
-
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class LoadStack:
@@ -36,11 +33,14 @@ class LoadStack:
             name: parse_samples(_fetch(f"http://127.0.0.1:{port}/metrics"))
             for name, port in self._ports.items()
         }
-        cpu_s = {
-            name: session_cpu_s(self._stack.child(name).pid)
+        threads_s = {
+            name: session_threads_s(self._stack.child(name).pid)
             for name in ("target", "draft", "gateway")
         }
-        return Reading(time.perf_counter(), samples, {**cpu_s, "clients": time.process_time()})
+        cpu_s = {name: sum(of_threads.values()) for name, of_threads in threads_s.items()}
+        return Reading(
+            time.perf_counter(), samples, {**cpu_s, "clients": time.process_time()}, threads_s
+        )
 
 
 @contextmanager
@@ -65,18 +65,27 @@ def load_stack(options: StackOptions, *, num_slots: int) -> Iterator[LoadStack]:
             yield LoadStack(stack, ports)
 
 
-def session_cpu_s(session_id: int) -> float:
-    """Processor seconds of all processes of a session: a service, and its decoding workers."""
-    total = 0
-    for path in Path("/proc").glob("[0-9]*/stat"):
+def session_threads_s(session_id: int) -> dict[str, float]:
+    """Processor seconds of a service by kind of thread: "device", "loop" (the event loop),
+    "prepare" (prompts), "decode" (the processes that decode media) and "transport" (gRPC's)."""
+    seconds: dict[str, float] = {}
+    for path in Path("/proc").glob("[0-9]*"):
         try:
             # Behind the name, which may hold spaces: state, parent, group, session, ...
-            fields = path.read_text().rpartition(")")[2].split()
+            session = int((path / "stat").read_text().rpartition(")")[2].split()[3])
+            if session != session_id:
+                continue
+            for task in (path / "task").iterdir():
+                kind = "decode"
+                if path.name == str(session_id):
+                    name = (task / "comm").read_text().strip()
+                    others = name if name in ("device", "prepare") else "transport"
+                    kind = "loop" if task.name == path.name else others
+                ran_ns = int((task / "schedstat").read_text().split()[0])
+                seconds[kind] = seconds.get(kind, 0.0) + ran_ns / 1e9
         except OSError:
             continue  # it has just ended
-        if int(fields[3]) == session_id:
-            total += int(fields[11]) + int(fields[12])
-    return total / _TICKS
+    return seconds
 
 
 def _free_port() -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Protocol
 
-from hippo.engine.cpu import compute_alone
+from hippo.engine.cpu import compute_alone, name_thread
 from hippo.errors import ContextLengthError
 from hippo.models.base import DecodedMedia, Prompt, VideoLanguageModel
 from hippo.models.content import CachedRows, cached_rows, salted
@@ -42,8 +42,13 @@ class PromptReader:
         self._threads = ThreadPoolExecutor(
             _NUM_THREADS,
             thread_name_prefix="prepare",
-            initializer=compute_alone if model.info.device == "cpu" else None,
+            initializer=self._begin_thread,
         )
+
+    def _begin_thread(self) -> None:
+        name_thread("prepare")
+        if self._model.info.device == "cpu":
+            compute_alone()
 
     async def read(self, request: OpenRequest) -> ReadPrompt:
         """The request's prompt.
