@@ -86,6 +86,7 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         self._num_stepped = 0  # sequences of the last forward; 0: there was nothing to feed
         self._num_stepped_rows = 0  # of them all
         self._forward_ns = 0  # its duration
+        self._tokens_each = 1.0  # that it gave each of them
         self._warm_prompt: Prompt | None = None
         self._is_stopping = False
         self._failure: Exception | None = None
@@ -162,8 +163,8 @@ class Engine(ABC, Generic[SequenceT, StepT]):
     @abstractmethod
     def _finish(
         self, sequence: SequenceT, step: StepT, token_ids: list[int], began_ns: int, ended_ns: int
-    ) -> None:
-        """Takes a step's tokens and emits what follows from them."""
+    ) -> int:
+        """Takes a step's tokens and emits what follows from them; how many came of it."""
 
     @abstractmethod
     def _fed_ids(self, sequence: SequenceT) -> Sequence[int]:
@@ -297,6 +298,7 @@ class Engine(ABC, Generic[SequenceT, StepT]):
             num_waiting=len(self._jobs),
             num_running=self._num_stepped,
             forward_ns=self._forward_ns,
+            tokens_each=self._tokens_each,
         )
         while self._jobs:
             self._advance_job()
@@ -352,12 +354,14 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         self._num_stepped_rows = sum(len(row.token_ids) for row in rows)
         self.counters.count_forward(self._forward_ns, self._num_stepped_rows, len(rows))
         self._receive(0)
+        num_tokens = 0
         for (sequence, step), ids in zip(steps, token_ids, strict=True):
             if not sequence.is_closed:
                 try:
-                    self._finish(sequence, step, ids, began_ns, ended_ns)
+                    num_tokens += self._finish(sequence, step, ids, began_ns, ended_ns)
                 except Exception as error:
                     self._fail(sequence, error)
+        self._tokens_each = num_tokens / len(steps)
 
     def _fail(self, sequence: SequenceT, error: Exception) -> None:
         """Ends one sequence by an error; the caller of the service sees it."""

@@ -156,13 +156,14 @@ class DraftEngine(Engine[DraftSequence, DraftStep]):
         token_ids: list[int],
         began_ns: int,
         ended_ns: int,
-    ) -> None:
+    ) -> int:
         num_drafted = sequence.drafter.finish_step(step, token_ids)
         num_settled = len(step.token_ids) - step.num_guessed
         sequence.step_mean.observe(
             ended_ns - began_ns, num_drafted=num_drafted, num_settled=num_settled
         )
         self._offer_block(sequence)
+        return num_drafted
 
     def _offer_block(self, sequence: DraftSequence) -> None:
         if not sequence.has_begun:

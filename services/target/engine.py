@@ -164,7 +164,7 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
         token_ids: list[int],
         began_ns: int,
         ended_ns: int,
-    ) -> None:
+    ) -> int:
         wait_ns = sequence.take_wait_ns()
         timing = Timing(
             queue_ns=max(began_ns - sequence.ready_ns - wait_ns, 0),
@@ -176,7 +176,9 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
             num_batch_rows=self._num_stepped_rows,
         )
         sequence.ready_ns = ended_ns
-        self._tell(sequence, sequence.verifier.finish_step(step, token_ids, timing))
+        verdict = sequence.verifier.finish_step(step, token_ids, timing)
+        self._tell(sequence, verdict)
+        return len(verdict.token_ids)
 
     def _tell(self, sequence: TargetSequence, verdict: Verdict) -> None:
         self._emit(sequence, verdict)
