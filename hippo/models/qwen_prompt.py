@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from hippo.models.messages import (
     render,
 )
 from hippo.models.question import question_indices
+from hippo.models.qwen_pixels import fast_patches
 from hippo.types import ChatMessage, FramePlan, MediaKind
 
 RopeIndex = Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -36,21 +37,57 @@ class PromptBuilder:
     images.
     """
 
-    def __init__(self, processor: Any, rope_index: RopeIndex, *, max_context_length: int) -> None:
+    def __init__(
+        self,
+        processor: Any,
+        rope_index: RopeIndex,
+        *,
+        max_context_length: int,
+        is_fast: bool = True,
+    ) -> None:
+        """``is_fast`` False leaves all to the processor: slower, and the reference for what is
+        done without it."""
         self._processor = processor
         self._rope_index = rope_index
         self._max_context_length = max_context_length
         self._merge_size = int(processor.video_processor.merge_size)
         self._lock = threading.Lock()  # the tokenizer is not to be entered twice
+        self._patches = fast_patches(processor.video_processor) if is_fast else None
 
     def build(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Prompt:
         """The prompt of a request; raises as VideoLanguageModel.prepare says."""
         ordered = media_in_order(messages, media)
-        videos = [item for item in ordered if item.kind is MediaKind.VIDEO]
-        images = [item for item in ordered if item.kind is MediaKind.IMAGE]
         refuse_placeholders(messages, self._processor)
+        with self._lock:
+            text = render(self._processor, messages, media)
+            try:
+                inputs = self._assembled(text, ordered, frame_plan)
+                if inputs is None:
+                    inputs = self._processed(text, ordered, frame_plan)
+            except ValueError as error:
+                raise MediaError(f"the model's processor refuses the media: {error}") from error
+            check_length(inputs["input_ids"].shape[1], self._max_context_length)
+            visual_indices = (inputs["mm_token_type_ids"][0] == _VIDEO_TYPE).nonzero()[:, 0]
+            question = question_indices(
+                self._processor,
+                messages,
+                media,
+                rendered=text,
+                input_ids=inputs["input_ids"][0],
+                visual_indices=visual_indices,
+                encoding=inputs.get("encoding"),
+            )
+        return self._prompt(inputs, visual_indices, question)
+
+    def _processed(
+        self, text: str, media: Sequence[DecodedMedia], frame_plan: FramePlan
+    ) -> Mapping[str, Any]:
+        """What the processor makes of a rendered prompt, and the ``digests`` of its videos if they
+        are not to be those of its patches."""
+        videos = [item for item in media if item.kind is MediaKind.VIDEO]
+        images = [item for item in media if item.kind is MediaKind.IMAGE]
         arguments: dict[str, Any] = {"return_tensors": "pt"}
         if videos:
             arguments["videos"] = [item.frames.permute(0, 3, 1, 2) for item in videos]
@@ -64,23 +101,50 @@ class PromptBuilder:
             arguments["images_kwargs"] = _size(
                 self._processor.image_processor, frame_plan.max_pixels
             )
-        with self._lock:
-            text = render(self._processor, messages, media)
-            try:
-                inputs = self._processor(text=[text], **arguments)
-            except ValueError as error:
-                raise MediaError(f"the model's processor refuses the media: {error}") from error
-            check_length(inputs["input_ids"].shape[1], self._max_context_length)
-            visual_indices = (inputs["mm_token_type_ids"][0] == _VIDEO_TYPE).nonzero()[:, 0]
-            question = question_indices(
-                self._processor,
-                messages,
-                media,
-                rendered=text,
-                input_ids=inputs["input_ids"][0],
-                visual_indices=visual_indices,
-            )
-        return self._prompt(inputs, visual_indices, question)
+        inputs = dict(self._processor(text=[text], **arguments))
+        if videos and self._patches is not None:  # so that they are found again without images
+            size = self._video_size(frame_plan)
+            inputs["digests"] = [self._patches.cut(item.frames, size)[2] for item in videos]
+        return inputs
+
+    def _video_size(self, frame_plan: FramePlan) -> dict[str, int]:
+        processor = self._processor.video_processor
+        size = _size(processor, frame_plan.max_pixels).get("size", processor.size)
+        return dict(size)
+
+    def _assembled(
+        self, text: str, media: Sequence[DecodedMedia], frame_plan: FramePlan
+    ) -> Mapping[str, Any] | None:
+        """The same and the ``encoding`` of ``text``, without the processor; None: only that can do
+        it. In place of the digests of patches there are those of the bytes they come from."""
+        if self._patches is None or any(item.kind is not MediaKind.VIDEO for item in media):
+            return None
+        processor = self._processor
+        encoding = processor.tokenizer(text, return_offsets_mapping=True)
+        encoded = torch.tensor(encoding["input_ids"])
+        is_video = encoded == processor.video_token_id
+        if int(is_video.sum()) != len(media):
+            return None
+        size = self._video_size(frame_plan)
+        cut = [self._patches.cut(item.frames, size) for item in media]
+        repeats = torch.ones_like(encoded)
+        repeats[is_video] = torch.tensor(
+            [patches.shape[0] // self._merge_size**2 for patches, _, _ in cut], dtype=torch.int64
+        )
+        ids = encoded.repeat_interleave(repeats)[None]
+        inputs: dict[str, Any] = {
+            "input_ids": ids,
+            "mm_token_type_ids": (ids == processor.video_token_id) * _VIDEO_TYPE,
+            "encoding": encoding,
+        }
+        if media:
+            patches = [each for each, _, _ in cut]
+            inputs["pixel_values_videos"] = patches[0] if len(cut) == 1 else torch.cat(patches)
+            inputs["video_grid_thw"] = torch.tensor([grid for _, grid, _ in cut])
+            temporal_size = processor.video_processor.temporal_patch_size
+            inputs["second_per_grid_ts"] = [temporal_size / item.sampled_fps for item in media]
+            inputs["digests"] = [digest for _, _, digest in cut]
+        return inputs
 
     def _prompt(self, inputs: Any, visual_indices: torch.Tensor, question: torch.Tensor) -> Prompt:
         input_ids = inputs["input_ids"]  # [1, length]
@@ -98,7 +162,7 @@ class PromptBuilder:
             positions = torch.arange(input_ids.shape[1]).expand(3, -1)
         items: list[VisualItem] = []
         if "video_grid_thw" in extras:
-            items += self._items(MediaKind.VIDEO, extras, visual_indices)
+            items += self._items(MediaKind.VIDEO, extras, visual_indices, inputs.get("digests"))
         if "image_grid_thw" in extras:
             extras["image_indices"] = (types == _IMAGE_TYPE).nonzero()[:, 0]
             items += self._items(MediaKind.IMAGE, extras, extras["image_indices"])
@@ -120,18 +184,24 @@ class PromptBuilder:
         )
 
     def _items(
-        self, kind: MediaKind, extras: dict[str, torch.Tensor], places: torch.Tensor
+        self,
+        kind: MediaKind,
+        extras: dict[str, torch.Tensor],
+        places: torch.Tensor,
+        digests: Sequence[bytes] | None = None,
     ) -> list[VisualItem]:
         """The videos or the images, whose tokens stand at ``places``."""
         names = VIDEO_EXTRAS if kind is MediaKind.VIDEO else IMAGE_EXTRAS
         pixels, grids = (extras[name] for name in names)
         patches = split_patches(pixels, grids)
         lengths = [one.shape[0] // self._merge_size**2 for one in patches]
+        digests = digests or [
+            visual_digest(kind, one, (tuple(grid),))
+            for one, grid in zip(patches, grids.tolist(), strict=True)
+        ]
         return [
-            VisualItem(visual_digest(kind, one, (tuple(grid),)), there)
-            for one, grid, there in zip(
-                patches, grids.tolist(), torch.split(places, lengths), strict=True
-            )
+            VisualItem(digest, there)
+            for digest, there in zip(digests, torch.split(places, lengths), strict=True)
         ]
 
 
