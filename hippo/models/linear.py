@@ -24,11 +24,11 @@ def padded_rows(num_rows: int) -> int:
     oneDNN prepares code for each number of rows when it is met for the first time: for all the
     products of a forward that took as long as the forward itself. Batches of several sequences
     rarely have the same number twice, so beyond 33 rows only multiples of 8 are used (of 16 from
-    64 on, of 64 from 256 on).
+    128 on, of 64 from 256 on).
     """
     if num_rows <= _EXACT_ROWS:
         return num_rows
-    step = 8 if num_rows <= 64 else 16 if num_rows <= 256 else 64
+    step = 8 if num_rows <= 128 else 16 if num_rows <= 256 else 64
     return -(-num_rows // step) * step
 
 
