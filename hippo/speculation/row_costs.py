@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 # Forwards of similar size share a bucket: the largest number of rows in each.
@@ -43,6 +44,9 @@ class RowCosts:
     alone_ns: float = 0.0  # one row of one sequence while the draft rests; 0: not measured
     _weights: list[float] = field(default_factory=lambda: [0.0] * len(_BUCKETS))
     _times_ns: list[float] = field(default_factory=lambda: [0.0] * len(_BUCKETS))
+    # What ``table`` has worked out since the last measurement, and for how many sequences.
+    _table: list[float] = field(default_factory=list)
+    _table_sequences: float = 0.0
 
     @property
     def is_known(self) -> bool:
@@ -55,6 +59,7 @@ class RowCosts:
 
     def observe(self, num_rows: int, forward_ns: int, *, num_sequences: int = 1) -> None:
         """A forward of ``num_sequences``, with ``num_rows`` in all."""
+        self._table = []
         weight = _weight(num_rows, num_sequences)
         bucket = next((i for i, most in enumerate(_BUCKETS) if weight <= most), len(_BUCKETS) - 1)
         mean_ns = self._times_ns[bucket]
@@ -81,17 +86,21 @@ class RowCosts:
 
     def table(self, most_rows: int, *, num_sequences: float = 1.0) -> list[float]:
         """Nanoseconds of a forward with 0, 1, ... ``most_rows`` rows of each of the sequences."""
-        points = self._points()
-        costs = [0.0]
-        for num_rows in range(1, most_rows + 1):
-            weight = _weight(num_rows * num_sequences, num_sequences)
-            costs.append(max(_interpolated(points, weight), costs[-1]))
-        return costs
+        if not self._table or num_sequences != self._table_sequences:
+            self._table, self._table_sequences = [0.0], num_sequences
+        table = self._table
+        if len(table) <= most_rows:
+            points = self._points()
+            for num_rows in range(len(table), most_rows + 1):
+                weight = _weight(num_rows * num_sequences, num_sequences)
+                table.append(max(_interpolated(points, weight), table[-1]))
+        return table[: most_rows + 1]
 
     def scaled_to(self, num_rows: int, forward_ns: int, *, num_sequences: int = 1) -> RowCosts:
         """A copy in which such a forward takes so long, and all others in proportion."""
         expected_ns = _interpolated(self._points(), _weight(num_rows, num_sequences))
         scaled = copy.deepcopy(self)
+        scaled._table = []
         if expected_ns:
             factor = min(max(forward_ns / expected_ns, 1 / _OUTLIER), _OUTLIER)
             scaled._times_ns = [factor * time_ns for time_ns in scaled._times_ns]
@@ -105,7 +114,7 @@ class RowCosts:
 
 def _interpolated(points: list[tuple[float, float]], weight: float) -> float:
     """The time at ``weight`` by measured points (weight, time) in ascending order; 0 without."""
-    after = next((i for i, point in enumerate(points) if point[0] >= weight), len(points))
+    after = bisect_left(points, (weight,))
     if not points:
         return 0.0
     if 0 < after < len(points):
