@@ -102,8 +102,9 @@ def agreement(
     """The trace of one clip and the lengths of both prompts.
 
     ``answer`` (the true one) only saves time. ``branches``: what the draft says behind its wrong
-    tokens, by place. ``agrees``: "1" for each token of the target's greedy answer, its end token
-    included, that the draft would have proposed there, else "0".
+    tokens, by place. ``second_ids`` are its second choices and ``margins`` how far the first are
+    ahead of them, in logits. ``agrees``: "1" for each token of the target's greedy answer, its end
+    token included, that the draft would have proposed there, else "0".
     """
     media = [asyncio.run(_decoded(clip.path))]
     parts: tuple[MediaPart | TextPart, ...] = (MediaPart(0), TextPart(clip.question))
@@ -124,9 +125,10 @@ def agreement(
     draft_prompt = draft.prepare([message], media, FramePlan())
     *_, logits = draft.prefill(0, draft_prompt, draft.embed_visual(draft_prompt), kept)
     assert logits is not None
-    said = [int(logits.argmax())]
+    rows = [logits[None]]  # [1 or the rest, num_token_ids]
     if len(output) > 1:
-        said += draft.forward(StepPlan((SequenceRows(0, 0, output[:-1]),))).argmax(-1).tolist()
+        rows.append(draft.forward(StepPlan((SequenceRows(0, 0, output[:-1]),))))
+    said, seconds, margins = _choices(torch.cat(rows))
     num_dropped = 0 if kept is None else num_visual - int(kept.shape[0])
     branches = {
         place: _branch(draft, output, place, said[place])
@@ -136,7 +138,10 @@ def agreement(
     return {
         "token_ids": list(output),
         "draft_ids": said,
-        "branches": branches,
+        "second_ids": seconds,
+        "margins": margins,
+        "branches": {place: ids for place, (ids, _) in branches.items()},
+        "branch_margins": {place: gaps for place, (_, gaps) in branches.items()},
         "text_ids": text_ids(draft_prompt),
         "num_prompt_tokens": prompt.length,
         "num_draft_prompt_tokens": prompt.length - num_dropped,
@@ -144,18 +149,31 @@ def agreement(
     }
 
 
+def _choices(logits: torch.Tensor) -> tuple[list[int], list[int], list[float]]:
+    """First and second choice of each row, and the distance between their logits."""
+    first = logits.argmax(-1, keepdim=True)  # the lowest id of equals, as the token rule has it
+    others = logits.scatter(-1, first, -torch.inf)
+    second = others.argmax(-1, keepdim=True)
+    margins = (logits.gather(-1, first) - others.gather(-1, second))[:, 0].tolist()
+    return first[:, 0].tolist(), second[:, 0].tolist(), [round(margin, 4) for margin in margins]
+
+
 def _branch(
     draft: VideoLanguageModel, output: Sequence[int], place: int, wrong_id: int
-) -> list[int]:
-    """What the draft goes on with behind its own token at ``place``; its slot is prefilled."""
+) -> tuple[list[int], list[float]]:
+    """What the draft goes on with behind its own token at ``place``, and the margins of that; its
+    slot is prefilled."""
     ids, start = [*output[:place], wrong_id], 0  # all of it again: branches overwrite each other
+    margins: list[float] = []
     for _ in range(_BRANCH):
         rows = SequenceRows(0, start, tuple(ids[start:]))
         start = len(ids)
-        ids.append(int(draft.forward(StepPlan((rows,)))[-1].argmax()))
+        [first], _, [margin] = _choices(draft.forward(StepPlan((rows,)))[-1:])
+        ids.append(first)
+        margins.append(margin)
         if ids[-1] in draft.info.end_token_ids:
             break
-    return ids[place + 1 :]
+    return ids[place + 1 :], margins
 
 
 async def _decoded(path: Path) -> DecodedMedia:

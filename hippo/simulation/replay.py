@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hippo.errors import InvalidRequestError
+from hippo.simulation.corrections import Preparing, PreparingSimulation, runner_of
 from hippo.simulation.machine import Machine
 from hippo.simulation.traces import Trace, Words
 from hippo.speculation.estimates import PairTimes
 from hippo.speculation.policies import POLICY_NAMES, Policy, make_policy
-from hippo.speculation.simulator import Outcome, Simulation
+from hippo.speculation.simulator import Outcome, Simulation, TokenFunction
 from hippo.types import FinishReason
 
 MAX_DRAFT_TOKENS = 32
 MAX_GUESSED = 4  # by the draft, where a trace says what was said; the service's default
+NOTHING_PREPARED = Preparing()
 _END, _WRONG = 1_000_000, 2_000_000
 _MS = 1e6
 
@@ -75,6 +78,7 @@ def replay(
     *,
     seed: int = 0,
     times: PairTimes | None = None,
+    preparing: Preparing = NOTHING_PREPARED,
 ) -> Outcome:
     """One sequence from both prefills to the trace's end; ``times``, as a gateway shares them.
 
@@ -83,23 +87,26 @@ def replay(
     """
     length = len(trace.agrees)
     target, draft = _spoken(trace.words) if trace.words else _unspoken(trace.agrees)
-    outcome = Simulation(
-        target=target,
-        draft=draft,
-        policy=policy.make(times),
-        costs=machine.costs(seed),
-        max_tokens=length + 4 * MAX_DRAFT_TOKENS,
-        end_token_ids=(_END,),
-        num_prompt_tokens=trace.num_prompt_tokens,
-        num_draft_prompt_tokens=trace.num_draft_prompt_tokens,
-        max_guessed=MAX_GUESSED if trace.words else 0,
-        text_ids=trace.words.text_ids if trace.words else (),
-    ).run(most_events=4000 + 1000 * length)
+    options: dict[str, Any] = {
+        "target": target,
+        "draft": draft,
+        "policy": policy.make(times),
+        "costs": machine.costs(seed),
+        "max_tokens": length + 4 * MAX_DRAFT_TOKENS,
+        "end_token_ids": (_END,),
+        "num_prompt_tokens": trace.num_prompt_tokens,
+        "num_draft_prompt_tokens": trace.num_draft_prompt_tokens,
+        "max_guessed": MAX_GUESSED if trace.words else 0,
+        "text_ids": trace.words.text_ids if trace.words else (),
+    }
+    if preparing.most:
+        runner = runner_of(trace, preparing, _END)
+        simulation: Simulation = PreparingSimulation(preparing=preparing, runner=runner, **options)
+    else:
+        simulation = Simulation(**options)
+    outcome = simulation.run(most_events=4000 + 1000 * length)
     assert outcome.verdicts[-1].finish_reason is FinishReason.STOP, "a trace ends with its token"
     return outcome
-
-
-TokenFunction = Callable[[Sequence[int]], int]
 
 
 def _unspoken(agrees: Sequence[bool]) -> tuple[TokenFunction, TokenFunction]:
@@ -156,6 +163,8 @@ class Totals:
     forward_ns: float = 0.0
     target_wait_ns: float = 0.0
     draft_busy_ns: float = 0.0
+    num_rejections: int = 0
+    num_ready: int = 0  # of these, for which the draft had prepared the correction
 
     def add(self, outcome: Outcome) -> None:
         """Counts one sequence."""
@@ -172,6 +181,8 @@ class Totals:
         self.forward_ns += stats.forward_ns
         self.target_wait_ns += stats.target_wait_ns
         self.draft_busy_ns += outcome.draft_busy_ns
+        self.num_rejections += stats.num_rejections
+        self.num_ready += outcome.num_ready
 
     @property
     def ms_per_token(self) -> float:
@@ -194,23 +205,34 @@ class Totals:
         return self.num_accepted / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
 
-def replay_each(policy: PolicyChoice, traces: Sequence[Trace], machine: Machine) -> list[Outcome]:
+def replay_each(
+    policy: PolicyChoice,
+    traces: Sequence[Trace],
+    machine: Machine,
+    preparing: Preparing = NOTHING_PREPARED,
+) -> list[Outcome]:
     """Every trace in turn, as one gateway would answer them; trace ``k`` runs with seed ``k``.
 
     What the policy measures it keeps for the next answer; the first trace is run once before.
     """
     times = PairTimes()
     if policy.name == "adaptive":
-        replay(policy, traces[0], machine, times=times)
+        replay(policy, traces[0], machine, times=times, preparing=preparing)
     return [
-        replay(policy, trace, machine, seed=seed, times=times) for seed, trace in enumerate(traces)
+        replay(policy, trace, machine, seed=seed, times=times, preparing=preparing)
+        for seed, trace in enumerate(traces)
     ]
 
 
-def replay_all(policy: PolicyChoice, traces: Sequence[Trace], machine: Machine) -> Totals:
+def replay_all(
+    policy: PolicyChoice,
+    traces: Sequence[Trace],
+    machine: Machine,
+    preparing: Preparing = NOTHING_PREPARED,
+) -> Totals:
     """The sums of ``replay_each``."""
     totals = Totals()
-    for outcome in replay_each(policy, traces, machine):
+    for outcome in replay_each(policy, traces, machine, preparing):
         totals.add(outcome)
     return totals
 

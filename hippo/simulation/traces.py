@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,11 @@ class Words:
     # What the draft goes on with behind its own choice, where that is not the target's.
     branches: Mapping[int, tuple[int, ...]]
     text_ids: tuple[int, ...]  # the prompt's, without those that stand for visual tokens
+    # The draft's second choices, and how far the first are ahead of them, by place; those behind
+    # its own wrong choices by the place of these. Empty where it was not recorded.
+    second_ids: tuple[int, ...] = ()
+    margins: tuple[float, ...] = ()
+    branch_margins: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +109,8 @@ def read_traces(path: Path, *, num_prompt_tokens: int = 0) -> list[Trace]:
 
     JSON lines may have ``num_prompt_tokens``, ``num_draft_prompt_tokens`` and ``clip`` (or
     ``key``), as ``python -m bench.agreement`` and ``bench.pruning`` write them, and the former's
-    ``token_ids``, ``draft_ids``, ``branches`` and ``text_ids``. Traces of a single token, which the
+    ``token_ids``, ``draft_ids``, ``branches`` and ``text_ids``, and with these ``second_ids``,
+    ``margins`` and ``branch_margins``. Traces of a single token, which the
     prefill settles, are left out. Raises InvalidRequestError with the number of the line that is
     wrong.
     """
@@ -160,6 +166,12 @@ def _words(entry: Mapping[str, Any], where: str) -> Words:
             draft_ids=tuple(map(int, entry["draft_ids"])),
             branches={int(place): tuple(map(int, ids)) for place, ids in entry["branches"].items()},
             text_ids=tuple(map(int, entry["text_ids"])),
+            second_ids=tuple(map(int, entry.get("second_ids", ()))),
+            margins=tuple(map(float, entry.get("margins", ()))),
+            branch_margins={
+                int(place): tuple(map(float, margins))
+                for place, margins in entry.get("branch_margins", {}).items()
+            },
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         raise InvalidRequestError(
@@ -168,4 +180,8 @@ def _words(entry: Mapping[str, Any], where: str) -> Words:
         ) from None
     if len(words.draft_ids) != len(words.token_ids):
         raise InvalidRequestError(f"{where}: token_ids and draft_ids differ in length")
+    if {len(words.second_ids), len(words.margins)} not in ({0}, {len(words.token_ids)}):
+        raise InvalidRequestError(
+            f"{where}: second_ids and margins come together, one for each of the token_ids"
+        )
     return words

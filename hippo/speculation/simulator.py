@@ -11,6 +11,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import Any
 
 from hippo.speculation.coordinator import Action, Coordinator, SendBlock, SendCommit
 from hippo.speculation.drafter import Drafter, DraftStep
@@ -18,7 +19,7 @@ from hippo.speculation.policies import Policy
 from hippo.speculation.step_mean import StepMean
 from hippo.speculation.verifier import Verifier, VerifyStep, Wait
 from hippo.speculation.virtual_time import Costs, Device, Outage, Outcome
-from hippo.types import Block, Timing, Verdict
+from hippo.types import Block, Commit, Timing, Verdict
 
 __all__ = ["Costs", "Outage", "Outcome", "Simulation", "TokenFunction"]
 
@@ -76,6 +77,7 @@ class Simulation:
         self._last_arrival: dict[str, float] = {}
         self._draft_wait_ns = 0.0
         self._draft_step_mean = StepMean()
+        self._has_drafted = False  # the draft's prefill is over
         self._outcome = Outcome()
         for outage in outages:
             self.after(outage.lost_ns, self._lose_draft)
@@ -174,21 +176,29 @@ class Simulation:
 
     def _open_draft(self) -> None:
         self._life += 1
-        self._drafter = Drafter(
-            max_tokens=self._max_tokens,
-            end_token_ids=self._end_token_ids,
-            pace=self._coordinator.pace,
-            committed_ids=self._coordinator.committed_ids,
-            epoch=self._coordinator.epoch,
-            max_guessed=self._max_guessed,
-        )
+        self._has_drafted = False
+        self._drafter = self._new_drafter()
         self._draft_step_mean = StepMean()
         self._draft.disturb(max(0.0, self._costs.draft_prefill_delay_ns - self.now))
         self._draft.run(self._costs.draft_prefill_ns, partial(self._begin_draft, self._life))
 
+    def _new_drafter(self) -> Drafter:
+        return Drafter(**self._drafter_options())
+
+    def _drafter_options(self) -> dict[str, Any]:
+        return {
+            "max_tokens": self._max_tokens,
+            "end_token_ids": self._end_token_ids,
+            "pace": self._coordinator.pace,
+            "committed_ids": self._coordinator.committed_ids,
+            "epoch": self._coordinator.epoch,
+            "max_guessed": self._max_guessed,
+        }
+
     def _begin_draft(self, life: int) -> None:
         if self._drafter is not None and life == self._life:
             self._drafter.begin(self._draft_tokens([]), self._text_ids)
+            self._has_drafted = True
             self._drive_draft()
 
     def _drive_draft(self) -> None:
@@ -236,10 +246,13 @@ class Simulation:
             return
         self._draft.disturb(self._costs.draft_message_ns)
         if isinstance(action, SendCommit):
-            self._drafter.add_commit(action.commit)
+            self._commit(self._drafter, action.commit)
         elif not isinstance(action, SendBlock):
             self._drafter.set_pace(action.pace)
         self._drive_draft()
+
+    def _commit(self, drafter: Drafter, commit: Commit) -> None:
+        drafter.add_commit(commit)
 
     # The gateway.
 
