@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
+import torch
 
+from hippo.models.base import StepPlan
 from hippo.types import OpenRequest, SamplingParams
 from tests.support.services import (
     relay,
@@ -18,6 +21,14 @@ from tests.support.toy_model import ToyModel
 
 NUM_SEQUENCES = 8
 MIXED = ("adaptive", "vpsd", "serial", "off", "optimistic", "adaptive", "conservative", "vpsd")
+
+
+class UnhurriedModel(ToyModel):
+    """Forwards take a moment, in which the other sequences get ready for the next one."""
+
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        time.sleep(0.001)
+        return super().forward(plan)
 
 
 def requests() -> list[OpenRequest]:
@@ -37,7 +48,7 @@ def requests() -> list[OpenRequest]:
 async def test_sequences_of_all_lengths_together_equal_each_alone(
     policies: tuple[str, ...], noise: float
 ) -> None:
-    model = ToyModel(num_slots=NUM_SEQUENCES)
+    model = UnhurriedModel(num_slots=NUM_SEQUENCES)
     async with (
         serving_target(model) as (_, target_client),
         serving_draft(ToyModel(num_slots=NUM_SEQUENCES, noise=noise)) as (_, draft_client),
