@@ -22,9 +22,9 @@ from tokenizers import Tokenizer
 
 from bench.clips import Clip, Kind, held_out_clips
 from bench.environment import ROOT
-from bench.pruning.progress import progress_bar
 from bench.pruning.traces import MAX_TOKENS, greedy_output
 from demo.clips import read_facts
+from hippo.benchmark.tables import progress_bar
 from hippo.cli.stack import BUNDLED_PAIR
 from hippo.models.base import (
     AttentionTap,

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from bench.agreement import AGREEMENT
 from bench.environment import ROOT
-from bench.pruning.progress import progress_bar
+from hippo.benchmark.tables import progress_bar
 from hippo.cli.simulate_options import bundled_machine
 from hippo.simulation.corrections import Preparing
 from hippo.simulation.hardware import GPUS, Placement

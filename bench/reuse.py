@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -30,8 +29,7 @@ from rich.table import Table
 from bench.client import Answer, converse, user_turn, video_url
 from bench.clips import Clip, Kind, held_out_clips
 from bench.environment import ROOT, describe_environment
-from bench.runs import running_stack
-from hippo.cli.stack import BUNDLED_PAIR, StackOptions, default_cores
+from bench.runs import bundled_pair, running_stack
 
 SECOND_QUESTION = "Which objects move?"
 MAX_TOKENS = 64
@@ -79,17 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "bench/out/reuse.json")
     args = parser.parse_args(argv)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    target_core, draft_core = default_cores("cpu", "cpu")
-    if draft_core is not None:
-        os.sched_setaffinity(0, {draft_core})
-    options = StackOptions(
-        target_model=str(BUNDLED_PAIR / "target"),
-        draft_model=str(BUNDLED_PAIR / "draft"),
-        dtype=args.dtype,
-        target_core=target_core,
-        draft_core=draft_core,
-        port=0,
-    )
+    options = bundled_pair(args.dtype)
     console = Console(width=None if sys.stdout.isatty() else 170)
     records: list[Record] = []
     with tempfile.TemporaryDirectory() as folder, running_stack(options) as url:

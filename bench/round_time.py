@@ -26,9 +26,9 @@ from rich.table import Table
 from bench.client import Answer, ask, video_url
 from bench.clips import Clip, held_out_clips
 from bench.environment import ROOT, describe_environment
-from bench.runs import STACK_LOG
+from bench.runs import STACK_LOG, bundled_pair
 from bench.systems import System, systems
-from hippo.cli.stack import BUNDLED_PAIR, Stack, StackOptions, default_cores
+from hippo.cli.stack import Stack
 
 _MS = 1e6
 _THREADS = ("device", "loop", "transport")
@@ -40,21 +40,10 @@ Times = dict[tuple[str, str], tuple[int, int]]
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures, prints a table a policy and writes JSON."""
     args = _parse(argv)
-    target_core, draft_core = default_cores("cpu", "cpu")
-    if draft_core is not None:
-        os.sched_setaffinity(0, {draft_core})
     chosen = [s for s in systems("none", 0.0) if s.name.replace(" ", "") in args.systems.split(",")]
     if not chosen:
         raise SystemExit(f"--systems {args.systems}: no such policy; names are without spaces")
-    options = StackOptions(
-        target_model=str(BUNDLED_PAIR / "target"),
-        draft_model=str(BUNDLED_PAIR / "draft"),
-        dtype=args.dtype,
-        target_core=target_core,
-        draft_core=draft_core,
-        port=0,
-        gateway_args=("--max-draft-tokens", "32"),
-    )
+    options = bundled_pair(args.dtype, gateway_args=("--max-draft-tokens", "32"))
     console = Console()
     STACK_LOG.parent.mkdir(parents=True, exist_ok=True)
     with (

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,26 @@ from bench.systems import System
 from hippo.benchmark.figures import summarise
 from hippo.benchmark.latency import num_answers
 from hippo.benchmark.tables import latency_table, progress_bar
-from hippo.cli.stack import Stack, StackOptions
+from hippo.cli.stack import BUNDLED_PAIR, Stack, StackOptions, default_cores
 
 STACK_LOG = ROOT / "bench/out/stack.log"
+
+
+def bundled_pair(dtype: str, **changes: Any) -> StackOptions:
+    """The bundled pair, the target on one core, and draft and this process on the other;
+    ``changes`` are of the options."""
+    target_core, draft_core = default_cores("cpu", "cpu")
+    if draft_core is not None:
+        os.sched_setaffinity(0, {draft_core})
+    options = StackOptions(
+        target_model=str(BUNDLED_PAIR / "target"),
+        draft_model=str(BUNDLED_PAIR / "draft"),
+        dtype=dtype,
+        target_core=target_core,
+        draft_core=draft_core,
+        port=0,
+    )
+    return replace(options, **changes)
 
 
 @contextmanager

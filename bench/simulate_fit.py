@@ -25,8 +25,8 @@ from rich.table import Table
 from bench.agreement import AGREEMENT
 from bench.environment import ROOT
 from bench.fitting import fit, recorded, replayed
-from bench.pruning.progress import progress_bar
 from bench.systems import TARGET_ONLY
+from hippo.benchmark.tables import progress_bar
 from hippo.errors import InvalidRequestError
 from hippo.simulation.machine import Machine
 from hippo.simulation.replay import PolicyChoice

@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from bench.environment import ROOT
-from bench.pruning.progress import progress_bar
+from hippo.benchmark.tables import progress_bar
 from hippo.cli.simulate_show import row_figures
 from hippo.simulation.hardware import GPUS, Placement
 from hippo.simulation.machine import Machine

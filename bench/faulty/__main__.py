@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import sys
 import tempfile
@@ -31,9 +30,8 @@ from bench.environment import ROOT, describe_environment
 from bench.faulty.faults import parse_fault
 from bench.performance_page import PAGE, replace_section
 from bench.publish import environment_line
-from bench.runs import run_systems, running_stack
+from bench.runs import bundled_pair, run_systems, running_stack
 from bench.systems import TARGET_ONLY, systems
-from hippo.cli.stack import BUNDLED_PAIR, StackOptions, default_cores
 
 FAULTS = (
     "none",
@@ -55,9 +53,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         results = [json.loads(path.read_text(encoding="utf-8")) for path in args.publish]
         replace_section(PAGE, "faulty", section(results))
         return
-    target_core, draft_core = default_cores("cpu", "cpu")
-    if draft_core is not None:
-        os.sched_setaffinity(0, {draft_core})
     given = argv if argv is not None else sys.argv[1:]
     result: dict[str, Any] = {
         "command": f"python -m bench.faulty {shlex.join(given)}".strip(),
@@ -65,13 +60,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "dtype": args.dtype,
         "runs": [],
     }
-    options = StackOptions(
-        target_model=str(BUNDLED_PAIR / "target"),
-        draft_model=str(BUNDLED_PAIR / "draft"),
-        dtype=args.dtype,
-        target_core=target_core,
-        draft_core=draft_core,
-        port=0,
+    options = bundled_pair(
+        args.dtype,
         gateway_args=("--max-draft-tokens", "32"),
         draft_module="bench.faulty.draft",
     )

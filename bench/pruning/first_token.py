@@ -17,9 +17,9 @@ from rich.console import Console
 
 from bench.client import Answer, ask, video_url
 from bench.clips import Clip
-from bench.pruning.progress import progress_bar
 from bench.pruning.statistics import mean_interval
 from bench.systems import TARGET_ONLY, System
+from hippo.benchmark.tables import progress_bar
 
 _NUM_REPEATS = 3
 _NUM_BASELINES = 2  # runs of target-only for each repeat of another system

@@ -18,10 +18,10 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from bench.environment import ROOT
-from bench.pruning.progress import progress_bar
 from bench.pruning.samples import SEED, Sample, held_out_clips, samples_of
 from demo import clips
 from demo.clips import Clip
+from hippo.benchmark.tables import progress_bar
 from hippo.models.base import (
     AttentionTap,
     DecodedMedia,
