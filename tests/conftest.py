@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
+
+# Tables are as wide as the terminal: what a test reads from one must not be cut off by it.
+os.environ["COLUMNS"] = "160"
 
 # A shell's background job starts with SIGINT ignored, and so would every process that a test starts
 # and then ends with it.

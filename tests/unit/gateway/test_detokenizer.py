@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -39,6 +39,7 @@ def _cut(items: list[int], rng: random.Random) -> list[list[int]]:
 
 @given(text=st.text(max_size=40), seed=st.integers(0, 10**6))
 def test_the_pieces_of_any_text_join_to_it(text: str, seed: int) -> None:
+    assume("<|im_end|>" not in text)  # which is no text to the tokenizer
     ids = TOKENIZER.encode(text).ids
     detokenizer = Detokenizer(TOKENIZER)
     pieces = [detokenizer.add(piece) for piece in _cut(ids, random.Random(seed))]
