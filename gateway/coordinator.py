@@ -20,8 +20,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from gateway.backends import Pair
 from gateway.baseline import Baseline
-from gateway.detokenizer import Detokenizer, StopStrings
 from gateway.report import Record
+from gateway.text import AnswerText
 from gateway.translate import SpeculationPlan
 from hippo.errors import (
     DeadlineError,
@@ -36,7 +36,6 @@ from hippo.speculation.coordinator import Action, Coordinator, SendBlock, SendCo
 from hippo.types import (
     Block,
     Commit,
-    FinishReason,
     OpenRequest,
     Pace,
     PromptInfo,
@@ -80,8 +79,7 @@ class Completion:
         self._clock_ns = clock_ns
         self._draft_stall_ns = int(draft_stall_s * 1e9)
         self._timeout_s = timeout_s
-        self._detokenizer = Detokenizer(pair.tokenizer)
-        self._stops = StopStrings(stops)
+        self._text = AnswerText(pair.tokenizer, stops=stops, min_tokens=request.sampling.min_tokens)
         self.record = record
         record.stats = self._coordinator.stats
         if plan.wants_draft and not has_draft:
@@ -211,20 +209,11 @@ class Completion:
         is_alone = self._coordinator.pace.max_ahead == 0
         await self._carry_out(self._coordinator.on_verdict(verdict, now_ns))
         self.record.add_verdict(verdict, now_ns, is_alone=is_alone)
-        token_ids = verdict.token_ids
         if verdict.is_rejection:
             self._owe(now_ns)
-        if verdict.finish_reason is FinishReason.STOP:
-            token_ids = token_ids[:-1]  # the end token itself is no text
-        piece = self._detokenize(token_ids)
-        if self._stops.matched is None:
-            self.record.num_completion_tokens += len(verdict.token_ids) - len(token_ids)
-            if verdict.finish_reason is not None:
-                piece += self._stops.add(self._detokenizer.finish())
-                piece += "" if self._stops.matched is not None else self._stops.finish()
-                self.record.finish_reason = verdict.finish_reason
-        if self._stops.matched is not None:
-            self.record.finish_reason = FinishReason.STOP
+        piece = self._text.add(verdict)
+        self.record.num_completion_tokens = self._text.num_tokens
+        self.record.finish_reason = self._text.finish_reason
         if piece:
             self._pieces.append(piece)
             self._wakeup.set()
@@ -232,20 +221,6 @@ class Completion:
             await self._drop_draft("the draft stalled", DraftLoss.STALLED)
             if self._draft_client is not None:
                 self._pair.report_draft_failure(self._draft_client)
-
-    def _detokenize(self, token_ids: Sequence[int]) -> str:
-        record, stops = self.record, self._stops
-        if not stops.is_active:
-            record.num_completion_tokens += len(token_ids)
-            return self._detokenizer.add(token_ids)
-        # One by one, so that the count of tokens does not depend on how they were verified.
-        text = ""
-        for token_id in token_ids:
-            text += stops.add(self._detokenizer.add((token_id,)))
-            record.num_completion_tokens += 1
-            if stops.matched is not None:
-                break
-        return text
 
     async def _run_draft(self) -> None:
         client, joins = self._first_draft, self._first_draft is None

@@ -64,6 +64,7 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
+        self._num_passed = 0  # characters of it up to which no match may end
         self.matched: str | None = None
 
     @property
@@ -71,21 +72,31 @@ class StopStrings:
         """Whether there is anything to look for."""
         return bool(self._stops)
 
-    def add(self, piece: str) -> str:
-        """Takes a piece and returns what can be given out; after a match, nothing more."""
+    def add(self, piece: str, *, can_match: bool = True) -> str:
+        """Takes a piece and returns what can be given out; after a match, nothing more.
+
+        No stop string is complete in a piece that cannot match; one may begin there.
+        """
         if not self._stops:
             return piece
         if self.matched is not None:
             return ""
         text = self._held + piece
+        if not can_match:
+            self._num_passed = len(text)
         # The first one to be complete counts, so that the borders of the pieces do not.
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [
+            (at + len(stop), at, stop)
+            for stop in self._stops
+            if (at := text.find(stop, max(0, self._num_passed - len(stop) + 1))) >= 0
+        ]
         if found:
             _, at, self.matched = min(found)
             self._held = ""
             return text[:at]
         num_held = max(self._overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - num_held :]
+        self._num_passed = max(0, self._num_passed - (len(text) - num_held))
         return text[: len(text) - num_held]
 
     def finish(self) -> str:

@@ -208,6 +208,11 @@ class ChatCompletionRequest(_Model):
 
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
+    min_tokens: int | None = Field(
+        default=None,
+        ge=0,
+        description="No end token and no stop string ends the answer before it has so many tokens.",
+    )
     temperature: float | None = Field(default=None, description="0 is greedy; the default is 1.")
     top_p: float | None = None
     top_k: int | None = Field(default=None, description="0 or -1 keeps all tokens.")

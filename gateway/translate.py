@@ -146,6 +146,7 @@ def sampling_params(request: ChatCompletionRequest, info: ModelInfo) -> Sampling
         frequency_penalty=_given(request.frequency_penalty, neutral.frequency_penalty),
         logit_bias=tuple(biases),
         seed=seed,
+        min_tokens=_given(request.min_tokens, neutral.min_tokens),
     )
     validate_sampling(params, num_token_ids=info.num_token_ids)
     return params
@@ -231,6 +232,8 @@ def open_request(
     settings: GatewaySettings,
 ) -> OpenRequest:
     """What both services are opened with; the pace is the coordinator's."""
+    max_tokens = _max_tokens(request, info, settings)
+    validate_sampling(sampling, max_tokens=max_tokens)
     return OpenRequest(
         request_id=request_id,
         messages=tuple(messages),
@@ -238,7 +241,7 @@ def open_request(
         sampling=sampling,
         frame_plan=_frame_plan(request),
         pruning=pruning,
-        max_tokens=_max_tokens(request, info, settings),
+        max_tokens=max_tokens,
         end_token_ids=_end_token_ids(request, info),
         cache_salt=request.cache_salt or "",
     )

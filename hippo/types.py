@@ -87,6 +87,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to the logit)
     seed: int = 0  # uint64
     choice_index: int = 0
+    min_tokens: int = 0  # end tokens cannot be chosen at completion indices below it
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,14 @@ from hippo.types import SamplingParams
 MAX_SEED = 2**64 - 1
 MAX_CHOICE_INDEX = 2**32 - 1
 MAX_LOGIT_BIASES = 1024
+MAX_TOKENS = 2**32 - 1
 
 
-def validate_sampling(params: SamplingParams, *, num_token_ids: int | None = None) -> None:
-    """Checks every field's range; token ids of biases against ``num_token_ids`` where known.
+def validate_sampling(
+    params: SamplingParams, *, num_token_ids: int | None = None, max_tokens: int | None = None
+) -> None:
+    """Checks every field's range; token ids of biases against ``num_token_ids`` and
+    ``min_tokens`` against ``max_tokens`` where those are known.
 
     Raises InvalidRequestError naming the field, the value and the legal range.
     """
@@ -24,6 +28,12 @@ def validate_sampling(params: SamplingParams, *, num_token_ids: int | None = Non
     _check("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
     _check_whole("seed", params.seed, 0, MAX_SEED)
     _check_whole("choice_index", params.choice_index, 0, MAX_CHOICE_INDEX)
+    _check_whole("min_tokens", params.min_tokens, 0, MAX_TOKENS)
+    if max_tokens is not None and params.min_tokens > max_tokens:
+        raise InvalidRequestError(
+            f"min_tokens is {params.min_tokens}, more than max_tokens ({max_tokens})",
+            param="min_tokens",
+        )
     _check_biases(params.logit_bias, num_token_ids)
 
 

@@ -96,7 +96,7 @@ def open_from_proto(message: pb.Open, *, num_token_ids: int) -> OpenRequest:
             param="committed_ids",
         )
     sampling = _sampling_from_proto(message.sampling)
-    validate_sampling(sampling, num_token_ids=num_token_ids)
+    validate_sampling(sampling, num_token_ids=num_token_ids, max_tokens=message.max_tokens)
     return OpenRequest(
         request_id=message.request_id,
         messages=messages,
@@ -255,6 +255,7 @@ def _sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
         ],
         seed=params.seed,
         choice_index=params.choice_index,
+        min_tokens=params.min_tokens,
     )
 
 
@@ -272,6 +273,7 @@ def _sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
         logit_bias=tuple((item.token_id, item.bias) for item in message.logit_bias),
         seed=message.seed,
         choice_index=message.choice_index,
+        min_tokens=message.min_tokens,
     )
 
 

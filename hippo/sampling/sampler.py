@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,8 @@ _NOISE_ELEMENTS = 1 << 14  # computed at once: small vocabularies share the laun
 class TokenSampler:
     """Chooses the tokens of one sequence; state is a cache only, results depend on arguments.
 
-    Not thread-safe. ``num_token_ids`` is the width of the logits.
+    Not thread-safe. ``num_token_ids`` is the width of the logits; ``end_token_ids`` are those that
+    ``params.min_tokens`` holds back.
     """
 
     def __init__(
@@ -27,6 +29,8 @@ class TokenSampler:
         prompt_ids: Sequence[int] | torch.Tensor,
         num_token_ids: int,
         device: torch.device | str = "cpu",
+        *,
+        end_token_ids: Collection[int] = (),
     ) -> None:
         self.params = params
         self._num_ids = num_token_ids
@@ -51,14 +55,22 @@ class TokenSampler:
         ):
             self._counts = torch.zeros(num_token_ids, dtype=torch.int32, device=self._device)
         self._counted: list[int] = []  # the output ids that _counts holds
+        self._end_ids: torch.Tensor | None = None  # int64, those to be held back
+        if params.min_tokens > 0 and end_token_ids:
+            self._end_ids = torch.tensor(sorted(end_token_ids), device=self._device)
         self._key = noise_key(params.seed, params.choice_index)
         self._noise: torch.Tensor | None = None  # float64 [rows, num_ids]
         self._noise_start = 0  # completion index of its first row
 
-    @property
-    def is_plain_greedy(self) -> bool:
-        """The rule is a bare argmax: neither noise, penalty nor bias."""
-        return self.params.temperature <= 0.0 and self._counts is None and self._bias is None
+    def is_plain_greedy(self, first_index: int) -> bool:
+        """From ``first_index`` on the rule is a bare argmax: neither noise, penalty nor bias, and
+        no end token is held back."""
+        return (
+            self.params.temperature <= 0.0
+            and self._counts is None
+            and self._bias is None
+            and (self._end_ids is None or first_index >= self.params.min_tokens)
+        )
 
     def sample(
         self,
@@ -98,13 +110,21 @@ class TokenSampler:
         if self.params.temperature > 0.0:
             noise = self._noise_for(first_index, num_rows)
         return choose_tokens(
-            logits,
+            self._without_ends(logits, first_index),
             self.params,
             noise=noise,
             prompt_mask=self._prompt_mask,
             counts=counts,
             bias=self._bias,
         )
+
+    def _without_ends(self, logits: torch.Tensor, first_index: int) -> torch.Tensor:
+        """The logits with end tokens excluded where it is too early for them."""
+        num_early = min(self.params.min_tokens - first_index, logits.shape[0])
+        if self._end_ids is None or num_early <= 0:
+            return logits
+        early = logits[:num_early].index_fill(1, self._end_ids, -math.inf)
+        return torch.cat((early, logits[num_early:]))
 
     def _count(self, output_ids: Sequence[int]) -> None:
         """Brings ``_counts`` from the ids it holds to ``output_ids``, by their difference."""
@@ -173,7 +193,7 @@ def sample_step(
     ``requests[s]``. Raises HippoError when a row's logits are unusable.
     """
     assert sum(num_rows) == logits.shape[0], "every row of logits belongs to a sequence"
-    if all(request.sampler.is_plain_greedy for request in requests):
+    if all(request.sampler.is_plain_greedy(request.first_index) for request in requests):
         chosen = choose_tokens(logits, SamplingParams())
     else:
         parts = torch.split(logits, list(num_rows))

@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15hippo/v1/common.proto\x12\x08hippo.v1\"8\n\x05Media\x12!\n\x04kind\x18\x01 \x01(\x0e\x32\x13.hippo.v1.MediaKind\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"<\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x15\n\x0bmedia_index\x18\x02 \x01(\rH\x00\x42\x06\n\x04part\"C\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12&\n\x07\x63ontent\x18\x02 \x03(\x0b\x32\x15.hippo.v1.ContentPart\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"\x9b\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x01\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\'\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x13.hippo.v1.LogitBias\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\x14\n\x0c\x63hoice_index\x18\n \x01(\rB\x08\n\x06_top_pB\x15\n\x13_repetition_penalty\"T\n\tFramePlan\x12\x0b\n\x03\x66ps\x18\x01 \x01(\x02\x12\x12\n\nmin_frames\x18\x02 \x01(\r\x12\x12\n\nmax_frames\x18\x03 \x01(\r\x12\x12\n\nmax_pixels\x18\x04 \x01(\r\"n\n\x07Pruning\x12+\n\x08strategy\x18\x01 \x01(\x0e\x32\x19.hippo.v1.PruningStrategy\x12\r\n\x05ratio\x18\x02 \x01(\x02\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x19\n\x11min_visual_tokens\x18\x04 \x01(\r\"Q\n\nStepLimits\x12\x18\n\x10min_draft_tokens\x18\x01 \x01(\r\x12\x18\n\x10max_draft_tokens\x18\x02 \x01(\r\x12\x0f\n\x07wait_ns\x18\x03 \x01(\x04\"\x83\x01\n\x04Pace\x12(\n\noptimistic\x18\x01 \x01(\x0b\x32\x14.hippo.v1.StepLimits\x12*\n\x0c\x63onservative\x18\x02 \x01(\x0b\x32\x14.hippo.v1.StepLimits\x12\x11\n\tmax_ahead\x18\x03 \x01(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\"\xa4\x03\n\x04Open\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\'\n\x08messages\x18\x02 \x03(\x0b\x32\x15.hippo.v1.ChatMessage\x12\x1e\n\x05media\x18\x03 \x03(\x0b\x32\x0f.hippo.v1.Media\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.hippo.v1.SamplingParams\x12\'\n\nframe_plan\x18\x05 \x01(\x0b\x32\x13.hippo.v1.FramePlan\x12\"\n\x07pruning\x18\x06 \x01(\x0b\x32\x11.hippo.v1.Pruning\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x15\n\rend_token_ids\x18\x08 \x03(\r\x12\x1c\n\x04pace\x18\t \x01(\x0b\x32\x0e.hippo.v1.Pace\x12\x18\n\x10protocol_version\x18\n \x01(\r\x12\x15\n\rcommitted_ids\x18\x0b \x03(\r\x12\r\n\x05\x65poch\x18\x0c \x01(\r\x12\x12\n\ncache_salt\x18\x0f \x01(\tJ\x04\x08\r\x10\x0eJ\x04\x08\x0e\x10\x0fR\x0bnum_choicesR\x10num_top_logprobs\"\x98\x01\n\x06Timing\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x12\n\nforward_ns\x18\x02 \x01(\x04\x12\x0f\n\x07wait_ns\x18\x03 \x01(\x04\x12\x10\n\x08num_rows\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x15\n\rnum_sequences\x18\x06 \x01(\r\x12\x16\n\x0enum_batch_rows\x18\x07 \x01(\r\"|\n\x06Prompt\x12\x13\n\x0bprompt_hash\x18\x01 \x01(\x0c\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11num_visual_tokens\x18\x03 \x01(\r\x12\x10\n\x08queue_ns\x18\x04 \x01(\x04\x12\x15\n\rpreprocess_ns\x18\x05 \x01(\x04\"N\n\tSelection\x12\x14\n\x0ckept_indices\x18\x01 \x03(\r\x12\x19\n\x11num_visual_tokens\x18\x02 \x01(\r\x12\x10\n\x08score_ns\x18\x03 \x01(\x04\"v\n\x05\x42lock\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x13\n\x0bstart_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x14\n\x0cis_exhausted\x18\x04 \x01(\x08\x12\x0f\n\x07step_ns\x18\x05 \x01(\x04\x12\x0f\n\x07wait_ns\x18\x06 \x01(\x04\"\x93\x02\n\x07Verdict\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x13\n\x0bstart_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x05 \x01(\r\x12\x14\n\x0cis_rejection\x18\x06 \x01(\x08\x12\x1a\n\x12num_dropped_tokens\x18\x07 \x01(\r\x12-\n\rfinish_reason\x18\x08 \x01(\x0e\x32\x16.hippo.v1.FinishReason\x12 \n\x06timing\x18\t \x01(\x0b\x32\x10.hippo.v1.Timing\x12\x17\n\x0fis_conservative\x18\n \x01(\x08\"?\n\x06\x43ommit\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x13\n\x0bstart_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\"\x11\n\x0fGetModelRequest\"\xa4\x02\n\x10GetModelResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x16\n\x0etokenizer_hash\x18\x06 \x01(\x0c\x12\x16\n\x0etokenizer_json\x18\x07 \x01(\x0c\x12\x15\n\rnum_token_ids\x18\x08 \x01(\r\x12\x15\n\rend_token_ids\x18\t \x03(\r\x12\x1a\n\x12max_context_length\x18\n \x01(\r\x12\x11\n\tnum_slots\x18\x0b \x01(\r\x12\x16\n\x0enum_parameters\x18\x0c \x01(\x04\x12\x14\n\x0c\x64\x65vice_uuids\x18\r \x03(\t*S\n\tMediaKind\x12\x1a\n\x16MEDIA_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10MEDIA_KIND_VIDEO\x10\x01\x12\x14\n\x10MEDIA_KIND_IMAGE\x10\x02*\x9f\x02\n\x0fPruningStrategy\x12 \n\x1cPRUNING_STRATEGY_UNSPECIFIED\x10\x00\x12\x19\n\x15PRUNING_STRATEGY_NONE\x10\x01\x12\x1c\n\x18PRUNING_STRATEGY_UNIFORM\x10\x02\x12\x1b\n\x17PRUNING_STRATEGY_RANDOM\x10\x03\x12\x1a\n\x16PRUNING_STRATEGY_BLIND\x10\x04\x12\x1e\n\x1aPRUNING_STRATEGY_ATTENTION\x10\x05\x12\x1d\n\x19PRUNING_STRATEGY_HOLISTIC\x10\x06\x12\x1c\n\x18PRUNING_STRATEGY_SPECVLM\x10\x07\x12\x1b\n\x17PRUNING_STRATEGY_HYBRID\x10\x08*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15hippo/v1/common.proto\x12\x08hippo.v1\"8\n\x05Media\x12!\n\x04kind\x18\x01 \x01(\x0e\x32\x13.hippo.v1.MediaKind\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"<\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x15\n\x0bmedia_index\x18\x02 \x01(\rH\x00\x42\x06\n\x04part\"C\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12&\n\x07\x63ontent\x18\x02 \x03(\x0b\x32\x15.hippo.v1.ContentPart\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"\xaf\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x01\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\'\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x13.hippo.v1.LogitBias\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\x14\n\x0c\x63hoice_index\x18\n \x01(\r\x12\x12\n\nmin_tokens\x18\x0b \x01(\rB\x08\n\x06_top_pB\x15\n\x13_repetition_penalty\"T\n\tFramePlan\x12\x0b\n\x03\x66ps\x18\x01 \x01(\x02\x12\x12\n\nmin_frames\x18\x02 \x01(\r\x12\x12\n\nmax_frames\x18\x03 \x01(\r\x12\x12\n\nmax_pixels\x18\x04 \x01(\r\"n\n\x07Pruning\x12+\n\x08strategy\x18\x01 \x01(\x0e\x32\x19.hippo.v1.PruningStrategy\x12\r\n\x05ratio\x18\x02 \x01(\x02\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x19\n\x11min_visual_tokens\x18\x04 \x01(\r\"Q\n\nStepLimits\x12\x18\n\x10min_draft_tokens\x18\x01 \x01(\r\x12\x18\n\x10max_draft_tokens\x18\x02 \x01(\r\x12\x0f\n\x07wait_ns\x18\x03 \x01(\x04\"\x83\x01\n\x04Pace\x12(\n\noptimistic\x18\x01 \x01(\x0b\x32\x14.hippo.v1.StepLimits\x12*\n\x0c\x63onservative\x18\x02 \x01(\x0b\x32\x14.hippo.v1.StepLimits\x12\x11\n\tmax_ahead\x18\x03 \x01(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\"\xa4\x03\n\x04Open\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\'\n\x08messages\x18\x02 \x03(\x0b\x32\x15.hippo.v1.ChatMessage\x12\x1e\n\x05media\x18\x03 \x03(\x0b\x32\x0f.hippo.v1.Media\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.hippo.v1.SamplingParams\x12\'\n\nframe_plan\x18\x05 \x01(\x0b\x32\x13.hippo.v1.FramePlan\x12\"\n\x07pruning\x18\x06 \x01(\x0b\x32\x11.hippo.v1.Pruning\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x15\n\rend_token_ids\x18\x08 \x03(\r\x12\x1c\n\x04pace\x18\t \x01(\x0b\x32\x0e.hippo.v1.Pace\x12\x18\n\x10protocol_version\x18\n \x01(\r\x12\x15\n\rcommitted_ids\x18\x0b \x03(\r\x12\r\n\x05\x65poch\x18\x0c \x01(\r\x12\x12\n\ncache_salt\x18\x0f \x01(\tJ\x04\x08\r\x10\x0eJ\x04\x08\x0e\x10\x0fR\x0bnum_choicesR\x10num_top_logprobs\"\x98\x01\n\x06Timing\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x12\n\nforward_ns\x18\x02 \x01(\x04\x12\x0f\n\x07wait_ns\x18\x03 \x01(\x04\x12\x10\n\x08num_rows\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x15\n\rnum_sequences\x18\x06 \x01(\r\x12\x16\n\x0enum_batch_rows\x18\x07 \x01(\r\"|\n\x06Prompt\x12\x13\n\x0bprompt_hash\x18\x01 \x01(\x0c\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11num_visual_tokens\x18\x03 \x01(\r\x12\x10\n\x08queue_ns\x18\x04 \x01(\x04\x12\x15\n\rpreprocess_ns\x18\x05 \x01(\x04\"N\n\tSelection\x12\x14\n\x0ckept_indices\x18\x01 \x03(\r\x12\x19\n\x11num_visual_tokens\x18\x02 \x01(\r\x12\x10\n\x08score_ns\x18\x03 \x01(\x04\"v\n\x05\x42lock\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x13\n\x0bstart_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x14\n\x0cis_exhausted\x18\x04 \x01(\x08\x12\x0f\n\x07step_ns\x18\x05 \x01(\x04\x12\x0f\n\x07wait_ns\x18\x06 \x01(\x04\"\x93\x02\n\x07Verdict\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x13\n\x0bstart_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x05 \x01(\r\x12\x14\n\x0cis_rejection\x18\x06 \x01(\x08\x12\x1a\n\x12num_dropped_tokens\x18\x07 \x01(\r\x12-\n\rfinish_reason\x18\x08 \x01(\x0e\x32\x16.hippo.v1.FinishReason\x12 \n\x06timing\x18\t \x01(\x0b\x32\x10.hippo.v1.Timing\x12\x17\n\x0fis_conservative\x18\n \x01(\x08\"?\n\x06\x43ommit\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x13\n\x0bstart_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\"\x11\n\x0fGetModelRequest\"\xa4\x02\n\x10GetModelResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x16\n\x0etokenizer_hash\x18\x06 \x01(\x0c\x12\x16\n\x0etokenizer_json\x18\x07 \x01(\x0c\x12\x15\n\rnum_token_ids\x18\x08 \x01(\r\x12\x15\n\rend_token_ids\x18\t \x03(\r\x12\x1a\n\x12max_context_length\x18\n \x01(\r\x12\x11\n\tnum_slots\x18\x0b \x01(\r\x12\x16\n\x0enum_parameters\x18\x0c \x01(\x04\x12\x14\n\x0c\x64\x65vice_uuids\x18\r \x03(\t*S\n\tMediaKind\x12\x1a\n\x16MEDIA_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10MEDIA_KIND_VIDEO\x10\x01\x12\x14\n\x10MEDIA_KIND_IMAGE\x10\x02*\x9f\x02\n\x0fPruningStrategy\x12 \n\x1cPRUNING_STRATEGY_UNSPECIFIED\x10\x00\x12\x19\n\x15PRUNING_STRATEGY_NONE\x10\x01\x12\x1c\n\x18PRUNING_STRATEGY_UNIFORM\x10\x02\x12\x1b\n\x17PRUNING_STRATEGY_RANDOM\x10\x03\x12\x1a\n\x16PRUNING_STRATEGY_BLIND\x10\x04\x12\x1e\n\x1aPRUNING_STRATEGY_ATTENTION\x10\x05\x12\x1d\n\x19PRUNING_STRATEGY_HOLISTIC\x10\x06\x12\x1c\n\x18PRUNING_STRATEGY_SPECVLM\x10\x07\x12\x1b\n\x17PRUNING_STRATEGY_HYBRID\x10\x08*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'hippo.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MEDIAKIND']._serialized_start=2531
-  _globals['_MEDIAKIND']._serialized_end=2614
-  _globals['_PRUNINGSTRATEGY']._serialized_start=2617
-  _globals['_PRUNINGSTRATEGY']._serialized_end=2904
-  _globals['_FINISHREASON']._serialized_start=2906
-  _globals['_FINISHREASON']._serialized_end=3001
+  _globals['_MEDIAKIND']._serialized_start=2551
+  _globals['_MEDIAKIND']._serialized_end=2634
+  _globals['_PRUNINGSTRATEGY']._serialized_start=2637
+  _globals['_PRUNINGSTRATEGY']._serialized_end=2924
+  _globals['_FINISHREASON']._serialized_start=2926
+  _globals['_FINISHREASON']._serialized_end=3021
   _globals['_MEDIA']._serialized_start=35
   _globals['_MEDIA']._serialized_end=91
   _globals['_CONTENTPART']._serialized_start=93
@@ -46,31 +46,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOGITBIAS']._serialized_start=224
   _globals['_LOGITBIAS']._serialized_end=267
   _globals['_SAMPLINGPARAMS']._serialized_start=270
-  _globals['_SAMPLINGPARAMS']._serialized_end=553
-  _globals['_FRAMEPLAN']._serialized_start=555
-  _globals['_FRAMEPLAN']._serialized_end=639
-  _globals['_PRUNING']._serialized_start=641
-  _globals['_PRUNING']._serialized_end=751
-  _globals['_STEPLIMITS']._serialized_start=753
-  _globals['_STEPLIMITS']._serialized_end=834
-  _globals['_PACE']._serialized_start=837
-  _globals['_PACE']._serialized_end=968
-  _globals['_OPEN']._serialized_start=971
-  _globals['_OPEN']._serialized_end=1391
-  _globals['_TIMING']._serialized_start=1394
-  _globals['_TIMING']._serialized_end=1546
-  _globals['_PROMPT']._serialized_start=1548
-  _globals['_PROMPT']._serialized_end=1672
-  _globals['_SELECTION']._serialized_start=1674
-  _globals['_SELECTION']._serialized_end=1752
-  _globals['_BLOCK']._serialized_start=1754
-  _globals['_BLOCK']._serialized_end=1872
-  _globals['_VERDICT']._serialized_start=1875
-  _globals['_VERDICT']._serialized_end=2150
-  _globals['_COMMIT']._serialized_start=2152
-  _globals['_COMMIT']._serialized_end=2215
-  _globals['_GETMODELREQUEST']._serialized_start=2217
-  _globals['_GETMODELREQUEST']._serialized_end=2234
-  _globals['_GETMODELRESPONSE']._serialized_start=2237
-  _globals['_GETMODELRESPONSE']._serialized_end=2529
+  _globals['_SAMPLINGPARAMS']._serialized_end=573
+  _globals['_FRAMEPLAN']._serialized_start=575
+  _globals['_FRAMEPLAN']._serialized_end=659
+  _globals['_PRUNING']._serialized_start=661
+  _globals['_PRUNING']._serialized_end=771
+  _globals['_STEPLIMITS']._serialized_start=773
+  _globals['_STEPLIMITS']._serialized_end=854
+  _globals['_PACE']._serialized_start=857
+  _globals['_PACE']._serialized_end=988
+  _globals['_OPEN']._serialized_start=991
+  _globals['_OPEN']._serialized_end=1411
+  _globals['_TIMING']._serialized_start=1414
+  _globals['_TIMING']._serialized_end=1566
+  _globals['_PROMPT']._serialized_start=1568
+  _globals['_PROMPT']._serialized_end=1692
+  _globals['_SELECTION']._serialized_start=1694
+  _globals['_SELECTION']._serialized_end=1772
+  _globals['_BLOCK']._serialized_start=1774
+  _globals['_BLOCK']._serialized_end=1892
+  _globals['_VERDICT']._serialized_start=1895
+  _globals['_VERDICT']._serialized_end=2170
+  _globals['_COMMIT']._serialized_start=2172
+  _globals['_COMMIT']._serialized_end=2235
+  _globals['_GETMODELREQUEST']._serialized_start=2237
+  _globals['_GETMODELREQUEST']._serialized_end=2254
+  _globals['_GETMODELRESPONSE']._serialized_start=2257
+  _globals['_GETMODELRESPONSE']._serialized_end=2549
 # @@protoc_insertion_point(module_scope)

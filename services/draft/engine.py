@@ -53,6 +53,7 @@ class DraftEngine(Engine[DraftSequence, DraftStep]):
             sequence.prompt.input_ids,
             self.model.info.num_token_ids,
             self._device,
+            end_token_ids=sequence.request.end_token_ids,
         )
         self._start_job(sequence, self._embed(sequence))
 

@@ -70,6 +70,7 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
             sequence.prompt.input_ids,
             self.model.info.num_token_ids,
             self._device,
+            end_token_ids=sequence.request.end_token_ids,
         )
         self._start_job(sequence, self._prefill(sequence))
 

@@ -117,6 +117,31 @@ def test_a_stop_string_is_found_across_any_borders(
     assert out == (text[: min(matches)[1]] if matches else text)
 
 
+@pytest.mark.parametrize(
+    ("early", "late", "stops", "expected"),
+    [
+        ("abXab", "cXd", ["X"], "abXabc"),
+        ("ab", "cd", ["bc"], "a"),  # begins early, is complete late
+        ("aX", "bXYc", ["X", "XY"], "aXb"),
+        ("a", "ab", ["aa"], ""),
+        ("aa", "ab", ["aa"], "a"),
+        ("ab", "x", ["b", "abc"], "abx"),  # what is held back holds one that was too early
+    ],
+)
+def test_a_stop_string_that_is_complete_too_early_does_not_count(
+    early: str, late: str, stops: list[str], expected: str
+) -> None:
+    for size in (1, len(early)):
+        cutter = StopStrings(stops)
+        text = "".join(
+            cutter.add(early[start : start + size], can_match=False)
+            for start in range(0, len(early), size)
+        )
+        text += cutter.add(late)
+        text += "" if cutter.matched is not None else cutter.finish()
+        assert text == expected
+
+
 def test_nothing_that_begins_a_stop_string_is_given_out_early() -> None:
     cutter = StopStrings(["STOP"])
     assert [cutter.add(piece) for piece in ("x S", "T", "O", "Y")] == ["x ", "", "", "STOY"]

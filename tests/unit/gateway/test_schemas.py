@@ -74,7 +74,8 @@ def test_values_that_change_nothing_are_taken(fields: dict[str, Any]) -> None:
         ({"top_logprobs": 5}, "top_logprobs is not supported"),
         ({"tools": [{}]}, "tools is not supported"),
         ({"tool_choice": "required"}, "tool_choice is not supported"),
-        ({"min_tokens": 4}, "min_tokens"),
+        ({"min_tokens": -1}, "greater than or equal to 0"),
+        ({"truncate_prompt_tokens": 4}, "truncate_prompt_tokens"),
         ({"max_tokens": 4, "max_completion_tokens": 5}, "differ"),
         ({"mm_processor_kwargs": {"max_frames": 2, "num_frames": 2}}, "mean the same"),
     ],
@@ -133,6 +134,13 @@ def test_end_tokens_are_the_models_unless_they_are_ignored() -> None:
     assert _open(ignore_eos=True).end_token_ids == ()
     assert _open(stop_token_ids=[7, 99]).end_token_ids == (98, 99, 7)
     assert _open(ignore_eos=True, stop_token_ids=[7]).end_token_ids == (7,)
+
+
+def test_fewest_tokens_are_part_of_the_sampling_and_within_the_limit() -> None:
+    assert _open().sampling.min_tokens == 0
+    assert _open(min_tokens=5, max_tokens=5).sampling.min_tokens == 5
+    with pytest.raises(InvalidRequestError, match=r"min_tokens is 6, more than max_tokens \(5\)"):
+        _open(min_tokens=6, max_tokens=5)
 
 
 def test_frames_are_planned_by_either_name() -> None:

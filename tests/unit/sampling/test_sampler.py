@@ -25,7 +25,9 @@ PARAMS = st.builds(
     logit_bias=st.sampled_from([(), ((3, 2.0), (4, -2.0))]),
     seed=st.integers(0, 2**64 - 1),
     choice_index=st.integers(0, 2),
+    min_tokens=st.sampled_from([0, 0, 3, 8]),
 )
+END_IDS = (2, 5)
 HISTORIES = st.lists(
     st.tuples(st.lists(TOKEN_IDS, max_size=12), st.lists(TOKEN_IDS, max_size=6)),
     min_size=1,
@@ -43,17 +45,18 @@ def logits_of(num_rows: int, seed: int, device: str = "cpu") -> torch.Tensor:
 def test_a_block_equals_its_rows_one_by_one_after_any_steps_and_rollbacks(
     params: SamplingParams, prompt: list[int], histories: list[tuple[list[int], list[int]]]
 ) -> None:
-    kept = TokenSampler(params, prompt, NUM_IDS)
+    kept = TokenSampler(params, prompt, NUM_IDS, end_token_ids=END_IDS)
     for step, (output, draft) in enumerate(histories):
         logits = logits_of(len(draft) + 1, step)
         block = kept.sample(logits, first_index=len(output), output_ids=output, draft_ids=draft)
         for row in range(len(draft) + 1):
             history = output + draft[:row]
-            fresh = TokenSampler(params, prompt, NUM_IDS)
+            fresh = TokenSampler(params, prompt, NUM_IDS, end_token_ids=END_IDS)
             alone = fresh.sample(
                 logits[row : row + 1], first_index=len(history), output_ids=history
             )
             assert alone == [block[row]]
+            assert len(history) >= params.min_tokens or block[row] not in END_IDS
 
 
 def test_a_block_equals_its_rows_one_by_one_on_every_device(device: str) -> None:
@@ -83,13 +86,15 @@ def test_sequences_with_different_parameters_share_a_step(
     num_rows = [len(draft) + 1 for _, _, draft in parts]
     logits = logits_of(sum(num_rows), 5)
     requests = [
-        SampleRequest(TokenSampler(params, [1], NUM_IDS), len(output), output, draft)
+        SampleRequest(
+            TokenSampler(params, [1], NUM_IDS, end_token_ids=END_IDS), len(output), output, draft
+        )
         for params, output, draft in parts
     ]
     together = sample_step(requests, logits, num_rows=num_rows)
     for place, (params, output, draft) in enumerate(parts):
         start = sum(num_rows[:place])
-        alone = TokenSampler(params, [1], NUM_IDS).sample(
+        alone = TokenSampler(params, [1], NUM_IDS, end_token_ids=END_IDS).sample(
             logits[start : start + num_rows[place]],
             first_index=len(output),
             output_ids=output,
@@ -120,6 +125,24 @@ def test_a_step_copies_its_tokens_from_the_device_once() -> None:
     with count("tolist"), count("item"), count("__bool__"), count("__int__"), count("cpu"):
         sample_step(requests, logits_of(6, 0), num_rows=[2, 2, 2])
     assert transfers == 1
+
+
+def test_an_end_token_is_chosen_from_min_tokens_on_and_not_before_even_if_biased() -> None:
+    params = SamplingParams(min_tokens=3, logit_bias=((7, 100.0),))
+    sampler = TokenSampler(params, [], NUM_IDS, end_token_ids=[7])
+    logits = logits_of(6, 3)
+    before = logits.clone()
+    chosen = sampler.sample(logits, first_index=0, output_ids=[], draft_ids=[0, 0, 0, 0, 0])
+    assert [token_id == 7 for token_id in chosen] == [False] * 3 + [True] * 3
+    assert torch.equal(logits, before)
+    likeliest = logits.index_fill(1, torch.tensor([7]), float("-inf")).argmax(1)
+    assert chosen[:3] == likeliest[:3].tolist()
+
+
+def test_greedy_sequences_that_are_past_min_tokens_are_plain_again() -> None:
+    sampler = TokenSampler(SamplingParams(min_tokens=3), [], NUM_IDS, end_token_ids=[7])
+    assert [sampler.is_plain_greedy(index) for index in range(5)] == [False] * 3 + [True] * 2
+    assert TokenSampler(SamplingParams(min_tokens=3), [], NUM_IDS).is_plain_greedy(0)
 
 
 def test_the_draft_and_the_target_draw_alike_from_equal_logits() -> None:

@@ -1,0 +1,70 @@
+"""Options that shape an answer, around toy models: with a draft they give what the target alone
+gives."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from hippo.types import SamplingParams
+from tests.support.services import (
+    POLICIES,
+    relay,
+    serving_draft,
+    serving_target,
+    target_only,
+    toy_request,
+)
+from tests.support.toy_model import END_TOKEN_ID, ToyModel
+
+ENDS = (END_TOKEN_ID, 9)
+EAGER_TO_END = tuple((token_id, 5.0) for token_id in ENDS)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_with_min_tokens_every_policy_gives_the_targets_own_answer(policy: str) -> None:
+    chance = random.Random(policy)
+    num_ended = 0
+    async with (
+        serving_target(ToyModel()) as (_, target_client),
+        serving_draft(ToyModel(noise=0.3)) as (_, draft_client),
+    ):
+        for _ in range(6):
+            min_tokens = chance.choice((0, 1, 5, 17, 40))
+            request = toy_request(
+                f"question {chance.random()}",
+                sampling=SamplingParams(
+                    temperature=chance.choice((0.0, 0.7, 1.2)),
+                    logit_bias=EAGER_TO_END,
+                    seed=chance.getrandbits(64),
+                    min_tokens=min_tokens,
+                ),
+                end_token_ids=ENDS,
+                max_tokens=40,
+            )
+            alone = await target_only(target_client, request)
+            relayed = await relay(draft_client, target_client, request, policy)
+
+            assert relayed.token_ids == alone.token_ids
+            assert not set(alone.token_ids[:min_tokens]) & set(ENDS)
+            assert len(alone.token_ids) >= min_tokens
+            num_ended += alone.token_ids[-1] in ENDS
+    assert num_ended >= 2, "the end tokens were to be likely"
+
+
+async def test_the_draft_holds_end_tokens_back_as_the_target_does() -> None:
+    request = toy_request(
+        sampling=SamplingParams(logit_bias=((END_TOKEN_ID, 100.0),), min_tokens=30),
+        max_tokens=40,
+    )
+    async with (
+        serving_target(ToyModel()) as (_, target_client),
+        serving_draft(ToyModel()) as (_, draft_client),
+    ):
+        relayed = await relay(draft_client, target_client, request, "vpsd")
+
+    assert len(relayed.token_ids) == 31 and relayed.token_ids[-1] == END_TOKEN_ID
+    drafted = [token_id for block in relayed.blocks for token_id in block.token_ids]
+    assert END_TOKEN_ID not in drafted[:30]
+    assert not any(verdict.is_rejection for verdict in relayed.verdicts)
