@@ -16,8 +16,43 @@ from gateway.fetch import UrlFetcher
 from gateway.uploads import Uploads, is_upload_id
 from hippo.errors import ForbiddenError, InvalidRequestError, MediaError, NotFoundError
 from hippo.types import Media, MediaKind
+from hippo.video.frame_list import MAX_LISTED_FRAMES, pack_frames
 
 _TOLERATED_TYPES = ("", "application/octet-stream")
+_FRAMES_TYPE = "video/jpeg"
+
+
+@dataclass(frozen=True, slots=True)
+class FrameTimes:
+    """When the frames of a list were taken: ``indices`` (0, 1, 2, ... without) over ``fps``.
+
+    ``duration_s`` is what they stand for; without it, the last frame lasts as long as the mean.
+    """
+
+    fps: float
+    indices: tuple[int, ...] = ()
+    duration_s: float | None = None
+
+    def of(self, num_frames: int) -> tuple[list[float], float]:
+        """Seconds of each frame, from 0, and of all; InvalidRequestError if they do not fit."""
+        indices = self.indices or range(num_frames)
+        if len(indices) != num_frames:
+            raise InvalidRequestError(
+                f"frames_indices has {len(indices)} entries, the video {num_frames} frames; "
+                "one for each is needed",
+                param="media_io_kwargs.video.frames_indices",
+            )
+        seconds = [(index - indices[0]) / self.fps for index in indices]
+        if self.duration_s is None:
+            mean = seconds[-1] / (num_frames - 1) if num_frames > 1 else 1 / self.fps
+            return seconds, seconds[-1] + mean
+        if self.duration_s <= seconds[-1]:
+            raise InvalidRequestError(
+                f"the video lasts {self.duration_s:g} s, but its last frame comes "
+                f"{seconds[-1]:g} s after its first; give a longer duration or total_num_frames",
+                param="media_io_kwargs.video.duration",
+            )
+        return seconds, self.duration_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +62,14 @@ class MediaSource:
     kind: MediaKind
     url: str
     param: str
+    times: FrameTimes = FrameTimes(fps=1.0)  # of a list of frames
+
+    @property
+    def is_frame_list(self) -> bool:
+        """Whether it is a data: URL of JPEG frames."""
+        header = self.url[: len("data:") + len(_FRAMES_TYPE) + 1].lower()
+        is_listed = header.startswith(f"data:{_FRAMES_TYPE}") and header[-1] in ";,"
+        return self.kind is MediaKind.VIDEO and is_listed
 
 
 class MediaReader:
@@ -81,8 +124,8 @@ class MediaReader:
                     f"{_shorten(source.url)!r} is no data: URL, no http(s) URL, no absolute "
                     "path and no id of an uploaded video"
                 )
-        except (MediaError, ForbiddenError, NotFoundError) as error:
-            error.param = source.param
+        except (InvalidRequestError, ForbiddenError, NotFoundError) as error:
+            error.param = error.param or source.param
             raise
         if not data:
             raise MediaError(f"the {source.kind.value} is empty (0 bytes)", param=source.param)
@@ -109,10 +152,12 @@ class MediaReader:
         # Well over it already; the exact size is known after decoding.
         if len(payload) // 4 * 3 > self._max_bytes * 1.1 + 64:
             raise self._too_large(source.kind.value)
-        try:
-            data = base64.b64decode(unquote(payload) if "%" in payload else payload, validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise MediaError(f"the data: URL is not valid base64: {error}") from None
+        if "%" in payload:
+            payload = unquote(payload)
+        if source.is_frame_list:
+            data = _frame_list(payload, source.times)
+        else:
+            data = _decode_base64(payload, "the data: URL")
         if len(data) > self._max_bytes:
             raise self._too_large(source.kind.value)
         return data
@@ -158,6 +203,30 @@ class MediaReader:
                 return file.read(self._max_bytes)
         finally:
             os.close(descriptor)
+
+
+def _frame_list(payload: str, times: FrameTimes) -> bytes:
+    """The frames of ``<jpg>,<jpg>,...`` as one file."""
+    num_frames = payload.count(",") + 1
+    if num_frames > MAX_LISTED_FRAMES:
+        raise MediaError(
+            f"the video has {num_frames} frames; at most {MAX_LISTED_FRAMES} can be sent"
+        )
+    seconds, duration_s = times.of(num_frames)
+    images = []
+    for number, text in enumerate(payload.split(",")):
+        image = _decode_base64(text, f"frame {number} of the video")
+        if not image:
+            raise MediaError(f"frame {number} of the video is empty (0 bytes)")
+        images.append(image)
+    return pack_frames(images, seconds, duration_s=duration_s)
+
+
+def _decode_base64(text: str, name: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise MediaError(f"{name} is not valid base64: {error}") from None
 
 
 def _shorten(text: str) -> str:

@@ -6,6 +6,7 @@ refused by name. Ranges of sampling values are checked by hippo.validation.
 
 from __future__ import annotations
 
+import itertools
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -32,7 +33,8 @@ class MediaUrl(_Model):
     """Where a video or image is."""
 
     url: str = Field(
-        description="A data: URL (data:video/mp4;base64,...), an http(s) URL of an allowed "
+        description="A data: URL (data:video/mp4;base64,..., or frames as "
+        "data:video/jpeg;base64,<jpg>,<jpg>,...), an http(s) URL of an allowed "
         "domain, a path (also as file:// URL) under an allowed directory, or the id of a video "
         "uploaded before (POST /v1/videos)."
     )
@@ -136,6 +138,38 @@ class VideoLoading(_Model):
         default=None, ge=-1, le=65536, description="Most frames; -1: no limit but the server's."
     )
     fps: float | None = Field(default=None, ge=-1, le=120, description="0 or less: not set.")
+    frames_indices: tuple[int, ...] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=65536,
+        description="Of frames sent as video/jpeg: their numbers in the video they come from, "
+        "ascending, at `fps` of that video.",
+    )
+    total_num_frames: int | None = Field(
+        default=None, ge=1, le=2**31 - 1, description="Frames of the video they come from."
+    )
+    duration: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="Its length in seconds."
+    )
+    do_sample_frames: Literal[False] | None = Field(
+        default=None, description="Inert: frames sent as video/jpeg are all looked at."
+    )
+
+    @property
+    def timing_fields(self) -> tuple[str, ...]:
+        """The fields given that say when frames sent one by one were taken."""
+        names = ("frames_indices", "total_num_frames", "duration")
+        return tuple(name for name in names if getattr(self, name) is not None)
+
+    @model_validator(mode="after")
+    def _indices_ascend(self) -> VideoLoading:
+        indices = self.frames_indices or ()
+        ascends = all(a < b for a, b in itertools.pairwise(indices))
+        if indices and not (ascends and 0 <= indices[0] and indices[-1] < 2**31):
+            raise _refusal("frames_indices must ascend from 0 or more")
+        if indices and self.total_num_frames is not None and self.total_num_frames <= indices[-1]:
+            raise _refusal("total_num_frames must be more than the last of frames_indices")
+        return self
 
 
 class MediaLoading(_Model):

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gateway.config import GatewaySettings
-from gateway.media import MediaSource
+from gateway.media import FrameTimes, MediaSource
 from gateway.schemas import (
     ChatCompletionRequest,
     MediaLoading,
     MediaProcessing,
     SpeculationOptions,
+    VideoLoading,
 )
 from hippo.errors import ContextLengthError, InvalidRequestError
 from hippo.speculation.estimates import PairTimes
@@ -38,6 +39,8 @@ ValueT = TypeVar("ValueT")
 
 # OpenAI's default: sampling from the model's own distribution, whatever the checkpoint prefers.
 DEFAULT_TEMPERATURE = 1.0
+# vLLM's: frames sent one by one are a second apart unless the request says otherwise.
+DEFAULT_LISTED_FPS = 1.0
 # Seeds that are drawn here fit a double, so that every JSON reader can send them back.
 _SEED_BITS = 53
 
@@ -83,15 +86,38 @@ class SpeculationPlan:
 
 
 def media_sources(request: ChatCompletionRequest) -> list[MediaSource]:
-    """The videos and images of all messages, in order."""
+    """The videos and images of all messages, in order.
+
+    Raises InvalidRequestError for times of frames in a request that sends none.
+    """
     sources = []
+    loading = (request.media_io_kwargs or MediaLoading()).video
+    times = _frame_times(request, loading)
     for i, message in enumerate(request.messages):
         for k, part in enumerate(message.content):
             if part.media is not None:
                 kind, media_url = part.media
                 param = f"messages.{i}.content.{k}.{kind.value}_url"
-                sources.append(MediaSource(kind, media_url.url, param))
+                sources.append(MediaSource(kind, media_url.url, param, times))
+    given = loading.timing_fields
+    if given and not any(source.is_frame_list for source in sources):
+        raise InvalidRequestError(
+            f"media_io_kwargs.video.{given[0]} is for frames sent one by one, and the request has "
+            "no video_url with data:video/jpeg",
+            param=f"media_io_kwargs.video.{given[0]}",
+        )
     return sources
+
+
+def _frame_times(request: ChatCompletionRequest, loading: VideoLoading) -> FrameTimes:
+    """vLLM's rule: a frame's time is its number over fps, and fps is 1 unless given."""
+    processing = request.mm_processor_kwargs or MediaProcessing()
+    fps = max(loading.fps or 0.0, 0.0) or processing.fps or DEFAULT_LISTED_FPS
+    duration_s = loading.duration
+    if duration_s is None and loading.total_num_frames is not None:
+        first = (loading.frames_indices or (0,))[0]
+        duration_s = (loading.total_num_frames - first) / fps
+    return FrameTimes(fps, loading.frames_indices or (), duration_s)
 
 
 def chat_messages(request: ChatCompletionRequest) -> tuple[ChatMessage, ...]:

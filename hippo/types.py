@@ -42,7 +42,7 @@ SpatialScore = Literal["contrast", "variance"]
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """One compressed video or image file."""
+    """One compressed video or image file; a video may be a list of frames (video/frame_list)."""
 
     kind: MediaKind
     data: bytes = field(repr=False)

@@ -28,7 +28,9 @@ class _MediaKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MediaKind.V
     MEDIA_KIND_UNSPECIFIED: _MediaKind.ValueType  # 0
     """Never sent; a receiver answers INVALID_ARGUMENT."""
     MEDIA_KIND_VIDEO: _MediaKind.ValueType  # 1
-    """A video container (mp4, webm, mkv, ...)."""
+    """A video container (mp4, webm, mkv, ...), or a list of JPEG frames with their times
+    (hippo/video/frame_list.py).
+    """
     MEDIA_KIND_IMAGE: _MediaKind.ValueType  # 2
     """A still image (jpeg, png, webp)."""
 
@@ -38,7 +40,9 @@ class MediaKind(_MediaKind, metaclass=_MediaKindEnumTypeWrapper):
 MEDIA_KIND_UNSPECIFIED: MediaKind.ValueType  # 0
 """Never sent; a receiver answers INVALID_ARGUMENT."""
 MEDIA_KIND_VIDEO: MediaKind.ValueType  # 1
-"""A video container (mp4, webm, mkv, ...)."""
+"""A video container (mp4, webm, mkv, ...), or a list of JPEG frames with their times
+(hippo/video/frame_list.py).
+"""
 MEDIA_KIND_IMAGE: MediaKind.ValueType  # 2
 """A still image (jpeg, png, webp)."""
 Global___MediaKind: _TypeAlias = MediaKind  # noqa: Y015

@@ -1,18 +1,20 @@
-"""Compressed bytes to RGB frames with PyAV and Pillow; runs inside the worker process."""
+"""A video file's planned frames with PyAV; runs inside the worker process."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import av
 import av.error
 import numpy as np
 
 from hippo.errors import MediaError
+from hippo.video.checks import check_duration, check_memory, check_size
+from hippo.video.images import Allocate, Frames, Pixels
 from hippo.video.limits import DecodeLimits
 from hippo.video.sampling import ResolvedPlan, sample_frames
 
@@ -22,13 +24,9 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
 
-Pixels = np.ndarray[Any, np.dtype[np.uint8]]
-Allocate = Callable[[int, int, int], Pixels]  # (num_frames, height, width) -> [..., 3]
-
 # Containers that hold their media themselves: no playlists, which could name other files or URLs.
 _FORMATS = "mov,mp4,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,gif,ivf,h264,hevc,3gp,m4v"
 _READABLE = "mp4, mov, webm, mkv, avi, mpeg-ts or gif"
-_IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 _IMAGE_SIGNATURES = {
     b"\x89PNG\r\n\x1a\n": "PNG",
     b"\xff\xd8\xff": "JPEG",
@@ -37,37 +35,6 @@ _IMAGE_SIGNATURES = {
 _BUFFER_SIZE = 1 << 18
 _THREADED_PIXELS = 200_000_000  # in all frames; below, threads cost more than they give
 _MAX_BAD_SHARE = 0.1  # of packets that cannot be decoded
-
-
-@dataclass(frozen=True, slots=True)
-class Frames:
-    """RGB frames uint8 ``[num_frames, height, width, 3]`` and their times."""
-
-    pixels: Pixels
-    seconds: tuple[float, ...]
-    sampled_fps: float
-
-
-def read_image(file: io.RawIOBase, limits: DecodeLimits, allocate: Allocate) -> Frames:
-    """The image as one frame, turned as its EXIF orientation says; MediaError if unreadable."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
-    Image.MAX_IMAGE_PIXELS = None  # the operator's limit is checked below, before any decoding
-    file.seek(0)
-    try:
-        with Image.open(file, formats=_IMAGE_FORMATS) as image:  # type: ignore[arg-type]
-            _check_size(image.width, image.height, limits, "the image")
-            _check_memory(1, image.width, image.height, limits)
-            rgb = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
-    except UnidentifiedImageError:
-        raise MediaError(
-            "this is not an image that can be read; send a jpeg, png or webp"
-        ) from None
-    except (OSError, SyntaxError, ValueError) as error:
-        raise MediaError(f"the image is damaged or cut off ({error}); send it whole") from None
-    pixels = allocate(1, rgb.shape[0], rgb.shape[1])
-    pixels[0] = rgb
-    return Frames(pixels, (0.0,), 1.0)
 
 
 def read_video(
@@ -98,7 +65,7 @@ def read_video(
         context.thread_count = num_threads if is_large else 1
         context.thread_type = "AUTO" if is_large else "NONE"
         timeline = _timeline(packets, stream)
-        _check_duration(timeline.duration_s, limits)
+        check_duration(timeline.duration_s, limits)
         seconds = timeline.seconds
         indices = sample_frames(seconds, timeline.duration_s, plan)
         wanted = [timeline.ticks[index] for index in indices]
@@ -158,9 +125,9 @@ def _video_stream(container: InputContainer, limits: DecodeLimits) -> VideoStrea
         raise MediaError(
             "the video's codec is unknown; h264, hevc, vp8, vp9, av1 and mpeg4 can be read"
         )
-    _check_size(context.width, context.height, limits, "a frame of the video")
+    check_size(context.width, context.height, limits, "a frame of the video")
     if container.duration is not None:
-        _check_duration(container.duration / 1e6, limits)
+        check_duration(container.duration / 1e6, limits)
     return stream
 
 
@@ -262,13 +229,13 @@ def _convert(
     for frame in frames:
         if pixels is None:
             width, height = frame.width, frame.height
-            _check_size(width, height, limits, "a frame of the video")
-            _check_memory(len(wanted), width, height, limits)
+            check_size(width, height, limits, "a frame of the video")
+            check_memory(len(wanted), width, height, limits)
             quarter_turns = round(frame.rotation / 90) % 4
             shape = (width, height) if quarter_turns % 2 else (height, width)
             pixels = allocate(len(wanted), *shape)
         if frame.width * frame.height != width * height:
-            _check_size(frame.width, frame.height, limits, "a frame of the video")
+            check_size(frame.width, frame.height, limits, "a frame of the video")
         if frame.pts is not None:
             while current is not None and place < len(wanted) and wanted[place] < frame.pts:
                 put(current)
@@ -282,33 +249,3 @@ def _convert(
     while place < len(wanted):
         put(current)
     return pixels
-
-
-def _check_size(width: int, height: int, limits: DecodeLimits, what: str) -> None:
-    if width <= 0 or height <= 0:
-        raise MediaError(
-            f"the size of {what} cannot be read: it is damaged, or far above the "
-            f"{limits.max_pixels:,} pixels allowed"
-        )
-    if width * height > limits.max_pixels:
-        raise MediaError(
-            f"{what} has {width} x {height} pixels; at most {limits.max_pixels:,} are allowed: "
-            "scale it down"
-        )
-
-
-def _check_memory(num_frames: int, width: int, height: int, limits: DecodeLimits) -> None:
-    size = num_frames * width * height * 3
-    if size > limits.max_memory_bytes:
-        raise MediaError(
-            f"{num_frames} frames of {width} x {height} pixels need {size:,} bytes; at most "
-            f"{limits.max_memory_bytes:,} are allowed: ask for fewer frames or scale the video down"
-        )
-
-
-def _check_duration(duration_s: float, limits: DecodeLimits) -> None:
-    if duration_s > limits.max_duration_s:
-        raise MediaError(
-            f"the video lasts {duration_s:.1f} s; at most {limits.max_duration_s:g} s are allowed: "
-            "send a shorter part of it"
-        )

@@ -89,18 +89,24 @@ class _Result:
 
 def decode(request: dict[str, Any], media: int, settings: dict[str, Any], result: _Result) -> Any:
     """Decodes the item in the file ``media`` into ``result``; the reply's fields."""
-    from hippo.video.frames import read_image, read_video
+    from hippo.video.frame_list import MAGIC
+    from hippo.video.frames import read_video
+    from hippo.video.images import read_frames, read_image
     from hippo.video.limits import DecodeLimits
     from hippo.video.sampling import ResolvedPlan
 
     limits = DecodeLimits(**settings["limits"])
+    plan = ResolvedPlan(**request["plan"])
     with open(media, "rb", buffering=0, closefd=False) as file:
+        file.seek(0)
         if request["kind"] == "image":
             frames = read_image(file, limits, result.allocate)
+        elif file.read(len(MAGIC)) == MAGIC:
+            frames = read_frames(file, plan, limits, result.allocate)
         else:
             frames = read_video(
                 file,
-                ResolvedPlan(**request["plan"]),
+                plan,
                 limits,
                 result.allocate,
                 num_threads=settings["num_threads"],

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import functools
 import http.server
+import io
 import socket
 import threading
 import time
@@ -17,6 +18,7 @@ from typing import Any
 import av
 import httpx
 import numpy as np
+from PIL import Image
 
 from hippo.cli.stack import Stack
 
@@ -86,6 +88,15 @@ def write_clip(path: Path, *, num_frames: int = 16, width: int = 112, height: in
             container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
         container.mux(stream.encode())
     return path
+
+
+def jpeg_frame(number: int, *, width: int = 112, height: int = 112) -> bytes:
+    """Frame ``number`` of a square that moves to the right, as JPEG."""
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[20:50, 5 * number : 5 * number + 30] = (255, 0, 0)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG")
+    return buffer.getvalue()
 
 
 def data_url(data: bytes | Path, media_type: str = "video/mp4") -> str:

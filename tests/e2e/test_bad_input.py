@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,14 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.support import Running, data_url, video_message, web_server, write_clip
+from tests.e2e.support import (
+    Running,
+    data_url,
+    jpeg_frame,
+    video_message,
+    web_server,
+    write_clip,
+)
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -94,6 +102,28 @@ def test_a_truncated_video(http: httpx.Client, clip: Path) -> None:
 )
 def test_a_url_that_cannot_be_used(http: httpx.Client, url: str, expected: str) -> None:
     assert expected in _refused(_ask_about(http, url), 400, param=VIDEO)
+
+
+def test_frames_that_cannot_be_read_are_named(http: httpx.Client) -> None:
+    good = jpeg_frame(1)
+
+    def frames(*images: bytes) -> str:
+        payload = ",".join(base64.b64encode(image).decode() for image in images)
+        return f"data:video/jpeg;base64,{payload}"
+
+    message = _refused(_ask_about(http, frames(good, good[:200])), 400)
+    assert message.startswith("frame 1 of the video is damaged or cut off")
+    message = _refused(_ask_about(http, frames(good, good, jpeg_frame(1, width=120))), 400)
+    assert "frame 2 of the video has 120 x 112 pixels" in message
+    assert "at most" in _refused(_ask_about(http, frames(*[jpeg_frame(0, width=16)] * 800)), 400)
+    empty = _refused(_ask_about(http, frames(good, b"")), 400, param=VIDEO)
+    assert empty == "frame 1 of the video is empty (0 bytes)"
+    message = _refused(
+        _ask_about(http, frames(good), media_io_kwargs={"video": {"frames_indices": [0, 1]}}),
+        400,
+        param="media_io_kwargs.video.frames_indices",
+    )
+    assert "2 entries, the video 1 frames" in message
 
 
 def test_a_video_over_the_limit(http: httpx.Client) -> None:

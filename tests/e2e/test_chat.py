@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,15 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.support import GREEDY, Running, data_url, video_message, wait_until, web_server
+from tests.e2e.support import (
+    GREEDY,
+    Running,
+    data_url,
+    jpeg_frame,
+    video_message,
+    wait_until,
+    web_server,
+)
 
 
 def test_a_video_in_a_data_url_is_described(client: openai.OpenAI, clip: Path) -> None:
@@ -163,6 +172,30 @@ def test_a_video_is_read_from_a_path_and_from_a_url(
     with web_server(running.media_folder) as site:
         assert answer(f"{site}/clip.mp4") == expected
         assert answer(f"{site}/moved") == expected
+
+
+def test_frames_sent_one_by_one_are_a_video(client: openai.OpenAI) -> None:
+    frames = [jpeg_frame(number) for number in range(5)]
+    url = "data:video/jpeg;base64," + ",".join(base64.b64encode(f).decode() for f in frames)
+
+    def ask(policy: str, **video: Any) -> Any:
+        return client.chat.completions.create(
+            model="hippo",
+            messages=[video_message(url)],  # type: ignore[list-item]
+            max_tokens=16,
+            extra_body={
+                "ignore_eos": True,
+                "media_io_kwargs": {"video": video},
+                "speculative": {"policy": policy},
+            },
+            **GREEDY,
+        )
+
+    answer = ask("vpsd", fps=2)
+    assert answer.usage.prompt_tokens > 6
+    assert answer.choices[0].message.content == ask("off", fps=2).choices[0].message.content
+    fewer = ask("off", fps=2, num_frames=2)
+    assert fewer.usage.prompt_tokens < answer.usage.prompt_tokens
 
 
 def test_the_question_may_stand_before_the_video(client: openai.OpenAI, clip: Path) -> None:

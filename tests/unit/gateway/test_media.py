@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import base64
+import io
 import os
 from pathlib import Path
 
 import pytest
 
 from gateway.fetch import UrlFetcher, is_public_address
-from gateway.media import MediaReader, MediaSource
+from gateway.media import FrameTimes, MediaReader, MediaSource
 from gateway.uploads import Uploads
-from hippo.errors import ForbiddenError, HippoError, MediaError, NotFoundError
+from hippo.errors import (
+    ForbiddenError,
+    HippoError,
+    InvalidRequestError,
+    MediaError,
+    NotFoundError,
+)
 from hippo.types import MediaKind
+from hippo.video.frame_list import read_frame_list
 
 
 def _fetcher(*domains: str, allow_http: bool = False, allow_private: bool = False) -> UrlFetcher:
@@ -219,3 +227,70 @@ async def test_an_upload_is_no_image(uploads: Uploads) -> None:
     video_id = await _upload(uploads, b"a video")
     with pytest.raises(MediaError):
         await _read(_reader(uploads=uploads), video_id, MediaKind.IMAGE)
+
+
+FRAMES = "data:video/jpeg;base64,b25l,dHdv,dGhyZWU="
+
+
+async def test_frames_become_one_list_with_their_times() -> None:
+    data = await _read(_reader(), FRAMES)
+    listed = read_frame_list(io.BytesIO(data), len(data))
+    images = [data[start : start + size] for start, size in listed.spans]
+    assert images == [b"one", b"two", b"three"]
+    assert listed.seconds == (0.0, 1.0, 2.0)
+    assert listed.duration_s == 3.0
+
+
+@pytest.mark.parametrize(
+    ("times", "seconds", "duration_s"),
+    [
+        (FrameTimes(2.0), (0.0, 0.5, 1.0), 1.5),
+        (FrameTimes(30.0, (0, 15, 30)), (0.0, 0.5, 1.0), 1.5),
+        (FrameTimes(30.0, (30, 45, 90)), (0.0, 0.5, 2.0), 3.0),
+        (FrameTimes(30.0, (0, 15, 30), 4.0), (0.0, 0.5, 1.0), 4.0),
+    ],
+)
+async def test_frames_have_the_times_that_the_request_says(
+    times: FrameTimes, seconds: tuple[float, ...], duration_s: float
+) -> None:
+    source = MediaSource(MediaKind.VIDEO, FRAMES, "field", times)
+    (media,) = await _reader().read([source])
+    listed = read_frame_list(io.BytesIO(media.data), len(media.data))
+    assert listed.seconds == seconds
+    assert listed.duration_s == duration_s
+
+
+@pytest.mark.parametrize(
+    ("times", "param", "words"),
+    [
+        (FrameTimes(1.0, (0, 1)), "media_io_kwargs.video.frames_indices", "2 entries"),
+        (FrameTimes(1.0, (), 2.0), "media_io_kwargs.video.duration", "lasts 2 s"),
+    ],
+)
+async def test_times_that_do_not_fit_the_frames_are_refused(
+    times: FrameTimes, param: str, words: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=words) as caught:
+        await _reader().read([MediaSource(MediaKind.VIDEO, FRAMES, "field", times)])
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("payload", "words"),
+    [
+        ("b25l,@@@", "frame 1 of the video is not valid base64"),
+        ("b25l,,dHdv", "frame 1 of the video is empty"),
+        ("", "frame 0 of the video is empty"),
+        ("b25l," * 160, "larger than 1000 bytes"),
+    ],
+)
+async def test_frames_that_cannot_be_read_are_named(payload: str, words: str) -> None:
+    if words.startswith("larger"):
+        payload = payload.rstrip(",")
+    with pytest.raises(MediaError, match=words):
+        await _read(_reader(), f"data:video/jpeg;base64,{payload}")
+
+
+async def test_more_frames_than_any_service_takes_are_refused_before_they_are_decoded() -> None:
+    with pytest.raises(MediaError, match="70001 frames; at most 65536"):
+        await _read(_reader(max_bytes=10**6), "data:video/jpeg;base64," + "," * 70_000)

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from gateway import translate
 from gateway.config import GatewaySettings
-from gateway.schemas import ChatCompletionRequest
+from gateway.media import FrameTimes
+from gateway.schemas import ChatCompletionRequest, MediaProcessing
 from hippo.config import SettingsError, load_settings
 from hippo.errors import InvalidRequestError
 from hippo.types import MediaKind, MediaPart, ModelInfo, OpenRequest, PruningStrategy, TextPart
@@ -190,3 +191,52 @@ def test_the_policy_off_wants_no_draft() -> None:
 def test_settings_that_cannot_work_are_refused_at_the_start(argv: list[str]) -> None:
     with pytest.raises(SettingsError):
         load_settings(GatewaySettings, argv, {}, env_prefix="X", prog="gateway", description="")
+
+
+def _frames(**video: Any) -> ChatCompletionRequest:
+    url = {"url": "data:video/jpeg;base64,AAAA,BBBB"}
+    return _parse(
+        messages=[{"role": "user", "content": [{"type": "video_url", "video_url": url}]}],
+        media_io_kwargs={"video": video},
+    )
+
+
+def test_frames_are_a_second_apart_unless_the_request_says_otherwise() -> None:
+    def times(request: ChatCompletionRequest) -> FrameTimes:
+        return translate.media_sources(request)[0].times
+
+    assert times(_frames()) == FrameTimes(1.0)
+    assert times(_frames(fps=4)) == FrameTimes(4.0)
+    by_processor = _frames().model_copy(update={"mm_processor_kwargs": MediaProcessing(fps=3)})
+    assert times(by_processor) == FrameTimes(3.0)
+    assert times(_frames(fps=10, frames_indices=[5, 20])) == FrameTimes(10.0, (5, 20))
+    ended = times(_frames(fps=10, frames_indices=[5, 20], total_num_frames=45))
+    assert ended == FrameTimes(10.0, (5, 20), 4.0)
+    assert times(_frames(duration=7.5)) == FrameTimes(1.0, (), 7.5)
+
+
+def test_times_of_frames_need_frames() -> None:
+    for name, value in (("frames_indices", [0]), ("total_num_frames", 9), ("duration", 2.0)):
+        request = _parse(media_io_kwargs={"video": {name: value}})
+        with pytest.raises(InvalidRequestError, match="sent one by one") as caught:
+            translate.media_sources(request)
+        assert caught.value.param == f"media_io_kwargs.video.{name}"
+
+
+@pytest.mark.parametrize(
+    "video",
+    [
+        {"frames_indices": []},
+        {"frames_indices": [3, 3]},
+        {"frames_indices": [-1, 3]},
+        {"frames_indices": [0, 2**31]},
+        {"frames_indices": [0, 9], "total_num_frames": 9},
+        {"duration": 0},
+        {"duration": float("inf")},
+        {"total_num_frames": 0},
+        {"do_sample_frames": True},
+    ],
+)
+def test_times_of_frames_out_of_range_are_refused(video: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        _frames(**video)

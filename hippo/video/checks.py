@@ -1,0 +1,39 @@
+"""What a decoder refuses: each of the operator's limits, with its message."""
+
+from __future__ import annotations
+
+from hippo.errors import MediaError
+from hippo.video.limits import DecodeLimits
+
+
+def check_size(width: int, height: int, limits: DecodeLimits, what: str) -> None:
+    """Raises MediaError for a frame or image (``what``) without pixels or with too many."""
+    if width <= 0 or height <= 0:
+        raise MediaError(
+            f"the size of {what} cannot be read: it is damaged, or far above the "
+            f"{limits.max_pixels:,} pixels allowed"
+        )
+    if width * height > limits.max_pixels:
+        raise MediaError(
+            f"{what} has {width} x {height} pixels; at most {limits.max_pixels:,} are allowed: "
+            "scale it down"
+        )
+
+
+def check_memory(num_frames: int, width: int, height: int, limits: DecodeLimits) -> None:
+    """Raises MediaError for frames that do not fit into the memory allowed."""
+    size = num_frames * width * height * 3
+    if size > limits.max_memory_bytes:
+        raise MediaError(
+            f"{num_frames} frames of {width} x {height} pixels need {size:,} bytes; at most "
+            f"{limits.max_memory_bytes:,} are allowed: ask for fewer frames or scale the video down"
+        )
+
+
+def check_duration(duration_s: float, limits: DecodeLimits) -> None:
+    """Raises MediaError for a video that lasts too long."""
+    if duration_s > limits.max_duration_s:
+        raise MediaError(
+            f"the video lasts {duration_s:.1f} s; at most {limits.max_duration_s:g} s are allowed: "
+            "send a shorter part of it"
+        )

@@ -1,0 +1,80 @@
+"""Frames that a client sampled itself, as one media file; standard library only.
+
+A video whose data begin with ``MAGIC`` is a list of JPEG images: a header, a record a frame, then
+the images one after the other. Numbers are little-endian.
+
+    8 bytes   MAGIC
+    float64   seconds that the frames stand for
+    uint32    num_frames
+    num_frames times: float64 seconds of the frame from the first, uint64 bytes of its image
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hippo.errors import MediaError
+
+MAGIC = b"\x89HFRMS\r\n"
+MAX_LISTED_FRAMES = 65536  # what any service may be asked to look at
+_HEADER = struct.Struct("<8sdI")
+_RECORD = struct.Struct("<dQ")
+
+
+class Readable(Protocol):
+    """The part of a binary file that is needed here."""
+
+    def read(self, size: int = -1, /) -> bytes | None: ...
+
+    def seek(self, offset: int, whence: int = 0, /) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FrameList:
+    """Where each image lies in the file, and the frames' times in seconds, from 0."""
+
+    spans: tuple[tuple[int, int], ...]  # (offset, bytes)
+    seconds: tuple[float, ...]
+    duration_s: float
+
+
+def pack_frames(images: Sequence[bytes], seconds: Sequence[float], *, duration_s: float) -> bytes:
+    """The file; there must be a time for each image."""
+    records = [_RECORD.pack(time, len(image)) for time, image in zip(seconds, images, strict=True)]
+    return b"".join((_HEADER.pack(MAGIC, duration_s, len(images)), *records, *images))
+
+
+def read_frame_list(file: Readable, size: int) -> FrameList:
+    """Reads the head of a file of ``size`` bytes; MediaError if it contradicts itself."""
+    file.seek(0)
+    head = file.read(_HEADER.size) or b""
+    if len(head) < _HEADER.size or not head.startswith(MAGIC):
+        raise MediaError("the list of frames is cut off; send it whole")
+    _, duration_s, num_frames = _HEADER.unpack(head)
+    if not 1 <= num_frames <= MAX_LISTED_FRAMES:
+        raise MediaError(
+            f"the list says that it has {num_frames} frames; 1 to {MAX_LISTED_FRAMES} can be sent"
+        )
+    records = file.read(num_frames * _RECORD.size) or b""
+    if len(records) < num_frames * _RECORD.size:
+        raise MediaError("the list of frames is cut off; send it whole")
+    offset = _HEADER.size + len(records)
+    spans, seconds = [], []
+    for time, length in _RECORD.iter_unpack(records):
+        spans.append((offset, length))
+        seconds.append(time)
+        offset += length
+    if offset != size:
+        raise MediaError(
+            f"the list of frames says that it has {offset:,} bytes, but it has {size:,}; "
+            "send it whole"
+        )
+    ascends = all(a < b for a, b in itertools.pairwise(seconds))
+    # Written so that NaN fails.
+    if not (seconds[0] == 0.0 and ascends and seconds[-1] < duration_s < float("inf")):
+        raise MediaError("the times of the frames do not ascend from 0 to the list's duration")
+    return FrameList(tuple(spans), tuple(seconds), duration_s)
