@@ -32,7 +32,8 @@ class UrlFetcher:
         allow_private_addresses: bool,
         timeout_s: float,
     ) -> None:
-        self._allowed_domains = tuple(domain.lower().rstrip(".") for domain in allowed_domains)
+        names = (domain.lower().rstrip(".") for domain in allowed_domains)
+        self._allowed_domains = tuple(map(_ascii, names))
         self._schemes = ("https", "http") if allow_http else ("https",)
         self._allow_private_addresses = allow_private_addresses
         self._timeout_s = timeout_s
@@ -52,12 +53,12 @@ class UrlFetcher:
                     result = await self._fetch_hop(url, max_bytes)
                     if isinstance(result, bytes):
                         return result
-                    url = urljoin(url, result)
+                    url = _joined(url, result)
         except TimeoutError:
             raise MediaError(
                 f"fetching the URL took longer than {self._timeout_s:g} s, this server's limit"
             ) from None
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             reason = str(error) or type(error).__name__
             raise MediaError(f"the URL cannot be fetched: {reason}") from None
         raise MediaError(f"the URL redirects more than {_MAX_REDIRECTS} times")
@@ -90,7 +91,7 @@ class UrlFetcher:
         )
         response = await self._client.send(request, stream=True)
         try:
-            if response.is_redirect:
+            if response.has_redirect_location:
                 return response.headers["location"]
             if response.status_code != 200:
                 raise MediaError(f"the URL answered with status {response.status_code}")
@@ -120,7 +121,7 @@ class UrlFetcher:
             raise MediaError("the URL has no host")
         if parts.username is not None or parts.password is not None:
             raise ForbiddenError("the URL holds credentials; this server sends none")
-        host = host.rstrip(".")
+        host = _ascii(host.rstrip("."))
         if not any(_matches(host, domain) for domain in self._allowed_domains):
             raise ForbiddenError(f"the URL's host {host!r} is not on this server's list")
         return host, port or _DEFAULT_PORTS[scheme], scheme
@@ -154,6 +155,23 @@ def is_public_address(address: str) -> bool:
         if parsed in ipaddress.ip_network("64:ff9b::/96"):  # NAT64
             return is_public_address(str(ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF)))
     return parsed.is_global and not parsed.is_multicast
+
+
+def _joined(url: str, location: str) -> str:
+    try:
+        return urljoin(url, location)
+    except ValueError as error:
+        raise MediaError(f"the URL redirects to one that is malformed: {error}") from None
+
+
+def _ascii(host: str) -> str:
+    """The name as it is asked for and compared with a certificate's."""
+    if host.isascii():
+        return host
+    try:
+        return host.encode("idna").decode()
+    except UnicodeError:
+        raise MediaError(f"the URL's host {host!r} is no name") from None
 
 
 def _matches(host: str, domain: str) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import binascii
 import os
+import re
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from hippo.video.frame_list import MAX_LISTED_FRAMES, pack_frames
 
 _TOLERATED_TYPES = ("", "application/octet-stream")
 _FRAMES_TYPE = "video/jpeg"
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,15}):")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,8 @@ class MediaReader:
         return tuple(await asyncio.gather(*(self._read_one(source, owner) for source in sources)))
 
     async def _read_one(self, source: MediaSource, owner: str | None) -> Media:
-        scheme = urlsplit(source.url[:32]).scheme.lower()
+        found = _SCHEME.match(source.url)
+        scheme = found[1].lower() if found else ""
         try:
             if scheme == "data":
                 data = await asyncio.to_thread(self._decode_data_url, source)
@@ -173,7 +176,10 @@ class MediaReader:
             )
         path = url
         if not url.startswith("/"):
-            parts = urlsplit(url)
+            try:
+                parts = urlsplit(url)
+            except ValueError as error:
+                raise MediaError(f"{_shorten(url)!r} is malformed: {error}") from None
             if parts.netloc not in ("", "localhost"):
                 raise ForbiddenError(f"{_shorten(url)!r} names another host; expected file:///path")
             path = unquote(parts.path)

@@ -41,6 +41,7 @@ ValueT = TypeVar("ValueT")
 DEFAULT_TEMPERATURE = 1.0
 # vLLM's: frames sent one by one are a second apart unless the request says otherwise.
 DEFAULT_LISTED_FPS = 1.0
+_MOST_DIGITS = 10  # of a token id
 # Seeds that are drawn here fit a double, so that every JSON reader can send them back.
 _SEED_BITS = 53
 
@@ -157,9 +158,10 @@ def sampling_params(request: ChatCompletionRequest, info: ModelInfo) -> Sampling
     seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed % 2**64
     biases = []
     for key, bias in (request.logit_bias or {}).items():
-        if not key.isdecimal():
+        if not (key.isdecimal() and len(key) <= _MOST_DIGITS):
+            shown = key if len(key) <= 40 else key[:37] + "..."
             raise InvalidRequestError(
-                f"logit_bias names token {key!r}; token ids are whole numbers", param="logit_bias"
+                f"logit_bias names token {shown!r}; token ids are whole numbers", param="logit_bias"
             )
         biases.append((int(key), bias))
     params = SamplingParams(

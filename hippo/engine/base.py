@@ -38,6 +38,7 @@ from hippo.errors import HippoError, ModelLoadError, UnavailableError
 from hippo.models.base import Prompt, SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.content import CachedRows
 
+_LONGEST_SLEEP_NS = 3600 * 10**9  # of a wait that a client may have asked to last for ages
 _log = logging.getLogger(__name__)
 
 SequenceT = TypeVar("SequenceT", bound=EngineSequence)
@@ -236,7 +237,9 @@ class Engine(ABC, Generic[SequenceT, StepT]):
             item = None
             began_ns = perf_counter_ns()
             try:
-                item = inbox.get(timeout=None if delay_ns is None else delay_ns / 1e9)
+                item = inbox.get(
+                    timeout=None if delay_ns is None else min(delay_ns, _LONGEST_SLEEP_NS) / 1e9
+                )
             except queue.Empty:
                 pass
             idle_ns = perf_counter_ns() - began_ns

@@ -8,6 +8,7 @@ from time import perf_counter_ns
 from typing import Any, Generic, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from hippo.engine.base import Engine
 from hippo.engine.host import Backend, EngineT, ServiceHost
@@ -68,7 +69,7 @@ class SequenceStreams(ABC, Generic[SequenceT, EngineT]):
         """Queues what can be said as soon as the prompt is read."""
 
     async def _read_open(self, context: Context, backend: Backend[EngineT]) -> OpenRequest:
-        first = await context.read()
+        first = await _read_message(context)
         kind = "nothing" if first is _EOF else first.WhichOneof("message")
         if kind != "open":
             raise InvalidRequestError(
@@ -116,8 +117,15 @@ class SequenceStreams(ABC, Generic[SequenceT, EngineT]):
     async def _read(self, context: Context, backend: Backend[EngineT], sequence: SequenceT) -> None:
         """Posts requests to the engine until the client closes its side."""
         engine: Engine[Any, Any] = backend.engine
-        while (request := await context.read()) is not _EOF:
+        while (request := await _read_message(context)) is not _EOF:
             engine.post(sequence, self.take(sequence, request, backend))
+
+
+async def _read_message(context: Context) -> Any:
+    try:
+        return await context.read()
+    except DecodeError:
+        raise InvalidRequestError("a message that is none of this protocol's") from None
 
 
 def _error_of(task: asyncio.Task[None]) -> Exception | None:

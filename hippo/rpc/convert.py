@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from hippo.errors import IncompatiblePairError, InvalidRequestError
+from hippo.rpc.convert_stream import checked_epoch
 from hippo.types import (
     PROTOCOL_VERSION,
     ChatMessage,
@@ -108,7 +109,7 @@ def open_from_proto(message: pb.Open, *, num_token_ids: int) -> OpenRequest:
         end_token_ids=_token_ids(message.end_token_ids, num_token_ids, "end_token_ids"),
         pace=pace_from_proto(message.pace) if message.HasField("pace") else Pace(),
         committed_ids=_token_ids(message.committed_ids, num_token_ids, "committed_ids"),
-        epoch=message.epoch,
+        epoch=checked_epoch(message.epoch, "epoch"),
         cache_salt=message.cache_salt,
     )
 

@@ -22,6 +22,8 @@ _FINISH_REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
 }
+# Each rejection raises the epoch, and it must fit its field for as long as a sequence can last.
+MAX_EPOCH = 2**31
 _FINISH_REASONS_BACK = {number: reason for reason, number in _FINISH_REASONS.items()}
 
 
@@ -47,7 +49,7 @@ def block_from_proto(message: pb.Block, *, num_token_ids: int | None = None) -> 
             param="verify.token_ids",
         )
     return Block(
-        message.epoch,
+        checked_epoch(message.epoch, "verify.epoch"),
         message.start_index,
         token_ids,
         message.is_exhausted,
@@ -65,7 +67,8 @@ def commit_from_proto(message: pb.Commit, *, num_token_ids: int | None = None) -
     if not token_ids:
         raise InvalidRequestError("a commit has no token ids", param="commit.token_ids")
     _check_ids(token_ids, num_token_ids)
-    return Commit(message.epoch, message.start_index, token_ids)
+    epoch = checked_epoch(message.epoch, "commit.epoch")
+    return Commit(epoch, message.start_index, token_ids)
 
 
 def verdict_to_proto(verdict: Verdict) -> pb.Verdict:
@@ -168,6 +171,13 @@ def selection_from_proto(message: pb.Selection) -> Selection:
             param="select.kept_indices",
         )
     return Selection(kept, message.num_visual_tokens, message.score_ns)
+
+
+def checked_epoch(epoch: int, field: str) -> int:
+    """Raises InvalidRequestError for an epoch that no sequence comes to."""
+    if epoch > MAX_EPOCH:
+        raise InvalidRequestError(f"{field} is {epoch}; it is at most {MAX_EPOCH}", param=field)
+    return epoch
 
 
 def _check_ids(token_ids: tuple[int, ...], num_token_ids: int | None) -> None:

@@ -128,7 +128,7 @@ class Drafter:
         """Compares settled ids with what was drafted, and rolls back where they differ.
 
         Any time, also while a forward runs: its token is then ignored if its history changed.
-        Raises InvalidRequestError for a commit after a gap.
+        Raises InvalidRequestError for a commit after a gap or beyond ``max_tokens``.
         """
         if commit.start_index > self._num_committed:
             raise InvalidRequestError(
@@ -136,6 +136,11 @@ class Drafter:
                 "are settled; commits must follow each other without a gap"
             )
         end = commit.start_index + len(commit.token_ids)
+        if end > self._max_tokens:
+            raise InvalidRequestError(
+                f"commit reaches {end} tokens, but max_tokens is {self._max_tokens}",
+                param="commit.token_ids",
+            )
         if end > self._num_committed:
             self._num_committed = end
             is_sent_rejected = self._compare(commit)

@@ -39,10 +39,21 @@ async def target() -> AsyncIterator[tuple[EngineService[Any], str]]:
         yield service, client.address
 
 
-async def _end(address: str, stub: Any, method: str, messages: list[Any]) -> grpc.aio.AioRpcError:
+_METHODS = {
+    "Draft": "/hippo.v1.DraftService/Draft",
+    "Verify": "/hippo.v1.TargetService/Verify",
+}
+
+
+def _serialized(message: Any) -> bytes:
+    return message if isinstance(message, bytes) else bytes(message.SerializeToString())
+
+
+async def _end(address: str, method: str, messages: list[Any]) -> grpc.aio.AioRpcError:
     """Sends the messages without closing, and returns the status that the server ends with."""
     async with grpc.aio.insecure_channel(address) as channel:
-        call = getattr(stub(channel), method)()
+        connected: Any = channel
+        call = connected.stream_stream(_METHODS[method], request_serializer=_serialized)()
         for message in messages:
             try:
                 await call.write(message)
@@ -73,6 +84,10 @@ D, V = draft_pb2.DraftRequest, target_pb2.VerifyRequest
         ([D(open=OPEN), D(commit=pb.Commit())], "no token ids"),
         ([D(open=OPEN), D(commit=pb.Commit(token_ids=[FOREIGN_ID]))], "token ids are 0 to"),
         ([D(open=OPEN), D(commit=pb.Commit(start_index=5, token_ids=[3]))], "gap"),
+        ([D(open=OPEN), D(commit=pb.Commit(epoch=2**32 - 1, token_ids=[3]))], "commit.epoch is"),
+        ([D(open=OPEN), D(commit=pb.Commit(token_ids=[3] * 61))], "reaches 61 tokens"),
+        ([D(open=OPEN), b"\xff\xff\xff"], "none of this protocol's"),
+        ([b"\0"], "none of this protocol's"),
         ([D(open=OPEN), D(select=pb.Selection(kept_indices=[3, 1]))], "ascend"),
         ([D(open=OPEN), D(select=pb.Selection(num_visual_tokens=15))], "different frames"),
     ],
@@ -82,7 +97,7 @@ async def test_a_breach_of_the_draft_streams_order_is_invalid_and_frees_the_slot
 ) -> None:
     service, address = draft
 
-    status = await _end(address, draft_pb2_grpc.DraftServiceStub, "Draft", messages)
+    status = await _end(address, "Draft", messages)
 
     assert status.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert words in (status.details() or "")
@@ -99,6 +114,8 @@ async def test_a_breach_of_the_draft_streams_order_is_invalid_and_frees_the_slot
         ([V(open=OPEN), V(verify=pb.Block())], "no token ids"),
         ([V(open=OPEN), V(verify=pb.Block(token_ids=[FOREIGN_ID]))], "token ids are 0 to"),
         ([V(open=OPEN), V(pace=BAD_PACE)], "block_size"),
+        ([V(open=OPEN), V(verify=pb.Block(epoch=2**32 - 1, token_ids=[3]))], "verify.epoch is"),
+        ([V(open=OPEN), b"\xff\xff\xff"], "none of this protocol's"),
     ],
 )
 async def test_a_breach_of_the_target_streams_order_is_invalid_and_frees_the_slot(
@@ -107,7 +124,7 @@ async def test_a_breach_of_the_target_streams_order_is_invalid_and_frees_the_slo
     service, address = target
     service.host.backend.engine.model.on_forward = _slowly  # type: ignore[union-attr]
 
-    status = await _end(address, target_pb2_grpc.TargetServiceStub, "Verify", messages)
+    status = await _end(address, "Verify", messages)
 
     assert status.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert words in (status.details() or "")
@@ -133,7 +150,7 @@ async def test_a_request_that_the_target_cannot_take_is_refused(
     request: OpenRequest = dataclasses.replace(toy_request(), **changes)
     opening = V(open=convert.open_to_proto(request))
 
-    status = await _end(address, target_pb2_grpc.TargetServiceStub, "Verify", [opening])
+    status = await _end(address, "Verify", [opening])
 
     assert status.code() is code
     assert words in (status.details() or "")
@@ -148,13 +165,9 @@ async def test_another_protocol_version_is_a_failed_precondition(
     other.CopyFrom(OPEN)
     other.protocol_version = 2
     if method == "Draft":
-        status = await _end(
-            draft[1], draft_pb2_grpc.DraftServiceStub, method, [_request(D, open=other)]
-        )
+        status = await _end(draft[1], method, [_request(D, open=other)])
     else:
-        status = await _end(
-            target[1], target_pb2_grpc.TargetServiceStub, method, [_request(V, open=other)]
-        )
+        status = await _end(target[1], method, [_request(V, open=other)])
 
     assert status.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "protocol version 2" in (status.details() or "")
@@ -188,6 +201,28 @@ async def test_a_stream_that_says_nothing_is_invalid(
         call = stub.Verify()
         await call.done_writing()
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_wait_for_ages_leaves_the_service_whole(
+    target: tuple[EngineService[Any], str],
+) -> None:
+    service, address = target
+    ages = StepLimits(4, 4, 2**64 - 1)
+    opening = convert.open_to_proto(toy_request(pace=Pace(ages, ages, 8, 2)))
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: Any = target_pb2_grpc.TargetServiceStub(channel)
+        waiting = stub.Verify()
+        await waiting.write(V(open=opening))
+        while (await waiting.read()).WhichOneof("message") != "verdict":
+            pass
+        await asyncio.sleep(0.05)  # the device waits for draft tokens
+        hurried = stub.Verify()
+        await hurried.write(V(open=convert.open_to_proto(toy_request(max_tokens=3))))
+        while await hurried.read() is not grpc.aio.EOF:  # type: ignore[attr-defined]
+            pass
+        assert await hurried.code() is grpc.StatusCode.OK
+        waiting.cancel()
+    await until(lambda: stats_of(service).num_slots_used == 0)
 
 
 def _slowly(_: Any) -> None:

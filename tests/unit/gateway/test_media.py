@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -294,3 +296,61 @@ async def test_frames_that_cannot_be_read_are_named(payload: str, words: str) ->
 async def test_more_frames_than_any_service_takes_are_refused_before_they_are_decoded() -> None:
     with pytest.raises(MediaError, match="70001 frames; at most 65536"):
         await _read(_reader(max_bytes=10**6), "data:video/jpeg;base64," + "," * 70_000)
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "https://[2001:db8:85a3::8a2e:370:7334]/a.mp4"])
+async def test_an_address_with_brackets_is_read_as_a_url(url: str) -> None:
+    with pytest.raises(ForbiddenError, match="fetches no URLs"):
+        await _read(_reader(), url)
+
+
+async def test_malformed_urls_are_the_callers_mistake(tmp_path: Path) -> None:
+    with pytest.raises(MediaError, match="is malformed"):
+        await _read(_reader(tmp_path), "file://[/clip.mp4")
+    fetcher = _fetcher("*.example", allow_http=True)
+    for url in ("http://[::1", "http://a.example:99999/", "http://" + "é" * 70 + ".example/"):
+        with pytest.raises(MediaError):
+            await fetcher.fetch(url, max_bytes=10)
+
+
+async def test_a_domain_of_other_letters_is_allowed_by_either_of_its_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    async def resolve(host: str, *_: object, **__: object) -> list[Any]:
+        asked.append(host)
+        raise OSError
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    for domain in ("*.Müller.example", "*.xn--mller-kva.example"):
+        for host in ("a.müller.example", "a.xn--mller-kva.example."):
+            with pytest.raises(MediaError, match="cannot be resolved"):
+                await _fetcher(domain).fetch(f"https://{host}/clip.mp4", max_bytes=10)
+    assert asked == ["a.xn--mller-kva.example"] * 4
+
+
+@pytest.mark.parametrize(
+    ("status", "location", "words"),
+    [(302, None, "status 302"), (302, "http://[", "redirects to one that is malformed")],
+)
+async def test_redirects_that_lead_nowhere_are_the_urls_fault(
+    status: int, location: str | None, words: str
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        lines = [f"HTTP/1.1 {status} Found", "Content-Length: 0", "Connection: close"]
+        lines += [f"Location: {location}"] if location else []
+        writer.write("\r\n".join([*lines, "", ""]).encode())
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    fetcher = _fetcher("127.0.0.1", allow_http=True, allow_private=True)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(MediaError, match=words):
+            await fetcher.fetch(f"http://127.0.0.1:{port}/clip.mp4", max_bytes=10)
+        with pytest.raises(MediaError):
+            await fetcher.fetch(f"http://127.0.0.1:{port}/" + "x" * 70_000, max_bytes=10)
+    await fetcher.close()

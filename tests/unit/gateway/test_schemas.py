@@ -240,3 +240,9 @@ def test_times_of_frames_need_frames() -> None:
 def test_times_of_frames_out_of_range_are_refused(video: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         _frames(**video)
+
+
+def test_a_token_id_of_thousands_of_digits_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="whole numbers") as caught:
+        _open(logit_bias={"9" * 5000: 1.0})
+    assert len(caught.value.message) < 200
