@@ -19,24 +19,28 @@ class LoadStack:
     """Draft, target and gateway with ``num_slots`` slots each, and their metrics."""
 
     def __init__(self, stack: Stack, ports: dict[str, int]) -> None:
-        self._stack = stack
+        self.stack = stack
         self._ports = ports
 
     @property
     def url(self) -> str:
         """Where the gateway listens."""
-        return self._stack.url
+        return self.stack.url
+
+    def pids(self) -> dict[str, int]:
+        """Process ids of the services and the gateway; each leads a session of its own."""
+        return {name: self.stack.child(name).pid for name in ("target", "draft", "gateway")}
+
+    def metrics(self) -> dict[str, str]:
+        """What the two services expose."""
+        return {
+            name: _fetch(f"http://127.0.0.1:{port}/metrics") for name, port in self._ports.items()
+        }
 
     def read(self) -> Reading:
         """Counters of all processes now; takes some milliseconds."""
-        samples = {
-            name: parse_samples(_fetch(f"http://127.0.0.1:{port}/metrics"))
-            for name, port in self._ports.items()
-        }
-        threads_s = {
-            name: session_threads_s(self._stack.child(name).pid)
-            for name in ("target", "draft", "gateway")
-        }
+        samples = {name: parse_samples(text) for name, text in self.metrics().items()}
+        threads_s = {name: session_threads_s(pid) for name, pid in self.pids().items()}
         cpu_s = {name: sum(of_threads.values()) for name, of_threads in threads_s.items()}
         return Reading(
             time.perf_counter(), samples, {**cpu_s, "clients": time.process_time()}, threads_s

@@ -30,7 +30,10 @@ class Child:
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
 
     def start(self, module: str, arguments: Sequence[str]) -> None:
-        """Runs ``python -m module``; from the checkout too, if nothing is installed."""
+        """Runs ``python -m module``; from the checkout too, if nothing is installed.
+
+        Call it from a thread that stays: on Linux the process is ended with that thread.
+        """
         root = str(Path(__file__).resolve().parents[2])
         search_path = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(search_path), "PYTHONUNBUFFERED": "1"}

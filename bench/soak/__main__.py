@@ -1,0 +1,217 @@
+"""Full load for minutes, with clients that leave and a draft that is killed and stopped.
+
+    python -m bench.soak                                     10 minutes, 12 clients on 8 slots
+    python -m bench.soak --minutes 2 --dtype bfloat16
+    python -m bench.soak --publish bench/out/soak.json       writes docs/reliability.md
+
+First target-only answers every task, one at a time. Then clients ask in closed loops, more of them
+than there are slots: most read their answer, which must be target-only's token for token, some
+leave before the first token or in mid-answer, some read slowly, some ask what must be refused.
+Meanwhile the draft is killed and started again, or stopped and continued, every ten seconds or so;
+in the last 40 % of the time it is only stopped, so that its memory can be watched too. At the end
+every slot of both services must be free. Exits with 1 if anything was not as it must be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shlex
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bench.clips import held_out_clips
+from bench.environment import ROOT, describe_environment
+from bench.load_figures import parse_samples
+from bench.load_stack import LoadStack, load_stack
+from bench.measure import questions_about
+from bench.runs import bundled_pair
+from bench.soak.memory import Sample, growth_mb_a_minute, watch_memory
+from bench.soak.page import publish, table
+from bench.soak.trouble import Trouble, trouble_draft
+from bench.soak.visitors import Tally, Task, Visitor, body
+from hippo.benchmark.server import Server, document_of
+from hippo.benchmark.tables import progress_bar
+
+SAMPLINGS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 0.8, "seed": 1},
+    {"temperature": 1.0, "seed": 2, "top_p": 0.95, "presence_penalty": 0.4},
+    {"temperature": 0, "stop": [" early"], "min_tokens": 12},
+)
+MAX_GROWTH_MB = 1.0  # a minute
+_IDLE_S = 15.0  # in which everything must be free at the end
+_KILLS_SHARE = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long, how many clients, and from when on memory counts."""
+
+    minutes: float
+    num_clients: int
+    seed: int
+
+    @property
+    def warm_s(self) -> float:
+        """Seconds of a process' life in which its caches fill."""
+        return min(120.0, 60 * self.minutes / 5)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs, prints a table and writes JSON; or publishes what was run."""
+    args = _parse(argv)
+    if args.publish:
+        publish(json.loads(args.publish.read_text(encoding="utf-8")))
+        return
+    given = argv if argv is not None else sys.argv[1:]
+    plan = Plan(args.minutes, args.clients, args.seed)
+    console = Console()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        load_stack(bundled_pair(args.dtype), num_slots=args.slots) as stack,
+    ):
+        clips = held_out_clips(Path(folder), kind="short", num_clips=args.num_clips)
+        tasks = [Task(question, form) for question in questions_about(clips) for form in SAMPLINGS]
+        result = {
+            "command": f"python -m bench.soak {shlex.join(given)}".strip(),
+            "environment": describe_environment(),
+            "dtype": args.dtype,
+            "slots": args.slots,
+            **asdict(plan),
+            **soak(stack, expected(stack.url, tasks, console), plan, console),
+        }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    console.print(table(result))
+    console.print(f"written to {args.out}")
+    for problem in problems(result):
+        console.print(f"[red]{problem}[/]", highlight=False)
+    sys.exit(1 if problems(result) else 0)
+
+
+def expected(url: str, tasks: Sequence[Task], console: Console) -> list[Task]:
+    """The tasks with target-only's answers, asked one at a time."""
+    connection = Server(url).connect()
+    done = []
+    with progress_bar(console) as progress:
+        for task in progress.track(tasks, description="target-only's answers"):
+            answer = connection.ask(document_of(body(task, policy="off")))
+            done.append(replace(task, expected=(answer.token_ids, answer.finish_reason)))
+    connection.close()
+    return done
+
+
+def soak(
+    stack: LoadStack, tasks: Sequence[Task], plan: Plan, console: Console, *, kills: bool = True
+) -> dict[str, Any]:
+    """Runs the clients and the trouble beside each other; returns what came of it."""
+    tally, stop = Tally(), threading.Event()
+    samples: dict[str, list[Sample]] = {}
+    troubles: list[Trouble] = []
+    seconds = 60 * plan.minutes
+    began_s = time.monotonic()
+    threads = [
+        threading.Thread(target=Visitor(stack.url, tasks, tally, stop, plan.seed + n).run)
+        for n in range(plan.num_clients)
+    ]
+    threads.append(threading.Thread(target=watch_memory, args=(stack.pids, stop, samples)))
+    threads.append(threading.Thread(target=_wait, args=(seconds, stop, console)))
+    for thread in threads:
+        thread.start()
+    try:
+        # In this thread, which outlives the drafts: Linux ends a child with the thread it is of.
+        trouble_draft(
+            stack.stack,
+            stop,
+            random.Random(plan.seed),
+            kills_until_s=_KILLS_SHARE * seconds if kills else 0.0,
+            on_trouble=troubles.append,
+        )
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    return {
+        "seconds": time.monotonic() - began_s,
+        "outcomes": dict(sorted(tally.outcomes.items())),
+        "faults": tally.faults,
+        "num_tokens": tally.num_tokens,
+        "troubles": [asdict(each) for each in troubles],
+        "memory": {name: [asdict(each) for each in series] for name, series in samples.items()},
+        "growth_mb_a_minute": {
+            name: growth_mb_a_minute(series, after_s=plan.warm_s)
+            for name, series in samples.items()
+        },
+        **_left_behind(stack),
+    }
+
+
+def problems(result: dict[str, Any]) -> list[str]:
+    """What was not as it must be."""
+    found = [f"{count} × {what}" for what, count in Counter(result["faults"]).items()]
+    found += [f"{name}: {count:g} at the end" for name, count in result["left"].items() if count]
+    found += [
+        f"{name} grew by {slope:.2f} MB a minute"
+        for name, slope in result["growth_mb_a_minute"].items()
+        if slope is not None and slope >= MAX_GROWTH_MB
+    ]
+    return found
+
+
+def _wait(seconds: float, stop: threading.Event, console: Console) -> None:
+    """Sets ``stop`` after so long, with a progress bar."""
+    began_s = time.monotonic()
+    with progress_bar(console) as progress:
+        task = progress.add_task("soak", total=seconds)
+        while (passed_s := time.monotonic() - began_s) < seconds and not stop.wait(0.5):
+            progress.update(task, completed=passed_s)
+    stop.set()
+
+
+def _left_behind(stack: LoadStack) -> dict[str, Any]:
+    """Slots in use once it is quiet, or after a while; and how long that took."""
+    began_s = time.monotonic()
+    stack.stack.wait_ready()  # a draft that was just started again
+    while True:
+        samples = {name: parse_samples(text) for name, text in stack.metrics().items()}
+        left = {
+            "slots of the target": samples["target"]["hippo_slots_used"],
+            "slots of the draft": samples["draft"]["hippo_slots_used"],
+        }
+        took_s = time.monotonic() - began_s
+        if not any(left.values()) or took_s > _IDLE_S:
+            return {"left": left, "idle_after_s": took_s}
+        time.sleep(0.02)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.soak",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--minutes", type=float, default=10.0)
+    add("--clients", type=int, default=12)
+    add("--slots", type=int, default=8, help="of each service")
+    add("--num-clips", type=int, default=16, help="held-out clips, each asked in four ways")
+    add("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    add("--seed", type=int, default=0, help="of what clients do and of the trouble")
+    add("--out", type=Path, default=ROOT / "bench/out/soak.json")
+    add("--publish", type=Path, metavar="FILE", help="write docs/reliability.md from this")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""The clients of a soak: most read their answers, some leave, some dawdle, some ask nonsense."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import socket
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from hippo.benchmark.answers import AnswerReader
+from hippo.benchmark.requests import Question
+from hippo.benchmark.server import error_from
+from hippo.errors import HippoError, OverloadedError
+
+Fate = Literal["reads", "leaves early", "leaves midway", "reads slowly", "asks nonsense"]
+FATES: Mapping[Fate, int] = {
+    "reads": 64,
+    "leaves early": 12,
+    "leaves midway": 12,
+    "reads slowly": 6,
+    "asks nonsense": 6,
+}
+"""Of a hundred requests, how many meet which end."""
+
+POLICIES = ("adaptive",) * 4 + ("serial", "vpsd", "optimistic", "conservative", "off")
+_SMALL_BUFFER = 4096  # bytes that a slow reader's kernel takes before it reads
+_TIMEOUT_S = 60.0
+_PAUSE_S = 0.05  # of a client that was told to come later
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A question with its sampling, and the ids and reason that target-only ended it with."""
+
+    question: Question
+    fields: Mapping[str, Any]
+    expected: tuple[tuple[int, ...], str] = ((), "")
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the requests; threads share it."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)  # what should not have been
+    num_tokens: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, outcome: str, *, num_tokens: int = 0, fault: str | None = None) -> None:
+        """Counts one request that has ended."""
+        with self._lock:
+            self.outcomes[outcome] += 1
+            self.num_tokens += num_tokens
+            if fault is not None:
+                self.faults.append(f"{outcome}: {fault}")
+
+
+def body(task: Task, *, policy: str, salt: str | None = None) -> dict[str, Any]:
+    """The request, streamed; without a salt what was cached before helps."""
+    body = {
+        "model": "hippo",
+        "messages": list(task.question.messages),
+        "max_tokens": 256,
+        "stream": True,
+        "return_token_ids": True,
+        "speculative": {"policy": policy},
+        **task.fields,
+    }
+    return body if salt is None else {**body, "cache_salt": salt}
+
+
+class Visitor:
+    """One client in a closed loop, until ``stop``."""
+
+    def __init__(
+        self, url: str, tasks: Sequence[Task], tally: Tally, stop: threading.Event, seed: int
+    ) -> None:
+        self._address = urlsplit(url)
+        self._tasks = tasks
+        self._tally = tally
+        self._stop = stop
+        self._rng = random.Random(seed)
+
+    def run(self) -> None:
+        """Asks one request after the other."""
+        fates, weights = list(FATES), list(FATES.values())
+        while not self._stop.is_set():
+            (fate,) = self._rng.choices(fates, weights)
+            try:
+                self._visit(fate)
+            except OverloadedError:
+                self._tally.add("told to come later (429)")
+                self._stop.wait(_PAUSE_S)
+            except (HippoError, OSError, http.client.HTTPException) as error:
+                self._tally.add("failed", fault=f"{type(error).__name__}: {error}")
+                self._stop.wait(_PAUSE_S)
+
+    def _visit(self, fate: Fate) -> None:
+        task = self._rng.choice(self._tasks)
+        salt = uuid.uuid4().hex if self._rng.random() < 0.5 else None
+        asked = body(task, policy=self._rng.choice(POLICIES), salt=salt)
+        if fate == "asks nonsense":
+            self._ask_nonsense(asked)
+            return
+        connection = self._connect(has_small_buffer=fate == "reads slowly")
+        try:
+            self._send(connection, asked)
+            if fate == "leaves early":
+                time.sleep(self._rng.uniform(0.0, 0.4))
+                self._tally.add(fate)
+                return
+            self._read(connection, task, fate)
+        finally:
+            connection.close()
+
+    def _read(self, connection: http.client.HTTPConnection, task: Task, fate: Fate) -> None:
+        response = connection.getresponse()
+        if response.status != 200:
+            raise error_from(response.status, response.read())
+        reader, num_pieces = AnswerReader(), 0
+        stays_for = self._rng.randrange(1, 60) if fate == "leaves midway" else None
+        while data := response.read1(512 if fate == "reads slowly" else 1 << 16):
+            num_pieces += len(reader.feed(data, time.perf_counter()))
+            if stays_for is not None and num_pieces >= stays_for:
+                self._tally.add(fate)
+                return
+            if fate == "reads slowly":
+                time.sleep(self._rng.uniform(0.0, 0.05))
+        answer = reader.answer(0.0)
+        given = (answer.token_ids, answer.finish_reason)
+        if given != task.expected:
+            fault = f"{task.question.name} {dict(task.fields)}: {given} is not {task.expected}"
+            self._tally.add("answered differently", fault=fault)
+            return
+        self._tally.add(f"{fate}: equal answer", num_tokens=len(answer.token_ids))
+
+    def _ask_nonsense(self, asked: dict[str, Any]) -> None:
+        """Something that must be refused, with words."""
+        broken = "data:video/mp4;base64,AAAAIGZ0eXBpc29tAAACAGlzb20="
+        nonsense: list[dict[str, Any]] = [
+            {"temperature": -1},
+            {"model": "another"},
+            {"max_tokens": 0},
+            {"colour": "blue"},
+            {"messages": []},
+            {"messages": _about(broken)},
+            {"messages": _about("file:///etc/passwd")},
+            {"messages": _about("https://169.254.169.254/clip.mp4")},
+        ]
+        connection = self._connect()
+        try:
+            self._send(connection, {**asked, **self._rng.choice(nonsense)})
+            response = connection.getresponse()
+            content = response.read()
+        finally:
+            connection.close()
+        if 400 <= response.status < 500 and json.loads(content)["error"]["message"]:
+            self._tally.add("nonsense refused" if response.status != 429 else "told later (429)")
+        else:
+            self._tally.add("nonsense taken", fault=f"{response.status}: {content[:300]!r}")
+
+    def _connect(self, *, has_small_buffer: bool = False) -> http.client.HTTPConnection:
+        assert self._address.hostname is not None
+        connection = http.client.HTTPConnection(
+            self._address.hostname, self._address.port, timeout=_TIMEOUT_S
+        )
+        connection.connect()
+        if has_small_buffer:
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BUFFER)
+        return connection
+
+    @staticmethod
+    def _send(connection: http.client.HTTPConnection, asked: Mapping[str, Any]) -> None:
+        headers = {"content-type": "application/json"}
+        connection.request("POST", "/v1/chat/completions", json.dumps(asked).encode(), headers)
+
+
+def _about(url: str) -> list[dict[str, Any]]:
+    video = {"type": "video_url", "video_url": {"url": url}}
+    return [{"role": "user", "content": [video, {"type": "text", "text": "What is this?"}]}]

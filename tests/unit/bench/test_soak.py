@@ -1,0 +1,73 @@
+"""What a soak counts as growth, and as a problem."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.soak.__main__ import problems
+from bench.soak.memory import Sample, growth_mb_a_minute, session_mb
+from bench.soak.page import rows
+from hippo.benchmark.plots import draw_memory
+
+
+def test_growth_is_that_of_the_last_process_after_its_warm_up() -> None:
+    first = [Sample(5.0 * n, 1, 500.0 - n) for n in range(20)]
+    warming = [Sample(100 + 5.0 * n, 2, 100.0 + 10 * n) for n in range(12)]
+    warm = [Sample(160 + 5.0 * n, 2, 220.0 + 0.25 * n) for n in range(24)]
+    growth = growth_mb_a_minute([*first, *warming, *warm], after_s=60)
+    assert growth == pytest.approx(3.0)  # 0.25 MB every 5 s
+
+
+def test_a_life_too_short_has_no_growth() -> None:
+    assert growth_mb_a_minute([Sample(5.0 * n, 1, 9.0) for n in range(9)], after_s=0) is None
+    assert growth_mb_a_minute([], after_s=0) is None
+
+
+def test_the_memory_of_a_session_that_is_gone_is_nothing() -> None:
+    assert session_mb(-1) == 0
+
+
+def _result(**changes: Any) -> dict[str, Any]:
+    result = {
+        "seconds": 600.0,
+        "num_clients": 12,
+        "slots": 8,
+        "outcomes": {"reads: equal answer": 70, "reads slowly: equal answer": 5, "leaves early": 9},
+        "faults": [],
+        "num_tokens": 9000,
+        "troubles": [{"kind": "killed", "at_s": 3.0, "seconds": 8.0}],
+        "memory": {"target": [{"at_s": 5.0, "pid": 1, "resident_mb": 800.0}]},
+        "growth_mb_a_minute": {"target": 0.2},
+        "left": {"slots of the target": 0.0},
+        "idle_after_s": 0.3,
+    }
+    return {**result, **changes}
+
+
+def test_the_page_has_the_finished_answers_of_all_kinds() -> None:
+    shown = dict(rows(_result()))
+    assert shown["finished answers equal to target-only's"] == "75 of 75"
+    assert shown["requests"] == "84"
+    assert shown["draft killed and started again"] == "1"
+
+
+def test_memory_is_drawn_with_the_troubles(tmp_path: Path) -> None:
+    result = _result()
+    draw_memory(result["memory"], result["troubles"], tmp_path / "soak.svg", title="memory")
+    assert "draft killed" in (tmp_path / "soak.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"faults": ["failed: lost", "failed: lost"]}, "2 × failed: lost"),
+        ({"left": {"slots of the draft": 2.0}}, "slots of the draft: 2 at the end"),
+        ({"growth_mb_a_minute": {"draft": 1.5}}, "draft grew by 1.50 MB a minute"),
+    ],
+)
+def test_each_thing_that_must_not_be_is_a_problem(changes: dict[str, Any], problem: str) -> None:
+    assert problems(_result()) == []
+    assert problems(_result(**changes)) == [problem]
