@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -18,7 +20,8 @@ from gateway.fetch import UrlFetcher
 from gateway.keys import Limits, load_keyring
 from gateway.media import MediaReader
 from gateway.metrics import GatewayMetrics
-from gateway.middleware import KeyMiddleware, RequestMiddleware
+from gateway.middleware import GUARDED, KeyMiddleware, RequestMiddleware
+from gateway.openapi import describe
 from gateway.routes import chat, models, status, tokenize, videos
 from gateway.state import GatewayState
 from gateway.uploads import Uploads
@@ -99,6 +102,12 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         summary="Video large language models, several times faster, losslessly.",
         lifespan=lifespan,
     )
+
+    @cache
+    def openapi() -> dict[str, Any]:
+        return describe(app, asks_for_keys=not keyring.is_open, guarded=GUARDED)
+
+    app.openapi = openapi  # type: ignore[method-assign]
     install_error_handlers(app)
     app.include_router(chat.router)
     app.include_router(models.router)

@@ -18,7 +18,8 @@ from hippo.logs import request_id_var
 
 logger = logging.getLogger("gateway.access")
 
-_GUARDED = ("/v1/", "/tokenize", "/detokenize")
+GUARDED = ("/v1/", "/tokenize", "/detokenize")
+_LEFT = 499  # as nginx logs a client that went away before the answer began
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -102,7 +103,7 @@ class KeyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             allowance = None
-            if not self._keyring.is_open and scope["path"].startswith(_GUARDED):
+            if not self._keyring.is_open and scope["path"].startswith(GUARDED):
                 scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
                 if scheme.lower() == "bearer":
                     allowance = self._keyring.find(key.strip())

@@ -18,6 +18,7 @@ from gateway import account, report, sse, translate
 from gateway.coordinator import Completion
 from gateway.errors import describe
 from gateway.keys import Allowance
+from gateway.openapi import CHAT_ANSWERED, answers
 from gateway.report import Record, Timeline
 from gateway.schemas import ChatCompletionRequest, StreamOptions
 from gateway.state import GatewayState, State
@@ -34,7 +35,11 @@ _STREAM_HEADERS = [
 ]
 
 
-@router.post("/chat/completions", response_model=None)
+@router.post(
+    "/chat/completions",
+    response_model=None,
+    responses=answers(400, 403, 404, 409, 413, 429, 500, 503, 504, ok=CHAT_ANSWERED),
+)
 async def create_chat_completion(
     body: ChatCompletionRequest, request: Request, state: State
 ) -> Response:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
 
+from gateway.openapi import ANSWERED, answers
+from gateway.responses import Health, NumUp, Ready, Versions
 from gateway.state import State
 from hippo.errors import UnavailableError
 from hippo.types import PROTOCOL_VERSION
@@ -13,27 +14,30 @@ from hippo.types import PROTOCOL_VERSION
 router = APIRouter(tags=["status"])
 
 
-@router.get("/health")
-async def health() -> dict[str, str]:
+@router.get("/health", responses=answers())
+async def health() -> Health:
     """Whether the gateway itself is alive."""
-    return {"status": "ok"}
+    return Health()
 
 
-@router.get("/ready")
-async def ready(state: State) -> dict[str, Any]:
+@router.get("/ready", responses=answers(503))
+async def ready(state: State) -> Ready:
     """Whether questions can be answered; 503 while not. A missing draft only slows them down."""
     backends = state.backends
-    return {
-        "status": "ready",
-        "model": backends.model().name,
-        "draft": "ready" if backends.has_draft else "unavailable",
-        "draft_problem": backends.draft_problem(),
-        "num_targets": {"up": backends.num_targets_up, "all": len(backends.targets)},
-        "num_drafts": {"up": backends.num_drafts_up, "all": len(backends.drafts)},
-    }
+    return Ready(
+        model=backends.model().name,
+        draft="ready" if backends.has_draft else "unavailable",
+        draft_problem=backends.draft_problem(),
+        num_targets=NumUp(up=backends.num_targets_up, all=len(backends.targets)),
+        num_drafts=NumUp(up=backends.num_drafts_up, all=len(backends.drafts)),
+    )
 
 
-@router.get("/metrics")
+@router.get(
+    "/metrics",
+    response_class=PlainTextResponse,
+    responses=answers(ok={**ANSWERED, "content": {"text/plain": {"schema": {"type": "string"}}}}),
+)
 async def metrics(state: State) -> Response:
     """Metrics for Prometheus."""
     backends, shown = state.backends, state.metrics
@@ -51,7 +55,7 @@ async def metrics(state: State) -> Response:
     return Response(shown.render(), media_type=shown.content_type)
 
 
-@router.get("/version")
-async def version(state: State) -> dict[str, Any]:
+@router.get("/version", responses=answers())
+async def version(state: State) -> Versions:
     """The versions of the software and of the protocol between the services."""
-    return {"version": state.version, "protocol_version": PROTOCOL_VERSION}
+    return Versions(version=state.version, protocol_version=PROTOCOL_VERSION)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
+from gateway.openapi import answers
+from gateway.responses import DetokenizeResponse, TokenizeResponse
 from gateway.state import State
 from hippo.errors import InvalidRequestError
 
@@ -19,7 +20,9 @@ _MOST_TOKENS = 1 << 20
 class TokenizeRequest(BaseModel):
     """A text to be cut into tokens."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, json_schema_extra={"examples": [{"prompt": "A red ball"}]}
+    )
 
     model: str | None = Field(default=None, description="The served name, or nothing.")
     prompt: str = Field(description="Plain text; a chat template is not applied.")
@@ -32,14 +35,16 @@ class TokenizeRequest(BaseModel):
 class DetokenizeRequest(BaseModel):
     """Token ids to be read as text."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, json_schema_extra={"examples": [{"tokens": [12, 7]}]}
+    )
 
     model: str | None = Field(default=None, description="The served name, or nothing.")
     tokens: tuple[int, ...] = Field(max_length=_MOST_TOKENS)
 
 
-@router.post("/tokenize")
-async def tokenize(body: TokenizeRequest, state: State) -> dict[str, Any]:
+@router.post("/tokenize", responses=answers(400, 404, 413, 503))
+async def tokenize(body: TokenizeRequest, state: State) -> TokenizeResponse:
     """The token ids of a text."""
     info = state.backends.model(body.model)
     tokenizer = state.backends.tokenizer(body.model)
@@ -47,16 +52,16 @@ async def tokenize(body: TokenizeRequest, state: State) -> dict[str, Any]:
     encoding = await asyncio.to_thread(
         tokenizer.encode, body.prompt, add_special_tokens=body.add_special_tokens
     )
-    return {
-        "count": len(encoding.ids),
-        "max_model_len": info.max_context_length,
-        "tokens": encoding.ids,
-        "token_strs": encoding.tokens if body.return_token_strs else None,
-    }
+    return TokenizeResponse(
+        count=len(encoding.ids),
+        max_model_len=info.max_context_length,
+        tokens=encoding.ids,
+        token_strs=encoding.tokens if body.return_token_strs else None,
+    )
 
 
-@router.post("/detokenize")
-async def detokenize(body: DetokenizeRequest, state: State) -> dict[str, str]:
+@router.post("/detokenize", responses=answers(400, 404, 413, 503))
+async def detokenize(body: DetokenizeRequest, state: State) -> DetokenizeResponse:
     """The text of token ids, special ones included."""
     info = state.backends.model(body.model)
     tokenizer = state.backends.tokenizer(body.model)
@@ -67,4 +72,4 @@ async def detokenize(body: DetokenizeRequest, state: State) -> dict[str, str]:
                 param="tokens",
             )
     text = await asyncio.to_thread(tokenizer.decode, list(body.tokens), skip_special_tokens=False)
-    return {"prompt": text}
+    return DetokenizeResponse(prompt=text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,10 +71,22 @@ def running(pair: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> I
             media_folder=media_folder,
             clip=clip,
             max_context_length=MAX_CONTEXT_LENGTH,
+            lines=lines,
         )
         stack.check()
     tracebacks = [line for line in lines if "Traceback" in line or "never awaited" in line]
     assert tracebacks == []
+
+
+@pytest.fixture
+def mended(running: Running) -> Iterator[None]:
+    """Whatever a test did to the processes is mended after it."""
+    yield
+    for name in ("draft", "target", "gateway"):
+        running.stack.child(name).send_signal(signal.SIGCONT)
+        if not running.stack.child(name).is_running:
+            running.stack.start_service(name)
+    running.stack.wait_ready(timeout_s=60)
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ import contextlib
 import functools
 import http.server
 import io
+import json
+import signal
 import socket
 import threading
 import time
@@ -20,8 +22,10 @@ import httpx
 import numpy as np
 from PIL import Image
 
+from hippo.cli.processes import Child
 from hippo.cli.stack import Stack
 
+CHAT = "/v1/chat/completions"
 GREEDY: dict[str, Any] = {"temperature": 0}
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 20261121}
 
@@ -35,6 +39,7 @@ class Running:
     media_folder: Path
     clip: Path
     max_context_length: int
+    lines: list[str]  # what the processes logged so far, each line after the process's name
 
     @property
     def url(self) -> str:
@@ -61,6 +66,67 @@ class Running:
         return next(
             (float(li.split()[-1]) for li in text.splitlines() if li.startswith(line_start)), 0.0
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """A further gateway before the running services."""
+
+    url: str
+    child: Child
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, trust_env=False, timeout=60)
+
+
+@contextlib.contextmanager
+def further_gateway(
+    running: Running, *arguments: str, lines: list[str] | None = None
+) -> Iterator[Door]:
+    """Ready at the start, stopped at the end; ``lines`` is what it logs."""
+    port, stack = free_port(), running.stack
+    child = Child("further gateway", lambda _, line: None if lines is None else lines.append(line))
+    child.start(
+        "gateway",
+        [
+            "--port", str(port),
+            "--target", f"127.0.0.1:{stack.port('target')}",
+            "--draft", f"127.0.0.1:{stack.port('draft')}",
+            "--calibration-share", "0",
+            *arguments,
+        ],
+    )  # fmt: skip
+    door = Door(f"http://127.0.0.1:{port}", child)
+
+    def is_ready() -> bool:
+        child.check()
+        try:
+            return httpx.get(f"{door.url}/ready", trust_env=False).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    try:
+        wait_until(is_ready)
+        yield door
+    finally:
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(20)
+
+
+def chunks_of(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    """The events of a streamed answer but the last, as they come."""
+    for line in response.iter_lines():
+        if line.startswith("data: {"):
+            yield json.loads(line[len("data: ") :])
+
+
+def text_of(chunks: list[dict[str, Any]]) -> str:
+    """The text that they carry; none in an error's."""
+    return "".join(
+        choice["delta"].get("content") or ""
+        for chunk in chunks
+        for choice in chunk.get("choices", ())
+    )
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.e2e.support import GREEDY, Running, data_url, video_message, wait_until
+from tests.e2e.support import (
+    CHAT,
+    GREEDY,
+    Running,
+    chunks_of,
+    data_url,
+    text_of,
+    video_message,
+    wait_until,
+)
 
-CHAT = "/v1/chat/completions"
-
-
-@pytest.fixture(autouse=True)
-def everything_runs_again(running: Running) -> Iterator[None]:
-    """Whatever a test did to the processes is mended after it."""
-    yield
-    for name in ("draft", "target", "gateway"):
-        running.stack.child(name).send_signal(signal.SIGCONT)
-        if not running.stack.child(name).is_running:
-            running.stack.start_service(name)
-    running.stack.wait_ready(timeout_s=60)
+pytestmark = pytest.mark.usefixtures("mended")
 
 
 def _body(clip: Path, *, num_tokens: int, **fields: Any) -> dict[str, Any]:
@@ -39,18 +35,6 @@ def _body(clip: Path, *, num_tokens: int, **fields: Any) -> dict[str, Any]:
     }
 
 
-def _chunks(response: httpx.Response) -> Iterator[dict[str, Any]]:
-    for line in response.iter_lines():
-        if line.startswith("data: {"):
-            yield json.loads(line[len("data: ") :])
-
-
-def _text(chunks: list[dict[str, Any]]) -> str:
-    return "".join(
-        choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]
-    )
-
-
 @pytest.mark.parametrize("is_stream", [True, False])
 def test_a_client_that_goes_away_frees_the_slots(
     http: httpx.Client, running: Running, clip: Path, is_stream: bool
@@ -60,7 +44,7 @@ def test_a_client_that_goes_away_frees_the_slots(
     before = running.gateway_metric(cancelled)
     if is_stream:
         with http.stream("POST", CHAT, json=body) as response:
-            chunks = _chunks(response)
+            chunks = chunks_of(response)
             for _ in range(4):
                 next(chunks)
             assert running.slots_used() == 2
@@ -82,12 +66,12 @@ def test_an_answer_survives_the_draft_and_later_ones_use_it_again(
     body["speculative"] = {"policy": policy}
     with http.stream("POST", CHAT, json={**body, "stream": True}) as response:
         chunks = []
-        for chunk in _chunks(response):
+        for chunk in chunks_of(response):
             chunks.append(chunk)
             if len(chunks) == 5:
                 running.stack.child("draft").send_signal(signal.SIGKILL)
     figures = chunks[-1]["hippo"]
-    assert _text(chunks) == expected["choices"][0]["message"]["content"]
+    assert text_of(chunks) == expected["choices"][0]["message"]["content"]
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     assert figures["num_draft_losses"] == 1
     assert figures["draft_problem"]
@@ -112,7 +96,7 @@ def test_a_draft_that_comes_back_is_attached_in_mid_answer(
     recoveries = running.gateway_metric("hippo_draft_recoveries_total")
     with http.stream("POST", CHAT, json={**body, "stream": True}) as response:
         chunks = []
-        for chunk in _chunks(response):
+        for chunk in chunks_of(response):
             chunks.append(chunk)
             if len(chunks) == 5:
                 # Held, so that the answer is not over before the draft is back.
@@ -123,7 +107,7 @@ def test_a_draft_that_comes_back_is_attached_in_mid_answer(
                 wait_until(lambda: running.metric("draft", "hippo_slots") == 2)
                 running.stack.child("target").send_signal(signal.SIGCONT)
     figures = chunks[-1]["hippo"]
-    assert _text(chunks) == expected["choices"][0]["message"]["content"]
+    assert text_of(chunks) == expected["choices"][0]["message"]["content"]
     assert figures["num_draft_streams"] == 2
     assert running.gateway_metric("hippo_draft_recoveries_total") == recoveries + 1
 
@@ -134,11 +118,11 @@ def test_a_draft_that_hangs_is_given_up(http: httpx.Client, running: Running, cl
     body["speculative"] = {"policy": "serial"}
     with http.stream("POST", CHAT, json={**body, "stream": True}) as response:
         chunks = []
-        for chunk in _chunks(response):
+        for chunk in chunks_of(response):
             chunks.append(chunk)
             if len(chunks) == 5:
                 running.stack.child("draft").send_signal(signal.SIGSTOP)
-    assert _text(chunks) == expected["choices"][0]["message"]["content"]
+    assert text_of(chunks) == expected["choices"][0]["message"]["content"]
     assert chunks[-1]["hippo"]["draft_problem"] == "the draft stalled"
 
 
@@ -148,7 +132,7 @@ def test_losing_the_target_ends_the_answer_with_an_error(
     body = _body(clip, num_tokens=3000, stream=True)
     with http.stream("POST", CHAT, json=body) as response:
         chunks = []
-        for chunk in _chunks(response):
+        for chunk in chunks_of(response):
             chunks.append(chunk)
             if len(chunks) == 5:
                 running.stack.child("target").send_signal(signal.SIGKILL)
@@ -175,7 +159,7 @@ def test_more_requests_than_slots_and_queue_are_turned_away(
         ):
             statuses.append(response.status_code)
             if response.status_code == 200:
-                for _ in _chunks(response):
+                for _ in chunks_of(response):
                     if leave.is_set():
                         break
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,43 +16,10 @@ import httpx
 import openai
 import pytest
 
-from hippo.cli.processes import Child
-from tests.e2e.support import GREEDY, Running, free_port, video_message, wait_until
+from tests.e2e.support import CHAT, GREEDY, Running, further_gateway, video_message, wait_until
 
-CHAT = "/v1/chat/completions"
 ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789"
 HELLO = [{"role": "user", "content": "Hello"}]
-
-
-@contextmanager
-def _gateway(running: Running, *arguments: str, lines: list[str] | None = None) -> Iterator[str]:
-    """A further gateway before the running services."""
-    port, stack = free_port(), running.stack
-    gateway = Child("front door", lambda name, line: None if lines is None else lines.append(line))
-    gateway.start(
-        "gateway",
-        [
-            "--port", str(port),
-            "--target", f"127.0.0.1:{stack.port('target')}",
-            "--draft", f"127.0.0.1:{stack.port('draft')}",
-            "--calibration-share", "0",
-            *arguments,
-        ],
-    )  # fmt: skip
-    url = f"http://127.0.0.1:{port}"
-
-    def is_ready() -> bool:
-        try:
-            return httpx.get(f"{url}/ready", trust_env=False).status_code == 200
-        except httpx.HTTPError:
-            return False
-
-    try:
-        wait_until(is_ready)
-        yield url
-    finally:
-        gateway.send_signal(signal.SIGTERM)
-        assert gateway.wait(20)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +38,7 @@ def lines() -> list[str]:
 @pytest.fixture(scope="module")
 def guarded(running: Running, keys_file: Path, lines: list[str]) -> Iterator[str]:
     """A gateway that asks for keys, and lets one origin's pages ask."""
-    with _gateway(
+    with further_gateway(
         running,
         "--api-keys", f"alice={ALICE}",
         "--api-keys-file", str(keys_file),
@@ -81,8 +47,8 @@ def guarded(running: Running, keys_file: Path, lines: list[str]) -> Iterator[str
         "--stream-keepalive-s", "0.2",
         "--log-style", "json",
         lines=lines,
-    ) as url:  # fmt: skip
-        yield url
+    ) as door:  # fmt: skip
+        yield door.url
 
 
 @pytest.fixture
