@@ -57,6 +57,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
             settings.draft,
             tls=settings.tls,
             calibration_share=settings.calibration_share,
+            silence_s=settings.services_silence_s,
         )
         fetcher = UrlFetcher(
             allowed_domains=settings.allowed_media_domains,

@@ -23,7 +23,7 @@ from gateway.watch import Watch
 from hippo.errors import IncompatiblePairError, UnavailableError
 from hippo.pair import check_pair
 from hippo.rpc.client import DraftClient, TargetClient
-from hippo.rpc.options import TlsFiles
+from hippo.rpc.options import DEFAULT_SILENCE_SECONDS, TlsFiles
 from hippo.speculation.estimates import PairTimes
 from hippo.types import ModelInfo
 
@@ -203,18 +203,23 @@ class Backends:
         *,
         tls: TlsFiles | None = None,
         calibration_share: float = 0.0,
+        silence_s: float = DEFAULT_SILENCE_SECONDS,
     ) -> None:
         """``targets``: what each takes alone, by its address, learnt as requests go by.
         ``calibration_share`` of the requests are run target-only to know each target's pace.
+        A service that answers no ping for ``silence_s`` is given up.
 
         Raises InvalidRequestError for a missing TLS file.
         """
         self._calibration_share = calibration_share
         self._drafts: list[Draft] = [
-            Watch("draft", DraftClient(address, tls), on_change=self._match) for address in drafts
+            Watch(
+                "draft", DraftClient(address, tls, silence_seconds=silence_s), on_change=self._match
+            )
+            for address in drafts
         ]
         self._targets = [
-            self._make_target(TargetClient(address, tls), baseline)
+            self._make_target(TargetClient(address, tls, silence_seconds=silence_s), baseline)
             for address, baseline in targets.items()
         ]
 

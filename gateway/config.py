@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hippo.config import SettingsError, setting
 from hippo.errors import InvalidRequestError
-from hippo.rpc.options import TlsFiles
+from hippo.rpc.options import DEFAULT_SILENCE_SECONDS, TlsFiles
 from hippo.speculation.policies import POLICY_NAMES
 from hippo.types import PruningStrategy
 
@@ -65,6 +65,10 @@ class GatewaySettings:
     )
     draft_stall_s: float = setting(
         5.0, help="a draft that owes tokens for this long is given up for the request"
+    )
+    services_silence_s: float = setting(
+        DEFAULT_SILENCE_SECONDS,
+        help="a service that answers no ping for this long is given up, with what runs there",
     )
     calibration_share: float = setting(
         0.01,
@@ -135,7 +139,7 @@ class GatewaySettings:
         for name in (
             "gamma", "max_draft_tokens", "default_max_tokens", "max_body_bytes",
             "max_media_items", "max_media_bytes", "media_timeout_s", "draft_stall_s",
-            "upload_ttl_s",
+            "upload_ttl_s", "services_silence_s",
         ):  # fmt: skip
             self._require(getattr(self, name) > 0, "--" + name.replace("_", "-"), "above 0")
         self._require(0.0 <= self.calibration_share <= 1.0, "--calibration-share", "0 to 1")

@@ -75,7 +75,6 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HippoError, _on_hippo_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_error)
-    app.add_exception_handler(Exception, _on_bug)
 
 
 async def _on_hippo_error(request: Request, error: Exception) -> JSONResponse:
@@ -117,7 +116,8 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
     )
 
 
-async def _on_bug(request: Request, error: Exception) -> JSONResponse:
+def internal_error() -> JSONResponse:
+    """What is answered where we are at fault."""
     return JSONResponse(
         error_body(
             "an internal error occurred; it is in the server's log", type_name=HippoError.type_name

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.errors import QUIET_PATHS, BodyTooLargeError, error_body
+from gateway.errors import QUIET_PATHS, BodyTooLargeError, error_body, internal_error
 from gateway.keys import Keyring
 from gateway.metrics import GatewayMetrics
 from hippo.logs import request_id_var
@@ -42,7 +42,7 @@ class RequestMiddleware:
         state = scope.setdefault("state", {})
         state["request_id"], state["received_ns"] = request_id, started_ns
         token = request_id_var.set(request_id)
-        status = 499  # as nginx logs a client that went away before the answer began
+        status = _LEFT
         num_received = 0
 
         async def limited_receive() -> Message:
@@ -71,6 +71,12 @@ class RequestMiddleware:
                 await refusal(scope, receive, named_send)
                 return
             await self._app(scope, limited_receive, named_send)
+        except Exception:
+            # Here and not further out, where the request's id is not known any more.
+            logger.exception("a request failed unexpectedly")
+            if status != _LEFT:
+                raise  # it has begun: it is cut off
+            await internal_error()(scope, receive, named_send)
         finally:
             extra: dict[str, object] = (
                 {} if state.get("key") is None else {"key": state["key"].name}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Sequence
@@ -22,11 +23,12 @@ from gateway.openapi import CHAT_ANSWERED, answers
 from gateway.report import Record, Timeline
 from gateway.schemas import ChatCompletionRequest, StreamOptions
 from gateway.state import GatewayState, State
-from hippo.errors import HippoError
+from hippo.errors import HippoError, UnavailableError
 from hippo.types import Media, OpenRequest, Pruning, PruningStrategy
 
 router = APIRouter(prefix="/v1", tags=["chat"])
 
+_LAST_WORD_S = 1.0
 _NO_PRUNING = Pruning(PruningStrategy.NONE)
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -57,7 +59,8 @@ class ChatResponse(Response):
     """Works the answer out while it is being sent.
 
     What goes wrong before the first byte is raised, and becomes an error status; afterwards it is
-    the stream's last event. A client that goes away ends the work at once.
+    the stream's last event. A client that goes away ends the work at once, and so does a server
+    that has waited long enough for it to stop, as an error.
     """
 
     def __init__(
@@ -77,15 +80,23 @@ class ChatResponse(Response):
         self._allowance = allowance  # None where no API keys are asked for
         self._completion_id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
+        self._has_begun = False  # a status is sent
+        self._is_stopping = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         leaving = asyncio.create_task(_until_disconnect(receive))
         work = asyncio.create_task(self._answer_within_limits(scope, receive, send))
         try:
             await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # the server stops, and has waited long enough
+            self._is_stopping = True
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            if not self._has_begun:
+                raise _stopping() from None
         finally:
             leaving.cancel()
-            is_left = not work.done()
+            is_left = not work.done() or self._is_stopping
             work.cancel()
             await asyncio.gather(work, leaving, return_exceptions=True)
         if not is_left:
@@ -148,6 +159,7 @@ class ChatResponse(Response):
                     await completion.wait_begun()
                     place.begin()
                     answer = JSONResponse(await self._collect(completion, request))
+                    self._has_begun = True
                     await answer(scope, receive, send)
         except HippoError:
             record.has_failed = True
@@ -209,6 +221,7 @@ class ChatResponse(Response):
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
         has_begun = await completion.wait_begun(idle_s)
+        self._has_begun = True
         await send({"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})
         try:
             while not has_begun:
@@ -222,6 +235,14 @@ class ChatResponse(Response):
             record.has_failed = True
             await send_bytes(writer.error(describe(error)), more=False)
             return
+        except asyncio.CancelledError:
+            if self._is_stopping:
+                record.has_failed = True
+                # Whoever does not read does not hold up the end.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LAST_WORD_S):
+                        await send_bytes(writer.error(describe(_stopping())), more=False)
+            raise
         assert record.finish_reason is not None
         last = writer.finish(
             finish_reason=record.finish_reason.value,
@@ -250,6 +271,10 @@ class _Place:
     def leave(self) -> None:
         """It is over."""
         self._gauge.dec()
+
+
+def _stopping() -> HippoError:
+    return UnavailableError("the server is stopping; it did not wait for the end of this answer")
 
 
 def _usage(record: Record) -> sse.Usage:

@@ -370,7 +370,8 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         """Ends one sequence by an error; the caller of the service sees it."""
         if not isinstance(error, HippoError):
             self.counters.num_failed += 1
-            _log.error("sequence %r failed", sequence.request.request_id, exc_info=error)
+            extra = {"request_id": sequence.request.request_id}  # this is no request's thread
+            _log.error("a sequence failed", exc_info=error, extra=extra)
             error = HippoError("the sequence failed inside the service; its log has the details")
         self._close(sequence, error)
 

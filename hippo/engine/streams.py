@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import Any, Generic, TypeVar
 
@@ -14,12 +17,14 @@ from hippo.engine.base import Engine
 from hippo.engine.host import Backend, EngineT, ServiceHost
 from hippo.engine.sequence import EngineSequence
 from hippo.engine.slots import Reservation
-from hippo.errors import InvalidRequestError
+from hippo.errors import HippoError, InvalidRequestError
 from hippo.logs import request_id_var
 from hippo.models.base import Prompt
 from hippo.rpc import convert
 from hippo.rpc.errors import answering_errors
 from hippo.types import OpenRequest, PromptInfo
+
+_log = logging.getLogger(__name__)
 
 SequenceT = TypeVar("SequenceT", bound=EngineSequence)
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -41,14 +46,15 @@ class SequenceStreams(ABC, Generic[SequenceT, EngineT]):
             with self._host.stream() as backend:
                 request = await self._read_open(context, backend)
                 request_id_var.set(request.request_id)
-                self.check(request)
-                sequence = self.new_sequence(request, backend.slots.reserve())
-                try:
-                    await self._run(context, backend, sequence)
-                finally:
-                    if not sequence.is_submitted:
-                        sequence.reservation.release()
-                    backend.engine.close(sequence)
+                with _logging_the_end():
+                    self.check(request)
+                    sequence = self.new_sequence(request, backend.slots.reserve())
+                    try:
+                        await self._run(context, backend, sequence)
+                    finally:
+                        if not sequence.is_submitted:
+                            sequence.reservation.release()
+                        backend.engine.close(sequence)
 
     @abstractmethod
     def new_sequence(self, request: OpenRequest, reservation: Reservation) -> SequenceT:
@@ -126,6 +132,25 @@ async def _read_message(context: Context) -> Any:
         return await context.read()
     except DecodeError:
         raise InvalidRequestError("a message that is none of this protocol's") from None
+
+
+@contextmanager
+def _logging_the_end() -> Iterator[None]:
+    """One line a sequence, under its request's id."""
+    began_ns = perf_counter_ns()
+    how = "left by the gateway"  # the stream was cancelled, as a draft's is when its answer is over
+    try:
+        yield
+        how = "finished"
+    except HippoError as error:
+        how = f"refused or failed: {error.message}"
+        raise
+    except Exception:
+        how = "failed unexpectedly"
+        raise
+    finally:
+        elapsed_ms = (perf_counter_ns() - began_ns) / 1e6
+        _log.info("sequence %s", how, extra={"elapsed_ms": round(elapsed_ms, 1)})
 
 
 def _error_of(task: asyncio.Task[None]) -> Exception | None:

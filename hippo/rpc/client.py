@@ -15,7 +15,12 @@ from hippo.errors import HippoError, UnavailableError
 from hippo.rpc import convert
 from hippo.rpc import convert_stream as stream_convert
 from hippo.rpc.errors import error_from_rpc, error_from_status
-from hippo.rpc.options import DEFAULT_MAX_MESSAGE_BYTES, TlsFiles, client_options
+from hippo.rpc.options import (
+    DEFAULT_MAX_MESSAGE_BYTES,
+    DEFAULT_SILENCE_SECONDS,
+    TlsFiles,
+    client_options,
+)
 from hippo.rpc.queue import StreamQueue
 from hippo.types import (
     Block,
@@ -149,10 +154,12 @@ class _ServiceClient:
         tls: TlsFiles | None = None,
         *,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+        silence_seconds: float = DEFAULT_SILENCE_SECONDS,
     ) -> None:
+        """``silence_seconds``: without an answer to a ping for so long, streams break."""
         self.address = address
         self._peer = f"{self._noun} service at {address}"
-        options = client_options(max_message_bytes)
+        options = client_options(max_message_bytes, silence_seconds)
         if tls is None:
             self._channel = grpc.aio.insecure_channel(address, options=options)
         else:

@@ -11,6 +11,8 @@ from hippo.errors import InvalidRequestError
 
 DEFAULT_MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 
+DEFAULT_SILENCE_SECONDS = 20.0
+
 _KEEPALIVE_MS = 30_000
 _KEEPALIVE_TIMEOUT_MS = 10_000
 
@@ -50,7 +52,7 @@ class TlsFiles:
 
 
 def server_options(max_message_bytes: int) -> ChannelOptions:
-    """Pings on idle connections are welcome, and a port is never shared with another process."""
+    """Pings are welcome at any time, and a port is never shared with another process."""
     return (
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
@@ -58,17 +60,19 @@ def server_options(max_message_bytes: int) -> ChannelOptions:
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", _KEEPALIVE_MS // 3),
+        ("grpc.http2.max_ping_strikes", 0),
     )
 
 
-def client_options(max_message_bytes: int) -> ChannelOptions:
-    """Keeps an idle connection alive, and comes back within two seconds of the peer."""
+def client_options(max_message_bytes: int, silence_seconds: float) -> ChannelOptions:
+    """A peer that answers no ping within ``silence_seconds``, as one that hangs or whose host is
+    gone, ends the connection; it is back within two seconds of the peer."""
+    half_ms = max(round(silence_seconds * 500), 1)
     return (
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
-        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
-        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_time_ms", half_ms),
+        ("grpc.keepalive_timeout_ms", half_ms),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),

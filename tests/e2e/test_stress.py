@@ -1,0 +1,225 @@
+"""Readers that do not read, targets and gateways that are killed, held or stopped in mid-answer."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.support import (
+    CHAT,
+    GREEDY,
+    Running,
+    chunks_of,
+    further_gateway,
+    text_of,
+    video_message,
+    wait_until,
+)
+
+pytestmark = pytest.mark.usefixtures("mended")
+
+LONG = 3000  # tokens; an answer that is not over before a test has done what it does
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def _plain(num_tokens: int, **fields: Any) -> dict[str, Any]:
+    """A question without a video: a further gateway may read no path."""
+    return {
+        "model": "hippo",
+        "messages": HELLO,
+        "max_tokens": num_tokens,
+        "ignore_eos": True,
+        **GREEDY,
+        **fields,
+    }
+
+
+def _body(clip: Path, num_tokens: int, **fields: Any) -> dict[str, Any]:
+    return _plain(num_tokens, messages=[video_message(str(clip))], **fields)
+
+
+def test_a_reader_that_does_not_read_holds_no_slot(
+    http: httpx.Client, running: Running, clip: Path
+) -> None:
+    body = _body(clip, LONG, speculative={"policy": "off"})
+    expected = http.post(CHAT, json=body).json()["choices"][0]["message"]["content"]
+    usage = {"include_usage": True, "continuous_usage_stats": True}  # more to send
+    raw = json.dumps({**body, "stream": True, "stream_options": usage}).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: gateway\r\nContent-Type: application/json\r\n"
+    with socket.socket() as reader:
+        # Small buffers, so that what is not read is soon the gateway's to keep.
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
+        reader.connect((httpx.URL(running.url).host, httpx.URL(running.url).port))
+        length = f"Content-Length: {len(raw)}\r\nConnection: close\r\n\r\n"
+        reader.sendall((head + length).encode() + raw)
+        first = reader.recv(1)
+        wait_until(lambda: running.slots_used() == 0)
+        still_sent = running.gateway_metric("vllm:num_requests_running")
+        again = http.post(CHAT, json=_body(clip, 4))
+        with reader.makefile("rb") as rest:
+            answer = first + rest.read()
+    assert still_sent == 1  # else the test was about nothing
+    assert again.status_code == 200
+    events = [
+        json.loads(line.removeprefix(b"data: "))
+        for line in answer.split(b"\r\n\r\n", 1)[1].splitlines()
+        if line.startswith(b"data: {")
+    ]
+    assert text_of(events) == expected
+    assert b"data: [DONE]" in answer
+
+
+def test_a_target_that_hangs_ends_the_answer_with_an_error(running: Running) -> None:
+    target = running.stack.child("target")
+    with further_gateway(running, "--services-silence-s", "2") as door, door.client() as client:
+        with client.stream("POST", CHAT, json=_plain(LONG, stream=True)) as response:
+            chunks = []
+            for chunk in chunks_of(response):
+                chunks.append(chunk)
+                if len(chunks) == 5:
+                    target.send_signal(signal.SIGSTOP)
+        assert chunks[-1]["error"]["type"] == "unavailable_error"
+        target.send_signal(signal.SIGCONT)
+        wait_until(lambda: running.slots_used() == 0)
+        wait_until(lambda: client.get("/ready").status_code == 200)
+        assert client.post(CHAT, json=_plain(4)).status_code == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_target_that_restarts_in_mid_answer_finishes_it_or_says_that_it_is_lost(
+    http: httpx.Client, running: Running, clip: Path, number: signal.Signals
+) -> None:
+    num_tokens = LONG if number is signal.SIGKILL else 300
+    target, body = running.stack.child("target"), _body(clip, num_tokens, stream=True)
+    with http.stream("POST", CHAT, json=body) as response:
+        chunks = []
+        for chunk in chunks_of(response):
+            chunks.append(chunk)
+            if len(chunks) == 5:
+                target.send_signal(number)
+    if number is signal.SIGKILL:
+        assert chunks[-1]["error"]["type"] == "unavailable_error"
+    else:
+        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert target.wait(20)
+    wait_until(lambda: http.get("/ready").status_code == 503)
+    running.stack.start_service("target")
+    running.stack.wait_ready(timeout_s=60)
+    again = http.post(CHAT, json=_body(clip, 300)).json()
+    if number is signal.SIGTERM:
+        assert text_of(chunks) == again["choices"][0]["message"]["content"]
+    assert again["hippo"]["draft_used"]
+
+
+def test_a_target_that_is_lost_before_the_first_token_is_an_error_status(
+    http: httpx.Client, running: Running, clip: Path
+) -> None:
+    target, answers = running.stack.child("target"), []
+
+    def ask(is_stream: bool) -> None:
+        with httpx.Client(base_url=running.url, trust_env=False, timeout=60) as client:
+            answers.append(client.post(CHAT, json=_body(clip, 4, stream=is_stream)))
+
+    target.send_signal(signal.SIGSTOP)
+    asking = [threading.Thread(target=ask, args=(is_stream,)) for is_stream in (True, False)]
+    for thread in asking:
+        thread.start()
+    wait_until(lambda: running.gateway_metric("vllm:num_requests_waiting") == 2)
+    target.send_signal(signal.SIGKILL)
+    for thread in asking:
+        thread.join()
+    assert [answer.status_code for answer in answers] == [503, 503]
+    assert all(answer.headers["retry-after"] for answer in answers)
+
+
+def test_a_gateway_that_is_killed_leaves_no_slot_behind(running: Running) -> None:
+    body = _plain(LONG, stream=True, speculative={"policy": "optimistic"})
+    with further_gateway(running) as door, door.client() as client:
+        with (
+            pytest.raises(httpx.HTTPError),
+            client.stream("POST", CHAT, json=body) as first,
+            client.stream("POST", CHAT, json=body) as second,
+        ):
+            events = [chunks_of(response) for response in (first, second)]
+            for each in events:
+                next(each)
+            wait_until(lambda: running.slots_used() == 4)
+            door.child.send_signal(signal.SIGKILL)
+            list(events[0])
+        wait_until(lambda: running.slots_used() == 0)
+
+
+def test_a_gateway_that_is_stopped_finishes_its_answers(running: Running) -> None:
+    with further_gateway(running) as door, door.client() as client:
+        expected = client.post(CHAT, json=_plain(400)).json()["choices"][0]["message"]["content"]
+        with client.stream("POST", CHAT, json=_plain(400, stream=True)) as response:
+            chunks = []
+            for chunk in chunks_of(response):
+                chunks.append(chunk)
+                if len(chunks) == 5:
+                    door.child.send_signal(signal.SIGTERM)
+        assert text_of(chunks) == expected
+        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+        assert door.child.wait(20)
+        with pytest.raises(httpx.ConnectError):
+            client.get("/health")
+
+
+def test_a_gateway_that_waited_long_enough_says_so(running: Running) -> None:
+    """The target is held still: two answers, one of them streamed, are not over in time."""
+    target, lines, answers = running.stack.child("target"), list[str](), list[httpx.Response]()
+    arguments = ("--shutdown-grace-s", "1", "--stream-keepalive-s", "0.1")
+    with further_gateway(running, *arguments, lines=lines) as door, door.client() as client:
+
+        def ask() -> None:
+            answers.append(client.post(CHAT, json=_plain(4)))
+
+        with client.stream("POST", CHAT, json=_plain(LONG, stream=True)) as response:
+            events = chunks_of(response)
+            next(events)
+            target.send_signal(signal.SIGSTOP)
+            asking = threading.Thread(target=ask)
+            asking.start()
+            metric = "vllm:num_requests_waiting"
+            wait_until(lambda: _metric(door.url, metric) == 1)
+            door.child.send_signal(signal.SIGTERM)
+            *_, last = events
+        asking.join()
+        assert door.child.wait(20)
+    assert last["error"]["type"] == "unavailable_error"
+    assert "stopping" in last["error"]["message"]
+    assert answers[0].status_code == 503
+    assert not any("Traceback" in line for line in lines)
+    target.send_signal(signal.SIGCONT)
+    wait_until(lambda: running.slots_used() == 0)
+
+
+def _metric(url: str, line_start: str) -> float:
+    text = httpx.get(f"{url}/metrics", trust_env=False).text
+    return next((float(li.split()[-1]) for li in text.splitlines() if li.startswith(line_start)), 0)
+
+
+def test_every_line_of_a_request_bears_its_id_on_all_three(
+    http: httpx.Client, running: Running, clip: Path
+) -> None:
+    headers = {"x-request-id": "of-this-request-alone"}
+    wait_until(lambda: running.slots_used() == 0)
+    num_before = len(running.lines)
+    answer = http.post(CHAT, json=_body(clip, 24), headers=headers)
+    assert answer.headers["x-request-id"] == headers["x-request-id"]
+    for name in ("draft", "target", "gateway"):
+        wait_until(
+            lambda name=name: any(line.startswith(name) for line in running.lines[num_before:])
+        )
+    assert not [li for li in running.lines[num_before:] if headers["x-request-id"] not in li]
+    refused = http.post(CHAT, json=_body(clip / "missing", 4), headers=headers)
+    assert refused.status_code >= 400
+    assert refused.headers["x-request-id"] == headers["x-request-id"]
