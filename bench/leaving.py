@@ -22,8 +22,7 @@ from rich.console import Console
 from bench.client import user_turn, video_url
 from bench.clips import held_out_clips
 from bench.environment import ROOT
-from bench.runs import running_stack
-from hippo.cli.stack import BUNDLED_PAIR, StackOptions, default_cores
+from bench.runs import bundled_pair, running_stack
 
 _CHAT = "/v1/chat/completions"
 _POLL_S = 0.002
@@ -39,15 +38,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--num-clients", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    target_core, draft_core = default_cores("cpu", "cpu")
     ports = {"target": _free_port(), "draft": _free_port()}
-    options = StackOptions(
-        target_model=str(BUNDLED_PAIR / "target"),
-        draft_model=str(BUNDLED_PAIR / "draft"),
-        dtype="float32",
-        target_core=target_core,
-        draft_core=draft_core,
-        port=0,
+    options = bundled_pair(
+        "float32",
         target_args=("--metrics-port", str(ports["target"])),
         draft_args=("--metrics-port", str(ports["draft"])),
     )
@@ -76,7 +69,7 @@ def measure(
                 "messages": [user_turn(video_url(clip.path), "Describe the video.")],
                 "max_tokens": 2000,
                 "ignore_eos": True,
-                "stream": True,
+                "stream": moment == "in mid-answer",  # else nothing comes before the end
                 "temperature": 0,
                 "cache_salt": str(index),
                 "speculative": {"policy": "optimistic"},

@@ -28,8 +28,10 @@ from gateway.uploads import Uploads
 from hippo.types import PROTOCOL_VERSION
 
 
-def create_app(settings: GatewaySettings) -> FastAPI:
+def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> FastAPI:
     """An application that connects to its services when it starts.
+
+    ``patience_is_over`` ends the answers that still run, each with an error.
 
     Raises SettingsError for unusable API keys.
     """
@@ -85,6 +87,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
             uploads=uploads,
             metrics=metrics,
             version=distribution_version(),
+            patience_is_over=patience_is_over,
         )
         await backends.start()
         expiring = asyncio.create_task(uploads.run())

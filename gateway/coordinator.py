@@ -46,7 +46,10 @@ from hippo.types import (
 
 logger = logging.getLogger("gateway.coordinator")
 
+# Services end a sequence by themselves so long after its limit, should this process hang.
+_SERVICES_GRACE_S = 1.0
 _MAX_DRAFT_ATTEMPTS = 8
+_MAX_STALLS = 2  # in one answer: each holds it up for --draft-stall-s
 _DRAFT_PAUSE_S = 0.25
 _LONGEST_DRAFT_PAUSE_S = 2.0
 
@@ -93,6 +96,7 @@ class Completion:
         self._selection: Selection | None = None
         self._draft_heard_ns = 0  # when the draft last sent a block that was not its last
         self._draft_owes = False
+        self._num_stalls = 0
 
         self._pieces: list[str] = []
         self._wakeup = asyncio.Event()
@@ -150,9 +154,9 @@ class Completion:
 
     async def _run(self) -> None:
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._remaining_s()):
                 if self._wants_draft:
-                    self._draft_task = asyncio.create_task(self._run_draft())
+                    self._draft_task = asyncio.create_task(self._run_draft(self._first_draft))
                 await self._run_target()
         except HippoError as error:
             self._error = error
@@ -175,6 +179,13 @@ class Completion:
                 self._draft_task.cancel()
                 await asyncio.gather(self._draft_task, return_exceptions=True)
 
+    def _remaining_s(self, grace_s: float = 0.0) -> float | None:
+        """Until the request's limit, which counts from its arrival; None without one."""
+        if self._timeout_s is None:
+            return None
+        elapsed_s = (self._clock_ns() - self.record.received_ns) / 1e9
+        return max(self._timeout_s + grace_s - elapsed_s, 0.0)
+
     async def _run_target(self) -> None:
         with self._pair.at_target():
             is_finished = await self._follow_target()
@@ -183,7 +194,8 @@ class Completion:
 
     async def _follow_target(self) -> bool:
         """Whether the last verdict came before the end of the stream."""
-        async with self._pair.target.verify(self._request) as stream:
+        timeout_s = self._remaining_s(_SERVICES_GRACE_S)
+        async with self._pair.target.verify(self._request, timeout_s=timeout_s) as stream:
             self._target_stream = stream
             async for message in stream:
                 if isinstance(message, Verdict):
@@ -218,12 +230,11 @@ class Completion:
             self._pieces.append(piece)
             self._wakeup.set()
         if self._draft_owes and now_ns - self._draft_heard_ns > self._draft_stall_ns:
-            await self._drop_draft("the draft stalled", DraftLoss.STALLED)
-            if self._draft_client is not None:
-                self._pair.report_draft_failure(self._draft_client)
+            await self._give_up_stalled_draft()
 
-    async def _run_draft(self) -> None:
-        client, joins = self._first_draft, self._first_draft is None
+    async def _run_draft(self, client: DraftClient | None) -> None:
+        """Drafts with ``client`` from the start, or joins with whichever serves."""
+        joins = client is None
         pause_s = _DRAFT_PAUSE_S
         for _ in range(_MAX_DRAFT_ATTEMPTS):
             client = client or await self._pair.wait_draft()
@@ -250,7 +261,8 @@ class Completion:
             epoch=coordinator.epoch if joins else 0,
         )
         with self._pair.at_draft(client):
-            async with client.draft(request) as stream:
+            timeout_s = self._remaining_s(_SERVICES_GRACE_S)
+            async with client.draft(request, timeout_s=timeout_s) as stream:
                 self._draft_client = client
                 await self._exchange_with_draft(stream, joins=joins, num_known=len(committed_ids))
         raise UnavailableError("the draft service ended its stream")
@@ -324,6 +336,17 @@ class Completion:
         if self._draft_task is not None:
             self._draft_task.cancel()
         await self._lose_draft(problem, cause)
+
+    async def _give_up_stalled_draft(self) -> None:
+        """Goes on without it, until it is found well again."""
+        stalled = self._draft_task
+        await self._drop_draft("the draft stalled", DraftLoss.STALLED)
+        if self._draft_client is not None:
+            self._pair.report_draft_failure(self._draft_client)
+        self._num_stalls += 1
+        if stalled is not None and self._num_stalls < _MAX_STALLS:
+            await asyncio.gather(stalled, return_exceptions=True)
+            self._draft_task = asyncio.create_task(self._run_draft(None))
 
     async def _lose_draft(self, problem: str, cause: DraftLoss) -> None:
         self._draft_stream, self._draft_owes = None, False

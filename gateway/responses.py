@@ -31,7 +31,7 @@ class ErrorResponse(BaseModel):
                         "message": "temperature is 3.0; it must be 0 to 2",
                         "type": "invalid_request_error",
                         "param": "temperature",
-                        "code": None,
+                        "code": "invalid_value",
                     }
                 }
             ]

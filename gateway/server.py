@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import os
 import signal
 import socket
@@ -20,6 +21,8 @@ from hippo.errors import HippoError, UnavailableError
 
 logger = logging.getLogger("gateway")
 
+_LAST_WORDS_S = 3  # for what is told to clients that were not waited for
+
 
 async def serve(settings: GatewaySettings) -> None:
     """Serves until SIGTERM or SIGINT; running answers may then finish.
@@ -28,19 +31,25 @@ async def serve(settings: GatewaySettings) -> None:
     """
     listener = _bind(settings.host, settings.port)
     port = int(listener.getsockname()[1])
+    patience_is_over = asyncio.Event()
     server = _Server(
         uvicorn.Config(
-            create_app(settings),
+            create_app(settings, patience_is_over),
             log_config=None,
             log_level="warning",
             access_log=False,
-            timeout_graceful_shutdown=round(settings.shutdown_grace_s),
+            timeout_graceful_shutdown=math.ceil(settings.shutdown_grace_s) + _LAST_WORDS_S,
             ws="none",
         )
     )
     loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        server.request_exit()
+        loop.call_later(settings.shutdown_grace_s, patience_is_over.set)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.request_exit)
+        loop.add_signal_handler(number, stop)
     announcing = asyncio.create_task(_announce(server, settings, port))
     try:
         await server.serve(sockets=[listener])

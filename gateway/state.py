@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -24,6 +25,7 @@ class GatewayState:
     uploads: Uploads
     metrics: GatewayMetrics
     version: str
+    patience_is_over: asyncio.Event  # the server stops, and waits for no answer any longer
 
 
 def _state(request: Request) -> GatewayState:

@@ -23,7 +23,7 @@ from gateway.openapi import CHAT_ANSWERED, answers
 from gateway.report import Record, Timeline
 from gateway.schemas import ChatCompletionRequest, StreamOptions
 from gateway.state import GatewayState, State
-from hippo.errors import HippoError, UnavailableError
+from hippo.errors import DeadlineError, HippoError, UnavailableError
 from hippo.types import Media, OpenRequest, Pruning, PruningStrategy
 
 router = APIRouter(prefix="/v1", tags=["chat"])
@@ -60,7 +60,7 @@ class ChatResponse(Response):
 
     What goes wrong before the first byte is raised, and becomes an error status; afterwards it is
     the stream's last event. A client that goes away ends the work at once, and so does a server
-    that has waited long enough for it to stop, as an error.
+    that stops and has waited long enough, or whose time limit is over before all is read.
     """
 
     def __init__(
@@ -81,26 +81,39 @@ class ChatResponse(Response):
         self._completion_id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._has_begun = False  # a status is sent
-        self._is_stopping = False
+        self._ending: HippoError | None = None  # why it is not waited for any longer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         leaving = asyncio.create_task(_until_disconnect(receive))
         work = asyncio.create_task(self._answer_within_limits(scope, receive, send))
+        stopping = asyncio.create_task(self._state.patience_is_over.wait())
         try:
-            await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:  # the server stops, and has waited long enough
-            self._is_stopping = True
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
-            if not self._has_begun:
-                raise _stopping() from None
+            await asyncio.wait(
+                (work, leaving, stopping),
+                timeout=self._longest_s(),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
         finally:
-            leaving.cancel()
-            is_left = not work.done() or self._is_stopping
-            work.cancel()
-            await asyncio.gather(work, leaving, return_exceptions=True)
-        if not is_left:
+            is_over = work.done()
+            if stopping.done():
+                self._ending = _stopping()
+            elif not leaving.done():
+                self._ending = _too_long(self._state.settings.request_timeout_s)
+            for task in (work, leaving, stopping):
+                task.cancel()
+            await asyncio.gather(work, leaving, stopping, return_exceptions=True)
+        if is_over:
             work.result()
+        elif self._ending is not None and not self._has_begun:
+            raise self._ending
+
+    def _longest_s(self) -> float | None:
+        """Until nothing more is sent: the work is over by then, if anybody reads it."""
+        limit_s = self._state.settings.request_timeout_s
+        if not limit_s:
+            return None
+        elapsed_s = (time.monotonic_ns() - self._received_ns) / 1e9
+        return max(limit_s + _LAST_WORD_S - elapsed_s, 0.0)
 
     async def _answer_within_limits(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._allowance is None:
@@ -236,12 +249,12 @@ class ChatResponse(Response):
             await send_bytes(writer.error(describe(error)), more=False)
             return
         except asyncio.CancelledError:
-            if self._is_stopping:
+            if self._ending is not None:
                 record.has_failed = True
                 # Whoever does not read does not hold up the end.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_LAST_WORD_S):
-                        await send_bytes(writer.error(describe(_stopping())), more=False)
+                        await send_bytes(writer.error(describe(self._ending)), more=False)
             raise
         assert record.finish_reason is not None
         last = writer.finish(
@@ -275,6 +288,10 @@ class _Place:
 
 def _stopping() -> HippoError:
     return UnavailableError("the server is stopping; it did not wait for the end of this answer")
+
+
+def _too_long(limit_s: float) -> HippoError:
+    return DeadlineError(f"the request took longer than {limit_s:g} s, this server's limit")
 
 
 def _usage(record: Record) -> sse.Usage:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -219,10 +220,11 @@ class DraftClient(_ServiceClient):
     _noun = "draft"
     _make_stub = draft_pb2_grpc.DraftServiceStub
 
-    def draft(self, request: OpenRequest) -> DraftStream:
-        """One drafted sequence; raises InvalidRequestError for what the wire cannot carry."""
+    def draft(self, request: OpenRequest, *, timeout_s: float | None = None) -> DraftStream:
+        """One drafted sequence, ended by the service itself after ``timeout_s``; raises
+        InvalidRequestError for what the wire cannot carry."""
         return ClientStream(
-            self._stub.Draft,
+            partial(self._stub.Draft, timeout=timeout_s),
             draft_pb2.DraftRequest(open=convert.open_to_proto(request)),
             encode=_encode_draft,
             decode=_decode_draft,
@@ -237,10 +239,11 @@ class TargetClient(_ServiceClient):
     _noun = "target"
     _make_stub = target_pb2_grpc.TargetServiceStub
 
-    def verify(self, request: OpenRequest) -> TargetStream:
-        """One settled sequence; raises InvalidRequestError for what the wire cannot carry."""
+    def verify(self, request: OpenRequest, *, timeout_s: float | None = None) -> TargetStream:
+        """One settled sequence, ended by the service itself after ``timeout_s``; raises
+        InvalidRequestError for what the wire cannot carry."""
         return ClientStream(
-            self._stub.Verify,
+            partial(self._stub.Verify, timeout=timeout_s),
             target_pb2.VerifyRequest(open=convert.open_to_proto(request)),
             encode=_encode_verify,
             decode=_decode_verify,

@@ -59,6 +59,7 @@ def server_options(max_message_bytes: int) -> ChannelOptions:
         ("grpc.so_reuseport", 0),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_ping_strikes", 0),
     )
@@ -73,6 +74,7 @@ def client_options(max_message_bytes: int, silence_seconds: float) -> ChannelOpt
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.keepalive_time_ms", half_ms),
         ("grpc.keepalive_timeout_ms", half_ms),
+        ("grpc.http2.ping_timeout_ms", half_ms),  # else a minute, whatever the one above says
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),

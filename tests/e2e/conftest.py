@@ -53,6 +53,7 @@ def running(pair: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> I
         ),
         gateway_args=(
             "--calibration-share", "0",  # every answer is sped up
+            "--services-silence-s", "120",  # tests hold a service still for longer than 20 s
             "--allowed-media-dirs", str(media_folder),
             "--allowed-media-domains", "127.0.0.1",
             "--allow-http-media", "true",

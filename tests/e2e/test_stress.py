@@ -45,21 +45,33 @@ def _body(clip: Path, num_tokens: int, **fields: Any) -> dict[str, Any]:
     return _plain(num_tokens, messages=[video_message(str(clip))], **fields)
 
 
+def _send_slowly_read(reader: socket.socket, url: str, body: dict[str, Any]) -> None:
+    """Asks with small buffers, so that what is not read is soon the gateway's to keep."""
+    raw = json.dumps(body).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: gateway\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(raw)}\r\nConnection: close\r\n\r\n"
+    reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    reader.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
+    reader.connect((httpx.URL(url).host, httpx.URL(url).port))
+    reader.sendall(head.encode() + raw)
+
+
 def test_a_reader_that_does_not_read_holds_no_slot(
     http: httpx.Client, running: Running, clip: Path
 ) -> None:
-    body = _body(clip, LONG, speculative={"policy": "off"})
-    expected = http.post(CHAT, json=body).json()["choices"][0]["message"]["content"]
-    usage = {"include_usage": True, "continuous_usage_stats": True}  # more to send
-    raw = json.dumps({**body, "stream": True, "stream_options": usage}).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: gateway\r\nContent-Type: application/json\r\n"
+    expected = http.post(CHAT, json=_body(clip, 100)).json()["choices"][0]["message"]["content"]
+    # More to send than what buffers on the way take: an event a token, with usage.
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    num_tokens = 1200
+    body = _body(
+        clip,
+        num_tokens,
+        stream=True,
+        stream_options=usage,
+        speculative={"policy": "off"},
+    )
     with socket.socket() as reader:
-        # Small buffers, so that what is not read is soon the gateway's to keep.
-        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        reader.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
-        reader.connect((httpx.URL(running.url).host, httpx.URL(running.url).port))
-        length = f"Content-Length: {len(raw)}\r\nConnection: close\r\n\r\n"
-        reader.sendall((head + length).encode() + raw)
+        _send_slowly_read(reader, running.url, body)
         first = reader.recv(1)
         wait_until(lambda: running.slots_used() == 0)
         still_sent = running.gateway_metric("vllm:num_requests_running")
@@ -73,8 +85,17 @@ def test_a_reader_that_does_not_read_holds_no_slot(
         for line in answer.split(b"\r\n\r\n", 1)[1].splitlines()
         if line.startswith(b"data: {")
     ]
-    assert text_of(events) == expected
+    assert text_of(events).startswith(expected)
+    assert events[-1]["usage"]["completion_tokens"] == num_tokens
     assert b"data: [DONE]" in answer
+
+
+def test_a_reader_that_does_not_read_is_left_when_its_time_is_over(running: Running) -> None:
+    with further_gateway(running, "--request-timeout-s", "2") as door, socket.socket() as reader:
+        _send_slowly_read(reader, door.url, _plain(LONG, stream=True))
+        wait_until(lambda: _metric(door.url, "vllm:num_requests_running") == 1)
+        wait_until(lambda: _metric(door.url, "vllm:num_requests_running") == 0)
+        assert running.slots_used() == 0
 
 
 def test_a_target_that_hangs_ends_the_answer_with_an_error(running: Running) -> None:
@@ -93,51 +114,55 @@ def test_a_target_that_hangs_ends_the_answer_with_an_error(running: Running) -> 
         assert client.post(CHAT, json=_plain(4)).status_code == 200
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_target_that_restarts_in_mid_answer_finishes_it_or_says_that_it_is_lost(
-    http: httpx.Client, running: Running, clip: Path, number: signal.Signals
-) -> None:
-    num_tokens = LONG if number is signal.SIGKILL else 300
-    target, body = running.stack.child("target"), _body(clip, num_tokens, stream=True)
-    with http.stream("POST", CHAT, json=body) as response:
-        chunks = []
-        for chunk in chunks_of(response):
-            chunks.append(chunk)
-            if len(chunks) == 5:
-                target.send_signal(number)
-    if number is signal.SIGKILL:
-        assert chunks[-1]["error"]["type"] == "unavailable_error"
-    else:
-        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
-    assert target.wait(20)
-    wait_until(lambda: http.get("/ready").status_code == 503)
-    running.stack.start_service("target")
-    running.stack.wait_ready(timeout_s=60)
-    again = http.post(CHAT, json=_body(clip, 300)).json()
-    if number is signal.SIGTERM:
-        assert text_of(chunks) == again["choices"][0]["message"]["content"]
-    assert again["hippo"]["draft_used"]
-
-
-def test_a_target_that_is_lost_before_the_first_token_is_an_error_status(
+def test_a_target_that_is_killed_ends_every_answer_with_an_error(
     http: httpx.Client, running: Running, clip: Path
 ) -> None:
-    target, answers = running.stack.child("target"), []
+    target, answers = running.stack.child("target"), list[httpx.Response]()
 
     def ask(is_stream: bool) -> None:
         with httpx.Client(base_url=running.url, trust_env=False, timeout=60) as client:
             answers.append(client.post(CHAT, json=_body(clip, 4, stream=is_stream)))
 
-    target.send_signal(signal.SIGSTOP)
     asking = [threading.Thread(target=ask, args=(is_stream,)) for is_stream in (True, False)]
-    for thread in asking:
-        thread.start()
-    wait_until(lambda: running.gateway_metric("vllm:num_requests_waiting") == 2)
-    target.send_signal(signal.SIGKILL)
+    with http.stream("POST", CHAT, json=_body(clip, LONG, stream=True)) as response:
+        chunks = []
+        for chunk in chunks_of(response):
+            chunks.append(chunk)
+            if len(chunks) == 5:
+                target.send_signal(signal.SIGSTOP)  # so that two further prompts are not read
+                for thread in asking:
+                    thread.start()
+                wait_until(lambda: running.gateway_metric("vllm:num_requests_waiting") == 2)
+                target.send_signal(signal.SIGKILL)
     for thread in asking:
         thread.join()
-    assert [answer.status_code for answer in answers] == [503, 503]
+    assert target.wait(20)
+    assert chunks[-1]["error"]["type"] == "unavailable_error"
+    answers.append(http.post(CHAT, json=_body(clip, 4)))
+    assert [answer.status_code for answer in answers] == [503, 503, 503]
     assert all(answer.headers["retry-after"] for answer in answers)
+    assert http.get("/ready").status_code == 503
+    assert http.get("/health").status_code == 200
+    running.stack.start_service("target")
+    running.stack.wait_ready(timeout_s=60)
+    assert http.post(CHAT, json=_body(clip, 40)).json()["hippo"]["draft_used"]
+
+
+def test_a_target_that_is_stopped_finishes_its_answers(
+    http: httpx.Client, running: Running, clip: Path
+) -> None:
+    target = running.stack.child("target")
+    expected = http.post(CHAT, json=_body(clip, 300)).json()["choices"][0]["message"]["content"]
+    with http.stream("POST", CHAT, json=_body(clip, 300, stream=True)) as response:
+        chunks = []
+        for chunk in chunks_of(response):
+            chunks.append(chunk)
+            if len(chunks) == 5:
+                target.send_signal(signal.SIGTERM)
+    assert text_of(chunks) == expected
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert target.wait(20)
+    wait_until(lambda: http.get("/ready").status_code == 503)
 
 
 def test_a_gateway_that_is_killed_leaves_no_slot_behind(running: Running) -> None:
@@ -154,6 +179,24 @@ def test_a_gateway_that_is_killed_leaves_no_slot_behind(running: Running) -> Non
             wait_until(lambda: running.slots_used() == 4)
             door.child.send_signal(signal.SIGKILL)
             list(events[0])
+        wait_until(lambda: running.slots_used() == 0)
+
+
+def test_a_gateway_that_hangs_holds_slots_no_longer_than_its_requests_may_take(
+    running: Running,
+) -> None:
+    body = _plain(LONG, stream=True, speculative={"policy": "optimistic"})
+    with further_gateway(running, "--request-timeout-s", "1") as door, door.client() as client:
+        with client.stream("POST", CHAT, json=body) as response:
+            events = chunks_of(response)
+            next(events)
+            door.child.send_signal(signal.SIGSTOP)
+            wait_until(lambda: running.slots_used() == 0)
+            door.child.send_signal(signal.SIGCONT)
+            *_, last = events
+        assert last["error"]["code"] == "timeout"
+        whole = client.post(CHAT, json=_plain(LONG))
+        assert whole.status_code == 504
         wait_until(lambda: running.slots_used() == 0)
 
 
@@ -196,7 +239,7 @@ def test_a_gateway_that_waited_long_enough_says_so(running: Running) -> None:
         assert door.child.wait(20)
     assert last["error"]["type"] == "unavailable_error"
     assert "stopping" in last["error"]["message"]
-    assert answers[0].status_code == 503
+    assert answers[0].status_code == 503, (answers[0].text, lines)
     assert not any("Traceback" in line for line in lines)
     target.send_signal(signal.SIGCONT)
     wait_until(lambda: running.slots_used() == 0)
@@ -215,10 +258,10 @@ def test_every_line_of_a_request_bears_its_id_on_all_three(
     num_before = len(running.lines)
     answer = http.post(CHAT, json=_body(clip, 24), headers=headers)
     assert answer.headers["x-request-id"] == headers["x-request-id"]
-    for name in ("draft", "target", "gateway"):
-        wait_until(
-            lambda name=name: any(line.startswith(name) for line in running.lines[num_before:])
-        )
+    names = ("draft", "target", "gateway")
+    wait_until(
+        lambda: {line.partition(":")[0] for line in running.lines[num_before:]}.issuperset(names)
+    )
     assert not [li for li in running.lines[num_before:] if headers["x-request-id"] not in li]
     refused = http.post(CHAT, json=_body(clip / "missing", 4), headers=headers)
     assert refused.status_code >= 400

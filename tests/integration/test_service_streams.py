@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hippo.errors import HippoError, InvalidRequestError, MediaError, OverloadedError
+from hippo.errors import DeadlineError, HippoError, InvalidRequestError, MediaError, OverloadedError
 from hippo.models.base import StepPlan
 from hippo.types import (
     Block,
@@ -260,6 +260,23 @@ async def test_with_slots_and_queue_full_the_target_refuses_and_the_queue_moves_
                 pass
         assert len((await queued).token_ids) == 4
         assert stats_of(service).num_waiting == 0
+
+
+async def test_a_sequence_over_its_time_is_ended_and_its_slot_free() -> None:
+    patient = StepLimits(4, 4, wait_ns=10**15)
+    request = toy_request(pace=Pace(patient, patient, 8, 4), end_token_ids=())
+    async with serving_target(ToyModel()) as (service, client):
+        async with client.verify(request, timeout_s=0.5) as stream:
+            with pytest.raises(DeadlineError):
+                async for _ in stream:
+                    pass
+            await until(lambda: stats_of(service).num_slots_used == 0)
+    async with serving_draft(ToyModel()) as (service, drafter):
+        async with drafter.draft(request, timeout_s=0.5) as drafting:
+            with pytest.raises(DeadlineError):
+                async for _ in drafting:
+                    pass
+            await until(lambda: stats_of(service).num_slots_used == 0)
 
 
 async def test_giving_up_in_the_queue_frees_the_place() -> None:
