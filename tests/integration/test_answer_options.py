@@ -4,9 +4,11 @@ gives."""
 from __future__ import annotations
 
 import random
+import threading
 
 import pytest
 
+from hippo.models.base import StepPlan
 from hippo.types import SamplingParams
 from tests.support.services import (
     POLICIES,
@@ -58,13 +60,26 @@ async def test_the_draft_holds_end_tokens_back_as_the_target_does() -> None:
         sampling=SamplingParams(logit_bias=((END_TOKEN_ID, 100.0),), min_tokens=30),
         max_tokens=40,
     )
+    target, draft = ToyModel(), ToyModel()
+    has_drafted = threading.Event()
+
+    def wait_for_draft(plan: StepPlan) -> None:
+        has_drafted.wait(20)
+
     async with (
-        serving_target(ToyModel()) as (_, target_client),
-        serving_draft(ToyModel()) as (_, draft_client),
+        serving_target(target) as (_, target_client),
+        serving_draft(draft) as (_, draft_client),
     ):
+        draft.on_forward = lambda plan: has_drafted.set()
+        target.on_forward = wait_for_draft
         relayed = await relay(draft_client, target_client, request, "vpsd")
 
     assert len(relayed.token_ids) == 31 and relayed.token_ids[-1] == END_TOKEN_ID
-    drafted = [token_id for block in relayed.blocks for token_id in block.token_ids]
-    assert END_TOKEN_ID not in drafted[:30]
+    drafted = [
+        (place, token_id)
+        for block in relayed.blocks
+        for place, token_id in enumerate(block.token_ids, block.start_index)
+    ]
+    assert drafted
+    assert all((token_id == END_TOKEN_ID) == (place == 30) for place, token_id in drafted)
     assert not any(verdict.is_rejection for verdict in relayed.verdicts)
