@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from gateway.backends import Pair
 from gateway.baseline import Baseline
 from gateway.report import Record
-from gateway.text import AnswerText
+from gateway.text import AnswerText, Piece, join
 from gateway.translate import SpeculationPlan
 from hippo.errors import (
     DeadlineError,
@@ -82,7 +82,12 @@ class Completion:
         self._clock_ns = clock_ns
         self._draft_stall_ns = int(draft_stall_s * 1e9)
         self._timeout_s = timeout_s
-        self._text = AnswerText(pair.tokenizer, stops=stops, min_tokens=request.sampling.min_tokens)
+        self._text = AnswerText(
+            pair.tokenizer,
+            stops=stops,
+            min_tokens=request.sampling.min_tokens,
+            has_logprobs=request.num_top_logprobs is not None,
+        )
         self.record = record
         record.stats = self._coordinator.stats
         if plan.wants_draft and not has_draft:
@@ -98,7 +103,7 @@ class Completion:
         self._draft_owes = False
         self._num_stalls = 0
 
-        self._pieces: list[str] = []
+        self._pieces: list[Piece] = []
         self._wakeup = asyncio.Event()
         self._begun = asyncio.Event()  # the prompt was read, or it all failed
         self._is_over = False
@@ -134,19 +139,19 @@ class Completion:
             raise self._error
         return True
 
-    async def pieces(self, idle_s: float | None = None) -> AsyncIterator[str]:
+    async def pieces(self, idle_s: float | None = None) -> AsyncIterator[Piece]:
         """Text as it settles, to its end; an empty one when there was none for ``idle_s``. Raises
         what ended it early."""
         while True:
             if not await _is_set(self._wakeup, idle_s):
-                yield ""
+                yield Piece()
                 continue
             self._wakeup.clear()
             is_over = self._is_over
             if self._pieces:
-                text = "".join(self._pieces)
+                piece = join(self._pieces)
                 self._pieces.clear()
-                yield text
+                yield piece
             if is_over:
                 break
         if self._error is not None:

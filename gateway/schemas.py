@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic_core import PydanticCustomError
 
 from hippo.types import MediaKind
+from hippo.validation import MAX_TOP_LOGPROBS
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
@@ -271,6 +272,19 @@ class ChatCompletionRequest(_Model):
     ] = Field(default=(), max_length=MAX_STOP_STRINGS)
     stop_token_ids: tuple[int, ...] | None = Field(default=None, max_length=MAX_STOP_STRINGS)
 
+    logprobs: bool | None = Field(
+        default=None,
+        strict=True,  # a number is what OpenAI's older completions take
+        description="Adds how likely the target thought each token of the text.",
+    )
+    top_logprobs: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        strict=True,
+        description="With logprobs: so many of the likeliest tokens at each place, too.",
+    )
+
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = Field(
@@ -292,8 +306,6 @@ class ChatCompletionRequest(_Model):
 
     # Values that leave the answer as it is are accepted, others are refused by name.
     n: int | None = Field(default=None, description="Only 1.")
-    logprobs: bool | None = Field(default=None, description="Only false.")
-    top_logprobs: int | None = Field(default=None, description="Only 0.")
     tools: list[Any] | None = Field(default=None, description="Only empty.")
     tool_choice: Any = Field(default=None, description="Only 'none' or 'auto'.")
     response_format: dict[str, Any] | None = Field(
@@ -317,8 +329,6 @@ class ChatCompletionRequest(_Model):
             raise _refusal("the request body must be a JSON object")
         neutral: dict[str, tuple[Any, ...]] = {
             "n": (1,),
-            "logprobs": (False,),
-            "top_logprobs": (0,),
             "tools": ([],),
             "tool_choice": ("none", "auto"),
             "response_format": ({"type": "text"},),
@@ -349,6 +359,12 @@ class ChatCompletionRequest(_Model):
                 "unsupported_field",
                 "{field} is only for streams; set stream to true or leave it out",
                 {"field": "stream_options"},
+            )
+        if self.top_logprobs and not self.logprobs:
+            raise PydanticCustomError(
+                "unsupported_field",
+                "{field} is only with logprobs; set logprobs to true or leave it out",
+                {"field": "top_logprobs"},
             )
         for stop in self.stop:
             if not 0 < len(stop) <= MAX_STOP_LENGTH:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,7 @@ class ChunkWriter:
         }
         opening = json.dumps(self._head, separators=(",", ":"))[:-1]
         self._before = f'data: {opening},"choices":[{{"index":0,"delta":{{"content":'
-        self._after = '},"logprobs":null,"finish_reason":null}]'
+        self._after = ',"finish_reason":null}]'
         self._end = ',"usage":null}\n\n' if include_usage else "}\n\n"
 
     def role(self, usage: Usage | None = None) -> bytes:
@@ -55,12 +56,16 @@ class ChunkWriter:
         choices = [_choice({"role": "assistant", "content": ""}, finish_reason=None)]
         return self._event({"choices": choices, **_usage_so_far(usage)})
 
-    def text(self, piece: str, usage: Usage | None = None) -> bytes:
+    def text(
+        self, piece: str, usage: Usage | None = None, *, logprobs: Sequence[dict[str, Any]] = ()
+    ) -> bytes:
         """A chunk with further text, and with the usage so far where it is wanted."""
+        likely = json.dumps(logprobs_json(logprobs), separators=(",", ":")) if logprobs else "null"
         end = self._end
         if usage is not None:
             end = f',"usage":{json.dumps(usage.to_json(), separators=(",", ":"))}}}\n\n'
-        return f"{self._before}{json.dumps(piece)}{self._after}{end}".encode()
+        content = f'{json.dumps(piece)}}},"logprobs":{likely}'
+        return f"{self._before}{content}{self._after}{end}".encode()
 
     def finish(
         self,
@@ -101,13 +106,14 @@ def completion_json(
     figures: dict[str, Any],
     metrics: dict[str, Any],
     token_ids: list[int] | None,
+    logprobs: Sequence[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """The answer to a request that does not stream."""
     message = {"role": "assistant", "content": text, "refusal": None}
     choice: dict[str, Any] = {
         "index": 0,
         "message": message,
-        "logprobs": None,
+        "logprobs": None if logprobs is None else logprobs_json(logprobs),
         "finish_reason": finish_reason,
     }
     if token_ids is not None:
@@ -122,6 +128,11 @@ def completion_json(
         "hippo": figures,
         "metrics": metrics,
     }
+
+
+def logprobs_json(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A choice's ``logprobs``."""
+    return {"content": list(entries), "refusal": None}
 
 
 def _usage_so_far(usage: Usage | None) -> dict[str, Any]:

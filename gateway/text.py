@@ -2,52 +2,112 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from gateway.detokenizer import Detokenizer, StopStrings
+from gateway.token_texts import TokenTexts
+from hippo.errors import IncompatiblePairError
 from hippo.types import FinishReason, Verdict
 
 
-class AnswerText:
-    """Takes verdicts and gives text; stop strings count from token ``min_tokens`` on."""
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some text of an answer, and the log-probabilities of the tokens that begin in it."""
 
-    def __init__(self, tokenizer: Tokenizer, *, stops: Sequence[str], min_tokens: int = 0) -> None:
+    text: str = ""
+    logprobs: tuple[dict[str, Any], ...] = ()  # in OpenAI's shape
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.logprobs)
+
+
+def join(pieces: Sequence[Piece]) -> Piece:
+    """All of them as one."""
+    return Piece(
+        "".join(piece.text for piece in pieces),
+        tuple(entry for piece in pieces for entry in piece.logprobs),
+    )
+
+
+class AnswerText:
+    """Takes verdicts and gives text; stop strings count from token ``min_tokens`` on.
+
+    With ``has_logprobs`` the verdicts bear them, and each is given out with the text that its
+    token begins in: none for an end token, nor for tokens behind a stop string.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stops: Sequence[str],
+        min_tokens: int = 0,
+        has_logprobs: bool = False,
+    ) -> None:
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopStrings(stops)
         self._min_tokens = min_tokens
+        self._texts = TokenTexts(tokenizer) if has_logprobs else None
+        # Where the token's text begins, and its entry; those that are not given out yet.
+        self._entries: deque[tuple[int, dict[str, Any]]] = deque()
+        self._num_decoded = 0  # characters
+        self._num_out = 0
         self.num_tokens = 0  # of the answer; none behind a stop string
         self.finish_reason: FinishReason | None = None
 
-    def add(self, verdict: Verdict) -> str:
-        """The text that is certain now. Nothing may be added after a finish reason."""
+    def add(self, verdict: Verdict) -> Piece:
+        """What is certain now. Nothing may be added after a finish reason.
+
+        Raises IncompatiblePairError for a verdict without the log-probabilities asked for.
+        """
+        text = self._decode(verdict)
+        if self._stops.matched is None and verdict.finish_reason is not None:
+            self.num_tokens += verdict.finish_reason is FinishReason.STOP
+            text += self._look(self._detokenizer.finish(), self.num_tokens)
+            text += "" if self._stops.matched is not None else self._stops.finish()
+            self.finish_reason = verdict.finish_reason
+        if self._stops.matched is not None:
+            self.finish_reason = FinishReason.STOP
+        self._num_out += len(text)
+        return Piece(text, self._take_entries())
+
+    def _decode(self, verdict: Verdict) -> str:
         token_ids = verdict.token_ids
         if verdict.finish_reason is FinishReason.STOP:
             token_ids = token_ids[:-1]  # the end token itself is no text
-        piece = self._decode(token_ids)
-        if self._stops.matched is None:
-            self.num_tokens += len(verdict.token_ids) - len(token_ids)
-            if verdict.finish_reason is not None:
-                piece += self._look(self._detokenizer.finish(), self.num_tokens)
-                piece += "" if self._stops.matched is not None else self._stops.finish()
-                self.finish_reason = verdict.finish_reason
-        if self._stops.matched is not None:
-            self.finish_reason = FinishReason.STOP
-        return piece
-
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        if not self._stops.is_active:
+        if self._texts is not None and len(verdict.logprobs) != len(verdict.token_ids):
+            raise IncompatiblePairError(
+                "the target service tells no log-probabilities; it is of an older release"
+            )
+        if not self._stops.is_active and self._texts is None:
             self.num_tokens += len(token_ids)
             return self._detokenizer.add(token_ids)
         # One by one, so that the count of tokens does not depend on how they were verified.
         text = ""
-        for token_id in token_ids:
+        for place, token_id in enumerate(token_ids):
             self.num_tokens += 1
-            text += self._look(self._detokenizer.add((token_id,)), self.num_tokens)
+            if self._texts is not None:
+                entry = self._texts.entry(token_id, verdict.logprobs[place])
+                self._entries.append((self._num_decoded, entry))
+            piece = self._detokenizer.add((token_id,))
+            self._num_decoded += len(piece)
+            text += self._look(piece, self.num_tokens)
             if self._stops.matched is not None:
                 break
         return text
+
+    def _take_entries(self) -> tuple[dict[str, Any], ...]:
+        """Those of tokens that begin in what is out; at an end without a stop string, all."""
+        is_whole = self.finish_reason is not None and self._stops.matched is None
+        taken = []
+        while self._entries and (is_whole or self._entries[0][0] < self._num_out):
+            taken.append(self._entries.popleft()[1])
+        return tuple(taken)
 
     def _look(self, piece: str, num_tokens: int) -> str:
         return self._stops.add(piece, can_match=num_tokens > self._min_tokens)

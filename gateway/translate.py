@@ -272,6 +272,7 @@ def open_request(
         max_tokens=max_tokens,
         end_token_ids=_end_token_ids(request, info),
         cache_salt=request.cache_salt or "",
+        num_top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )
 
 

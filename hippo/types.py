@@ -170,6 +170,14 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely a token was, by log-softmax of the target's logits as the model gave them."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # (token id, log-probability), the likeliest first
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """Tokens the target has settled: accepted draft tokens, then its own."""
 
@@ -183,6 +191,7 @@ class Verdict:
     finish_reason: FinishReason | None = None
     timing: Timing = Timing()
     is_conservative: bool = False  # the forward ran under the conservative limits
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one a token, if they were asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +239,7 @@ class OpenRequest:
     committed_ids: tuple[int, ...] = ()  # a draft that joins in mid-answer
     epoch: int = 0
     cache_salt: str = ""  # what is cached is shared only among requests with the same one
+    num_top_logprobs: int | None = None  # of each token; None: no log-probabilities at all
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from hippo.types import SamplingParams
 MAX_SEED = 2**64 - 1
 MAX_CHOICE_INDEX = 2**32 - 1
 MAX_LOGIT_BIASES = 1024
+MAX_TOP_LOGPROBS = 20
 MAX_TOKENS = 2**32 - 1
 
 

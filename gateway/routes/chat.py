@@ -23,6 +23,7 @@ from gateway.openapi import CHAT_ANSWERED, answers
 from gateway.report import Record, Timeline
 from gateway.schemas import ChatCompletionRequest, StreamOptions
 from gateway.state import GatewayState, State
+from gateway.text import join
 from hippo.errors import DeadlineError, HippoError, UnavailableError
 from hippo.types import Media, OpenRequest, Pruning, PruningStrategy
 
@@ -188,19 +189,20 @@ class ChatResponse(Response):
                 pair.calibration.note(record.mean_context_length)
 
     async def _collect(self, completion: Completion, request: OpenRequest) -> dict[str, Any]:
-        text = "".join([piece async for piece in completion.pieces()])
+        answer = join([piece async for piece in completion.pieces()])
         record = completion.record
         assert record.finish_reason is not None
         return sse.completion_json(
             completion_id=self._completion_id,
             created=self._created,
             model=self._body.model,
-            text=text,
+            text=answer.text,
             finish_reason=record.finish_reason.value,
             usage=_usage(record),
             figures=report.figures(record, request, completion.baseline),
             metrics=report.client_metrics(record),
             token_ids=completion.token_ids if self._body.return_token_ids else None,
+            logprobs=answer.logprobs if self._body.logprobs else None,
         )
 
     async def _read_media(self) -> tuple[Media, ...]:
@@ -243,7 +245,10 @@ class ChatResponse(Response):
             place.begin()
             await send_bytes(writer.role(usage()))
             async for piece in completion.pieces(idle_s):
-                await send_bytes(writer.text(piece, usage()) if piece else sse.KEEPALIVE)
+                chunk = sse.KEEPALIVE
+                if piece:
+                    chunk = writer.text(piece.text, usage(), logprobs=piece.logprobs)
+                await send_bytes(chunk)
         except HippoError as error:
             record.has_failed = True
             await send_bytes(writer.error(describe(error)), more=False)

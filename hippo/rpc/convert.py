@@ -28,7 +28,7 @@ from hippo.types import (
     TextPart,
 )
 from hippo.v1 import common_pb2 as pb
-from hippo.validation import validate_sampling
+from hippo.validation import MAX_TOP_LOGPROBS, validate_sampling
 
 ROLES = ("system", "user", "assistant")
 MAX_PRUNING_RATIO = 0.99
@@ -74,6 +74,7 @@ def open_to_proto(request: OpenRequest) -> pb.Open:
             committed_ids=request.committed_ids,
             epoch=request.epoch,
             cache_salt=request.cache_salt,
+            num_top_logprobs=request.num_top_logprobs,
         )
     except ValueError as error:
         raise InvalidRequestError(f"the request does not fit the protocol: {error}") from None
@@ -111,7 +112,19 @@ def open_from_proto(message: pb.Open, *, num_token_ids: int) -> OpenRequest:
         committed_ids=_token_ids(message.committed_ids, num_token_ids, "committed_ids"),
         epoch=checked_epoch(message.epoch, "epoch"),
         cache_salt=message.cache_salt,
+        num_top_logprobs=_num_top_logprobs(message),
     )
+
+
+def _num_top_logprobs(message: pb.Open) -> int | None:
+    if not message.HasField("num_top_logprobs"):
+        return None
+    if message.num_top_logprobs > MAX_TOP_LOGPROBS:
+        raise InvalidRequestError(
+            f"num_top_logprobs is {message.num_top_logprobs}; at most {MAX_TOP_LOGPROBS} are given",
+            param="num_top_logprobs",
+        )
+    return message.num_top_logprobs
 
 
 def check_version(version: int, *, peer: str) -> None:

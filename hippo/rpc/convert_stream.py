@@ -13,6 +13,7 @@ from hippo.types import (
     PromptInfo,
     Selection,
     Timing,
+    TokenLogprobs,
     Verdict,
 )
 from hippo.v1 import common_pb2 as pb
@@ -83,6 +84,16 @@ def verdict_to_proto(verdict: Verdict) -> pb.Verdict:
         finish_reason=_FINISH_REASONS[verdict.finish_reason],
         timing=timing_to_proto(verdict.timing),
         is_conservative=verdict.is_conservative,
+        logprobs=[
+            pb.TokenLogprobs(
+                logprob=one.logprob,
+                top=[
+                    pb.TopLogprob(token_id=token_id, logprob=logprob)
+                    for token_id, logprob in one.top
+                ],
+            )
+            for one in verdict.logprobs
+        ],
     )
 
 
@@ -98,6 +109,10 @@ def verdict_from_proto(message: pb.Verdict) -> Verdict:
         _FINISH_REASONS_BACK[message.finish_reason],
         timing_from_proto(message.timing),
         message.is_conservative,
+        tuple(
+            TokenLogprobs(one.logprob, tuple((each.token_id, each.logprob) for each in one.top))
+            for one in message.logprobs
+        ),
     )
 
 

@@ -6,6 +6,7 @@ The noise is a pure function of seed, choice, completion index and token id, so 
 target that share a seed draw with the same noise, and the output never depends on the draft.
 """
 
+from hippo.sampling.logprobs import sample_with_logprobs
 from hippo.sampling.noise import gumbel_noise, noise_key, row_words
 from hippo.sampling.rule import choose_tokens, keep_mask, penalise
 from hippo.sampling.sampler import SampleRequest, TokenSampler, sample_step
@@ -20,4 +21,5 @@ __all__ = [
     "penalise",
     "row_words",
     "sample_step",
+    "sample_with_logprobs",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -192,31 +193,42 @@ def sample_step(
     ``logits`` are float32 ``[sum(num_rows), num_token_ids]``, ``num_rows[s]`` consecutive rows for
     ``requests[s]``. Raises HippoError when a row's logits are unusable.
     """
+    chosen = choose_step(requests, logits, num_rows=num_rows)
+    return split_rows(check_usable(chosen.tolist()), num_rows)
+
+
+def choose_step(
+    requests: Sequence[SampleRequest], logits: torch.Tensor, *, num_rows: Sequence[int]
+) -> torch.Tensor:
+    """As ``sample_step``, but int64 ``[rows]`` left on the device, -1 for an unusable row."""
     assert sum(num_rows) == logits.shape[0], "every row of logits belongs to a sequence"
     if all(request.sampler.is_plain_greedy(request.first_index) for request in requests):
-        chosen = choose_tokens(logits, SamplingParams())
-    else:
-        parts = torch.split(logits, list(num_rows))
-        chosen = torch.cat(
-            [
-                request.sampler.choose(
-                    part,
-                    first_index=request.first_index,
-                    output_ids=request.output_ids,
-                    draft_ids=request.draft_ids,
-                )
-                for request, part in zip(requests, parts, strict=True)
-            ]
-        )
-    token_ids: list[int] = chosen.tolist()
+        return choose_tokens(logits, SamplingParams())
+    parts = torch.split(logits, list(num_rows))
+    return torch.cat(
+        [
+            request.sampler.choose(
+                part,
+                first_index=request.first_index,
+                output_ids=request.output_ids,
+                draft_ids=request.draft_ids,
+            )
+            for request, part in zip(requests, parts, strict=True)
+        ]
+    )
+
+
+def check_usable(token_ids: list[int]) -> list[int]:
+    """The ids; raises HippoError when one stands for a row with unusable logits."""
     if min(token_ids, default=0) < 0:
         raise HippoError(
             "the model's logits are not usable (NaN, plus infinity, or no finite value): the "
             "checkpoint is damaged, or its dtype is too narrow for it; try float32"
         )
-    results = []
-    start = 0
-    for count in num_rows:
-        results.append(token_ids[start : start + count])
-        start += count
-    return results
+    return token_ids
+
+
+def split_rows(token_ids: list[int], num_rows: Sequence[int]) -> list[list[int]]:
+    """Those of each sequence."""
+    rest = iter(token_ids)
+    return [list(itertools.islice(rest, count)) for count in num_rows]

@@ -456,6 +456,7 @@ class Open(_message.Message):
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     COMMITTED_IDS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    NUM_TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Names the request in logs on every side."""
@@ -465,6 +466,10 @@ class Open(_message.Message):
     """The sender's protocol version; another one is FAILED_PRECONDITION."""
     epoch: _builtins.int
     """The epoch of the verifier at committed_ids."""
+    num_top_logprobs: _builtins.int
+    """Log-probabilities are wanted, and of so many of the likeliest tokens; unset: none are. A draft
+    ignores it.
+    """
     cache_salt: _builtins.str
     """What is kept of earlier sequences is used only for those with the same salt; empty is one, too."""
     @_builtins.property
@@ -514,13 +519,16 @@ class Open(_message.Message):
         protocol_version: _builtins.int = ...,
         committed_ids: _abc.Iterable[_builtins.int] | None = ...,
         epoch: _builtins.int = ...,
+        num_top_logprobs: _builtins.int | None = ...,
         cache_salt: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["frame_plan", b"frame_plan", "pace", b"pace", "pruning", b"pruning", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_top_logprobs", b"_num_top_logprobs", "frame_plan", b"frame_plan", "num_top_logprobs", b"num_top_logprobs", "pace", b"pace", "pruning", b"pruning", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "committed_ids", b"committed_ids", "end_token_ids", b"end_token_ids", "epoch", b"epoch", "frame_plan", b"frame_plan", "max_tokens", b"max_tokens", "media", b"media", "messages", b"messages", "pace", b"pace", "protocol_version", b"protocol_version", "pruning", b"pruning", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_top_logprobs", b"_num_top_logprobs", "cache_salt", b"cache_salt", "committed_ids", b"committed_ids", "end_token_ids", b"end_token_ids", "epoch", b"epoch", "frame_plan", b"frame_plan", "max_tokens", b"max_tokens", "media", b"media", "messages", b"messages", "num_top_logprobs", b"num_top_logprobs", "pace", b"pace", "protocol_version", b"protocol_version", "pruning", b"pruning", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__num_top_logprobs: _TypeAlias = _typing.Literal["num_top_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__num_top_logprobs: _TypeAlias = _typing.Literal["_num_top_logprobs", b"_num_top_logprobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_top_logprobs) -> _WhichOneofReturnType__num_top_logprobs | None: ...
 
 Global___Open: _TypeAlias = Open  # noqa: Y015
 
@@ -685,6 +693,60 @@ class Block(_message.Message):
 Global___Block: _TypeAlias = Block  # noqa: Y015
 
 @_typing.final
+class TopLogprob(_message.Message):
+    """A likely token and how likely it was."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    """Token id."""
+    logprob: _builtins.float
+    """Its log-probability."""
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        logprob: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopLogprob: _TypeAlias = TopLogprob  # noqa: Y015
+
+@_typing.final
+class TokenLogprobs(_message.Message):
+    """How likely a settled token was: log-softmax of the target's logits as the model gave them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    TOP_FIELD_NUMBER: _builtins.int
+    logprob: _builtins.float
+    """The token's log-probability."""
+    @_builtins.property
+    def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopLogprob]:
+        """The likeliest tokens, as many as were asked for, in falling order."""
+
+    def __init__(
+        self,
+        *,
+        logprob: _builtins.float = ...,
+        top: _abc.Iterable[Global___TopLogprob] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "top", b"top"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
+
+@_typing.final
 class Verdict(_message.Message):
     """Tokens that the target has settled."""
 
@@ -700,6 +762,7 @@ class Verdict(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
     IS_CONSERVATIVE_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch after this verdict."""
     start_index: _builtins.int
@@ -724,6 +787,10 @@ class Verdict(_message.Message):
     def timing(self) -> Global___Timing:
         """Device times; for the first verdict, of the whole prefill."""
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """One for each of token_ids; none unless Open.num_top_logprobs is set."""
+
     def __init__(
         self,
         *,
@@ -737,10 +804,11 @@ class Verdict(_message.Message):
         finish_reason: Global___FinishReason.ValueType = ...,
         timing: Global___Timing | None = ...,
         is_conservative: _builtins.bool = ...,
+        logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "finish_reason", b"finish_reason", "is_conservative", b"is_conservative", "is_rejection", b"is_rejection", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_dropped_tokens", b"num_dropped_tokens", "start_index", b"start_index", "timing", b"timing", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "finish_reason", b"finish_reason", "is_conservative", b"is_conservative", "is_rejection", b"is_rejection", "logprobs", b"logprobs", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_dropped_tokens", b"num_dropped_tokens", "start_index", b"start_index", "timing", b"timing", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from time import perf_counter_ns
 from typing import Any
 
@@ -21,9 +22,9 @@ from hippo.pruning.select import (
     default_score_layers,
     needs_features,
 )
-from hippo.sampling import SampleRequest, TokenSampler, sample_step
+from hippo.sampling import SampleRequest, TokenSampler, sample_step, sample_with_logprobs
 from hippo.speculation.verifier import Verifier, VerifyStep, Wait
-from hippo.types import Block, OpenRequest, Pace, Timing, Verdict
+from hippo.types import Block, OpenRequest, Pace, Timing, TokenLogprobs, Verdict
 from services.target.selection import ScoredSelection, needs_scores
 
 
@@ -38,6 +39,7 @@ class TargetSequence(EngineSequence):
             pace=request.pace,
         )
         self.ready_ns = 0  # end of its last step
+        self.logprobs: list[TokenLogprobs] = []  # of the rows of its last step, if asked for
 
 
 class TargetEngine(Engine[TargetSequence, VerifyStep]):
@@ -107,7 +109,8 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
             if logits is None:
                 yield
             else:
-                token_id = sequence.sampler.sample(logits[None], first_index=0, output_ids=())[0]
+                first = SampleRequest(sequence.sampler, 0, ())
+                token_id = _sample([sequence], [first], logits[None], [1])[0][0]
         sequence.held = sequence.rows
         self.counters.count_prefill(prompt.length, num_reused)
         self._receive(0)
@@ -156,7 +159,8 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
             )
             for sequence, step in steps
         ]
-        return sample_step(requests, logits, num_rows=[len(step.token_ids) for _, step in steps])
+        num_rows = [len(step.token_ids) for _, step in steps]
+        return _sample([sequence for sequence, _ in steps], requests, logits, num_rows)
 
     def _finish(
         self,
@@ -182,6 +186,25 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
         return len(verdict.token_ids)
 
     def _tell(self, sequence: TargetSequence, verdict: Verdict) -> None:
+        if sequence.logprobs:
+            settled = sequence.logprobs[: len(verdict.token_ids)]
+            verdict = replace(verdict, logprobs=tuple(settled))
         self._emit(sequence, verdict)
         if verdict.finish_reason is not None:
             self._close(sequence)
+
+
+def _sample(
+    sequences: Sequence[TargetSequence],
+    requests: Sequence[SampleRequest],
+    logits: torch.Tensor,
+    num_rows: Sequence[int],
+) -> list[list[int]]:
+    """Tokens of all rows; a sequence that asked for log-probabilities has those of its rows."""
+    num_top = [sequence.request.num_top_logprobs for sequence in sequences]
+    if all(wanted is None for wanted in num_top):
+        return sample_step(requests, logits, num_rows=num_rows)
+    token_ids, logprobs = sample_with_logprobs(requests, logits, num_rows=num_rows, num_top=num_top)
+    for sequence, found in zip(sequences, logprobs, strict=True):
+        sequence.logprobs = found
+    return token_ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,7 @@ from hippo.types import (
     StepLimits,
     TextPart,
     Timing,
+    TokenLogprobs,
     Verdict,
 )
 from hippo.v1 import common_pb2 as pb
@@ -62,6 +64,7 @@ REQUEST = OpenRequest(
     committed_ids=(5, 6),
     epoch=4,
     cache_salt="tenant 7",
+    num_top_logprobs=5,
 )
 
 
@@ -93,6 +96,7 @@ def test_what_a_bare_open_leaves_out_gets_the_defaults() -> None:
     assert request.pace == Pace()
     assert request.pruning == Pruning()
     assert request.frame_plan == FramePlan()
+    assert request.num_top_logprobs is None
 
 
 @pytest.mark.parametrize(
@@ -113,6 +117,7 @@ def test_what_a_bare_open_leaves_out_gets_the_defaults() -> None:
         ("temperature", lambda m: setattr(m.sampling, "temperature", -1)),
         ("temperature", lambda m: setattr(m.sampling, "temperature", float("nan"))),
         ("top_p", lambda m: setattr(m.sampling, "top_p", 0)),
+        ("num_top_logprobs", lambda m: setattr(m, "num_top_logprobs", 21)),
         ("min_tokens", lambda m: setattr(m.sampling, "min_tokens", 51)),
         ("logit_bias", lambda m: m.sampling.logit_bias.add(token_id=50)),
         ("frame_plan.fps", lambda m: setattr(m.frame_plan, "fps", float("inf"))),
@@ -171,6 +176,15 @@ def test_a_verdict_survives_the_wire(reason: FinishReason | None) -> None:
     verdict = Verdict(2, 5, (1, 2), 3, 1, True, 2, reason, Timing(1, 2, 3, 4, 5), True)
 
     assert convert_stream.verdict_from_proto(convert_stream.verdict_to_proto(verdict)) == verdict
+
+
+def test_log_probabilities_survive_the_wire() -> None:
+    logprobs = (TokenLogprobs(-0.5), TokenLogprobs(-math.inf, ((3, -0.25), (9, -1.5))))
+    verdict = Verdict(0, 0, (1, 2), logprobs=logprobs)
+
+    message = pb.Verdict.FromString(convert_stream.verdict_to_proto(verdict).SerializeToString())
+
+    assert convert_stream.verdict_from_proto(message) == verdict
 
 
 @pytest.mark.parametrize(

@@ -49,3 +49,52 @@ def test_nothing_ends_an_answer_before_min_tokens(
 def test_min_tokens_beyond_the_limit_are_refused_by_name(client: openai.OpenAI, clip: Path) -> None:
     with pytest.raises(openai.BadRequestError, match="min_tokens is 50, more than max_tokens"):
         _answer(client, clip, max_tokens=40, extra_body={"min_tokens": 50})
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "T"])
+@pytest.mark.parametrize("policy", ["vpsd", "adaptive"])
+def test_log_probabilities_are_the_targets_own_whatever_the_policy(
+    client: openai.OpenAI, clip: Path, policy: str, sampling: dict[str, Any]
+) -> None:
+    fields = {**sampling, "logprobs": True, "top_logprobs": 3}
+    alone = _answer(client, clip, "off", **fields).choices[0]
+    pair = _answer(client, clip, policy, **fields).choices[0]
+    assert pair.message.content == alone.message.content
+    data = b"".join(bytes(one.bytes) for one in pair.logprobs.content)
+    assert data.decode(errors="replace") == pair.message.content
+    for one, other in zip(pair.logprobs.content, alone.logprobs.content, strict=True):
+        assert (one.token, one.bytes) == (other.token, other.bytes)
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
+        assert len(one.top_logprobs) == 3
+        likely = [each.logprob for each in one.top_logprobs]
+        assert likely == sorted(likely, reverse=True) and one.logprob <= likely[0] <= 0.0
+        if sampling is GREEDY:
+            assert one.top_logprobs[0].token == one.token
+
+
+def test_streamed_log_probabilities_are_those_of_the_whole_answer(
+    client: openai.OpenAI, clip: Path
+) -> None:
+    fields: dict[str, Any] = {**GREEDY, "logprobs": True, "stop": ["zq", "e"], "max_tokens": 60}
+    whole = _answer(client, clip, extra_body={"min_tokens": 20}, **fields).choices[0]
+    chunks = list(_answer(client, clip, extra_body={"min_tokens": 20}, stream=True, **fields))
+    entries = [
+        one
+        for chunk in chunks
+        for choice in chunk.choices
+        if choice.logprobs
+        for one in choice.logprobs.content
+    ]
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.message.content
+    assert [one.token for one in entries] == [one.token for one in whole.logprobs.content]
+    assert all(one.top_logprobs == [] for one in entries)
+    for chunk in chunks:  # each stands with the text that it begins in
+        if chunk.choices and chunk.choices[0].logprobs:
+            assert chunk.choices[0].delta.content
+
+
+def test_answers_without_log_probabilities_say_so(client: openai.OpenAI, clip: Path) -> None:
+    assert _answer(client, clip, max_tokens=4).choices[0].logprobs is None
+    with pytest.raises(openai.BadRequestError, match="top_logprobs is only with logprobs"):
+        _answer(client, clip, top_logprobs=2)

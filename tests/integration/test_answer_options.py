@@ -3,10 +3,12 @@ gives."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 
 import pytest
+import torch
 
 from hippo.models.base import StepPlan
 from hippo.types import SamplingParams
@@ -83,3 +85,57 @@ async def test_the_draft_holds_end_tokens_back_as_the_target_does() -> None:
     assert drafted
     assert all((token_id == END_TOKEN_ID) == (place == 30) for place, token_id in drafted)
     assert not any(verdict.is_rejection for verdict in relayed.verdicts)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_every_policy_tells_the_targets_own_log_probabilities(policy: str) -> None:
+    chance = random.Random(policy)
+    target = ToyModel()
+    async with (
+        serving_target(target) as (_, target_client),
+        serving_draft(ToyModel(noise=0.3)) as (_, draft_client),
+    ):
+        for num_top in (0, 1, 20):
+            request = toy_request(
+                f"question {chance.random()}",
+                sampling=SamplingParams(
+                    temperature=chance.choice((0.0, 0.9)),
+                    frequency_penalty=0.3,
+                    logit_bias=EAGER_TO_END,
+                    seed=chance.getrandbits(64),
+                ),
+                end_token_ids=chance.choice(((), ENDS)),
+                num_top_logprobs=num_top,
+            )
+            alone = await target_only(target_client, request)
+            relayed = await relay(draft_client, target_client, request, policy)
+
+            assert relayed.token_ids == alone.token_ids
+            (ours, theirs) = (
+                [one for verdict in answer.verdicts for one in verdict.logprobs]
+                for answer in (relayed, alone)
+            )
+            assert len(ours) == len(theirs) == len(alone.token_ids)
+            for one, other in zip(ours, theirs, strict=True):
+                assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+                assert len(one.top) == num_top
+                assert [token_id for token_id, _ in one.top] == [
+                    token_id for token_id, _ in other.top
+                ]
+                assert [logprob for _, logprob in one.top] == pytest.approx(
+                    [logprob for _, logprob in other.top], abs=1e-5
+                )
+
+
+async def test_sequences_with_and_without_log_probabilities_share_a_forward() -> None:
+    model = ToyModel()
+    requests = [toy_request(num_top_logprobs=wanted) for wanted in (None, 3)]
+    async with serving_target(model) as (_, client):
+        answers = await asyncio.gather(*(target_only(client, request) for request in requests))
+    plain, told = answers
+    assert plain.token_ids == told.token_ids
+    assert not any(verdict.logprobs for verdict in plain.verdicts)
+    for verdict in told.verdicts:
+        for token_id, one in zip(verdict.token_ids, verdict.logprobs, strict=True):
+            assert one.top[0] == (token_id, one.logprob)  # greedy
+            assert sum(torch.tensor([p for _, p in one.top]).exp()) <= 1.0 + 1e-5

@@ -56,6 +56,7 @@ def _open(**fields: Any) -> OpenRequest:
     [
         {"user": "someone", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
         {"n": 1, "logprobs": False, "top_logprobs": 0, "tools": [], "tool_choice": "none"},
+        {"logprobs": None, "top_logprobs": None},
         {"response_format": {"type": "text"}, "modalities": ["text"]},
         {"stop": None, "seed": None, "temperature": None, "stream": None, "top_k": None},
         {"max_tokens": 5, "max_completion_tokens": 5},
@@ -71,8 +72,14 @@ def test_values_that_change_nothing_are_taken(fields: dict[str, Any]) -> None:
     [
         ({"n": 2}, "n is not supported"),
         ({"n": True}, "n is not supported"),
-        ({"logprobs": True}, "logprobs is not supported"),
-        ({"top_logprobs": 5}, "top_logprobs is not supported"),
+        ({"logprobs": 5}, "boolean"),
+        ({"logprobs": 1}, "boolean"),  # of OpenAI's older completions
+        ({"top_logprobs": True, "logprobs": True}, "valid integer"),
+        ({"echo": True}, "echo"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"top_logprobs": 5}, "top_logprobs is only with logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "less than or equal to 20"),
+        ({"top_logprobs": -1, "logprobs": True}, "greater than or equal to 0"),
         ({"tools": [{}]}, "tools is not supported"),
         ({"tool_choice": "required"}, "tool_choice is not supported"),
         ({"min_tokens": -1}, "greater than or equal to 0"),
@@ -142,6 +149,13 @@ def test_fewest_tokens_are_part_of_the_sampling_and_within_the_limit() -> None:
     assert _open(min_tokens=5, max_tokens=5).sampling.min_tokens == 5
     with pytest.raises(InvalidRequestError, match=r"min_tokens is 6, more than max_tokens \(5\)"):
         _open(min_tokens=6, max_tokens=5)
+
+
+def test_log_probabilities_are_asked_of_the_services_only_if_wanted() -> None:
+    assert _open().num_top_logprobs is None
+    assert _open(logprobs=False, top_logprobs=0).num_top_logprobs is None
+    assert _open(logprobs=True).num_top_logprobs == 0
+    assert _open(logprobs=True, top_logprobs=20).num_top_logprobs == 20
 
 
 def test_frames_are_planned_by_either_name() -> None:

@@ -37,6 +37,13 @@ def test_a_text_chunk_carries_any_text(text: str, include_usage: bool) -> None:
     }
 
 
+def test_a_text_chunk_carries_its_tokens_log_probabilities() -> None:
+    entry = {"token": "{", "logprob": -0.5, "bytes": [123], "top_logprobs": []}
+    (event,) = _events(_writer().text("{", logprobs=(entry,)))
+    assert event["choices"][0]["logprobs"] == {"content": [entry], "refusal": None}
+    assert event["choices"][0]["delta"] == {"content": "{"}
+
+
 def test_a_stream_ends_with_its_figures_then_its_usage() -> None:
     data = _writer(include_usage=True).finish(
         finish_reason="length",
