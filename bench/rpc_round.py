@@ -91,6 +91,9 @@ class FreeModel:
     ) -> Iterator[torch.Tensor | None]:
         yield self._logits[0]
 
+    def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
+        pass
+
     def forward(self, plan: StepPlan) -> torch.Tensor:
         return self._logits[: plan.num_rows]
 

@@ -94,6 +94,7 @@ class GatewaySettings:
     )
 
     default_max_tokens: int = setting(512, help="completion limit of requests that set none")
+    max_choices: int = setting(8, help="most choices (n) of one request")
     request_timeout_s: float = setting(600.0, help="longest time for one request; 0: no limit")
     shutdown_grace_s: float = setting(30.0, help="how long SIGTERM waits for running answers")
     max_body_bytes: int = setting(128 << 20, help="largest request body")
@@ -139,7 +140,7 @@ class GatewaySettings:
         for name in (
             "gamma", "max_draft_tokens", "default_max_tokens", "max_body_bytes",
             "max_media_items", "max_media_bytes", "media_timeout_s", "draft_stall_s",
-            "upload_ttl_s", "services_silence_s",
+            "upload_ttl_s", "services_silence_s", "max_choices",
         ):  # fmt: skip
             self._require(getattr(self, name) > 0, "--" + name.replace("_", "-"), "above 0")
         self._require(0.0 <= self.calibration_share <= 1.0, "--calibration-share", "0 to 1")

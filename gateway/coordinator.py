@@ -17,9 +17,10 @@ import dataclasses
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
+from gateway import report
 from gateway.backends import Pair
-from gateway.baseline import Baseline
 from gateway.report import Record
 from gateway.text import AnswerText, Piece, join
 from gateway.translate import SpeculationPlan
@@ -126,9 +127,12 @@ class Completion:
         return list(self._coordinator.committed_ids[: self.record.num_completion_tokens])
 
     @property
-    def baseline(self) -> Baseline:
-        """What its target takes alone."""
-        return self._pair.baseline
+    def told(self) -> dict[str, Any]:
+        """``figures`` and ``metrics``, as they stand beside the answer's text."""
+        return {
+            "figures": report.figures(self.record, self._request, self._pair.baseline),
+            "metrics": report.client_metrics(self.record),
+        }
 
     async def wait_begun(self, idle_s: float | None = None) -> bool:
         """Returns whether the target has read the prompt, after ``idle_s`` at the latest. Raises

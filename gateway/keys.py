@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from hippo.config import SettingsError
-from hippo.errors import OverloadedError
+from hippo.errors import InvalidRequestError, OverloadedError
 
 _LEAST_KEY_LENGTH = 16
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
@@ -96,14 +96,26 @@ class Allowance:
         self._visual_tokens = _bucket(limits.visual_tokens_per_minute, now_s)
 
     @contextlib.contextmanager
-    def request(self) -> Iterator[None]:
-        """Around one completion. Raises RateLimitedError when a limit is reached."""
+    def request(self, num_choices: int = 1) -> Iterator[None]:
+        """Around one completion, whose choices count as so many running requests.
+
+        Raises RateLimitedError when a limit is reached, and InvalidRequestError for more choices
+        than could ever run at once.
+        """
         limits, now_s = self._limits, self._clock_s()
-        if limits.concurrent_requests and self._num_running >= limits.concurrent_requests:
-            raise RateLimitedError(
-                f"key {self.name!r} has {self._num_running} requests running, as many as it may",
-                retry_after_s=1.0,
-            )
+        if most := limits.concurrent_requests:
+            if num_choices > most:
+                raise InvalidRequestError(
+                    f"n is {num_choices}; key {self.name!r} may have {most} requests running, and "
+                    "each choice counts as one",
+                    param="n",
+                )
+            if self._num_running + num_choices > most:
+                raise RateLimitedError(
+                    f"key {self.name!r} has {self._num_running} requests running and may have "
+                    f"{most}",
+                    retry_after_s=1.0,
+                )
         if self._visual_tokens is not None and (wait_s := self._visual_tokens.wait_s(0, now_s)):
             raise RateLimitedError(
                 f"key {self.name!r} has used its {limits.visual_tokens_per_minute} visual tokens "
@@ -118,11 +130,11 @@ class Allowance:
                     retry_after_s=wait_s,
                 )
             self._requests.take(1, now_s)
-        self._num_running += 1
+        self._num_running += num_choices
         try:
             yield
         finally:
-            self._num_running -= 1
+            self._num_running -= num_choices
 
     def charge_visual_tokens(self, num_tokens: int) -> None:
         """Those of a prompt, known once it is read: later requests wait for what was too much."""

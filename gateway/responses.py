@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from hippo.validation import MAX_TOP_LOGPROBS
+
 
 class ErrorDetail(BaseModel):
     """OpenAI's error object."""
@@ -138,14 +140,37 @@ class AssistantMessage(BaseModel):
     refusal: None
 
 
+class Likelihood(BaseModel):
+    """How likely the target thought a token."""
+
+    token: str = Field(description="U+FFFD stands for bytes that form no character.")
+    logprob: float = Field(le=0, description="-9999 for one that the model rules out.")
+    bytes: list[int] = Field(description="The token's own, in UTF-8.")
+
+
+class TokenLikelihood(Likelihood):
+    """The same of a token of the answer, and the likeliest at its place."""
+
+    top_logprobs: list[Likelihood] = Field(max_length=MAX_TOP_LOGPROBS)
+
+
+class ChoiceLogprobs(BaseModel):
+    """The tokens that begin in the content."""
+
+    content: list[TokenLikelihood]
+    refusal: None
+
+
 class AnswerChoice(BaseModel):
     """One answer."""
 
     index: int
     message: AssistantMessage
-    logprobs: dict[str, Any] | None
+    logprobs: ChoiceLogprobs | None = Field(description="With logprobs.")
     finish_reason: FinishReasonName
     token_ids: list[int] = Field(default=[], description="There with return_token_ids.")
+    hippo: Figures | None = Field(default=None, description="Its own, where n is above 1.")
+    metrics: AnswerMetrics | None = Field(default=None, description="Its own, where n is above 1.")
 
 
 class ChatCompletion(BaseModel):
@@ -155,9 +180,9 @@ class ChatCompletion(BaseModel):
     object: Literal["chat.completion"]
     created: int = Field(description="Seconds since the epoch.", examples=[1795278000])
     model: str = Field(examples=["hippo"])
-    choices: list[AnswerChoice]
+    choices: list[AnswerChoice] = Field(description="As many as n.")
     usage: UsageResponse
-    hippo: Figures
+    hippo: Figures = Field(description="Of the first choice.")
     metrics: AnswerMetrics
 
 
@@ -173,7 +198,9 @@ class ChunkChoice(BaseModel):
 
     index: int
     delta: Delta
-    logprobs: dict[str, Any] | None
+    logprobs: ChoiceLogprobs | None = Field(
+        description="With logprobs: of the tokens that begin in this text."
+    )
     finish_reason: FinishReasonName | None
     token_ids: list[int] = Field(
         default=[], description="In the last chunk, with return_token_ids."
@@ -181,7 +208,7 @@ class ChunkChoice(BaseModel):
 
 
 class ChatCompletionChunk(BaseModel):
-    """One event of a stream. The one with the finish reason has `hippo` and `metrics`."""
+    """One event of a stream. A choice's last, with the finish reason, has `hippo` and `metrics`."""
 
     id: str
     object: Literal["chat.completion.chunk"]

@@ -272,6 +272,12 @@ class ChatCompletionRequest(_Model):
     ] = Field(default=(), max_length=MAX_STOP_STRINGS)
     stop_token_ids: tuple[int, ...] | None = Field(default=None, max_length=MAX_STOP_STRINGS)
 
+    n: int | None = Field(
+        default=None,
+        ge=1,
+        strict=True,
+        description="So many choices, up to the operator's limit; the first is that of n = 1.",
+    )
     logprobs: bool | None = Field(
         default=None,
         strict=True,  # a number is what OpenAI's older completions take
@@ -305,7 +311,6 @@ class ChatCompletionRequest(_Model):
     speculative: SpeculationOptions | None = None
 
     # Values that leave the answer as it is are accepted, others are refused by name.
-    n: int | None = Field(default=None, description="Only 1.")
     tools: list[Any] | None = Field(default=None, description="Only empty.")
     tool_choice: Any = Field(default=None, description="Only 'none' or 'auto'.")
     response_format: dict[str, Any] | None = Field(
@@ -328,7 +333,6 @@ class ChatCompletionRequest(_Model):
         if not isinstance(value, dict):
             raise _refusal("the request body must be a JSON object")
         neutral: dict[str, tuple[Any, ...]] = {
-            "n": (1,),
             "tools": ([],),
             "tool_choice": ("none", "auto"),
             "response_format": ({"type": "text"},),

@@ -47,43 +47,54 @@ class ChunkWriter:
             "model": model,
         }
         opening = json.dumps(self._head, separators=(",", ":"))[:-1]
-        self._before = f'data: {opening},"choices":[{{"index":0,"delta":{{"content":'
+        self._before = f'data: {opening},"choices":[{{"index":'
         self._after = ',"finish_reason":null}]'
         self._end = ',"usage":null}\n\n' if include_usage else "}\n\n"
 
-    def role(self, usage: Usage | None = None) -> bytes:
-        """The first chunk."""
-        choices = [_choice({"role": "assistant", "content": ""}, finish_reason=None)]
-        return self._event({"choices": choices, **_usage_so_far(usage)})
+    def role(self, usage: Usage | None = None, *, num_choices: int = 1) -> bytes:
+        """The first chunk of each choice."""
+        delta = {"role": "assistant", "content": ""}
+        return b"".join(
+            self._event({"choices": [_choice(index, delta)], **_usage_so_far(usage)})
+            for index in range(num_choices)
+        )
 
     def text(
-        self, piece: str, usage: Usage | None = None, *, logprobs: Sequence[dict[str, Any]] = ()
+        self,
+        piece: str,
+        usage: Usage | None = None,
+        *,
+        index: int = 0,
+        logprobs: Sequence[dict[str, Any]] = (),
     ) -> bytes:
         """A chunk with further text, and with the usage so far where it is wanted."""
         likely = json.dumps(logprobs_json(logprobs), separators=(",", ":")) if logprobs else "null"
         end = self._end
         if usage is not None:
             end = f',"usage":{json.dumps(usage.to_json(), separators=(",", ":"))}}}\n\n'
-        content = f'{json.dumps(piece)}}},"logprobs":{likely}'
+        content = f'{index},"delta":{{"content":{json.dumps(piece)}}},"logprobs":{likely}'
         return f"{self._before}{content}{self._after}{end}".encode()
 
     def finish(
         self,
         *,
+        index: int = 0,
         finish_reason: str,
-        usage: Usage,
         figures: dict[str, Any],
         metrics: dict[str, Any],
         token_ids: list[int] | None,
     ) -> bytes:
-        """The chunk with the finish reason and the figures, the usage if wanted, and the end."""
-        choice = _choice({}, finish_reason=finish_reason)
+        """A choice's chunk with the finish reason and its figures."""
+        choice = _choice(index, {}, finish_reason=finish_reason)
         if token_ids is not None:
             choice["token_ids"] = token_ids
-        chunks = self._event({"choices": [choice], "hippo": figures, "metrics": metrics})
-        if self._include_usage:
-            chunks += self._event({"choices": [], "usage": usage.to_json(), "metrics": metrics})
-        return chunks + DONE
+        return self._event({"choices": [choice], "hippo": figures, "metrics": metrics})
+
+    def end(self, *, usage: Usage, metrics: dict[str, Any]) -> bytes:
+        """After the last choice's: the usage if it is wanted, and the end."""
+        if not self._include_usage:
+            return DONE
+        return self._event({"choices": [], "usage": usage.to_json(), "metrics": metrics}) + DONE
 
     def error(self, error: dict[str, Any]) -> bytes:
         """An error after the stream has begun; nothing follows it."""
@@ -95,35 +106,47 @@ class ChunkWriter:
         return f"data: {json.dumps({**self._head, **fields}, separators=(',', ':'))}\n\n".encode()
 
 
-def completion_json(
+def choice_json(
     *,
-    completion_id: str,
-    created: int,
-    model: str,
+    index: int = 0,
     text: str,
     finish_reason: str,
-    usage: Usage,
-    figures: dict[str, Any],
-    metrics: dict[str, Any],
     token_ids: list[int] | None,
     logprobs: Sequence[dict[str, Any]] | None = None,
+    figures: dict[str, Any] | None = None,
+    metrics: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The answer to a request that does not stream."""
-    message = {"role": "assistant", "content": text, "refusal": None}
+    """One of an answer's ``choices``, with its own figures where there are several."""
     choice: dict[str, Any] = {
-        "index": 0,
-        "message": message,
+        "index": index,
+        "message": {"role": "assistant", "content": text, "refusal": None},
         "logprobs": None if logprobs is None else logprobs_json(logprobs),
         "finish_reason": finish_reason,
     }
     if token_ids is not None:
         choice["token_ids"] = token_ids
+    if figures is not None:
+        choice |= {"hippo": figures, "metrics": metrics}
+    return choice
+
+
+def completion_json(
+    *,
+    completion_id: str,
+    created: int,
+    model: str,
+    choices: list[dict[str, Any]],
+    usage: Usage,
+    figures: dict[str, Any],
+    metrics: dict[str, Any],
+) -> dict[str, Any]:
+    """The answer to a request that does not stream."""
     return {
         "id": completion_id,
         "object": "chat.completion",
         "created": created,
         "model": model,
-        "choices": [choice],
+        "choices": choices,
         "usage": usage.to_json(),
         "hippo": figures,
         "metrics": metrics,
@@ -139,5 +162,7 @@ def _usage_so_far(usage: Usage | None) -> dict[str, Any]:
     return {} if usage is None else {"usage": usage.to_json()}
 
 
-def _choice(delta: dict[str, Any], *, finish_reason: str | None) -> dict[str, Any]:
-    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+def _choice(
+    index: int, delta: dict[str, Any], *, finish_reason: str | None = None
+) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}

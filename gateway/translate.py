@@ -276,6 +276,24 @@ def open_request(
     )
 
 
+def num_choices(request: ChatCompletionRequest, settings: GatewaySettings) -> int:
+    """Raises InvalidRequestError for more choices than the operator allows."""
+    count = request.n or 1
+    if count > settings.max_choices:
+        raise InvalidRequestError(
+            f"n is {count}; this server gives at most {settings.max_choices} choices", param="n"
+        )
+    return count
+
+
+def choice_requests(request: OpenRequest, count: int) -> list[OpenRequest]:
+    """One for each choice: alike but for the noise, which the choice's index is part of."""
+    return [
+        replace(request, sampling=replace(request.sampling, choice_index=index))
+        for index in range(count)
+    ]
+
+
 def _frame_plan(request: ChatCompletionRequest) -> FramePlan:
     """What mm_processor_kwargs says, and media_io_kwargs where that says nothing."""
     frames = request.mm_processor_kwargs or MediaProcessing()

@@ -62,6 +62,9 @@ class FaultyModel:
             yield logits
         self._began_s = None
 
+    def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
+        self._model.copy_rows(source, slot, num_rows)
+
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """The model's logits, late and wrong as they may be."""
         now_s = time.monotonic()

@@ -12,10 +12,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from prometheus_client import Gauge
 from starlette.types import Receive, Scope, Send
 
 from gateway import account, report, sse, translate
+from gateway.backends import Pair
+from gateway.choices import Choices
 from gateway.coordinator import Completion
 from gateway.errors import describe
 from gateway.keys import Allowance
@@ -23,7 +24,7 @@ from gateway.openapi import CHAT_ANSWERED, answers
 from gateway.report import Record, Timeline
 from gateway.schemas import ChatCompletionRequest, StreamOptions
 from gateway.state import GatewayState, State
-from gateway.text import join
+from gateway.text import Piece, join
 from hippo.errors import DeadlineError, HippoError, UnavailableError
 from hippo.types import Media, OpenRequest, Pruning, PruningStrategy
 
@@ -117,13 +118,14 @@ class ChatResponse(Response):
         return max(limit_s + _LAST_WORD_S - elapsed_s, 0.0)
 
     async def _answer_within_limits(self, scope: Scope, receive: Receive, send: Send) -> None:
+        count = translate.num_choices(self._body, self._state.settings)
         if self._allowance is None:
-            await self._answer(scope, receive, send)
+            await self._answer(count, scope, receive, send)
             return
-        with self._allowance.request():
-            await self._answer(scope, receive, send)
+        with self._allowance.request(count):
+            await self._answer(count, scope, receive, send)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, count: int, scope: Scope, receive: Receive, send: Send) -> None:
         body, state = self._body, self._state
         settings, backends = state.settings, state.backends
         plan = translate.speculation_plan(body.speculative, settings)
@@ -148,61 +150,87 @@ class ChatResponse(Response):
         if is_calibration:
             plan = translate.target_only(plan)
             request = replace(request, pruning=_NO_PRUNING)
-        record = Record(
-            policy=plan.policy_name,
-            received_ns=self._received_ns,
-            opened_ns=time.monotonic_ns(),
-            is_calibration=is_calibration,
-            timeline=Timeline() if body.return_timeline else None,
-        )
         counted = state.metrics.model(info.name)
-        place = _Place(waiting=counted.num_waiting, running=counted.num_running)
+        choices = Choices(
+            [
+                self._completion(one, plan, pair, is_calibration=is_calibration)
+                for one in translate.choice_requests(request, count)
+            ],
+            waiting=counted.num_waiting,
+            running=counted.num_running,
+        )
         try:
-            async with Completion(
-                request,
-                plan=plan,
-                pair=pair,
-                stops=body.stop,
-                draft_stall_s=settings.draft_stall_s,
-                timeout_s=settings.request_timeout_s or None,
-                record=record,
-            ) as completion:
+            async with choices:
                 if body.stream:
-                    await self._send_stream(completion, request, place, send)
+                    await self._send_stream(choices, send)
                 else:
-                    await completion.wait_begun()
-                    place.begin()
-                    answer = JSONResponse(await self._collect(completion, request))
+                    await choices.wait_begun()
+                    answer = JSONResponse(await self._collect(choices))
                     self._has_begun = True
                     await answer(scope, receive, send)
         except HippoError:
-            record.has_failed = True
+            choices.fail()
             raise
         finally:
-            place.leave()
             if self._allowance is not None:
-                self._allowance.charge_visual_tokens(record.num_visual_tokens)
-            account.count(
-                record, request, metrics=state.metrics, model=counted, baseline=pair.baseline
-            )
-            if record.policy != "off" and record.num_completion_tokens > 1:
-                pair.calibration.note(record.mean_context_length)
+                self._allowance.charge_visual_tokens(choices.num_visual_tokens)
+            for record in choices.records:
+                account.count(
+                    record, request, metrics=state.metrics, model=counted, baseline=pair.baseline
+                )
+                if record.policy != "off" and record.num_completion_tokens > 1:
+                    pair.calibration.note(record.mean_context_length)
 
-    async def _collect(self, completion: Completion, request: OpenRequest) -> dict[str, Any]:
-        answer = join([piece async for piece in completion.pieces()])
-        record = completion.record
-        assert record.finish_reason is not None
+    def _completion(
+        self,
+        request: OpenRequest,
+        plan: translate.SpeculationPlan,
+        pair: Pair,
+        *,
+        is_calibration: bool,
+    ) -> Completion:
+        body, settings = self._body, self._state.settings
+        return Completion(
+            request,
+            plan=plan,
+            pair=pair,
+            stops=body.stop,
+            draft_stall_s=settings.draft_stall_s,
+            timeout_s=settings.request_timeout_s or None,
+            record=Record(
+                policy=plan.policy_name,
+                received_ns=self._received_ns,
+                opened_ns=time.monotonic_ns(),
+                is_calibration=is_calibration,
+                timeline=Timeline() if body.return_timeline else None,
+            ),
+        )
+
+    async def _collect(self, choices: Choices) -> dict[str, Any]:
+        pieces: list[list[Piece]] = [[] for _ in choices.completions]
+        async for index, piece in choices.pieces():
+            if piece is not None:
+                pieces[index].append(piece)
+        made = []
+        for index, (completion, parts) in enumerate(zip(choices.completions, pieces, strict=True)):
+            answer, record = join(parts), completion.record
+            assert record.finish_reason is not None
+            choice = sse.choice_json(
+                index=index,
+                text=answer.text,
+                finish_reason=record.finish_reason.value,
+                token_ids=completion.token_ids if self._body.return_token_ids else None,
+                logprobs=answer.logprobs if self._body.logprobs else None,
+                **completion.told if len(pieces) > 1 else {},
+            )
+            made.append(choice)
         return sse.completion_json(
             completion_id=self._completion_id,
             created=self._created,
             model=self._body.model,
-            text=answer.text,
-            finish_reason=record.finish_reason.value,
-            usage=_usage(record),
-            figures=report.figures(record, request, completion.baseline),
-            metrics=report.client_metrics(record),
-            token_ids=completion.token_ids if self._body.return_token_ids else None,
-            logprobs=answer.logprobs if self._body.logprobs else None,
+            choices=made,
+            usage=choices.usage,
+            **choices.completions[0].told,
         )
 
     async def _read_media(self) -> tuple[Media, ...]:
@@ -214,9 +242,7 @@ class ChatResponse(Response):
             return b""
         return await asyncio.to_thread(translate.affinity_key, self._body, media)
 
-    async def _send_stream(
-        self, completion: Completion, request: OpenRequest, place: _Place, send: Send
-    ) -> None:
+    async def _send_stream(self, choices: Choices, send: Send) -> None:
         """Begins when the prompt is read, so that what is wrong with it is an error status; but
         after a long silence at once, with comments that keep the connection open."""
         options = self._body.stream_options or StreamOptions()
@@ -227,68 +253,52 @@ class ChatResponse(Response):
             model=self._body.model,
             include_usage=options.include_usage,
         )
-        record = completion.record
 
         def usage() -> sse.Usage | None:
-            return _usage(record) if options.continuous_usage_stats else None
+            return choices.usage if options.continuous_usage_stats else None
 
         async def send_bytes(data: bytes, *, more: bool = True) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
-        has_begun = await completion.wait_begun(idle_s)
+        has_begun = await choices.wait_begun(idle_s)
         self._has_begun = True
         await send({"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})
         try:
             while not has_begun:
                 await send_bytes(sse.KEEPALIVE)
-                has_begun = await completion.wait_begun(idle_s)
-            place.begin()
-            await send_bytes(writer.role(usage()))
-            async for piece in completion.pieces(idle_s):
+                has_begun = await choices.wait_begun(idle_s)
+            await send_bytes(writer.role(usage(), num_choices=len(choices.completions)))
+            async for index, piece in choices.pieces(idle_s):
                 chunk = sse.KEEPALIVE
-                if piece:
-                    chunk = writer.text(piece.text, usage(), logprobs=piece.logprobs)
+                if piece is None:
+                    chunk = self._last_chunk(writer, index, choices.completions[index])
+                elif piece:
+                    chunk = writer.text(piece.text, usage(), index=index, logprobs=piece.logprobs)
                 await send_bytes(chunk)
         except HippoError as error:
-            record.has_failed = True
+            choices.fail()
             await send_bytes(writer.error(describe(error)), more=False)
             return
         except asyncio.CancelledError:
             if self._ending is not None:
-                record.has_failed = True
+                choices.fail()
                 # Whoever does not read does not hold up the end.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_LAST_WORD_S):
                         await send_bytes(writer.error(describe(self._ending)), more=False)
             raise
+        metrics = report.client_metrics(choices.records[0])
+        await send_bytes(writer.end(usage=choices.usage, metrics=metrics), more=False)
+
+    def _last_chunk(self, writer: sse.ChunkWriter, index: int, completion: Completion) -> bytes:
+        record = completion.record
         assert record.finish_reason is not None
-        last = writer.finish(
+        return writer.finish(
+            index=index,
             finish_reason=record.finish_reason.value,
-            usage=_usage(record),
-            figures=report.figures(record, request, completion.baseline),
-            metrics=report.client_metrics(record),
+            **completion.told,
             token_ids=completion.token_ids if self._body.return_token_ids else None,
         )
-        await send_bytes(last, more=False)
-
-
-class _Place:
-    """Where a request is counted: among those that wait, then among those that run."""
-
-    def __init__(self, *, waiting: Gauge, running: Gauge) -> None:
-        self._running = running
-        self._gauge = waiting
-        self._gauge.inc()
-
-    def begin(self) -> None:
-        """It runs."""
-        self.leave()
-        self._gauge = self._running
-        self._gauge.inc()
-
-    def leave(self) -> None:
-        """It is over."""
-        self._gauge.dec()
 
 
 def _stopping() -> HippoError:
@@ -297,12 +307,6 @@ def _stopping() -> HippoError:
 
 def _too_long(limit_s: float) -> HippoError:
     return DeadlineError(f"the request took longer than {limit_s:g} s, this server's limit")
-
-
-def _usage(record: Record) -> sse.Usage:
-    return sse.Usage(
-        record.num_prompt_tokens, record.num_completion_tokens, record.num_cached_tokens
-    )
 
 
 async def _until_disconnect(receive: Receive) -> None:

@@ -181,6 +181,24 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         """Queues device work that is done piece by piece, a piece between two forwards."""
         self._jobs.append((sequence, job))
 
+    def _take_over(self, sequence: SequenceT, rows: CachedRows, *, most: int | None = None) -> int:
+        """A prefill of ``rows`` begins: how many of them its slot holds, at most ``most``.
+
+        Where the slot of another running sequence holds more of them, they are copied first: of
+        requests for the same at the same time (the choices of one), one is computed.
+        """
+        if self._keeps_prefixes:
+            limit = len(rows) - 1 if most is None else min(most, len(rows) - 1)
+            best, num_held = None, min(rows.common_length(sequence.held), limit)
+            for other in self._sequences:
+                num_common = min(rows.common_length(other.held), limit)
+                if num_common > num_held:
+                    best, num_held = other, num_common
+            if best is not None:
+                self.model.copy_rows(best.slot, sequence.slot, num_held)
+                sequence.held = rows.first(num_held)
+        return sequence.take_over(rows, most=most)
+
     def _job_ns(self, sequence: SequenceT) -> int:
         """Device time of the sequence's jobs, up to now (inside a job)."""
         return sequence.job_ns + perf_counter_ns() - self._job_began_ns

@@ -184,6 +184,10 @@ class VideoLanguageModel(Protocol):
         whole prompt, when the piece that ends with that is yielded. It changes nothing else.
         """
 
+    def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
+        """The first rows of a slot become those of another one (device thread), which need not
+        hold any; what that one held is lost."""
+
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """Feeds the rows (device thread): float32 logits ``[num_rows, num_token_ids]``.
 

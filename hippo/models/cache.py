@@ -89,6 +89,11 @@ class KeyValueCache:
         views: Views = self._data[:, slot].unbind(0)
         return views
 
+    def copy(self, source: int, slot: int, end: int) -> None:
+        """Tokens ``0:end`` of one slot become those of another."""
+        assert 0 < end <= self.shape.capacity and source != slot, (source, slot, end)
+        self._data[:, slot, :, :, :end].copy_(self._data[:, source, :, :, :end])
+
     def clear(self, slot: int, start: int, end: int) -> None:
         """Zeros at tokens ``start:end``, for rows that are masked but read: what a failed
         sequence left there may be no number, and zero times that is none either."""

@@ -120,6 +120,11 @@ class CachedModel(ABC):
         """
         return prompt.visual_indices
 
+    @torch.inference_mode()
+    def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
+        """See VideoLanguageModel.copy_rows."""
+        self._cache.copy(source, slot, num_rows)
+
     def prefill(
         self,
         slot: int,

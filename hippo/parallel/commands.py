@@ -7,6 +7,7 @@ Every rank runs the same device work in the same order:
     advance                 ───────────────►   runs its next layer group
     ...                                        ... (a tap's scores are averaged over ranks)
     drop                    ───────────────►   forgets it: a sequence was closed early
+    copy rows               ───────────────►   copies the same rows, of its own heads
     forward                 ───────────────►   runs the same rows
     stop                    ───────────────►   leaves
 
@@ -73,6 +74,15 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyRows:
+    """Copy the first rows of a slot to another one."""
+
+    source: int
+    slot: int
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class Forward:
     """Feed rows."""
 
@@ -84,7 +94,7 @@ class Stop:
     """Leave the group and end."""
 
 
-Command = BeginPrefill | Advance | Drop | Forward | Stop
+Command = BeginPrefill | Advance | Drop | CopyRows | Forward | Stop
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from hippo.parallel.commands import (
     Advance,
     BeginPrefill,
     Command,
+    CopyRows,
     Drop,
     Forward,
     PrefillInputs,
@@ -119,6 +120,11 @@ class ParallelModel:
                 with contextlib.suppress(UnavailableError):  # who has gone need not be told
                     self._tell(Drop(number))
 
+    def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
+        """See VideoLanguageModel.copy_rows; every rank copies its own heads' part."""
+        with self._in_step(CopyRows(source, slot, num_rows)):
+            self._local.copy_rows(source, slot, num_rows)
+
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """See VideoLanguageModel.forward."""
         with self._in_step(Forward(plan)):
@@ -154,6 +160,8 @@ def follow(model: VideoLanguageModel, group: RankGroup, receive: Callable[[], Co
         try:
             if isinstance(command, Forward):
                 model.forward(command.plan)
+            elif isinstance(command, CopyRows):
+                model.copy_rows(command.source, command.slot, command.num_rows)
             elif isinstance(command, BeginPrefill):
                 inputs = receive_prefill(command, group)
                 groups = model.prefill(

@@ -97,7 +97,7 @@ class DraftEngine(Engine[DraftSequence, DraftStep]):
         sequence.visual = None
         wait_ns = sequence.take_wait_ns()
         rows = sequence.rows.at(cached_places(prompt, kept))
-        num_reused = sequence.take_over(rows)
+        num_reused = self._take_over(sequence, rows)
         for logits in self.model.prefill(
             sequence.slot, prompt, visual, kept, num_reused=num_reused
         ):

@@ -89,7 +89,7 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
         is_scored = needs_scores(pruning, int(prompt.visual_indices.shape[0]))
         # Scores need the question's queries: its rows are run, wherever they stand.
         most = int(prompt.question_indices[0]) if is_scored else None
-        num_reused = sequence.take_over(sequence.rows, most=most)
+        num_reused = self._take_over(sequence, sequence.rows, most=most)
         visual = None
         if has_visual_from(prompt, num_reused) or (is_scored and needs_features(pruning.strategy)):
             visual = self.model.embed_visual(prompt, self.vision_cache)

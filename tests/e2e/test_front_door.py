@@ -16,16 +16,35 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.support import CHAT, GREEDY, Running, further_gateway, video_message, wait_until
+from tests.e2e.support import (
+    CHAT,
+    GREEDY,
+    Running,
+    data_url,
+    further_gateway,
+    video_message,
+    wait_until,
+)
 
-ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789"
+ALICE, BOB, CAROL = "sk-alice-0123456789", "sk-bob-0123456789", "sk-carol-0123456789"
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
+def _num_visual_tokens(running: Running) -> int:
+    body = {**_hello(), "messages": [video_message(data_url(running.clip))]}
+    answer = httpx.post(running.url + CHAT, json=body, trust_env=False, timeout=60).json()
+    return int(answer["hippo"]["pruning"]["num_visual_tokens"])
+
+
 @pytest.fixture(scope="module")
-def keys_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def keys_file(tmp_path_factory: pytest.TempPathFactory, running: Running) -> Path:
     path = tmp_path_factory.mktemp("keys") / "keys.toml"
-    path.write_text(f'[bob]\nkey = "{BOB}"\nrequests_per_minute = 2\n', encoding="utf-8")
+    path.write_text(
+        f'[bob]\nkey = "{BOB}"\nrequests_per_minute = 2\n'
+        f'[carol]\nkey = "{CAROL}"\nconcurrent_requests = 2\n'
+        f"visual_tokens_per_minute = {int(1.5 * _num_visual_tokens(running))}\n",
+        encoding="utf-8",
+    )
     return path
 
 
@@ -114,6 +133,18 @@ def test_a_key_that_asks_too_often_is_told_when_to_come_back(http: httpx.Client)
     assert answers[2].json()["error"]["code"] == "rate_limit_exceeded"
     assert 1 <= int(answers[2].headers["retry-after"]) <= 30
     assert http.post(CHAT, json=_hello(), headers=_as(ALICE)).status_code == 200
+
+
+def test_each_choice_counts_as_running_but_their_video_counts_once(
+    http: httpx.Client, running: Running
+) -> None:
+    body = {**_hello(), "messages": [video_message(data_url(running.clip))]}
+    refused = http.post(CHAT, json={**body, "n": 3}, headers=_as(CAROL))
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "n"
+    answers = [http.post(CHAT, json={**body, "n": 2}, headers=_as(CAROL)) for _ in range(3)]
+    # Twice the video's tokens would be too many at once; so are those of two requests.
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert "visual tokens" in answers[2].json()["error"]["message"]
 
 
 def test_pages_of_one_origin_may_ask_and_others_not(http: httpx.Client) -> None:

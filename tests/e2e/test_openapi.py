@@ -164,19 +164,23 @@ def _answer_body(clip: Path, **fields: Any) -> dict[str, Any]:
     return {"model": "hippo", "messages": messages, "max_tokens": 16, **GREEDY, **fields}
 
 
+@pytest.mark.parametrize("n", [1, 2])
 def test_a_whole_answer_has_what_is_described_and_nothing_else(
-    http: httpx.Client, clip: Path
+    http: httpx.Client, clip: Path, n: int
 ) -> None:
-    options = {"return_token_ids": True, "return_timeline": True}
+    several = {"n": 2, "logprobs": True, "top_logprobs": 2, "temperature": 1}
+    options = {"return_token_ids": True, "return_timeline": True, **(several if n == 2 else {})}
     answer = http.post(CHAT, json=_answer_body(clip, **options)).raise_for_status().json()
     described = ChatCompletion.model_validate(answer, strict=True)
     assert described.model_dump(exclude_unset=True) == answer
+    assert len(described.choices) == n
 
 
 def test_every_event_of_a_stream_has_what_is_described_and_nothing_else(
     http: httpx.Client, clip: Path
 ) -> None:
-    options = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+    options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+    options |= {"return_token_ids": True, "n": 2, "logprobs": True, "top_logprobs": 2}
     with http.stream("POST", CHAT, json=_answer_body(clip, **options)) as response:
         chunks = list(chunks_of(response))
     assert len(chunks) > 3

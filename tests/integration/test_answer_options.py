@@ -4,6 +4,7 @@ gives."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 import threading
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from hippo.models.base import StepPlan
-from hippo.types import SamplingParams
+from hippo.types import OpenRequest, Pruning, PruningStrategy, SamplingParams
 from tests.support.services import (
     POLICIES,
     relay,
@@ -139,3 +140,79 @@ async def test_sequences_with_and_without_log_probabilities_share_a_forward() ->
         for token_id, one in zip(verdict.token_ids, verdict.logprobs, strict=True):
             assert one.top[0] == (token_id, one.logprob)  # greedy
             assert sum(torch.tensor([p for _, p in one.top]).exp()) <= 1.0 + 1e-5
+
+
+def choices_of(request: OpenRequest, count: int) -> list[OpenRequest]:
+    return [
+        dataclasses.replace(
+            request, sampling=dataclasses.replace(request.sampling, choice_index=index)
+        )
+        for index in range(count)
+    ]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_choices_at_once_share_a_prefill_and_equal_each_alone(policy: str) -> None:
+    chance = random.Random(policy)
+    target, draft = ToyModel(num_slots=3), ToyModel(num_slots=3, noise=0.3)
+    async with (
+        serving_target(ToyModel(), prefix_cache=False) as (_, cold_client),
+        serving_target(target) as (_, target_client),
+        serving_draft(draft) as (_, draft_client),
+    ):
+        for strategy in (PruningStrategy.NONE, PruningStrategy.UNIFORM, PruningStrategy.HOLISTIC):
+            request = toy_request(
+                f"question {chance.random()}",
+                sampling=SamplingParams(temperature=1.0, seed=chance.getrandbits(64)),
+                pruning=Pruning(strategy, 0.5),
+                num_top_logprobs=2,
+                max_tokens=40,
+                cache_salt=strategy.value,
+            )
+            choices = choices_of(request, 3)
+            alone = [(await target_only(cold_client, one)).token_ids for one in choices]
+            together = await asyncio.gather(
+                *(relay(draft_client, target_client, one, policy) for one in choices)
+            )
+
+            assert [answer.token_ids for answer in together] == alone
+            reused = sorted(answer.verdicts[0].timing.context_length for answer in together)
+            assert reused[0] == 0 and reused[1] == reused[2] >= 16
+    assert target.num_copied >= 2
+
+
+async def test_rows_of_a_running_sequence_are_copied_only_for_the_same_salt_and_content() -> None:
+    model = ToyModel(num_slots=4)
+    same = toy_request("what happens there?", pruning=Pruning(PruningStrategy.NONE))
+    other = toy_request("what happens here?", pruning=Pruning(PruningStrategy.NONE))
+    salted = dataclasses.replace(same, cache_salt="mine")
+    async with serving_target(model) as (_, client):
+        answers = await asyncio.gather(
+            *(target_only(client, one) for one in (same, other, salted, same))
+        )
+    assert answers[0].token_ids == answers[3].token_ids == answers[2].token_ids
+    reused = [answer.verdicts[0].timing.context_length for answer in answers]
+    num_common = 16 + len("what happens ")
+    assert reused.count(0) == 2 and reused[2] == 0
+    assert sorted(reused)[2:] == [num_common, 16 + len("what happens there?") - 1]
+
+
+async def test_a_copied_beginning_outlives_the_sequence_it_came_from() -> None:
+    model = ToyModel(num_slots=2)
+    request = toy_request(pruning=Pruning(PruningStrategy.NONE), end_token_ids=(), max_tokens=100)
+    short = dataclasses.replace(request, max_tokens=10)
+    async with serving_target(model) as (_, client):
+        brief, long = await asyncio.gather(target_only(client, short), target_only(client, request))
+        again = await target_only(client, request)
+    assert long.token_ids == again.token_ids
+    assert long.token_ids[:10] == brief.token_ids
+    reused = [answer.verdicts[0].timing.context_length for answer in (brief, long)]
+    assert sorted(reused) == [0, 16 + len("what happens?") - 1]
+
+
+async def test_nothing_is_copied_where_prefixes_are_not_kept() -> None:
+    model = ToyModel(num_slots=2)
+    async with serving_target(model, prefix_cache=False) as (_, client):
+        await asyncio.gather(*(target_only(client, toy_request()) for _ in range(2)))
+    assert model.num_copied == 0
+    assert set(model.reused) == {0}

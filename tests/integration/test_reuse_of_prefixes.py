@@ -252,3 +252,30 @@ async def test_an_image_and_a_video_of_the_same_frames_are_not_the_same(pair: Pa
         for one, expected in zip(requests, cold, strict=True):
             assert (await target_only(target, one)).token_ids == expected.token_ids
         assert stats_of(service).vision_cache.num_misses == 2
+
+
+@pytest.mark.parametrize(
+    "pruning",
+    [Pruning(PruningStrategy.NONE), Pruning(PruningStrategy.HOLISTIC, 0.5)],
+    ids=["unpruned", "holistic"],
+)
+async def test_choices_that_copy_each_others_rows_equal_cold_ones(
+    pair: Pair, pruning: Pruning
+) -> None:
+    choices = [
+        question(
+            "what is in the thing?",
+            pruning=pruning,
+            sampling=dataclasses.replace(SAMPLED, choice_index=index),
+        )
+        for index in range(2)
+    ]
+    cold = await cold_answers(pair, choices)
+    decoder = NoiseDecoder()
+    async with (
+        serving_target(pair.target, decoder) as (_, target),
+        serving_draft(pair.draft, decoder) as (_, draft),
+    ):
+        answers = await asyncio.gather(*(relay(draft, target, one, "vpsd") for one in choices))
+    assert [one.token_ids for one in answers] == [one.token_ids for one in cold]
+    assert sorted(map(num_reused, answers))[0] == 0 < max(map(num_reused, answers))

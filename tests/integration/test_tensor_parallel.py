@@ -237,3 +237,16 @@ async def test_ranks_take_over_the_same_rows_of_a_slot(models: Models) -> None:
         await until(lambda: stats_of(service).num_slots_used == 0)
         assert stats_of(service).counters.num_prefix_hits >= len(requests) // 2
         assert stats_of(service).counters.num_failed == 0
+
+
+async def test_ranks_copy_the_same_rows_of_a_running_sequence(models: Models) -> None:
+    decoder = NoiseDecoder()
+    request = toy_request(pruning=Pruning(PruningStrategy.NONE), max_tokens=16, end_token_ids=())
+    async with serving_target(models.one, decoder, prefix_cache=False) as (_, one):
+        expected = await target_only(one, request)
+    async with serving_target(models.two, decoder) as (service, two):
+        answers = await asyncio.gather(*(target_only(two, request) for _ in range(2)))
+        assert [answer.token_ids for answer in answers] == [expected.token_ids] * 2
+        reused = sorted(answer.verdicts[0].timing.context_length for answer in answers)
+        assert reused[0] == 0 < reused[1]
+        assert stats_of(service).counters.num_failed == 0

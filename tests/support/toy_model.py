@@ -86,6 +86,7 @@ class ToyModel:
         self.kept: list[int | None] = []  # visual tokens of each prefill
         self.tapped: list[int | None] = []  # layers tapped in each prefill
         self.reused: list[int] = []  # rows taken over by each prefill
+        self.num_copied = 0  # prefills whose rows began with another slot's
         self.num_embedded = 0  # items that passed the vision tower
         self.threads: set[str] = set()  # that ran device work
 
@@ -187,6 +188,12 @@ class ToyModel:
         self._num_prompt_rows[slot] = len(rows)
         cached += rows[num_reused:]
         yield self._table[self._context(slot, 0)].clone()
+
+    def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
+        self.threads.add(threading.current_thread().name)
+        assert 0 < num_rows <= len(self._rows[source]) and source != slot
+        self.num_copied += 1
+        self._rows[slot] = self._rows[source][:num_rows]
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
         self.threads.add(threading.current_thread().name)

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.keys import Allowance, Limits, RateLimitedError, load_keyring
 from hippo.config import SettingsError
+from hippo.errors import InvalidRequestError
 
 ALICE, BOB = "alice-has-this-secret", "bob-has-another-secret"
 
@@ -116,6 +117,25 @@ def test_a_request_that_failed_makes_room_again() -> None:
     for _ in range(3):
         with pytest.raises(ValueError, match="it"), allowance.request():
             raise ValueError("it")
+
+
+def test_every_choice_counts_as_a_request_that_runs_and_all_as_one_that_is_made() -> None:
+    clock = _Clock()
+    limits = Limits(requests_per_minute=2, concurrent_requests=3)
+    allowance = Allowance("alice", limits, clock_s=clock)
+    with allowance.request(2):
+        with pytest.raises(RateLimitedError), allowance.request(2):
+            pass
+        with allowance.request():
+            pass
+    clock.now_s += 60.0
+    for _ in range(2):
+        with allowance.request(3):
+            pass
+    with pytest.raises(InvalidRequestError, match="n is 4; key 'alice' may have 3") as caught:
+        with allowance.request(4):
+            pass
+    assert caught.value.param == "n"
 
 
 def test_a_refused_request_counts_for_nothing() -> None:

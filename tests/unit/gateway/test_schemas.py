@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
@@ -70,13 +71,15 @@ def test_values_that_change_nothing_are_taken(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"n": 2}, "n is not supported"),
-        ({"n": True}, "n is not supported"),
+        ({"n": 0}, "greater than or equal to 1"),
+        ({"n": True}, "valid integer"),
         ({"logprobs": 5}, "boolean"),
         ({"logprobs": 1}, "boolean"),  # of OpenAI's older completions
         ({"top_logprobs": True, "logprobs": True}, "valid integer"),
         ({"echo": True}, "echo"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"best_of": 2}, "best_of"),
+        ({"use_beam_search": True}, "use_beam_search"),
         ({"top_logprobs": 5}, "top_logprobs is only with logprobs"),
         ({"top_logprobs": 21, "logprobs": True}, "less than or equal to 20"),
         ({"top_logprobs": -1, "logprobs": True}, "greater than or equal to 0"),
@@ -156,6 +159,17 @@ def test_log_probabilities_are_asked_of_the_services_only_if_wanted() -> None:
     assert _open(logprobs=False, top_logprobs=0).num_top_logprobs is None
     assert _open(logprobs=True).num_top_logprobs == 0
     assert _open(logprobs=True, top_logprobs=20).num_top_logprobs == 20
+
+
+def test_choices_differ_by_their_index_alone_and_are_limited() -> None:
+    assert translate.num_choices(_parse(), SETTINGS) == 1
+    assert translate.num_choices(_parse(n=8), SETTINGS) == 8
+    with pytest.raises(InvalidRequestError, match="n is 9; this server gives at most 8 choices"):
+        translate.num_choices(_parse(n=9), SETTINGS)
+    request = _open(seed=5)
+    first, second = translate.choice_requests(request, 2)
+    assert first == request
+    assert second.sampling == dataclasses.replace(request.sampling, choice_index=1)
 
 
 def test_frames_are_planned_by_either_name() -> None:

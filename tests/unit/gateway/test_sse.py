@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.sse import DONE, ChunkWriter, Usage, completion_json
+from gateway.sse import DONE, ChunkWriter, Usage, choice_json, completion_json
 
 
 def _events(data: bytes) -> list[dict[str, Any]]:
@@ -37,6 +37,17 @@ def test_a_text_chunk_carries_any_text(text: str, include_usage: bool) -> None:
     }
 
 
+def test_chunks_bear_the_index_of_their_choice() -> None:
+    data = _writer().role(num_choices=2)
+    data += _writer().text("b", index=1) + _writer().finish(
+        index=1, finish_reason="stop", figures={}, metrics={}, token_ids=None
+    )
+    choices = [event["choices"][0] for event in _events(data)]
+    assert [choice["index"] for choice in choices] == [0, 1, 1, 1]
+    assert [choice["delta"].get("role") for choice in choices[:2]] == ["assistant"] * 2
+    assert choice_json(index=3, text="", finish_reason="stop", token_ids=[1])["index"] == 3
+
+
 def test_a_text_chunk_carries_its_tokens_log_probabilities() -> None:
     entry = {"token": "{", "logprob": -0.5, "bytes": [123], "top_logprobs": []}
     (event,) = _events(_writer().text("{", logprobs=(entry,)))
@@ -46,12 +57,9 @@ def test_a_text_chunk_carries_its_tokens_log_probabilities() -> None:
 
 def test_a_stream_ends_with_its_figures_then_its_usage() -> None:
     data = _writer(include_usage=True).finish(
-        finish_reason="length",
-        usage=Usage(3, 4, 2),
-        figures={"policy": "off"},
-        metrics={"m": 1},
-        token_ids=[5, 6],
+        finish_reason="length", figures={"policy": "off"}, metrics={"m": 1}, token_ids=[5, 6]
     )
+    data += _writer(include_usage=True).end(usage=Usage(3, 4, 2), metrics={"m": 1})
     assert data.endswith(DONE)
     last, usage = _events(data)
     assert last["choices"][0]["finish_reason"] == "length"
@@ -70,8 +78,10 @@ def test_a_stream_ends_with_its_figures_then_its_usage() -> None:
 
 def test_usage_is_left_out_unless_asked_for() -> None:
     data = _writer().role() + _writer().finish(
-        finish_reason="stop", usage=Usage(1, 1, 0), figures={}, metrics={}, token_ids=None
+        finish_reason="stop", figures={}, metrics={}, token_ids=None
     )
+    data += _writer().end(usage=Usage(1, 1, 0), metrics={})
+    assert data.endswith(DONE)
     assert all("usage" not in event for event in _events(data))
 
 
@@ -80,12 +90,10 @@ def test_a_whole_completion_has_openais_shape() -> None:
         completion_id="c-1",
         created=7,
         model="m",
-        text="Hi",
-        finish_reason="stop",
+        choices=[choice_json(text="Hi", finish_reason="stop", token_ids=None)],
         usage=Usage(1, 2, 0),
         figures={},
         metrics={},
-        token_ids=None,
     )
     assert answer["object"] == "chat.completion"
     assert answer["choices"][0]["message"]["content"] == "Hi"

@@ -16,6 +16,7 @@ from hippo.parallel.commands import (
     Advance,
     BeginPrefill,
     Command,
+    CopyRows,
     Drop,
     Forward,
     PrefillInputs,
@@ -96,6 +97,11 @@ def test_each_layer_group_is_a_command_and_an_end_before_the_last_one_another(
     *groups, _ = model.prefill(0, prompt, visual, None)
     assert isinstance(listeners.told[0], BeginPrefill)
     assert listeners.told[1:] == [Advance(0)] * (len(groups) + 1)
+
+    listeners.told.clear()
+    model.copy_rows(0, 1, 3)
+    assert listeners.told == [CopyRows(0, 1, 3)]
+    assert toy.num_copied == 1
 
     listeners.told.clear()
     left = model.prefill(0, prompt, visual, None)

@@ -270,3 +270,16 @@ def test_the_whole_prompt_is_never_reused(family: Model) -> None:
     run(family, 0, prompt)
     with pytest.raises(AssertionError):
         run(family, 0, prompt, prompt.length)
+
+
+def test_a_prefill_goes_on_behind_rows_that_were_copied_from_another_slot(family: Model) -> None:
+    one, other = (prepare(family, user(0, text), clip()) for text in QUESTIONS)
+    length = shared(one, other)
+    expected = run(family, 1, other)
+    run(family, 1, prepare(family, user(0, "?"), clip(seed=5)))
+    before = run(family, 0, one)
+    family.copy_rows(0, 1, length)
+    assert_close(run(family, 1, other, length, is_blind=True), expected)
+    # The slot that they came from is as it was.
+    again = run(family, 0, one, one.length - 1, is_blind=True)
+    assert_close(again, before)
