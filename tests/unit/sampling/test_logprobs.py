@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from unittest import mock
 
 import pytest
@@ -57,6 +58,29 @@ def test_they_are_of_the_logits_as_they_came_and_change_no_token(
             assert [value for _, value in one.top] == pytest.approx(
                 values[:count].tolist(), abs=1e-5
             )
+
+
+def test_every_device_measures_the_same(device: str) -> None:
+    params = [SamplingParams(temperature=0.8, seed=4), SamplingParams(min_tokens=9)]
+    num_rows, num_top = [4, 3], [5, 0]
+    (ids, expected), (ids_there, found) = (
+        sample_with_logprobs(
+            [
+                SampleRequest(
+                    TokenSampler(each, [1], NUM_IDS, where, end_token_ids=[2]), 1, [3], [4] * 3
+                )
+                for each in params
+            ],
+            logits_of(7, 3, where),
+            num_rows=num_rows,
+            num_top=num_top,
+        )
+        for where in ("cpu", device)
+    )
+    assert ids_there == ids
+    for there, here in zip(chain(*found), chain(*expected), strict=True):
+        assert there.logprob == pytest.approx(here.logprob, abs=1e-5)
+        assert [token_id for token_id, _ in there.top] == [token_id for token_id, _ in here.top]
 
 
 def test_they_come_with_the_one_copy_of_the_tokens() -> None:
