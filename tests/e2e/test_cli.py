@@ -126,9 +126,8 @@ def test_up_shows_the_last_lines_of_a_process_that_ends(
     assert "its last lines:" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_up_serves_until_it_is_stopped_and_leaves_nothing(
-    pair: dict[str, str], tmp_path: Path, number: signal.Signals
+    pair: dict[str, str], tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
     port = free_port()
@@ -137,18 +136,29 @@ def test_up_serves_until_it_is_stopped_and_leaves_nothing(
         children = _children(process.pid)
         assert len(children) == 3, log.read_text()
         assert httpx.get(f"http://127.0.0.1:{port}/ready", trust_env=False).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+        wait_until(lambda: not any(map(_is_alive, children)))
+    assert process.returncode == 0
+    assert b"stopped" in log.read_bytes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_up_that_still_loads_leaves_nothing_when_it_is_stopped(
+    pair: dict[str, str], tmp_path: Path, number: signal.Signals
+) -> None:
+    with _up(tmp_path / "log", pair, "--port", "0") as process:
+        wait_until(lambda: len(_children(process.pid)) == 3 or process.poll() is not None)
+        children = _children(process.pid)
         process.send_signal(number)
         process.wait(60)
         wait_until(lambda: not any(map(_is_alive, children)))
-    if number is not signal.SIGKILL:
-        assert process.returncode == 0
-        assert b"stopped" in log.read_bytes()
 
 
 def test_up_ends_when_one_of_its_processes_does(pair: dict[str, str], tmp_path: Path) -> None:
     log = tmp_path / "log"
     with _up(log, pair, "--port", "0") as process:
-        wait_until(lambda: b"ready at" in log.read_bytes() or process.poll() is not None)
+        wait_until(lambda: len(_children(process.pid)) == 3 or process.poll() is not None)
         children = _children(process.pid)
         os.kill(children[0], signal.SIGKILL)
         process.wait(60)

@@ -1,0 +1,39 @@
+"""docs/api.md names every field of a request, and refuses what it says it refuses."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from gateway import schemas
+
+PAGE = (Path(__file__).parents[3] / "docs/api.md").read_text(encoding="utf-8")
+MODELS = [
+    model
+    for model in vars(schemas).values()
+    if isinstance(model, type) and issubclass(model, BaseModel) and model.model_fields
+]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: str(model.__name__))
+def test_every_field_of_a_request_is_on_the_page(model: type[BaseModel]) -> None:
+    told = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", PAGE))))
+    assert set(model.model_fields) - told == set()
+
+
+def _refused() -> list[str]:
+    (line,) = re.findall(r"^- Refused: (.*)$", PAGE, re.MULTILINE)
+    return re.findall(r"`(\w+)`", line)
+
+
+@pytest.mark.parametrize("name", _refused())
+def test_what_the_page_says_is_refused_is_refused_by_name(name: str) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    with pytest.raises(ValidationError) as refusal:
+        schemas.ChatCompletionRequest.model_validate(
+            {"model": "hippo", "messages": messages, name: 1}
+        )
+    assert refusal.value.errors()[0]["loc"] == (name,)
