@@ -20,10 +20,10 @@ def count(
     baseline: Baseline,
 ) -> None:
     """Counts one completion, and lets the baseline learn from it."""
-    baseline.learn(record.alone_steps, time.monotonic_ns())
     _count_as_vllm_does(record, model)
     _count_outcome(record, metrics)
-    _count_speedup(record, metrics, baseline)
+    _count_speedup(record, metrics, baseline)  # by the baseline that the answer was told
+    baseline.learn(record.alone_steps, time.monotonic_ns())
     _count_times(record, metrics)
     _count_draft(record, metrics)
     if record.selection is not None and record.draft_prefill is not None:
