@@ -91,7 +91,7 @@ def test_an_answer_survives_the_draft_and_later_ones_use_it_again(
 def test_a_draft_that_comes_back_is_attached_in_mid_answer(
     http: httpx.Client, running: Running, clip: Path
 ) -> None:
-    body = _body(clip, num_tokens=600, speculative={"policy": "optimistic"})
+    body = _body(clip, num_tokens=300, speculative={"policy": "optimistic"})
     expected = http.post(CHAT, json={**body, "speculative": {"policy": "off"}}).json()
     draft = running.stack.child("draft")
     recoveries = running.gateway_metric("hippo_draft_recoveries_total")
@@ -117,7 +117,7 @@ def test_a_draft_that_comes_back_is_attached_in_mid_answer(
 def test_a_draft_that_hangs_is_given_up_until_it_is_well_again(
     running: Running, clip: Path, comes_back: bool
 ) -> None:
-    num_tokens = 600 if comes_back else 200
+    num_tokens = 300 if comes_back else 200
     body = _body(clip, num_tokens=num_tokens, speculative={"policy": "serial"})
     draft, target = running.stack.child("draft"), running.stack.child("target")
     with further_gateway(running, "--draft-stall-s", "0.5") as door, door.client() as client:
