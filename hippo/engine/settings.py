@@ -80,7 +80,11 @@ class EngineSettings:
     max_frames: int = setting(768, help="most frames of a video that are looked at")
     max_frame_pixels: int = setting(7680 * 4320, help="most pixels of one frame as stored")
     max_video_seconds: float = setting(3600.0, help="longest video")
+    max_video_streams: int = setting(32, help="most tracks of a video file, of any kind")
+    max_stored_frames: int = setting(500_000, help="most frames in a video file, looked at or not")
+    max_stored_fps: float = setting(1000.0, help="most frames a second in a video file")
     decode_seconds: float = setting(30.0, help="longest decoding of one media item")
+    decode_mib: int = setting(2048, help="most memory that decoding one media item may take")
     tls_cert: str = setting("", help="PEM certificate; with --tls-key, serve TLS")
     tls_key: str = setting("", help="PEM private key")
     tls_ca: str = setting("", help="PEM authority that client certificates must come from")
@@ -179,6 +183,10 @@ class EngineSettings:
             max_frames=self.max_frames,
             max_pixels=self.max_frame_pixels,
             max_duration_s=self.max_video_seconds,
+            max_streams=self.max_video_streams,
+            max_stored_frames=self.max_stored_frames,
+            max_stored_fps=self.max_stored_fps,
             max_bytes=self.max_message_bytes,
             timeout_s=self.decode_seconds,
+            max_memory_bytes=self.decode_mib * _MIB,
         )

@@ -13,7 +13,14 @@ import av.error
 import numpy as np
 
 from hippo.errors import MediaError
-from hippo.video.checks import check_duration, check_memory, check_size
+from hippo.video.checks import (
+    check_duration,
+    check_memory,
+    check_rate,
+    check_size,
+    check_stored_frames,
+    check_streams,
+)
 from hippo.video.images import Allocate, Frames, Pixels
 from hippo.video.limits import DecodeLimits
 from hippo.video.sampling import ResolvedPlan, sample_frames
@@ -51,7 +58,11 @@ def read_video(
     file.seek(0)
     try:
         container = av.open(
-            file, "r", options={"format_whitelist": _FORMATS}, buffer_size=_BUFFER_SIZE
+            file,
+            "r",
+            options={"format_whitelist": _FORMATS},
+            buffer_size=_BUFFER_SIZE,
+            metadata_errors="replace",  # a title in another encoding is no reason to refuse
         )
     except av.error.FFmpegError as error:
         if isinstance(error, MemoryError):
@@ -59,13 +70,14 @@ def read_video(
         raise MediaError(f"this is not a video that can be read; send {_READABLE}") from None
     with container:
         stream = _video_stream(container, limits)
-        packets = _packets(container, stream)
+        packets = _packets(container, stream, limits)
         context = stream.codec_context
         is_large = len(packets) * context.width * context.height >= _THREADED_PIXELS
         context.thread_count = num_threads if is_large else 1
         context.thread_type = "AUTO" if is_large else "NONE"
         timeline = _timeline(packets, stream)
         check_duration(timeline.duration_s, limits)
+        check_rate(len(timeline.ticks), timeline.duration_s, limits)
         seconds = timeline.seconds
         indices = sample_frames(seconds, timeline.duration_s, plan)
         wanted = [timeline.ticks[index] for index in indices]
@@ -108,6 +120,7 @@ def _check_head(file: io.RawIOBase, head: bytes) -> None:
 
 
 def _video_stream(container: InputContainer, limits: DecodeLimits) -> VideoStream:
+    check_streams(len(container.streams), limits)
     stream = next(
         (
             stream
@@ -131,9 +144,15 @@ def _video_stream(container: InputContainer, limits: DecodeLimits) -> VideoStrea
     return stream
 
 
-def _packets(container: InputContainer, stream: VideoStream) -> list[Packet[VideoStream]]:
+def _packets(
+    container: InputContainer, stream: VideoStream, limits: DecodeLimits
+) -> list[Packet[VideoStream]]:
+    packets = []
     try:
-        packets = [packet for packet in container.demux(stream) if packet.size > 0]
+        for packet in container.demux(stream):
+            if packet.size > 0:
+                packets.append(packet)
+                check_stored_frames(len(packets), limits)
     except av.error.FFmpegError as error:
         if isinstance(error, MemoryError):
             raise
@@ -222,7 +241,15 @@ def _convert(
     def put(frame: VideoFrame) -> None:
         nonlocal place
         assert pixels is not None
-        rgb = frame.to_ndarray(format="rgb24", width=width, height=height, threads=1)
+        try:
+            rgb = frame.to_ndarray(format="rgb24", width=width, height=height, threads=1)
+        except av.error.FFmpegError as error:
+            if isinstance(error, MemoryError):
+                raise
+            raise MediaError(
+                f"the video's colours cannot be converted ({error.strerror}): what the file says "
+                "about them is damaged; encode it again"
+            ) from None
         pixels[place] = np.rot90(rgb, quarter_turns) if quarter_turns else rgb
         place += 1
 

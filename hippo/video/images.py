@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hippo.errors import MediaError
-from hippo.video.checks import check_duration, check_memory, check_size
+from hippo.video.checks import check_duration, check_memory, check_rate, check_size
 from hippo.video.frame_list import read_frame_list
 from hippo.video.limits import DecodeLimits
 from hippo.video.sampling import TEMPORAL_PATCH_SIZE, ResolvedPlan
@@ -55,6 +55,7 @@ def read_frames(
             f"the video has {total} frames; at most {limits.max_frames} are allowed: send fewer"
         )
     check_duration(listed.duration_s, limits)
+    check_rate(total, listed.duration_s, limits)
     num_chosen = min(total, plan.max_frames)
     chosen = [place * total // num_chosen for place in range(num_chosen)]
     num_frames = num_chosen + -num_chosen % TEMPORAL_PATCH_SIZE
@@ -99,5 +100,8 @@ def _rgb(
                 "this is not an image that can be read; send a jpeg, png or webp"
             ) from None
         raise MediaError(f"{name} is not a {formats[0].lower()} image that can be read") from None
-    except (OSError, SyntaxError, ValueError) as error:
-        raise MediaError(f"{name} is damaged or cut off ({error}); send it whole") from None
+    except (MediaError, MemoryError):
+        raise
+    except Exception as error:  # of any type: what damage makes of a reader's own arithmetic
+        reason = str(error) or type(error).__name__
+        raise MediaError(f"{name} is damaged or cut off ({reason}); send it whole") from None

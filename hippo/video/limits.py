@@ -14,13 +14,24 @@ class DecodeLimits:
     max_frames: int = 768  # looked at, after sampling
     max_pixels: int = 7680 * 4320  # of one frame as stored
     max_duration_s: float = 3600.0
+    max_streams: int = 32  # tracks of the file, of any kind
+    max_stored_frames: int = 500_000  # in the file, looked at or not
+    max_stored_fps: float = 1000.0  # their mean rate
     max_bytes: int = 256 * _MIB  # of the compressed file
     timeout_s: float = 30.0  # wall time in the worker
     max_memory_bytes: int = 2048 * _MIB  # of the worker, beyond what it needs itself
 
     def __post_init__(self) -> None:
         """Refuses limits under which nothing could be decoded."""
-        for name in ("max_pixels", "max_duration_s", "max_bytes", "timeout_s"):
+        for name in (
+            "max_pixels",
+            "max_duration_s",
+            "max_streams",
+            "max_stored_frames",
+            "max_stored_fps",
+            "max_bytes",
+            "timeout_s",
+        ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be greater than 0")
         if self.max_frames < 2:

@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 import tempfile
+import traceback
 from typing import Any
 
 SECONDS_ITEM_SIZE = 8
@@ -54,7 +55,7 @@ def receive_line(channel: socket.socket, pending: bytearray, fds: list[int]) -> 
     return bool(data)
 
 
-class _Result:
+class Result:
     """The shared file of one result, mapped while it is filled."""
 
     def __init__(self) -> None:
@@ -87,7 +88,9 @@ class _Result:
             os.close(self.descriptor)
 
 
-def decode(request: dict[str, Any], media: int, settings: dict[str, Any], result: _Result) -> Any:
+def decode(
+    request: dict[str, Any], media: int, settings: dict[str, Any], result: Result
+) -> dict[str, Any]:
     """Decodes the item in the file ``media`` into ``result``; the reply's fields."""
     from hippo.video.frame_list import MAGIC
     from hippo.video.frames import read_video
@@ -115,29 +118,43 @@ def decode(request: dict[str, Any], media: int, settings: dict[str, Any], result
     return {"shape": frames.pixels.shape, "sampled_fps": frames.sampled_fps}
 
 
+def reply_to(
+    request: dict[str, Any], media: int, settings: dict[str, Any], result: Result
+) -> dict[str, Any]:
+    """Decodes the item; the reply, whatever the item does to the decoder.
+
+    Out of memory, the process should not be used again.
+    """
+    from hippo.errors import MediaError
+
+    try:
+        return decode(request, media, settings, result)
+    except MediaError as error:
+        return {"error": error.message}
+    except Exception as error:
+        is_short = isinstance(error, OSError) and error.errno == errno.ENOMEM
+        if isinstance(error, MemoryError) or is_short:
+            return {"is_out_of_memory": True}
+        # A library met what it did not expect: of the file's making, and not the operator's log.
+        return {
+            "error": f"the {request['kind']} cannot be decoded ({type(error).__name__}); it is "
+            "damaged: encode it again",
+            "unexpected": "".join(traceback.format_exception(error)[-3:]),
+        }
+
+
 def answer(
     channel: socket.socket, request: dict[str, Any], media: int, settings: dict[str, Any]
 ) -> bool:
     """Decodes and replies; False when this process should not be used again."""
-    from hippo.errors import MediaError
-
-    result = _Result()
-    is_reusable = True
-    reply: dict[str, Any]
-    try:
-        reply = decode(request, media, settings, result)
-    except MediaError as error:
-        reply = {"error": error.message}
-    except (MemoryError, OSError) as error:
-        if not isinstance(error, MemoryError) and error.errno != errno.ENOMEM:
-            raise
-        reply, is_reusable = {"is_out_of_memory": True}, False
+    result = Result()
+    reply = reply_to(request, media, settings, result)
     line = json.dumps(reply).encode() + b"\n"
     fds = [result.descriptor] if "shape" in reply else []
     channel.setblocking(True)
     socket.send_fds(channel, [line], fds)
     result.close()
-    return is_reusable
+    return "is_out_of_memory" not in reply
 
 
 def limit_memory(num_bytes: int) -> None:
