@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from hippo.errors import MediaError
+from hippo.errors import InvalidRequestError, MediaError
 from hippo.models.base import (
     AttentionTap,
     DecodedMedia,
@@ -22,6 +22,7 @@ from hippo.models.base import (
     VisualItem,
 )
 from hippo.models.content import cached_places, visual_digest
+from hippo.models.messages import media_in_order
 from hippo.types import (
     ChatMessage,
     FramePlan,
@@ -108,6 +109,9 @@ class ToyModel:
         ids: list[int] = []
         visual: list[int] = []
         items: list[VisualItem] = []
+        images: list[VisualItem] = []
+        ordered = media_in_order(messages, media)
+        videos = [item for item in ordered if item.kind is MediaKind.VIDEO]
         for message in messages:
             for part in message.content:
                 if isinstance(part, TextPart):
@@ -120,9 +124,15 @@ class ToyModel:
                     one = media[part.media_index]
                     num_tokens = one.frames.shape[0] * _TOKENS_PER_FRAME
                     places = torch.arange(len(ids), len(ids) + num_tokens)
-                    items.append(VisualItem(visual_digest(one.kind, one.frames, ()), places))
-                    visual += range(len(ids), len(ids) + num_tokens)
+                    item = VisualItem(visual_digest(one.kind, one.frames, ()), places)
+                    if one.kind is MediaKind.VIDEO:
+                        items.append(item)
+                        visual += range(len(ids), len(ids) + num_tokens)
+                    else:
+                        images.append(item)
                     ids += [VISUAL_TOKEN_ID] * num_tokens
+        if not ids:
+            raise InvalidRequestError("the messages are empty", param="messages")
         input_ids = torch.tensor(ids, dtype=torch.int64)
         digest = hashlib.sha256(input_ids.to(torch.int32).numpy().tobytes()).digest()
         return Prompt(
@@ -130,12 +140,10 @@ class ToyModel:
             positions=torch.arange(len(ids))[None],
             next_position=len(ids),
             visual_indices=torch.tensor(visual, dtype=torch.int64),
-            visual_grids=tuple(
-                (item.frames.shape[0], 2, 2) for item in media if item.kind is MediaKind.VIDEO
-            ),
+            visual_grids=tuple((item.frames.shape[0], 2, 2) for item in videos),
             question_indices=(input_ids != VISUAL_TOKEN_ID).nonzero()[:, 0],
             prompt_hash=digest,
-            items=tuple(items),
+            items=(*items, *images),
         )
 
     def embed_visual(

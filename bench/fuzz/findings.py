@@ -1,0 +1,74 @@
+"""What a fuzzing run counts, and how it is kept."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.environment import ROOT, describe_environment
+
+_MAX_KEPT = 50
+
+
+def out_path(name: str) -> Path:
+    """Where the result of a run is written unless it is said."""
+    return ROOT / "bench/out" / f"fuzz-{name}.json"
+
+
+def num_children() -> int:
+    """Processes that this one started and that are still there, ended ones not waited for too."""
+    return sum(len(path.read_text().split()) for path in Path("/proc/self/task").glob("*/children"))
+
+
+@dataclass
+class Findings:
+    """Outcomes by kind, and each failure with what repeats it."""
+
+    name: str
+    seed: int
+    num_inputs: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    num_failures: int = 0
+    figures: dict[str, float] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
+
+    def count(self, outcome: str) -> None:
+        """One input more, and what became of it."""
+        self.num_inputs += 1
+        self.outcomes[outcome] += 1
+
+    def fail(self, number: int, what: str, **more: Any) -> None:
+        """A failure at input ``number``; the first ones are kept with their details."""
+        self.num_failures += 1
+        if len(self.failures) < _MAX_KEPT:
+            self.failures.append({"input": number, "what": what, **more})
+
+    def note_resources(self, when: str) -> None:
+        """Keeps what this process holds now."""
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        self.figures[f"MiB {when}"] = pages * resource.getpagesize() / 2**20
+        self.figures[f"descriptors {when}"] = len(list(Path("/proc/self/fd").iterdir()))
+
+    def write(self, path: Path, command: Sequence[str]) -> None:
+        """Writes the run as JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {
+            "command": " ".join(command),
+            "environment": describe_environment(),
+            "name": self.name,
+            "seed": self.seed,
+            "num_inputs": self.num_inputs,
+            "outcomes": dict(self.outcomes.most_common()),
+            "num_failures": self.num_failures,
+            "failures": self.failures,
+            "seconds": round(time.monotonic() - self.began, 1),
+            "figures": {name: round(value, 1) for name, value in self.figures.items()},
+        }
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,88 @@
+"""Decodes mutated media in this process, one after the other, until it dies of one.
+
+``python -m bench.fuzz.media_worker SEED START END CORPUS LIMITS``: CORPUS is a folder that
+bench.fuzz.media wrote. A line of JSON an input goes to the standard output, in order, so that the
+parent knows which input a death belongs to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.fuzz.mutate import generator, mutated
+from hippo.types import MediaKind
+from hippo.video import worker
+from hippo.video.limits import DecodeLimits
+from hippo.video.sampling import ResolvedPlan
+
+PLAN = ResolvedPlan(fps=2.0, min_frames=4, max_frames=8)
+
+Seeds = list[tuple[MediaKind, bytes]]
+
+
+def read_corpus(folder: Path) -> Seeds:
+    """The files of a folder; the suffix is the kind."""
+    return [
+        (MediaKind(path.suffix[1:]), path.read_bytes())
+        for path in sorted(folder.iterdir())
+        if path.is_file()
+    ]
+
+
+def make_input(seeds: Seeds, seed: int, number: int) -> tuple[MediaKind, bytes]:
+    """Input ``number``; one in 16 is sent as the other kind."""
+    rng = generator(seed, number)
+    kind, data = rng.choice(seeds)
+    data = mutated(rng, data, [other for _, other in seeds])
+    if rng.random() < 1 / 16:
+        kind = MediaKind.IMAGE if kind is MediaKind.VIDEO else MediaKind.VIDEO
+    return kind, data
+
+
+def decode_once(kind: MediaKind, data: bytes, settings: dict[str, Any]) -> dict[str, Any]:
+    """The worker's own reply to one item, and its result's size checked."""
+    descriptor = worker.shared_file(len(data))
+    result = worker.Result()
+    try:
+        os.write(descriptor, data)
+        plan = {"fps": PLAN.fps, "min_frames": PLAN.min_frames, "max_frames": PLAN.max_frames}
+        reply = worker.reply_to({"kind": kind.value, "plan": plan}, descriptor, settings, result)
+        if "shape" in reply:
+            num_frames, height, width, channels = reply["shape"]
+            expected = num_frames * (worker.SECONDS_ITEM_SIZE + height * width * channels)
+            limits = DecodeLimits(**settings["limits"])
+            is_whole = os.fstat(result.descriptor).st_size == expected
+            is_within = num_frames <= limits.max_frames and height * width <= limits.max_pixels
+            is_sound = 0 < reply["sampled_fps"] < float("inf")
+            if not (is_whole and is_within and is_sound):
+                return {"wrong": f"{reply} in {os.fstat(result.descriptor).st_size} bytes"}
+        return reply
+    finally:
+        result.close()
+        os.close(descriptor)
+
+
+def main() -> None:
+    """Decodes inputs START to END."""
+    seed, start, end = (int(text) for text in sys.argv[1:4])
+    seeds = read_corpus(Path(sys.argv[4]))
+    limits = json.loads(sys.argv[5])
+    settings = {"limits": limits, "cpu_core": None, "num_threads": 1}
+    import hippo.video.frames  # noqa: F401  (before the memory is counted)
+
+    worker.limit_memory(limits["max_memory_bytes"])
+    for number in range(start, end):
+        kind, data = make_input(seeds, seed, number)
+        reply = decode_once(kind, data, settings)
+        sys.stdout.write(json.dumps(reply) + "\n")
+        sys.stdout.flush()
+        if "is_out_of_memory" in reply:
+            return
+
+
+if __name__ == "__main__":
+    main()
