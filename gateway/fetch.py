@@ -58,6 +58,8 @@ class UrlFetcher:
             raise MediaError(
                 f"fetching the URL took longer than {self._timeout_s:g} s, this server's limit"
             ) from None
+        except UnicodeError:
+            raise MediaError("the URL has characters that cannot be sent") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             reason = str(error) or type(error).__name__
             raise MediaError(f"the URL cannot be fetched: {reason}") from None

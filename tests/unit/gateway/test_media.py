@@ -353,4 +353,6 @@ async def test_redirects_that_lead_nowhere_are_the_urls_fault(
             await fetcher.fetch(f"http://127.0.0.1:{port}/clip.mp4", max_bytes=10)
         with pytest.raises(MediaError):
             await fetcher.fetch(f"http://127.0.0.1:{port}/" + "x" * 70_000, max_bytes=10)
+        with pytest.raises(MediaError, match="cannot be sent"):
+            await fetcher.fetch(f"http://127.0.0.1:{port}/\ud800", max_bytes=10)
     await fetcher.close()
