@@ -23,7 +23,9 @@ def requests(count: int) -> list[Request]:
 
 def test_all_questions_are_asked_in_turn_until_enough_answers_have_ended() -> None:
     started, answered = [], []
-    with serving(PlainServer()) as one, serving(PlainServer()) as other:
+    # They take their time, so that no client is done before the other one begins.
+    slow = [PlainServer(pause_s=0.02) for _ in range(2)]
+    with serving(slow[0]) as one, serving(slow[1]) as other:
         run = run_closed_loop(
             [Server(one.url), Server(other.url)],
             requests(3),
