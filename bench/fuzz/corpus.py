@@ -10,6 +10,7 @@ import io
 import struct
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, cast
@@ -70,6 +71,13 @@ def encode(
             for sound in sounds:
                 _silence(output, sound)
         return path.read_bytes()
+
+
+def encode_av1() -> bytes:
+    """An AV1 clip, in a thread of its own: as root, SVT-AV1 gives the thread that calls it the
+    scheduler's highest real-time priority, and every process started there would inherit it."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(encode, "webm", "libsvtav1", width=64, height=64).result()
 
 
 def _silence(output: Any, stream: Any) -> None:
@@ -147,7 +155,7 @@ VIDEOS: dict[str, Build] = {
     "webm vp9 with alpha": lambda: encode(
         "webm", "libvpx-vp9", pix_fmt="yuva420p", options={"deadline": "realtime"}
     ),
-    "webm av1": lambda: encode("webm", "libsvtav1", width=64, height=64),
+    "webm av1": encode_av1,
     "mkv ffv1 of an odd size": lambda: encode(
         "matroska", "ffv1", width=33, height=17, pix_fmt="yuv444p"
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import av
@@ -44,6 +45,13 @@ async def test_an_odd_video_is_decoded(decoder: MediaDecoder, name: str) -> None
         levels = [float(frame.float().mean()) for frame in media.frames]
         assert levels == sorted(levels)  # it grows brighter
         assert levels[-1] > levels[0]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="needs Linux' scheduler")
+def test_an_encoder_leaves_the_priority_of_this_process_alone() -> None:
+    before = os.sched_getscheduler(0)
+    built(VIDEOS["webm av1"])
+    assert os.sched_getscheduler(0) == before
 
 
 @pytest.mark.parametrize("name", IMAGES)
