@@ -42,6 +42,7 @@ from bench.soak.trouble import Trouble, trouble_draft
 from bench.soak.visitors import Tally, Task, Visitor, body
 from hippo.benchmark.server import Server, document_of
 from hippo.benchmark.tables import progress_bar
+from hippo.cli.stack import StackOptions
 
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
@@ -52,6 +53,7 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
 MAX_GROWTH_MB = 1.0  # a minute
 _IDLE_S = 15.0  # in which everything must be free at the end
 _KILLS_SHARE = 0.6
+_VISION_CACHE_MB = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     console = Console()
     with (
         tempfile.TemporaryDirectory() as folder,
-        load_stack(bundled_pair(args.dtype), num_slots=args.slots) as stack,
+        load_stack(_pair(args.dtype), num_slots=args.slots) as stack,
     ):
         clips = held_out_clips(Path(folder), kind="short", num_clips=args.num_clips)
         tasks = [Task(question, form) for question in questions_about(clips) for form in SAMPLINGS]
@@ -98,6 +100,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     for problem in problems(result):
         console.print(f"[red]{problem}[/]", highlight=False)
     sys.exit(1 if problems(result) else 0)
+
+
+def _pair(dtype: str) -> StackOptions:
+    """The bundled pair with caches that are full before memory counts."""
+    cache = ("--vision-cache-mb", str(_VISION_CACHE_MB))
+    return bundled_pair(dtype, target_args=cache, draft_args=cache)
 
 
 def expected(url: str, tasks: Sequence[Task], console: Console) -> list[Task]:
