@@ -39,6 +39,7 @@ class SequenceStreams(ABC, Generic[SequenceT, EngineT]):
 
     def __init__(self, host: ServiceHost[EngineT]) -> None:
         self._host = host
+        self._readers: set[asyncio.Task[None]] = set()
 
     async def serve(self, context: Context) -> None:
         """Runs one stream to its end; failures become its status."""
@@ -84,7 +85,7 @@ class SequenceStreams(ABC, Generic[SequenceT, EngineT]):
         return convert.open_from_proto(first.open, num_token_ids=backend.info.num_token_ids)
 
     async def _run(self, context: Context, backend: Backend[EngineT], sequence: SequenceT) -> None:
-        reader = asyncio.create_task(self._read(context, backend, sequence))
+        reader = self._start_reader(context, backend, sequence)
         handing_over = asyncio.create_task(self._hand_over(backend, sequence))
         try:
             await asyncio.wait((reader, handing_over), return_when=asyncio.FIRST_COMPLETED)
@@ -96,9 +97,22 @@ class SequenceStreams(ABC, Generic[SequenceT, EngineT]):
             async for message in sequence.output:
                 await context.write(self.encode(message))
         finally:
-            reader.cancel()
             handing_over.cancel()
-            await asyncio.gather(reader, handing_over, return_exceptions=True)
+            await asyncio.gather(handing_over, return_exceptions=True)
+
+    def _start_reader(
+        self, context: Context, backend: Backend[EngineT], sequence: SequenceT
+    ) -> asyncio.Task[None]:
+        """The task that reads the stream; it ends with it.
+
+        Nobody cancels it: grpc.aio never frees what a cancelled read holds
+        (https://github.com/grpc/grpc/issues/43360).
+        """
+        reader = asyncio.create_task(self._read(context, backend, sequence))
+        self._readers.add(reader)
+        reader.add_done_callback(self._readers.discard)
+        reader.add_done_callback(_error_of)  # seen here when nobody waits for it any more
+        return reader
 
     async def _hand_over(self, backend: Backend[EngineT], sequence: SequenceT) -> None:
         """Reads the prompt, waits for the slot, and gives the sequence to the engine."""

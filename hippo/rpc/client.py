@@ -42,6 +42,8 @@ TARGET_SERVICE = target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_na
 _CHECK_SECONDS = 5.0
 _LONGEST_PAUSE_SECONDS = 0.5
 
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+
 SentT = TypeVar("SentT")
 ReceivedT = TypeVar("ReceivedT")
 
@@ -68,11 +70,13 @@ class ClientStream(Generic[SentT, ReceivedT]):
         self._decode = decode
         self._peer = peer
         self._outgoing: StreamQueue[Any] = StreamQueue()
+        self._incoming: StreamQueue[Any] = StreamQueue()
 
     async def __aenter__(self) -> ClientStream[SentT, ReceivedT]:
         self._call = self._start()
         self._outgoing.put(self._opening)
         self._writer = asyncio.create_task(self._write_all())
+        self._reader = asyncio.create_task(self._read_all())
         return self
 
     async def __aexit__(
@@ -81,9 +85,9 @@ class ClientStream(Generic[SentT, ReceivedT]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._call.cancel()
+        self._call.cancel()  # this ends the reader, too
         self._writer.cancel()
-        await asyncio.gather(self._writer, self._call.code(), return_exceptions=True)
+        await asyncio.gather(self._writer, self._reader, self._call.code(), return_exceptions=True)
 
     async def send(self, message: SentT) -> None:
         """Queues a message; returns before it is on the wire.
@@ -99,18 +103,23 @@ class ClientStream(Generic[SentT, ReceivedT]):
         return self
 
     async def __anext__(self) -> ReceivedT:
+        return self._decode(await anext(self._incoming))
+
+    async def _read_all(self) -> None:
+        """Reads until the call is over, in a task of its own that nobody cancels.
+
+        Whoever iterates may be cancelled, and grpc.aio never frees what a cancelled read holds
+        (https://github.com/grpc/grpc/issues/43360).
+        """
         try:
-            message = await self._call.read()
+            while (message := await self._call.read()) is not _EOF:
+                self._incoming.put(message)
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, peer=self._peer) from None
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise await self._error() from None  # the peer ended the call with CANCELLED
-        if message is grpc.aio.EOF:  # type: ignore[attr-defined]
-            raise StopAsyncIteration
-        return self._decode(message)
+            self._incoming.close(error_from_rpc(error, peer=self._peer))
+        except asyncio.CancelledError:  # how the call reports CANCELLED, from here or from the peer
+            self._incoming.close(await self._error())
+        else:
+            self._incoming.close()
 
     async def _write_all(self) -> None:
         """Writes what is queued until the call is over, whose status is for whoever iterates.

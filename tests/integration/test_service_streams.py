@@ -241,6 +241,17 @@ async def test_cancelling_while_decoding_frees_the_slot() -> None:
         assert stats_of(service).counters.num_forwards == num_forwards + 6
 
 
+async def test_streams_that_were_left_leave_no_task_behind() -> None:
+    async with serving_target(ToyModel()) as (_, client):
+        num_tasks = len(asyncio.all_tasks())
+        for _ in range(20):
+            async with client.verify(toy_request(max_tokens=400)) as stream:
+                async for message in stream:
+                    if isinstance(message, Verdict):
+                        break
+        await until(lambda: len(asyncio.all_tasks()) <= num_tasks)
+
+
 async def test_with_slots_and_queue_full_the_target_refuses_and_the_queue_moves_on() -> None:
     model = ToyModel(num_slots=1)
     request = toy_request(max_tokens=4, end_token_ids=())
