@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import chain
-from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from hippo.errors import HippoError
 from hippo.sampling import SampleRequest, TokenSampler, sample_step, sample_with_logprobs
 from hippo.types import SamplingParams
+from tests.support.transfers import counted_transfers
 from tests.unit.sampling.test_sampler import NUM_IDS, PARAMS, logits_of
 
 
@@ -85,21 +85,9 @@ def test_every_device_measures_the_same(device: str) -> None:
 
 def test_they_come_with_the_one_copy_of_the_tokens() -> None:
     requests = _requests([SamplingParams(), SamplingParams(temperature=1.0)], [2, 3])
-    transfers = 0
-
-    def count(name: str) -> mock._patch[object]:
-        original = getattr(torch.Tensor, name)
-
-        def counted(*args: object) -> object:
-            nonlocal transfers
-            transfers += 1
-            return original(*args)
-
-        return mock.patch.object(torch.Tensor, name, counted)
-
-    with count("tolist"), count("item"), count("__bool__"), count("__int__"), count("cpu"):
+    with counted_transfers() as transfers:
         sample_with_logprobs(requests, logits_of(5, 0), num_rows=[2, 3], num_top=[4, None])
-    assert transfers == 1
+    assert transfers.num == 1
 
 
 def test_a_certain_token_is_never_above_certainty_and_an_excluded_one_is_minus_infinity() -> None:

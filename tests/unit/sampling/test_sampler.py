@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from unittest import mock
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hippo.sampling import SampleRequest, TokenSampler, sample_step
 from hippo.types import SamplingParams
+from tests.support.transfers import counted_transfers
 
 NUM_IDS = 23
 TOKEN_IDS = st.integers(0, NUM_IDS - 1)
@@ -110,21 +109,9 @@ def test_a_step_copies_its_tokens_from_the_device_once() -> None:
         TokenSampler(SamplingParams(frequency_penalty=0.5), [], NUM_IDS),
     ]
     requests = [SampleRequest(sampler, 1, [2], [3]) for sampler in samplers]
-    transfers = 0
-
-    def count(name: str) -> mock._patch[object]:
-        original = getattr(torch.Tensor, name)
-
-        def counted(*args: object) -> object:
-            nonlocal transfers
-            transfers += 1
-            return original(*args)
-
-        return mock.patch.object(torch.Tensor, name, counted)
-
-    with count("tolist"), count("item"), count("__bool__"), count("__int__"), count("cpu"):
+    with counted_transfers() as transfers:
         sample_step(requests, logits_of(6, 0), num_rows=[2, 2, 2])
-    assert transfers == 1
+    assert transfers.num == 1
 
 
 def test_an_end_token_is_chosen_from_min_tokens_on_and_not_before_even_if_biased() -> None:
