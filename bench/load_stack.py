@@ -33,9 +33,11 @@ class LoadStack:
 
     def metrics(self) -> dict[str, str]:
         """What the two services expose."""
-        return {
-            name: _fetch(f"http://127.0.0.1:{port}/metrics") for name, port in self._ports.items()
-        }
+        return {name: self.metrics_of(name) for name in self._ports}
+
+    def metrics_of(self, name: str) -> str:
+        """What one of them, "target" or "draft", exposes."""
+        return _fetch(f"http://127.0.0.1:{self._ports[name]}/metrics")
 
     def read(self) -> Reading:
         """Counters of all processes now; takes some milliseconds."""
