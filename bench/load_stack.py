@@ -6,11 +6,11 @@ import socket
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 
 from bench.load_figures import Reading, parse_samples
+from bench.processes import session_processes
 from bench.runs import STACK_LOG
 from hippo.cli.stack import Stack, StackOptions
 
@@ -75,12 +75,8 @@ def session_threads_s(session_id: int) -> dict[str, float]:
     """Processor seconds of a service by kind of thread: "device", "loop" (the event loop),
     "prepare" (prompts), "decode" (the processes that decode media) and "transport" (gRPC's)."""
     seconds: dict[str, float] = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            # Behind the name, which may hold spaces: state, parent, group, session, ...
-            session = int((path / "stat").read_text().rpartition(")")[2].split()[3])
-            if session != session_id:
-                continue
+    for path in session_processes(session_id):
+        with suppress(OSError):  # it has just ended
             for task in (path / "task").iterdir():
                 kind = "decode"
                 if path.name == str(session_id):
@@ -89,8 +85,6 @@ def session_threads_s(session_id: int) -> dict[str, float]:
                     kind = "loop" if task.name == path.name else others
                 ran_ns = int((task / "schedstat").read_text().split()[0])
                 seconds[kind] = seconds.get(kind, 0.0) + ran_ns / 1e9
-        except OSError:
-            continue  # it has just ended
     return seconds
 
 

@@ -7,8 +7,10 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+
+from bench.processes import session_processes
 
 _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 1e6
 
@@ -25,13 +27,9 @@ class Sample:
 def session_mb(session_id: int) -> float:
     """Resident memory of all processes of a session, in MB; what they share counts in each."""
     pages = 0
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            session = int((path / "stat").read_text().rpartition(")")[2].split()[3])
-            if session == session_id:
-                pages += int((path / "statm").read_text().split()[1])
-        except OSError:
-            continue  # it has just ended
+    for path in session_processes(session_id):
+        with suppress(OSError):  # it has just ended
+            pages += int((path / "statm").read_text().split()[1])
     return pages * _PAGE_MB
 
 
