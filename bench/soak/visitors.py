@@ -34,6 +34,7 @@ POLICIES = ("adaptive",) * 4 + ("serial", "vpsd", "optimistic", "conservative", 
 _SMALL_BUFFER = 4096  # bytes that a slow reader's kernel takes before it reads
 _TIMEOUT_S = 60.0
 _PAUSE_S = 0.05  # of a client that was told to come later
+_TOLD_LATER = "told to come later (429)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class Visitor:
             try:
                 self._visit(fate)
             except OverloadedError:
-                self._tally.add("told to come later (429)")
+                self._tally.add(_TOLD_LATER)
                 self._stop.wait(_PAUSE_S)
             except (HippoError, OSError, http.client.HTTPException) as error:
                 self._tally.add("failed", fault=f"{type(error).__name__}: {error}")
@@ -163,7 +164,7 @@ class Visitor:
         finally:
             connection.close()
         if 400 <= response.status < 500 and json.loads(content)["error"]["message"]:
-            self._tally.add("nonsense refused" if response.status != 429 else "told later (429)")
+            self._tally.add(_TOLD_LATER if response.status == 429 else "nonsense refused")
         else:
             self._tally.add("nonsense taken", fault=f"{response.status}: {content[:300]!r}")
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import http.server
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.soak import visitors
 from bench.soak.__main__ import problems
 from bench.soak.memory import Sample, growth_mb_a_minute, session_mb
 from bench.soak.page import rows
+from bench.soak.visitors import Tally, Task, Visitor
 from hippo.benchmark.plots import draw_memory
+from hippo.benchmark.requests import Question
 
 
 def test_growth_is_that_of_the_last_process_after_its_warm_up() -> None:
@@ -28,6 +37,49 @@ def test_a_life_too_short_has_no_growth() -> None:
 
 def test_the_memory_of_a_session_that_is_gone_is_nothing() -> None:
     assert session_mb(-1) == 0
+
+
+class _Full(http.server.BaseHTTPRequestHandler):
+    """Tells everybody to come later."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        content = json.dumps({"error": {"message": "the queue is full"}}).encode()
+        self.send_response(429)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def _full_server() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Full) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_who_is_told_to_come_later_is_one_outcome_whatever_was_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(visitors, "FATES", {"reads": 1, "asks nonsense": 1})
+    tally, stop = Tally(), threading.Event()
+    with _full_server() as url:
+        task = Task(Question("clip", ({"role": "user", "content": "Who?"},)), {})
+        thread = threading.Thread(target=Visitor(url, [task], tally, stop, 0).run)
+        thread.start()
+        while tally.outcomes.total() < 6:  # of both kinds with this seed
+            time.sleep(0.01)
+        stop.set()
+        thread.join()
+    assert set(tally.outcomes) == {"told to come later (429)"} and not tally.faults
 
 
 def _result(**changes: Any) -> dict[str, Any]:
