@@ -81,10 +81,15 @@ def _readme_lines(run: dict[str, Any]) -> str:
 
 def environment_line(environment: Mapping[str, Any]) -> str:
     """When, from which commit and on what a result was measured."""
+    return f"{environment['time']}, commit `{environment['commit']}`, {machine_line(environment)}"
+
+
+def machine_line(environment: Mapping[str, Any]) -> str:
+    """On what a result was measured."""
     versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
     return (
-        f"{environment['time']}, commit `{environment['commit']}`, {environment['cpu']}, "
-        f"{environment['num_cores_machine']} cores, Python {environment['python']}, {versions}."
+        f"{environment['cpu']}, {environment['num_cores_machine']} cores, "
+        f"Python {environment['python']}, {versions}."
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.environment import ROOT
 from bench.performance_page import replace_section
-from bench.publish import environment_line
+from bench.publish import machine_line
 
 PAGE = ROOT / "docs/reliability.md"
 
@@ -26,26 +26,31 @@ def write_page(paths: Iterable[Path]) -> None:
 
 
 def fuzz_section(runs: Iterable[Mapping[str, Any]]) -> str:
-    """A table with a line a run, and what their inputs came to."""
+    """A table with a line a run, and what their inputs came to; SystemExit when the runs are of
+    different machines or versions."""
     runs = list(runs)
+    machines = {run["name"]: machine_line(run["environment"]) for run in runs}
+    if len(set(machines.values())) != 1:
+        raise SystemExit(f"runs of different machines or versions are no one table: {machines}")
+    times = sorted(run["environment"]["time"] for run in runs)
     lines = [
-        environment_line(runs[0]["environment"]),
+        f"Between {times[0]} and {times[-1]}, {machines[runs[0]['name']]}",
         "",
-        "| command | inputs tried | failures | processes left | seconds | held |",
-        "|---|---|---|---|---|---|",
+        "| command | commit | inputs tried | failures | processes left | seconds | held |",
+        "|---|---|---|---|---|---|---|",
     ]
     for run in runs:
         figures = dict(run["figures"])
         num_left = figures.pop("processes left")
         held = "; ".join(f"{value:,.0f} {name}" for name, value in figures.items())
         lines.append(
-            f"| `{run['command']}` | {run['num_inputs']:,} | {run['num_failures']:,} "
-            f"| {num_left:,} | {run['seconds']:,.0f} | {held} |"
+            f"| `{run['command']}` | `{run['environment']['commit']}` | {run['num_inputs']:,} "
+            f"| {run['num_failures']:,} | {num_left:,} | {run['seconds']:,.0f} | {held} |"
         )
     total = sum(run["num_inputs"] for run in runs)
     failures = sum(run["num_failures"] for run in runs)
     lines += [
-        f"| all | {total:,} | {failures:,} | | | |",
+        f"| all | | {total:,} | {failures:,} | | | |",
         "",
         "What they came to, most frequent first:",
     ]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.fuzz import page
 from bench.fuzz.__main__ import main, run
 from bench.fuzz.findings import Findings
 from bench.fuzz.mutate import generator, mutated
@@ -54,26 +53,3 @@ def test_a_run_is_written_and_failures_end_it_with_1(
     with pytest.raises(SystemExit):
         main(["chat", "--inputs", "1", "--out", str(out)])
     assert json.loads(out.read_text())["failures"] == [{"input": 3, "what": "it broke"}]
-
-
-def test_the_page_has_a_line_a_run_and_their_sum(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "reliability.md"
-    path.write_text("# Page\n<!-- fuzz: begin -->\nold\n<!-- fuzz: end -->\nrest\n")
-    monkeypatch.setattr(page, "PAGE", path)
-    outs = []
-    for name, count in (("media", 1500), ("chat", 20)):
-        findings = Findings(name, 1)
-        for _ in range(count):
-            findings.count("decoded")
-        findings.figures |= {"processes left": 0, "MiB at the end": 123.4}
-        outs.append(tmp_path / f"fuzz-{name}.json")
-        findings.write(outs[-1], ["python -m bench.fuzz", name])
-    page.write_page(outs)
-    text = path.read_text()
-    assert "| `python -m bench.fuzz media` | 1,500 | 0 | 0 | 0 | 123 MiB at the end |" in text
-    assert "| all | 1,520 | 0 |" in text
-    assert "old" not in text and "rest" in text
-    with pytest.raises(SystemExit, match=r"run python -m bench\.fuzz draft-stream first"):
-        page.write_page([tmp_path / "fuzz-draft-stream.json"])
