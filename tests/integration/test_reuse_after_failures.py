@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from hippo.engine.service import EngineService
 from hippo.errors import HippoError
 from hippo.models.base import StepPlan
 from hippo.types import Block, Pace, Pruning, PruningStrategy, SamplingParams, Selection, StepLimits
+from tests.support.gate import Gate
 from tests.support.services import (
     Answer,
     relay,
@@ -31,24 +31,6 @@ from tests.support.toy_model import ToyModel
 UNPRUNED = Pruning(PruningStrategy.NONE)
 DRAFTS = Pace(StepLimits(0, 4, 0), StepLimits(0, 4, 0), max_ahead=8, block_size=2)
 SAMPLED = SamplingParams(temperature=0.8, seed=7)
-
-
-class Gate:
-    """Holds the device thread at the n-th call, as a hook of a toy model."""
-
-    def __init__(self, num_calls: int) -> None:
-        self._num_calls = num_calls
-        self._is_open = threading.Event()
-        self.has_arrived = threading.Event()
-
-    def __call__(self, _: Any) -> None:
-        self._num_calls -= 1
-        if self._num_calls == 0:
-            self.has_arrived.set()
-            assert self._is_open.wait(60)
-
-    def open(self) -> None:
-        self._is_open.set()
 
 
 @pytest.mark.parametrize("num_pieces", [1, 2, 3])

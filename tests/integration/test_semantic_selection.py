@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +30,7 @@ from hippo.types import (
     Verdict,
 )
 from services.target.config import TargetSettings
+from tests.support.gate import Gate
 from tests.support.services import (
     relay,
     serving_draft,
@@ -52,32 +52,13 @@ SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=11)
 NUM_TOY_TOKENS = 16
 
 
-class Gate:
-    """Holds the device thread before one layer group of a toy model's prefill."""
-
-    def __init__(self, group: int) -> None:
-        self._group = group
-        self._num_groups = 0
-        self._is_open = threading.Event()
-        self.has_arrived = threading.Event()
-
-    def __call__(self, _slot: int) -> None:
-        self._num_groups += 1
-        if self._num_groups == self._group + 1:
-            self.has_arrived.set()
-            assert self._is_open.wait(10)
-
-    def open(self) -> None:
-        self._is_open.set()
-
-
 @pytest.mark.parametrize("strategy", SCORED)
 async def test_the_selection_is_there_while_the_later_layers_wait(
     strategy: PruningStrategy,
 ) -> None:
     model = ToyModel()
     async with serving_target(model, score_layers=2) as (_, client):
-        model.on_piece = gate = Gate(2)
+        model.on_piece = gate = Gate(3)
         async with client.verify(toy_request(pruning=Pruning(strategy, 0.75))) as stream:
             assert isinstance(await anext(stream), PromptInfo)
             selection = await anext(stream)
@@ -120,7 +101,7 @@ async def test_a_choice_that_needs_no_scores_is_said_before_any_device_work(
 ) -> None:
     model = ToyModel()
     async with serving_target(model) as (_, client):
-        model.on_piece = gate = Gate(0)
+        model.on_piece = gate = Gate()
         request = toy_request(pruning=pruning, max_tokens=2)
         if not num_videos:
             text = (ChatMessage("user", (TextPart("what?"),)),)
@@ -138,7 +119,7 @@ async def test_a_choice_that_needs_no_scores_is_said_before_any_device_work(
 async def test_cancelling_between_the_tap_and_the_end_of_the_prefill_frees_the_slot() -> None:
     model = ToyModel()
     async with serving_target(model) as (service, client):
-        model.on_piece = gate = Gate(2)
+        model.on_piece = gate = Gate(3)
         request = toy_request(pruning=Pruning(PruningStrategy.HOLISTIC, 0.5))
         async with client.verify(request) as stream:
             assert isinstance(await anext(stream), PromptInfo)

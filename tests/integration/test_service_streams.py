@@ -1,17 +1,16 @@
-"""Draft and target services over gRPC, around a toy model: answers, slots, cancelling, failures."""
+"""Draft and target services over gRPC, around a toy model: answers, selections, failures."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
-import threading
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from hippo.errors import DeadlineError, HippoError, InvalidRequestError, MediaError, OverloadedError
+from hippo.errors import HippoError, InvalidRequestError, MediaError
 from hippo.models.base import StepPlan
 from hippo.types import (
     Block,
@@ -29,6 +28,7 @@ from hippo.types import (
     Timing,
     Verdict,
 )
+from tests.support.gate import Gate
 from tests.support.services import (
     POLICIES,
     relay,
@@ -43,21 +43,6 @@ from tests.support.toy_model import ToyModel
 
 SAMPLED = SamplingParams(temperature=0.8, seed=7, presence_penalty=0.5, repetition_penalty=1.2)
 DRAFTS = Pace(StepLimits(0, 4, 0), StepLimits(0, 4, 0), max_ahead=8, block_size=2)
-
-
-class Gate:
-    """Holds the device thread, as a hook of a toy model."""
-
-    def __init__(self) -> None:
-        self._is_open = threading.Event()
-        self.has_arrived = threading.Event()
-
-    def __call__(self, _: Any) -> None:
-        self.has_arrived.set()
-        assert self._is_open.wait(10)
-
-    def open(self) -> None:
-        self._is_open.set()
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
@@ -206,111 +191,6 @@ async def _until_exhausted(stream: Any) -> Any:
             yield message
             if message.is_exhausted:
                 return
-
-
-async def test_cancelling_in_the_prefill_frees_the_slot() -> None:
-    model = ToyModel()
-    async with serving_target(model) as (service, client):
-        gate = Gate()
-        model.on_piece = gate
-        async with client.verify(toy_request()) as stream:
-            assert isinstance(await anext(stream), PromptInfo)
-            await until(gate.has_arrived.is_set)
-            assert stats_of(service).num_slots_used == 1
-        await until(lambda: stats_of(service).num_streams == 0)
-        gate.open()
-        await until(lambda: stats_of(service).num_slots_used == 0)
-        assert stats_of(service).counters.num_prefills == 0
-        assert stats_of(service).counters.num_sequences == 0
-
-
-async def test_cancelling_while_decoding_frees_the_slot() -> None:
-    model = ToyModel()
-    async with serving_target(model) as (service, client):
-        gate = Gate()
-        num_forwards = stats_of(service).counters.num_forwards
-        model.on_forward = lambda plan: gate(plan) if plan.sequences[0].start_index == 5 else None
-        async with client.verify(toy_request(end_token_ids=())) as stream:
-            async for message in stream:
-                if isinstance(message, Verdict) and message.start_index == 3:
-                    break
-            await until(gate.has_arrived.is_set)
-        await until(lambda: stats_of(service).num_streams == 0)
-        gate.open()
-        await until(lambda: stats_of(service).num_slots_used == 0)
-        assert stats_of(service).counters.num_forwards == num_forwards + 6
-
-
-async def test_streams_that_were_left_leave_no_task_behind() -> None:
-    async with serving_target(ToyModel()) as (_, client):
-        num_tasks = len(asyncio.all_tasks())
-        for _ in range(20):
-            async with client.verify(toy_request(max_tokens=400)) as stream:
-                async for message in stream:
-                    if isinstance(message, Verdict):
-                        break
-        await until(lambda: len(asyncio.all_tasks()) <= num_tasks)
-
-
-async def test_with_slots_and_queue_full_the_target_refuses_and_the_queue_moves_on() -> None:
-    model = ToyModel(num_slots=1)
-    request = toy_request(max_tokens=4, end_token_ids=())
-    async with serving_target(model, max_waiting=1) as (service, client):
-        gate = Gate()
-        model.on_piece = gate
-        async with client.verify(request) as running:
-            assert isinstance(await anext(running), PromptInfo)
-            queued = asyncio.create_task(target_only(client, request))
-            await until(lambda: stats_of(service).num_waiting == 1)
-
-            with pytest.raises(OverloadedError, match="all 1 slots and all 1 places"):
-                await target_only(client, request)
-
-            gate.open()
-            async for _ in running:
-                pass
-        assert len((await queued).token_ids) == 4
-        assert stats_of(service).num_waiting == 0
-
-
-async def test_a_sequence_over_its_time_is_ended_and_its_slot_free() -> None:
-    patient = StepLimits(4, 4, wait_ns=10**15)
-    request = toy_request(pace=Pace(patient, patient, 8, 4), end_token_ids=())
-    async with serving_target(ToyModel()) as (service, client):
-        async with client.verify(request, timeout_s=0.5) as stream:
-            with pytest.raises(DeadlineError):
-                async for _ in stream:
-                    pass
-            await until(lambda: stats_of(service).num_slots_used == 0)
-    async with serving_draft(ToyModel()) as (service, drafter):
-        async with drafter.draft(request, timeout_s=0.5) as drafting:
-            with pytest.raises(DeadlineError):
-                async for _ in drafting:
-                    pass
-            await until(lambda: stats_of(service).num_slots_used == 0)
-
-
-async def test_giving_up_in_the_queue_frees_the_place() -> None:
-    model = ToyModel(num_slots=1)
-    async with serving_target(model, max_waiting=1) as (service, client):
-        gate = Gate()
-        model.on_piece = gate
-        async with client.verify(toy_request()) as running:
-            assert isinstance(await anext(running), PromptInfo)
-            queued = asyncio.create_task(target_only(client, toy_request()))
-            await until(lambda: stats_of(service).num_waiting == 1)
-            queued.cancel()
-            await until(lambda: stats_of(service).num_waiting == 0)
-            gate.open()
-
-
-async def test_without_a_free_slot_the_draft_refuses_at_once() -> None:
-    async with serving_draft(ToyModel(num_slots=1)) as (_, client):
-        async with client.draft(toy_request()) as holding:
-            assert isinstance(await anext(holding), PromptInfo)
-            async with client.draft(toy_request()) as refused:
-                with pytest.raises(OverloadedError, match="all 1 slots are taken"):
-                    await anext(refused)
 
 
 async def test_a_sequence_that_waits_for_its_draft_does_not_hold_up_another() -> None:
