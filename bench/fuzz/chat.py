@@ -28,20 +28,9 @@ from hippo.errors import HippoError, UnavailableError
 from hippo.rpc import convert
 from hippo.types import PROTOCOL_VERSION, ModelInfo, Pruning
 from hippo.v1 import common_pb2 as pb
+from tests.support.info import small_model_info
 
-MODEL = ModelInfo(
-    name="hippo",
-    family="toy",
-    device="cpu",
-    dtype="float32",
-    tokenizer_hash=b"",
-    tokenizer_json=b"",
-    num_token_ids=100,
-    end_token_ids=(98, 99),
-    max_context_length=1000,
-    num_slots=1,
-    num_parameters=1,
-)
+MODEL = small_model_info()
 _URL = "/v1/chat/completions"
 _PASSED = 503  # what the application answers to a good request: there is no target behind it
 

@@ -15,21 +15,10 @@ from gateway.media import FrameTimes
 from gateway.schemas import ChatCompletionRequest, MediaProcessing
 from hippo.config import SettingsError, load_settings
 from hippo.errors import InvalidRequestError
-from hippo.types import MediaKind, MediaPart, ModelInfo, OpenRequest, PruningStrategy, TextPart
+from hippo.types import MediaKind, MediaPart, OpenRequest, PruningStrategy, TextPart
+from tests.support.info import small_model_info
 
-INFO = ModelInfo(
-    name="hippo",
-    family="toy",
-    device="cpu",
-    dtype="float32",
-    tokenizer_hash=b"",
-    tokenizer_json=b"",
-    num_token_ids=100,
-    end_token_ids=(98, 99),
-    max_context_length=1000,
-    num_slots=1,
-    num_parameters=1,
-)
+INFO = small_model_info()
 SETTINGS = GatewaySettings(target=("localhost:1",))
 
 
