@@ -16,6 +16,7 @@ from bench.environment import ROOT
 from bench.fuzz.corpus import encode, seeds
 from bench.fuzz.findings import Findings
 from bench.fuzz.media_worker import PLAN, make_input, read_corpus
+from bench.fuzz.patience import patience
 from hippo.errors import MediaError
 from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
@@ -82,7 +83,8 @@ async def _run_worker(
         while number < end:
             timeout_s = _START_TIMEOUT_S if number == start else LIMITS.timeout_s
             try:
-                line = await asyncio.wait_for(process.stdout.readline(), timeout_s)
+                async with patience(timeout_s):
+                    line = await process.stdout.readline()
             except TimeoutError:
                 return number, "the decoder takes too long"
             if not line:

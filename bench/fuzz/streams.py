@@ -13,6 +13,7 @@ import grpc
 from bench.fuzz.findings import Findings
 from bench.fuzz.messages import mutate_message, random_message
 from bench.fuzz.mutate import generator, mutated
+from bench.fuzz.patience import patience
 from hippo.engine.service import EngineService
 from hippo.errors import MediaError
 from hippo.models.base import DecodedMedia
@@ -190,7 +191,7 @@ async def _play(rng: random.Random, method: Any, data: list[bytes]) -> str:
     call = method()
     ending = rng.choice(("close", "close", "close", "cancel"))
     try:
-        async with asyncio.timeout(_END_TIMEOUT_S):
+        async with patience(_END_TIMEOUT_S):
             try:
                 for index, message in enumerate(data):
                     if index == 0:
@@ -248,7 +249,7 @@ async def _check_good(
     good: Callable[[Any], Awaitable[list[int]]], client: Any, expected: list[int]
 ) -> str | None:
     try:
-        async with asyncio.timeout(_END_TIMEOUT_S):
+        async with patience(_END_TIMEOUT_S):
             found = await good(client)
     except Exception as error:
         return f"a good request fails: {error!r}"
