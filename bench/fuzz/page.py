@@ -34,7 +34,7 @@ def fuzz_section(runs: Iterable[Mapping[str, Any]]) -> str:
         raise SystemExit(f"runs of different machines or versions are no one table: {machines}")
     times = sorted(run["environment"]["time"] for run in runs)
     lines = [
-        f"Between {times[0]} and {times[-1]}, {machines[runs[0]['name']]}",
+        f"Ended between {times[0]} and {times[-1]}: {machines[runs[0]['name']]}",
         "",
         "| command | commit | inputs tried | failures | processes left | seconds | held |",
         "|---|---|---|---|---|---|---|",

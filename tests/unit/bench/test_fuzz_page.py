@@ -29,7 +29,7 @@ def test_each_row_has_its_commit_and_what_they_share_is_said_once() -> None:
     early, late = "2026-01-01T10:00:00+00:00", "2026-01-01T11:00:00+00:00"
     runs = [_run("media", commit="aaaa", time=late), _run("chat", commit="bbbb", time=early)]
     first, *lines = page.fuzz_section(runs).splitlines()
-    assert first.startswith(f"Between {early} and {late}, ") and "aaaa" not in first
+    assert first.startswith(f"Ended between {early} and {late}: ") and "aaaa" not in first
     held = "1,200 | 0 | 0 | 61 | 300 MiB at the end |"
     assert f"| `python -m bench.fuzz media` | `aaaa` | {held}" in lines
     assert f"| `python -m bench.fuzz chat` | `bbbb` | {held}" in lines
