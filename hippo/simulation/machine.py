@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,10 @@ _MS = 1_000_000
 class StepTime:
     """Time of one forward: linear in rows and in cached tokens, with a step after the first row.
 
-    ``several_ms`` is what a second row costs at once, because another kernel runs then.
+    ``several_ms`` is what a second row costs at once, because another kernel runs then. Where it
+    was measured by itself what more rows cost, ``points`` says so instead of both: numbers of rows
+    in ascending order, each with its milliseconds over one row; linear between them and behind the
+    last two.
     """
 
     one_row_ms: float
@@ -28,13 +32,31 @@ class StepTime:
     row_ms: float = 0.0  # each row after the first
     kilotoken_ms: float = 0.0  # each 1,000 tokens cached before the rows
     row_kilotoken_ms: float = 0.0  # the same, for each row after the first
+    points: tuple[tuple[float, float], ...] = ()
 
     def ms(self, num_rows: int, context: int) -> float:
         """Milliseconds of ``num_rows`` rows (at least 1) behind ``context`` cached tokens."""
         num_more, kilotokens = num_rows - 1, context / 1000
         several = self.several_ms + self.row_ms * num_more if num_more else 0.0
+        if self.points:
+            several = line_through(self.points, num_rows)
         per_kilotoken = self.kilotoken_ms + self.row_kilotoken_ms * num_more
         return self.one_row_ms + several + per_kilotoken * kilotokens
+
+    def with_rows_scaled(self, factor: float) -> StepTime:
+        """The same with so many times the cost of more rows, where ``points`` tell it."""
+        points = tuple((rows, factor * more_ms) for rows, more_ms in self.points)
+        return dataclasses.replace(self, points=points)
+
+
+def line_through(points: Sequence[tuple[float, float]], x: float) -> float:
+    """``y`` at ``x`` by points in ascending order: linear between two, nothing before the first
+    one, on by the last two behind them."""
+    if x <= points[0][0] or len(points) == 1:
+        return points[0][1]
+    after = min(max(bisect_left(points, (x,)), 1), len(points) - 1)
+    (x0, y0), (x1, y1) = points[after - 1], points[after]
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +75,8 @@ class Machine:
     draft_prefill_ms: float = 0.0
     selection_ms: float = 0.0  # from the start until the draft may begin its prefill
     leg_ms: float = 0.0
+    late_share: float = 0.0  # of messages to a core that computes, those that wait for it
+    late_ms: float = 0.0  # how long these wait, on the average
     draft_message_ms: float = 0.0  # of the draft's device, a message
     draft_verdict_ms: float = 0.0  # the gateway's and client's work about a verdict, if shared
     target_message_ms: float = 0.0
@@ -70,7 +94,12 @@ class Machine:
         def noise() -> float:
             return rng.lognormvariate(0.0, self.jitter) if self.jitter else 1.0
 
+        def late_ns() -> float:
+            is_late = self.late_share and rng.random() < self.late_share
+            return _MS * rng.uniform(0.0, 2 * self.late_ms) if is_late else 0.0
+
         return Costs(
+            late_ns=late_ns,
             target_ns=lambda rows, context: _MS * self.target.ms(rows, context) * noise(),
             draft_ns=lambda rows, context: _MS * self.draft.ms(rows, context) * noise(),
             target_prefill_ns=round(_MS * self.target_prefill_ms),
@@ -95,6 +124,8 @@ class Machine:
             self,
             name=f"{self.name}, ideal",
             leg_ms=0.0,
+            late_share=0.0,
+            late_ms=0.0,
             draft_message_ms=0.0,
             draft_verdict_ms=0.0,
             target_message_ms=0.0,
@@ -127,7 +158,8 @@ def machine_from(values: Mapping[str, Any], *, where: str) -> Machine:
                 f"{where}: {side!r} must be an object with one_row_ms and, as you like, "
                 f"{', '.join(sorted(names - {'one_row_ms'}))}"
             )
-        steps[side] = StepTime(**{name: _number(step[name], where, name) for name in step})
+        numbers = {n: _number(step[n], where, n) for n in step if n != "points"}
+        steps[side] = StepTime(**numbers, points=_points(step.get("points", ()), where))
         if steps[side].one_row_ms <= 0:
             raise InvalidRequestError(f"{where}: {side}.one_row_ms must be above 0")
     texts = {"name", "target", "draft", "sources"}
@@ -153,6 +185,19 @@ def read_machine(path: Path) -> Machine:
     if not isinstance(values, Mapping):
         raise InvalidRequestError(f"{path}: expected an object with the fields of a machine")
     return machine_from(values, where=str(path))
+
+
+def _points(values: Any, where: str) -> tuple[tuple[float, float], ...]:
+    try:
+        points = [(rows, more_ms) for rows, more_ms in values]
+    except (TypeError, ValueError):
+        raise InvalidRequestError(
+            f"{where}: points are a list of pairs, rows and milliseconds over one row"
+        ) from None
+    found = [(_number(r, where, "points"), _number(ms, where, "points")) for r, ms in points]
+    if [rows for rows, _ in found] != sorted({rows for rows, _ in found}):
+        raise InvalidRequestError(f"{where}: points must be in ascending order of rows")
+    return tuple(found)
 
 
 def _number(value: Any, where: str, name: str) -> float:

@@ -71,7 +71,7 @@ class Simulation:
         pace = self._coordinator.pace
         self._verifier = Verifier(max_tokens=max_tokens, end_token_ids=end_token_ids, pace=pace)
         self._target = Device(self)
-        self._draft = Device(self)
+        self._draft = self._beside_target()
         self._drafter: Drafter | None = None
         self._life = 0  # counts drafts, so that what a lost one still does is ignored
         self._last_arrival: dict[str, float] = {}
@@ -87,7 +87,7 @@ class Simulation:
     def run(self, *, most_events: int = 1_000_000) -> Outcome:
         """Raises RuntimeError if the sequence does not end within ``most_events``."""
         self._open_draft()
-        self._target.run(self._costs.target_prefill_ns, self._begin_target)
+        self._target.run(self._costs.target_prefill_ns, self._begin_target, is_fixed=True)
         while not self._coordinator.is_finished:
             if not self._events or self._outcome.num_events >= most_events:
                 raise RuntimeError(
@@ -108,8 +108,10 @@ class Simulation:
         self.at(self.now + delay_ns, event)
 
     def _send(self, leg: str, deliver: Callable[[], None]) -> None:
-        """Delivers in order within a leg."""
-        at = max(self.now + self._costs.leg_ns(), self._last_arrival.get(leg, 0.0))
+        """Delivers in order within a leg; the gateway shares the draft's core."""
+        receiver = self._target if leg.endswith("target") else self._draft
+        late_ns = self._costs.late_ns() if receiver.is_busy else 0.0
+        at = max(self.now + self._costs.leg_ns() + late_ns, self._last_arrival.get(leg, 0.0))
         self._last_arrival[leg] = at
         self.at(at, deliver)
 
@@ -131,8 +133,6 @@ class Simulation:
             context = self._num_prompt_tokens + step.start_index
             num_rows = len(step.token_ids) * self._num_sequences
             duration = self._costs.target_ns(num_rows, context)
-            if self._draft.is_busy:
-                duration *= 1 + self._costs.target_contention
             self._target.run(duration, partial(self._finish_target, step, wait_ns, context))
 
     def _finish_target(self, step: VerifyStep, wait_ns: float, context: int) -> None:
@@ -180,7 +180,8 @@ class Simulation:
         self._drafter = self._new_drafter()
         self._draft_step_mean = StepMean()
         self._draft.disturb(max(0.0, self._costs.draft_prefill_delay_ns - self.now))
-        self._draft.run(self._costs.draft_prefill_ns, partial(self._begin_draft, self._life))
+        begin = partial(self._begin_draft, self._life)
+        self._draft.run(self._costs.draft_prefill_ns, begin, is_fixed=True)
 
     def _new_drafter(self) -> Drafter:
         return Drafter(**self._drafter_options())
@@ -211,8 +212,6 @@ class Simulation:
             context = self._num_draft_prompt_tokens + step.start_index
             num_rows = len(step.token_ids) * self._num_sequences
             duration = self._costs.draft_ns(num_rows, context)
-            if self._target.is_busy:
-                duration *= 1 + self._costs.draft_contention
             self._draft.run(duration, partial(self._finish_draft, self._life, step))
 
     def _finish_draft(self, life: int, step: DraftStep) -> None:
@@ -280,10 +279,17 @@ class Simulation:
             life = self._life
             self._send(f"gateway to draft {life}", partial(self._at_draft, life, action))
 
+    def _beside_target(self) -> Device:
+        draft = Device(self)
+        draft.stand_beside(self._target, self._costs.draft_contention)
+        self._target.stand_beside(draft, self._costs.target_contention)
+        return draft
+
     def _lose_draft(self) -> None:
         if self._drafter is not None:
             self._drafter = None
-            self._draft = Device(self)
+            self._draft.stand_beside(None, 0.0)
+            self._draft = self._beside_target()
             self._act(self._coordinator.on_draft_lost())
 
     def _attach_draft(self) -> None:

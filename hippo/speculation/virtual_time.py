@@ -34,14 +34,16 @@ class Costs:
     draft_prefill_ns: int = 30 * _MS
     draft_prefill_delay_ns: int = 0  # from the start until the draft may begin its prefill
     leg_ns: Callable[[], float] = lambda: 250_000.0  # one message, service to gateway or back
+    # What a message waits longer while the receiver's core computes: its thread must get the core.
+    late_ns: Callable[[], float] = _no_delay
     draft_message_ns: float = 0.0  # a relayed message takes this much from the draft's device
     # What gateway and client do about a verdict (text, stream), where they share its processor.
     draft_verdict_ns: float = 0.0
     target_message_ns: float = 0.0
     draft_scheduling_ns: Callable[[], float] = _no_delay  # between two of its steps
     target_scheduling_ns: Callable[[], float] = _no_delay
-    # What a step that begins while the other device computes takes more, as a share of it: two
-    # devices that share memory or a processor's units.
+    # By what share a step is slower while the other device computes: two devices that share
+    # memory or a processor's units. Of a step that overlaps in part, that part is.
     target_contention: float = 0.0
     draft_contention: float = 0.0
 
@@ -93,7 +95,8 @@ class Clock(Protocol):
 
 
 class Device:
-    """Runs one thing at a time; messages handled meanwhile make it take longer."""
+    """Runs one thing at a time; messages handled meanwhile make it take longer, and so does another
+    device that runs beside it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -102,14 +105,33 @@ class Device:
         self._idle_from = 0.0
         self._idle_ns = 0.0  # up to then
         self._free_at = 0.0  # when what was asked of it so far is done
+        self._num_runs = 0
+        self._done: Callable[[], None] = lambda: None
+        self._is_fixed = False
+        self._other: Device | None = None
+        self._contention = 0.0
 
-    def run(self, duration_ns: float, done: Callable[[], None]) -> None:
-        """Calls ``done`` when this is over; must not be busy."""
+    def stand_beside(self, other: Device | None, contention: float) -> None:
+        """Runs are slower by this share while ``other`` is busy; None: by itself from now on."""
+        if other is None and self._other is not None and self.is_busy:
+            self._other._stretch(1 / (1 + self._other._contention))
+        self._other, self._contention = other, contention
+
+    def run(self, duration_ns: float, done: Callable[[], None], *, is_fixed: bool = False) -> None:
+        """Calls ``done`` when this is over; must not be busy. ``is_fixed``: however busy the other
+        device is meanwhile, it takes so long."""
         self.disturb(0.0)
         self.is_busy = True
         self.began = self._free_at
+        self._num_runs += 1
+        self._done, self._is_fixed = done, is_fixed
+        other = self._other
+        if other is not None:
+            if other.is_busy and not is_fixed:
+                duration_ns *= 1 + self._contention
+            other._stretch(1 + other._contention)
         self.disturb(duration_ns)
-        self._finish(done)
+        self._finish(self._num_runs)
 
     def disturb(self, duration_ns: float) -> None:
         """Occupies it for so much longer."""
@@ -119,16 +141,28 @@ class Device:
             self._idle_from = now
         self._free_at = max(self._free_at, now) + duration_ns
 
+    def _stretch(self, factor: float) -> None:
+        """What is left of the run in progress takes so many times as long from now on."""
+        if self.is_busy and not self._is_fixed and factor != 1:
+            begin = max(self._clock.now, self.began)
+            self._free_at = begin + factor * max(0.0, self._free_at - begin)
+            if factor < 1:  # the event that is on its way comes too late
+                self._clock.at(self._free_at, partial(self._finish, self._num_runs))
+
     def take_idle_ns(self) -> float:
         """How long it has had nothing at all to do since this was last asked."""
         self.disturb(0.0)
         idle_ns, self._idle_ns = self._idle_ns, 0.0
         return idle_ns
 
-    def _finish(self, done: Callable[[], None]) -> None:
+    def _finish(self, run: int) -> None:
+        if run != self._num_runs or not self.is_busy:  # it ended earlier than this event was for
+            return
         if self._free_at > self._clock.now:
-            self._clock.at(self._free_at, partial(self._finish, done))
+            self._clock.at(self._free_at, partial(self._finish, run))
             return
         self.is_busy = False
         self._idle_from = self._clock.now
-        done()
+        if self._other is not None:
+            self._other._stretch(1 / (1 + self._other._contention))
+        self._done()

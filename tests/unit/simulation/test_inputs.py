@@ -111,6 +111,17 @@ def test_a_wrong_machine_is_refused_with_what_would_be_right(
         machine_from({"target": step, "draft": step, **change}, where="here")
 
 
+def test_measured_points_tell_what_more_rows_cost() -> None:
+    step = StepTime(one_row_ms=5.0, kilotoken_ms=1.0, points=((1, 0.0), (4, 0.6), (8, 1.0)))
+    assert [step.ms(rows, 0) for rows in (1, 2, 4, 6, 8, 12)] == pytest.approx(
+        [5.0, 5.2, 5.6, 5.8, 6.0, 6.4]
+    )
+    assert step.ms(4, 2000) == pytest.approx(7.6)
+    assert step.with_rows_scaled(2.0).ms(8, 0) == pytest.approx(7.0)
+    machine = Machine(name="x", target=step, draft=StepTime(one_row_ms=1.0))
+    assert machine_from(json.loads(json.dumps(machine.as_dict())), where="x") == machine
+
+
 def test_a_step_reads_the_weights_and_the_cache_once() -> None:
     shape = PAIRS["qwen-7b-72b"].target
     assert shape.num_read_parameters == pytest.approx(71.4e9, rel=0.01)  # 72.7e9 and an embedding
