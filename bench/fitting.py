@@ -5,31 +5,30 @@ take as long as the recorded ones altogether: decode time, the target's forwards
 draft, the draft's waits and step time, and how many forwards and draft tokens there are. Records
 with a timeline (``python -m bench --timeline``) add the mean forward by number of rows, and from
 their single forwards the target's step time is known beforehand (:mod:`bench.step_fit`); otherwise
-nothing is read off the records but starting points.
+nothing is read off the records but starting points. A calibration (:mod:`bench.calibrate`) tells
+how steps grow with rows, what the two devices take from each other, and which messages are late.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
 
+from bench.calibrate import Calibration, Points
 from bench.step_fit import TargetStep, fit_step
+from bench.sums import Sums, recorded, replayed
 from hippo.simulation.machine import Machine, StepTime
-from hippo.simulation.replay import PolicyChoice, replay_each
+from hippo.simulation.replay import PolicyChoice
 from hippo.simulation.traces import Trace
-from hippo.speculation.simulator import Outcome
 
 MOST_REPLAYS = 800
-_MS = 1e6
 _JITTER = 0.1  # of times; it decides who comes first where draft and target nearly meet
-_ROW_CLASSES = (1, 4, 9, 17)  # forwards of similar size: the most rows of each class but the last
 
 # Each parameter with the spread that its starting point is trusted to, in logarithms. What the
 # sums of one policy do not tell apart stays near the start.
@@ -49,80 +48,19 @@ _SPREADS = {
 }
 # The same, where single forwards were recorded.
 _KNOWN_SPREADS = {"several": 0.1, "row": 0.05, "target_message": 0.3}
+# The same, where the machine was calibrated. What more rows cost is then a factor on what was
+# measured ("several" of the target, "draft_row" of the draft), and not a parameter of its own.
+_CALIBRATED_SPREADS = {
+    "several": 0.05,
+    "draft": 0.15,
+    "draft_row": 0.15,
+    "target_contention": 0.2,
+    "draft_contention": 0.2,
+}
+_CALIBRATED_AWAY = ("row",)
 # How well each sum should be met: as a share of the decode time, and of itself.
 _OF_DECODE = {"decode": 0.005, "forward": 0.005, "wait": 0.01, "rest": 0.01, "draft_wait": 0.02}
 _OF_ITSELF = {"num_forwards": 0.01, "num_drafted": 0.02, "draft_step": 0.05}
-
-
-@dataclass(slots=True)
-class Sums:
-    """Over answers; times in milliseconds."""
-
-    num_tokens: int = 0  # decoded: all but each answer's first
-    num_forwards: int = 0
-    num_draft_tokens: int = 0  # rows that held one
-    num_drafted: int = 0
-    decode: float = 0.0
-    forward: float = 0.0
-    wait: float = 0.0  # of the target for the draft
-    draft_wait: float = 0.0
-    draft_step: float = 0.0  # the draft's running mean at the end of each answer
-    by_rows: dict[int, tuple[int, float]] = field(default_factory=dict)  # class: count, time
-
-    @property
-    def rest(self) -> float:
-        """When the target's device neither worked nor waited for the draft."""
-        return self.decode - self.forward - self.wait
-
-    def add_forward(self, num_rows: int, duration_ms: float) -> None:
-        """Counts one forward of the target in its class."""
-        row_class = bisect_left(_ROW_CLASSES, num_rows)
-        count, total = self.by_rows.get(row_class, (0, 0.0))
-        self.by_rows[row_class] = (count + 1, total + duration_ms)
-
-
-def recorded(records: Sequence[Mapping[str, Any]]) -> Sums:
-    """The sums of records that ``python -m bench`` wrote."""
-    sums = Sums()
-    for record in records:
-        figures = record["figures"]
-        times = figures["timings_ms"]
-        sums.num_tokens += record["num_tokens"] - 1
-        sums.num_forwards += figures["num_forwards"]
-        sums.num_draft_tokens += figures["num_draft_tokens"]
-        sums.num_drafted += figures["num_drafted_tokens"]
-        sums.decode += times["decode"]
-        sums.forward += times["target_forward"]
-        sums.wait += times["target_wait"]
-        sums.draft_wait += times["draft_wait"]
-        sums.draft_step += times["draft_step"] or 0.0
-        for verdict in figures.get("timeline_ms", {}).get("verdicts", ())[1:]:
-            sums.add_forward(verdict["rows"], verdict["forward"])
-    return sums
-
-
-def simulated(outcomes: Sequence[Outcome]) -> Sums:
-    """The same sums of simulated answers."""
-    sums = Sums()
-    for outcome in outcomes:
-        stats = outcome.stats
-        sums.num_tokens += len(outcome.output_ids) - 1
-        sums.num_forwards += stats.num_forwards
-        sums.num_draft_tokens += stats.num_draft_tokens
-        sums.num_drafted += stats.num_drafted_tokens
-        sums.decode += outcome.decode_ns / _MS
-        sums.forward += stats.forward_ns / _MS
-        sums.wait += stats.target_wait_ns / _MS
-        sums.draft_wait += stats.draft_wait_ns / _MS
-        sums.draft_step += stats.draft_step_ns / _MS
-        for verdict in outcome.verdicts[1:]:
-            sums.add_forward(verdict.timing.num_rows, verdict.timing.forward_ns / _MS)
-    return sums
-
-
-def replayed(policy: PolicyChoice, traces: Sequence[Trace], machine: Machine) -> Sums:
-    """The sums of the traces' answers under a policy on a machine."""
-    return simulated(replay_each(policy, traces, machine))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,28 +79,41 @@ def fit(
     *,
     name: str,
     most_replays: int = 0,
+    calibration: Calibration | None = None,
 ) -> Fit:
     """The machine on which ``policy`` over ``traces`` takes what the records say.
 
     ``baseline`` are target-only answers on the same clips: what one row takes alone. ``traces``
-    are those of the records' answers, in any order. Powell's method on the logarithms of the
-    parameters, from starting points in the records, with ``most_replays`` (0: the default)
-    simulations of all traces; deterministic. Raises ValueError when records and traces are not of
-    the same number of tokens, or the policy does not draft.
+    are those of all answers that were asked for, in that order; those of the records' clips count.
+    Powell's method on the logarithms of the parameters, from starting points in the records, with
+    ``most_replays`` (0: the default) simulations of all traces; deterministic. Raises ValueError
+    when records and traces are not of the same number of tokens, or the policy does not draft.
     """
     goal = recorded(records)
-    num_tokens = sum(len(trace.agrees) - 1 for trace in traces)
+    counted = {record["clip"] for record in records}
+    lengths = {trace.name: len(trace.agrees) - 1 for trace in traces}
+    num_tokens = sum(lengths.get(record["clip"], 0) for record in records)
     if goal.num_tokens != num_tokens:
         raise ValueError(f"the records have {goal.num_tokens} tokens, the traces {num_tokens}")
     if not goal.num_drafted:
         raise ValueError("nothing is to be learnt about the draft from answers without one")
-    step = fit_step([*records, *baseline])
-    start, frame = _start(goal, recorded(baseline), len(records), step), _frame(records, name, step)
-    # While a serial draft drafts, the target waits: what they take from each other is not seen.
-    hidden = ("target_contention", "draft_contention") if policy.name == "serial" else ()
+    step = fit_step(
+        [*records, *baseline],
+        _over_one(calibration, "target"),
+        calibration.contention["target"] if calibration is not None else 0.0,
+    )
+    start = _start(goal, recorded(baseline), len(records), step)
+    frame = _frame(records, policy, name, step)
+    known = _KNOWN_SPREADS if step is not None else {}
+    hidden: tuple[str, ...] = ()
+    if calibration is not None:
+        start, frame = _calibrated(start, frame, calibration)
+        known, hidden = known | _CALIBRATED_SPREADS, _CALIBRATED_AWAY
+    elif policy.name == "serial":
+        # While its draft drafts, the target waits: what they take from each other is not seen.
+        hidden = ("target_contention", "draft_contention")
     names = [key for key in _SPREADS if key not in hidden]
     origin = np.log([start[key] for key in names])
-    known = _KNOWN_SPREADS if step is not None else {}
     spreads = np.array([known.get(key, _SPREADS[key]) for key in names])
 
     def machine_at(point: np.ndarray) -> Machine:
@@ -172,7 +123,8 @@ def fit(
         distance = (point - origin) / spreads
         if np.abs(point - origin).max() > 4:  # far from anything real: do not even try
             return 1e6
-        value = _misfit(goal, replayed(policy, traces, machine_at(point)))
+        found = replayed(policy, traces, machine_at(point), counted=counted)
+        value = _misfit(goal, found)
         return value + float(distance @ distance)
 
     found = minimize(
@@ -225,7 +177,44 @@ def _start(goal: Sums, alone: Sums, num_answers: int, known: TargetStep | None) 
     }
 
 
-def _frame(records: Sequence[Mapping[str, Any]], name: str, step: TargetStep | None) -> Machine:
+def _over_one(calibration: Calibration | None, side: str) -> Points:
+    """What more rows than one add, as it was measured."""
+    if calibration is None:
+        return ()
+    points = calibration.step_ms[side]
+    return tuple((rows, max(0.0, took - points[0][1])) for rows, took in points)
+
+
+def _calibrated(
+    start: Mapping[str, float], frame: Machine, calibration: Calibration
+) -> tuple[dict[str, float], Machine]:
+    """Starting points and frame by what was measured; its speed is that of the records' day."""
+    one_row_ms = calibration.step_ms["target"][0][1]
+    speed = start["one_row"] / one_row_ms
+    target = _over_one(calibration, "target")
+    if not frame.target.points:  # no timeline to find their size by
+        target = tuple((rows, speed * more_ms) for rows, more_ms in target)
+        frame = dataclasses.replace(frame, target=dataclasses.replace(frame.target, points=target))
+    draft = tuple((rows, speed * more_ms) for rows, more_ms in _over_one(calibration, "draft"))
+    frame = dataclasses.replace(
+        frame,
+        draft=StepTime(one_row_ms=1.0, points=draft),
+        late_share=calibration.late_share,
+        late_ms=calibration.late_ms,
+    )
+    known = {
+        "several": 1.0,
+        "draft": speed * calibration.step_ms["draft"][0][1],
+        "draft_row": 1.0,
+        "target_contention": max(calibration.contention["target"], 0.005),
+        "draft_contention": max(calibration.contention["draft"], 0.005),
+    }
+    return {**start, **known}, frame
+
+
+def _frame(
+    records: Sequence[Mapping[str, Any]], policy: PolicyChoice, name: str, step: TargetStep | None
+) -> Machine:
     """What is read off the records: the prefills, when the draft's may begin, what cached tokens
     cost the target."""
 
@@ -234,6 +223,9 @@ def _frame(records: Sequence[Mapping[str, Any]], name: str, step: TargetStep | N
         return math.fsum(value or 0.0 for value in values) / len(values)
 
     prefill, draft_prefill = mean("target_prefill"), mean("draft_prefill")
+    # The first block's first token is the prefill's own; each further one took a step.
+    pace = policy.make().pace
+    num_steps = (pace.conservative.min_draft_tokens or pace.block_size) - 1
     begin = prefill + mean("first_block_after_first_token") - draft_prefill
     return Machine(
         name=name,
@@ -241,21 +233,25 @@ def _frame(records: Sequence[Mapping[str, Any]], name: str, step: TargetStep | N
         draft=StepTime(one_row_ms=1.0),
         target_prefill_ms=prefill,
         draft_prefill_ms=draft_prefill,
-        selection_ms=max(0.0, begin - 4 * mean("draft_step")),
+        selection_ms=max(0.0, begin - num_steps * mean("draft_step")),
         jitter=_JITTER,
     )
 
 
 def _machine(frame: Machine, parameters: Mapping[str, float]) -> Machine:
+    target = dataclasses.replace(frame.target, one_row_ms=parameters["one_row"])
+    draft = dataclasses.replace(frame.draft, one_row_ms=parameters["draft"])
+    if draft.points:
+        target = target.with_rows_scaled(parameters["several"])
+        draft = draft.with_rows_scaled(parameters["draft_row"])
+    else:
+        several, row = parameters["several"], parameters["row"]
+        target = dataclasses.replace(target, several_ms=several, row_ms=row)
+        draft = dataclasses.replace(draft, several_ms=parameters["draft_row"])
     return dataclasses.replace(
         frame,
-        target=dataclasses.replace(
-            frame.target,
-            one_row_ms=parameters["one_row"],
-            several_ms=parameters["several"],
-            row_ms=parameters["row"],
-        ),
-        draft=StepTime(one_row_ms=parameters["draft"], several_ms=parameters["draft_row"]),
+        target=target,
+        draft=draft,
         leg_ms=parameters["leg"],
         draft_message_ms=parameters["draft_message"],
         draft_verdict_ms=parameters["draft_verdict"],

@@ -15,6 +15,7 @@ from typing import Any
 
 from bench.environment import ROOT
 from bench.publish import environment_line
+from hippo.simulation.machine import StepTime
 
 PAGE = ROOT / "docs/performance.md"
 _GOAL = 5.0
@@ -69,28 +70,38 @@ def fit_section(fit: Mapping[str, Any]) -> str:
             f"{within} of {len(predictions)} policies within {_GOAL:g} %, the worst "
             f"{worst['system']} ({worst['error_percent']:+.1f} %).",
             "",
-            "| policy | measured ms/token | predicted | error | ideal | efficiency |",
-            "|---|---:|---:|---:|---:|---:|",
+            "| policy | measured ms/token | noise of a run | predicted | error | ideal "
+            "| efficiency |",
+            "|---|---:|---:|---:|---:|---:|---:|",
         ]
         lines += [
             f"| {each['system']}{' (learnt)' if each['is_learnt'] else ''} "
-            f"| {each['measured']:.3f} | {each['predicted']:.3f} "
+            f"| {each['measured']:.3f} | {_noise(each['noise_percent'])} | {each['predicted']:.3f} "
             f"| {each['error_percent']:+.1f} % | {each['ideal']:.3f} | {each['efficiency']:.0%} |"
             for each in predictions
         ]
         machine = run["machine"]
-        target, draft = machine["target"], machine["draft"]
         lines += [
             "",
-            f"Fitted, in ms: target {target['one_row_ms']:.2f} + {target['several_ms']:.2f} from "
-            f"the second row on + {target['row_ms']:.3f} a further row; draft "
-            f"{draft['one_row_ms']:.3f} + {draft['several_ms']:.3f} with several rows; between two "
-            f"target steps {machine['target_scheduling_ms']:.2f}; a message one way "
-            f"{machine['leg_ms']:.2f}, of the draft's core {machine['draft_message_ms']:.2f}, of "
-            f"the target's {machine['target_message_ms']:.3f}; a verdict's text and stream, of the "
-            f"draft's core {machine['draft_verdict_ms']:.2f}.",
+            f"Fitted, in ms: target {_rows(machine['target'])}; draft {_rows(machine['draft'])}; "
+            f"while the other computes, the target's steps {machine['target_contention']:+.0%}, "
+            f"the draft's {machine['draft_contention']:+.0%}; between two target steps "
+            f"{machine['target_scheduling_ms']:.2f}; a message one way {machine['leg_ms']:.2f}, of "
+            f"the draft's core {machine['draft_message_ms']:.2f}, of the target's "
+            f"{machine['target_message_ms']:.3f}; a verdict's text and stream, of the draft's core "
+            f"{machine['draft_verdict_ms']:.2f}.",
         ]
     return "\n".join(lines)
+
+
+def _noise(percent: float | None) -> str:
+    return "-" if percent is None else f"{percent:.1f} %"
+
+
+def _rows(step: Mapping[str, Any]) -> str:
+    """A step's time by rows, in milliseconds, nothing cached."""
+    time = StepTime(**step)
+    return ", ".join(f"{time.ms(rows, 0):.2f} with {rows}" for rows in (1, 2, 8, 16)) + " rows"
 
 
 def papers_section(papers: Mapping[str, Any]) -> str:

@@ -1,12 +1,14 @@
 """Fits the simulator on one policy and half of the clips, and predicts all the rest.
 
     python -m bench.agreement                         agreement traces, from the models alone
-    python -m bench.simulate_fit bench/out/short.json
+    python -m bench.calibrate                         steps by rows, alone and beside each other
+    python -m bench.simulate_fit bench/out/short.json --calibration bench/out/calibration.json
 
 The even clips under one policy and its baseline, target-only, are learnt from, and the decode time
 of the odd clips is predicted under every policy that was measured. Beside each prediction stands
 the ideal: the same step times without transport, messages and scheduling; efficiency is measured
-speed over that.
+speed over that. Of several files, the same measurement repeated, each answer's median run counts,
+and the noise is told: how far single runs of the odd clips are from their median.
 Publish with `python -m bench.performance_page`.
 """
 
@@ -15,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,10 @@ from rich.table import Table
 
 from bench.agreement import AGREEMENT
 from bench.environment import ROOT
-from bench.fitting import fit, recorded, replayed
+from bench.calibrate import Calibration, read_calibration
+from bench.fitting import fit
+from bench.repeats import median_records, run_noise
+from bench.sums import recorded, replayed
 from bench.systems import TARGET_ONLY
 from hippo.benchmark.tables import progress_bar
 from hippo.errors import InvalidRequestError
@@ -33,6 +38,7 @@ from hippo.simulation.replay import PolicyChoice
 from hippo.simulation.traces import Trace, read_traces
 
 _GOAL = 5.0  # percent
+_SEEDS = 5  # of a prediction: which of two comes first is chance where they nearly meet
 BUNDLED = ROOT / "hippo/simulation/bundled.json"
 
 Records = Sequence[Mapping[str, Any]]
@@ -47,6 +53,7 @@ class Prediction:
     measured: float
     predicted: float
     ideal: float
+    noise_percent: float | None = None  # of a single run's measurement; None for one run alone
 
     @property
     def error_percent(self) -> float:
@@ -62,23 +69,34 @@ class Prediction:
 def main(argv: Sequence[str] | None = None) -> None:
     """Fits, prints tables and writes JSON."""
     args = _parse(argv)
-    document = json.loads(args.records.read_text(encoding="utf-8"))
-    console, results = Console(), []
+    documents = [json.loads(path.read_text(encoding="utf-8")) for path in args.records]
+    document, console, results = documents[0], Console(), []
     runs = [run for run in document["runs"] if _is_fitting(run, args)]
     if not runs:
-        raise SystemExit(f"{args.records} has no greedy run of {args.kind} prompts to fit")
+        raise SystemExit(f"{args.records[0]} has no greedy run of {args.kind} prompts to fit")
     with progress_bar(console) as progress:
         for run in progress.track(runs, description="fitting"):
             try:
                 traces = traces_of(args.traces, run["kind"], run["dtype"])
-                results.append(predict(run, traces, args.system))
+                calibration = None
+                if args.calibration:
+                    calibration = read_calibration(args.calibration, run["dtype"])
+                repeats = [
+                    other["records"]
+                    for each in documents
+                    for other in each["runs"]
+                    if _is_fitting(other, args) and other["dtype"] == run["dtype"]
+                ]
+                results.append(predict(repeats, traces, args.system, run, calibration))
             except (InvalidRequestError, ValueError) as error:
                 raise SystemExit(f"{run['kind']}, {run['dtype']}: {error}") from None
     for result in results:
         console.print(_table(result, args.system))
-    records = f"bench/out/{args.records.name}"
+    command = " ".join(f"bench/out/{path.name}" for path in args.records)
+    if args.calibration:
+        command += f" --calibration bench/out/{args.calibration.name}"
     found = {
-        "command": f"python -m bench.simulate_fit {records} --system '{args.system}'",
+        "command": f"python -m bench.simulate_fit {command} --system '{args.system}'",
         "records": {"command": document["command"], "environment": document["environment"]},
         "system": args.system,
         "runs": results,
@@ -90,36 +108,46 @@ def main(argv: Sequence[str] | None = None) -> None:
     console.print(f"written to {args.out}")
 
 
-def predict(run: Mapping[str, Any], traces: Mapping[str, Trace], system: str) -> dict[str, Any]:
+def predict(
+    repeats: Sequence[Records],
+    traces: Mapping[str, Trace],
+    system: str,
+    facts: Mapping[str, Any],
+    calibration: Calibration | None = None,
+) -> dict[str, Any]:
     """Fits ``system`` on the even clips of a run and predicts every system on the odd ones.
 
-    Raises ValueError when the run has no such system, or no trace fits an answer.
+    ``repeats`` are the records of one measurement or of several that repeat it; ``facts`` its kind
+    and dtype. Raises ValueError when the run has no such system, or no trace fits an answer.
     """
     by_system: dict[str, list[Mapping[str, Any]]] = {}
-    for record in run["records"]:
+    for record in median_records(repeats):
         by_system.setdefault(record["system"], []).append(record)
     if system not in by_system:
         raise ValueError(f"no records of {system!r}; there are {', '.join(by_system)}")
-    clips = sorted({record["clip"] for record in run["records"]})
+    clips = sorted({record["clip"] for record in by_system[system]})
     learnt, held_out = set(clips[::2]), set(clips[1::2])
+    asked = _traces_for(sorted(by_system[system], key=lambda record: record["clip"]), traces)
     own = [record for record in by_system[system] if record["clip"] in learnt]
-    name = f"the bundled pair, {run['kind']} prompts, {run['dtype']}"
     alone = [record for record in by_system[TARGET_ONLY] if record["clip"] in learnt]
-    fitted = fit(own, alone, _traces_for(own, traces), policy_of(system), name=name)
-    machine = fitted.machine
+    name = f"the bundled pair, {facts['kind']} prompts, {facts['dtype']}"
+    fitted = fit(own, alone, asked, policy_of(system), name=name, calibration=calibration)
     predictions = []
     for each, records in by_system.items():
         rest = [record for record in records if record["clip"] in held_out]
-        predictions.append(
-            _prediction(each, rest, traces, machine, is_learnt=each in (system, TARGET_ONLY))
+        prediction = _prediction(
+            each, rest, asked, fitted.machine, is_learnt=each in (system, TARGET_ONLY)
         )
+        noise = run_noise(repeats, each, held_out)
+        predictions.append(replace(prediction, noise_percent=noise))
     return {
-        "kind": run["kind"],
-        "dtype": run["dtype"],
+        "kind": facts["kind"],
+        "dtype": facts["dtype"],
+        "num_repeats": len(repeats),
         "num_learnt": len(learnt),
         "num_held_out": len(held_out),
         "misfit": fitted.misfit,
-        "machine": machine.as_dict(),
+        "machine": fitted.machine.as_dict(),
         "predictions": [
             {**asdict(each), "error_percent": each.error_percent, "efficiency": each.efficiency}
             for each in predictions
@@ -161,16 +189,21 @@ def _traces_for(records: Records, traces: Mapping[str, Trace]) -> list[Trace]:
 
 
 def _prediction(
-    system: str, records: Records, traces: Mapping[str, Trace], machine: Machine, *, is_learnt: bool
+    system: str, records: Records, asked: Sequence[Trace], machine: Machine, *, is_learnt: bool
 ) -> Prediction:
-    chosen, policy = _traces_for(records, traces), policy_of(system)
-    measured = recorded(records)
+    policy, measured = policy_of(system), recorded(records)
+    counted = {record["clip"] for record in records}
+
+    def ms_per_token(on: Machine) -> float:
+        runs = [replayed(policy, asked, on, counted=counted, seed=seed) for seed in range(_SEEDS)]
+        return sum(run.decode for run in runs) / sum(run.num_tokens for run in runs)
+
     return Prediction(
         system=system,
         is_learnt=is_learnt,
         measured=measured.decode / measured.num_tokens,
-        predicted=replayed(policy, chosen, machine).decode / measured.num_tokens,
-        ideal=replayed(policy, chosen, machine.ideal()).decode / measured.num_tokens,
+        predicted=ms_per_token(machine),
+        ideal=ms_per_token(machine.ideal()),
     )
 
 
@@ -192,13 +225,14 @@ def _table(result: Mapping[str, Any], system: str) -> Table:
         f"{result['num_learnt']} clips; the other {result['num_held_out']} predicted",
         caption=f"{within} of {len(errors)} within {_GOAL:g} %; ms a token",
     )
-    for column in ("policy", "measured", "predicted", "error %", "ideal", "efficiency"):
+    for column in ("policy", "measured", "noise %", "predicted", "error %", "ideal", "efficiency"):
         table.add_column(column, justify="left" if column == "policy" else "right")
     for each in result["predictions"]:
         is_off = abs(each["error_percent"]) > _GOAL
         table.add_row(
             each["system"] + (" (learnt)" if each["is_learnt"] else ""),
             f"{each['measured']:.3f}",
+            "-" if each["noise_percent"] is None else f"{each['noise_percent']:.1f}",
             f"{each['predicted']:.3f}",
             f"{each['error_percent']:+.1f}",
             f"{each['ideal']:.3f}",
@@ -215,7 +249,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("records", type=Path, help="what python -m bench wrote")
+    add("records", type=Path, nargs="+", help="what python -m bench wrote; several: repeats")
+    add("--calibration", type=Path, help="what python -m bench.calibrate wrote")
     add("--traces", type=Path, default=AGREEMENT, help="what python -m bench.agreement wrote")
     add("--system", default="serial γ=7", help="the policy to learn from (default: %(default)s)")
     add("--kind", default="short", help="short or long (default: short)")
@@ -223,7 +258,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--bundled", metavar="DTYPE", help="make its machine the default of hippo simulate")
     add("--out", type=Path, default=ROOT / "bench/out/fit.json")
     args = parser.parse_args(argv)
-    for path, maker in ((args.records, "bench"), (args.traces, "bench.agreement")):
+    needed = [(path, "bench") for path in args.records] + [(args.traces, "bench.agreement")]
+    needed += [(args.calibration, "bench.calibrate")] if args.calibration else []
+    for path, maker in needed:
         if not path.exists():
             raise SystemExit(f"there is no {path}: run python -m {maker} first")
     args.out.parent.mkdir(parents=True, exist_ok=True)

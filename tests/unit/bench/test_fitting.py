@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from bench.fitting import fit, recorded, replayed
+from bench.calibrate import Calibration
+from bench.fitting import fit
 from bench.simulate_fit import policy_of, predict
+from bench.sums import recorded, replayed
 from hippo.simulation.machine import Machine, StepTime
 from hippo.simulation.replay import PolicyChoice, replay
 from hippo.simulation.traces import Trace, drawn_traces
@@ -75,17 +77,39 @@ def test_a_fit_recovers_known_costs_and_predicts_other_policies(traces: list[Tra
         assert predicted == pytest.approx(measured, rel=0.06), system
 
 
+def test_a_calibration_tells_what_one_policy_does_not_show(traces: list[Trace]) -> None:
+    rows = (1.0, 2.0, 4.0, 8.0, 33.0)
+    own, alone = records("serial γ=5", traces), records("target-only", traces)
+    # The machine was half as fast when it was calibrated: the shape counts, not the size.
+    calibration = Calibration(
+        step_ms={
+            "target": tuple((n, 2 * TRUTH.target.ms(int(n), 0)) for n in rows),
+            "draft": tuple((n, 2 * TRUTH.draft.ms(int(n), 0)) for n in rows),
+        },
+        contention={"target": 0.1, "draft": 0.2},
+    )
+    policy = PolicyChoice("serial", 5)
+    found = fit(
+        own, alone, traces, policy, name="", most_replays=250, calibration=calibration
+    ).machine
+    # Serial γ=5 shows forwards of six rows.
+    assert found.target.ms(33, 0) == pytest.approx(TRUTH.target.ms(33, 0), rel=0.08)
+    assert found.target_contention == pytest.approx(0.1, rel=0.5)
+    assert found.draft_contention == pytest.approx(0.2, rel=0.5)
+
+
 def test_a_run_is_learnt_from_on_even_clips_and_predicted_on_the_odd_ones(
     traces: list[Trace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     systems = ("target-only", "serial γ=5", "adaptive")
-    run = {
+    run: dict[str, Any] = {
         "kind": "short",
         "dtype": "float32",
         "records": [record for system in systems for record in records(system, traces)],
     }
     monkeypatch.setattr("bench.fitting.MOST_REPLAYS", 30)
-    result = predict(run, {trace.name: trace for trace in traces}, "serial γ=5")
+    by_clip = {trace.name: trace for trace in traces}
+    result = predict([run["records"]], by_clip, "serial γ=5", run)
     assert (result["num_learnt"], result["num_held_out"]) == (4, 4)
     by_system = {each["system"]: each for each in result["predictions"]}
     assert list(by_system) == list(systems)
@@ -102,4 +126,4 @@ def test_records_and_traces_of_other_answers_are_refused(traces: list[Trace]) ->
     with pytest.raises(ValueError, match="without one"):
         fit(alone, alone, traces, PolicyChoice("off"), name="")
     with pytest.raises(ValueError, match="no records of 'vpsd γ=9'"):
-        predict({"kind": "short", "dtype": "x", "records": own}, {}, "vpsd γ=9")
+        predict([own], {}, "vpsd γ=9", {"kind": "short", "dtype": "x"})

@@ -1,0 +1,279 @@
+"""What steps of the bundled pair take by themselves, and beside each other: the machine's own part.
+
+``python -m bench.calibrate`` runs target and draft in processes of their own on the cores that the
+benchmark gives them, without services or policies, and times forwards by number of rows: alone, and
+while the other one steps without a pause. A third process on the draft's core then gets messages
+while that steps: most wake it at once, some wait until the scheduler lets it in. ``python -m
+bench.simulate_fit --calibration FILE`` takes from it how a step's time grows with rows, what the
+two cores take from each other, and how many messages are late by how much: one policy sees few
+numbers of rows, and some see no overlap at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from bench.environment import ROOT, describe_environment
+from bench.step_time import random_clip
+from hippo.cli.stack import BUNDLED_PAIR, default_cores
+from hippo.models.base import SequenceRows, StepPlan
+from hippo.models.loading import load_model
+from hippo.types import ChatMessage, FramePlan, MediaPart, TextPart
+
+SIDES = ("target", "draft")
+ROWS = {"target": (1, 2, 3, 4, 6, 8, 11, 16, 24, 33), "draft": (1, 2, 3, 5, 9, 13)}
+_BESIDE = {"target": (1, 4, 8, 16), "draft": (1, 5)}  # rows timed while the other one steps
+_LATE_MS = 0.3  # beyond what a message takes to a core that idles
+_MESSAGE_WORK_MS = 0.16  # what the gateway does about a block (docs/performance.md)
+_MESSAGE_EVERY_S = 0.0021
+_BUSY_ROWS = {"target": 8, "draft": 5}  # of the other one's steps meanwhile
+
+Points = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Of each side: milliseconds by rows, alone, and the share by which steps beside the other
+    one's are slower. Of messages to a core that computes: the share that waits, and how long these
+    wait on the average."""
+
+    step_ms: Mapping[str, Points]
+    contention: Mapping[str, float]
+    late_share: float = 0.0
+    late_ms: float = 0.0
+
+
+def read_calibration(path: Path, dtype: str) -> Calibration:
+    """From what ``main`` wrote; ValueError when it is of another dtype."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    if document["dtype"] != dtype:
+        raise ValueError(f"{path} was measured in {document['dtype']}, not in {dtype}")
+    return calibration_of(document["sides"], document["delays_ms"])
+
+
+def calibration_of(
+    sides: Mapping[str, Mapping[str, Mapping[str, float]]],
+    delays_ms: Mapping[str, Sequence[float]],
+) -> Calibration:
+    """Of medians by side, kind (alone, beside) and rows, and of messages' delays on a core that
+    idles and on one that steps; what is slower beside is never below 0."""
+    contention = {}
+    for side, kinds in sides.items():
+        shares = [took / kinds["alone"][rows] - 1 for rows, took in kinds["beside"].items()]
+        contention[side] = max(0.0, statistics.mean(shares))
+    step_ms = {
+        side: tuple(sorted((float(rows), took) for rows, took in kinds["alone"].items()))
+        for side, kinds in sides.items()
+    }
+    usual_ms = statistics.median(delays_ms["idle"])
+    excess = [delay - usual_ms for delay in delays_ms["busy"]]
+    late = [value for value in excess if value > _LATE_MS]
+    late_ms = statistics.mean(late) if late else 0.0
+    return Calibration(step_ms, contention, len(late) / len(excess), late_ms)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures, prints and writes JSON."""
+    args = _parse(argv)
+    if args.serve == "listener":
+        _listen()
+        return
+    if args.serve:
+        _serve(args.serve, args.dtype)
+        return
+    target_core, draft_core = default_cores("cpu", "cpu")
+    cores = {"target": target_core, "draft": draft_core}
+    given = argv if argv is not None else sys.argv[1:]
+    steppers = {side: _Child(side, args.dtype, cores[side]) for side in SIDES}
+    listener = _Child("listener", args.dtype, draft_core)
+    try:
+        sides = measure(steppers, num_rounds=args.rounds, seconds=args.seconds)
+        delays_ms = {"idle": _delays_ms(listener, args.messages)}
+        steppers["draft"].begin(_BUSY_ROWS["draft"], 3 * _MESSAGE_EVERY_S * args.messages)
+        delays_ms["busy"] = _delays_ms(listener, args.messages)
+    finally:
+        for child in (*steppers.values(), listener):
+            child.close()
+    document = {
+        "command": " ".join(["python -m bench.calibrate", *given]),
+        "environment": describe_environment(),
+        "dtype": args.dtype,
+        "sides": sides,
+        "delays_ms": delays_ms,
+    }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    _print(sides, delays_ms)
+
+
+class _Child:
+    """A model, or who gets messages, in a process of its own, on one core."""
+
+    def __init__(self, side: str, dtype: str, core: int | None) -> None:
+        pinned = ["taskset", "-c", str(core)] if core is not None else []
+        command = [sys.executable, "-m", "bench.calibrate", "--serve", side, "--dtype", dtype]
+        self._child = subprocess.Popen(
+            [*pinned, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
+        self._answer()  # it is warm
+
+    def begin(self, rows: int, seconds: float) -> None:
+        self.send([rows, seconds])
+
+    def end(self) -> float:
+        """The median of the steps since ``begin``, in milliseconds."""
+        return float(self._answer())
+
+    def send(self, message: Any) -> None:
+        assert self._child.stdin is not None
+        self._child.stdin.write(json.dumps(message) + "\n")
+        self._child.stdin.flush()
+
+    def receive(self) -> Any:
+        return json.loads(self._answer())
+
+    def close(self) -> None:
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        self._child.wait()
+
+    def _answer(self) -> str:
+        assert self._child.stdout is not None
+        line = self._child.stdout.readline()
+        if not line:
+            raise SystemExit("a model's process ended; its message stands above")
+        return line
+
+
+def measure(
+    steppers: Mapping[str, Any], *, num_rounds: int, seconds: float
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Medians over rounds of medians; every number of rows has its turn in each round."""
+    found: dict[tuple[str, str, int], list[float]] = defaultdict(list)
+    for _ in range(num_rounds):
+        for side, other in (SIDES, SIDES[::-1]):
+            for rows in ROWS[side]:
+                steppers[side].begin(rows, seconds)
+                found[side, "alone", rows].append(steppers[side].end())
+            for rows in _BESIDE[side]:
+                steppers[other].begin(_BUSY_ROWS[other], 1.5 * seconds)
+                time.sleep(0.1 * seconds)
+                steppers[side].begin(rows, seconds)
+                found[side, "beside", rows].append(steppers[side].end())
+                steppers[other].end()
+    sides: dict[str, dict[str, dict[str, float]]] = {
+        side: {"alone": {}, "beside": {}} for side in SIDES
+    }
+    for (side, kind, rows), values in found.items():
+        sides[side][kind][str(rows)] = round(statistics.median(values), 4)
+    return sides
+
+
+def _delays_ms(listener: _Child, num_messages: int) -> list[float]:
+    """From each message's sending until its receiver runs."""
+    for _ in range(num_messages):
+        listener.send(time.monotonic_ns())
+        time.sleep(_MESSAGE_EVERY_S)
+    listener.send(None)
+    delays: list[float] = listener.receive()
+    return delays
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _listen() -> None:
+    """Notes when each line comes that says when it was sent, until that ends."""
+    _say("ready")
+    delays: list[float] = []
+    for line in sys.stdin:
+        now, sent = time.monotonic_ns(), json.loads(line)
+        if sent is None:
+            _say(json.dumps(delays))
+            delays = []
+            continue
+        delays.append(round((now - sent) / 1e6, 4))
+        while time.monotonic_ns() < now + _MESSAGE_WORK_MS * 1e6:
+            pass
+
+
+def _serve(side: str, dtype: str) -> None:
+    """Steps as it is asked to on stdin, ``[rows, seconds]`` a line, until that ends."""
+    torch.set_num_threads(1)
+    path = str(BUNDLED_PAIR / side)
+    model = load_model(path, device="cpu", dtype=dtype, max_context_length=4096)
+    prompt = model.prepare(
+        [ChatMessage("user", (MediaPart(0), TextPart("What happens?")))],
+        [random_clip(8, 112)],
+        FramePlan(),
+    )
+    list(model.prefill(0, prompt, model.embed_visual(prompt), None))
+
+    def step_ms(rows: int) -> float:
+        plan = StepPlan((SequenceRows(0, 0, tuple(range(1, rows + 1))),))
+        began = time.perf_counter()
+        model.forward(plan)
+        return (time.perf_counter() - began) * 1e3
+
+    for rows in ROWS[side] * 2:
+        step_ms(rows)
+    _say("ready")
+    for line in sys.stdin:
+        rows, seconds = json.loads(line)
+        end, took = time.perf_counter() + seconds, [step_ms(rows)]
+        while time.perf_counter() < end:
+            took.append(step_ms(rows))
+        _say(str(statistics.median(took)))
+
+
+def _print(
+    sides: Mapping[str, Mapping[str, Mapping[str, float]]], delays_ms: Mapping[str, Sequence[float]]
+) -> None:
+    console = Console()
+    calibration = calibration_of(sides, delays_ms)
+    contention = calibration.contention
+    for side, kinds in sides.items():
+        for kind, values in kinds.items():
+            listed = ", ".join(f"{rows}: {took:.3f}" for rows, took in values.items())
+            console.print(f"{side} {kind}, ms by rows: {listed}")
+        console.print(f"{side} beside the other: {contention[side]:+.1%}")
+    console.print(
+        f"messages to a core that steps: {calibration.late_share:.1%} are late, by "
+        f"{calibration.late_ms:.2f} ms on the average"
+    )
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.calibrate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--dtype", default="float32")
+    add("--rounds", type=int, default=7, help="of all numbers of rows (default: %(default)s)")
+    add("--seconds", type=float, default=0.12, help="of steps at a time (default: %(default)s)")
+    add("--messages", type=int, default=1500, help="whose delay is told (default: %(default)s)")
+    add("--serve", choices=(*SIDES, "listener"), help=argparse.SUPPRESS)
+    add("--out", type=Path, default=ROOT / "bench/out/calibration.json")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    main()
