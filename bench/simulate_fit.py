@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.agreement import AGREEMENT
-from bench.environment import ROOT
 from bench.calibrate import Calibration, read_calibration
+from bench.environment import ROOT
 from bench.fitting import fit
 from bench.repeats import median_records, run_noise
 from bench.sums import recorded, replayed

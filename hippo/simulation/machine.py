@@ -43,6 +43,15 @@ class StepTime:
         per_kilotoken = self.kilotoken_ms + self.row_kilotoken_ms * num_more
         return self.one_row_ms + several + per_kilotoken * kilotokens
 
+    def scaled(self, factor: float) -> StepTime:
+        """The same of a device that takes ``factor`` times as long."""
+        numbers = {
+            each.name: getattr(self, each.name) * factor
+            for each in dataclasses.fields(self)
+            if each.name != "points"
+        }
+        return dataclasses.replace(self.with_rows_scaled(factor), **numbers)
+
     def with_rows_scaled(self, factor: float) -> StepTime:
         """The same with so many times the cost of more rows, where ``points`` tell it."""
         points = tuple((rows, factor * more_ms) for rows, more_ms in self.points)

@@ -45,11 +45,7 @@ def with_ratio(machine: Machine, ratio: float) -> Machine:
     Both at a context of 0; what the draft's step depends on is scaled with it.
     """
     scale = machine.target.one_row_ms / ratio / machine.draft.one_row_ms
-    scaled = {
-        each.name: getattr(machine.draft, each.name) * scale
-        for each in dataclasses.fields(machine.draft)
-    }
-    return dataclasses.replace(machine, draft=type(machine.draft)(**scaled))
+    return dataclasses.replace(machine, draft=machine.draft.scaled(scale))
 
 
 def sweep(

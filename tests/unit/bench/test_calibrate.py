@@ -9,7 +9,6 @@ import pytest
 
 from bench.calibrate import ROWS, calibration_of, measure, read_calibration
 
-
 DELAYS = {"idle": [0.1, 0.1, 5.0], "busy": [0.1, 1.1, 3.1, 0.2]}
 
 
