@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.environment import ROOT
 from bench.publish import environment_line
-from hippo.simulation.machine import StepTime
+from hippo.simulation.machine import StepTime, machine_from
 
 PAGE = ROOT / "docs/performance.md"
 _GOAL = 5.0
@@ -61,6 +61,7 @@ def fit_section(fit: Mapping[str, Any]) -> str:
     ]
     for run in fit["runs"]:
         predictions = run["predictions"]
+        machine = machine_from(run["machine"], where="fit")
         within = sum(abs(each["error_percent"]) <= _GOAL for each in predictions)
         worst = max(predictions, key=lambda each: abs(each["error_percent"]))
         lines += [
@@ -80,16 +81,15 @@ def fit_section(fit: Mapping[str, Any]) -> str:
             f"| {each['error_percent']:+.1f} % | {each['ideal']:.3f} | {each['efficiency']:.0%} |"
             for each in predictions
         ]
-        machine = run["machine"]
         lines += [
             "",
-            f"Fitted, in ms: target {_rows(machine['target'])}; draft {_rows(machine['draft'])}; "
-            f"while the other computes, the target's steps {machine['target_contention']:+.0%}, "
-            f"the draft's {machine['draft_contention']:+.0%}; between two target steps "
-            f"{machine['target_scheduling_ms']:.2f}; a message one way {machine['leg_ms']:.2f}, of "
-            f"the draft's core {machine['draft_message_ms']:.2f}, of the target's "
-            f"{machine['target_message_ms']:.3f}; a verdict's text and stream, of the draft's core "
-            f"{machine['draft_verdict_ms']:.2f}.",
+            f"Fitted, in ms: target {_rows(machine.target)}; draft {_rows(machine.draft)}; "
+            f"while the other computes, the target's steps {machine.target_contention:+.0%}, "
+            f"the draft's {machine.draft_contention:+.0%}; between two target steps "
+            f"{machine.target_scheduling_ms:.2f}; a message one way {machine.leg_ms:.2f}, of "
+            f"the draft's core {machine.draft_message_ms:.2f}, of the target's "
+            f"{machine.target_message_ms:.3f}; a verdict's text and stream, of the draft's core "
+            f"{machine.draft_verdict_ms:.2f}.",
         ]
     return "\n".join(lines)
 
@@ -98,9 +98,8 @@ def _noise(percent: float | None) -> str:
     return "-" if percent is None else f"{percent:.1f} %"
 
 
-def _rows(step: Mapping[str, Any]) -> str:
+def _rows(time: StepTime) -> str:
     """A step's time by rows, in milliseconds, nothing cached."""
-    time = StepTime(**step)
     return ", ".join(f"{time.ms(rows, 0):.2f} with {rows}" for rows in (1, 2, 8, 16)) + " rows"
 
 
