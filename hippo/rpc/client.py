@@ -118,6 +118,8 @@ class ClientStream(Generic[SentT, ReceivedT]):
             self._incoming.close(error_from_rpc(error, peer=self._peer))
         except asyncio.CancelledError:  # how the call reports CANCELLED, from here or from the peer
             self._incoming.close(await self._error())
+        except Exception as error:  # of gRPC's own: whoever iterates must hear of it
+            self._incoming.close(error)
         else:
             self._incoming.close()
 
