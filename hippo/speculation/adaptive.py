@@ -1,10 +1,6 @@
 """The default policy: chooses the pace from measured step times, load, acceptance and latency.
 
-Two numbers matter: how many draft tokens the idle target waits for after a rejection, and how
-many it verifies at most in one forward. Both are chosen by the expected rate over one cycle from
-rejection to rejection (:func:`hippo.speculation.estimates.expected_rate`), at the present load:
-the more sequences share the target's forwards, the more a row costs against what it saves.
-
+While the draft is trusted, :mod:`hippo.speculation.pace_choice` chooses how long the blocks are.
 Waiting for none at all is the cheap end of the scale: the target goes on alone while the draft
 catches up. When even that promises nothing, or would not if every draft token were right, drafting
 stops, and is tried again after 16, 48, 144, ... tokens.
@@ -19,28 +15,20 @@ from __future__ import annotations
 import enum
 import math
 
-from hippo.speculation.estimates import Acceptance, PairTimes, expected_rate
+from hippo.speculation.estimates import Acceptance, PairTimes
+from hippo.speculation.pace_choice import PaceChoice
 from hippo.speculation.trials import Trials
 from hippo.speculation.trust import Trust
-from hippo.types import TARGET_ONLY, Block, Pace, StepLimits, Verdict
+from hippo.types import TARGET_ONLY, Block, Pace, Verdict
 
-_MS = 1_000_000
-_FIRST_CHOICES = (0, 1, 2, 3, 4, 6, 8)
-_MOST_CHOICES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32)
-_MESSAGE_NS = 0.2 * _MS  # what relaying one block takes from the draft's processor
-_MESSAGE_SHARE = 0.1  # of the draft's time that relaying may take
-_MOST_BLOCK, _MOST_BLOCK_LOADED = 4, 8
-_LENGTH_PRICE = 0.008  # share of the rate that a draft token of a block costs beside its row
-_LOADED = 1.5  # sequences in a forward from which on one is not alone
+_RELAY_NS = 200_000  # what relaying one block takes
 _WORTH_DRAFTING = 1.05  # expected speedup below which drafting stops
-_WORTH_CHANGING = 1.02  # expected gain below which the pace stays
 _TOO_SLOW = 0.8  # of a target step: a draft step of that length gains nothing, right as it may be
 _ENOUGH_TRIALS = 5  # tokens to judge a draft by
 _SURPRISING = 1.3  # times the expected time of a forward: the choice is made again
 _LOSING = 0.97  # measured speedup of the last forwards: drafting stops
 _LONGEST_TRY = 12  # forwards, without a single token to compare
 _TRIED_AHEAD = 2
-_FIRST_MOST = 4  # draft tokens in a forward, before it is known what rows cost or after a rest
 _UNTRUSTED = 0.4  # acceptance of other answers below which one begins with a try
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 512  # tokens
 _PAUSE_GROWTH = 3
@@ -54,12 +42,6 @@ class Mode(enum.Enum):
     RESTING = "resting"  # target-only
 
 
-def _around(choices: list[int], choice: int, reach: int) -> list[int]:
-    """A choice and its neighbours."""
-    position = choices.index(choice)
-    return choices[max(0, position - reach) : position + reach + 1]
-
-
 class AdaptivePolicy:
     """Chooses the pace of one sequence as it goes; ``max_draft_tokens`` bounds a forward.
 
@@ -71,12 +53,7 @@ class AdaptivePolicy:
         self._acceptance = Acceptance(prior=self._times.acceptance.rate)
         self._trials = Trials()
         self._latency = self._times.latency
-        self._most_choices = [n for n in _MOST_CHOICES if n < max_draft_tokens]
-        self._most_choices.append(max_draft_tokens)
-        self._first_choices = [n for n in _FIRST_CHOICES if n <= max_draft_tokens]
-        self._num_first = min(2, max_draft_tokens)
-        self._num_most = max(n for n in self._most_choices if n <= _FIRST_MOST)
-        self._context_length: int | None = None
+        self._choice = PaceChoice(max_draft_tokens, self._times, self._acceptance)
         self._is_first = True  # the next token compared is the first of a run
         self._trust = Trust()
         self._rejected_ns: int | None = None  # when a rejection passed, until a block follows
@@ -89,7 +66,7 @@ class AdaptivePolicy:
         # The first answer of all begins with a try, so that a step of one row is measured.
         self._mode = Mode.TRYING
         if self._times.is_known:
-            self._pick(len(self._most_choices), len(self._first_choices))
+            self._choice.choose(is_anew=True)
             if self._is_too_slow:
                 self._rest()
             elif self._times.acceptance.rate >= _UNTRUSTED:
@@ -123,27 +100,21 @@ class AdaptivePolicy:
     def _is_too_slow(self) -> bool:
         """Whether the draft could not even keep up with a target that goes alone."""
         step_ns = self._latency.draft_step_ns
-        return self._is_timed and step_ns > _TOO_SLOW * self._one_row_ns > 0
-
-    @property
-    def _one_row_ns(self) -> float:
-        """A target step alone, by measurements without the draft where there are any."""
-        costs = self._times.costs(self._context_length)
-        if self._times.num_sequences < _LOADED and costs.alone_ns:
-            return costs.alone_ns
-        return self._cost_table(1)[1]
+        return self._is_timed and step_ns > _TOO_SLOW * self._choice.one_row_ns > 0
 
     def observe_block(self, block: Block, now_ns: int) -> None:
         """Learns the draft's step time, how long its correction takes, and what was right."""
         if block.step_ns:
             self._latency.observe_step(block.step_ns)
             self._is_timed = True
+        if self._mode is Mode.GOING and len(block.token_ids) >= self._pace.block_size:
+            self._latency.observe_message(block.preempted_ns)
         is_answer = self._rejected_ns is not None and not self._trials.is_stale(block)
-        if is_answer and self._num_first == 0:  # else the target's own wait tells it better
+        if is_answer and not self._choice.num_first:  # else the target's own wait tells it better
             assert self._rejected_ns is not None
             num_more = len(block.token_ids) - 1
             delay_ns = now_ns - self._rejected_ns - num_more * self._latency.draft_step_ns
-            self._latency.observe_first_token(delay_ns + _MESSAGE_NS)
+            self._latency.observe_first_token(delay_ns + _RELAY_NS)
         if is_answer:
             self._rejected_ns = None
         outcomes = self._trials.add_block(block)
@@ -185,8 +156,9 @@ class AdaptivePolicy:
         if not timing.forward_ns:
             return
         num_rows = verdict.num_draft_tokens + 1
-        self._context_length = timing.context_length
-        expected_ns = self._cost_table(num_rows)[num_rows] if self._times.is_known else math.inf
+        self._choice.context_length = timing.context_length
+        is_known = self._times.is_known
+        expected_ns = self._choice.cost_table(num_rows)[num_rows] if is_known else math.inf
         self._times.observe_forward(num_rows, timing)
         if timing.forward_ns > _SURPRISING * expected_ns and num_rows > 1:
             self._num_until_choice = 0
@@ -195,10 +167,10 @@ class AdaptivePolicy:
                 len(verdict.token_ids),
                 num_accepted=verdict.num_accepted_tokens,
                 spent_ns=timing.forward_ns + timing.wait_ns,
-                one_row_ns=self._one_row_ns,
+                one_row_ns=self._choice.one_row_ns,
             )
         if self._mode is Mode.RESTING and num_rows == 1 and timing.num_sequences <= 1:
-            self._times.costs(self._context_length).observe_alone(timing.forward_ns)
+            self._times.costs(timing.context_length).observe_alone(timing.forward_ns)
         num_waited_for = self._pace.conservative.min_draft_tokens
         if verdict.is_conservative and num_waited_for and timing.wait_ns:
             num_more = min(num_waited_for, verdict.num_draft_tokens) - 1
@@ -214,10 +186,10 @@ class AdaptivePolicy:
             elif self._trust.is_right and self._times.is_known:
                 self._mode = Mode.GOING
                 self._trust.restart()
-                self._pick(2, 1)
+                self._choice.choose()
                 self._num_until_choice = min(self._num_until_choice, 2)
         elif self._mode is Mode.GOING:
-            one_row_ns = self._one_row_ns
+            one_row_ns = self._choice.one_row_ns
             if self._is_too_slow or self._trust.speedup(one_row_ns) < _LOSING:
                 self._rest()
             elif self._trust.is_lost(is_proven=self._is_proven, one_row_ns=one_row_ns):
@@ -230,47 +202,12 @@ class AdaptivePolicy:
     def _choose(self) -> None:
         if not self._times.is_known:
             return
-        gain = self._pick(2, 1)
+        gain = self._choice.choose()
         if self._is_tried:
             if gain < _WORTH_DRAFTING:
                 self._rest()
             else:
                 self._pause = _FIRST_PAUSE
-
-    def _pick(self, most_reach: int, first_reach: int) -> float:
-        """Moves both numbers to the best within reach of where they are; the expected speedup."""
-        times, latency = self._times, self._latency
-        costs = self._cost_table(self._most_choices[-1] + 1)
-        if not latency.first_token_ns:
-            latency.first_token_ns = latency.draft_step_ns + 1.5 * _MS
-
-        # Under load the rate hardly depends on the length of good blocks; but all sequences wait
-        # for the rows of each, and what is behind a rejection was drafted in vain.
-        price = _LENGTH_PRICE * (1 - 1 / max(times.num_sequences, 1.0))
-
-        def rate(num_first: int, num_most: int) -> float:
-            tokens = expected_rate(
-                num_first, num_most, costs=costs, acceptance=self._acceptance, latency=latency
-            )
-            return tokens * (1 - price * num_most)
-
-        # No leap to forwards much larger than any that was measured.
-        known_rows = times.known_rows(self._context_length)
-        known = [n for n in self._most_choices if n < known_rows] or self._most_choices[:1]
-        self._num_most = min(self._num_most, known[-1])
-        self._num_first = min(self._num_first, self._num_most)
-        choices = _around(known, self._num_most, most_reach)
-        best = (self._num_first, self._num_most)
-        best_rate = rate(*best) * _WORTH_CHANGING
-        for num_most in choices:
-            for num_first in {0, *_around(self._first_choices, self._num_first, first_reach)}:
-                if num_first <= num_most and (value := rate(num_first, num_most)) > best_rate:
-                    best_rate, best = value, (num_first, num_most)
-        self._num_first, self._num_most = best
-        return rate(*best) * self._one_row_ns
-
-    def _cost_table(self, most_rows: int) -> list[float]:
-        return self._times.cost_table(most_rows, context_length=self._context_length)
 
     def _rest(self) -> None:
         self._mode = Mode.RESTING
@@ -287,39 +224,11 @@ class AdaptivePolicy:
         self._acceptance.forget()
         self._is_timed = False
         self._is_first = True
-        self._num_first = 0
-        self._num_most = max(n for n in self._most_choices if n <= _FIRST_MOST)
+        self._choice.restart()
 
     def _make_pace(self) -> Pace:
         if self._mode is Mode.RESTING:
             return TARGET_ONLY
         if self._mode is Mode.TRYING:
             return Pace(max_ahead=_TRIED_AHEAD, block_size=_TRIED_AHEAD)
-        latency, num_first, num_most = self._latency, self._num_first, self._num_most
-        if not self._is_heard:  # neither before its first block nor while it is silent
-            num_first = 0
-        if not (latency.draft_step_ns and latency.first_token_ns):
-            wait_ns = 10.0 * _MS
-        else:
-            wait_ns = 2 * (latency.first_token_ns + num_first * latency.draft_step_ns)
-        if self._times.is_known:
-            wait_ns = min(wait_ns, self._cost_table(1)[1])
-        # Waits in steps of a fourth, so that the pace does not change with every measurement.
-        wait_ns = int(2 ** (round(math.log2(max(wait_ns, 1)) * 4) / 4))
-        step_ns = latency.draft_step_ns or 1.2 * _MS
-        return Pace(
-            optimistic=StepLimits(min(num_first, 1), num_most, wait_ns // 2),
-            conservative=StepLimits(num_first * self._is_proven, num_most, wait_ns),
-            max_ahead=2 * num_most,
-            block_size=self._block_size(step_ns),
-        )
-
-    def _block_size(self, step_ns: float) -> int:
-        """Small enough to be there in time, large enough not to cost the draft too much: under
-        load each of its steps gives a token to each of several sequences, and so messages."""
-        num_sequences = self._times.num_sequences
-        most = _MOST_BLOCK
-        if num_sequences >= _LOADED:
-            most = max(most, min(_MOST_BLOCK_LOADED, self._num_most // 2))
-        size = math.ceil(num_sequences * _MESSAGE_NS / (_MESSAGE_SHARE * step_ns))
-        return max(1, min(size, most, self._num_most))
+        return self._choice.pace(is_heard=self._is_heard, is_proven=self._is_proven)

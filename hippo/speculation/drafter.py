@@ -32,6 +32,7 @@ from hippo.types import Block, Commit, Pace
 _BROKEN_RUN = (
     3  # a broken run is right more often than a guess, so as many times its length is tried
 )
+_FIRST_BLOCK = 4  # tokens of a run at most before the first are sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,13 +217,13 @@ class Drafter:
         """The next block, if one is due; ask after every step, commit and pace.
 
         Due: ``block_size`` ids; as the first block of a run, just as many as the conservative
-        limits wait for, because the target idles after a rejection; whatever there is when
-        nothing further can be drafted.
+        limits wait for, because the target idles after a rejection, or a few where it goes on
+        alone; whatever there is when nothing further can be drafted.
         """
         num_unsent = len(self._ids) - self._num_sent
         size = self._pace.block_size
         if self._is_fresh:
-            size = self._pace.conservative.min_draft_tokens or size
+            size = self._pace.conservative.min_draft_tokens or min(size, _FIRST_BLOCK)
         is_exhausted = self.is_exhausted
         if num_unsent < 1 or not (is_exhausted or num_unsent >= size):
             return None

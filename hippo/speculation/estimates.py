@@ -8,6 +8,7 @@ from hippo.speculation.row_costs import RowCosts, moved
 from hippo.types import Timing
 
 _NEW_LOAD = 0.2  # weight of a new measurement
+_NEW_MESSAGE = 0.1  # weight of a new message
 _QUICKER, _SLOWER = 0.5, 0.3  # the same of a draft step: nothing makes it look quicker than it is
 
 
@@ -58,10 +59,14 @@ class Latency:
 
     draft_step_ns: float = 0.0
     first_token_ns: float = 0.0  # from a rejection until its first draft token is at the target
+    message_ns: float = 0.0  # of the draft's processor, a block with all that it sets off
 
     def observe_step(self, step_ns: int) -> None:
         weight = _QUICKER if step_ns < self.draft_step_ns else _SLOWER
         self.draft_step_ns = moved(self.draft_step_ns, step_ns, weight=weight)
+
+    def observe_message(self, preempted_ns: int) -> None:
+        self.message_ns += _NEW_MESSAGE * (preempted_ns - self.message_ns)
 
     def observe_first_token(self, delay_ns: float) -> None:
         self.first_token_ns = moved(self.first_token_ns, max(delay_ns, 1.0))

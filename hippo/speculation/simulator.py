@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -76,6 +77,7 @@ class Simulation:
         self._life = 0  # counts drafts, so that what a lost one still does is ignored
         self._last_arrival: dict[str, float] = {}
         self._draft_wait_ns = 0.0
+        self._draft_preempted_ns = 0.0
         self._draft_step_mean = StepMean()
         self._has_drafted = False  # the draft's prefill is over
         self._outcome = Outcome()
@@ -236,14 +238,15 @@ class Simulation:
         self._draft_wait_ns += self._draft.take_idle_ns()
         block = drafter.take_block(self._draft_step_mean.token_ns, round(self._draft_wait_ns))
         if block is not None:
-            self._draft_wait_ns = 0.0
-            self._draft.disturb(self._costs.draft_message_ns)
+            block = replace(block, preempted_ns=round(self._draft_preempted_ns))
+            self._draft_wait_ns = self._draft_preempted_ns = 0.0
+            self._preempt_draft(self._costs.draft_message_ns)
             self._send(f"draft {self._life} to gateway", partial(self._on_block, self._life, block))
 
     def _at_draft(self, life: int, action: Action) -> None:
         if self._drafter is None or life != self._life:
             return
-        self._draft.disturb(self._costs.draft_message_ns)
+        self._preempt_draft(self._costs.draft_message_ns)
         if isinstance(action, SendCommit):
             self._commit(self._drafter, action.commit)
         elif not isinstance(action, SendBlock):
@@ -263,8 +266,8 @@ class Simulation:
         self._act(self._coordinator.on_verdict(verdict, round(self.now)))
         if self._costs.draft_verdict_ns:
             # A message to the draft goes first, so that this slows the step it sets off.
-            disturb = partial(self._draft.disturb, self._costs.draft_verdict_ns)
-            self.after(self._costs.leg_ns(), disturb)
+            preempt = partial(self._preempt_draft, self._costs.draft_verdict_ns)
+            self.after(self._costs.leg_ns(), preempt)
 
     def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -278,6 +281,11 @@ class Simulation:
         if not isinstance(action, SendBlock):
             life = self._life
             self._send(f"gateway to draft {life}", partial(self._at_draft, life, action))
+
+    def _preempt_draft(self, duration_ns: float) -> None:
+        """Others need the draft's core."""
+        self._draft.disturb(duration_ns)
+        self._draft_preempted_ns += duration_ns * self._draft.is_busy
 
     def _beside_target(self) -> Device:
         draft = Device(self)
