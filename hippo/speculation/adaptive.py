@@ -62,6 +62,7 @@ class AdaptivePolicy:
         self._num_paused = 0  # tokens still to settle before drafting is tried again
         self._num_silent = 0  # forwards of a try without a token to compare
         self._is_heard = False  # a block has come since the target last waited in vain
+        self._last_block_ns = 0
         self._is_timed = True  # the draft's step time is of this try, or of other answers
         # The first answer of all begins with a try, so that a step of one row is measured.
         self._mode = Mode.TRYING
@@ -104,6 +105,7 @@ class AdaptivePolicy:
 
     def observe_block(self, block: Block, now_ns: int) -> None:
         """Learns the draft's step time, how long its correction takes, and what was right."""
+        self._last_block_ns = now_ns
         if block.step_ns:
             self._latency.observe_step(block.step_ns)
             self._is_timed = True
@@ -131,7 +133,10 @@ class AdaptivePolicy:
             self._rejected_ns = now_ns
         if verdict.start_index > 0:
             self._learn_times(verdict)
-            if self._is_heard and verdict.timing.wait_ns and not verdict.num_draft_tokens:
+            timing = verdict.timing
+            waited_from_ns = now_ns - timing.forward_ns - timing.wait_ns
+            is_in_vain = timing.wait_ns > 0 and not verdict.num_draft_tokens
+            if is_in_vain and self._last_block_ns < waited_from_ns:
                 self._is_heard = False
         self._num_until_choice -= 1
         if self._mode is Mode.RESTING:

@@ -139,13 +139,15 @@ def expected_rate(
     costs: list[float],
     acceptance: Acceptance,
     latency: Latency,
+    held_up_ns: float = 0.0,
 ) -> float:
     """Expected tokens a nanosecond, if the target waits for ``num_first`` draft tokens after a
     rejection and verifies at most ``num_most`` in a forward.
 
     One cycle goes from a rejection to the next: the draft's correction travels, the first block
     is verified, and while blocks are accepted whole each next one holds what was drafted in the
-    meantime. ``costs[n]`` is the time of n rows, up to ``num_most + 1``.
+    meantime. ``costs[n]`` is the time of n rows, up to ``num_most + 1``; ``held_up_ns`` is what
+    each verdict takes from the draft's time.
     """
     rate, first_rate = min(acceptance.rate, 0.995), min(acceptance.first_rate, 0.995)
     step_ns = latency.draft_step_ns
@@ -154,9 +156,9 @@ def expected_rate(
     time_ns = cost
     if num_first:
         time_ns += latency.first_token_ns + (num_first - 1) * step_ns
-        queue = cost / step_ns
+        queue = max(0.0, cost - held_up_ns) / step_ns
     else:
-        queue = max(0.0, (cost - latency.first_token_ns) / step_ns + 1)
+        queue = max(0.0, (cost - held_up_ns - latency.first_token_ns) / step_ns + 1)
     going: float = first_rate * rate**num_first
     for turn in range(8):
         queue -= 1  # compared with the target's own token
@@ -172,5 +174,6 @@ def expected_rate(
         going *= survival
         if going < 0.02:
             break
-        queue = min(queue - num_tokens + cost / step_ns, 2 * num_most)
+        num_drafted = max(0.0, cost - held_up_ns) / step_ns
+        queue = min(queue - num_tokens + num_drafted, 2 * num_most)
     return tokens / time_ns

@@ -31,8 +31,9 @@ _SHORT_BLOCK = 4  # up to which it hardly matters when a block comes
 _MOST_BLOCK_LOADED = 8
 _MESSAGE_NS = 0.2 * _MS  # what a block costs the draft at least: interpreter lock, caches
 _MESSAGE_SHARE = 0.1  # of the draft's time that messages may take
-_WHOLE = 0.7  # probability at least that all of a block is right
-_BLOCK_STEPS = 2.0  # of one row that the target may have to wait for a block
+_WHOLE = 0.5  # probability at least that all of a block is right
+_BLOCK_STEPS = 3.0  # of one row that the target may have to wait for a block
+_FIRST_WAIT_STEPS = 1.5  # of one row that it waits at most after a rejection
 _BLOCK_WAIT_STEPS = 3.0  # after which it goes on alone
 
 
@@ -88,7 +89,12 @@ class PaceChoice:
 
         def rate(num_first: int, num_most: int) -> float:
             tokens = expected_rate(
-                num_first, num_most, costs=costs, acceptance=self._acceptance, latency=latency
+                num_first,
+                num_most,
+                costs=costs,
+                acceptance=self._acceptance,
+                latency=latency,
+                held_up_ns=0.0 if self._is_loaded else latency.message_ns,
             )
             return tokens * (1 - price * num_most)
 
@@ -134,9 +140,9 @@ class PaceChoice:
         else:
             wait_ns = 10.0 * _MS
         one_row_ns = self.cost_table(1)[1] if self._times.is_known else math.inf
-        wait_ns = min(wait_ns, one_row_ns)
         block_size = self._block_size(step_ns, one_row_ns)
-        least, block_wait_ns = min(num_first, 1), wait_ns / 2
+        least, block_wait_ns = min(num_first, 1), min(wait_ns, one_row_ns) / 2
+        wait_ns = min(wait_ns, _FIRST_WAIT_STEPS * one_row_ns)
         if block_size > _SHORT_BLOCK and is_heard:
             # Single rows meanwhile would cost more than they give: their verdicts hold it up too.
             least = 1

@@ -58,7 +58,7 @@ def test_a_thread_that_computes_alone_stays_so() -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux counts it")
 def test_a_thread_that_shares_its_core_with_a_busy_process_waits_for_it() -> None:
-    waited_ns = []
+    waited_ns: list[int] = []
 
     def work() -> None:
         core = min(os.sched_getaffinity(0))
