@@ -31,7 +31,9 @@ def test_a_pair_is_predicted_with_its_memory_and_written_as_json(
     assert "GiB" in capsys.readouterr().out
     found = json.loads(goal.read_text())
     assert [row["policy"] for row in found["policies"]] == ["serial γ=4", "adaptive"]
-    assert all(0 < row["efficiency"] <= 1.02 for row in found["policies"])
+    serial, adaptive = (row["efficiency"] for row in found["policies"])
+    assert 0 < serial <= 1.02
+    assert 0 < adaptive <= 1.1  # with other delays it chooses other paces, at times better ones
     assert main([*QUICK, "--machine", str(machine)]) == 0
 
 
