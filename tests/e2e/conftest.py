@@ -75,8 +75,10 @@ def running(pair: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> I
             lines=lines,
         )
         stack.check()
-    tracebacks = [line for line in lines if "Traceback" in line or "never awaited" in line]
-    assert tracebacks == []
+    tracebacks = [
+        at for at, line in enumerate(lines) if "Traceback" in line or "never awaited" in line
+    ]
+    assert not tracebacks, "\n".join(lines[max(0, tracebacks[0] - 10) : tracebacks[0] + 60])
 
 
 @pytest.fixture
