@@ -50,7 +50,7 @@ class PaceChoice:
         self._most_choices.append(max_draft_tokens)
         self._first_choices = [n for n in _FIRST_CHOICES if n <= max_draft_tokens]
         self._num_first = min(2, max_draft_tokens)
-        self._num_most = max(n for n in self._most_choices if n <= _FIRST_MOST)
+        self._num_most = min(_FIRST_MOST, max_draft_tokens)
         self.context_length: int | None = None  # of the last forward
 
     @property
@@ -73,7 +73,7 @@ class PaceChoice:
     def restart(self) -> None:
         """The draft is tried again: it may be another one."""
         self._num_first = 0
-        self._num_most = max(n for n in self._most_choices if n <= _FIRST_MOST)
+        self._num_most = min(_FIRST_MOST, self._most_choices[-1])
 
     def choose(self, *, is_anew: bool = False) -> float:
         """Moves to the best that is near, or (``is_anew``) the best of all; the speedup that is
