@@ -9,7 +9,7 @@ decoder layers; nothing is kept in module or global state.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -59,12 +59,17 @@ class QueryTap:
 @dataclass(frozen=True, slots=True)
 class Step:
     """One forward over the flattened rows of its sequences, in order; the last rows may be padding,
-    which attends to nothing and is not cached."""
+    which attends to nothing and is not cached.
+
+    With ``wants_last_row`` all rows of the one sequence are cached, but a layer gives its last row
+    only: all that is wanted of a prompt's last layer.
+    """
 
     sequences: tuple[SequenceStep, ...]
     dtype: torch.dtype  # the cache's, in which attention runs
     tap: QueryTap | None = None
     num_padding: int = 0
+    wants_last_row: bool = False
 
 
 class ChunkMask:
@@ -135,41 +140,38 @@ def attend(
 
     ``query`` is ``[rows, num_kv_heads, groups, head_dim]``, ``key_value`` is
     ``[rows, 2, num_kv_heads, head_dim]``, both of the cache's dtype; gives
-    ``[rows, num_heads * head_dim]``. The step's tap keeps its rows' queries.
+    ``[rows, num_heads * head_dim]``, or one row if the step wants the last one only. The step's tap
+    keeps its rows' queries.
     """
     if step.tap is not None:
         step.tap.keep(layer, query)
+    if step.wants_last_row:
+        (sequence,) = step.sequences
+        _write(key_value, sequence, layer)
+        last = replace(sequence, mask=None, is_causal=False, is_grouped=True)  # it sees all
+        return _read(query[-1:], last, layer, scaling)
     if len(step.sequences) == 1 and not step.num_padding:
-        return _attend_sequence(query, key_value, step.sequences[0], layer, scaling)
+        _write(key_value, step.sequences[0], layer)
+        return _read(query, step.sequences[0], layer, scaling)
     outputs = []
     for sequence in step.sequences:
         first, rows = sequence.first_row, sequence.num_rows
-        outputs.append(
-            _attend_sequence(
-                query.narrow(0, first, rows),
-                key_value.narrow(0, first, rows),
-                sequence,
-                layer,
-                scaling,
-            )
-        )
+        _write(key_value.narrow(0, first, rows), sequence, layer)
+        outputs.append(_read(query.narrow(0, first, rows), sequence, layer, scaling))
     if step.num_padding:
         outputs.append(outputs[0].new_zeros(step.num_padding, outputs[0].shape[1]))
     return torch.cat(outputs)
 
 
-def _attend_sequence(
-    query: torch.Tensor,
-    key_value: torch.Tensor,
-    sequence: SequenceStep,
-    layer: int,
-    scaling: float,
-) -> torch.Tensor:
+def _write(key_value: torch.Tensor, sequence: SequenceStep, layer: int) -> None:
     new = key_value.permute(1, 2, 0, 3)
     if sequence.places is None:
         sequence.written[layer].copy_(new)
     else:
         sequence.written[layer].index_copy_(2, sequence.places, new)
+
+
+def _read(query: torch.Tensor, sequence: SequenceStep, layer: int, scaling: float) -> torch.Tensor:
     key, value = sequence.keys[layer], sequence.values[layer]
     rows, num_kv_heads, groups, head_dim = query.shape
     if sequence.is_grouped:

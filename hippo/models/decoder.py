@@ -5,6 +5,7 @@ hippo.models.fused holds the faster equivalent for Qwen2-style layers.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -31,7 +32,9 @@ class DecoderStack(Protocol):
         first_layer: int,
         last_layer: int,
     ) -> torch.Tensor:
-        """Runs layers ``first_layer:last_layer`` on ``hidden`` ``[rows, hidden_size]``."""
+        """Runs layers ``first_layer:last_layer`` on ``hidden`` ``[rows, hidden_size]``; gives as
+        many rows, or the last one if ``step.wants_last_row``, which only one layer may be run
+        with."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Final norm and head: float32 ``[rows, num_token_ids]``."""
@@ -78,12 +81,14 @@ class TransformersStack:
         first_layer: int,
         last_layer: int,
     ) -> torch.Tensor:
-        """Runs layers ``first_layer:last_layer`` on ``hidden`` ``[rows, hidden_size]``."""
+        """See DecoderStack.run; transformers' layers compute all rows."""
+        num_wanted = 1 if step.wants_last_row else hidden.shape[0]
+        step = replace(step, wants_last_row=False)
         batched = hidden[None]
         embeddings = (rotary[None, :, 0], rotary[None, :, 1])
         for layer in self._text_model.layers[first_layer:last_layer]:
             batched = layer(batched, position_embeddings=embeddings, attention_mask=None, step=step)
-        return batched[0]
+        return batched[0, -num_wanted:]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Final norm and head: float32 ``[rows, num_token_ids]``."""

@@ -137,7 +137,8 @@ class CachedModel(ABC):
         """See VideoLanguageModel.prefill; each layer group takes a long prompt in chunks.
 
         Groups are small, and the smaller the longer the prompt, so that a sequence can be left or
-        another one stepped between two pieces; one group ends where the tap does.
+        another one stepped between two pieces; one group ends where the tap does. The last layer
+        stands alone: all its keys and values are wanted, but only its last row's output.
         """
         assert tap is None or kept is None, "scores are about all visual tokens"
         assert tap is None or bool((prompt.question_indices >= num_reused).all())
@@ -162,8 +163,10 @@ class CachedModel(ABC):
             for index, (rows, step) in enumerate(chunks):
                 if first < num_tapped:
                     step = replace(step, tap=taps[index])
+                if first == self.num_layers - 1:
+                    step = replace(step, wants_last_row=True)
                 with torch.inference_mode():
-                    hidden[rows] = self._stack.run(hidden[rows], rotary[rows], step, first, last)
+                    self._run_chunk(hidden[rows], rotary[rows], step, first, last)
                     if tap is not None and last == num_tapped and index == len(chunks) - 1:
                         began_ns = perf_counter_ns()
                         tap.layer_scores = self._score(
@@ -176,6 +179,13 @@ class CachedModel(ABC):
             logits = self._stack.logits(hidden[-1:])[0]
         self._slots[slot] = _Slot(num_reused + hidden.shape[0], prompt.next_position)
         yield logits
+
+    def _run_chunk(
+        self, hidden: torch.Tensor, rotary: torch.Tensor, step: Step, first: int, last: int
+    ) -> None:
+        """Layers ``first:last`` on a chunk of a prompt, in place."""
+        output = self._stack.run(hidden, rotary, step, first, last)
+        hidden[-output.shape[0] :] = output
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> torch.Tensor:
@@ -234,7 +244,7 @@ class CachedModel(ABC):
         num_groups = min(_LEAST_LAYER_GROUPS * -(-num_rows // _GROUP_ROWS), self.num_layers)
         num_groups = max(num_groups, _LEAST_LAYER_GROUPS)
         bounds = {round(self.num_layers * i / num_groups) for i in range(num_groups)}
-        return sorted(bounds | {num_tapped, self.num_layers})
+        return sorted(bounds | {num_tapped, self.num_layers - 1, self.num_layers})
 
     def _query_tap(
         self,

@@ -97,7 +97,7 @@ class FusedStack:
         first_layer: int,
         last_layer: int,
     ) -> torch.Tensor:
-        """Runs layers ``first_layer:last_layer`` on ``hidden`` ``[rows, hidden_size]``."""
+        """See DecoderStack.run."""
         for index in range(first_layer, last_layer):
             hidden = self._layers[index](hidden, rotary, step, index)
         return hidden
@@ -212,6 +212,7 @@ class _FusedLayer:
             index,
             self._scaling,
         )
+        hidden = hidden[-attended.shape[0] :]  # those that are wanted of this layer
         hidden = self._output(attended.to(hidden.dtype)).add_(hidden)
         gate, up = self._gate_up(self._post_norm(hidden)).chunk(2, -1)
         return self._down(silu(gate).mul_(up)).add_(hidden)

@@ -198,6 +198,25 @@ def test_a_long_prompt_is_prefilled_in_chunks_with_the_same_result(
     assert_close(prefill(model, 1, prompt), expected)
 
 
+@pytest.mark.parametrize("model", ["fused"], indirect=True)
+@pytest.mark.parametrize("chunk_rows", [33, 1024])
+def test_the_last_layer_of_a_prompt_goes_on_with_its_last_row_only(
+    model: VideoLanguageModel, prompt: Prompt, monkeypatch: pytest.MonkeyPatch, chunk_rows: int
+) -> None:
+    rows = []
+
+    def silu(gate: torch.Tensor) -> torch.Tensor:
+        rows.append(gate.shape[0])
+        return torch.nn.functional.silu(gate)
+
+    monkeypatch.setattr("hippo.models.family._CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr("hippo.models.fused.silu", silu)
+    prefill(model, 0, prompt)
+    chunks = [min(chunk_rows, prompt.length - i) for i in range(0, prompt.length, chunk_rows)]
+    assert rows[-len(chunks) :] == [1] * len(chunks)
+    assert sum(rows) == (model.num_layers - 1) * prompt.length + len(chunks)
+
+
 def test_rotary_positions_beyond_the_first_table_equal_recomputing(
     model: VideoLanguageModel, reference: Reference
 ) -> None:
