@@ -1,17 +1,19 @@
 """What steps of the bundled pair take by themselves, and beside each other: the machine's own part.
 
 ``python -m bench.calibrate`` runs target and draft in processes of their own on the cores that the
-benchmark gives them, without services or policies, and times forwards by number of rows: alone, and
-while the other one steps without a pause. A third process on the draft's core then gets messages
-while that steps: most wake it at once, some wait until the scheduler lets it in. ``python -m
-bench.simulate_fit --calibration FILE`` takes from it how a step's time grows with rows, what the
-two cores take from each other, and how many messages are late by how much: one policy sees few
-numbers of rows, and some see no overlap at all.
+benchmark gives them, without services or policies, and times forwards by number of rows: alone,
+while the other one steps without a pause, and in turn with it, the first ones behind a rest, for
+which data and code must come from memory again. A third process on the draft's core then gets
+messages while that steps: most wake it at once, some wait until the scheduler lets it in. ``python
+-m bench.simulate_fit --calibration FILE`` takes from it how a step's time grows with rows, what the
+two cores take from each other, what a rest costs, and how many messages are late by how much: one
+policy sees few numbers of rows, and some see no overlap or no rest at all.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -40,18 +42,21 @@ _LATE_MS = 0.3  # beyond what a message takes to a core that idles
 _MESSAGE_WORK_MS = 0.16  # what the gateway does about a block (docs/performance.md)
 _MESSAGE_EVERY_S = 0.0021
 _BUSY_ROWS = {"target": 8, "draft": 5}  # of the other one's steps meanwhile
+_IN_TURN = {"target": 1, "draft": 4}  # steps of each, in turn: behind them a step is as ever
+_TURNS = 8  # a round
 
 Points = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Of each side: milliseconds by rows, alone, and the share by which steps beside the other
-    one's are slower. Of messages to a core that computes: the share that waits, and how long these
-    wait on the average."""
+    """Of each side: milliseconds by rows, alone, the share by which steps beside the other one's
+    are slower, and the milliseconds that the steps behind a rest take longer. Of messages to a core
+    that computes: the share that waits, and how long these wait on the average."""
 
     step_ms: Mapping[str, Points]
     contention: Mapping[str, float]
+    cold_ms: Mapping[str, float]
     late_share: float = 0.0
     late_ms: float = 0.0
 
@@ -68,10 +73,12 @@ def calibration_of(
     sides: Mapping[str, Mapping[str, Mapping[str, float]]],
     delays_ms: Mapping[str, Sequence[float]],
 ) -> Calibration:
-    """Of medians by side, kind (alone, beside) and rows, and of messages' delays on a core that
-    idles and on one that steps; what is slower beside is never below 0."""
-    contention = {}
+    """Of medians by side, kind (alone, beside, behind a rest) and rows, and of messages' delays on
+    a core that idles and on one that steps; what is slower beside or behind is never below 0."""
+    contention, cold_ms = {}, {}
     for side, kinds in sides.items():
+        ((rows, took),) = kinds["behind a rest"].items()
+        cold_ms[side] = max(0.0, took - _IN_TURN[side] * kinds["alone"][rows])
         shares = [took / kinds["alone"][rows] - 1 for rows, took in kinds["beside"].items()]
         contention[side] = max(0.0, statistics.mean(shares))
     step_ms = {
@@ -82,7 +89,7 @@ def calibration_of(
     excess = [delay - usual_ms for delay in delays_ms["busy"]]
     late = [value for value in excess if value > _LATE_MS]
     late_ms = statistics.mean(late) if late else 0.0
-    return Calibration(step_ms, contention, len(late) / len(excess), late_ms)
+    return Calibration(step_ms, contention, cold_ms, len(late) / len(excess), late_ms)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -134,7 +141,7 @@ class _Child:
         self.send([rows, seconds])
 
     def end(self) -> float:
-        """The median of the steps since ``begin``, in milliseconds."""
+        """The median of the steps since ``begin`` (at least one), in milliseconds."""
         return float(self._answer())
 
     def send(self, message: Any) -> None:
@@ -161,7 +168,8 @@ class _Child:
 def measure(
     steppers: Mapping[str, Any], *, num_rounds: int, seconds: float
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Medians over rounds of medians; every number of rows has its turn in each round."""
+    """Medians over rounds of medians; every number of rows has its turn in each round. "Behind a
+    rest" is the sum of the first steps (``_IN_TURN``)."""
     found: dict[tuple[str, str, int], list[float]] = defaultdict(list)
     for _ in range(num_rounds):
         for side, other in (SIDES, SIDES[::-1]):
@@ -174,8 +182,14 @@ def measure(
                 steppers[side].begin(rows, seconds)
                 found[side, "beside", rows].append(steppers[side].end())
                 steppers[other].end()
+        for _, side in itertools.product(range(_TURNS), SIDES):
+            took = []
+            for _ in range(_IN_TURN[side]):
+                steppers[side].begin(_BUSY_ROWS[side], 0.0)
+                took.append(steppers[side].end())
+            found[side, "behind a rest", _BUSY_ROWS[side]].append(sum(took))
     sides: dict[str, dict[str, dict[str, float]]] = {
-        side: {"alone": {}, "beside": {}} for side in SIDES
+        side: {"alone": {}, "beside": {}, "behind a rest": {}} for side in SIDES
     }
     for (side, kind, rows), values in found.items():
         sides[side][kind][str(rows)] = round(statistics.median(values), 4)
@@ -252,6 +266,7 @@ def _print(
             listed = ", ".join(f"{rows}: {took:.3f}" for rows, took in values.items())
             console.print(f"{side} {kind}, ms by rows: {listed}")
         console.print(f"{side} beside the other: {contention[side]:+.1%}")
+        console.print(f"{side} behind a rest: {calibration.cold_ms[side]:+.2f} ms")
     console.print(
         f"messages to a core that steps: {calibration.late_share:.1%} are late, by "
         f"{calibration.late_ms:.2f} ms on the average"

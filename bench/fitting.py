@@ -6,7 +6,8 @@ draft, the draft's waits and step time, and how many forwards and draft tokens t
 with a timeline (``python -m bench --timeline``) add the mean forward by number of rows, and from
 their single forwards the target's step time is known beforehand (:mod:`bench.step_fit`); otherwise
 nothing is read off the records but starting points. A calibration (:mod:`bench.calibrate`) tells
-how steps grow with rows, what the two devices take from each other, and which messages are late.
+how steps grow with rows, what the two devices take from each other, what the first step behind a
+rest takes longer, and which messages are late.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize
 
-from bench.calibrate import Calibration, Points
+from bench.calibrate import SIDES, Calibration, Points
 from bench.step_fit import TargetStep, fit_step
 from bench.sums import Sums, recorded, replayed
 from hippo.simulation.machine import Machine, StepTime
@@ -45,6 +46,8 @@ _SPREADS = {
     "target_scheduling": 0.2,
     "target_contention": 0.7,
     "draft_contention": 1.0,
+    "target_cold": 0.3,
+    "draft_cold": 0.3,
 }
 # The same, where single forwards were recorded.
 _KNOWN_SPREADS = {"several": 0.1, "row": 0.05, "target_message": 0.3}
@@ -58,6 +61,7 @@ _CALIBRATED_SPREADS = {
     "draft_contention": 0.2,
 }
 _CALIBRATED_AWAY = ("row",)
+_ONLY_CALIBRATED = ("target_cold", "draft_cold")  # sums do not tell them from slower steps
 # How well each sum should be met: as a share of the decode time, and of itself.
 _OF_DECODE = {"decode": 0.005, "forward": 0.005, "wait": 0.01, "rest": 0.01, "draft_wait": 0.02}
 _OF_ITSELF = {"num_forwards": 0.01, "num_drafted": 0.02, "draft_step": 0.05}
@@ -105,13 +109,13 @@ def fit(
     start = _start(goal, recorded(baseline), len(records), step)
     frame = _frame(records, policy, name, step)
     known = _KNOWN_SPREADS if step is not None else {}
-    hidden: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = _ONLY_CALIBRATED
     if calibration is not None:
         start, frame = _calibrated(start, frame, calibration)
         known, hidden = known | _CALIBRATED_SPREADS, _CALIBRATED_AWAY
     elif policy.name == "serial":
         # While its draft drafts, the target waits: what they take from each other is not seen.
-        hidden = ("target_contention", "draft_contention")
+        hidden += ("target_contention", "draft_contention")
     names = [key for key in _SPREADS if key not in hidden]
     origin = np.log([start[key] for key in names])
     spreads = np.array([known.get(key, _SPREADS[key]) for key in names])
@@ -206,9 +210,10 @@ def _calibrated(
         "several": 1.0,
         "draft": speed * calibration.step_ms["draft"][0][1],
         "draft_row": 1.0,
-        "target_contention": max(calibration.contention["target"], 0.005),
-        "draft_contention": max(calibration.contention["draft"], 0.005),
     }
+    for side in SIDES:
+        known[f"{side}_contention"] = max(calibration.contention[side], 0.005)
+        known[f"{side}_cold"] = max(speed * calibration.cold_ms[side], 0.005)
     return {**start, **known}, frame
 
 
@@ -259,4 +264,6 @@ def _machine(frame: Machine, parameters: Mapping[str, float]) -> Machine:
         target_scheduling_ms=parameters["target_scheduling"],
         target_contention=parameters.get("target_contention", 0.0),
         draft_contention=parameters.get("draft_contention", 0.0),
+        target_cold_ms=parameters.get("target_cold", 0.0),
+        draft_cold_ms=parameters.get("draft_cold", 0.0),
     )

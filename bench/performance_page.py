@@ -85,8 +85,9 @@ def fit_section(fit: Mapping[str, Any]) -> str:
             "",
             f"Fitted, in ms: target {_rows(machine.target)}; draft {_rows(machine.draft)}; "
             f"while the other computes, the target's steps {machine.target_contention:+.0%}, "
-            f"the draft's {machine.draft_contention:+.0%}; between two target steps "
-            f"{machine.target_scheduling_ms:.2f}; a message one way {machine.leg_ms:.2f}, of "
+            f"the draft's {machine.draft_contention:+.0%}; behind a rest "
+            f"{machine.target_cold_ms:+.2f} and {machine.draft_cold_ms:+.2f}; between two target "
+            f"steps {machine.target_scheduling_ms:.2f}; a message one way {machine.leg_ms:.2f}, of "
             f"the draft's core {machine.draft_message_ms:.2f}, of the target's "
             f"{machine.target_message_ms:.3f}; a verdict's text and stream, of the draft's core "
             f"{machine.draft_verdict_ms:.2f}.",

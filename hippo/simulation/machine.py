@@ -93,6 +93,8 @@ class Machine:
     target_scheduling_ms: float = 0.0
     target_contention: float = 0.0  # share by which a step is slower while the draft computes
     draft_contention: float = 0.0
+    target_cold_ms: float = 0.0  # what the first step behind a rest takes longer
+    draft_cold_ms: float = 0.0
     jitter: float = 0.0
     sources: tuple[str, ...] = field(default=())  # where the numbers come from
 
@@ -122,12 +124,14 @@ class Machine:
             target_scheduling_ns=lambda: _MS * self.target_scheduling_ms * noise(),
             target_contention=self.target_contention,
             draft_contention=self.draft_contention,
+            target_cold_ns=_MS * self.target_cold_ms,
+            draft_cold_ns=_MS * self.draft_cold_ms,
         )
 
     def ideal(self) -> Machine:
         """The same step and prefill times with nothing else: what efficiency is measured by.
 
-        Contention stays: it is the steps' own.
+        Contention and cold caches stay: they are the steps' own.
         """
         return dataclasses.replace(
             self,

@@ -11,6 +11,7 @@ from hippo.speculation.stats import SpeculationStats
 from hippo.types import Verdict
 
 _MS = 1_000_000
+_COLD_AFTER_NS = 1 * _MS
 
 StepCost = Callable[[int, int], float]
 """Nanoseconds of one forward, of its rows and of the tokens cached before them."""
@@ -46,6 +47,9 @@ class Costs:
     # memory or a processor's units. Of a step that overlaps in part, that part is.
     target_contention: float = 0.0
     draft_contention: float = 0.0
+    # What the first step behind a rest takes longer: meanwhile the caches were filled by others.
+    target_cold_ns: float = 0.0
+    draft_cold_ns: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,7 @@ class Device:
         self._clock = clock
         self.is_busy = False
         self.began = 0.0  # of what runs, what was pending before it being over
+        self._ended = 0.0  # when the last run was over
         self._idle_from = 0.0
         self._idle_ns = 0.0  # up to then
         self._free_at = 0.0  # when what was asked of it so far is done
@@ -149,6 +154,11 @@ class Device:
             if factor < 1:  # the event that is on its way comes too late
                 self._clock.at(self._free_at, partial(self._finish, self._num_runs))
 
+    @property
+    def is_cold(self) -> bool:
+        """Whether the last run was over so long ago that its data are in no cache."""
+        return self._clock.now - self._ended > _COLD_AFTER_NS
+
     def take_idle_ns(self) -> float:
         """How long it has had nothing at all to do since this was last asked."""
         self.disturb(0.0)
@@ -162,7 +172,7 @@ class Device:
             self._clock.at(self._free_at, partial(self._finish, run))
             return
         self.is_busy = False
-        self._idle_from = self._clock.now
+        self._ended = self._idle_from = self._clock.now
         if self._other is not None:
             self._other._stretch(1 / (1 + self._other._contention))
         self._done()

@@ -13,19 +13,25 @@ DELAYS = {"idle": [0.1, 0.1, 5.0], "busy": [0.1, 1.1, 3.1, 0.2]}
 
 
 class FakeStepper:
-    """A step takes a millisecond a row, a fourth more while the other one steps."""
+    """A step takes a millisecond a row, a fourth more while the other one steps, and half a
+    millisecond more at once behind steps of the other one."""
 
     def __init__(self) -> None:
         self.other: FakeStepper | None = None
         self.rows = 0
+        self.is_cold = False
+        self.is_median = False  # of many steps
 
     def begin(self, rows: int, seconds: float) -> None:
         assert self.rows == 0, "still stepping"
-        self.rows = rows
+        self.rows, self.is_median = rows, seconds > 0
 
     def end(self) -> float:
         assert self.other is not None
         took = self.rows * (1.25 if self.other.rows else 1.0)
+        if self.is_cold and not self.is_median:
+            took += 0.5
+        self.is_cold, self.other.is_cold = False, True
         self.rows = 0
         return took
 
@@ -39,6 +45,7 @@ def sides() -> dict[str, dict[str, dict[str, float]]]:
 def test_steps_are_timed_alone_and_beside_each_other() -> None:
     found = calibration_of(sides(), DELAYS)
     assert found.contention == {"target": pytest.approx(0.25), "draft": pytest.approx(0.25)}
+    assert found.cold_ms == {"target": pytest.approx(0.5), "draft": pytest.approx(0.5)}
     for side in ("target", "draft"):
         assert found.step_ms[side] == tuple((rows, rows) for rows in ROWS[side])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,9 +31,11 @@ TRUTH = Machine(
 )
 
 
-def record_of(system: str, trace: Trace, clip: str, seed: int) -> dict[str, Any]:
+def record_of(
+    system: str, trace: Trace, clip: str, seed: int, machine: Machine = TRUTH
+) -> dict[str, Any]:
     """What the bench would write of a simulated answer."""
-    outcome = replay(policy_of(system), trace, TRUTH, seed=seed)
+    outcome = replay(policy_of(system), trace, machine, seed=seed)
     stats = outcome.stats
     return {
         "clip": clip,
@@ -56,8 +59,10 @@ def record_of(system: str, trace: Trace, clip: str, seed: int) -> dict[str, Any]
     }
 
 
-def records(system: str, traces: Sequence[Trace]) -> list[dict[str, Any]]:
-    return [record_of(system, trace, trace.name, 100 + k) for k, trace in enumerate(traces)]
+def records(system: str, traces: Sequence[Trace], machine: Machine = TRUTH) -> list[dict[str, Any]]:
+    return [
+        record_of(system, trace, trace.name, 100 + k, machine) for k, trace in enumerate(traces)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +84,8 @@ def test_a_fit_recovers_known_costs_and_predicts_other_policies(traces: list[Tra
 
 def test_a_calibration_tells_what_one_policy_does_not_show(traces: list[Trace]) -> None:
     rows = (1.0, 2.0, 4.0, 8.0, 33.0)
-    own, alone = records("serial γ=5", traces), records("target-only", traces)
+    truth = replace(TRUTH, draft_cold_ms=0.8)
+    own, alone = records("serial γ=5", traces, truth), records("target-only", traces, truth)
     # The machine was half as fast when it was calibrated: the shape counts, not the size.
     calibration = Calibration(
         step_ms={
@@ -87,6 +93,7 @@ def test_a_calibration_tells_what_one_policy_does_not_show(traces: list[Trace]) 
             "draft": tuple((n, 2 * TRUTH.draft.ms(int(n), 0)) for n in rows),
         },
         contention={"target": 0.1, "draft": 0.2},
+        cold_ms={"target": 0.0, "draft": 2 * truth.draft_cold_ms},
     )
     policy = PolicyChoice("serial", 5)
     found = fit(
@@ -96,6 +103,8 @@ def test_a_calibration_tells_what_one_policy_does_not_show(traces: list[Trace]) 
     assert found.target.ms(33, 0) == pytest.approx(TRUTH.target.ms(33, 0), rel=0.08)
     assert found.target_contention == pytest.approx(0.1, rel=0.5)
     assert found.draft_contention == pytest.approx(0.2, rel=0.5)
+    assert found.draft_cold_ms == pytest.approx(truth.draft_cold_ms, rel=0.5)
+    assert found.target_cold_ms < 0.1
 
 
 def test_a_run_is_learnt_from_on_even_clips_and_predicted_on_the_odd_ones(

@@ -104,6 +104,15 @@ def test_the_ideal_has_the_steps_and_nothing_else() -> None:
     assert rows[0].ideal.ms_per_token == pytest.approx(14 / 5, rel=0.02)
 
 
+def test_the_first_step_of_each_side_behind_its_rest_is_cold() -> None:
+    cold = dataclasses.replace(FREE, target_cold_ms=0.25, draft_cold_ms=0.5)
+    serial, off = (
+        replay_all(PolicyChoice(n, 4), always_right(501), cold) for n in ("serial", "off")
+    )
+    assert serial.ms_per_token == pytest.approx((10 + 0.25 + 4 + 0.5) / 5, rel=0.01)
+    assert off.ms_per_token == pytest.approx(10)
+
+
 @pytest.mark.parametrize("policy", ["serial", "vpsd", "adaptive"])
 def test_decoding_gets_no_faster_with_the_networks_delay(policy: str) -> None:
     traces = drawn_traces(agreement=0.85, num_traces=6, num_tokens=300)

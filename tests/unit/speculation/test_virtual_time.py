@@ -70,3 +70,14 @@ def test_a_fixed_run_and_one_whose_neighbour_left_keep_their_time() -> None:
     clock.at(began + 30.0, partial(b.stand_beside, None, 0.0))
     clock.run()
     assert ends[0][1] == pytest.approx(110.0)
+
+
+def test_a_device_is_cold_behind_a_rest_and_not_between_two_runs() -> None:
+    clock = Clock()
+    device = Device(clock)
+    was_cold = []
+    device.run(100.0, lambda: was_cold.append(device.is_cold))
+    for later_ms in (0.5, 1.5):
+        clock.at(100.0 + later_ms * 1e6, lambda: was_cold.append(device.is_cold))
+    clock.run()
+    assert was_cold == [False, False, True]
