@@ -32,6 +32,7 @@ from bench.environment import ROOT, describe_environment
 from bench.random_draft import write_random_draft
 from bench.runs import differences, run_systems, run_transformers, running_stack
 from bench.systems import TARGET_ONLY, System, systems
+from hippo.benchmark.tables import wide_console
 from hippo.cli.stack import BUNDLED_PAIR, StackOptions, default_cores
 
 RIVAL_DTYPES = ("float32", "bfloat16")  # in which transformers computes on a CPU
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "environment": describe_environment(),
         "runs": [],
     }
-    console = Console()
+    console = wide_console()
     with tempfile.TemporaryDirectory() as folder:
         draft_model = args.draft_model
         if draft_model == "random":

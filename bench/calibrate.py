@@ -42,8 +42,8 @@ _LATE_MS = 0.3  # beyond what a message takes to a core that idles
 _MESSAGE_WORK_MS = 0.16  # what the gateway does about a block (docs/performance.md)
 _MESSAGE_EVERY_S = 0.0021
 _BUSY_ROWS = {"target": 8, "draft": 5}  # of the other one's steps meanwhile
-_IN_TURN = {"target": 1, "draft": 4}  # steps of each, in turn: behind them a step is as ever
-_TURNS = 8  # a round
+_COLD_STEPS = {"target": 1, "draft": 4}  # behind a rest; after them a step is as ever
+_TURNS = 8  # a round, in which each side takes twice as many steps
 
 Points = tuple[tuple[float, float], ...]
 
@@ -73,12 +73,11 @@ def calibration_of(
     sides: Mapping[str, Mapping[str, Mapping[str, float]]],
     delays_ms: Mapping[str, Sequence[float]],
 ) -> Calibration:
-    """Of medians by side, kind (alone, beside, behind a rest) and rows, and of messages' delays on
-    a core that idles and on one that steps; what is slower beside or behind is never below 0."""
+    """Of medians by side, kind (see ``measure``) and rows, and of messages' delays on a core that
+    idles and on one that steps; what is slower beside or behind is never below 0."""
     contention, cold_ms = {}, {}
     for side, kinds in sides.items():
-        ((rows, took),) = kinds["behind a rest"].items()
-        cold_ms[side] = max(0.0, took - _IN_TURN[side] * kinds["alone"][rows])
+        cold_ms[side] = max(0.0, statistics.mean(kinds["behind a rest"].values()))
         shares = [took / kinds["alone"][rows] - 1 for rows, took in kinds["beside"].items()]
         contention[side] = max(0.0, statistics.mean(shares))
     step_ms = {
@@ -168,9 +167,14 @@ class _Child:
 def measure(
     steppers: Mapping[str, Any], *, num_rounds: int, seconds: float
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Medians over rounds of medians; every number of rows has its turn in each round. "Behind a
-    rest" is the sum of the first steps (``_IN_TURN``)."""
-    found: dict[tuple[str, str, int], list[float]] = defaultdict(list)
+    """Milliseconds by side, kind and rows: "alone", "beside" the other one's steps, and what the
+    steps "behind a rest" take longer than as many after them.
+
+    Every number of rows has its turn in each round. The machine's speed moves from round to round,
+    so what counts is the median of a round's share of its own first number of rows, or of the same
+    one alone, times the median of that.
+    """
+    found: dict[tuple[str, str, int], list[float]] = defaultdict(list)  # a round each
     for _ in range(num_rounds):
         for side, other in (SIDES, SIDES[::-1]):
             for rows in ROWS[side]:
@@ -182,17 +186,29 @@ def measure(
                 steppers[side].begin(rows, seconds)
                 found[side, "beside", rows].append(steppers[side].end())
                 steppers[other].end()
-        for _, side in itertools.product(range(_TURNS), SIDES):
+        for side in SIDES:
+            found[side, "behind a rest", _BUSY_ROWS[side]].append(0.0)
+        for _, side in itertools.product(range(_TURNS), SIDES[::-1]):
             took = []
-            for _ in range(_IN_TURN[side]):
+            for _ in range(2 * _COLD_STEPS[side]):
                 steppers[side].begin(_BUSY_ROWS[side], 0.0)
                 took.append(steppers[side].end())
-            found[side, "behind a rest", _BUSY_ROWS[side]].append(sum(took))
+            num_cold = _COLD_STEPS[side]
+            excess = sum(took[:num_cold]) - sum(took[num_cold:])
+            found[side, "behind a rest", _BUSY_ROWS[side]][-1] += excess / _TURNS
     sides: dict[str, dict[str, dict[str, float]]] = {
         side: {"alone": {}, "beside": {}, "behind a rest": {}} for side in SIDES
     }
     for (side, kind, rows), values in found.items():
-        sides[side][kind][str(rows)] = round(statistics.median(values), 4)
+        took_ms = statistics.median(values)
+        if kind != "behind a rest":
+            reference = found[side, "alone", ROWS[side][0] if kind == "alone" else rows]
+            share = statistics.median(v / r for v, r in zip(values, reference, strict=True))
+            base = (
+                statistics.median(reference) if kind == "alone" else sides[side]["alone"][str(rows)]
+            )
+            took_ms = share * base
+        sides[side][kind][str(rows)] = round(took_ms, 4)
     return sides
 
 

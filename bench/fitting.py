@@ -13,6 +13,7 @@ rest takes longer, and which messages are late.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -182,11 +183,12 @@ def _start(goal: Sums, alone: Sums, num_answers: int, known: TargetStep | None) 
 
 
 def _over_one(calibration: Calibration | None, side: str) -> Points:
-    """What more rows than one add, as it was measured."""
+    """What more rows than one add, as it was measured; none add less than fewer do."""
     if calibration is None:
         return ()
     points = calibration.step_ms[side]
-    return tuple((rows, max(0.0, took - points[0][1])) for rows, took in points)
+    most = itertools.accumulate((took for _, took in points), max)
+    return tuple((rows, took - points[0][1]) for (rows, _), took in zip(points, most, strict=True))
 
 
 def _calibrated(

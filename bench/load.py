@@ -49,7 +49,7 @@ from hippo.benchmark.figures import summarise_load
 from hippo.benchmark.load import LoadRun, run_closed_loop
 from hippo.benchmark.requests import RequestForm
 from hippo.benchmark.server import Server
-from hippo.benchmark.tables import progress_bar
+from hippo.benchmark.tables import progress_bar, wide_console
 from hippo.cli.stack import BUNDLED_PAIR, StackOptions, default_cores
 
 ADAPTIVE, BOTH_CORES, REPLICAS = "adaptive", "both cores", "two replicas"
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "temperature": args.temperature,
         "loads": [],
     }
-    console = Console()
+    console = wide_console()
     with tempfile.TemporaryDirectory() as folder:
         clips = held_out_clips(Path(folder), kind=cast(Kind, args.kind), num_clips=args.num_clips)
         bench = _Bench(args, clips, console)

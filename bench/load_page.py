@@ -44,12 +44,11 @@ def table(result: dict[str, Any]) -> Table:
 
 
 def threads_table(result: dict[str, Any]) -> Table:
-    """Processor time an answer took on each core, by what it went into."""
+    """Processor time an answer took on each core, by what it went into; a load a row."""
     loads = [line for line in result["loads"] if line["services"].get("threads")]
     shown = Table(title="processor time an answer, ms", title_justify="left")
-    shown.add_column("")
-    for line in loads:
-        shown.add_column(f"{line['system']}, {line['num_clients']}", justify="right")
+    for column in _COLUMNS[:2]:
+        shown.add_column(column, justify="left" if column == "system" else "right")
     kinds = {
         (name, kind): None
         for line in loads
@@ -57,12 +56,12 @@ def threads_table(result: dict[str, Any]) -> Table:
         for kind in of_threads
     }
     for name, kind in kinds:
-        times = (line["services"]["threads"][name].get(kind, 0.0) for line in loads)
-        cells = [
-            f"{1e3 * time / line['answers_per_s']:.2f}"
-            for time, line in zip(times, loads, strict=True)
-        ]
-        shown.add_row(f"{name}: {kind}", *cells)
+        shown.add_column(f"{name}:\n{kind}", justify="right")
+    for line in loads:
+        threads = line["services"]["threads"]
+        times = (threads.get(name, {}).get(kind, 0.0) for name, kind in kinds)
+        cells = [f"{1e3 * time / line['answers_per_s']:.2f}" for time in times]
+        shown.add_row(line["system"], str(line["num_clients"]), *cells)
     return shown
 
 

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from rich.console import Console
 from rich.table import Table
 
 from bench.client import Answer, converse, user_turn, video_url
 from bench.clips import Clip, Kind, held_out_clips
 from bench.environment import ROOT, describe_environment
 from bench.runs import bundled_pair, running_stack
+from hippo.benchmark.tables import wide_console
 
 SECOND_QUESTION = "Which objects move?"
 MAX_TOKENS = 64
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     options = bundled_pair(args.dtype)
-    console = Console(width=None if sys.stdout.isatty() else 170)
+    console = wide_console()
     records: list[Record] = []
     with tempfile.TemporaryDirectory() as folder, running_stack(options) as url:
         for kind in KINDS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,16 @@ from rich.progress import (
 from rich.table import Table
 
 Row = Mapping[str, Any]
+
+_WIDTH_OF_FILES = 200  # columns
+
+
+def wide_console() -> Console:
+    """As wide as its terminal, or as ``COLUMNS`` says; without either, as the widest table."""
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _WIDTH_OF_FILES
+    return console
 
 
 def progress_bar(console: Console) -> Progress:

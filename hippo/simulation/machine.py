@@ -93,7 +93,7 @@ class Machine:
     target_scheduling_ms: float = 0.0
     target_contention: float = 0.0  # share by which a step is slower while the draft computes
     draft_contention: float = 0.0
-    target_cold_ms: float = 0.0  # what the first step behind a rest takes longer
+    target_cold_ms: float = 0.0  # what the first step behind a long rest takes longer
     draft_cold_ms: float = 0.0
     jitter: float = 0.0
     sources: tuple[str, ...] = field(default=())  # where the numbers come from

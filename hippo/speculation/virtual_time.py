@@ -11,7 +11,7 @@ from hippo.speculation.stats import SpeculationStats
 from hippo.types import Verdict
 
 _MS = 1_000_000
-_COLD_AFTER_NS = 1 * _MS
+_COLD_AFTER_NS = 5 * _MS  # then nothing of a device's data is in the cache that it shares
 
 StepCost = Callable[[int, int], float]
 """Nanoseconds of one forward, of its rows and of the tokens cached before them."""
@@ -47,7 +47,7 @@ class Costs:
     # memory or a processor's units. Of a step that overlaps in part, that part is.
     target_contention: float = 0.0
     draft_contention: float = 0.0
-    # What the first step behind a rest takes longer: meanwhile the caches were filled by others.
+    # What the first step behind a long rest takes longer: others have filled the caches meanwhile.
     target_cold_ns: float = 0.0
     draft_cold_ns: float = 0.0
 
@@ -155,9 +155,9 @@ class Device:
                 self._clock.at(self._free_at, partial(self._finish, self._num_runs))
 
     @property
-    def is_cold(self) -> bool:
-        """Whether the last run was over so long ago that its data are in no cache."""
-        return self._clock.now - self._ended > _COLD_AFTER_NS
+    def coldness(self) -> float:
+        """How much of the last run's data is in no cache any more, from 0 to 1."""
+        return min(1.0, (self._clock.now - self._ended) / _COLD_AFTER_NS)
 
     def take_idle_ns(self) -> float:
         """How long it has had nothing at all to do since this was last asked."""

@@ -78,7 +78,10 @@ def test_the_table_has_a_line_a_load() -> None:
         "loads": typical_lines(lines),
     }
     assert table(result).row_count == 2
-    assert threads_table(result).row_count == 2
+    threads = threads_table(result)
+    assert threads.row_count == 2
+    headers = [column.header for column in threads.columns]
+    assert headers == ["system", "clients", "target:\ndevice", "target:\nloop"]
 
 
 def test_the_typical_run_of_a_load_is_that_of_median_throughput() -> None:

@@ -16,7 +16,7 @@ from hippo.benchmark.figures import summarise, summarise_alone, summarise_load
 from hippo.benchmark.latency import TARGET_ONLY
 from hippo.benchmark.load import LoadRun
 from hippo.benchmark.plots import check_plot, draw_answers, draw_load, draw_speedups
-from hippo.benchmark.tables import alone_table, latency_table, load_table
+from hippo.benchmark.tables import alone_table, latency_table, load_table, wide_console
 from hippo.errors import InvalidRequestError
 from tests.unit.benchmark.test_figures import ended, record
 
@@ -34,6 +34,13 @@ def load_line(**fields: Any) -> dict[str, Any]:
 
 
 ROWS = summarise([record(TARGET_ONLY, 2.0), record("adaptive", 0.5), record("adaptive", 1.0)])
+
+
+def test_a_wide_table_is_whole_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS")
+    assert wide_console().width == 200
+    monkeypatch.setenv("COLUMNS", "90")
+    assert wide_console().width == 90
 
 
 def test_speedups_stand_with_their_intervals_and_fit_into_80_columns() -> None:

@@ -72,12 +72,12 @@ def test_a_fixed_run_and_one_whose_neighbour_left_keep_their_time() -> None:
     assert ends[0][1] == pytest.approx(110.0)
 
 
-def test_a_device_is_cold_behind_a_rest_and_not_between_two_runs() -> None:
+def test_a_device_gets_cold_with_its_rest() -> None:
     clock = Clock()
     device = Device(clock)
-    was_cold = []
-    device.run(100.0, lambda: was_cold.append(device.is_cold))
-    for later_ms in (0.5, 1.5):
-        clock.at(100.0 + later_ms * 1e6, lambda: was_cold.append(device.is_cold))
+    found = []
+    device.run(100.0, lambda: found.append(device.coldness))
+    for later_ms in (1.0, 2.5, 7.0):
+        clock.at(100.0 + later_ms * 1e6, lambda: found.append(device.coldness))
     clock.run()
-    assert was_cold == [False, False, True]
+    assert found == [0.0, pytest.approx(0.2), pytest.approx(0.5), 1.0]
