@@ -43,6 +43,7 @@ _MESSAGE_WORK_MS = 0.16  # what the gateway does about a block (docs/performance
 _MESSAGE_EVERY_S = 0.0021
 _BUSY_ROWS = {"target": 8, "draft": 5}  # of the other one's steps meanwhile
 _COLD_STEPS = {"target": 1, "draft": 4}  # behind a rest; after them a step is as ever
+_CONTEXT = 180  # cached tokens: the mean over the answers to short prompts
 _TURNS = 8  # a round, in which each side takes twice as many steps
 
 Points = tuple[tuple[float, float], ...]
@@ -79,7 +80,7 @@ def calibration_of(
     for side, kinds in sides.items():
         cold_ms[side] = max(0.0, statistics.mean(kinds["behind a rest"].values()))
         shares = [took / kinds["alone"][rows] - 1 for rows, took in kinds["beside"].items()]
-        contention[side] = max(0.0, statistics.mean(shares))
+        contention[side] = max(0.0, statistics.median(shares))
     step_ms = {
         side: tuple(sorted((float(rows), took) for rows, took in kinds["alone"].items()))
         for side, kinds in sides.items()
@@ -180,7 +181,8 @@ def measure(
             for rows in ROWS[side]:
                 steppers[side].begin(rows, seconds)
                 found[side, "alone", rows].append(steppers[side].end())
-            for rows in _BESIDE[side]:
+                if rows not in _BESIDE[side]:
+                    continue
                 steppers[other].begin(_BUSY_ROWS[other], 1.5 * seconds)
                 time.sleep(0.1 * seconds)
                 steppers[side].begin(rows, seconds)
@@ -188,7 +190,7 @@ def measure(
                 steppers[other].end()
         for side in SIDES:
             found[side, "behind a rest", _BUSY_ROWS[side]].append(0.0)
-        for _, side in itertools.product(range(_TURNS), SIDES[::-1]):
+        for _, side in itertools.product(range(_TURNS), SIDES):
             took = []
             for _ in range(2 * _COLD_STEPS[side]):
                 steppers[side].begin(_BUSY_ROWS[side], 0.0)
@@ -253,9 +255,11 @@ def _serve(side: str, dtype: str) -> None:
         FramePlan(),
     )
     list(model.prefill(0, prompt, model.embed_visual(prompt), None))
+    num_before = max(1, _CONTEXT - prompt.length)
+    model.forward(StepPlan((SequenceRows(0, 0, (1,) * num_before),)))
 
     def step_ms(rows: int) -> float:
-        plan = StepPlan((SequenceRows(0, 0, tuple(range(1, rows + 1))),))
+        plan = StepPlan((SequenceRows(0, num_before, tuple(range(1, rows + 1))),))
         began = time.perf_counter()
         model.forward(plan)
         return (time.perf_counter() - began) * 1e3

@@ -13,7 +13,6 @@ rest takes longer, and which messages are late.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,13 +22,14 @@ import numpy as np
 from scipy.optimize import minimize
 
 from bench.calibrate import SIDES, Calibration, Points
-from bench.step_fit import TargetStep, fit_step
+from bench.step_fit import TargetStep, fit_preemption, fit_step
 from bench.sums import Sums, recorded, replayed
 from hippo.simulation.machine import Machine, StepTime
 from hippo.simulation.replay import PolicyChoice
 from hippo.simulation.traces import Trace
 
 MOST_REPLAYS = 800
+_MESSAGE_SHARE = 0.3  # of what the target's core does between two steps of target-only decoding
 _JITTER = 0.1  # of times; it decides who comes first where draft and target nearly meet
 
 # Each parameter with the spread that its starting point is trusted to, in logarithms. What the
@@ -51,7 +51,13 @@ _SPREADS = {
     "draft_cold": 0.3,
 }
 # The same, where single forwards were recorded.
-_KNOWN_SPREADS = {"several": 0.1, "row": 0.05, "target_message": 0.3}
+_KNOWN_SPREADS = {
+    "several": 0.1,
+    "row": 0.05,
+    "target_message": 0.3,
+    "draft_message": 0.2,
+    "draft_verdict": 0.3,
+}
 # The same, where the machine was calibrated. What more rows cost is then a factor on what was
 # measured ("several" of the target, "draft_row" of the draft), and not a parameter of its own.
 _CALIBRATED_SPREADS = {
@@ -102,12 +108,20 @@ def fit(
         raise ValueError(f"the records have {goal.num_tokens} tokens, the traces {num_tokens}")
     if not goal.num_drafted:
         raise ValueError("nothing is to be learnt about the draft from answers without one")
-    step = fit_step(
-        [*records, *baseline],
-        _over_one(calibration, "target"),
-        calibration.contention["target"] if calibration is not None else 0.0,
-    )
-    start = _start(goal, recorded(baseline), len(records), step)
+    alone = recorded(baseline)
+    step = fit_step([*records, *baseline])
+    if calibration is not None:
+        step = fit_step(
+            [*records, *baseline],
+            calibration.step_ms["target"],
+            calibration.contention["target"],
+            _MESSAGE_SHARE * alone.rest / alone.num_forwards,
+        )
+    start = _start(goal, alone, len(records), step)
+    if (preemption := fit_preemption(records)) is not None:
+        block, verdict = preemption.block_ms, preemption.verdict_ms
+        start["draft_message"] = max(block, 0.01)
+        start["draft_verdict"] = max(verdict - block, 0.01)  # the commit is a message, too
     frame = _frame(records, policy, name, step)
     known = _KNOWN_SPREADS if step is not None else {}
     hidden: tuple[str, ...] = _ONLY_CALIBRATED
@@ -176,19 +190,15 @@ def _start(goal: Sums, alone: Sums, num_answers: int, known: TargetStep | None) 
         "draft_message": 0.2,
         "draft_verdict": 1.5 * step,
         "target_message": message,
-        "target_scheduling": max(alone.rest / alone.num_forwards, 1e-3),
+        "target_scheduling": max((1 - _MESSAGE_SHARE) * alone.rest / alone.num_forwards, 1e-3),
         "target_contention": 0.05,
         "draft_contention": 0.2,
     }
 
 
-def _over_one(calibration: Calibration | None, side: str) -> Points:
-    """What more rows than one add, as it was measured; none add less than fewer do."""
-    if calibration is None:
-        return ()
-    points = calibration.step_ms[side]
-    most = itertools.accumulate((took for _, took in points), max)
-    return tuple((rows, took - points[0][1]) for (rows, _), took in zip(points, most, strict=True))
+def _over_one(points: Points) -> Points:
+    """What more rows than one add, as it was measured."""
+    return tuple((rows, max(0.0, took - points[0][1])) for rows, took in points)
 
 
 def _calibrated(
@@ -197,11 +207,13 @@ def _calibrated(
     """Starting points and frame by what was measured; its speed is that of the records' day."""
     one_row_ms = calibration.step_ms["target"][0][1]
     speed = start["one_row"] / one_row_ms
-    target = _over_one(calibration, "target")
+    target = _over_one(calibration.step_ms["target"])
     if not frame.target.points:  # no timeline to find their size by
         target = tuple((rows, speed * more_ms) for rows, more_ms in target)
         frame = dataclasses.replace(frame, target=dataclasses.replace(frame.target, points=target))
-    draft = tuple((rows, speed * more_ms) for rows, more_ms in _over_one(calibration, "draft"))
+    draft = tuple(
+        (rows, speed * more_ms) for rows, more_ms in _over_one(calibration.step_ms["draft"])
+    )
     frame = dataclasses.replace(
         frame,
         draft=StepTime(one_row_ms=1.0, points=draft),

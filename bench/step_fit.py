@@ -1,7 +1,9 @@
-"""What a forward of the target takes, from every forward of recorded answers."""
+"""What a forward of the target takes, and what a block takes from the draft's core: from every
+forward and every block of recorded answers."""
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,41 +30,77 @@ def fit_step(
     records: Sequence[Mapping[str, Any]],
     points: Sequence[tuple[float, float]] = (),
     contention: float = 0.0,
+    message_ms: float = 0.0,
 ) -> TargetStep | None:
     """Least squares over all forwards of records with a timeline, no coefficient below 0.
 
-    With ``points``, what more rows cost as it was measured by itself (``StepTime.points``), only
-    its size is found, not its shape. ``contention`` is the share by which forwards are known to be
-    slower while the draft computes: that is taken from them beforehand. None for records without
-    a timeline, or with too few forwards. Each forward counts relative to its length. Those that
-    something else held up (beyond what rows, context and blocks explain) are left out of a second
-    pass.
+    With ``points``, milliseconds by rows as they were measured by themselves, behind as many cached
+    tokens as the records have on the average, what is found is one row's time, which tells the
+    machine's speed, and what any several rows take longer in a service; ``message_ms`` is then what
+    each block that arrives meanwhile takes, which is not told from what rows cost where every
+    forward has as many. ``contention`` is the share by which forwards are known to be slower while
+    the draft computes: that is taken from them beforehand. None for records without a timeline, or
+    with too few forwards. Each forward counts relative to its length. Those that something else
+    held up (beyond what rows, context and blocks explain) are left out of a second pass.
     """
     rows = [row for record in records for row in _forwards(record, points, contention)]
     if len(rows) < _LEAST_FORWARDS:
         return None
     table = np.array(rows)
+    if points:
+        table[:, -1] -= message_ms * table[:, -2]
+        table = np.delete(table, -2, 1)
     features, measured = table[:, :-1], table[:, -1]
     for _ in range(2):
         found, _ = nnls(features / measured[:, None], np.ones(len(measured)))
         is_usual = measured < _OUTLIER * (features @ found)
         features, measured = features[is_usual], measured[is_usual]
+    if points:
+        one_row, several = found.tolist()
+        speed = one_row / points[0][1]
+        over_one = [(rows, max(0.0, speed * took - one_row + several)) for rows, took in points[1:]]
+        return TargetStep(StepTime(one_row_ms=one_row, points=((1.0, 0.0), *over_one)), message_ms)
     one_row, several, row, kilotoken, row_kilotoken, message = found.tolist()
     time = StepTime(
         one_row_ms=one_row,
-        several_ms=0.0 if points else several,
+        several_ms=several,
         row_ms=row,
         kilotoken_ms=kilotoken,
         row_kilotoken_ms=row_kilotoken,
-        points=tuple((rows, several * more_ms) for rows, more_ms in points),
     )
     return TargetStep(time, message)
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """How long others keep the draft from its core, in milliseconds."""
+
+    block_ms: float  # for each block, which goes through the gateway
+    verdict_ms: float  # for each verdict: its text and stream, and the commit to the draft
+
+
+def fit_preemption(records: Sequence[Mapping[str, Any]]) -> Preemption | None:
+    """Least squares over all blocks of records with a timeline; None without, or with too few."""
+    rows = []
+    for record in records:
+        timeline = record["figures"].get("timeline_ms")
+        if timeline is None:
+            continue
+        verdicts = [verdict["at"] for verdict in timeline["verdicts"]]
+        for before, block in itertools.pairwise(timeline["blocks"]):
+            num_verdicts = bisect_left(verdicts, block["at"]) - bisect_left(verdicts, before["at"])
+            rows.append([1.0, num_verdicts, block["preempted"]])
+    if len(rows) < _LEAST_FORWARDS:
+        return None
+    table = np.array(rows)
+    (block_ms, verdict_ms), _ = nnls(table[:, :-1], table[:, -1])
+    return Preemption(float(block_ms), float(verdict_ms))
 
 
 def _forwards(
     record: Mapping[str, Any], points: Sequence[tuple[float, float]], contention: float
 ) -> list[list[float]]:
-    """One line a forward: what StepTime multiplies, blocks that came meanwhile, milliseconds."""
+    """One line a forward: what is multiplied to explain it, blocks that came meanwhile, ms."""
     timeline = record["figures"].get("timeline_ms")
     if timeline is None:
         return []
@@ -74,11 +112,10 @@ def _forwards(
         kilotokens = verdict["context"] / 1000
         end = bisect_left(arrivals, verdict["at"])
         begin = bisect_left(arrivals, verdict["at"] - verdict["forward"])
-        by_rows: list[float] = [more > 0, more]
+        causes = [1.0, more > 0, more, kilotokens, more * kilotokens]
         if points:
-            by_rows = [line_through(points, verdict["rows"]), 0.0]
-        took = verdict["forward"] / slower
-        lines.append([1.0, *by_rows, kilotokens, more * kilotokens, end - begin, took])
+            causes = [line_through(points, verdict["rows"]) / points[0][1], more > 0]
+        lines.append([*causes, end - begin, verdict["forward"] / slower])
     return lines
 
 
