@@ -13,8 +13,8 @@ demo: $(VENV)/.engine  ## Install, start the pair, ask about a clip, print the m
 	$(BIN)/hippo demo
 
 test: $(VENV)/.dev lint  ## Lint, type-check and run every test
-	@$(RUN) pytest -q -n 2 --dist loadfile tests/unit tests/contract tests/demo; alone=$$?; \
-	$(RUN) pytest -q --durations=15 tests/integration tests/e2e && exit $$alone
+	@$(RUN) pytest -q -n 2 --dist loadfile --durations=15 tests/unit tests/contract tests/demo tests/integration; alone=$$?; \
+	$(RUN) pytest -q --durations=15 tests/e2e && exit $$alone
 
 lint: $(VENV)/.dev  ## ruff and mypy --strict
 	$(RUN) ruff check .
