@@ -136,11 +136,14 @@ def test_choices_that_begin_together_share_one_prefill(
     assert answer.usage.completion_tokens == sum(counts)
 
 
-def test_streamed_choices_are_told_apart_by_their_index(client: openai.OpenAI, clip: Path) -> None:
+def test_streamed_choices_are_told_apart_by_their_index(
+    client: openai.OpenAI, running: Running, clip: Path
+) -> None:
     fields = {**SAMPLED, "n": 3, "max_tokens": 24, "logprobs": True, "stop": [" b", "zq", "o"]}
     whole = _answer(client, clip, **fields)
     assert "stop" in [choice.finish_reason for choice in whole.choices]
     assert not any("o" in choice.message.content for choice in whole.choices)
+    wait_until(lambda: running.slots_used() == 0)  # the services learn of a stop after the client
     chunks = list(
         _answer(client, clip, stream=True, stream_options={"include_usage": True}, **fields)
     )
