@@ -109,8 +109,9 @@ def fit(
     if not goal.num_drafted:
         raise ValueError("nothing is to be learnt about the draft from answers without one")
     alone = recorded(baseline)
-    step = fit_step([*records, *baseline])
-    if calibration is not None:
+    if calibration is None:
+        step = fit_step([*records, *baseline])
+    else:
         step = fit_step(
             [*records, *baseline],
             calibration.step_ms["target"],
