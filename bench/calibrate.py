@@ -8,6 +8,11 @@ messages while that steps: most wake it at once, some wait until the scheduler l
 -m bench.simulate_fit --calibration FILE`` takes from it how a step's time grows with rows, what the
 two cores take from each other, what a rest costs, and how many messages are late by how much: one
 policy sees few numbers of rows, and some see no overlap or no rest at all.
+
+On a machine that is shared with others, steps of several rows are slow for a while and fast for a
+while (spans of a tenth of a second and more). What counts is therefore the mean over all rounds, as
+answers take the mean, too; and ``simulate_fit`` takes several calibrations, best made between the
+measurements that are to be fitted.
 """
 
 from __future__ import annotations
@@ -26,10 +31,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from bench.environment import ROOT, describe_environment
 from bench.step_time import random_clip
+from hippo.benchmark.tables import wide_console
 from hippo.cli.stack import BUNDLED_PAIR, default_cores
 from hippo.models.base import SequenceRows, StepPlan
 from hippo.models.loading import load_model
@@ -47,6 +52,7 @@ _CONTEXT = 180  # cached tokens: the mean over the answers to short prompts
 _TURNS = 8  # a round, in which each side takes twice as many steps
 
 Points = tuple[tuple[float, float], ...]
+Rounds = dict[str, dict[str, dict[str, list[float]]]]  # by side, kind and rows: ms a round
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,29 +68,36 @@ class Calibration:
     late_ms: float = 0.0
 
 
-def read_calibration(path: Path, dtype: str) -> Calibration:
-    """From what ``main`` wrote; ValueError when it is of another dtype."""
-    document = json.loads(path.read_text(encoding="utf-8"))
-    if document["dtype"] != dtype:
-        raise ValueError(f"{path} was measured in {document['dtype']}, not in {dtype}")
-    return calibration_of(document["sides"], document["delays_ms"])
+def read_calibrations(paths: Sequence[Path], dtype: str) -> Calibration:
+    """From what ``main`` wrote, all rounds together; ValueError when one is of another dtype."""
+    rounds: Rounds = {side: defaultdict(lambda: defaultdict(list)) for side in SIDES}
+    delays_ms: dict[str, list[float]] = defaultdict(list)
+    for path in paths:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["dtype"] != dtype:
+            raise ValueError(f"{path} was measured in {document['dtype']}, not in {dtype}")
+        for side, kinds in document["rounds_ms"].items():
+            for kind, by_rows in kinds.items():
+                for rows, values in by_rows.items():
+                    rounds[side][kind][rows] += values
+        for core, values in document["delays_ms"].items():
+            delays_ms[core] += values
+    return calibration_of(rounds, delays_ms)
 
 
-def calibration_of(
-    sides: Mapping[str, Mapping[str, Mapping[str, float]]],
-    delays_ms: Mapping[str, Sequence[float]],
-) -> Calibration:
-    """Of medians by side, kind (see ``measure``) and rows, and of messages' delays on a core that
+def calibration_of(rounds: Rounds, delays_ms: Mapping[str, Sequence[float]]) -> Calibration:
+    """Of rounds by side, kind (see ``measure``) and rows, and of messages' delays on a core that
     idles and on one that steps; what is slower beside or behind is never below 0."""
-    contention, cold_ms = {}, {}
-    for side, kinds in sides.items():
-        cold_ms[side] = max(0.0, statistics.mean(kinds["behind a rest"].values()))
-        shares = [took / kinds["alone"][rows] - 1 for rows, took in kinds["beside"].items()]
-        contention[side] = max(0.0, statistics.median(shares))
-    step_ms = {
-        side: tuple(sorted((float(rows), took) for rows, took in kinds["alone"].items()))
-        for side, kinds in sides.items()
-    }
+    step_ms, contention, cold_ms = {}, {}, {}
+    for side, kinds in rounds.items():
+        alone, beside, behind = (
+            {rows: statistics.mean(values) for rows, values in kinds[kind].items()}
+            for kind in ("alone", "beside", "behind a rest")
+        )
+        step_ms[side] = tuple(sorted((float(rows), took) for rows, took in alone.items()))
+        share = sum(beside.values()) / sum(alone[rows] for rows in beside)
+        contention[side] = max(0.0, share - 1)
+        cold_ms[side] = max(0.0, statistics.mean(behind.values()))
     usual_ms = statistics.median(delays_ms["idle"])
     excess = [delay - usual_ms for delay in delays_ms["busy"]]
     late = [value for value in excess if value > _LATE_MS]
@@ -107,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     steppers = {side: _Child(side, args.dtype, cores[side]) for side in SIDES}
     listener = _Child("listener", args.dtype, draft_core)
     try:
-        sides = measure(steppers, num_rounds=args.rounds, seconds=args.seconds)
+        rounds = measure(steppers, num_rounds=args.rounds, seconds=args.seconds)
         delays_ms = {"idle": _delays_ms(listener, args.messages)}
         steppers["draft"].begin(_BUSY_ROWS["draft"], 3 * _MESSAGE_EVERY_S * args.messages)
         delays_ms["busy"] = _delays_ms(listener, args.messages)
@@ -118,12 +131,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         "command": " ".join(["python -m bench.calibrate", *given]),
         "environment": describe_environment(),
         "dtype": args.dtype,
-        "sides": sides,
+        "rounds_ms": rounds,
         "delays_ms": delays_ms,
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    _print(sides, delays_ms)
+    _print(rounds, delays_ms)
 
 
 class _Child:
@@ -141,7 +154,7 @@ class _Child:
         self.send([rows, seconds])
 
     def end(self) -> float:
-        """The median of the steps since ``begin`` (at least one), in milliseconds."""
+        """The mean of the steps since ``begin`` (at least one), in milliseconds."""
         return float(self._answer())
 
     def send(self, message: Any) -> None:
@@ -165,53 +178,36 @@ class _Child:
         return line
 
 
-def measure(
-    steppers: Mapping[str, Any], *, num_rounds: int, seconds: float
-) -> dict[str, dict[str, dict[str, float]]]:
-    """Milliseconds by side, kind and rows: "alone", "beside" the other one's steps, and what the
-    steps "behind a rest" take longer than as many after them.
+def measure(steppers: Mapping[str, Any], *, num_rounds: int, seconds: float) -> Rounds:
+    """A mean step's milliseconds in each round, by side, kind and rows: "alone", "beside" the other
+    one's steps, and what the steps "behind a rest" take longer than as many after them.
 
-    Every number of rows has its turn in each round. The machine's speed moves from round to round,
-    so what counts is the median of a round's share of its own first number of rows, or of the same
-    one alone, times the median of that.
+    Every number of rows has its turn in each round, so that all see the machine fast and slow.
     """
-    found: dict[tuple[str, str, int], list[float]] = defaultdict(list)  # a round each
+    found: Rounds = {side: defaultdict(lambda: defaultdict(list)) for side in SIDES}
     for _ in range(num_rounds):
         for side, other in (SIDES, SIDES[::-1]):
             for rows in ROWS[side]:
                 steppers[side].begin(rows, seconds)
-                found[side, "alone", rows].append(steppers[side].end())
+                found[side]["alone"][str(rows)].append(steppers[side].end())
                 if rows not in _BESIDE[side]:
                     continue
                 steppers[other].begin(_BUSY_ROWS[other], 1.5 * seconds)
                 time.sleep(0.1 * seconds)
                 steppers[side].begin(rows, seconds)
-                found[side, "beside", rows].append(steppers[side].end())
+                found[side]["beside"][str(rows)].append(steppers[side].end())
                 steppers[other].end()
-        for side in SIDES:
-            found[side, "behind a rest", _BUSY_ROWS[side]].append(0.0)
+        excess = dict.fromkeys(SIDES, 0.0)
         for _, side in itertools.product(range(_TURNS), SIDES):
             took = []
             for _ in range(2 * _COLD_STEPS[side]):
                 steppers[side].begin(_BUSY_ROWS[side], 0.0)
                 took.append(steppers[side].end())
             num_cold = _COLD_STEPS[side]
-            excess = sum(took[:num_cold]) - sum(took[num_cold:])
-            found[side, "behind a rest", _BUSY_ROWS[side]][-1] += excess / _TURNS
-    sides: dict[str, dict[str, dict[str, float]]] = {
-        side: {"alone": {}, "beside": {}, "behind a rest": {}} for side in SIDES
-    }
-    for (side, kind, rows), values in found.items():
-        took_ms = statistics.median(values)
-        if kind != "behind a rest":
-            reference = found[side, "alone", ROWS[side][0] if kind == "alone" else rows]
-            share = statistics.median(v / r for v, r in zip(values, reference, strict=True))
-            base = (
-                statistics.median(reference) if kind == "alone" else sides[side]["alone"][str(rows)]
-            )
-            took_ms = share * base
-        sides[side][kind][str(rows)] = round(took_ms, 4)
-    return sides
+            excess[side] += (sum(took[:num_cold]) - sum(took[num_cold:])) / _TURNS
+        for side in SIDES:
+            found[side]["behind a rest"][str(_BUSY_ROWS[side])].append(excess[side])
+    return found
 
 
 def _delays_ms(listener: _Child, num_messages: int) -> list[float]:
@@ -272,24 +268,24 @@ def _serve(side: str, dtype: str) -> None:
         end, took = time.perf_counter() + seconds, [step_ms(rows)]
         while time.perf_counter() < end:
             took.append(step_ms(rows))
-        _say(str(statistics.median(took)))
+        _say(str(statistics.mean(took)))
 
 
-def _print(
-    sides: Mapping[str, Mapping[str, Mapping[str, float]]], delays_ms: Mapping[str, Sequence[float]]
-) -> None:
-    console = Console()
-    calibration = calibration_of(sides, delays_ms)
-    contention = calibration.contention
-    for side, kinds in sides.items():
-        for kind, values in kinds.items():
-            listed = ", ".join(f"{rows}: {took:.3f}" for rows, took in values.items())
-            console.print(f"{side} {kind}, ms by rows: {listed}")
-        console.print(f"{side} beside the other: {contention[side]:+.1%}")
-        console.print(f"{side} behind a rest: {calibration.cold_ms[side]:+.2f} ms")
+def _print(rounds: Rounds, delays_ms: Mapping[str, Sequence[float]]) -> None:
+    console = wide_console()
+    found = calibration_of(rounds, delays_ms)
+    for side, kinds in rounds.items():
+        for kind in ("alone", "beside"):
+            listed = ", ".join(
+                f"{rows}: {statistics.mean(values):.3f} [{min(values):.3f}, {max(values):.3f}]"
+                for rows, values in kinds[kind].items()
+            )
+            console.print(f"{side} {kind}, ms by rows [fastest round, slowest]: {listed}")
+        console.print(f"{side} beside the other: {found.contention[side]:+.1%}")
+        console.print(f"{side} behind a rest: {found.cold_ms[side]:+.2f} ms")
     console.print(
-        f"messages to a core that steps: {calibration.late_share:.1%} are late, by "
-        f"{calibration.late_ms:.2f} ms on the average"
+        f"messages to a core that steps: {found.late_share:.1%} are late, by "
+        f"{found.late_ms:.2f} ms on the average"
     )
 
 

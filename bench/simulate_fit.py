@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.agreement import AGREEMENT
-from bench.calibrate import Calibration, read_calibration
+from bench.calibrate import Calibration, read_calibrations
 from bench.environment import ROOT
 from bench.fitting import fit
 from bench.repeats import median_records, run_noise
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 traces = traces_of(args.traces, run["kind"], run["dtype"])
                 calibration = None
                 if args.calibration:
-                    calibration = read_calibration(args.calibration, run["dtype"])
+                    calibration = read_calibrations(args.calibration, run["dtype"])
                 repeats = [
                     other["records"]
                     for each in documents
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         console.print(_table(result, args.system))
     command = " ".join(f"bench/out/{path.name}" for path in args.records)
     if args.calibration:
-        command += f" --calibration bench/out/{args.calibration.name}"
+        command += "".join([" --calibration", *(f" bench/out/{p.name}" for p in args.calibration)])
     found = {
         "command": f"python -m bench.simulate_fit {command} --system '{args.system}'",
         "records": {"command": document["command"], "environment": document["environment"]},
@@ -250,7 +250,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("records", type=Path, nargs="+", help="what python -m bench wrote; several: repeats")
-    add("--calibration", type=Path, help="what python -m bench.calibrate wrote")
+    add("--calibration", type=Path, nargs="+", default=[], help="what bench.calibrate wrote")
     add("--traces", type=Path, default=AGREEMENT, help="what python -m bench.agreement wrote")
     add("--system", default="serial γ=7", help="the policy to learn from (default: %(default)s)")
     add("--kind", default="short", help="short or long (default: short)")
@@ -259,7 +259,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--out", type=Path, default=ROOT / "bench/out/fit.json")
     args = parser.parse_args(argv)
     needed = [(path, "bench") for path in args.records] + [(args.traces, "bench.agreement")]
-    needed += [(args.calibration, "bench.calibrate")] if args.calibration else []
+    needed += [(path, "bench.calibrate") for path in args.calibration]
     for path, maker in needed:
         if not path.exists():
             raise SystemExit(f"there is no {path}: run python -m {maker} first")
