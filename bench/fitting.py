@@ -94,18 +94,18 @@ def fit(
 ) -> Fit:
     """The machine on which ``policy`` over ``traces`` takes what the records say.
 
-    ``baseline`` are target-only answers on the same clips: what one row takes alone. ``traces``
+    ``records`` hold each of their clips equally often. ``baseline`` are target-only answers on the
+    same clips: what one row takes alone. ``traces``
     are those of all answers that were asked for, in that order; those of the records' clips count.
     Powell's method on the logarithms of the parameters, from starting points in the records, with
     ``most_replays`` (0: the default) simulations of all traces; deterministic. Raises ValueError
     when records and traces are not of the same number of tokens, or the policy does not draft.
     """
-    goal = recorded(records)
     counted = {record["clip"] for record in records}
-    lengths = {trace.name: len(trace.agrees) - 1 for trace in traces}
-    num_tokens = sum(lengths.get(record["clip"], 0) for record in records)
+    goal = recorded(records).scaled(len(counted) / len(records))
+    num_tokens = sum(len(trace.agrees) - 1 for trace in traces if trace.name in counted)
     if goal.num_tokens != num_tokens:
-        raise ValueError(f"the records have {goal.num_tokens} tokens, the traces {num_tokens}")
+        raise ValueError(f"the records have {goal.num_tokens:g} tokens, the traces {num_tokens}")
     if not goal.num_drafted:
         raise ValueError("nothing is to be learnt about the draft from answers without one")
     alone = recorded(baseline)
@@ -118,7 +118,7 @@ def fit(
             calibration.contention["target"],
             _MESSAGE_SHARE * alone.rest / alone.num_forwards,
         )
-    start = _start(goal, alone, len(records), step)
+    start = _start(goal, alone, len(counted), step)
     if (preemption := fit_preemption(records)) is not None:
         block, verdict = preemption.block_ms, preemption.verdict_ms
         start["draft_message"] = max(block, 0.01)

@@ -7,8 +7,8 @@
 The even clips under one policy and its baseline, target-only, are learnt from, and the decode time
 of the odd clips is predicted under every policy that was measured. Beside each prediction stands
 the ideal: the same step times without transport, messages and scheduling; efficiency is measured
-speed over that. Of several files, the same measurement repeated, each answer's median run counts,
-and the noise is told: how far single runs of the odd clips are from their median.
+speed over that. Of several files, the same measurement repeated, the mean counts, and the noise is
+told: how far single runs of the odd clips are from their mean.
 Publish with `python -m bench.performance_page`.
 """
 
@@ -28,7 +28,7 @@ from bench.agreement import AGREEMENT
 from bench.calibrate import Calibration, read_calibrations
 from bench.environment import ROOT
 from bench.fitting import fit
-from bench.repeats import median_records, run_noise
+from bench.repeats import all_records, run_noise
 from bench.sums import recorded, replayed
 from bench.systems import TARGET_ONLY
 from hippo.benchmark.tables import progress_bar
@@ -121,13 +121,13 @@ def predict(
     and dtype. Raises ValueError when the run has no such system, or no trace fits an answer.
     """
     by_system: dict[str, list[Mapping[str, Any]]] = {}
-    for record in median_records(repeats):
+    for record in all_records(repeats):
         by_system.setdefault(record["system"], []).append(record)
     if system not in by_system:
         raise ValueError(f"no records of {system!r}; there are {', '.join(by_system)}")
     clips = sorted({record["clip"] for record in by_system[system]})
     learnt, held_out = set(clips[::2]), set(clips[1::2])
-    asked = _traces_for(sorted(by_system[system], key=lambda record: record["clip"]), traces)
+    asked = _traces_for({record["clip"]: record for record in by_system[system]}, traces)
     own = [record for record in by_system[system] if record["clip"] in learnt]
     alone = [record for record in by_system[TARGET_ONLY] if record["clip"] in learnt]
     name = f"the bundled pair, {facts['kind']} prompts, {facts['dtype']}"
@@ -175,13 +175,16 @@ def traces_of(path: Path, kind: str, dtype: str) -> dict[str, Trace]:
     return found
 
 
-def _traces_for(records: Records, traces: Mapping[str, Trace]) -> list[Trace]:
+def _traces_for(
+    records: Mapping[str, Mapping[str, Any]], traces: Mapping[str, Trace]
+) -> list[Trace]:
+    """Those of the records' clips, in their order; ValueError when one is not of its answer."""
     chosen = []
-    for record in records:
-        trace = traces.get(record["clip"])
+    for clip, record in sorted(records.items()):
+        trace = traces.get(clip)
         if trace is None or len(trace.agrees) != record["num_tokens"]:
             raise ValueError(
-                f"no trace of {record['num_tokens']} tokens for {record['clip']}: run python -m "
+                f"no trace of {record['num_tokens']} tokens for {clip}: run python -m "
                 "bench.agreement with the models that were measured"
             )
         chosen.append(trace)

@@ -15,7 +15,10 @@ from scipy.optimize import nnls
 from hippo.simulation.machine import StepTime, line_through
 
 _LEAST_FORWARDS = 20
-_OUTLIER = 1.3  # forwards that take so many times what was expected of them were disturbed
+_PASSES = 3
+# Forwards that take so many times what was expected of them were disturbed. Less is no disturbance:
+# beside other tenants forwards of several rows take half as long again for a tenth of a second.
+_OUTLIER = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,9 @@ def fit_step(
     each block that arrives meanwhile takes, which is not told from what rows cost where every
     forward has as many. ``contention`` is the share by which forwards are known to be slower while
     the draft computes: that is taken from them beforehand. None for records without a timeline, or
-    with too few forwards. Each forward counts relative to its length. Those that something else
-    held up (beyond what rows, context and blocks explain) are left out of a second pass.
+    with too few forwards. Each forward counts relative to what is expected of one like it (to what
+    itself took, slow ones would count less, and the fit be below the mean). Those that something
+    else held up (beyond what rows, context and blocks explain) are left out of later passes.
     """
     rows = [row for record in records for row in _forwards(record, points, contention)]
     if len(rows) < _LEAST_FORWARDS:
@@ -51,10 +55,12 @@ def fit_step(
         table[:, -1] -= message_ms * table[:, -2]
         table = np.delete(table, -2, 1)
     features, measured = table[:, :-1], table[:, -1]
-    for _ in range(2):
-        found, _ = nnls(features / measured[:, None], np.ones(len(measured)))
-        is_usual = measured < _OUTLIER * (features @ found)
-        features, measured = features[is_usual], measured[is_usual]
+    expected = np.full(len(measured), measured.mean())
+    for _ in range(_PASSES):
+        found, _ = nnls(features / expected[:, None], measured / expected)
+        expected = features @ found
+        is_usual = measured < _OUTLIER * expected
+        features, measured, expected = features[is_usual], measured[is_usual], expected[is_usual]
     if points:
         one_row, several = found.tolist()
         speed = one_row / points[0][1]
@@ -80,7 +86,10 @@ class Preemption:
 
 
 def fit_preemption(records: Sequence[Mapping[str, Any]]) -> Preemption | None:
-    """Least squares over all blocks of records with a timeline; None without, or with too few."""
+    """Least squares over all blocks of records with a timeline; None without, or with too few.
+
+    A verdict costs no less than a block: the commit that follows it is a message to the draft, too.
+    """
     rows = []
     for record in records:
         timeline = record["figures"].get("timeline_ms")
@@ -89,12 +98,12 @@ def fit_preemption(records: Sequence[Mapping[str, Any]]) -> Preemption | None:
         verdicts = [verdict["at"] for verdict in timeline["verdicts"]]
         for before, block in itertools.pairwise(timeline["blocks"]):
             num_verdicts = bisect_left(verdicts, block["at"]) - bisect_left(verdicts, before["at"])
-            rows.append([1.0, num_verdicts, block["preempted"]])
+            rows.append([1.0 + num_verdicts, num_verdicts, block["preempted"]])
     if len(rows) < _LEAST_FORWARDS:
         return None
     table = np.array(rows)
-    (block_ms, verdict_ms), _ = nnls(table[:, :-1], table[:, -1])
-    return Preemption(float(block_ms), float(verdict_ms))
+    (message_ms, text_ms), _ = nnls(table[:, :-1], table[:, -1])
+    return Preemption(float(message_ms), float(message_ms + text_ms))
 
 
 def _forwards(

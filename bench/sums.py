@@ -23,21 +23,35 @@ _WARM_UP_TOKENS = 24  # of the answer that `hippo.benchmark.latency` asks for be
 class Sums:
     """Over answers; times in milliseconds."""
 
-    num_tokens: int = 0  # decoded: all but each answer's first
-    num_forwards: int = 0
-    num_draft_tokens: int = 0  # rows that held one
-    num_drafted: int = 0
+    num_tokens: float = 0  # decoded: all but each answer's first
+    num_forwards: float = 0
+    num_draft_tokens: float = 0  # rows that held one
+    num_drafted: float = 0
     decode: float = 0.0
     forward: float = 0.0
     wait: float = 0.0  # of the target for the draft
     draft_wait: float = 0.0
     draft_step: float = 0.0  # the draft's running mean at the end of each answer
-    by_rows: dict[int, tuple[int, float]] = field(default_factory=dict)  # class: count, time
+    by_rows: dict[int, tuple[float, float]] = field(default_factory=dict)  # class: count, time
 
     @property
     def rest(self) -> float:
         """When the target's device neither worked nor waited for the draft."""
         return self.decode - self.forward - self.wait
+
+    def scaled(self, factor: float) -> Sums:
+        """All of it so many times: of all runs of a measurement, the mean run."""
+        return Sums(
+            **{
+                each.name: factor * getattr(self, each.name)
+                for each in dataclasses.fields(self)
+                if each.name != "by_rows"
+            },
+            by_rows={
+                row_class: (factor * count, factor * total)
+                for row_class, (count, total) in self.by_rows.items()
+            },
+        )
 
     def add_forward(self, num_rows: int, duration_ms: float) -> None:
         """Counts one forward of the target in its class."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.calibrate import ROWS, calibration_of, measure, read_calibration
+from bench.calibrate import ROWS, Rounds, calibration_of, measure, read_calibrations
 
 DELAYS = {"idle": [0.1, 0.1, 5.0], "busy": [0.1, 1.1, 3.1, 0.2]}
 
@@ -20,30 +20,30 @@ class FakeStepper:
         self.other: FakeStepper | None = None
         self.rows = 0
         self.is_cold = False
-        self.is_median = False  # of many steps
+        self.is_mean = False  # of many steps
 
     def begin(self, rows: int, seconds: float) -> None:
         assert self.rows == 0, "still stepping"
-        self.rows, self.is_median = rows, seconds > 0
+        self.rows, self.is_mean = rows, seconds > 0
 
     def end(self) -> float:
         assert self.other is not None
         took = self.rows * (1.25 if self.other.rows else 1.0)
-        if self.is_cold and not self.is_median:
+        if self.is_cold and not self.is_mean:
             took += 0.5
         self.is_cold, self.other.is_cold = False, True
         self.rows = 0
         return took
 
 
-def sides() -> dict[str, dict[str, dict[str, float]]]:
+def rounds() -> Rounds:
     target, draft = FakeStepper(), FakeStepper()
     target.other, draft.other = draft, target
     return measure({"target": target, "draft": draft}, num_rounds=2, seconds=0.001)
 
 
 def test_steps_are_timed_alone_and_beside_each_other() -> None:
-    found = calibration_of(sides(), DELAYS)
+    found = calibration_of(rounds(), DELAYS)
     assert found.contention == {"target": pytest.approx(0.25), "draft": pytest.approx(0.25)}
     assert found.cold_ms == {"target": pytest.approx(0.5), "draft": pytest.approx(0.5)}
     for side in ("target", "draft"):
@@ -51,14 +51,36 @@ def test_steps_are_timed_alone_and_beside_each_other() -> None:
 
 
 def test_messages_are_late_that_wait_longer_than_on_an_idle_core() -> None:
-    found = calibration_of(sides(), DELAYS)
+    found = calibration_of(rounds(), DELAYS)
     assert found.late_share == pytest.approx(0.5)
     assert found.late_ms == pytest.approx(2.0)
 
 
+def write(path: Path, found: Rounds) -> Path:
+    path.write_text(json.dumps({"dtype": "float32", "rounds_ms": found, "delays_ms": DELAYS}))
+    return path
+
+
+def test_several_calibrations_are_one_of_all_their_rounds(tmp_path: Path) -> None:
+    slow = {
+        side: {
+            kind: {rows: [2 * took for took in values] for rows, values in by_rows.items()}
+            for kind, by_rows in kinds.items()
+        }
+        for side, kinds in rounds().items()
+    }
+    paths = [write(tmp_path / "fast.json", rounds()), write(tmp_path / "slow.json", slow)]
+    found = read_calibrations(paths, "float32")
+    assert dict(found.step_ms["target"]) == pytest.approx(
+        {rows: 1.5 * rows for rows in ROWS["target"]}
+    )
+    assert found.contention["draft"] == pytest.approx(0.25)
+    assert found.cold_ms["draft"] == pytest.approx(0.75)
+    assert found.late_share == pytest.approx(0.5)
+
+
 def test_a_calibration_of_another_dtype_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "calibration.json"
-    path.write_text(json.dumps({"dtype": "float32", "sides": sides(), "delays_ms": DELAYS}))
-    assert read_calibration(path, "float32").step_ms["draft"][0] == (1.0, 1.0)
+    path = write(tmp_path / "calibration.json", rounds())
+    assert read_calibrations([path], "float32").step_ms["draft"][0] == (1.0, 1.0)
     with pytest.raises(ValueError, match="not in bfloat16"):
-        read_calibration(path, "bfloat16")
+        read_calibrations([path], "bfloat16")

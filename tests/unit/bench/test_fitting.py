@@ -128,6 +128,21 @@ def test_a_run_is_learnt_from_on_even_clips_and_predicted_on_the_odd_ones(
         assert 0 < each["efficiency"] < 1
 
 
+def test_of_a_measurement_repeated_the_mean_run_is_learnt(traces: list[Trace]) -> None:
+    policy = PolicyChoice("serial", 5)
+    slow = replace(TRUTH, target=TRUTH.target.scaled(1.5))
+    runs = [
+        (records("serial γ=5", traces, machine), records("target-only", traces, machine))
+        for machine in (TRUTH, slow)
+    ]
+    own, alone = ([record for run in runs for record in run[k]] for k in (0, 1))
+    found = fit(own, alone, traces, policy, name="fitted", most_replays=250).machine
+    mean = recorded(own).scaled(0.5)
+    predicted = replayed(policy, traces, found)
+    assert predicted.num_tokens == mean.num_tokens
+    assert predicted.decode == pytest.approx(mean.decode, rel=0.02)
+
+
 def test_records_and_traces_of_other_answers_are_refused(traces: list[Trace]) -> None:
     own, alone = records("serial γ=5", traces), records("target-only", traces)
     with pytest.raises(ValueError, match="the traces"):

@@ -38,6 +38,17 @@ def test_rows_context_and_blocks_are_told_apart_whatever_held_up_a_forward() -> 
         assert found.time.ms(rows, context) == pytest.approx(TRUTH.ms(rows, context), rel=0.01)
 
 
+def test_what_is_slow_for_a_while_counts_as_often_as_it_was() -> None:
+    fast = StepTime(one_row_ms=4.0, several_ms=0.5, row_ms=0.2)
+    slow = StepTime(one_row_ms=6.0, several_ms=0.75, row_ms=0.3)
+    records = [answer(num_forwards=66, seed=0, time=time) for time in (fast, slow)]
+    found = fit_step(records)
+    assert found is not None
+    for rows in (1, 8, 33):
+        expected = (fast.ms(rows, 0) + slow.ms(rows, 0)) / 2
+        assert found.time.ms(rows, 0) == pytest.approx(expected, rel=0.02)
+
+
 def test_a_calibration_gives_the_shape_and_the_records_its_size() -> None:
     flat = StepTime(one_row_ms=4.0, several_ms=0.5, row_ms=0.2)
     rows = (1.0, 2.0, 8.0, 33.0)
