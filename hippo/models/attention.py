@@ -15,12 +15,10 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from hippo.models.batch import MASK_ALIGNMENT, MAX_GROUPED_ROWS, BatchStep
 from hippo.models.cache import KeyValueCache
 
 ATTENTION_NAME = "hippo"
-
-MAX_GROUPED_ROWS = 32
-_MASK_ALIGNMENT = 16  # columns; kernels on a GPU copy a mask whose rows begin elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ class Step:
     only: all that is wanted of a prompt's last layer.
     """
 
-    sequences: tuple[SequenceStep, ...]
+    sequences: tuple[SequenceStep | BatchStep, ...]
     dtype: torch.dtype  # the cache's, in which attention runs
     tap: QueryTap | None = None
     num_padding: int = 0
@@ -80,7 +78,7 @@ class ChunkMask:
     """
 
     def __init__(self, cache: KeyValueCache, *, num_rows: int, last_start: int) -> None:
-        width = -(-(last_start + num_rows) // _MASK_ALIGNMENT) * _MASK_ALIGNMENT
+        width = -(-(last_start + num_rows) // MASK_ALIGNMENT) * MASK_ALIGNMENT
         self._data = torch.full(
             (num_rows, width), -torch.inf, dtype=cache.dtype, device=cache.device
         ).triu_(last_start + 1)
@@ -114,7 +112,7 @@ def plan_sequence(
     if num_rows > 1 and not is_causal and not is_grouped and chunk_mask is not None:
         mask = chunk_mask.of(start, num_rows)
     elif num_rows > 1 and not is_causal:
-        width = -(-end // _MASK_ALIGNMENT) * _MASK_ALIGNMENT
+        width = -(-end // MASK_ALIGNMENT) * MASK_ALIGNMENT
         mask = torch.full((num_rows, width), -torch.inf, dtype=cache.dtype, device=cache.device)
         mask.triu_(start + 1)
         if is_grouped:
@@ -136,7 +134,8 @@ def plan_sequence(
 def attend(
     query: torch.Tensor, key_value: torch.Tensor, step: Step, layer: int, scaling: float
 ) -> torch.Tensor:
-    """Writes the rows' keys and values to the cache and attends, sequence by sequence.
+    """Writes the rows' keys and values to the cache and attends, one batch or sequence after
+    another.
 
     ``query`` is ``[rows, num_kv_heads, groups, head_dim]``, ``key_value`` is
     ``[rows, 2, num_kv_heads, head_dim]``, both of the cache's dtype; gives
@@ -147,20 +146,33 @@ def attend(
         step.tap.keep(layer, query)
     if step.wants_last_row:
         (sequence,) = step.sequences
+        assert isinstance(sequence, SequenceStep)
         _write(key_value, sequence, layer)
         last = replace(sequence, mask=None, is_causal=False, is_grouped=True)  # it sees all
         return _read(query[-1:], last, layer, scaling)
     if len(step.sequences) == 1 and not step.num_padding:
-        _write(key_value, step.sequences[0], layer)
-        return _read(query, step.sequences[0], layer, scaling)
+        return _attend_part(query, key_value, step.sequences[0], layer, scaling)
     outputs = []
-    for sequence in step.sequences:
-        first, rows = sequence.first_row, sequence.num_rows
-        _write(key_value.narrow(0, first, rows), sequence, layer)
-        outputs.append(_read(query.narrow(0, first, rows), sequence, layer, scaling))
+    for part in step.sequences:
+        own_query = query.narrow(0, part.first_row, part.num_rows)
+        own_key_value = key_value.narrow(0, part.first_row, part.num_rows)
+        outputs.append(_attend_part(own_query, own_key_value, part, layer, scaling))
     if step.num_padding:
         outputs.append(outputs[0].new_zeros(step.num_padding, outputs[0].shape[1]))
     return torch.cat(outputs)
+
+
+def _attend_part(
+    query: torch.Tensor,
+    key_value: torch.Tensor,
+    part: SequenceStep | BatchStep,
+    layer: int,
+    scaling: float,
+) -> torch.Tensor:
+    if isinstance(part, BatchStep):
+        return part.attend(query, key_value, layer, scaling)
+    _write(key_value, part, layer)
+    return _read(query, part, layer, scaling)
 
 
 def _write(key_value: torch.Tensor, sequence: SequenceStep, layer: int) -> None:

@@ -9,6 +9,8 @@ import torch
 
 Views = Sequence[torch.Tensor]
 
+_DEFINED_AT_ONCE = 256  # places; answers grow by few rows a step
+
 
 def cache_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """The cache's dtype for a model's: on a CPU float32, in which attention is faster there (by
@@ -46,8 +48,8 @@ class KeyValueCache:
 
         data    # [num_layers, num_slots, 2, num_kv_heads, num_places, head_dim]
 
-    Nothing need be cleared: a slot's valid length is known by whoever steps it, and writing at an
-    earlier index is the rollback.
+    A slot's valid length is known by whoever steps it, and writing at an earlier index is the
+    rollback. Only what is read beyond that length, and masked, must hold numbers: see ``define``.
     """
 
     def __init__(self, shape: CacheShape, *, dtype: torch.dtype, device: torch.device) -> None:
@@ -64,6 +66,7 @@ class KeyValueCache:
             dtype=dtype,
             device=device,
         )
+        self._defined: dict[int, int] = {}  # by slot: no place before this one is undefined
 
     def written(self, slot: int, start: int, end: int) -> Views:
         """Where a step writes tokens ``start:end``: ``[2, num_kv_heads, tokens, head_dim]`` a
@@ -95,6 +98,34 @@ class KeyValueCache:
         self._data[:, slot, :, :, :end].copy_(self._data[:, source, :, :, :end])
 
     def clear(self, slot: int, start: int, end: int) -> None:
-        """Zeros at tokens ``start:end``, for rows that are masked but read: what a failed
-        sequence left there may be no number, and zero times that is none either."""
+        """Zeros at tokens ``start:end``."""
         self._data[:, slot, :, :, start:end].zero_()
+
+    def forget(self, slot: int) -> None:
+        """The slot is being filled anew."""
+        self._defined.pop(slot, None)
+
+    def define(self, slot: int, start: int, end: int) -> None:
+        """Sees to it that places up to ``end`` hold numbers, for they are masked but read: what a
+        failed sequence left there may be no number, and zero times that is none either.
+
+        ``start`` is where the next step writes: what stands from there on is worth nothing.
+        """
+        defined = max(self._defined.get(slot, start), start)
+        if end > defined:
+            end = min(-(-end // _DEFINED_AT_ONCE) * _DEFINED_AT_ONCE, self.shape.num_places)
+            self.clear(slot, defined, end)
+            self._defined[slot] = end
+
+    def seen_together(self, first_slot: int, num_slots: int, end: int) -> tuple[Views, Views]:
+        """Keys and values of tokens ``0:end`` of neighbouring slots, each ``[num_slots,
+        num_kv_heads, tokens, head_dim]`` a layer; views of the cache."""
+        stretch = self._data[:, first_slot : first_slot + num_slots, :, :, :end]
+        return stretch[:, :, 0].unbind(0), stretch[:, :, 1].unbind(0)
+
+    def written_together(self, first_slot: int, num_slots: int) -> Views:
+        """Where steps write in neighbouring slots: ``[num_slots, num_places, 2, num_kv_heads,
+        head_dim]`` a layer, keys first; views of the cache."""
+        slots = self._data[:, first_slot : first_slot + num_slots]
+        views: Views = slots.permute(0, 1, 4, 2, 3, 5).unbind(0)
+        return views

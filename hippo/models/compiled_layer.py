@@ -34,7 +34,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention, silu
 
-from hippo.models.attention import MAX_GROUPED_ROWS
+from hippo.models.batch import MAX_GROUPED_ROWS
 from hippo.models.cache import KeyValueCache
 from hippo.models.fused import FusedStack, LayerShape
 

@@ -21,10 +21,10 @@ from hippo.models.base import (
     SequenceRows,
     StepPlan,
 )
+from hippo.models.batch import BatchStep, PlacedRows, plan_batch, worth_batching
 from hippo.models.content import cached_places
 from hippo.models.linear import make_linear, padded_rows
 from hippo.models.pretrained import Pretrained
-from hippo.models.static import PlacedRows
 from hippo.pruning.scores import attention_scores
 from hippo.sizes import CHUNK_ROWS as _CHUNK_ROWS
 from hippo.types import ChatMessage, FramePlan, ModelInfo
@@ -143,8 +143,7 @@ class CachedModel(ABC):
         assert tap is None or kept is None, "scores are about all visual tokens"
         assert tap is None or bool((prompt.question_indices >= num_reused).all())
         self._slots.pop(slot, None)
-        if self._static is not None:
-            self._static.forget(slot)
+        self._cache.forget(slot)
         with torch.inference_mode():
             hidden, rotary = self._prompt_rows(prompt, visual, kept, num_reused)
             chunks = self._chunks(slot, num_reused, hidden.shape[0])
@@ -195,21 +194,9 @@ class CachedModel(ABC):
             return self._static.forward(placed)
         if self._compiled is not None and self._compiled.covers(placed):
             return self._compiled.forward(placed[0])
-        token_ids: list[int] = []
-        sequences: list[SequenceStep] = []
-        for rows in placed:
-            sequences.append(
-                plan_sequence(
-                    self._cache,
-                    rows.slot,
-                    first_row=len(token_ids),
-                    start=rows.start,
-                    num_rows=len(rows.token_ids),
-                    groups=self._groups,
-                )
-            )
-            token_ids += rows.token_ids
-        rotary = [rows.rotary for rows in placed]
+        by_slot = sorted(placed, key=lambda rows: rows.slot)
+        token_ids = [token_id for rows in by_slot for token_id in rows.token_ids]
+        rotary = [rows.rotary for rows in by_slot]
         num_rows = len(token_ids)
         num_padding = padded_rows(num_rows) - num_rows if self._is_padded else 0
         if num_padding:
@@ -220,11 +207,36 @@ class CachedModel(ABC):
         hidden = self._stack.run(
             hidden,
             rotary[0] if len(rotary) == 1 else torch.cat(rotary),
-            Step(tuple(sequences), self._cache.dtype, num_padding=num_padding),
+            Step(self._plan(by_slot), self._cache.dtype, num_padding=num_padding),
             0,
             self._stack.num_layers,
         )
+        if any(one is not other for one, other in zip(placed, by_slot, strict=True)):
+            asked = _as_asked(placed, by_slot, num_padding)
+            hidden = hidden.index_select(0, asked.to(hidden.device))
         return self._stack.logits(hidden)[:num_rows]
+
+    def _plan(self, by_slot: Sequence[PlacedRows]) -> tuple[SequenceStep | BatchStep, ...]:
+        """What is attended together, in order of slots."""
+        parts: list[SequenceStep | BatchStep] = []
+        first_row = 0
+        for group in worth_batching(by_slot, self._cache.device):
+            if len(group) > 1:
+                part: SequenceStep | BatchStep = plan_batch(
+                    self._cache, group, first_row=first_row, groups=self._groups
+                )
+            else:
+                part = plan_sequence(
+                    self._cache,
+                    group[0].slot,
+                    first_row=first_row,
+                    start=group[0].start,
+                    num_rows=group[0].num_rows,
+                    groups=self._groups,
+                )
+            parts.append(part)
+            first_row += part.num_rows
+        return tuple(parts)
 
     def _place(self, sequence: SequenceRows) -> PlacedRows:
         """Where a sequence's rows go; ContextLengthError when its slot is full."""
@@ -351,3 +363,16 @@ class CachedModel(ABC):
         """Rotary factors of text positions ``0:length``, which are the same on every axis."""
         positions = torch.arange(length, device=self.embedding.device)
         return self._stack.rotary(positions.expand(self._num_axes, length))
+
+
+def _as_asked(
+    placed: Sequence[PlacedRows], by_slot: Sequence[PlacedRows], num_padding: int
+) -> torch.Tensor:
+    """Where each row of ``placed``, one sequence after another, stands among those by slot; padding
+    stays behind them. int64 ``[all rows]``."""
+    firsts, num_rows = {}, 0
+    for rows in by_slot:
+        firsts[rows.slot] = num_rows
+        num_rows += rows.num_rows
+    order = [firsts[rows.slot] + row for rows in placed for row in range(rows.num_rows)]
+    return torch.tensor([*order, *range(num_rows, num_rows + num_padding)])

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 
 import torch
 
-from hippo.models.attention import MAX_GROUPED_ROWS, SequenceStep, Step
+from hippo.models.attention import SequenceStep, Step
+from hippo.models.batch import MAX_GROUPED_ROWS, PlacedRows
 from hippo.models.cache import KeyValueCache
 from hippo.models.decoder import DecoderStack
 from hippo.models.graphs import GraphMaker, Replay
@@ -33,16 +34,6 @@ ROW_BUCKETS = (1, 2, 4, 8, 16, MAX_GROUPED_ROWS)
 _LEAST_STRETCH = 256  # tokens
 _MAX_KEPT = 256  # shapes whose buffers, and graph, are kept
 _TOLERANCE = 1e-3  # of the largest logit, between a graph and what it was captured from
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedRows:
-    """Tokens to feed to one sequence, with where they go."""
-
-    slot: int
-    start: int  # cache index of the first
-    token_ids: tuple[int, ...]
-    rotary: torch.Tensor  # [num_rows, ...], in the stack's own form
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +156,6 @@ class StaticSteps:
         self._exact_rows = exact_rows
         self._graphs = graphs
         self._steps: OrderedDict[StaticShape, tuple[StaticStep, Replay]] = OrderedDict()
-        self._cleared: dict[int, int] = {}  # by slot: no place before this one is undefined
-
-    def forget(self, slot: int) -> None:
-        """The slot is being filled anew."""
-        self._cleared.pop(slot, None)
 
     def covers(self, sequences: Sequence[PlacedRows]) -> bool:
         """Whether ``forward`` takes these."""
@@ -205,7 +191,7 @@ class StaticSteps:
             self._exact_rows or next(size for size in ROW_BUCKETS if size >= len(places)),
             stretch(places[-1], self._cache.shape.capacity),
         )
-        self._clear(shape, places.start)
+        self._cache.define(shape.slot, places.start, shape.num_tokens + shape.num_rows)
         first = places.start - rows.start
         taken = slice(first, first + len(places))
         entry = self._steps.get(shape)
@@ -251,11 +237,3 @@ class StaticSteps:
         _log.warning("CUDA graphs are off from here on: %s", reason)
         self._graphs = None
         self._steps.clear()
-
-    def _clear(self, shape: StaticShape, start: int) -> None:
-        """Numbers where a slot has never been written since it was filled."""
-        cleared = self._cleared.get(shape.slot, start)
-        end = min(shape.num_tokens + shape.num_rows, self._cache.shape.num_places)
-        if end > cleared:
-            self._cache.clear(shape.slot, max(cleared, start), end)
-            self._cleared[shape.slot] = end
