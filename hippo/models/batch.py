@@ -106,7 +106,8 @@ class BatchStep:
             attn_mask=self.mask,
             scale=scaling,
         )
-        by_row = output.view(num_slots, num_kv_heads, rows_each, -1).transpose(1, 2)
+        # Kernels lay out what they give differently: only one head's numbers are sure to be joined.
+        by_row = output.view(num_slots, num_kv_heads, rows_each, groups, head_dim).transpose(1, 2)
         return by_row.reshape(num_slots * rows_each, -1).index_select(0, self.taken)
 
 

@@ -109,7 +109,8 @@ class KeyValueCache:
         """Sees to it that places up to ``end`` hold numbers, for they are masked but read: what a
         failed sequence left there may be no number, and zero times that is none either.
 
-        ``start`` is where the next step writes: what stands from there on is worth nothing.
+        ``start`` is where the next step writes: what stands from there on is worth nothing. What
+        steps of the same sequence left behind it counts as numbers.
         """
         defined = max(self._defined.get(slot, start), start)
         if end > defined:

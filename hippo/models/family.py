@@ -202,8 +202,11 @@ class CachedModel(ABC):
         if num_padding:
             token_ids += [0] * num_padding
             rotary.append(self._rotary_table[:num_padding])
-        ids = torch.tensor(token_ids, device=self.embedding.device)
-        hidden = torch.embedding(self.embedding, ids)
+        device = self.embedding.device
+        asked = None  # to the device before any layer: a copy behind them would wait for them
+        if any(one is not other for one, other in zip(placed, by_slot, strict=True)):
+            asked = _as_asked(placed, by_slot, num_padding).to(device)
+        hidden = torch.embedding(self.embedding, torch.tensor(token_ids, device=device))
         hidden = self._stack.run(
             hidden,
             rotary[0] if len(rotary) == 1 else torch.cat(rotary),
@@ -211,9 +214,8 @@ class CachedModel(ABC):
             0,
             self._stack.num_layers,
         )
-        if any(one is not other for one, other in zip(placed, by_slot, strict=True)):
-            asked = _as_asked(placed, by_slot, num_padding)
-            hidden = hidden.index_select(0, asked.to(hidden.device))
+        if asked is not None:
+            hidden = hidden.index_select(0, asked)
         return self._stack.logits(hidden)[:num_rows]
 
     def _plan(self, by_slot: Sequence[PlacedRows]) -> tuple[SequenceStep | BatchStep, ...]:
@@ -374,5 +376,6 @@ def _as_asked(
     for rows in by_slot:
         firsts[rows.slot] = num_rows
         num_rows += rows.num_rows
+    assert len(firsts) == len(placed), "a slot is stepped once"
     order = [firsts[rows.slot] + row for rows in placed for row in range(rows.num_rows)]
     return torch.tensor([*order, *range(num_rows, num_rows + num_padding)])

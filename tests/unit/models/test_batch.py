@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
 
 from hippo.models.attention import Step, attend
 from hippo.models.batch import PlacedRows, plan_batch, worth_batching
@@ -87,6 +89,27 @@ def test_a_batch_attends_and_writes_as_its_sequences_do(
         assert torch.equal(now[:, :, : each.start], old[:, :, : each.start])
         assert torch.equal(now[:, :, each.start :], key_value[own].permute(1, 2, 0, 3))
         torch.testing.assert_close(found[own], expected(cache, each, query[own]))
+
+
+def test_the_order_in_memory_of_what_a_kernel_gives_does_not_matter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some of a GPU's give heads side by side."""
+    cache, rows = new_cache(), [placed(0, 3, 2), placed(1, 5, 3)]
+    generator = torch.Generator().manual_seed(0)
+    for each in rows:
+        fill(cache, each, generator)
+    query = torch.randn(5, KV_HEADS, GROUPS, HEAD_DIM, generator=generator)
+    key_value = torch.randn(5, 2, KV_HEADS, HEAD_DIM, generator=generator)
+    part = plan_batch(cache, rows, first_row=0, groups=GROUPS)
+    usual = part.attend(query, key_value, LAYER, SCALING)
+
+    def heads_side_by_side(*args: Any, **options: Any) -> torch.Tensor:
+        output: torch.Tensor = scaled_dot_product_attention(*args, **options)
+        return output.transpose(1, 2).contiguous().transpose(1, 2)
+
+    monkeypatch.setattr("hippo.models.batch.scaled_dot_product_attention", heads_side_by_side)
+    assert torch.equal(part.attend(query, key_value, LAYER, SCALING), usual)
 
 
 def slots_of(rows: list[PlacedRows], device: torch.device) -> list[list[int]]:
