@@ -23,9 +23,9 @@ MAX_GROUPED_ROWS = 32  # of a sequence, up to which query heads of a group are r
 MASK_ALIGNMENT = 16  # columns; kernels on a GPU copy a mask whose rows begin elsewhere
 
 # Scores, rows times tokens, that take as long as the calls about one more sequence. On one core of
-# a CPU: 11 us of calls against 26 ns a score of five heads, measured. On a GPU: some eight launches
-# against about a nanosecond, reckoned.
-_SCORES_OF_CALLS_ON_CPU = 400
+# a CPU: 11 us of calls against 26 ns a score of five heads, measured, and half of that, so that it
+# pays. On a GPU: some eight launches against about a nanosecond, reckoned.
+_SCORES_OF_CALLS_ON_CPU = 200
 _SCORES_OF_CALLS = 30_000
 
 
