@@ -113,8 +113,8 @@ class KeyValueCache:
         steps of the same sequence left behind it counts as numbers.
         """
         defined = max(self._defined.get(slot, start), start)
+        end = min(-(-end // _DEFINED_AT_ONCE) * _DEFINED_AT_ONCE, self.shape.num_places)
         if end > defined:
-            end = min(-(-end // _DEFINED_AT_ONCE) * _DEFINED_AT_ONCE, self.shape.num_places)
             self.clear(slot, defined, end)
             self._defined[slot] = end
 

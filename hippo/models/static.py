@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from hippo.models.attention import SequenceStep, Step
-from hippo.models.batch import MAX_GROUPED_ROWS, PlacedRows
+from hippo.models.batch import MASK_ALIGNMENT, MAX_GROUPED_ROWS, PlacedRows
 from hippo.models.cache import KeyValueCache
 from hippo.models.decoder import DecoderStack
 from hippo.models.graphs import GraphMaker, Replay
@@ -47,10 +47,7 @@ class StaticShape:
 
 def spare_places(capacity: int, max_rows: int) -> int:
     """Places that a cache needs after ``capacity`` for stretches and padding to end in."""
-    return -capacity % _ALIGNMENT + max_rows
-
-
-_ALIGNMENT = 16  # tokens; kernels on a GPU want a mask's rows to begin at a multiple
+    return -capacity % MASK_ALIGNMENT + max_rows
 
 
 def stretch(index: int, capacity: int) -> int:
@@ -58,7 +55,7 @@ def stretch(index: int, capacity: int) -> int:
     1,024 on, at most 255 before."""
     num_tokens = index + 1
     step = max(_LEAST_STRETCH, 1 << max(num_tokens.bit_length() - 3, 0))
-    return min(-(-num_tokens // step) * step, capacity + -capacity % _ALIGNMENT)
+    return min(-(-num_tokens // step) * step, capacity + -capacity % MASK_ALIGNMENT)
 
 
 def split_rows(start: int, num_rows: int, *, max_rows: int, capacity: int) -> list[range]:
