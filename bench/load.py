@@ -8,6 +8,10 @@ held-out clips of the bundled pair's world. Every load is measured with each sys
     both cores         target-only with two threads, on both cores    } the same
     two replicas       two target-only stacks, a core each            } hardware
 
+With --questions-per-clip a client asks so many different questions about a clip, one after
+another, before it turns to the next: all but the first find the clip's features and the keys and
+values of the prompt up to the question still there. Otherwise nothing cached helps.
+
 All answers are compared, token for token, with those that target-only gives one at a time.
 A load's window begins when as many answers have ended as there are clients, and ends some
 answers later; throughput counts the answers that ended inside it. With --repeats all loads are
@@ -16,6 +20,7 @@ run in turn that many times, and each line is the run of median throughput.
     python -m bench.load                              short prompts, float32, 1 to 32 clients
     python -m bench.load --quick                      1 and 8 clients, target-only and adaptive
     python -m bench.load --kind long --clients 1,8
+    python -m bench.load --clients 1,8 --questions-per-clip 6
     python -m bench.load --dtype bfloat16 --temperature 0.8
     python -m bench.load --publish bench/out/load.json ...    writes docs/results-load.md
 
@@ -56,6 +61,16 @@ ADAPTIVE, BOTH_CORES, REPLICAS = "adaptive", "both cores", "two replicas"
 SYSTEMS = (TARGET_ONLY, ADAPTIVE, BOTH_CORES, REPLICAS)
 _OFF = {"policy": "off"}
 
+FURTHER_QUESTIONS = (
+    "What happens in the video?",
+    "List the objects.",
+    "What does the video show?",
+    "Summarise the video.",
+    "Which objects are there?",
+    "Describe this video.",
+)
+"""What a client asks about a clip after the first question; all have long answers."""
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures, prints the table and writes JSON; or publishes what was measured."""
@@ -70,6 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "kind": args.kind,
         "dtype": args.dtype,
         "temperature": args.temperature,
+        "questions_per_clip": args.questions_per_clip,
         "loads": [],
     }
     console = wide_console()
@@ -91,7 +107,13 @@ class _Bench:
 
     def __init__(self, args: argparse.Namespace, clips: Sequence[Clip], console: Console) -> None:
         self._args = args
-        self._questions = questions_about(clips)
+        self._questions = questions_about(
+            [
+                replace(clip, question=question) if question else clip
+                for clip in clips
+                for question in (None, *FURTHER_QUESTIONS[: args.questions_per_clip - 1])
+            ]
+        )
         self._console = console
         self._references: dict[int, tuple[int, ...]] = {}
         target_core, draft_core = default_cores("cpu", "cpu")
@@ -201,6 +223,7 @@ class _Bench:
                 [form.request(question, speculative) for question in self._questions],
                 num_clients=num_clients,
                 num_answers=num_answers,
+                num_together=args.questions_per_clip,
                 on_start=on_start,
                 on_answer=lambda: progress.advance(task),
             )
@@ -224,6 +247,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--answers", type=int, default=24, help="least number of answers a load is measured on")
     add("--rounds", type=int, default=3, help="least number of answers a client")
     add("--repeats", type=int, default=1, help="runs of each load, in turn; the median one counts")
+    add("--questions-per-clip", type=int, default=1, help="asked one after another by one client")
     add("--kind", choices=("short", "long"), default="short", help="prompts")
     add("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     add("--temperature", type=float, default=0.0)
@@ -247,6 +271,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         or min(args.answers, args.rounds, args.repeats) < 1
     ):
         parser.error("--clients, --answers, --rounds and --repeats are at least 1")
+    if not 1 <= args.questions_per_clip <= 1 + len(FURTHER_QUESTIONS):
+        parser.error(f"--questions-per-clip is 1 to {1 + len(FURTHER_QUESTIONS)}")
     args.out.parent.mkdir(parents=True, exist_ok=True)
     return args
 

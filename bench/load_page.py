@@ -80,9 +80,11 @@ def draw(result: dict[str, Any], goal: Path) -> None:
 
 
 def _title(result: dict[str, Any]) -> str:
+    num_questions = result.get("questions_per_clip", 1)
     return (
         f"{result['kind']} prompts, {result['dtype']}, T={result['temperature']:g}, "
-        "closed loop on two cores"
+        + (f"{num_questions} questions a clip, " if num_questions > 1 else "")
+        + "closed loop on two cores"
     )
 
 

@@ -19,6 +19,7 @@ from time import perf_counter_ns
 
 import torch
 
+from hippo import event_loop
 from hippo.models.base import AttentionTap, DecodedMedia, FeatureCache, Prompt, StepPlan
 from hippo.rpc.client import TargetClient
 from hippo.types import (
@@ -162,7 +163,7 @@ def main() -> None:
     if arguments.serve:
         if arguments.switch_interval is not None:
             sys.setswitchinterval(arguments.switch_interval)
-        asyncio.run(_serve())
+        event_loop.run(_serve())
         return
     command = [sys.executable, "-m", "bench.rpc_round", "--serve"]
     if arguments.switch_interval is not None:
@@ -174,7 +175,7 @@ def main() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         port = int(child.stdout.readline())
-        rounds, verdicts = asyncio.run(_measure(port, arguments.rounds))
+        rounds, verdicts = event_loop.run(_measure(port, arguments.rounds))
         child.terminate()
     rounds = rounds[len(rounds) // 10 :]
     deciles = statistics.quantiles(rounds, n=10)

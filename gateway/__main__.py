@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import sys
@@ -10,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from gateway.config import ENV_PREFIX, GatewaySettings
 from gateway.server import pin_to_core, serve
+from hippo import event_loop
 from hippo.config import SettingsError, load_settings
 from hippo.errors import HippoError
 from hippo.logs import setup_logging
@@ -37,7 +37,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
         if settings.cpu_core is not None:
             # Before any thread exists: those of gRPC inherit it.
             pin_to_core(settings.cpu_core)
-        asyncio.run(serve(settings))
+        event_loop.run(serve(settings))
     except SettingsError as error:  # of a file that they name
         sys.stderr.write(f"error: {error.message}\n")
         return 2

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hippo.benchmark.answers import Answer
-from hippo.benchmark.requests import Request
+from hippo.benchmark.requests import Request, new_salt
 from hippo.benchmark.server import Server
 from hippo.errors import HippoError
 
@@ -67,20 +67,31 @@ def run_closed_loop(
     num_answers: int | None = None,
     seconds: float | None = None,
     tolerates_errors: bool = False,
+    num_together: int = 1,
     on_start: Callable[[], None] = lambda: None,
     on_answer: Callable[[], None] = lambda: None,
 ) -> LoadRun:
     """Asks until ``num_answers`` requests have ended, or ``seconds`` have passed, after the first
     ``num_clients`` have; returns all of them.
 
-    Clients take questions in turn, and servers round robin. ``on_start`` is called when the window
-    begins, ``on_answer`` after each request. What is still being answered at the end is waited for,
-    so that the next run finds idle servers, but not returned. Raises the first error, unless
-    errors are tolerated: then a client pauses and asks again, and an error is raised only if the
-    first request of every client failed.
+    Clients take questions in turn, ``num_together`` at a time, and servers round robin. Of the
+    questions that a client takes together, each after the other, the later ones may be helped by
+    what the server keeps of the earlier ones; nothing else helps. ``on_start`` is called when the
+    window begins, ``on_answer`` after each request. What is still being answered at the end is
+    waited for, so that the next run finds idle servers, but not returned. Raises the first error,
+    unless errors are tolerated: then a client pauses and asks again, and an error is raised only if
+    the first request of every client failed.
     """
     loop = _ClosedLoop(
-        servers, requests, num_clients, num_answers, seconds, tolerates_errors, on_start, on_answer
+        servers,
+        requests,
+        num_clients,
+        num_answers,
+        seconds,
+        tolerates_errors,
+        num_together,
+        on_start,
+        on_answer,
     )
     threads = [
         threading.Thread(target=loop.client, args=(number,), name=f"client-{number}", daemon=True)
@@ -107,6 +118,7 @@ class _ClosedLoop:
         num_answers: int | None,
         seconds: float | None,
         tolerates_errors: bool,
+        num_together: int,
         on_start: Callable[[], None],
         on_answer: Callable[[], None],
     ) -> None:
@@ -117,6 +129,7 @@ class _ClosedLoop:
         self._num_answers = num_answers
         self._seconds = seconds
         self._tolerates_errors = tolerates_errors
+        self._num_together = num_together
         self._on_start = on_start
         self._on_answer = on_answer
         self._numbers = itertools.count()
@@ -131,10 +144,9 @@ class _ClosedLoop:
         connection = self._servers[number % len(self._servers)].connect()
         is_first = True
         try:
-            while not self.is_over:
-                index = next(self._numbers) % len(self._requests)
+            for index, salt in self._turns():
                 try:
-                    answer = connection.ask(self._requests[index].body())
+                    answer = connection.ask(self._requests[index].body(salt))
                 except HippoError as error:
                     if not self._tolerates_errors:
                         raise
@@ -151,6 +163,15 @@ class _ClosedLoop:
             self.is_over = True
         finally:
             connection.close()
+
+    def _turns(self) -> Iterator[tuple[int, str]]:
+        """What one client asks: indices of questions, each with its salt."""
+        while not self.is_over:
+            first, salt = next(self._numbers) * self._num_together, new_salt()
+            for number in range(first, first + self._num_together):
+                if self.is_over:
+                    return
+                yield number % len(self._requests), salt
 
     def _add(self, ended: Ended) -> None:
         with self._lock:

@@ -16,6 +16,11 @@ _PROBE_TOKENS = 8
 _SALT = "cache_salt"
 
 
+def new_salt() -> str:
+    """One that nobody has used."""
+    return uuid.uuid4().hex
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """Messages to be answered; the seed counts at temperatures above 0."""
@@ -32,11 +37,12 @@ class Request:
     unsalted: bytes
     has_salt: bool
 
-    def body(self) -> bytes:
-        """The bytes to send; with a salt of its own each time, so that nothing cached helps."""
+    def body(self, salt: str | None = None) -> bytes:
+        """The bytes to send. What was cached helps only if it was sent with the same ``salt``;
+        without one nothing helps."""
         if not self.has_salt:
             return self.unsalted
-        return self.unsalted[:-1] + f', "{_SALT}": "{uuid.uuid4().hex}"}}'.encode()
+        return self.unsalted[:-1] + f', "{_SALT}": "{salt or new_salt()}"}}'.encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

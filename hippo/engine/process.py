@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from hippo import event_loop
 from hippo.engine.cpu import prepare_cpu
 from hippo.engine.service import AnyService
 from hippo.engine.settings import EngineSettings
@@ -59,7 +60,7 @@ def run_process(
     code = 1
     try:
         prepare_cpu(settings.cpu_core, settings.num_threads)
-        asyncio.run(serve(build, settings, port, source))
+        event_loop.run(serve(build, settings, port, source))
         code = 0
     except HippoError as error:
         _log.error("%s", error.message)

@@ -46,6 +46,27 @@ def test_all_questions_are_asked_in_turn_until_enough_answers_have_ended() -> No
     assert max(asked.values()) - min(asked.values()) <= 1
 
 
+def test_questions_taken_together_are_one_client_s_and_share_a_salt() -> None:
+    with serving(PlainServer(pause_s=0.005)) as plain:
+        run_closed_loop(
+            [Server(plain.url)], requests(6), num_clients=2, num_answers=24, num_together=3
+        )
+        by_salt: dict[str, list[int]] = {}
+        for body in plain.bodies:
+            question = int(str(body["messages"][0]["content"]))
+            by_salt.setdefault(str(body["cache_salt"]), []).append(question)
+    assert len(by_salt) >= 26 // 3
+    for questions in by_salt.values():  # those of a client at the end may be fewer
+        assert questions in ([0, 1, 2][: len(questions)], [3, 4, 5][: len(questions)])
+    assert sum(len(questions) == 3 for questions in by_salt.values()) >= len(by_salt) - 2
+
+
+def test_questions_asked_one_by_one_share_no_salt() -> None:
+    with serving(PlainServer()) as plain:
+        run_closed_loop([Server(plain.url)], requests(2), num_clients=1, num_answers=5)
+    assert len({str(body["cache_salt"]) for body in plain.bodies}) == len(plain.bodies)
+
+
 def test_as_many_requests_as_clients_are_open_at_once() -> None:
     with serving(PlainServer(pause_s=0.02)) as plain:
         run_closed_loop([Server(plain.url)], requests(1), num_clients=4, num_answers=8)
