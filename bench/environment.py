@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("torch", "transformers", "grpcio", "fastapi", "uvicorn", "av")
+PACKAGES = ("torch", "transformers", "grpcio", "fastapi", "uvicorn", "uvloop", "av")
 
 
 def describe_environment() -> dict[str, object]:
