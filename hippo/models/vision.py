@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -21,6 +21,29 @@ class _LinearModule(torch.nn.Module):
         return self._linear(x.to(self._dtype))
 
 
+class _PatchProduct(torch.nn.Module):
+    """A two-dimensional convolution whose stride equals its kernel, as the product that it is.
+
+    (images, channels, height, width) to (images, features, rows, columns), the latter of patches;
+    what is left at the right and the bottom of an image is not looked at.
+    """
+
+    def __init__(self, convolution: torch.nn.Conv2d, make_linear: MakeLinear) -> None:
+        super().__init__()
+        self.weight = convolution.weight  # towers ask for its dtype
+        self._height, self._width = convolution.kernel_size
+        self._linear = make_linear(convolution.weight.flatten(1), convolution.bias)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        num_images, _, height, width = images.shape
+        rows, columns = height // self._height, width // self._width
+        inside = images[..., : rows * self._height, : columns * self._width]
+        patches = inside.reshape(num_images, -1, rows, self._height, columns, self._width)
+        patches = patches.permute(0, 2, 4, 1, 3, 5).reshape(num_images * rows * columns, -1)
+        features = self._linear(patches)
+        return features.view(num_images, rows, columns, -1).permute(0, 3, 1, 2)
+
+
 def speed_up_vision(visual: Any, make_linear: MakeLinear) -> None:
     """Replaces the products in a Qwen2.5-VL vision tower, in place.
 
@@ -36,10 +59,23 @@ def speed_up_vision(visual: Any, make_linear: MakeLinear) -> None:
 
 
 def replace_products(module: Any, make_linear: MakeLinear) -> None:
-    """Replaces every linear layer below ``module``, in place."""
+    """Replaces every linear layer below ``module`` and every convolution that cuts an image into
+    patches, in place."""
     with torch.inference_mode():
         for parent in list(module.modules()):
             for name, child in list(parent.named_children()):
                 if isinstance(child, torch.nn.Linear):
                     linear = make_linear(child.weight, child.bias)
                     setattr(parent, name, _LinearModule(linear, child.weight.dtype))
+                elif _cuts_patches(child):
+                    setattr(parent, name, _PatchProduct(child, make_linear))
+
+
+def _cuts_patches(module: torch.nn.Module) -> TypeGuard[torch.nn.Conv2d]:
+    return (
+        isinstance(module, torch.nn.Conv2d)
+        and module.stride == module.kernel_size
+        and module.padding in ("valid", (0, 0))
+        and module.dilation == (1, 1)
+        and module.groups == 1
+    )

@@ -148,9 +148,13 @@ class AdaptivePolicy:
         self._review()
 
     def _learn(self, outcomes: list[bool]) -> None:
-        for is_right in outcomes:
+        """``outcomes``: was each token right? At most the last was wrong."""
+        num_right = sum(outcomes)
+        for is_right, count in ((True, num_right), (False, len(outcomes) - num_right)):
+            if not count:
+                continue
             for acceptance in (self._acceptance, self._times.acceptance):
-                acceptance.observe(is_right=is_right, is_first=self._is_first)
+                acceptance.observe(is_right=is_right, is_first=self._is_first, count=count)
             self._trust.observe(
                 is_right=is_right, is_first=self._is_first, rate=self._acceptance.rate
             )
@@ -163,7 +167,7 @@ class AdaptivePolicy:
         num_rows = verdict.num_draft_tokens + 1
         self._choice.context_length = timing.context_length
         is_known = self._times.is_known
-        expected_ns = self._choice.cost_table(num_rows)[num_rows] if is_known else math.inf
+        expected_ns = self._choice.cost(num_rows) if is_known else math.inf
         self._times.observe_forward(num_rows, timing)
         if timing.forward_ns > _SURPRISING * expected_ns and num_rows > 1:
             self._num_until_choice = 0

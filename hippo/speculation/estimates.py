@@ -18,7 +18,7 @@ class Acceptance:
 
     prior: float = 0.85
     prior_weight: float = 4.0
-    decay: float = 0.985
+    decay: float = 0.985  # below 1
     num_trials: int = 0  # since the last reset
     num_right: int = 0  # of these
     _right: float = 0.0
@@ -26,11 +26,15 @@ class Acceptance:
     _first_right: float = 0.0
     _first_all: float = 0.0
 
-    def observe(self, *, is_right: bool, is_first: bool) -> None:
-        self.num_trials += 1
-        self.num_right += is_right
-        self._right = self._right * self.decay + is_right
-        self._all = self._all * self.decay + 1
+    def observe(self, *, is_right: bool, is_first: bool, count: int = 1) -> None:
+        """So many tokens in a row were right, or wrong; ``is_first``: the first of them is the
+        first of a run."""
+        kept = self.decay**count
+        new = (1 - kept) / (1 - self.decay)  # each counts less by those behind it
+        self.num_trials += count
+        self.num_right += count * is_right
+        self._right = self._right * kept + new * is_right
+        self._all = self._all * kept + new
         if is_first:
             self._first_right = self._first_right * 0.9 + is_right
             self._first_all = self._first_all * 0.9 + 1
@@ -120,6 +124,11 @@ class PairTimes:
         does, a sequence chooses what is best for all of them together.
         """
         return self.costs(context_length).table(most_rows, num_sequences=self.num_sequences)
+
+    def cost(self, num_rows: int, *, context_length: int | None = None) -> float:
+        """The same of one number of rows."""
+        costs = self.costs(context_length)
+        return costs.time_ns(num_rows, num_sequences=self.num_sequences)
 
     def known_rows(self, context_length: int | None = None) -> float:
         """How many rows of each sequence a forward may have at this load for its cost to be

@@ -11,6 +11,7 @@ and client share it, each block, and each verdict that a block makes possible, h
 
 from __future__ import annotations
 
+import functools
 import math
 
 from hippo.speculation.estimates import Acceptance, PairTimes, expected_rate
@@ -64,11 +65,11 @@ class PaceChoice:
         costs = self._times.costs(self.context_length)
         if not self._is_loaded and costs.alone_ns:
             return costs.alone_ns
-        return self.cost_table(1)[1]
+        return self.cost(1)
 
-    def cost_table(self, most_rows: int) -> list[float]:
-        """Nanoseconds of a forward with 0, 1, ... ``most_rows`` rows here and at this load."""
-        return self._times.cost_table(most_rows, context_length=self.context_length)
+    def cost(self, num_rows: int) -> float:
+        """Nanoseconds of a forward with so many rows here and at this load."""
+        return self._times.cost(num_rows, context_length=self.context_length)
 
     def restart(self) -> None:
         """The draft is tried again: it may be another one."""
@@ -79,7 +80,8 @@ class PaceChoice:
         """Moves to the best that is near, or (``is_anew``) the best of all; the speedup that is
         expected of it. Times must be known."""
         times, latency = self._times, self._times.latency
-        costs = self.cost_table(self._most_choices[-1] + 1)
+        most_rows = self._most_choices[-1] + 1
+        costs = times.cost_table(most_rows, context_length=self.context_length)
         if not latency.first_token_ns:
             latency.first_token_ns = latency.draft_step_ns + 1.5 * _MS
 
@@ -87,6 +89,7 @@ class PaceChoice:
         # for the rows of each, and what is behind a rejection was drafted in vain.
         price = _LENGTH_PRICE * (1 - 1 / max(times.num_sequences, 1.0))
 
+        @functools.cache
         def rate(num_first: int, num_most: int) -> float:
             tokens = expected_rate(
                 num_first,
@@ -139,7 +142,7 @@ class PaceChoice:
             wait_ns = 2 * (latency.first_token_ns + num_first * step_ns)
         else:
             wait_ns = 10.0 * _MS
-        one_row_ns = self.cost_table(1)[1] if self._times.is_known else math.inf
+        one_row_ns = self.cost(1) if self._times.is_known else math.inf
         block_size = self._block_size(step_ns, one_row_ns)
         least, block_wait_ns = min(num_first, 1), min(wait_ns, one_row_ns) / 2
         wait_ns = min(wait_ns, _FIRST_WAIT_STEPS * one_row_ns)

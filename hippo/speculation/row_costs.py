@@ -84,8 +84,13 @@ class RowCosts:
         """A forward of one row while the draft did nothing."""
         self.alone_ns = moved(self.alone_ns, forward_ns)
 
+    def time_ns(self, num_rows: int, *, num_sequences: float = 1.0) -> float:
+        """Nanoseconds of a forward with so many rows of each of the sequences; 0 while unknown."""
+        weight = _weight(num_rows * num_sequences, num_sequences)
+        return _interpolated(self._points(), weight)
+
     def table(self, most_rows: int, *, num_sequences: float = 1.0) -> list[float]:
-        """Nanoseconds of a forward with 0, 1, ... ``most_rows`` rows of each of the sequences."""
+        """The same with 0, 1, ... ``most_rows`` rows, none quicker than with fewer."""
         if not self._table or num_sequences != self._table_sequences:
             self._table, self._table_sequences = [0.0], num_sequences
         table = self._table

@@ -15,7 +15,7 @@ class Trust:
     """One sequence's record of late; begins anew with each of the policy's modes."""
 
     def __init__(self) -> None:
-        self._num_bearable = _LEAST_WRONG
+        self._rate: float | None = None  # the acceptance when the last right token was compared
         self.restart()
 
     def restart(self) -> None:
@@ -28,13 +28,12 @@ class Trust:
         self._spent_ns = 0.0
 
     def observe(self, *, is_right: bool, is_first: bool, rate: float) -> None:
-        """A token was compared; ``rate`` is the acceptance with it."""
+        """A token was compared, or several that were right; ``rate`` is the acceptance with it."""
         self.is_right = is_right
         if is_right:
             self.num_wrong = 0
             self._lost_ns = 0.0
-            surprise = math.log(_SURPRISE) / math.log(1 - min(max(rate, 0.01), 0.99))
-            self._num_bearable = min(max(math.ceil(surprise), _LEAST_WRONG), _MOST_WRONG)
+            self._rate = rate
         else:
             self.num_wrong += is_first
 
@@ -59,6 +58,14 @@ class Trust:
     def is_try_over(self, *, is_proven: bool) -> bool:
         """Whether a try that costs nothing has shown enough."""
         return self.num_wrong >= (2 * self._num_bearable if is_proven else _WRONG_TRIES)
+
+    @property
+    def _num_bearable(self) -> int:
+        """First tokens of runs that may be wrong in a row."""
+        if self._rate is None:
+            return _LEAST_WRONG
+        surprise = math.log(_SURPRISE) / math.log(1 - min(max(self._rate, 0.01), 0.99))
+        return min(max(math.ceil(surprise), _LEAST_WRONG), _MOST_WRONG)
 
     def speedup(self, one_row_ns: float) -> float:
         """Of the last forwards over steps of one row; infinite while there are too few."""

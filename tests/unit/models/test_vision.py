@@ -1,0 +1,52 @@
+"""A vision tower's products against the modules that they replace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hippo.models.linear import make_linear
+from hippo.models.vision import replace_products
+
+
+class Tower(torch.nn.Module):
+    """Cuts images into patches, and a linear layer behind it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.patch_embedding = torch.nn.Conv2d(3, 24, **options)
+        self.product = torch.nn.Linear(24, 8)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        images = images.to(self.patch_embedding.weight.dtype)
+        out: torch.Tensor = self.product(self.patch_embedding(images).flatten(2).transpose(1, 2))
+        return out
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("side", [28, 33])  # of the latter 5 pixels are left over
+@pytest.mark.parametrize("kernel", [14, (7, 4)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_patches_are_the_convolution_s(
+    side: int, kernel: int | tuple[int, int], *, bias: bool
+) -> None:
+    tower = Tower(kernel_size=kernel, stride=kernel, bias=bias, padding="valid")
+    images = torch.randn(2, 3, side, side + 14)
+    expected = tower(images)
+    replace_products(tower, make_linear)
+    assert not any(isinstance(each, torch.nn.Conv2d) for each in tower.modules())
+    torch.testing.assert_close(tower(images), expected, rtol=1e-5, atol=1e-5)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("options", [{"stride": 3}, {"stride": 4, "padding": 1}])
+def test_a_convolution_of_another_kind_stays(options: dict[str, int]) -> None:
+    tower = Tower(kernel_size=4, **options)
+    images = torch.randn(1, 3, 12, 12)
+    expected = tower(images)
+    replace_products(tower, make_linear)
+    assert isinstance(tower.patch_embedding, torch.nn.Conv2d)
+    torch.testing.assert_close(tower(images), expected, rtol=1e-5, atol=1e-5)
