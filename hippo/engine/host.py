@@ -90,5 +90,6 @@ class ServiceHost(Generic[EngineT]):
             num_streams=self._num_streams,
             counters=self.backend.engine.counters,
             vision_cache=self.backend.engine.vision_cache,
+            media_cache=self.backend.prompts.media_cache,
             model=self.backend.info,
         )

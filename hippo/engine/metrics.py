@@ -34,7 +34,8 @@ class EngineCollector(Collector):
         stats = self._stats()
         if stats is None:
             return
-        counters, model, vision = stats.counters, stats.model, stats.vision_cache
+        counters, model = stats.counters, stats.model
+        vision, media = stats.vision_cache, stats.media_cache
         memory = device_memory(torch.device(model.device))
         for metric, value in (
             (own.SLOTS, stats.num_slots),
@@ -44,6 +45,8 @@ class EngineCollector(Collector):
             (own.STREAMS, stats.num_streams),
             (own.VISION_CACHE_USED, vision.num_bytes),
             (own.VISION_CACHE_CAPACITY, vision.max_bytes),
+            (own.MEDIA_CACHE_USED, media.num_bytes),
+            (own.MEDIA_CACHE_CAPACITY, media.max_bytes),
             (own.MEMORY_USED, memory.used_bytes),
             (own.MEMORY_TOTAL, memory.total_bytes),
         ):
@@ -60,6 +63,8 @@ class EngineCollector(Collector):
             (own.REUSED_ROWS, counters.num_reused_rows),
             (own.VISION_CACHE_HITS, vision.num_hits),
             (own.VISION_CACHE_MISSES, vision.num_misses),
+            (own.MEDIA_CACHE_HITS, media.num_hits),
+            (own.MEDIA_CACHE_MISSES, media.num_misses),
             (own.PREFILL_TIME, counters.prefill_ns / 1e9),
             (own.BUSY_TIME, (counters.prefill_ns + counters.forward_ns) / 1e9),
             (own.IDLE_TIME, counters.idle_ns / 1e9),

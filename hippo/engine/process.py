@@ -167,7 +167,7 @@ class LocalSource:
             max_context_length=settings.max_context_length,
             served_name=settings.served_name,
             progress=progress,
-            reserved_bytes=settings.reuse.vision_cache_bytes,
+            reserved_bytes=settings.reserved_bytes,
             budget_bytes=settings.memory_bytes,
             cuda_graphs=settings.cuda_graphs,
             exact_rows=settings.exact_rows,

@@ -7,21 +7,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Protocol
 
 from hippo.engine.cpu import compute_alone, name_thread
+from hippo.engine.media_cache import Decoder, MediaCache
 from hippo.errors import ContextLengthError
 from hippo.models.base import DecodedMedia, Prompt, VideoLanguageModel
 from hippo.models.content import CachedRows, cached_rows, salted
-from hippo.types import FramePlan, Media, OpenRequest
+from hippo.types import OpenRequest
 
 _NUM_THREADS = 2
-
-
-class Decoder(Protocol):
-    """Decodes media outside this process."""
-
-    async def decode(self, media: Media, plan: FramePlan) -> DecodedMedia: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +28,13 @@ class ReadPrompt:
 
 
 class PromptReader:
-    """Reads prompts for one model."""
+    """Reads prompts for one model; keeps ``media_cache_bytes`` of what was decoded."""
 
-    def __init__(self, model: VideoLanguageModel, decoder: Decoder) -> None:
+    def __init__(
+        self, model: VideoLanguageModel, decoder: Decoder, *, media_cache_bytes: int = 0
+    ) -> None:
         self._model = model
-        self._decoder = decoder
+        self.media_cache = MediaCache(decoder, media_cache_bytes)
         self._threads = ThreadPoolExecutor(
             _NUM_THREADS,
             thread_name_prefix="prepare",
@@ -58,7 +54,10 @@ class PromptReader:
         """
         began_ns = perf_counter_ns()
         media = await asyncio.gather(
-            *(self._decoder.decode(item, request.frame_plan) for item in request.media)
+            *(
+                self.media_cache.decode(item, request.frame_plan, salt=request.cache_salt)
+                for item in request.media
+            )
         )
         prompt, rows = await asyncio.get_running_loop().run_in_executor(
             self._threads, self._prepare, request, media

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any, Generic
 
 from hippo.engine.host import Backend, EngineT, HostState, ServiceHost
+from hippo.engine.media_cache import Decoder
 from hippo.engine.metrics import MetricsServer, start_metrics
-from hippo.engine.prompts import Decoder, PromptReader
+from hippo.engine.prompts import PromptReader
 from hippo.engine.slots import SlotPool
 from hippo.models.base import VideoLanguageModel
 from hippo.rpc.options import DEFAULT_MAX_MESSAGE_BYTES, TlsFiles
@@ -22,7 +23,8 @@ class EngineService(Generic[EngineT]):
     """Assembles one service: ``start``, ``serve_model``, ``drain``, ``stop``, in this order.
 
     The caller registers its servicer, made with ``host``, with ``rpc.server`` before ``start``.
-    ``max_waiting`` sequences may wait for a slot. ``stop`` may be called at any point.
+    ``max_waiting`` sequences may wait for a slot; ``media_cache_bytes`` of decoded media are kept.
+    ``stop`` may be called at any point.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class EngineService(Generic[EngineT]):
         make_engine: Callable[..., EngineT],
         *,
         max_waiting: int,
+        media_cache_bytes: int = 0,
         tls: TlsFiles | None = None,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     ) -> None:
@@ -38,6 +41,7 @@ class EngineService(Generic[EngineT]):
         self.host: ServiceHost[EngineT] = ServiceHost()
         self._make_engine = make_engine
         self._max_waiting = max_waiting
+        self._media_cache_bytes = media_cache_bytes
         self.port: int | None = None  # while it listens
         self._metrics: MetricsServer | None = None
         self._failing: asyncio.Task[None] | None = None
@@ -62,7 +66,7 @@ class EngineService(Generic[EngineT]):
             info=info,
             engine=engine,
             slots=SlotPool(info.num_slots, max_waiting=self._max_waiting),
-            prompts=PromptReader(model, decoder),
+            prompts=PromptReader(model, decoder, media_cache_bytes=self._media_cache_bytes),
         )
         engine.start()
         await engine.warm_up()

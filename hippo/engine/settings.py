@@ -54,6 +54,9 @@ class EngineSettings:
     vision_cache_mb: int = setting(
         256, help="megabytes on the device for what the vision tower gave for earlier media; 0: off"
     )
+    media_cache_mb: int = setting(
+        256, help="megabytes of the host's memory for frames of earlier media; 0: off"
+    )
     prefix_cache: bool = setting(
         True, help="a prompt that begins as an earlier one in a free slot goes on from there"
     )
@@ -105,10 +108,10 @@ class EngineSettings:
             if getattr(self, name) < 1:
                 flag = "--" + name.replace("_", "-")
                 raise SettingsError(f"{flag} is {getattr(self, name)}; it must be at least 1")
-        if self.vision_cache_mb < 0:
-            raise SettingsError(
-                f"--vision-cache-mb is {self.vision_cache_mb}; it must not be below 0"
-            )
+        for name in ("vision_cache_mb", "media_cache_mb"):
+            if getattr(self, name) < 0:
+                flag = "--" + name.replace("_", "-")
+                raise SettingsError(f"{flag} is {getattr(self, name)}; it must not be below 0")
         if self.cuda_graphs == "on" and self.device == "cpu":
             raise SettingsError("--cuda-graphs on needs --device cuda; leave it out on a CPU")
         if self.compile and self.device != "cpu":
@@ -176,6 +179,16 @@ class EngineSettings:
             vision_cache_bytes=self.vision_cache_mb * _MB,
             keeps_prefixes=self.prefix_cache and self.exact_rows is None,
         )
+
+    @property
+    def media_cache_bytes(self) -> int:
+        return self.media_cache_mb * _MB
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What is kept of earlier media where the model is."""
+        on_host = self.media_cache_bytes if self.device == "cpu" else 0
+        return self.reuse.vision_cache_bytes + on_host
 
     def decode_limits(self) -> DecodeLimits:
         """Raises ValueError for limits under which nothing could be decoded."""

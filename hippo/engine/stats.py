@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
+from hippo.engine.media_cache import MediaCache
 from hippo.engine.vision_cache import VisionCache
 from hippo.metrics.buckets import FORWARD_SECONDS
 from hippo.types import ModelInfo
@@ -61,4 +62,5 @@ class EngineStats:
     num_streams: int
     counters: EngineCounters
     vision_cache: VisionCache
+    media_cache: MediaCache
     model: ModelInfo

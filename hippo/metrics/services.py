@@ -51,6 +51,24 @@ VISION_CACHE_CAPACITY = Metric(
     Kind.GAUGE,
     "What it may hold (`--vision-cache-mb`; 0: it is off).",
 )
+MEDIA_CACHE_HITS = Metric(
+    "hippo_media_cache_hits",
+    Kind.COUNTER,
+    "Videos and images of a request that were decoded already.",
+)
+MEDIA_CACHE_MISSES = Metric(
+    "hippo_media_cache_misses",
+    Kind.COUNTER,
+    "Videos and images of a request that were not decoded yet.",
+)
+MEDIA_CACHE_USED = Metric(
+    "hippo_media_cache_used_bytes", Kind.GAUGE, "Frames of earlier media that are kept."
+)
+MEDIA_CACHE_CAPACITY = Metric(
+    "hippo_media_cache_capacity_bytes",
+    Kind.GAUGE,
+    "What they may take (`--media-cache-mb`; 0: none are kept).",
+)
 ROWS = Metric("hippo_rows", Kind.COUNTER, "Rows of all decoding forwards.")
 FORWARD_SEQUENCES = Metric(
     "hippo_forward_sequences",

@@ -119,10 +119,10 @@ class StepPlan:
 class FeatureCache(Protocol):
     """Keeps the vision tower's output by content (device thread)."""
 
-    def get(self, digest: bytes) -> torch.Tensor | None:
+    def get(self, digest: bytes, /) -> torch.Tensor | None:
         """The features ``[num_tokens, hidden]`` of an item with this digest, not to be written."""
 
-    def put(self, digest: bytes, features: torch.Tensor) -> None:
+    def put(self, digest: bytes, features: torch.Tensor, /) -> None:
         """Keeps the features of an item for a while; nobody writes them any more."""
 
 

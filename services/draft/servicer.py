@@ -46,6 +46,7 @@ def build_service(settings: DraftSettings) -> EngineService[DraftEngine]:
         DRAFT_SERVICE,
         partial(DraftEngine, reuse=settings.reuse),
         max_waiting=0,
+        media_cache_bytes=settings.media_cache_bytes,
         tls=settings.tls,
         max_message_bytes=settings.max_message_bytes,
     )

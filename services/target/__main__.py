@@ -55,7 +55,7 @@ def _parallel_source(settings: TargetSettings) -> ModelSource:
             dtype=settings.dtype,
             num_slots=settings.num_slots,
             max_context_length=settings.max_context_length,
-            reserved_bytes=settings.reuse.vision_cache_bytes,
+            reserved_bytes=settings.reserved_bytes,
             budget_bytes=settings.memory_bytes,
             served_name=settings.served_name,
             log_level=settings.log_level,

@@ -56,6 +56,7 @@ def build_service(settings: TargetSettings) -> EngineService[TargetEngine]:
             ),
         ),
         max_waiting=settings.max_queue,
+        media_cache_bytes=settings.media_cache_bytes,
         tls=settings.tls,
         max_message_bytes=settings.max_message_bytes,
     )

@@ -92,6 +92,8 @@ def test_a_second_question_about_a_clip_finds_its_tokens_cached(
     assert running.gateway_metric("vllm:prefix_cache_hits_total") == hits + num_cached(warm)
     assert running.metric("target", "hippo_prefill_cached_tokens_total") >= num_cached(warm)
     assert running.metric("draft", "hippo_vision_cache_hits_total") >= 1
+    for service in ("target", "draft"):
+        assert running.metric(service, "hippo_media_cache_hits_total") >= 1
 
 
 def test_text_alone_is_answered(client: openai.OpenAI) -> None:

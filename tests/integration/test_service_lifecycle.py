@@ -230,6 +230,10 @@ async def test_the_metrics_show_slots_and_forwards() -> None:
     assert values["hippo_vision_cache_misses_total"] == "1.0"
     assert values["hippo_vision_cache_used_bytes"] == "256.0"
     assert float(values["hippo_vision_cache_capacity_bytes"]) == 256e6
+    assert values["hippo_media_cache_hits_total"] == "1.0"
+    assert values["hippo_media_cache_misses_total"] == "1.0"
+    assert float(values["hippo_media_cache_used_bytes"]) > 0
+    assert float(values["hippo_media_cache_capacity_bytes"]) == 256e6
     assert values["hippo_forward_seconds_count"] == "4.0"
     assert values['hippo_forward_seconds_bucket{le="+Inf"}'] == "4.0"
     assert float(values["hippo_device_busy_seconds_total"]) > 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any
 
-from hippo.engine.prompts import Decoder
+from hippo.engine.media_cache import Decoder
 from hippo.engine.service import EngineService
 from hippo.engine.stats import EngineStats
 from hippo.models.base import VideoLanguageModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hippo.config import SettingsError, load_settings
-from hippo.engine.settings import ReuseOptions
+from hippo.engine.settings import EngineSettings, ReuseOptions
 from services.target.config import TargetSettings
 
 
@@ -46,3 +46,13 @@ def test_the_vision_cache_is_given_in_megabytes() -> None:
     assert reuse("--vision-cache-mb", "0").vision_cache_bytes == 0
     with pytest.raises(SettingsError, match="--vision-cache-mb is -1"):
         reuse("--vision-cache-mb", "-1")
+
+
+def test_decoded_media_are_kept_in_megabytes_and_reckoned_where_they_lie() -> None:
+    settings = EngineSettings(model="m")
+    assert settings.media_cache_bytes == 256_000_000
+    assert settings.reserved_bytes == 512_000_000  # on a CPU beside the features
+    assert EngineSettings(model="m", device="cuda").reserved_bytes == 256_000_000
+    assert EngineSettings(model="m", media_cache_mb=0).reserved_bytes == 256_000_000
+    with pytest.raises(SettingsError, match="--media-cache-mb is -1"):
+        EngineSettings(model="m", media_cache_mb=-1)

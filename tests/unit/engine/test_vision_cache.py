@@ -44,7 +44,7 @@ def test_the_bytes_that_are_held_never_exceed_the_bound() -> None:
     for number, size in enumerate(sizes):
         cache.put(bytes([number % 40]), rows(size))
         assert cache.num_bytes <= cache.max_bytes
-        held = [features.nbytes for features in cache._features.values()]
+        held = [features.nbytes for features in cache._values.values()]
         assert cache.num_bytes == sum(held)
 
 

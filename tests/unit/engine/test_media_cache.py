@@ -1,0 +1,146 @@
+"""Decoded media are kept by content, and decoded once for all who want them at once."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hippo.engine.media_cache import MediaCache
+from hippo.errors import MediaError
+from hippo.models.base import DecodedMedia
+from hippo.types import FramePlan, Media, MediaKind
+
+PLAN = FramePlan(fps=2.0)
+FRAME_BYTES = 8 * 8 * 3
+
+
+class SlowDecoder:
+    """Gives as many frames as the data has bytes, when it is let; refuses b"bad"."""
+
+    def __init__(self, *, is_open: bool = True) -> None:
+        self.started: list[bytes] = []
+        self.num_cancelled = 0
+        self.open = asyncio.Event()
+        if is_open:
+            self.open.set()
+
+    async def decode(self, media: Media, plan: FramePlan) -> DecodedMedia:
+        self.started.append(media.data)
+        try:
+            await self.open.wait()
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+        if media.data == b"bad":
+            raise MediaError("no video")
+        frames = torch.zeros(1, dtype=torch.uint8).expand(len(media.data), 8, 8, 3)
+        return DecodedMedia(media.kind, frames, (0.0,) * len(media.data), plan.fps)
+
+
+def video(data: bytes) -> Media:
+    return Media(MediaKind.VIDEO, data)
+
+
+async def test_the_same_file_is_decoded_once() -> None:
+    decoder = SlowDecoder()
+    cache = MediaCache(decoder, 10 * FRAME_BYTES)
+    first = await cache.decode(video(b"clip"), PLAN)
+    assert await cache.decode(video(bytes(bytearray(b"clip"))), replace(PLAN)) is first
+    assert decoder.started == [b"clip"]
+    assert (cache.num_hits, cache.num_misses, cache.num_bytes) == (1, 1, 4 * FRAME_BYTES)
+
+
+async def test_other_content_plan_kind_or_salt_is_something_else() -> None:
+    decoder = SlowDecoder()
+    cache = MediaCache(decoder, 100 * FRAME_BYTES)
+    await cache.decode(video(b"clip"), PLAN)
+    await cache.decode(video(b"clap"), PLAN)
+    await cache.decode(video(b"clip"), FramePlan(fps=1.0))
+    await cache.decode(Media(MediaKind.IMAGE, b"clip"), PLAN)
+    await cache.decode(video(b"clip"), PLAN, salt="mine")
+    assert len(decoder.started) == 5
+    await cache.decode(video(b"clip"), PLAN, salt="mine")
+    assert len(decoder.started) == 5
+
+
+async def test_a_large_file_is_hashed_beside_the_event_loop_and_found_again() -> None:
+    decoder = SlowDecoder()
+    num_bytes = 2**20 + 1
+    cache = MediaCache(decoder, num_bytes * FRAME_BYTES)
+    first = await cache.decode(video(bytes(num_bytes)), PLAN)
+    assert await cache.decode(video(bytes(num_bytes)), PLAN) is first
+
+
+async def test_the_least_recently_used_give_way() -> None:
+    decoder = SlowDecoder()
+    cache = MediaCache(decoder, 6 * FRAME_BYTES)
+    for data in (b"one", b"two", b"one", b"new"):
+        await cache.decode(video(data), PLAN)
+        assert cache.num_bytes <= cache.max_bytes
+    await cache.decode(video(b"one"), PLAN)
+    await cache.decode(video(b"two"), PLAN)
+    assert decoder.started == [b"one", b"two", b"new", b"two"]
+
+
+async def test_without_room_everything_is_decoded() -> None:
+    decoder = SlowDecoder()
+    cache = MediaCache(decoder, 0)
+    for _ in range(3):
+        await cache.decode(video(b"clip"), PLAN)
+    assert len(decoder.started) == 3
+
+
+async def test_requests_at_once_share_one_decoding() -> None:
+    decoder = SlowDecoder(is_open=False)
+    cache = MediaCache(decoder, 10 * FRAME_BYTES)
+    asking = [asyncio.create_task(cache.decode(video(b"clip"), PLAN)) for _ in range(3)]
+    await asyncio.sleep(0)
+    decoder.open.set()
+    answers = await asyncio.gather(*asking)
+    assert decoder.started == [b"clip"]
+    assert all(answer is answers[0] for answer in answers)
+
+
+async def test_who_leaves_takes_nothing_from_those_who_stay() -> None:
+    decoder = SlowDecoder(is_open=False)
+    cache = MediaCache(decoder, 10 * FRAME_BYTES)
+    leaving, staying = (asyncio.create_task(cache.decode(video(b"clip"), PLAN)) for _ in range(2))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    decoder.open.set()
+    assert (await staying).frames.shape[0] == 4
+    assert decoder.num_cancelled == 0
+
+
+async def test_a_decoding_that_nobody_waits_for_is_cancelled_and_begun_anew() -> None:
+    decoder = SlowDecoder(is_open=False)
+    cache = MediaCache(decoder, 10 * FRAME_BYTES)
+    leaving = [asyncio.create_task(cache.decode(video(b"clip"), PLAN)) for _ in range(2)]
+    await asyncio.sleep(0)
+    for task in leaving:
+        task.cancel()
+    await asyncio.gather(*leaving, return_exceptions=True)
+    later = asyncio.create_task(cache.decode(video(b"clip"), PLAN))
+    await asyncio.sleep(0)
+    decoder.open.set()
+    assert (await later).frames.shape[0] == 4
+    assert (len(decoder.started), decoder.num_cancelled) == (2, 1)
+
+
+async def test_an_error_reaches_all_who_wait_and_is_not_kept() -> None:
+    decoder = SlowDecoder(is_open=False)
+    cache = MediaCache(decoder, 10 * FRAME_BYTES)
+    asking = [asyncio.create_task(cache.decode(video(b"bad"), PLAN)) for _ in range(2)]
+    await asyncio.sleep(0)
+    decoder.open.set()
+    for task in asking:
+        with pytest.raises(MediaError, match="no video"):
+            await task
+    with pytest.raises(MediaError, match="no video"):
+        await cache.decode(video(b"bad"), PLAN)
+    assert len(decoder.started) == 2
+    assert cache.num_bytes == 0
