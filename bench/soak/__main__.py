@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     console = Console()
     with (
         tempfile.TemporaryDirectory() as folder,
-        load_stack(_pair(args.dtype, args.vision_cache_mb), num_slots=args.slots) as stack,
+        load_stack(_pair(args.dtype, args.cache_mb), num_slots=args.slots) as stack,
     ):
         clips = held_out_clips(Path(folder), kind="short", num_clips=args.num_clips)
         tasks = [Task(question, form) for question in questions_about(clips) for form in SAMPLINGS]
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             "environment": describe_environment(),
             "dtype": args.dtype,
             "slots": args.slots,
-            "vision_cache_mb": args.vision_cache_mb,
+            "cache_mb": args.cache_mb,
             **asdict(plan),
             **soak(stack, expected(stack.url, tasks, console), plan, console),
         }
@@ -102,9 +102,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.exit(1 if problems(result) else 0)
 
 
-def _pair(dtype: str, vision_cache_mb: int) -> StackOptions:
-    cache = ("--vision-cache-mb", str(vision_cache_mb))
-    return bundled_pair(dtype, target_args=cache, draft_args=cache)
+def _pair(dtype: str, cache_mb: int) -> StackOptions:
+    caches = ("--vision-cache-mb", str(cache_mb), "--media-cache-mb", str(cache_mb))
+    return bundled_pair(dtype, target_args=caches, draft_args=caches)
 
 
 def expected(url: str, tasks: Sequence[Task], console: Console) -> list[Task]:
@@ -214,7 +214,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--slots", type=int, default=8, help="of each service")
     add("--num-clips", type=int, default=16, help="held-out clips, each asked in four ways")
     add("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
-    add("--vision-cache-mb", type=int, default=16, help="of each service; small, to fill soon")
+    add("--cache-mb", type=int, default=16, help="of both caches of media; small, to fill soon")
     add("--seed", type=int, default=0, help="of what clients do and of the trouble")
     add("--out", type=Path, default=ROOT / "bench/out/soak.json")
     add("--publish", type=Path, metavar="FILE", help="write docs/reliability.md from this")

@@ -23,7 +23,8 @@ class MemoryPlan:
     """What a service wants of a device's memory.
 
     ``num_slots`` None: as many as fit. ``budget_bytes`` bounds all that the process takes of the
-    device (None: what is free, less a share). ``reserved_bytes`` are for the vision cache.
+    device (None: what is free, less a share). ``reserved_bytes`` are for the vision cache, on a
+    CPU for decoded media, too.
     """
 
     max_context_length: int
@@ -52,7 +53,7 @@ def check_fits(
         return
     is_budget = available < available_bytes(device)
     if needed - plan.reserved_bytes <= available:
-        advice = "lower --vision-cache-mb"
+        advice = f"lower {_cache_flags(device)}"
     elif cache_bytes > weight_bytes:
         advice = "lower --slots or --max-context-length"
     elif dtype == torch.float32:
@@ -95,6 +96,11 @@ def fitting_slots(
     )
 
 
+def _cache_flags(device: torch.device) -> str:
+    """What sets the room for earlier media."""
+    return "--vision-cache-mb" + (" or --media-cache-mb" if device.type == "cpu" else "")
+
+
 def choose_slots(
     name: str, plan: MemoryPlan, num_fitting: int, *, slot_bytes: int, device: torch.device
 ) -> int:
@@ -109,7 +115,7 @@ def choose_slots(
         raise ModelLoadError(
             f"{name}: no slot fits beside the weights: {slot}, and {device} has "
             f"{_gib(_left_bytes(device, plan.budget_bytes))} left, room to work included: lower "
-            "--max-context-length or --vision-cache-mb, or raise --memory-gib if it is set"
+            f"--max-context-length or {_cache_flags(device)}, or raise --memory-gib if it is set"
         )
     num_slots = min(num_fitting, MOST_AUTO_SLOTS)
     _log.info(

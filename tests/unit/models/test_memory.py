@@ -54,7 +54,7 @@ class TestSums:
     @pytest.mark.parametrize(
         ("changes", "advice"),
         [
-            ({"reserved_bytes": 41 * MIB}, "lower --vision-cache-mb"),
+            ({"reserved_bytes": 41 * MIB}, "lower --vision-cache-mb or --media-cache-mb"),
             ({"slot_bytes": 30 * MIB}, "lower --slots or --max-context-length"),
             ({"weight_bytes": 200 * MIB}, "use --dtype bfloat16"),
             ({"slot_bytes": 151 * MIB, "num_slots": None}, "1 slot of 512 tokens.*lower --slots"),
