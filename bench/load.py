@@ -171,9 +171,10 @@ class _Bench:
         return max(counts)
 
     def _ask_one_at_a_time(self, stack: LoadStack) -> None:
-        """Reference answers, and the first request of everything."""
+        """Reference answers, which nothing cached helps, and the first request of everything."""
         for speculative in (self._speculative(ADAPTIVE), _OFF):
-            run = self._loop("one at a time", speculative, 1, [stack], len(self._questions))
+            num_answers = len(self._questions)
+            run = self._loop("one at a time", speculative, 1, [stack], num_answers, num_together=1)
             self._references = {index: answer.token_ids for index, answer in run.answers}
 
     def _measure(
@@ -188,6 +189,7 @@ class _Bench:
             num_clients,
             stacks,
             num_answers,
+            num_together=args.questions_per_clip,
             on_start=lambda: before.extend(stack.read() for stack in stacks),
         )
         after = [stack.read() for stack in stacks]
@@ -211,6 +213,8 @@ class _Bench:
         num_clients: int,
         stacks: Sequence[LoadStack],
         num_answers: int,
+        *,
+        num_together: int,
         on_start: Callable[[], None] = lambda: None,
     ) -> LoadRun:
         args, servers = self._args, [Server(stack.url) for stack in stacks]
@@ -223,7 +227,7 @@ class _Bench:
                 [form.request(question, speculative) for question in self._questions],
                 num_clients=num_clients,
                 num_answers=num_answers,
-                num_together=args.questions_per_clip,
+                num_together=num_together,
                 on_start=on_start,
                 on_answer=lambda: progress.advance(task),
             )

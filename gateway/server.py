@@ -40,6 +40,7 @@ async def serve(settings: GatewaySettings) -> None:
             access_log=False,
             timeout_graceful_shutdown=math.ceil(settings.shutdown_grace_s) + _LAST_WORDS_S,
             ws="none",
+            http="h11",  # unlike httptools it bounds a request's head
         )
     )
     loop = asyncio.get_running_loop()

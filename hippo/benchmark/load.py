@@ -144,7 +144,7 @@ class _ClosedLoop:
         connection = self._servers[number % len(self._servers)].connect()
         is_first = True
         try:
-            for index, salt in self._turns():
+            for index, salt in self._turns(number):
                 try:
                     answer = connection.ask(self._requests[index].body(salt))
                 except HippoError as error:
@@ -164,14 +164,20 @@ class _ClosedLoop:
         finally:
             connection.close()
 
-    def _turns(self) -> Iterator[tuple[int, str]]:
-        """What one client asks: indices of questions, each with its salt."""
+    def _turns(self, client: int) -> Iterator[tuple[int, str]]:
+        """What one client asks: indices of questions, each with its salt.
+
+        Clients begin at different places of what is asked together, or all would be at its first
+        question at once, before the window begins.
+        """
+        skipped = client % self._num_together
         while not self.is_over:
             first, salt = next(self._numbers) * self._num_together, new_salt()
-            for number in range(first, first + self._num_together):
+            for number in range(first + skipped, first + self._num_together):
                 if self.is_over:
                     return
                 yield number % len(self._requests), salt
+            skipped = 0
 
     def _add(self, ended: Ended) -> None:
         with self._lock:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from hippo.engine.bounded import BoundedCache
@@ -17,6 +17,7 @@ from hippo.models.base import DecodedMedia
 from hippo.types import FramePlan, Media, MediaKind
 
 _LARGE_BYTES = 1 << 20  # hashing more would hold up the event loop
+_LEAST_BYTES = 16 << 10  # that an entry counts as, so that tiny ones cannot become too many
 
 _Key = tuple[bytes, MediaKind, FramePlan, str]
 
@@ -39,7 +40,7 @@ class MediaCache(BoundedCache[_Key, DecodedMedia]):
     """Decodes with ``decoder`` what it does not have. Belongs to one event loop."""
 
     def __init__(self, decoder: Decoder, max_bytes: int) -> None:
-        super().__init__(max_bytes, size=lambda decoded: decoded.frames.nbytes)
+        super().__init__(max_bytes, size=lambda one: max(one.frames.nbytes, _LEAST_BYTES))
         self._decoder = decoder
         self._running: dict[_Key, _Decoding] = {}
 
@@ -49,9 +50,8 @@ class MediaCache(BoundedCache[_Key, DecodedMedia]):
 
         A decoding is cancelled when nobody waits for it any more.
         """
-        if not self.max_bytes:
-            return await self._decoder.decode(media, plan)
-        key = await _digest(media.data), media.kind, plan, salt
+        seen = replace(plan, max_pixels=0)  # to which the model resizes, not the decoder
+        key = await _digest(media.data), media.kind, seen, salt
         if (decoded := self.get(key)) is not None:
             return decoded
         running = self._running.get(key)

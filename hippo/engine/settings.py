@@ -187,8 +187,13 @@ class EngineSettings:
     @property
     def reserved_bytes(self) -> int:
         """What is kept of earlier media where the model is."""
-        on_host = self.media_cache_bytes if self.device == "cpu" else 0
+        on_host = self.media_cache_bytes if self.first_device == "cpu" else 0
         return self.reuse.vision_cache_bytes + on_host
+
+    @property
+    def first_device(self) -> str:
+        """Where the vision tower is."""
+        return self.device
 
     def decode_limits(self) -> DecodeLimits:
         """Raises ValueError for limits under which nothing could be decoded."""

@@ -63,7 +63,7 @@ def load_model(
     ``dtype`` is float32, bfloat16, float16 (on a CPU: weights in float16, arithmetic in float32)
     or auto (the checkpoint's own). ``is_fused`` False runs transformers' modules as they are.
     ``num_slots`` None: as many as fit. ``shards``: load one rank's part, on its device
-    (hippo.parallel). ``reserved_bytes`` of the device are for something else (the vision cache);
+    (hippo.parallel). ``reserved_bytes`` of the device are for something else (earlier media);
     ``budget_bytes`` bound what the process takes of it. ``cuda_graphs`` captures steps: auto (on a
     GPU that is not one of several), on or off. ``exact_rows``: every step has that many rows, so
     that a token's logits do not depend on what was fed with it (hippo.models.static).

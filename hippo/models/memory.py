@@ -43,7 +43,7 @@ def check_fits(
     device: torch.device,
     dtype: torch.dtype,
 ) -> None:
-    """Raises ModelLoadError when weights, activations, vision cache and the slots (one, if their
+    """Raises ModelLoadError when weights, activations, earlier media and the slots (one, if their
     number is left open) exceed the device's free memory or the budget."""
     num_slots = plan.num_slots or 1
     cache_bytes = num_slots * slot_bytes

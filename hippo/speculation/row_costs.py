@@ -36,9 +36,9 @@ class RowCosts:
     """Time of a target forward as a function of its rows and sequences.
 
     Forwards of similar weight share a bucket, which keeps their mean weight and time; between two
-    buckets that were measured the time is interpolated, outside of them it follows a typical
-    curve. The result never falls with more rows. Heavier forwards that look dear are doubted more
-    and more while they are not measured: a policy would never come back to them after a slow one.
+    buckets that were measured the time is interpolated, outside of them it follows a typical curve.
+    A table's times never fall with more rows. Heavier forwards that look dear are doubted more and
+    more while they are not measured: a policy would never come back to them after a slow one.
     """
 
     alone_ns: float = 0.0  # one row of one sequence while the draft rests; 0: not measured

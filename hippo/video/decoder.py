@@ -180,16 +180,25 @@ def _decoded(media: Media, reply: dict[str, Any], result: int) -> DecodedMedia:
     if hasattr(fcntl, "F_ADD_SEALS"):  # the worker cannot take the memory away any more
         fcntl.fcntl(result, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     try:
-        memory = map_whole(result, start + num_frames * height * width * channels)
+        memory = _memory(result, start + num_frames * height * width * channels)
     finally:
         os.close(result)
-    frames = torch.frombuffer(memory, dtype=torch.uint8, offset=start)
     return DecodedMedia(
         kind=media.kind,
-        frames=frames.view(num_frames, height, width, channels),
-        frame_seconds=tuple(array.array("d", memory[:start])),
+        frames=memory[start:].view(num_frames, height, width, channels),
+        frame_seconds=tuple(array.array("d", memory[:start].numpy().tobytes())),
         sampled_fps=reply["sampled_fps"],
     )
+
+
+def _memory(result: int, size: int) -> torch.Tensor:
+    """A shared file's bytes. They may be kept for long, so no descriptor stays open for them, and
+    few bytes, of which there may be many, are copied to where they need no mapping of their own."""
+    path = f"/proc/self/fd/{result}"
+    if size >= LARGE_BYTES and os.path.exists(path):
+        return torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
+    with map_whole(result, size) as memory:
+        return torch.frombuffer(bytearray(memory), dtype=torch.uint8)
 
 
 def _failure(media: Media, reply: dict[str, Any], limits: DecodeLimits) -> HippoError:

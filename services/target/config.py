@@ -96,6 +96,10 @@ class TargetSettings(EngineSettings):
         return self.deterministic_rows if self.deterministic else None
 
     @property
+    def first_device(self) -> str:
+        return self.rank_devices[0]
+
+    @property
     def rank_devices(self) -> tuple[str, ...]:
         """A device for each rank of a tensor-parallel target."""
         if self.devices:

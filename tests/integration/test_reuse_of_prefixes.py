@@ -185,6 +185,7 @@ async def test_requests_of_different_salts_share_nothing(pair: Pair) -> None:
             answer = await target_only(client, question("what?", cache_salt=salt))
             assert num_reused(answer) == 0
         assert stats_of(service).vision_cache.num_hits == 0
+        assert stats_of(service).media_cache.num_hits == 0
         again = await target_only(client, question("what?", cache_salt="other"))
         assert num_reused(again) > 0
 

@@ -56,9 +56,10 @@ def test_questions_taken_together_are_one_client_s_and_share_a_salt() -> None:
             question = int(str(body["messages"][0]["content"]))
             by_salt.setdefault(str(body["cache_salt"]), []).append(question)
     assert len(by_salt) >= 26 // 3
-    for questions in by_salt.values():  # those of a client at the end may be fewer
-        assert questions in ([0, 1, 2][: len(questions)], [3, 4, 5][: len(questions)])
-    assert sum(len(questions) == 3 for questions in by_salt.values()) >= len(by_salt) - 2
+    for questions in by_salt.values():
+        assert questions in ([0, 1, 2], [3, 4, 5]) or len(questions) < 3
+    # The second client begins in the middle, and either may be at its last ones at the end.
+    assert sum(len(questions) == 3 for questions in by_salt.values()) >= len(by_salt) - 3
 
 
 def test_questions_asked_one_by_one_share_no_salt() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from hippo.models.base import DecodedMedia
 from hippo.types import FramePlan, Media, MediaKind
 
 PLAN = FramePlan(fps=2.0)
-FRAME_BYTES = 8 * 8 * 3
+FRAME_BYTES = 96 * 64 * 3  # more than the least that counts
 
 
 class SlowDecoder:
@@ -36,7 +37,8 @@ class SlowDecoder:
             raise
         if media.data == b"bad":
             raise MediaError("no video")
-        frames = torch.zeros(1, dtype=torch.uint8).expand(len(media.data), 8, 8, 3)
+        size = (1, 1) if media.data == b"tiny" else (96, 64)
+        frames = torch.zeros(1, dtype=torch.uint8).expand(len(media.data), *size, 3)
         return DecodedMedia(media.kind, frames, (0.0,) * len(media.data), plan.fps)
 
 
@@ -49,8 +51,15 @@ async def test_the_same_file_is_decoded_once() -> None:
     cache = MediaCache(decoder, 10 * FRAME_BYTES)
     first = await cache.decode(video(b"clip"), PLAN)
     assert await cache.decode(video(bytes(bytearray(b"clip"))), replace(PLAN)) is first
+    assert await cache.decode(video(b"clip"), replace(PLAN, max_pixels=1000)) is first
     assert decoder.started == [b"clip"]
-    assert (cache.num_hits, cache.num_misses, cache.num_bytes) == (1, 1, 4 * FRAME_BYTES)
+    assert (cache.num_hits, cache.num_misses, cache.num_bytes) == (2, 1, 4 * FRAME_BYTES)
+
+
+async def test_a_tiny_item_counts_as_what_it_takes_to_keep_it() -> None:
+    cache = MediaCache(SlowDecoder(), FRAME_BYTES)
+    await cache.decode(video(b"tiny"), PLAN)
+    assert cache.num_bytes == 16 << 10
 
 
 async def test_other_content_plan_kind_or_salt_is_something_else() -> None:
@@ -66,12 +75,23 @@ async def test_other_content_plan_kind_or_salt_is_something_else() -> None:
     assert len(decoder.started) == 5
 
 
-async def test_a_large_file_is_hashed_beside_the_event_loop_and_found_again() -> None:
-    decoder = SlowDecoder()
+async def test_a_large_file_is_hashed_beside_the_event_loop_and_found_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on_threads = []
+
+    async def to_thread(function: Callable[[], bytes]) -> bytes:
+        on_threads.append(function)
+        return function()
+
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
     num_bytes = 2**20 + 1
-    cache = MediaCache(decoder, num_bytes * FRAME_BYTES)
+    cache = MediaCache(SlowDecoder(), num_bytes * FRAME_BYTES)
     first = await cache.decode(video(bytes(num_bytes)), PLAN)
     assert await cache.decode(video(bytes(num_bytes)), PLAN) is first
+    assert len(on_threads) == 2
+    await cache.decode(video(b"clip"), PLAN)
+    assert len(on_threads) == 2
 
 
 async def test_the_least_recently_used_give_way() -> None:
@@ -85,12 +105,15 @@ async def test_the_least_recently_used_give_way() -> None:
     assert decoder.started == [b"one", b"two", b"new", b"two"]
 
 
-async def test_without_room_everything_is_decoded() -> None:
+async def test_without_room_nothing_is_kept_but_what_runs_is_shared() -> None:
     decoder = SlowDecoder()
     cache = MediaCache(decoder, 0)
     for _ in range(3):
         await cache.decode(video(b"clip"), PLAN)
     assert len(decoder.started) == 3
+    await asyncio.gather(*(cache.decode(video(b"clip"), PLAN) for _ in range(3)))
+    assert len(decoder.started) == 4
+    assert cache.num_bytes == 0
 
 
 async def test_requests_at_once_share_one_decoding() -> None:

@@ -53,6 +53,9 @@ def test_decoded_media_are_kept_in_megabytes_and_reckoned_where_they_lie() -> No
     assert settings.media_cache_bytes == 256_000_000
     assert settings.reserved_bytes == 512_000_000  # on a CPU beside the features
     assert EngineSettings(model="m", device="cuda").reserved_bytes == 256_000_000
+    ranks = TargetSettings(model="m", tensor_parallel=2, devices=("cuda:0", "cuda:1"))
+    assert ranks.reserved_bytes == 256_000_000
+    assert TargetSettings(model="m", tensor_parallel=2).reserved_bytes == 512_000_000
     assert EngineSettings(model="m", media_cache_mb=0).reserved_bytes == 256_000_000
     with pytest.raises(SettingsError, match="--media-cache-mb is -1"):
         EngineSettings(model="m", media_cache_mb=-1)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hippo.models.linear import make_linear
+from hippo.models.linear import MakeLinear, make_half_linear, make_linear
 from hippo.models.vision import replace_products
 
 
@@ -39,6 +39,21 @@ def test_patches_are_the_convolution_s(
     replace_products(tower, make_linear)
     assert not any(isinstance(each, torch.nn.Conv2d) for each in tower.modules())
     torch.testing.assert_close(tower(images), expected, rtol=1e-5, atol=1e-5)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("dtype", "make", "tolerance"),
+    [(torch.bfloat16, make_linear, 2e-2), (torch.float32, make_half_linear, 2e-3)],
+)
+def test_patches_in_half_precision(dtype: torch.dtype, make: MakeLinear, tolerance: float) -> None:
+    tower = Tower(kernel_size=14, stride=14).to(dtype)
+    images = torch.randn(2, 3, 28, 42)
+    expected = tower(images)
+    replace_products(tower, make)
+    found = tower(images)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
 @torch.inference_mode()

@@ -68,7 +68,7 @@ def test_a_service_that_says_nothing_of_its_batch_counts_as_alone() -> None:
     times = PairTimes()
     times.observe_forward(4, Timing(forward_ns=5 * MS))
     assert times.num_sequences == 1
-    assert times.cost_table(4)[4] == 5 * MS
+    assert times.cost_table(4)[4] == times.cost(4) == 5 * MS
 
 
 def test_costs_are_kept_apart_by_context_length() -> None:

@@ -186,3 +186,16 @@ def test_a_random_draft_is_never_waited_for() -> None:
     _, outcome = run_adaptive([False] * 128, Machine())
     assert outcome.stats.target_wait_ns == 0
     assert outcome.stats.num_draft_tokens == 0
+
+
+@pytest.mark.parametrize("decay", [0.985, 0.998])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_tokens_learnt_together_count_as_one_by_one(decay: float, *, is_first: bool) -> None:
+    together, one_by_one = Acceptance(decay=decay), Acceptance(decay=decay)
+    for count, is_right in ((5, True), (1, False), (3, True), (2, False)):
+        together.observe(is_right=is_right, is_first=is_first, count=count)
+        for number in range(count):
+            one_by_one.observe(is_right=is_right, is_first=is_first and number == 0)
+    assert together.rate == pytest.approx(one_by_one.rate)
+    assert together.first_rate == pytest.approx(one_by_one.first_rate)
+    assert (together.num_trials, together.num_right) == (11, 8)

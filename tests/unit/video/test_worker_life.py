@@ -206,3 +206,16 @@ async def test_nothing_is_left_behind(make_video: MakeVideo) -> None:
 def test_a_pool_without_workers_is_refused() -> None:
     with pytest.raises(ValueError, match="num_workers"):
         MediaDecoder(num_workers=0)
+
+
+@pytest.mark.parametrize("side", [64, 512])  # of a few kilobytes, and of some megabytes
+async def test_frames_that_are_kept_hold_no_descriptor(
+    decoder: MediaDecoder, make_video: MakeVideo, side: int
+) -> None:
+    data = make_video(width=side, height=side, num_frames=16)
+    kept = [await decoder.decode(video(data), FramePlan(fps=8.0))]
+    before = len(os.listdir("/proc/self/fd"))
+    kept += [await decoder.decode(video(data), FramePlan(fps=8.0)) for _ in range(8)]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert all(each.frames.equal(kept[0].frames) for each in kept)
+    assert kept[0].frames.any()
