@@ -177,7 +177,8 @@ async def test_choices_at_once_share_a_prefill_and_equal_each_alone(policy: str)
 
             assert [answer.token_ids for answer in together] == alone
             reused = sorted(answer.verdicts[0].timing.context_length for answer in together)
-            assert reused[0] == 0 and reused[1] == reused[2] >= 16
+            # One that comes just as another ends finds neither its sequence nor its slot.
+            assert reused[0] == 0 and reused[1] in (0, reused[2]) and reused[2] >= 16
     assert target.num_copied >= 2
 
 
