@@ -39,6 +39,7 @@ class Choices:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await _cancel(self._pumps)
+        self._pumps.clear()  # whose errors' frames hold this object
         await self._stack.aclose()
 
     @property

@@ -119,7 +119,12 @@ class Completion:
     async def __aexit__(self, *exc_info: object) -> None:
         assert self._task is not None
         self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        try:
+            await asyncio.gather(self._task, return_exceptions=True)
+        finally:
+            # Their errors' frames hold this object, and so the request's media: for as long as
+            # Python's garbage collector does not come, if this object held the errors.
+            self._task = self._draft_task = self._error = None
 
     @property
     def token_ids(self) -> list[int]:

@@ -83,10 +83,11 @@ class ChatResponse(Response):
         self._completion_id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._has_begun = False  # a status is sent
+        self._is_sent = False
         self._ending: HippoError | None = None  # why it is not waited for any longer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        leaving = asyncio.create_task(_until_disconnect(receive))
+        leaving = asyncio.create_task(self._until_left(receive))
         work = asyncio.create_task(self._answer_within_limits(scope, receive, send))
         stopping = asyncio.create_task(self._state.patience_is_over.wait())
         try:
@@ -108,6 +109,13 @@ class ChatResponse(Response):
             work.result()
         elif self._ending is not None and not self._has_begun:
             raise self._ending
+
+    async def _until_left(self, receive: Receive) -> None:
+        """Returns when the client goes away before all is sent."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if self._is_sent:  # of which the server says the same
+            await asyncio.Event().wait()
 
     def _longest_s(self) -> float | None:
         """Until nothing more is sent: the work is over by then, if anybody reads it."""
@@ -168,6 +176,7 @@ class ChatResponse(Response):
                     answer = JSONResponse(await self._collect(choices))
                     self._has_begun = True
                     await answer(scope, receive, send)
+                self._is_sent = True
         except HippoError:
             choices.fail()
             raise
@@ -307,8 +316,3 @@ def _stopping() -> HippoError:
 
 def _too_long(limit_s: float) -> HippoError:
     return DeadlineError(f"the request took longer than {limit_s:g} s, this server's limit")
-
-
-async def _until_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

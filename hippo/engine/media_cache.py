@@ -66,6 +66,7 @@ class MediaCache(BoundedCache[_Key, DecodedMedia]):
             if not running.num_waiting:
                 del self._running[key]
                 running.task.cancel()
+            del running  # its error holds this frame
 
     async def _decode(self, key: _Key, media: Media, plan: FramePlan) -> DecodedMedia:
         decoded = await self._decoder.decode(media, plan)

@@ -21,7 +21,6 @@ from hippo.errors import HippoError, InvalidRequestError
 from hippo.logs import request_id_var
 from hippo.models.base import Prompt
 from hippo.rpc import convert
-from hippo.rpc.errors import answering_errors
 from hippo.types import OpenRequest, PromptInfo
 
 _log = logging.getLogger(__name__)
@@ -42,20 +41,19 @@ class SequenceStreams(ABC, Generic[SequenceT, EngineT]):
         self._readers: set[asyncio.Task[None]] = set()
 
     async def serve(self, context: Context) -> None:
-        """Runs one stream to its end; failures become its status."""
-        async with answering_errors(context):
-            with self._host.stream() as backend:
-                request = await self._read_open(context, backend)
-                request_id_var.set(request.request_id)
-                with _logging_the_end():
-                    self.check(request)
-                    sequence = self.new_sequence(request, backend.slots.reserve())
-                    try:
-                        await self._run(context, backend, sequence)
-                    finally:
-                        if not sequence.is_submitted:
-                            sequence.reservation.release()
-                        backend.engine.close(sequence)
+        """Runs one stream to its end; raises what it failed with."""
+        with self._host.stream() as backend:
+            request = await self._read_open(context, backend)
+            request_id_var.set(request.request_id)
+            with _logging_the_end():
+                self.check(request)
+                sequence = self.new_sequence(request, backend.slots.reserve())
+                try:
+                    await self._run(context, backend, sequence)
+                finally:
+                    if not sequence.is_submitted:
+                        sequence.reservation.release()
+                    backend.engine.close(sequence)
 
     @abstractmethod
     def new_sequence(self, request: OpenRequest, reservation: Reservation) -> SequenceT:
@@ -99,6 +97,7 @@ class SequenceStreams(ABC, Generic[SequenceT, EngineT]):
         finally:
             handing_over.cancel()
             await asyncio.gather(handing_over, return_exceptions=True)
+            del handing_over  # its error holds this frame, which holds the sequence
 
     def _start_reader(
         self, context: Context, backend: Backend[EngineT], sequence: SequenceT
@@ -137,8 +136,11 @@ class SequenceStreams(ABC, Generic[SequenceT, EngineT]):
     async def _read(self, context: Context, backend: Backend[EngineT], sequence: SequenceT) -> None:
         """Posts requests to the engine until the client closes its side."""
         engine: Engine[Any, Any] = backend.engine
-        while (request := await _read_message(context)) is not _EOF:
-            engine.post(sequence, self.take(sequence, request, backend))
+        try:
+            while (request := await _read_message(context)) is not _EOF:
+                engine.post(sequence, self.take(sequence, request, backend))
+        finally:
+            del sequence  # gRPC keeps what reading failed with, and that keeps this frame
 
 
 async def _read_message(context: Context) -> Any:

@@ -65,16 +65,15 @@ class ClientStream(Generic[SentT, ReceivedT]):
         peer: str,
     ) -> None:
         self._start = start
-        self._opening = opening
         self._encode = encode
         self._decode = decode
         self._peer = peer
         self._outgoing: StreamQueue[Any] = StreamQueue()
         self._incoming: StreamQueue[Any] = StreamQueue()
+        self._outgoing.put(opening)
 
     async def __aenter__(self) -> ClientStream[SentT, ReceivedT]:
         self._call = self._start()
-        self._outgoing.put(self._opening)
         self._writer = asyncio.create_task(self._write_all())
         self._reader = asyncio.create_task(self._read_all())
         return self
@@ -87,7 +86,12 @@ class ClientStream(Generic[SentT, ReceivedT]):
     ) -> None:
         self._call.cancel()  # this ends the reader, too
         self._writer.cancel()
-        await asyncio.gather(self._writer, self._reader, self._call.code(), return_exceptions=True)
+        try:
+            await asyncio.gather(
+                self._writer, self._reader, self._call.code(), return_exceptions=True
+            )
+        finally:
+            del self._writer, self._reader  # whose errors' frames hold this stream
 
     async def send(self, message: SentT) -> None:
         """Queues a message; returns before it is on the wire.

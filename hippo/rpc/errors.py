@@ -7,9 +7,9 @@ fault, so that a caller in another process catches what a caller in this one wou
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
-from typing import Any, NoReturn
+from collections.abc import Callable, Coroutine, Iterable
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import grpc
 
@@ -61,6 +61,10 @@ _BY_CODE: dict[grpc.StatusCode, type[HippoError]] = {
 
 _log = logging.getLogger(__name__)
 
+ServicerT = TypeVar("ServicerT")
+AnswerT = TypeVar("AnswerT")
+Context = grpc.aio.ServicerContext[Any, Any]
+
 
 def status_of(error: HippoError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
     """Code, details and trailing metadata that stand for ``error``."""
@@ -98,27 +102,31 @@ def code_name(code: grpc.StatusCode | None) -> str:
     return "UNKNOWN" if code is None else code.name
 
 
-@asynccontextmanager
-async def answering_errors(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
-    """Turns what the body of an RPC raises into the call's status.
+def answering_errors(
+    method: Callable[[ServicerT, Any, Context], Coroutine[Any, Any, AnswerT]],
+) -> Callable[[ServicerT, Any, Context], Coroutine[Any, Any, AnswerT]]:
+    """Turns what a servicer's method raises into the call's status.
 
     Errors of the tree become their own status. Anything else is our bug: it is logged with its
     traceback and answered INTERNAL without details of the inside.
     """
-    try:
-        yield
-    except HippoError as error:
-        await _abort(context, error)
-    except grpc.aio.AbortError:
-        raise
-    except Exception:
-        if context.done():
-            return  # the client is gone; nobody is left to answer
-        _log.exception("a request failed unexpectedly")
-        await _abort(context, HippoError("internal error; the service's log has the details"))
 
+    @wraps(method)
+    async def answer(servicer: ServicerT, request: Any, context: Context) -> AnswerT:
+        try:
+            return await method(servicer, request, context)
+        except HippoError as error:
+            status = status_of(error)
+        except grpc.aio.AbortError:
+            raise
+        except Exception:
+            if context.done():
+                return cast(AnswerT, None)  # the client is gone; nobody is left to answer
+            _log.exception("a request failed unexpectedly")
+            status = status_of(HippoError("internal error; the service's log has the details"))
+        # Not while the error is handled: gRPC keeps what abort raises, which would keep the error,
+        # which keeps the frames it went through and so all that the call held.
+        await context.abort(*status)
+        raise AssertionError("abort raises")
 
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: HippoError) -> NoReturn:
-    code, details, metadata = status_of(error)
-    await context.abort(code, details, metadata)
-    raise AssertionError("abort raises")
+    return answer

@@ -13,7 +13,8 @@ class StreamQueue(Generic[ItemT]):
     """Items in order, for one consumer on the same event loop.
 
     Closing it lets the consumer take what is queued; then iterating raises the error it was closed
-    with, or ends.
+    with, once, or ends. (Kept for longer, it would keep the frames it went through, and with them
+    the queue's owner, until the garbage collector came.)
     """
 
     def __init__(self) -> None:
@@ -47,13 +48,15 @@ class StreamQueue(Generic[ItemT]):
 
     async def __anext__(self) -> ItemT:
         while not self._items:
-            if self._error is not None:
-                raise self._error
             if self._is_closed:
-                raise StopAsyncIteration
+                raise self._take_error() or StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         return self._items.popleft()
+
+    def _take_error(self) -> Exception | None:
+        error, self._error = self._error, None
+        return error
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

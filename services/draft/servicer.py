@@ -27,17 +27,17 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self._host = host
         self._streams = _DraftStreams(host, max_guessed)
 
+    @answering_errors
     async def Draft(  # type: ignore[override]
         self, _: Any, context: Context
     ) -> None:
         await self._streams.serve(context)
 
+    @answering_errors
     async def GetModel(
         self, _: common_pb2.GetModelRequest, context: Context
     ) -> common_pb2.GetModelResponse:
-        async with answering_errors(context):
-            return convert.model_to_proto(self._host.info)
-        raise AssertionError("an error ends the call")
+        return convert.model_to_proto(self._host.info)
 
 
 def build_service(settings: DraftSettings) -> EngineService[DraftEngine]:
