@@ -69,6 +69,10 @@ class FreeModel:
     def num_layers(self) -> int:
         return 1
 
+    @property
+    def joins_tails(self) -> bool:
+        return False
+
     def prepare(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Prompt:

@@ -19,7 +19,7 @@ import queue
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from time import perf_counter_ns
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -35,7 +35,7 @@ from hippo.engine.stats import EngineCounters
 from hippo.engine.vision_cache import VisionCache
 from hippo.engine.warmup import warm_prompt, warm_up
 from hippo.errors import HippoError, ModelLoadError, UnavailableError
-from hippo.models.base import Prompt, SequenceRows, StepPlan, VideoLanguageModel
+from hippo.models.base import Prompt, PromptTail, SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.content import CachedRows
 
 _LONGEST_SLEEP_NS = 3600 * 10**9  # of a wait that a client may have asked to last for ages
@@ -55,6 +55,7 @@ class Step(Protocol):
 
 StepT = TypeVar("StepT", bound=Step)
 Item = tuple[Callable[[Any, Any], None], Any, Any]
+Job = Generator[PromptTail | None, torch.Tensor | None, None]
 
 
 class Engine(ABC, Generic[SequenceT, StepT]):
@@ -82,7 +83,8 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         self._num_threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._run, name="device")
         self._sequences: dict[SequenceT, None] = {}  # an ordered set
-        self._jobs: deque[tuple[SequenceT, Iterator[None]]] = deque()
+        self._jobs: deque[tuple[SequenceT, Job]] = deque()
+        self._offer: tuple[SequenceT, PromptTail] | None = None  # of the oldest job
         self._job_began_ns = 0
         self._num_stepped = 0  # sequences of the last forward; 0: there was nothing to feed
         self._num_stepped_rows = 0  # of them all
@@ -177,8 +179,11 @@ class Engine(ABC, Generic[SequenceT, StepT]):
     def _emit(self, sequence: SequenceT, message: Any) -> None:
         self._mailbox.post(sequence.output.put, message)
 
-    def _start_job(self, sequence: SequenceT, job: Iterator[None]) -> None:
-        """Queues device work that is done piece by piece, a piece between two forwards."""
+    def _start_job(self, sequence: SequenceT, job: Job) -> None:
+        """Queues device work that is done piece by piece, a piece between two forwards.
+
+        A job that yields a prompt's tail is sent its logits if a forward took it along, or None.
+        """
         self._jobs.append((sequence, job))
 
     def _take_over(self, sequence: SequenceT, rows: CachedRows, *, most: int | None = None) -> int:
@@ -213,7 +218,9 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         for entry in [entry for entry in self._jobs if entry[0] is sequence]:
             self._jobs.remove(entry)
             if not sequence.is_in_job:
-                close_iterator(entry[1])
+                entry[1].close()
+        if self._offer is not None and self._offer[0] is sequence:
+            self._offer = None
         held = None
         if error is None and self._keeps_prefixes:
             held = sequence.held_at_end(self._fed_ids(sequence))
@@ -241,7 +248,7 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         has_worked = self._advance_jobs()
         steps, until_ns = self._schedule(perf_counter_ns())
         if steps:
-            self._step(steps)
+            self._step(steps, self._offer)
             return 0
         self._num_stepped = 0
         if has_worked:
@@ -324,18 +331,20 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         while self._jobs:
             self._advance_job()
             self._receive(0)
-            if perf_counter_ns() >= until_ns:
+            if self._offer is not None or perf_counter_ns() >= until_ns:
                 break
         return has_worked
 
-    def _advance_job(self) -> None:
-        """Runs the oldest job's next piece."""
+    def _advance_job(self, logits: torch.Tensor | None = None) -> None:
+        """Runs the oldest job's next piece; ``logits`` are those of the tail that it offered."""
         sequence, job = entry = self._jobs[0]
         self._job_began_ns = began_ns = perf_counter_ns()
+        self._offer = None
         is_over = False
         sequence.is_in_job = True
         try:
-            next(job)
+            if (tail := job.send(logits)) is not None:
+                self._offer = sequence, tail
         except StopIteration:
             is_over = True
         except Exception as error:
@@ -348,20 +357,30 @@ class Engine(ABC, Generic[SequenceT, StepT]):
             sequence.job_ns += duration_ns
             self.counters.prefill_ns += duration_ns
         if sequence.is_closed:
-            close_iterator(job)
+            job.close()
         elif is_over:
             self._jobs.remove(entry)
 
-    def _step(self, steps: list[tuple[SequenceT, StepT]]) -> None:
+    def _step(
+        self,
+        steps: list[tuple[SequenceT, StepT]],
+        offer: tuple[SequenceT, PromptTail] | None = None,
+    ) -> None:
         """One forward; if it fails, each sequence alone, so that only the culprit ends."""
+        tail = None if offer is None else offer[1]
         rows = tuple(
             SequenceRows(sequence.slot, step.start_index, step.token_ids)
             for sequence, step in steps
         )
+        plan = StepPlan(rows, tail)
         began_ns = perf_counter_ns()
         try:
-            token_ids = self._sample(steps, self.model.forward(StepPlan(rows)))
+            logits = self.model.forward(plan)
+            token_ids = self._sample(steps, logits if tail is None else logits[:-1])
         except Exception as error:
+            if tail is not None:
+                self._step(steps)
+                return
             if len(steps) > 1:
                 for pair in steps:
                     self._step([pair])
@@ -372,7 +391,7 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         ended_ns = perf_counter_ns()
         self._forward_ns = ended_ns - began_ns
         self._num_stepped = len(rows)
-        self._num_stepped_rows = sum(len(row.token_ids) for row in rows)
+        self._num_stepped_rows = plan.num_rows
         self.counters.count_forward(self._forward_ns, self._num_stepped_rows, len(rows))
         self._receive(0)
         num_tokens = 0
@@ -383,6 +402,10 @@ class Engine(ABC, Generic[SequenceT, StepT]):
                 except Exception as error:
                     self._fail(sequence, error)
         self._tokens_each = num_tokens / len(steps)
+        if offer is not None and not offer[0].is_closed:
+            self.counters.num_joined += 1
+            offer[0].job_ns += self._forward_ns
+            self._advance_job(logits[-1])
 
     def _fail(self, sequence: SequenceT, error: Exception) -> None:
         """Ends one sequence by an error; the caller of the service sees it."""
@@ -407,10 +430,3 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         for sequence in list(self._sequences):
             self._close(sequence, UnavailableError("the service's device has failed"))
         self._mailbox.post(self._on_failure, error)
-
-
-def close_iterator(iterator: Iterator[Any]) -> None:
-    """Closes a generator behind the Iterator type, so that it cleans up now."""
-    close = getattr(iterator, "close", None)
-    if close is not None:
-        close()

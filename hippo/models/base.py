@@ -105,15 +105,35 @@ class SequenceRows:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptTail:
+    """A short rest of a prompt, all of it text, whose first ``num_reused`` rows stand in the slot.
+
+    ``tap`` as in VideoLanguageModel.prefill.
+    """
+
+    slot: int
+    prompt: Prompt
+    num_reused: int
+    tap: AttentionTap | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are run."""
+        return self.prompt.length - self.num_reused
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One forward over rows of several sequences, flattened in this order."""
+    """One forward over rows of several sequences, flattened in this order, and a prompt's tail."""
 
     sequences: tuple[SequenceRows, ...]
+    tail: PromptTail | None = None
 
     @property
     def num_rows(self) -> int:
         """Rows of the flattened forward."""
-        return sum(len(sequence.token_ids) for sequence in self.sequences)
+        num_rows = sum(len(sequence.token_ids) for sequence in self.sequences)
+        return num_rows if self.tail is None else num_rows + self.tail.num_rows
 
 
 class FeatureCache(Protocol):
@@ -136,6 +156,10 @@ class VideoLanguageModel(Protocol):
     @property
     def num_layers(self) -> int:
         """Decoder layers in all."""
+
+    @property
+    def joins_tails(self) -> bool:
+        """Whether ``forward`` takes a prompt's tail."""
 
     def prepare(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
@@ -194,4 +218,7 @@ class VideoLanguageModel(Protocol):
         Row k of a sequence sees its slot's prompt, the completion before ``start_index`` as last
         written, and its own rows up to k; its logits are those of completion token
         ``start_index + k + 1``.
+
+        A tail's rows are run along, as ``prefill`` would run them, and fill its slot; of its logits
+        there are only, as the last row, those of completion token 0.
         """

@@ -17,6 +17,7 @@ from hippo.models.base import (
     DecodedMedia,
     FeatureCache,
     Prompt,
+    PromptTail,
     Scope,
     SequenceRows,
     StepPlan,
@@ -76,6 +77,11 @@ class CachedModel(ABC):
     def num_layers(self) -> int:
         """Decoder layers in all."""
         return self._stack.num_layers
+
+    @property
+    def joins_tails(self) -> bool:
+        """Whether ``forward`` takes a prompt's tail: not where every step has as many rows."""
+        return self._static is None or not self._static.is_exact
 
     @abstractmethod
     def prepare(
@@ -142,13 +148,10 @@ class CachedModel(ABC):
         """
         assert tap is None or kept is None, "scores are about all visual tokens"
         assert tap is None or bool((prompt.question_indices >= num_reused).all())
-        self._slots.pop(slot, None)
-        self._cache.forget(slot)
         with torch.inference_mode():
             hidden, rotary = self._prompt_rows(prompt, visual, kept, num_reused)
+            self._begin_slot(slot, prompt, num_reused + hidden.shape[0])
             chunks = self._chunks(slot, num_reused, hidden.shape[0])
-            room = self._cache.shape.capacity - num_reused - hidden.shape[0]
-            self._cover_positions(prompt.next_position + room)  # here, not in a step
         num_tapped = 0 if tap is None else tap.num_layers
         assert tap is None or 0 < num_tapped <= self.num_layers, (num_tapped, self.num_layers)
         queries: dict[int, list[torch.Tensor]] = {}
@@ -167,12 +170,7 @@ class CachedModel(ABC):
                 with torch.inference_mode():
                     self._run_chunk(hidden[rows], rotary[rows], step, first, last)
                     if tap is not None and last == num_tapped and index == len(chunks) - 1:
-                        began_ns = perf_counter_ns()
-                        tap.layer_scores = self._score(
-                            slot, prompt.length, queries, num_tapped, visual_places, tap.scope
-                        )
-                        tap.score_ns = perf_counter_ns() - began_ns
-                        queries.clear()
+                        self._fill_tap(tap, slot, prompt.length, queries, visual_places)
                 yield None
         with torch.inference_mode():
             logits = self._stack.logits(hidden[-1:])[0]
@@ -190,9 +188,12 @@ class CachedModel(ABC):
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """See VideoLanguageModel.forward; ContextLengthError when a slot is full."""
         placed = [self._place(sequence) for sequence in plan.sequences]
-        if self._static is not None and self._static.covers(placed):
+        tail = plan.tail
+        if tail is not None:
+            placed.append(self._place_tail(tail))
+        elif self._static is not None and self._static.covers(placed):
             return self._static.forward(placed)
-        if self._compiled is not None and self._compiled.covers(placed):
+        elif self._compiled is not None and self._compiled.covers(placed):
             return self._compiled.forward(placed[0])
         by_slot = sorted(placed, key=lambda rows: rows.slot)
         token_ids = [token_id for rows in by_slot for token_id in rows.token_ids]
@@ -204,19 +205,47 @@ class CachedModel(ABC):
             rotary.append(self._rotary_table[:num_padding])
         device = self.embedding.device
         asked = None  # to the device before any layer: a copy behind them would wait for them
-        if any(one is not other for one, other in zip(placed, by_slot, strict=True)):
-            asked = _as_asked(placed, by_slot, num_padding).to(device)
+        if tail is not None or any(
+            one is not two for one, two in zip(placed, by_slot, strict=True)
+        ):
+            order = _as_asked(placed, by_slot)
+            if tail is not None:
+                del order[-tail.num_rows : -1]
+            num_rows = len(order)
+            if self._is_padded:
+                order += [0] * (padded_rows(num_rows) - num_rows)
+            asked = torch.tensor(order, device=device)
         hidden = torch.embedding(self.embedding, torch.tensor(token_ids, device=device))
-        hidden = self._stack.run(
-            hidden,
-            rotary[0] if len(rotary) == 1 else torch.cat(rotary),
-            Step(self._plan(by_slot), self._cache.dtype, num_padding=num_padding),
-            0,
-            self._stack.num_layers,
-        )
+        factors = rotary[0] if len(rotary) == 1 else torch.cat(rotary)
+        step = Step(self._plan(by_slot), self._cache.dtype, num_padding=num_padding)
+        num_tapped = 0
+        if tail is not None and tail.tap is not None:
+            num_tapped = tail.tap.num_layers
+            first_row = sum(rows.num_rows for rows in by_slot if rows.slot < tail.slot)
+            hidden = self._run_tapped(hidden, factors, step, tail, tail.tap, first_row)
+        hidden = self._stack.run(hidden, factors, step, num_tapped, self.num_layers)
         if asked is not None:
             hidden = hidden.index_select(0, asked)
         return self._stack.logits(hidden)[:num_rows]
+
+    def _run_tapped(
+        self,
+        hidden: torch.Tensor,
+        rotary: torch.Tensor,
+        step: Step,
+        tail: PromptTail,
+        tap: AttentionTap,
+        first_row: int,
+    ) -> torch.Tensor:
+        """The tap's layers on the rows of a step, those of the tail from ``first_row`` on."""
+        prompt, device = tail.prompt, self.embedding.device
+        question = (prompt.question_indices - tail.num_reused + first_row).to(device)
+        visual_places = prompt.visual_indices.to(device)
+        queries: dict[int, list[torch.Tensor]] = {}
+        step = replace(step, tap=QueryTap(question, queries))
+        hidden = self._stack.run(hidden, rotary, step, 0, tap.num_layers)
+        self._fill_tap(tap, tail.slot, prompt.length, queries, visual_places)
+        return hidden
 
     def _plan(self, by_slot: Sequence[PlacedRows]) -> tuple[SequenceStep | BatchStep, ...]:
         """What is attended together, in order of slots."""
@@ -253,6 +282,27 @@ class CachedModel(ABC):
         rotary = self._completion_rotary(position, num_rows)
         return PlacedRows(sequence.slot, start, sequence.token_ids, rotary)
 
+    def _place_tail(self, tail: PromptTail) -> PlacedRows:
+        """The same for the rest of a prompt, whose rows are those before the first one of the
+        completion."""
+        prompt, num_rows = tail.prompt, tail.num_rows
+        self._begin_slot(tail.slot, prompt, prompt.length)
+        self._slots[tail.slot] = _Slot(prompt.length, prompt.next_position)
+        token_ids = tuple(prompt.input_ids[tail.num_reused :].tolist())
+        return self._place(SequenceRows(tail.slot, -num_rows, token_ids))
+
+    def _begin_slot(self, slot: int, prompt: Prompt, num_cached: int) -> None:
+        """A prompt that will have ``num_cached`` rows in the slot is about to be run; raises
+        ContextLengthError where these leave no room."""
+        capacity = self._cache.shape.capacity
+        if num_cached >= capacity:
+            raise ContextLengthError(
+                f"a prompt of {num_cached} cached tokens leaves no room in a context of {capacity}"
+            )
+        self._slots.pop(slot, None)
+        self._cache.forget(slot)
+        self._cover_positions(prompt.next_position + capacity - num_cached)  # not in a step
+
     def _group_bounds(self, num_tapped: int, num_rows: int) -> list[int]:
         """The layers at which groups begin and end, in order."""
         num_groups = min(_LEAST_LAYER_GROUPS * -(-num_rows // _GROUP_ROWS), self.num_layers)
@@ -274,6 +324,22 @@ class CachedModel(ABC):
         if not tapped.shape[0]:
             return None
         return QueryTap(tapped.to(self.embedding.device), queries)
+
+    def _fill_tap(
+        self,
+        tap: AttentionTap,
+        slot: int,
+        prompt_length: int,
+        queries: dict[int, list[torch.Tensor]],
+        visual: torch.Tensor,
+    ) -> None:
+        """The tap's scores, of the ``queries`` that were kept of its layers."""
+        began_ns = perf_counter_ns()
+        tap.layer_scores = self._score(
+            slot, prompt_length, queries, tap.num_layers, visual, tap.scope
+        )
+        tap.score_ns = perf_counter_ns() - began_ns
+        queries.clear()
 
     def _score(
         self,
@@ -327,11 +393,6 @@ class CachedModel(ABC):
     def _chunks(self, slot: int, num_reused: int, num_rows: int) -> list[tuple[slice, Step]]:
         """Stretches of the ``num_rows`` rows that are run, and the step of each."""
         end = num_reused + num_rows
-        if end >= self._cache.shape.capacity:
-            raise ContextLengthError(
-                f"a prompt of {end} cached tokens leaves no room in a context of "
-                f"{self._cache.shape.capacity}"
-            )
         chunks = []
         starts = range(num_reused, end, _CHUNK_ROWS)
         mask = None
@@ -367,15 +428,11 @@ class CachedModel(ABC):
         return self._stack.rotary(positions.expand(self._num_axes, length))
 
 
-def _as_asked(
-    placed: Sequence[PlacedRows], by_slot: Sequence[PlacedRows], num_padding: int
-) -> torch.Tensor:
-    """Where each row of ``placed``, one sequence after another, stands among those by slot; padding
-    stays behind them. int64 ``[all rows]``."""
+def _as_asked(placed: Sequence[PlacedRows], by_slot: Sequence[PlacedRows]) -> list[int]:
+    """Where each row of ``placed``, one sequence after another, stands among those by slot."""
     firsts, num_rows = {}, 0
     for rows in by_slot:
         firsts[rows.slot] = num_rows
         num_rows += rows.num_rows
     assert len(firsts) == len(placed), "a slot is stepped once"
-    order = [firsts[rows.slot] + row for rows in placed for row in range(rows.num_rows)]
-    return torch.tensor([*order, *range(num_rows, num_rows + num_padding)])
+    return [firsts[rows.slot] + row for rows in placed for row in range(rows.num_rows)]

@@ -154,6 +154,11 @@ class StaticSteps:
         self._graphs = graphs
         self._steps: OrderedDict[StaticShape, tuple[StaticStep, Replay]] = OrderedDict()
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether every forward has as many rows."""
+        return self._exact_rows is not None
+
     def covers(self, sequences: Sequence[PlacedRows]) -> bool:
         """Whether ``forward`` takes these."""
         if self._exact_rows is not None:

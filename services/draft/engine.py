@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from hippo.engine.base import Engine
+from hippo.engine.base import Engine, Job
 from hippo.engine.cpu import CoreWaits
 from hippo.engine.sequence import EngineSequence
 from hippo.engine.slots import Reservation
@@ -77,12 +77,12 @@ class DraftEngine(Engine[DraftSequence, DraftStep]):
             return
         self._offer_block(sequence)
 
-    def _embed(self, sequence: DraftSequence) -> Iterator[None]:
+    def _embed(self, sequence: DraftSequence) -> Job:
         sequence.began_ns = self._job_began_ns
         sequence.visual = self.model.embed_visual(sequence.prompt, self.vision_cache)
         sequence.is_embedded = True
         self._prefill_if_ready(sequence)
-        yield
+        yield None
 
     def _prefill_if_ready(self, sequence: DraftSequence) -> None:
         selection = sequence.selection
@@ -100,7 +100,7 @@ class DraftEngine(Engine[DraftSequence, DraftStep]):
             kept = torch.tensor(selection.kept_indices, dtype=torch.int64)
         self._start_job(sequence, self._prefill(sequence, kept))
 
-    def _prefill(self, sequence: DraftSequence, kept: torch.Tensor | None) -> Iterator[None]:
+    def _prefill(self, sequence: DraftSequence, kept: torch.Tensor | None) -> Job:
         prompt, visual = sequence.prompt, sequence.visual
         sequence.visual = None
         wait_ns = sequence.take_wait_ns()
@@ -110,7 +110,7 @@ class DraftEngine(Engine[DraftSequence, DraftStep]):
             sequence.slot, prompt, visual, kept, num_reused=num_reused
         ):
             if logits is None:
-                yield
+                yield None
             else:
                 token_id = sequence.sampler.sample(logits[None], first_index=0, output_ids=())[0]
         sequence.held = rows

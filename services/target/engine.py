@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter_ns
 from typing import Any
 
 import torch
 
-from hippo.engine.base import Engine
+from hippo.engine.base import Engine, Job
 from hippo.engine.sequence import EngineSequence
 from hippo.engine.settings import NO_REUSE, ReuseOptions
 from hippo.engine.slots import Reservation
 from hippo.errors import ModelLoadError
-from hippo.models.base import VideoLanguageModel
+from hippo.models.base import PromptTail, VideoLanguageModel
 from hippo.models.content import has_visual_from
 from hippo.pruning.select import (
     DEFAULT_OPTIONS,
@@ -26,6 +26,10 @@ from hippo.sampling import SampleRequest, TokenSampler, sample_step, sample_with
 from hippo.speculation.verifier import Verifier, VerifyStep, Wait
 from hippo.types import Block, OpenRequest, Pace, Timing, TokenLogprobs, Verdict
 from services.target.selection import ScoredSelection, needs_scores
+
+# Of a prompt, so few that they run in the next forward of other sequences: one of their own would
+# mostly read weights. More would hold the others up.
+_MOST_TAIL_ROWS = 64
 
 
 class TargetSequence(EngineSequence):
@@ -83,7 +87,7 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
             assert isinstance(message, Pace)
             sequence.verifier.set_pace(message)
 
-    def _prefill(self, sequence: TargetSequence) -> Iterator[None]:
+    def _prefill(self, sequence: TargetSequence) -> Job:
         prompt, pruning = sequence.prompt, sequence.request.pruning
         queue_ns = self._job_began_ns - sequence.submitted_ns
         is_scored = needs_scores(pruning, int(prompt.visual_indices.shape[0]))
@@ -91,7 +95,8 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
         most = int(prompt.question_indices[0]) if is_scored else None
         num_reused = self._take_over(sequence, sequence.rows, most=most)
         visual = None
-        if has_visual_from(prompt, num_reused) or (is_scored and needs_features(pruning.strategy)):
+        has_visual = has_visual_from(prompt, num_reused)
+        if has_visual or (is_scored and needs_features(pruning.strategy)):
             visual = self.model.embed_visual(prompt, self.vision_cache)
         selection = tap = None
         if is_scored:
@@ -103,14 +108,21 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
                 options=self._options,
             )
             tap = selection.tap
-        yield
-        for logits in self.model.prefill(sequence.slot, prompt, visual, None, tap, num_reused):
-            self._tell_selection(sequence, selection, is_last=logits is not None)
-            if logits is None:
-                yield
-            else:
-                first = SampleRequest(sequence.sampler, 0, ())
-                token_id = _sample([sequence], [first], logits[None], [1])[0][0]
+        logits = None
+        tail = PromptTail(sequence.slot, prompt, num_reused, tap)
+        if self.model.joins_tails and not has_visual and tail.num_rows <= _MOST_TAIL_ROWS:
+            logits = yield tail
+        else:
+            yield None
+        if logits is None:
+            for logits in self.model.prefill(sequence.slot, prompt, visual, None, tap, num_reused):
+                if logits is None:
+                    self._tell_selection(sequence, selection)
+                    yield None
+        assert logits is not None
+        self._tell_selection(sequence, selection, is_last=True)
+        first = SampleRequest(sequence.sampler, 0, ())
+        token_id = _sample([sequence], [first], logits[None], [1])[0][0]
         sequence.held = sequence.rows
         self.counters.count_prefill(prompt.length, num_reused)
         self._receive(0)

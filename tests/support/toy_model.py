@@ -18,6 +18,7 @@ from hippo.models.base import (
     DecodedMedia,
     FeatureCache,
     Prompt,
+    PromptTail,
     StepPlan,
     VisualItem,
 )
@@ -87,6 +88,7 @@ class ToyModel:
         self.kept: list[int | None] = []  # visual tokens of each prefill
         self.tapped: list[int | None] = []  # layers tapped in each prefill
         self.reused: list[int] = []  # rows taken over by each prefill
+        self.joined: list[int] = []  # rows of each prompt's tail that came with a forward
         self.num_copied = 0  # prefills whose rows began with another slot's
         self.num_embedded = 0  # items that passed the vision tower
         self.threads: set[str] = set()  # that ran device work
@@ -102,6 +104,10 @@ class ToyModel:
     def held_ids(self, slot: int) -> list[int]:
         """Token ids of all rows that were last written to the slot, those rolled back included."""
         return [token_id for token_id, _ in self._rows[slot]]
+
+    @property
+    def joins_tails(self) -> bool:
+        return True
 
     def prepare(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
@@ -188,14 +194,19 @@ class ToyModel:
             self.on_piece(slot)
             del cached[num_reused:]
             if tap is not None and tap.num_layers == layer + 1:
-                places = torch.arange(prompt.visual_indices.shape[0], dtype=torch.float32)
-                tap.layer_scores = places.expand(tap.num_layers, -1)
+                _score(tap, prompt)
             yield None
+        yield self._fill(slot, prompt, rows, num_reused)
+
+    def _fill(
+        self, slot: int, prompt: Prompt, rows: list[tuple[int, bytes | None]], num_reused: int
+    ) -> torch.Tensor:
+        """The slot holds all rows; logits of the first token."""
         self._prompts[slot] = int.from_bytes(prompt.prompt_hash[:4], "little")
         self._ids[slot] = []
         self._num_prompt_rows[slot] = len(rows)
-        cached += rows[num_reused:]
-        yield self._table[self._context(slot, 0)].clone()
+        self._rows[slot][num_reused:] = rows[num_reused:]
+        return self._table[self._context(slot, 0)].clone()
 
     def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
         self.threads.add(threading.current_thread().name)
@@ -220,7 +231,18 @@ class ToyModel:
                 self._context(rows.slot, rows.start_index + row + 1)
                 for row in range(len(rows.token_ids))
             ]
-        return self._table[torch.tensor(contexts)]
+        logits = self._table[torch.tensor(contexts)]
+        return logits if plan.tail is None else torch.cat((logits, self._tail(plan.tail)[None]))
+
+    def _tail(self, tail: PromptTail) -> torch.Tensor:
+        self.joined.append(tail.num_rows)
+        self.reused.append(tail.num_reused)
+        rows = _rows_of(tail.prompt, None)
+        assert self._rows[tail.slot][: tail.num_reused] == rows[: tail.num_reused]
+        assert all(digest is None for _, digest in rows[tail.num_reused :]), "a visual row"
+        if tail.tap is not None:
+            _score(tail.tap, tail.prompt)
+        return self._fill(tail.slot, tail.prompt, rows, tail.num_reused)
 
     def _context(self, slot: int, index: int) -> int:
         """Which row of the table gives the logits of completion token ``index``."""
@@ -228,6 +250,11 @@ class ToyModel:
         for token_id in self._ids[slot][max(0, index - 3) : index]:
             key = key * 31 + token_id + 7
         return (key + index // 8) % _NUM_CONTEXTS
+
+
+def _score(tap: AttentionTap, prompt: Prompt) -> None:
+    places = torch.arange(prompt.visual_indices.shape[0], dtype=torch.float32)
+    tap.layer_scores = places.expand(tap.num_layers, -1)
 
 
 def _rows_of(prompt: Prompt, kept: torch.Tensor | None) -> list[tuple[int, bytes | None]]:

@@ -1,0 +1,85 @@
+"""The rest of a prompt that runs in other sequences' forward is what a prefill makes of it,
+float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hippo.models.base import AttentionTap, Prompt, PromptTail, SequenceRows, StepPlan
+from hippo.models.base import VideoLanguageModel as Model
+from hippo.models.content import cached_rows
+from hippo.models.loading import load_model
+from tests.support.reference import clip, prepare, user
+
+LAYERS = 2  # that a tap scores
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("target_checkpoint", True),
+        ("target_checkpoint", False),
+        ("llava_checkpoint", True),
+    ],
+    ids=["qwen2.5-vl", "qwen2.5-vl as transformers has it", "llava-onevision"],
+)
+def family(request: pytest.FixtureRequest) -> Model:
+    name, is_fused = request.param
+    folder: Path = request.getfixturevalue(name)
+    return load_model(
+        str(folder), dtype="float32", num_slots=3, max_context_length=512, is_fused=is_fused
+    )
+
+
+@pytest.mark.parametrize("slot", [0, 1, 2])
+@pytest.mark.parametrize("num_running", [1, 2])
+def test_a_tail_fills_its_slot_and_changes_nothing_else(
+    family: Model, slot: int, num_running: int
+) -> None:
+    before, prompt = (prepare(family, user(0, text), clip()) for text in ("what?", "who is it?"))
+    running = [one for one in range(3) if one != slot][:num_running]
+    fed = tuple(
+        SequenceRows(one, 0, tuple(range(5, 7 + 2 * index))) for index, one in enumerate(running)
+    )
+    for index, one in enumerate(running):
+        prefill(family, one, prepare(family, user(0, "see" * (1 + index)), clip(seed=1 + index)))
+    alone = family.forward(StepPlan(fed))
+    tap = AttentionTap(LAYERS)
+    first = prefill(family, slot, prompt, tap=tap)
+    then = family.forward(StepPlan((SequenceRows(slot, 0, (8, 9)),)))
+
+    prefill(family, slot, before)
+    num_shared = cached_rows(before).common_length(cached_rows(prompt))
+    num_reused = min(num_shared, int(prompt.question_indices[0]))
+    joined_tap = AttentionTap(LAYERS)
+    tail = PromptTail(slot, prompt, num_reused, joined_tap)
+    logits = family.forward(plan := StepPlan(fed, tail))
+
+    assert plan.num_rows == alone.shape[0] + prompt.length - num_reused
+    assert_close(logits, torch.cat((alone, first[None])))
+    assert joined_tap.layer_scores is not None and tap.layer_scores is not None
+    assert_close(joined_tap.layer_scores, tap.layer_scores)
+    assert_close(family.forward(StepPlan((SequenceRows(slot, 0, (8, 9)),))), then)
+
+
+def test_a_prompt_without_media_joins_as_a_whole(family: Model) -> None:
+    prefill(family, 0, prepare(family, user(0, "see"), clip()))
+    prompt = prepare(family, user("what is a thing?"))
+    fed = (SequenceRows(0, 0, (5,)),)
+    logits = family.forward(StepPlan(fed, PromptTail(1, prompt, 0)))
+    assert_close(logits[-1], prefill(family, 2, prompt))
+
+
+def prefill(
+    model: Model, slot: int, prompt: Prompt, *, tap: AttentionTap | None = None
+) -> torch.Tensor:
+    *_, logits = model.prefill(slot, prompt, model.embed_visual(prompt), None, tap)
+    assert logits is not None
+    return logits
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=5e-5)
