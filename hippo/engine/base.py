@@ -38,6 +38,9 @@ from hippo.errors import HippoError, ModelLoadError, UnavailableError
 from hippo.models.base import Prompt, PromptTail, SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.content import CachedRows
 
+# Of a prompt, so few that they run in the next forward of other sequences: one of their own would
+# mostly read weights. More would hold the others up.
+MOST_TAIL_ROWS = 64
 _LONGEST_SLEEP_NS = 3600 * 10**9  # of a wait that a client may have asked to last for ages
 _log = logging.getLogger(__name__)
 
@@ -84,7 +87,7 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         self._thread = threading.Thread(target=self._run, name="device")
         self._sequences: dict[SequenceT, None] = {}  # an ordered set
         self._jobs: deque[tuple[SequenceT, Job]] = deque()
-        self._offer: tuple[SequenceT, PromptTail] | None = None  # of the oldest job
+        self._tails: dict[SequenceT, PromptTail] = {}  # that jobs offer to the next forward
         self._job_began_ns = 0
         self._num_stepped = 0  # sequences of the last forward; 0: there was nothing to feed
         self._num_stepped_rows = 0  # of them all
@@ -182,7 +185,8 @@ class Engine(ABC, Generic[SequenceT, StepT]):
     def _start_job(self, sequence: SequenceT, job: Job) -> None:
         """Queues device work that is done piece by piece, a piece between two forwards.
 
-        A job that yields a prompt's tail is sent its logits if a forward took it along, or None.
+        A job that yields a prompt's tail (``MOST_TAIL_ROWS`` at most) is sent the tail's logits if
+        a forward took it along, or None.
         """
         self._jobs.append((sequence, job))
 
@@ -219,8 +223,7 @@ class Engine(ABC, Generic[SequenceT, StepT]):
             self._jobs.remove(entry)
             if not sequence.is_in_job:
                 entry[1].close()
-        if self._offer is not None and self._offer[0] is sequence:
-            self._offer = None
+        self._tails.pop(sequence, None)
         held = None
         if error is None and self._keeps_prefixes:
             held = sequence.held_at_end(self._fed_ids(sequence))
@@ -248,7 +251,7 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         has_worked = self._advance_jobs()
         steps, until_ns = self._schedule(perf_counter_ns())
         if steps:
-            self._step(steps, self._offer)
+            self._step(steps, list(self._tails.items()))
             return 0
         self._num_stepped = 0
         if has_worked:
@@ -322,29 +325,37 @@ class Engine(ABC, Generic[SequenceT, StepT]):
     def _advance_jobs(self) -> bool:
         """Runs pieces of the oldest jobs for as long as the running sequences can spare."""
         has_worked = bool(self._jobs)
+        self._tails = {}  # what no forward took along goes on alone
         until_ns = perf_counter_ns() + prefill_budget_ns(
             num_waiting=len(self._jobs),
             num_running=self._num_stepped,
             forward_ns=self._forward_ns,
             tokens_each=self._tokens_each,
         )
-        while self._jobs:
-            self._advance_job()
+        while (entry := self._next_job()) is not None:
+            self._advance_job(entry)
             self._receive(0)
-            if self._offer is not None or perf_counter_ns() >= until_ns:
+            if perf_counter_ns() >= until_ns:
                 break
         return has_worked
 
-    def _advance_job(self, logits: torch.Tensor | None = None) -> None:
-        """Runs the oldest job's next piece; ``logits`` are those of the tail that it offered."""
-        sequence, job = entry = self._jobs[0]
+    def _next_job(self) -> tuple[SequenceT, Job] | None:
+        """The oldest that has not offered a tail; none while tails enough are offered."""
+        if sum(tail.num_rows for tail in self._tails.values()) >= MOST_TAIL_ROWS:
+            return None
+        return next((entry for entry in self._jobs if entry[0] not in self._tails), None)
+
+    def _advance_job(
+        self, entry: tuple[SequenceT, Job], logits: torch.Tensor | None = None
+    ) -> None:
+        """Runs a job's next piece; ``logits`` are those of the tail that it offered."""
+        sequence, job = entry
         self._job_began_ns = began_ns = perf_counter_ns()
-        self._offer = None
         is_over = False
         sequence.is_in_job = True
         try:
             if (tail := job.send(logits)) is not None:
-                self._offer = sequence, tail
+                self._tails[sequence] = tail
         except StopIteration:
             is_over = True
         except Exception as error:
@@ -364,21 +375,21 @@ class Engine(ABC, Generic[SequenceT, StepT]):
     def _step(
         self,
         steps: list[tuple[SequenceT, StepT]],
-        offer: tuple[SequenceT, PromptTail] | None = None,
+        tails: Sequence[tuple[SequenceT, PromptTail]] = (),
     ) -> None:
         """One forward; if it fails, each sequence alone, so that only the culprit ends."""
-        tail = None if offer is None else offer[1]
         rows = tuple(
             SequenceRows(sequence.slot, step.start_index, step.token_ids)
             for sequence, step in steps
         )
-        plan = StepPlan(rows, tail)
+        plan = StepPlan(rows, tuple(tail for _, tail in tails))
         began_ns = perf_counter_ns()
         try:
             logits = self.model.forward(plan)
-            token_ids = self._sample(steps, logits if tail is None else logits[:-1])
+            num_fed = logits.shape[0] - len(tails)
+            token_ids = self._sample(steps, logits[:num_fed])
         except Exception as error:
-            if tail is not None:
+            if tails:
                 self._step(steps)
                 return
             if len(steps) > 1:
@@ -402,10 +413,12 @@ class Engine(ABC, Generic[SequenceT, StepT]):
                 except Exception as error:
                     self._fail(sequence, error)
         self._tokens_each = num_tokens / len(steps)
-        if offer is not None and not offer[0].is_closed:
-            self.counters.num_joined += 1
-            offer[0].job_ns += self._forward_ns
-            self._advance_job(logits[-1])
+        for (sequence, _), of_tail in zip(tails, logits[num_fed:], strict=True):
+            if not sequence.is_closed:
+                self.counters.num_joined += 1
+                sequence.job_ns += self._forward_ns
+                entry = next(entry for entry in self._jobs if entry[0] is sequence)
+                self._advance_job(entry, of_tail)
 
     def _fail(self, sequence: SequenceT, error: Exception) -> None:
         """Ends one sequence by an error; the caller of the service sees it."""

@@ -124,16 +124,17 @@ class PromptTail:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One forward over rows of several sequences, flattened in this order, and a prompt's tail."""
+    """One forward over rows of several sequences, flattened in this order, and prompts' tails."""
 
     sequences: tuple[SequenceRows, ...]
-    tail: PromptTail | None = None
+    tails: tuple[PromptTail, ...] = ()
 
     @property
     def num_rows(self) -> int:
         """Rows of the flattened forward."""
-        num_rows = sum(len(sequence.token_ids) for sequence in self.sequences)
-        return num_rows if self.tail is None else num_rows + self.tail.num_rows
+        return sum(len(sequence.token_ids) for sequence in self.sequences) + sum(
+            tail.num_rows for tail in self.tails
+        )
 
 
 class FeatureCache(Protocol):
@@ -159,7 +160,7 @@ class VideoLanguageModel(Protocol):
 
     @property
     def joins_tails(self) -> bool:
-        """Whether ``forward`` takes a prompt's tail."""
+        """Whether ``forward`` takes prompts' tails."""
 
     def prepare(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
@@ -219,6 +220,7 @@ class VideoLanguageModel(Protocol):
         written, and its own rows up to k; its logits are those of completion token
         ``start_index + k + 1``.
 
-        A tail's rows are run along, as ``prefill`` would run them, and fill its slot; of its logits
-        there are only, as the last row, those of completion token 0.
+        Tails' rows are run along, as ``prefill`` would run them, and fill their slots; of their
+        logits there are only those of completion token 0, a row each behind all others. Their taps
+        are of equally many layers.
         """

@@ -163,8 +163,8 @@ class CachedModel(ABC):
         bounds = self._group_bounds(num_tapped, hidden.shape[0])
         for first, last in itertools.pairwise(bounds):
             for index, (rows, step) in enumerate(chunks):
-                if first < num_tapped:
-                    step = replace(step, tap=taps[index])
+                if first < num_tapped and (query_tap := taps[index]) is not None:
+                    step = replace(step, taps=(query_tap,))
                 if first == self.num_layers - 1:
                     step = replace(step, wants_last_row=True)
                 with torch.inference_mode():
@@ -188,9 +188,8 @@ class CachedModel(ABC):
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """See VideoLanguageModel.forward; ContextLengthError when a slot is full."""
         placed = [self._place(sequence) for sequence in plan.sequences]
-        tail = plan.tail
-        if tail is not None:
-            placed.append(self._place_tail(tail))
+        if plan.tails:
+            placed += [self._place_tail(tail) for tail in plan.tails]
         elif self._static is not None and self._static.covers(placed):
             return self._static.forward(placed)
         elif self._compiled is not None and self._compiled.covers(placed):
@@ -205,12 +204,9 @@ class CachedModel(ABC):
             rotary.append(self._rotary_table[:num_padding])
         device = self.embedding.device
         asked = None  # to the device before any layer: a copy behind them would wait for them
-        if tail is not None or any(
-            one is not two for one, two in zip(placed, by_slot, strict=True)
-        ):
-            order = _as_asked(placed, by_slot)
-            if tail is not None:
-                del order[-tail.num_rows : -1]
+        in_order = all(one is other for one, other in zip(placed, by_slot, strict=True))
+        if plan.tails or not in_order:
+            order = _as_asked(placed, by_slot, num_tails=len(plan.tails))
             num_rows = len(order)
             if self._is_padded:
                 order += [0] * (padded_rows(num_rows) - num_rows)
@@ -218,11 +214,10 @@ class CachedModel(ABC):
         hidden = torch.embedding(self.embedding, torch.tensor(token_ids, device=device))
         factors = rotary[0] if len(rotary) == 1 else torch.cat(rotary)
         step = Step(self._plan(by_slot), self._cache.dtype, num_padding=num_padding)
+        tapped = [tail for tail in plan.tails if tail.tap is not None]
         num_tapped = 0
-        if tail is not None and tail.tap is not None:
-            num_tapped = tail.tap.num_layers
-            first_row = sum(rows.num_rows for rows in by_slot if rows.slot < tail.slot)
-            hidden = self._run_tapped(hidden, factors, step, tail, tail.tap, first_row)
+        if tapped:
+            num_tapped, hidden = self._run_tapped(hidden, factors, step, tapped, by_slot)
         hidden = self._stack.run(hidden, factors, step, num_tapped, self.num_layers)
         if asked is not None:
             hidden = hidden.index_select(0, asked)
@@ -233,19 +228,23 @@ class CachedModel(ABC):
         hidden: torch.Tensor,
         rotary: torch.Tensor,
         step: Step,
-        tail: PromptTail,
-        tap: AttentionTap,
-        first_row: int,
-    ) -> torch.Tensor:
-        """The tap's layers on the rows of a step, those of the tail from ``first_row`` on."""
-        prompt, device = tail.prompt, self.embedding.device
-        question = (prompt.question_indices - tail.num_reused + first_row).to(device)
-        visual_places = prompt.visual_indices.to(device)
-        queries: dict[int, list[torch.Tensor]] = {}
-        step = replace(step, tap=QueryTap(question, queries))
-        hidden = self._stack.run(hidden, rotary, step, 0, tap.num_layers)
-        self._fill_tap(tap, tail.slot, prompt.length, queries, visual_places)
-        return hidden
+        tails: Sequence[PromptTail],
+        by_slot: Sequence[PlacedRows],
+    ) -> tuple[int, torch.Tensor]:
+        """The layers of the tails' taps on the rows of a step: how many, and what they give."""
+        device = self.embedding.device
+        taps, visual_places = [], []
+        for tail in tails:
+            first_row = sum(rows.num_rows for rows in by_slot if rows.slot < tail.slot)
+            question = tail.prompt.question_indices - tail.num_reused + first_row
+            taps.append(QueryTap(question.to(device), {}))
+            visual_places.append(tail.prompt.visual_indices.to(device))
+        (num_layers,) = {tail.tap.num_layers for tail in tails if tail.tap is not None}
+        hidden = self._stack.run(hidden, rotary, replace(step, taps=tuple(taps)), 0, num_layers)
+        for tail, tap, places in zip(tails, taps, visual_places, strict=True):
+            assert tail.tap is not None
+            self._fill_tap(tail.tap, tail.slot, tail.prompt.length, tap.queries, places)
+        return num_layers, hidden
 
     def _plan(self, by_slot: Sequence[PlacedRows]) -> tuple[SequenceStep | BatchStep, ...]:
         """What is attended together, in order of slots."""
@@ -428,11 +427,16 @@ class CachedModel(ABC):
         return self._stack.rotary(positions.expand(self._num_axes, length))
 
 
-def _as_asked(placed: Sequence[PlacedRows], by_slot: Sequence[PlacedRows]) -> list[int]:
-    """Where each row of ``placed``, one sequence after another, stands among those by slot."""
+def _as_asked(
+    placed: Sequence[PlacedRows], by_slot: Sequence[PlacedRows], *, num_tails: int
+) -> list[int]:
+    """Where each row of ``placed``, one sequence after another, stands among those by slot; of the
+    last ``num_tails`` only their last rows."""
     firsts, num_rows = {}, 0
     for rows in by_slot:
         firsts[rows.slot] = num_rows
         num_rows += rows.num_rows
     assert len(firsts) == len(placed), "a slot is stepped once"
-    return [firsts[rows.slot] + row for rows in placed for row in range(rows.num_rows)]
+    num_whole = len(placed) - num_tails
+    order = [firsts[one.slot] + row for one in placed[:num_whole] for row in range(one.num_rows)]
+    return order + [firsts[one.slot] + one.num_rows - 1 for one in placed[num_whole:]]

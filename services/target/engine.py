@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hippo.engine.base import Engine, Job
+from hippo.engine.base import MOST_TAIL_ROWS, Engine, Job
 from hippo.engine.sequence import EngineSequence
 from hippo.engine.settings import NO_REUSE, ReuseOptions
 from hippo.engine.slots import Reservation
@@ -26,10 +26,6 @@ from hippo.sampling import SampleRequest, TokenSampler, sample_step, sample_with
 from hippo.speculation.verifier import Verifier, VerifyStep, Wait
 from hippo.types import Block, OpenRequest, Pace, Timing, TokenLogprobs, Verdict
 from services.target.selection import ScoredSelection, needs_scores
-
-# Of a prompt, so few that they run in the next forward of other sequences: one of their own would
-# mostly read weights. More would hold the others up.
-_MOST_TAIL_ROWS = 64
 
 
 class TargetSequence(EngineSequence):
@@ -110,7 +106,7 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
             tap = selection.tap
         logits = None
         tail = PromptTail(sequence.slot, prompt, num_reused, tap)
-        if self.model.joins_tails and not has_visual and tail.num_rows <= _MOST_TAIL_ROWS:
+        if self.model.joins_tails and not has_visual and tail.num_rows <= MOST_TAIL_ROWS:
             logits = yield tail
         else:
             yield None

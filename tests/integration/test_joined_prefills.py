@@ -86,9 +86,24 @@ async def test_what_it_joined_is_told_and_counted() -> None:
         first = answer.verdicts[0].timing
         assert first.num_rows == model.joined[-1]
         assert first.forward_ns >= 1_000_000  # the forward's, which is not its own alone
-        shared = [plan for plan in model.plans if plan.tail is not None]
+        shared = [plan for plan in model.plans if plan.tails]
         told = {verdict.timing.num_batch_rows for verdict in (await long_answer).verdicts[1:]}
         assert {plan.num_rows for plan in shared} <= told
+
+
+async def test_questions_at_once_share_a_forward() -> None:
+    model, gate = UnhurriedModel(), Gate()
+    alone = await cold([LONG, *QUESTIONS[:2]])
+    async with serving_target(model) as (_, client):
+        async with running(client, LONG) as long_answer:
+            model.on_forward = gate
+            await until(gate.has_arrived.is_set)
+            asked = [asyncio.create_task(target_only(client, one)) for one in QUESTIONS[:2]]
+            await asyncio.sleep(0.1)  # both are with the engine
+            gate.open()
+            assert [(await one).token_ids for one in asked] == [one.token_ids for one in alone[1:]]
+        assert (await long_answer).token_ids == alone[0].token_ids
+    assert max(len(plan.tails) for plan in model.plans) == 2
 
 
 async def test_when_a_forward_with_a_tail_fails_both_go_on_alone() -> None:
@@ -96,7 +111,7 @@ async def test_when_a_forward_with_a_tail_fails_both_go_on_alone() -> None:
     failed: list[StepPlan] = []
 
     def fail(plan: StepPlan) -> None:
-        if plan.tail is not None:
+        if plan.tails:
             failed.append(plan)
             raise RuntimeError("a kernel failed")
 
@@ -114,7 +129,7 @@ async def test_when_a_forward_with_a_tail_fails_both_go_on_alone() -> None:
 
 async def test_who_leaves_in_the_shared_forward_frees_the_slot() -> None:
     model, gate = UnhurriedModel(), Gate()
-    model.on_forward = lambda plan: gate(plan) if plan.tail is not None else None
+    model.on_forward = lambda plan: gate(plan) if plan.tails else None
     alone = await cold([LONG, QUESTIONS[1]])
     async with serving_target(model) as (service, client):
         async with running(client, LONG) as long_answer:

@@ -232,7 +232,7 @@ class ToyModel:
                 for row in range(len(rows.token_ids))
             ]
         logits = self._table[torch.tensor(contexts)]
-        return logits if plan.tail is None else torch.cat((logits, self._tail(plan.tail)[None]))
+        return torch.cat((logits, *(self._tail(tail)[None] for tail in plan.tails)))
 
     def _tail(self, tail: PromptTail) -> torch.Tensor:
         self.joined.append(tail.num_rows)

@@ -56,7 +56,7 @@ def test_a_tail_fills_its_slot_and_changes_nothing_else(
     num_reused = min(num_shared, int(prompt.question_indices[0]))
     joined_tap = AttentionTap(LAYERS)
     tail = PromptTail(slot, prompt, num_reused, joined_tap)
-    logits = family.forward(plan := StepPlan(fed, tail))
+    logits = family.forward(plan := StepPlan(fed, (tail,)))
 
     assert plan.num_rows == alone.shape[0] + prompt.length - num_reused
     assert_close(logits, torch.cat((alone, first[None])))
@@ -69,8 +69,29 @@ def test_a_prompt_without_media_joins_as_a_whole(family: Model) -> None:
     prefill(family, 0, prepare(family, user(0, "see"), clip()))
     prompt = prepare(family, user("what is a thing?"))
     fed = (SequenceRows(0, 0, (5,)),)
-    logits = family.forward(StepPlan(fed, PromptTail(1, prompt, 0)))
+    logits = family.forward(StepPlan(fed, (PromptTail(1, prompt, 0),)))
     assert_close(logits[-1], prefill(family, 2, prompt))
+
+
+def test_several_tails_each_with_its_own_tap(family: Model) -> None:
+    before = prepare(family, user(0, "see"), clip())
+    for slot in range(3):
+        prefill(family, slot, before)
+    fed = (SequenceRows(1, 0, (5, 6)),)
+    alone = family.forward(StepPlan(fed))
+    prompts = [prepare(family, user(0, text), clip()) for text in ("what?", "a man or a hat?")]
+    taps = [AttentionTap(LAYERS) for _ in prompts]
+    tails = tuple(
+        PromptTail(slot, prompt, int(prompt.question_indices[0]), tap)
+        for slot, prompt, tap in zip((2, 0), prompts, taps, strict=True)
+    )
+    logits = family.forward(StepPlan(fed, tails))
+    assert_close(logits[:2], alone)
+    for prompt, tap, row in zip(prompts, taps, logits[2:], strict=True):
+        expected = AttentionTap(LAYERS)
+        assert_close(row, prefill(family, 1, prompt, tap=expected))
+        assert tap.layer_scores is not None and expected.layer_scores is not None
+        assert_close(tap.layer_scores, expected.layer_scores)
 
 
 def prefill(
