@@ -11,7 +11,7 @@ so a rollback is the start index of the next step; nothing is copied or cleared.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -108,13 +108,15 @@ class SequenceRows:
 class PromptTail:
     """A short rest of a prompt, all of it text, whose first ``num_reused`` rows stand in the slot.
 
-    ``tap`` as in VideoLanguageModel.prefill.
+    ``tap`` as in VideoLanguageModel.prefill; ``on_scored`` is called when it has its scores, before
+    the layers behind it run.
     """
 
     slot: int
     prompt: Prompt
     num_reused: int
     tap: AttentionTap | None = None
+    on_scored: Callable[[], None] = lambda: None
 
     @property
     def num_rows(self) -> int:

@@ -244,6 +244,7 @@ class CachedModel(ABC):
         for tail, tap, places in zip(tails, taps, visual_places, strict=True):
             assert tail.tap is not None
             self._fill_tap(tail.tap, tail.slot, tail.prompt.length, tap.queries, places)
+            tail.on_scored()
         return num_layers, hidden
 
     def _plan(self, by_slot: Sequence[PlacedRows]) -> tuple[SequenceStep | BatchStep, ...]:

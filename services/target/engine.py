@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
@@ -105,7 +106,8 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
             )
             tap = selection.tap
         logits = None
-        tail = PromptTail(sequence.slot, prompt, num_reused, tap)
+        tell = partial(self._tell_selection, sequence, selection)
+        tail = PromptTail(sequence.slot, prompt, num_reused, tap, on_scored=tell)
         if self.model.joins_tails and not has_visual and tail.num_rows <= MOST_TAIL_ROWS:
             logits = yield tail
         else:
@@ -113,10 +115,10 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
         if logits is None:
             for logits in self.model.prefill(sequence.slot, prompt, visual, None, tap, num_reused):
                 if logits is None:
-                    self._tell_selection(sequence, selection)
+                    tell()
                     yield None
         assert logits is not None
-        self._tell_selection(sequence, selection, is_last=True)
+        tell(is_last=True)
         first = SampleRequest(sequence.sampler, 0, ())
         token_id = _sample([sequence], [first], logits[None], [1])[0][0]
         sequence.held = sequence.rows

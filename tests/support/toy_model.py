@@ -242,6 +242,7 @@ class ToyModel:
         assert all(digest is None for _, digest in rows[tail.num_reused :]), "a visual row"
         if tail.tap is not None:
             _score(tail.tap, tail.prompt)
+            tail.on_scored()
         return self._fill(tail.slot, tail.prompt, rows, tail.num_reused)
 
     def _context(self, slot: int, index: int) -> int:

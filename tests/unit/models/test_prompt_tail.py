@@ -55,13 +55,17 @@ def test_a_tail_fills_its_slot_and_changes_nothing_else(
     num_shared = cached_rows(before).common_length(cached_rows(prompt))
     num_reused = min(num_shared, int(prompt.question_indices[0]))
     joined_tap = AttentionTap(LAYERS)
-    tail = PromptTail(slot, prompt, num_reused, joined_tap)
+    told: list[torch.Tensor | None] = []
+    tail = PromptTail(
+        slot, prompt, num_reused, joined_tap, lambda: told.append(joined_tap.layer_scores)
+    )
     logits = family.forward(plan := StepPlan(fed, (tail,)))
 
     assert plan.num_rows == alone.shape[0] + prompt.length - num_reused
     assert_close(logits, torch.cat((alone, first[None])))
     assert joined_tap.layer_scores is not None and tap.layer_scores is not None
     assert_close(joined_tap.layer_scores, tap.layer_scores)
+    assert told == [joined_tap.layer_scores], "once, when the scores are there"
     assert_close(family.forward(StepPlan((SequenceRows(slot, 0, (8, 9)),))), then)
 
 
