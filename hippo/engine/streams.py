@@ -21,12 +21,12 @@ from hippo.errors import HippoError, InvalidRequestError
 from hippo.logs import request_id_var
 from hippo.models.base import Prompt
 from hippo.rpc import convert
+from hippo.rpc.errors import Context
 from hippo.types import OpenRequest, PromptInfo
 
 _log = logging.getLogger(__name__)
 
 SequenceT = TypeVar("SequenceT", bound=EngineSequence)
-Context = grpc.aio.ServicerContext[Any, Any]
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 

@@ -8,12 +8,12 @@ from typing import Any
 from hippo.engine.host import Backend, ServiceHost
 from hippo.engine.service import EngineService
 from hippo.engine.slots import Reservation
-from hippo.engine.streams import Context, SequenceStreams
+from hippo.engine.streams import SequenceStreams
 from hippo.errors import InvalidRequestError
 from hippo.rpc import convert
 from hippo.rpc import convert_stream as stream_convert
 from hippo.rpc.client import DRAFT_SERVICE
-from hippo.rpc.errors import answering_errors
+from hippo.rpc.errors import Context, answering_errors
 from hippo.types import Block, Commit, OpenRequest, Pace, PromptInfo, Selection, Timing
 from hippo.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from services.draft.config import DraftSettings

@@ -8,14 +8,14 @@ from typing import Any, cast
 from hippo.engine.host import Backend, ServiceHost
 from hippo.engine.service import EngineService
 from hippo.engine.slots import Reservation
-from hippo.engine.streams import Context, SequenceStreams
+from hippo.engine.streams import SequenceStreams
 from hippo.errors import InvalidRequestError
 from hippo.models.base import Prompt
 from hippo.pruning.select import SelectionOptions
 from hippo.rpc import convert
 from hippo.rpc import convert_stream as stream_convert
 from hippo.rpc.client import TARGET_SERVICE
-from hippo.rpc.errors import answering_errors
+from hippo.rpc.errors import Context, answering_errors
 from hippo.types import Block, OpenRequest, Pace, PromptInfo, Selection, SpatialScore, Verdict
 from hippo.v1 import common_pb2, target_pb2, target_pb2_grpc
 from services.target.config import TargetSettings

@@ -11,6 +11,7 @@ import torch
 
 from hippo.models.base import VideoLanguageModel
 from hippo.models.checkpoint import find_checkpoint
+from hippo.models.loading import load_model
 from hippo.models.qwen2_5_vl import load
 from tests.support.hub import HubServer
 from tests.support.reference import Reference
@@ -43,6 +44,24 @@ def model(target_checkpoint: Path, request: pytest.FixtureRequest) -> VideoLangu
         served_name="tiny",
         progress=lambda _stage, _share: None,
         is_fused=request.param == "fused",
+    )
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("target_checkpoint", True),
+        ("target_checkpoint", False),
+        ("llava_checkpoint", True),
+    ],
+    ids=["qwen2.5-vl", "qwen2.5-vl as transformers has it", "llava-onevision"],
+)
+def family(request: pytest.FixtureRequest) -> VideoLanguageModel:
+    """Each family, and both ways to run a layer, in float32 with three slots."""
+    name, is_fused = request.param
+    folder: Path = request.getfixturevalue(name)
+    return load_model(
+        str(folder), dtype="float32", num_slots=3, max_context_length=512, is_fused=is_fused
     )
 
 

@@ -19,23 +19,6 @@ from tests.support.reference import clip, image, prepare, user
 QUESTIONS = ("what is in the thing?", "the man in the hat: who?")
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        ("target_checkpoint", True),
-        ("target_checkpoint", False),
-        ("llava_checkpoint", True),
-    ],
-    ids=["qwen2.5-vl", "qwen2.5-vl as transformers has it", "llava-onevision"],
-)
-def family(request: pytest.FixtureRequest) -> Model:
-    name, is_fused = request.param
-    folder: Path = request.getfixturevalue(name)
-    return load_model(
-        str(folder), dtype="float32", num_slots=2, max_context_length=512, is_fused=is_fused
-    )
-
-
 def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=5e-5)
 

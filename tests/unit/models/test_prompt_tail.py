@@ -3,35 +3,15 @@ float32."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from hippo.models.base import AttentionTap, Prompt, PromptTail, SequenceRows, StepPlan
 from hippo.models.base import VideoLanguageModel as Model
 from hippo.models.content import cached_rows
-from hippo.models.loading import load_model
 from tests.support.reference import clip, prepare, user
 
 LAYERS = 2  # that a tap scores
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        ("target_checkpoint", True),
-        ("target_checkpoint", False),
-        ("llava_checkpoint", True),
-    ],
-    ids=["qwen2.5-vl", "qwen2.5-vl as transformers has it", "llava-onevision"],
-)
-def family(request: pytest.FixtureRequest) -> Model:
-    name, is_fused = request.param
-    folder: Path = request.getfixturevalue(name)
-    return load_model(
-        str(folder), dtype="float32", num_slots=3, max_context_length=512, is_fused=is_fused
-    )
 
 
 @pytest.mark.parametrize("slot", [0, 1, 2])
