@@ -6,6 +6,12 @@ from deploy.grafana.panels import Dashboard, Panel, Query, quantiles, rate
 
 _JOB = '{job=~"hippo-(draft|target)"}'
 
+
+def _share_of_hits(cache: str, legend: str) -> Query:
+    hits, misses = (rate(f"{cache}_{kind}_total", by="job") for kind in ("hits", "misses"))
+    return Query(f"{hits} / ({hits} + {misses})", legend)
+
+
 SERVICES = Dashboard(
     "hippo-services",
     "hippo: services",
@@ -31,6 +37,21 @@ SERVICES = Dashboard(
             ),
         ),
         Panel(
+            title="How many prefills run in the forward of other sequences?",
+            text="Short ones, as second questions about a clip have, need no forward of their own "
+            "where others decode.",
+            unit="percentunit",
+            least=0,
+            most=1,
+            queries=(
+                Query(
+                    f"{rate('hippo_joined_prefills_total', by='job')} / "
+                    f"{rate('hippo_prefills_total', by='job')}",
+                    "{{job}}",
+                ),
+            ),
+        ),
+        Panel(
             title="How long does a forward take?",
             text="Device time of one decoding forward, sampling included.",
             unit="s",
@@ -53,7 +74,8 @@ SERVICES = Dashboard(
         Panel(
             title="How much of the prompts was there already?",
             text="Prompt tokens whose keys and values a slot still held, and videos and images "
-            "that the vision tower did not look at again: second questions and next turns.",
+            "that the vision tower did not look at again or that were decoded already: second "
+            "questions and next turns.",
             unit="percentunit",
             least=0,
             most=1,
@@ -63,12 +85,8 @@ SERVICES = Dashboard(
                     f"{rate('hippo_prefill_tokens_total', by='job')}",
                     "{{job}} tokens",
                 ),
-                Query(
-                    f"{rate('hippo_vision_cache_hits_total', by='job')} / "
-                    f"({rate('hippo_vision_cache_hits_total', by='job')} + "
-                    f"{rate('hippo_vision_cache_misses_total', by='job')})",
-                    "{{job}} media",
-                ),
+                _share_of_hits("hippo_vision_cache", "{{job}} vision"),
+                _share_of_hits("hippo_media_cache", "{{job}} decoding"),
             ),
         ),
         Panel(

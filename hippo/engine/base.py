@@ -18,8 +18,7 @@ import logging
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -27,6 +26,7 @@ import torch
 
 from hippo.engine.cpu import compute_alone, name_thread, set_threads_here
 from hippo.engine.fairness import prefill_budget_ns
+from hippo.engine.jobs import Job, Jobs
 from hippo.engine.mailbox import LoopMailbox
 from hippo.engine.prompts import ReadPrompt
 from hippo.engine.sequence import EngineSequence
@@ -38,9 +38,6 @@ from hippo.errors import HippoError, ModelLoadError, UnavailableError
 from hippo.models.base import Prompt, PromptTail, SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.content import CachedRows
 
-# Of a prompt, so few that they run in the next forward of other sequences: one of their own would
-# mostly read weights. More would hold the others up.
-MOST_TAIL_ROWS = 64
 _LONGEST_SLEEP_NS = 3600 * 10**9  # of a wait that a client may have asked to last for ages
 _log = logging.getLogger(__name__)
 
@@ -58,7 +55,6 @@ class Step(Protocol):
 
 StepT = TypeVar("StepT", bound=Step)
 Item = tuple[Callable[[Any, Any], None], Any, Any]
-Job = Generator[PromptTail | None, torch.Tensor | None, None]
 
 
 class Engine(ABC, Generic[SequenceT, StepT]):
@@ -86,9 +82,7 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         self._num_threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._run, name="device")
         self._sequences: dict[SequenceT, None] = {}  # an ordered set
-        self._jobs: deque[tuple[SequenceT, Job]] = deque()
-        self._tails: dict[SequenceT, PromptTail] = {}  # that jobs offer to the next forward
-        self._job_began_ns = 0
+        self._jobs: Jobs[SequenceT] = Jobs(self.counters)
         self._num_stepped = 0  # sequences of the last forward; 0: there was nothing to feed
         self._num_stepped_rows = 0  # of them all
         self._forward_ns = 0  # its duration
@@ -183,12 +177,8 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         self._mailbox.post(sequence.output.put, message)
 
     def _start_job(self, sequence: SequenceT, job: Job) -> None:
-        """Queues device work that is done piece by piece, a piece between two forwards.
-
-        A job that yields a prompt's tail (``MOST_TAIL_ROWS`` at most) is sent the tail's logits if
-        a forward took it along, or None.
-        """
-        self._jobs.append((sequence, job))
+        """Queues device work that is done piece by piece, a piece between two forwards."""
+        self._jobs.add(sequence, job)
 
     def _take_over(self, sequence: SequenceT, rows: CachedRows, *, most: int | None = None) -> int:
         """A prefill of ``rows`` begins: how many of them its slot holds, at most ``most``.
@@ -208,10 +198,6 @@ class Engine(ABC, Generic[SequenceT, StepT]):
                 sequence.held = rows.first(num_held)
         return sequence.take_over(rows, most=most)
 
-    def _job_ns(self, sequence: SequenceT) -> int:
-        """Device time of the sequence's jobs, up to now (inside a job)."""
-        return sequence.job_ns + perf_counter_ns() - self._job_began_ns
-
     def _close(self, sequence: SequenceT, error: HippoError | None = None) -> None:
         """Forgets the sequence; its slot is free when the event loop hears of it."""
         if sequence.is_closed:
@@ -219,11 +205,7 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         sequence.is_closed = True
         self._sequences.pop(sequence, None)
         self.counters.num_sequences = len(self._sequences)
-        for entry in [entry for entry in self._jobs if entry[0] is sequence]:
-            self._jobs.remove(entry)
-            if not sequence.is_in_job:
-                entry[1].close()
-        self._tails.pop(sequence, None)
+        self._jobs.drop(sequence)
         held = None
         if error is None and self._keeps_prefixes:
             held = sequence.held_at_end(self._fed_ids(sequence))
@@ -251,7 +233,7 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         has_worked = self._advance_jobs()
         steps, until_ns = self._schedule(perf_counter_ns())
         if steps:
-            self._step(steps, list(self._tails.items()))
+            self._step(steps, self._jobs.tails)
             return 0
         self._num_stepped = 0
         if has_worked:
@@ -324,53 +306,28 @@ class Engine(ABC, Generic[SequenceT, StepT]):
 
     def _advance_jobs(self) -> bool:
         """Runs pieces of the oldest jobs for as long as the running sequences can spare."""
-        has_worked = bool(self._jobs)
-        self._tails = {}  # what no forward took along goes on alone
+        has_worked = len(self._jobs) > 0
+        self._jobs.withdraw_tails()
         until_ns = perf_counter_ns() + prefill_budget_ns(
             num_waiting=len(self._jobs),
             num_running=self._num_stepped,
             forward_ns=self._forward_ns,
             tokens_each=self._tokens_each,
         )
-        while (entry := self._next_job()) is not None:
-            self._advance_job(entry)
+        while (sequence := self._jobs.next()) is not None:
+            self._advance_job(sequence)
             self._receive(0)
             if perf_counter_ns() >= until_ns:
                 break
         return has_worked
 
-    def _next_job(self) -> tuple[SequenceT, Job] | None:
-        """The oldest that has not offered a tail; none while tails enough are offered."""
-        if sum(tail.num_rows for tail in self._tails.values()) >= MOST_TAIL_ROWS:
-            return None
-        return next((entry for entry in self._jobs if entry[0] not in self._tails), None)
-
-    def _advance_job(
-        self, entry: tuple[SequenceT, Job], logits: torch.Tensor | None = None
-    ) -> None:
-        """Runs a job's next piece; ``logits`` are those of the tail that it offered."""
-        sequence, job = entry
-        self._job_began_ns = began_ns = perf_counter_ns()
-        is_over = False
-        sequence.is_in_job = True
+    def _advance_job(self, sequence: SequenceT, logits: torch.Tensor | None = None) -> None:
+        """See Jobs.advance; a failure ends the sequence."""
         try:
-            if (tail := job.send(logits)) is not None:
-                self._tails[sequence] = tail
-        except StopIteration:
-            is_over = True
+            self._jobs.advance(sequence, logits)
         except Exception as error:
-            is_over = True
             self._fail(sequence, error)
             self._check_device(error, sequence.slot)
-        finally:
-            sequence.is_in_job = False
-            duration_ns = perf_counter_ns() - began_ns
-            sequence.job_ns += duration_ns
-            self.counters.prefill_ns += duration_ns
-        if sequence.is_closed:
-            job.close()
-        elif is_over:
-            self._jobs.remove(entry)
 
     def _step(
         self,
@@ -417,8 +374,7 @@ class Engine(ABC, Generic[SequenceT, StepT]):
             if not sequence.is_closed:
                 self.counters.num_joined += 1
                 sequence.job_ns += self._forward_ns
-                entry = next(entry for entry in self._jobs if entry[0] is sequence)
-                self._advance_job(entry, of_tail)
+                self._advance_job(sequence, of_tail)
 
     def _fail(self, sequence: SequenceT, error: Exception) -> None:
         """Ends one sequence by an error; the caller of the service sees it."""

@@ -34,7 +34,6 @@ class EngineSequence:
         self.held = no_rows()
         self.is_submitted = False
         self.is_closed = False
-        self.is_in_job = False
         self.job_ns = 0  # device time of its prefill
         self.wait_ns = 0  # time the device idled since this was last reported
         self.began_ns = 0  # start of its first device work

@@ -18,6 +18,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from hippo.models.cache import KeyValueCache
+from hippo.models.rows import PlacedRows
 
 MAX_GROUPED_ROWS = 32  # of a sequence, up to which query heads of a group are rows of one product
 MASK_ALIGNMENT = 16  # columns; kernels on a GPU copy a mask whose rows begin elsewhere
@@ -27,26 +28,6 @@ MASK_ALIGNMENT = 16  # columns; kernels on a GPU copy a mask whose rows begin el
 # pays. On a GPU: some eight launches against about a nanosecond, reckoned.
 _SCORES_OF_CALLS_ON_CPU = 200
 _SCORES_OF_CALLS = 30_000
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedRows:
-    """Tokens to feed to one sequence, with where they go."""
-
-    slot: int
-    start: int  # cache index of the first
-    token_ids: tuple[int, ...]
-    rotary: torch.Tensor  # [num_rows, ...], in the stack's own form
-
-    @property
-    def num_rows(self) -> int:
-        """Tokens to feed."""
-        return len(self.token_ids)
-
-    @property
-    def end(self) -> int:
-        """Cached tokens with these."""
-        return self.start + self.num_rows
 
 
 def worth_batching(rows: Sequence[PlacedRows], device: torch.device) -> list[list[PlacedRows]]:

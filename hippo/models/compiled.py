@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 
 from hippo.models.attention import Step, plan_sequence
-from hippo.models.batch import MAX_GROUPED_ROWS, PlacedRows
+from hippo.models.batch import MAX_GROUPED_ROWS
 from hippo.models.cache import KeyValueCache
 from hippo.models.checkpoint import Progress
 from hippo.models.compiled_layer import Run, load_or_compile
 from hippo.models.fused import FusedStack
+from hippo.models.rows import PlacedRows
 
 _log = logging.getLogger(__name__)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter_ns
 
 import torch
 
@@ -18,15 +17,15 @@ from hippo.models.base import (
     FeatureCache,
     Prompt,
     PromptTail,
-    Scope,
     SequenceRows,
     StepPlan,
 )
-from hippo.models.batch import BatchStep, PlacedRows, plan_batch, worth_batching
+from hippo.models.batch import BatchStep, plan_batch, worth_batching
 from hippo.models.content import cached_places
 from hippo.models.linear import make_linear, padded_rows
 from hippo.models.pretrained import Pretrained
-from hippo.pruning.scores import attention_scores
+from hippo.models.rows import PlacedRows, RowLayout, lay_out
+from hippo.models.tap import KeptQueries, fill_tap, tap_question
 from hippo.sizes import CHUNK_ROWS as _CHUNK_ROWS
 from hippo.types import ChatMessage, FramePlan, ModelInfo
 
@@ -59,7 +58,8 @@ class CachedModel(ABC):
         self._num_axes = num_axes
         # Only products that oneDNN packs are worth it.
         is_packed = pretrained.make_linear is make_linear
-        self._is_padded = is_packed and self._cache.device.type == "cpu"
+        is_padded = is_packed and self._cache.device.type == "cpu"
+        self._padded: Callable[[int], int] = padded_rows if is_padded else int
         self.embedding: torch.Tensor = pretrained.model.get_input_embeddings().weight
         text = pretrained.model.config.text_config
         self._groups = text.num_attention_heads // text.num_key_value_heads
@@ -154,12 +154,14 @@ class CachedModel(ABC):
             chunks = self._chunks(slot, num_reused, hidden.shape[0])
         num_tapped = 0 if tap is None else tap.num_layers
         assert tap is None or 0 < num_tapped <= self.num_layers, (num_tapped, self.num_layers)
-        queries: dict[int, list[torch.Tensor]] = {}
+        queries: KeptQueries = {}
         # To the device before any layer: a copy in between would wait for those before it.
+        device = self.embedding.device
         taps = []
         if tap is not None:
-            taps = [self._query_tap(prompt, num_reused, rows, queries) for rows, _ in chunks]
-        visual_places = prompt.visual_indices.to(self.embedding.device)
+            question = prompt.question_indices - num_reused
+            taps = [tap_question(question, rows, queries, device) for rows, _ in chunks]
+        visual_places = prompt.visual_indices.to(device)
         bounds = self._group_bounds(num_tapped, hidden.shape[0])
         for first, last in itertools.pairwise(bounds):
             for index, (rows, step) in enumerate(chunks):
@@ -170,7 +172,7 @@ class CachedModel(ABC):
                 with torch.inference_mode():
                     self._run_chunk(hidden[rows], rotary[rows], step, first, last)
                     if tap is not None and last == num_tapped and index == len(chunks) - 1:
-                        self._fill_tap(tap, slot, prompt.length, queries, visual_places)
+                        self._fill_tap(tap, queries, slot, prompt, visual_places)
                 yield None
         with torch.inference_mode():
             logits = self._stack.logits(hidden[-1:])[0]
@@ -194,34 +196,22 @@ class CachedModel(ABC):
             return self._static.forward(placed)
         elif self._compiled is not None and self._compiled.covers(placed):
             return self._compiled.forward(placed[0])
-        by_slot = sorted(placed, key=lambda rows: rows.slot)
-        token_ids = [token_id for rows in by_slot for token_id in rows.token_ids]
-        rotary = [rows.rotary for rows in by_slot]
-        num_rows = len(token_ids)
-        num_padding = padded_rows(num_rows) - num_rows if self._is_padded else 0
-        if num_padding:
-            token_ids += [0] * num_padding
-            rotary.append(self._rotary_table[:num_padding])
+        rows = lay_out(placed, num_tails=len(plan.tails), padded=self._padded)
         device = self.embedding.device
-        asked = None  # to the device before any layer: a copy behind them would wait for them
-        in_order = all(one is other for one, other in zip(placed, by_slot, strict=True))
-        if plan.tails or not in_order:
-            order = _as_asked(placed, by_slot, num_tails=len(plan.tails))
-            num_rows = len(order)
-            if self._is_padded:
-                order += [0] * (padded_rows(num_rows) - num_rows)
-            asked = torch.tensor(order, device=device)
-        hidden = torch.embedding(self.embedding, torch.tensor(token_ids, device=device))
-        factors = rotary[0] if len(rotary) == 1 else torch.cat(rotary)
-        step = Step(self._plan(by_slot), self._cache.dtype, num_padding=num_padding)
+        # To the device before any layer: a copy behind them would wait for them.
+        token_ids = torch.tensor(rows.token_ids, device=device)
+        wanted = None if rows.wanted is None else torch.tensor(rows.wanted, device=device)
+        hidden = torch.embedding(self.embedding, token_ids)
+        rotary = rows.rotary(self._rotary_table)
+        step = Step(self._plan(rows.by_slot), self._cache.dtype, num_padding=rows.num_padding)
         tapped = [tail for tail in plan.tails if tail.tap is not None]
         num_tapped = 0
         if tapped:
-            num_tapped, hidden = self._run_tapped(hidden, factors, step, tapped, by_slot)
-        hidden = self._stack.run(hidden, factors, step, num_tapped, self.num_layers)
-        if asked is not None:
-            hidden = hidden.index_select(0, asked)
-        return self._stack.logits(hidden)[:num_rows]
+            num_tapped, hidden = self._run_tapped(hidden, rotary, step, tapped, rows)
+        hidden = self._stack.run(hidden, rotary, step, num_tapped, self.num_layers)
+        if wanted is not None:
+            hidden = hidden.index_select(0, wanted)
+        return self._stack.logits(hidden)[: rows.num_wanted]
 
     def _run_tapped(
         self,
@@ -229,21 +219,20 @@ class CachedModel(ABC):
         rotary: torch.Tensor,
         step: Step,
         tails: Sequence[PromptTail],
-        by_slot: Sequence[PlacedRows],
+        rows: RowLayout,
     ) -> tuple[int, torch.Tensor]:
         """The layers of the tails' taps on the rows of a step: how many, and what they give."""
         device = self.embedding.device
         taps, visual_places = [], []
         for tail in tails:
-            first_row = sum(rows.num_rows for rows in by_slot if rows.slot < tail.slot)
-            question = tail.prompt.question_indices - tail.num_reused + first_row
+            question = tail.prompt.question_indices - tail.num_reused + rows.first_row(tail.slot)
             taps.append(QueryTap(question.to(device), {}))
             visual_places.append(tail.prompt.visual_indices.to(device))
         (num_layers,) = {tail.tap.num_layers for tail in tails if tail.tap is not None}
         hidden = self._stack.run(hidden, rotary, replace(step, taps=tuple(taps)), 0, num_layers)
         for tail, tap, places in zip(tails, taps, visual_places, strict=True):
             assert tail.tap is not None
-            self._fill_tap(tail.tap, tail.slot, tail.prompt.length, tap.queries, places)
+            self._fill_tap(tail.tap, tap.queries, tail.slot, tail.prompt, places)
             tail.on_scored()
         return num_layers, hidden
 
@@ -310,61 +299,22 @@ class CachedModel(ABC):
         bounds = {round(self.num_layers * i / num_groups) for i in range(num_groups)}
         return sorted(bounds | {num_tapped, self.num_layers - 1, self.num_layers})
 
-    def _query_tap(
-        self,
-        prompt: Prompt,
-        num_reused: int,
-        rows: slice,
-        queries: dict[int, list[torch.Tensor]],
-    ) -> QueryTap | None:
-        """Collects the question's queries among ``rows`` of those that are run; None: there are
-        none."""
-        question = prompt.question_indices - num_reused
-        tapped = question[(question >= rows.start) & (question < rows.stop)] - rows.start
-        if not tapped.shape[0]:
-            return None
-        return QueryTap(tapped.to(self.embedding.device), queries)
-
     def _fill_tap(
         self,
         tap: AttentionTap,
+        queries: KeptQueries,
         slot: int,
-        prompt_length: int,
-        queries: dict[int, list[torch.Tensor]],
+        prompt: Prompt,
         visual: torch.Tensor,
     ) -> None:
-        """The tap's scores, of the ``queries`` that were kept of its layers."""
-        began_ns = perf_counter_ns()
-        tap.layer_scores = self._score(
-            slot, prompt_length, queries, tap.num_layers, visual, tap.scope
-        )
-        tap.score_ns = perf_counter_ns() - began_ns
-        queries.clear()
-
-    def _score(
-        self,
-        slot: int,
-        prompt_length: int,
-        queries: dict[int, list[torch.Tensor]],
-        num_layers: int,
-        visual: torch.Tensor,
-        scope: Scope,
-    ) -> torch.Tensor:
-        """Attention of the kept queries to the visual tokens' cached keys, a layer a row."""
-        if not queries:  # no visual tokens, hence no question about them
-            return torch.empty(num_layers, 0, device=self.embedding.device)
-        keys, _ = self._cache.seen(slot, prompt_length)
-        return torch.stack(
-            [
-                attention_scores(
-                    torch.cat(queries[layer]),
-                    keys[layer][:, 0],
-                    scaling=self._scaling,
-                    visual=visual,
-                    scope=scope,
-                )
-                for layer in range(num_layers)
-            ]
+        fill_tap(
+            tap,
+            queries,
+            self._cache,
+            slot,
+            prompt_length=prompt.length,
+            visual=visual,
+            scaling=self._scaling,
         )
 
     def _prompt_rows(
@@ -426,18 +376,3 @@ class CachedModel(ABC):
         """Rotary factors of text positions ``0:length``, which are the same on every axis."""
         positions = torch.arange(length, device=self.embedding.device)
         return self._stack.rotary(positions.expand(self._num_axes, length))
-
-
-def _as_asked(
-    placed: Sequence[PlacedRows], by_slot: Sequence[PlacedRows], *, num_tails: int
-) -> list[int]:
-    """Where each row of ``placed``, one sequence after another, stands among those by slot; of the
-    last ``num_tails`` only their last rows."""
-    firsts, num_rows = {}, 0
-    for rows in by_slot:
-        firsts[rows.slot] = num_rows
-        num_rows += rows.num_rows
-    assert len(firsts) == len(placed), "a slot is stepped once"
-    num_whole = len(placed) - num_tails
-    order = [firsts[one.slot] + row for one in placed[:num_whole] for row in range(one.num_rows)]
-    return order + [firsts[one.slot] + one.num_rows - 1 for one in placed[num_whole:]]

@@ -23,10 +23,11 @@ from dataclasses import dataclass
 import torch
 
 from hippo.models.attention import SequenceStep, Step
-from hippo.models.batch import MASK_ALIGNMENT, MAX_GROUPED_ROWS, PlacedRows
+from hippo.models.batch import MASK_ALIGNMENT, MAX_GROUPED_ROWS
 from hippo.models.cache import KeyValueCache
 from hippo.models.decoder import DecoderStack
 from hippo.models.graphs import GraphMaker, Replay
+from hippo.models.rows import PlacedRows
 
 _log = logging.getLogger(__name__)
 

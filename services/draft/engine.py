@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from hippo.engine.base import Engine, Job
+from hippo.engine.base import Engine
 from hippo.engine.cpu import CoreWaits
+from hippo.engine.jobs import Job
 from hippo.engine.sequence import EngineSequence
 from hippo.engine.slots import Reservation
 from hippo.errors import InvalidRequestError
@@ -78,7 +79,7 @@ class DraftEngine(Engine[DraftSequence, DraftStep]):
         self._offer_block(sequence)
 
     def _embed(self, sequence: DraftSequence) -> Job:
-        sequence.began_ns = self._job_began_ns
+        sequence.began_ns = self._jobs.piece_began_ns
         sequence.visual = self.model.embed_visual(sequence.prompt, self.vision_cache)
         sequence.is_embedded = True
         self._prefill_if_ready(sequence)
@@ -117,7 +118,7 @@ class DraftEngine(Engine[DraftSequence, DraftStep]):
         self.counters.count_prefill(len(rows), num_reused)
         timing = Timing(
             queue_ns=sequence.began_ns - sequence.submitted_ns,
-            forward_ns=self._job_ns(sequence),
+            forward_ns=self._jobs.device_ns(sequence),
             wait_ns=wait_ns,
             num_rows=len(rows) - num_reused,
             context_length=num_reused,

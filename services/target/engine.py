@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from hippo.engine.base import MOST_TAIL_ROWS, Engine, Job
+from hippo.engine.base import Engine
+from hippo.engine.jobs import MOST_TAIL_ROWS, Job
 from hippo.engine.sequence import EngineSequence
 from hippo.engine.settings import NO_REUSE, ReuseOptions
 from hippo.engine.slots import Reservation
@@ -86,7 +87,7 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
 
     def _prefill(self, sequence: TargetSequence) -> Job:
         prompt, pruning = sequence.prompt, sequence.request.pruning
-        queue_ns = self._job_began_ns - sequence.submitted_ns
+        queue_ns = self._jobs.piece_began_ns - sequence.submitted_ns
         is_scored = needs_scores(pruning, int(prompt.visual_indices.shape[0]))
         # Scores need the question's queries: its rows are run, wherever they stand.
         most = int(prompt.question_indices[0]) if is_scored else None
@@ -129,7 +130,7 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
         sequence.ready_ns = perf_counter_ns()
         timing = Timing(
             queue_ns=queue_ns,
-            forward_ns=self._job_ns(sequence),
+            forward_ns=self._jobs.device_ns(sequence),
             num_rows=prompt.length - num_reused,
             context_length=num_reused,
         )

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 from hippo.models.attention import Step, attend
-from hippo.models.batch import PlacedRows, plan_batch, worth_batching
+from hippo.models.batch import plan_batch, worth_batching
 from hippo.models.cache import CacheShape, KeyValueCache
+from hippo.models.rows import PlacedRows
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")  # of which only the name counts
 LAYER, SCALING = 1, 0.25

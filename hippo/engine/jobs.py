@@ -1,0 +1,98 @@
+"""Device work that is done piece by piece, a piece between two forwards: prefills and the like."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from time import perf_counter_ns
+from typing import Generic, TypeVar
+
+import torch
+
+from hippo.engine.sequence import EngineSequence
+from hippo.engine.stats import EngineCounters
+from hippo.models.base import PromptTail
+
+# Of a prompt, so few that they run in the next forward of other sequences: one of their own would
+# mostly read weights. More would hold the others up.
+MOST_TAIL_ROWS = 64
+
+Job = Generator[PromptTail | None, torch.Tensor | None, None]
+"""A piece ends at each yield. One that yields a prompt's tail (``MOST_TAIL_ROWS`` at most) offers
+it to the next forward, and is sent the tail's logits if that took it along, or None."""
+
+SequenceT = TypeVar("SequenceT", bound=EngineSequence)
+
+
+class Jobs(Generic[SequenceT]):
+    """The jobs of all sequences, the oldest first. For the device thread alone."""
+
+    def __init__(self, counters: EngineCounters) -> None:
+        self._counters = counters
+        self._entries: list[tuple[SequenceT, Job]] = []
+        self._tails: dict[SequenceT, PromptTail] = {}
+        self._running: Job | None = None
+        self._piece_began_ns = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def piece_began_ns(self) -> int:
+        """When the piece in progress began (inside a job)."""
+        return self._piece_began_ns
+
+    @property
+    def tails(self) -> list[tuple[SequenceT, PromptTail]]:
+        """What is offered to the next forward."""
+        return list(self._tails.items())
+
+    def device_ns(self, sequence: SequenceT) -> int:
+        """Device time of the sequence's jobs, up to now (inside a job)."""
+        return sequence.job_ns + perf_counter_ns() - self._piece_began_ns
+
+    def add(self, sequence: SequenceT, job: Job) -> None:
+        """Queues a job, which has not begun."""
+        self._entries.append((sequence, job))
+
+    def withdraw_tails(self) -> None:
+        """What no forward took along goes on alone."""
+        self._tails = {}
+
+    def next(self) -> SequenceT | None:
+        """Whose job is the oldest that has not offered a tail; None while tails enough are
+        offered."""
+        if sum(tail.num_rows for tail in self._tails.values()) >= MOST_TAIL_ROWS:
+            return None
+        return next((one for one, _ in self._entries if one not in self._tails), None)
+
+    def advance(self, sequence: SequenceT, logits: torch.Tensor | None = None) -> None:
+        """Runs the next piece of a sequence's oldest job and raises what it raises, which ends it;
+        ``logits`` are those of the tail that it offered."""
+        entry = next(entry for entry in self._entries if entry[0] is sequence)
+        job = entry[1]
+        self._running, self._piece_began_ns = job, perf_counter_ns()
+        is_over = True
+        try:
+            tail = job.send(logits)
+            is_over = False
+        except StopIteration:
+            tail = None
+        finally:
+            self._running = None
+            duration_ns = perf_counter_ns() - self._piece_began_ns
+            sequence.job_ns += duration_ns
+            self._counters.prefill_ns += duration_ns
+            if is_over and entry in self._entries:
+                self._entries.remove(entry)
+        if sequence.is_closed:  # meanwhile
+            job.close()
+        elif tail is not None:
+            self._tails[sequence] = tail
+
+    def drop(self, sequence: SequenceT) -> None:
+        """Ends the sequence's jobs; one whose piece is in progress, when that is over."""
+        for entry in [entry for entry in self._entries if entry[0] is sequence]:
+            self._entries.remove(entry)
+            if entry[1] is not self._running:
+                entry[1].close()
+        self._tails.pop(sequence, None)

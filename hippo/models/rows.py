@@ -1,0 +1,88 @@
+"""The rows of a forward: where those of each sequence go, and how they are laid out for the layers.
+
+asked for    | slot 5: r0 r1 | slot 2: r2 | slot 7, the rest of a prompt: r3 r4 r5 |
+laid out     | r2 | r0 r1 | r3 r4 r5 | padding |     in order of slots, for attention
+given back   | r0 | r1 | r2 | r5 |                   of a rest only the last one's logits
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRows:
+    """Tokens to feed to one sequence, with where they go."""
+
+    slot: int
+    start: int  # cache index of the first
+    token_ids: tuple[int, ...]
+    rotary: torch.Tensor  # [num_rows, ...], in the stack's own form
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens to feed."""
+        return len(self.token_ids)
+
+    @property
+    def end(self) -> int:
+        """Cached tokens with these."""
+        return self.start + self.num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """All rows of a forward, one sequence after another in order of slots, padding last."""
+
+    by_slot: Sequence[PlacedRows]
+    token_ids: Sequence[int]
+    num_padding: int
+    wanted: Sequence[int] | None  # whose logits, in the order asked for; None: all as they stand
+    num_wanted: int  # the rest is padding
+
+    def first_row(self, slot: int) -> int:
+        """Where the rows of a slot begin."""
+        return sum(rows.num_rows for rows in self.by_slot if rows.slot < slot)
+
+    def rotary(self, of_padding: torch.Tensor) -> torch.Tensor:
+        """The factors of all rows; padding has the first ones of ``of_padding``."""
+        parts = [rows.rotary for rows in self.by_slot]
+        if self.num_padding:
+            parts.append(of_padding[: self.num_padding])
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def lay_out(
+    placed: Sequence[PlacedRows], *, num_tails: int, padded: Callable[[int], int]
+) -> RowLayout:
+    """The layout of one sequence after another, of which the last ``num_tails`` are rests of
+    prompts; ``padded`` says how many rows so many are filled up to."""
+    by_slot = sorted(placed, key=lambda rows: rows.slot)
+    token_ids = [token_id for rows in by_slot for token_id in rows.token_ids]
+    num_rows = num_wanted = len(token_ids)
+    wanted = None
+    in_order = all(one is other for one, other in zip(placed, by_slot, strict=True))
+    if num_tails or not in_order:
+        wanted = _wanted_rows(placed, by_slot, num_tails=num_tails)
+        num_wanted = len(wanted)
+        wanted += [0] * (padded(num_wanted) - num_wanted)
+    num_padding = padded(num_rows) - num_rows
+    token_ids += [0] * num_padding
+    return RowLayout(by_slot, token_ids, num_padding, wanted, num_wanted)
+
+
+def _wanted_rows(
+    placed: Sequence[PlacedRows], by_slot: Sequence[PlacedRows], *, num_tails: int
+) -> list[int]:
+    """Where each row of ``placed`` stands among those by slot; of the tails only their last."""
+    firsts, num_rows = {}, 0
+    for rows in by_slot:
+        firsts[rows.slot] = num_rows
+        num_rows += rows.num_rows
+    assert len(firsts) == len(placed), "a slot is stepped once"
+    num_whole = len(placed) - num_tails
+    order = [firsts[one.slot] + row for one in placed[:num_whole] for row in range(one.num_rows)]
+    return order + [firsts[one.slot] + one.num_rows - 1 for one in placed[num_whole:]]

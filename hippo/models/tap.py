@@ -1,0 +1,61 @@
+"""Scores of visual tokens from the queries that a prefill's taps have kept."""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+
+import torch
+
+from hippo.models.attention import QueryTap
+from hippo.models.base import AttentionTap
+from hippo.models.cache import KeyValueCache
+from hippo.pruning.scores import attention_scores
+
+KeptQueries = dict[int, list[torch.Tensor]]
+"""By layer, a forward after another: ``[num_tapped, num_heads, head_dim]``."""
+
+
+def tap_question(
+    question: torch.Tensor, rows: slice, queries: KeptQueries, device: torch.device
+) -> QueryTap | None:
+    """Keeps the queries of ``question`` (int64, counted as ``rows`` are) among ``rows``; None:
+    there are none."""
+    tapped = question[(question >= rows.start) & (question < rows.stop)] - rows.start
+    if not tapped.shape[0]:
+        return None
+    return QueryTap(tapped.to(device), queries)
+
+
+def fill_tap(
+    tap: AttentionTap,
+    queries: KeptQueries,
+    cache: KeyValueCache,
+    slot: int,
+    *,
+    prompt_length: int,
+    visual: torch.Tensor,
+    scaling: float,
+) -> None:
+    """Gives the tap its scores and empties ``queries``.
+
+    ``visual``: where the visual tokens stand in the prompt (int64, on the cache's device), of
+    which the slot has all ``prompt_length`` rows in the tapped layers.
+    """
+    began_ns = perf_counter_ns()
+    if queries:
+        keys, _ = cache.seen(slot, prompt_length)
+        scores = [
+            attention_scores(
+                torch.cat(queries[layer]),
+                keys[layer][:, 0],
+                scaling=scaling,
+                visual=visual,
+                scope=tap.scope,
+            )
+            for layer in range(tap.num_layers)
+        ]
+        tap.layer_scores = torch.stack(scores)
+    else:  # no visual tokens, hence no question about them
+        tap.layer_scores = torch.empty(tap.num_layers, 0, device=cache.device)
+    tap.score_ns = perf_counter_ns() - began_ns
+    queries.clear()
