@@ -124,7 +124,6 @@ class _Bench:
             target_core=target_core,
             draft_core=draft_core,
             port=0,
-            gateway_args=("--max-draft-tokens", str(args.max_draft_tokens)),
         )
 
     def run(self) -> Iterator[dict[str, Any]]:
@@ -256,7 +255,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     add("--temperature", type=float, default=0.0)
     add("--max-tokens", type=int, default=256, help="longest answer")
-    add("--max-draft-tokens", type=int, default=32, help="most draft tokens in one forward")
     add("--ratio", type=float, default=0.9, help="share pruned on long prompts")
     add("--num-clips", type=int, default=24, help="held-out clips that are asked about in turn")
     add("--target-model", default=str(BUNDLED_PAIR / "target"))

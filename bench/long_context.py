@@ -111,7 +111,7 @@ def measure_time(
         port=0,
         target_args=(*limits, "--decode-seconds", "120"),
         draft_args=(*limits, "--decode-seconds", "120"),
-        gateway_args=("--max-draft-tokens", "32", "--request-timeout-s", "1800"),
+        gateway_args=("--request-timeout-s", "1800"),
     )
     if draft_core is not None:
         os.sched_setaffinity(0, {draft_core})

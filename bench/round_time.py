@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     chosen = [s for s in systems("none", 0.0) if s.name.replace(" ", "") in args.systems.split(",")]
     if not chosen:
         raise SystemExit(f"--systems {args.systems}: no such policy; names are without spaces")
-    options = bundled_pair(args.dtype, gateway_args=("--max-draft-tokens", "32"))
+    options = bundled_pair(args.dtype)
     console = Console()
     STACK_LOG.parent.mkdir(parents=True, exist_ok=True)
     with (

@@ -9,7 +9,7 @@ from pathlib import Path
 from hippo.config import SettingsError, setting
 from hippo.errors import InvalidRequestError
 from hippo.rpc.options import DEFAULT_SILENCE_SECONDS, TlsFiles
-from hippo.speculation.policies import POLICY_NAMES
+from hippo.speculation.policies import MAX_DRAFT_TOKENS, POLICY_NAMES
 from hippo.types import PruningStrategy
 
 ENV_PREFIX = "HIPPO_GATEWAY"
@@ -50,7 +50,9 @@ class GatewaySettings:
 
     policy: str = setting("adaptive", help="speculation policy by default", choices=POLICY_NAMES)
     gamma: int = setting(5, help="block length of serial and vpsd by default")
-    max_draft_tokens: int = setting(16, help="most draft tokens verified in one forward")
+    max_draft_tokens: int = setting(
+        MAX_DRAFT_TOKENS, help="most draft tokens verified in one forward"
+    )
     pruning_strategy: str = setting(
         "holistic",
         help="how the draft's visual tokens are chosen by default",

@@ -62,7 +62,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     options = bundled_pair(
         args.dtype,
-        gateway_args=("--max-draft-tokens", "32"),
         draft_module="bench.faulty.draft",
     )
     chosen = [each for each in systems("none", 0.0) if each.name in (TARGET_ONLY, "adaptive")]

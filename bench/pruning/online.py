@@ -54,7 +54,6 @@ class OnlineBench:
             draft_core=draft_core,
             port=0,
             target_args=() if args.layers is None else ("--score-layers", str(args.layers)),
-            gateway_args=("--max-draft-tokens", "32"),
         )
 
     def strategies(self) -> Iterator[list[Row]]:

@@ -12,10 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench.simulate_policies import Machine
-from hippo.speculation.policies import Policy, make_policy
+from hippo.speculation.policies import MAX_DRAFT_TOKENS, Policy, make_policy
 from hippo.speculation.simulator import Simulation
-
-MAX_DRAFT_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)

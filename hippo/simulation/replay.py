@@ -11,11 +11,10 @@ from hippo.simulation.corrections import Preparing, PreparingSimulation, runner_
 from hippo.simulation.machine import Machine
 from hippo.simulation.traces import Trace, Words
 from hippo.speculation.estimates import PairTimes
-from hippo.speculation.policies import POLICY_NAMES, Policy, make_policy
+from hippo.speculation.policies import MAX_DRAFT_TOKENS, POLICY_NAMES, Policy, make_policy
 from hippo.speculation.simulator import Outcome, Simulation, TokenFunction
 from hippo.types import FinishReason
 
-MAX_DRAFT_TOKENS = 32
 MAX_GUESSED = 4  # by the draft, where a trace says what was said; the service's default
 NOTHING_PREPARED = Preparing()
 _END, _WRONG = 1_000_000, 2_000_000

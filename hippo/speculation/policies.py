@@ -21,6 +21,10 @@ from hippo.types import TARGET_ONLY, Block, Pace, StepLimits, Verdict
 
 POLICY_NAMES = ("adaptive", "serial", "vpsd", "optimistic", "conservative", "off")
 
+# In one forward by default: with the settled token before them 32 rows, as many as steps of fixed
+# shape and compiled layers take.
+MAX_DRAFT_TOKENS = 31
+
 # Longer than any step; a stalled draft holds the target up no longer than this.
 _LONG_WAIT_NS = 1_000_000_000
 

@@ -179,8 +179,9 @@ def test_speculation_is_chosen_within_the_operators_limits() -> None:
     default = translate.speculation_plan(None, SETTINGS)
     assert default.policy_name == "adaptive"
     assert default.pruning.ratio == SETTINGS.pruning_ratio
-    beyond = _parse(speculative={"max_draft_tokens": 17}).speculative
-    with pytest.raises(InvalidRequestError, match="this server allows 16"):
+    most = SETTINGS.max_draft_tokens
+    beyond = _parse(speculative={"max_draft_tokens": most + 1}).speculative
+    with pytest.raises(InvalidRequestError, match=f"this server allows {most}"):
         translate.speculation_plan(beyond, SETTINGS)
 
 

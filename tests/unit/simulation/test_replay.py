@@ -18,6 +18,7 @@ from hippo.simulation.replay import (
 )
 from hippo.simulation.sweeps import sweep, with_ratio
 from hippo.simulation.traces import Trace, Words, drawn_traces
+from hippo.speculation.policies import MAX_DRAFT_TOKENS
 
 FREE = Machine(name="free", target=StepTime(one_row_ms=10.0), draft=StepTime(one_row_ms=1.0))
 BUSY = dataclasses.replace(
@@ -175,8 +176,8 @@ def test_a_sweep_of_the_delay_has_a_point_a_value() -> None:
     [
         ("fast", "adaptive"),
         ("adaptive:3", "only serial and vpsd"),
-        ("serial:0", "1 to 32"),
-        ("serial:many", "1 to 32"),
+        ("serial:0", f"1 to {MAX_DRAFT_TOKENS}"),
+        ("serial:many", f"1 to {MAX_DRAFT_TOKENS}"),
         ("", "no policy given"),
     ],
 )
