@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -57,8 +58,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         results = measure(stack, clips, chosen, num_repeats=args.repeats)
     for result in results:
         console.print(table(result))
+    given = sys.argv[1:] if argv is None else argv
     document = {
-        "command": f"python -m bench.round_time {' '.join(argv or [])}".strip(),
+        "command": " ".join(["python -m bench.round_time", *given]),
         "dtype": args.dtype,
         "environment": describe_environment(),
         "systems": results,

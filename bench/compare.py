@@ -1,0 +1,260 @@
+"""Gateways with different settings over one pair: ``python -m bench.compare``.
+
+    python -m bench.compare "--max-draft-tokens 16" "--max-draft-tokens 31"
+    python -m bench.compare "" "--policy vpsd --gamma 7" --dtype bfloat16
+
+Draft and target run once; before them stands a gateway for each set of arguments. Every clip is
+asked about through all of them within a second or two, in random order, so that a spell in which
+the machine is slow meets all alike: a few percent show that runs one after another would hide. All
+gateways but the one that is asked lie idle. The first is what the others are held against.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import shlex
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from bench.client import Answer, ask, video_url
+from bench.clips import Clip, Kind, held_out_clips
+from bench.environment import ROOT, describe_environment
+from bench.runs import STACK_LOG, bundled_pair
+from hippo.benchmark.figures import spread
+from hippo.benchmark.tables import progress_bar
+from hippo.cli.processes import Child, StackError
+from hippo.cli.stack import Stack, StackOptions
+
+_READY_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One answer through one gateway."""
+
+    clip: str
+    num_tokens: int
+    decode_ms: float  # first token to last, by the gateway's clock
+    end_to_end_ms: float  # request to last token, by the client's
+    num_forwards: int
+    num_blocks: int
+    wait_ms: float  # of the target, for the draft
+    token_ids: tuple[int, ...]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures, prints a table and writes JSON."""
+    args = _parse(argv)
+    console = Console(width=120)
+    STACK_LOG.parent.mkdir(parents=True, exist_ok=True)
+    options = bundled_pair(args.dtype)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        STACK_LOG.open("a", encoding="utf-8") as log,
+        Stack(options, lambda name, line: print(f"{name}: {line}", file=log)) as stack,
+    ):
+        clips = held_out_clips(Path(folder), kind=cast(Kind, args.kind), num_clips=args.num_clips)
+        stack.start()
+        stack.wait_ready()
+        with _gateways(stack, options, args.settings, Path(folder)) as clients:
+            samples = _ask_all(console, clients, clips, args)
+    given = sys.argv[1:] if argv is None else argv
+    result = {
+        "command": f"python -m bench.compare {shlex.join(given)}",
+        "environment": describe_environment(),
+        "settings": args.settings,
+        "rows": compare(samples),
+    }
+    console.print(table(result))
+    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    console.print(f"written to {args.out}")
+
+
+@contextlib.contextmanager
+def _gateways(
+    stack: Stack, options: StackOptions, settings: Sequence[str], folder: Path
+) -> Iterator[list[httpx.Client]]:
+    """A client of a gateway for each of the settings, which find the draft ready."""
+    with contextlib.ExitStack() as ending:
+        clients = []
+        for number, arguments in enumerate(settings):
+            port_file = folder / f"gateway-{number}.port"
+            child = Child(f"gateway {number}", lambda name, line: None)
+            core = () if options.draft_core is None else ("--cpu-core", str(options.draft_core))
+            own = ("--host", options.host, "--port", "0", "--port-file", str(port_file), *core)
+            peers = [
+                argument
+                for name in ("draft", "target")
+                for argument in (f"--{name}", f"{options.host}:{stack.port(name)}")
+            ]
+            child.start("gateway", [*own, *peers, *shlex.split(arguments)])
+            ending.callback(_end, child)
+            url = f"http://{options.host}:{_port(child, port_file)}"
+            client = httpx.Client(base_url=url, timeout=600, trust_env=False)
+            clients.append(ending.enter_context(client))
+            _await_ready(child, client)
+        yield clients
+
+
+def _port(child: Child, port_file: Path) -> int:
+    deadline = time.monotonic() + _READY_SECONDS
+    while not port_file.exists():
+        child.check()
+        if time.monotonic() > deadline:
+            raise StackError(f"{child.name} does not listen after {_READY_SECONDS:g} s")
+        time.sleep(0.05)
+    return int(port_file.read_text())
+
+
+def _await_ready(child: Child, client: httpx.Client) -> None:
+    deadline = time.monotonic() + _READY_SECONDS
+    while (state := client.get("/ready").json()).get("draft") != "ready":
+        child.check()
+        if time.monotonic() > deadline:
+            raise StackError(f"{child.name} is not ready after {_READY_SECONDS:g} s: {state}")
+        time.sleep(0.1)
+
+
+def _end(child: Child) -> None:
+    child.send_signal(15)
+    if not child.wait(10.0):
+        child.send_signal(9)
+
+
+def _ask_all(
+    console: Console,
+    clients: Sequence[httpx.Client],
+    clips: Sequence[Clip],
+    args: argparse.Namespace,
+) -> list[list[Sample]]:
+    """The samples of each gateway, in the same order of clips; all clips once before, untimed."""
+    rng = random.Random(0)
+    samples: list[list[Sample]] = [[] for _ in clients]
+    with progress_bar(console) as progress:
+        num_answers = len(clips) * len(clients) * (args.repeats + 1)
+        task = progress.add_task("asking all gateways", total=num_answers)
+        for turn in range(args.repeats + 1):
+            for number, clip in enumerate(clips):
+                for place in rng.sample(range(len(clients)), len(clients)):
+                    answer = ask(
+                        clients[place],
+                        video_url(clip.path),
+                        clip.question,
+                        speculative={},
+                        seed=number,
+                        temperature=args.temperature,
+                        is_video_first=clip.is_video_first,
+                        has_timeline=True,
+                    )
+                    if turn:
+                        samples[place].append(sample_of(clip.path.name, answer))
+                    progress.advance(task)
+    return samples
+
+
+def sample_of(clip: str, answer: Answer) -> Sample:
+    """What counts of an answer that was asked for with its timeline."""
+    figures = answer.figures
+    verdicts = figures["timeline_ms"]["verdicts"][1:]
+    return Sample(
+        clip=clip,
+        num_tokens=answer.num_tokens,
+        decode_ms=figures["timings_ms"]["decode"],
+        end_to_end_ms=1e3 * (answer.piece_s[-1] - answer.asked_s),
+        num_forwards=len(verdicts),
+        num_blocks=figures["num_blocks"],
+        wait_ms=sum(verdict["wait"] for verdict in verdicts),
+        token_ids=tuple(answer.token_ids),
+    )
+
+
+def compare(samples: Sequence[Sequence[Sample]]) -> list[dict[str, Any]]:
+    """A row a gateway: means an answer, and its times over the first one's, with 95 % bootstrap
+    intervals over pairs of answers of the same turn."""
+    rows = []
+    for own in samples:
+        pairs = list(zip(samples[0], own, strict=True))
+        rows.append(
+            {
+                "num_answers": len(own),
+                "num_equal": sum(one.token_ids == other.token_ids for one, other in pairs),
+                "ms_per_token": sum(one.decode_ms for one in own)
+                / sum(one.num_tokens - 1 for one in own),
+                "num_forwards": statistics.fmean(one.num_forwards for one in own),
+                "num_blocks": statistics.fmean(one.num_blocks for one in own),
+                "wait_ms": statistics.fmean(one.wait_ms for one in own),
+                "decode": spread([own.decode_ms / one.decode_ms for one, own in pairs]).as_dict(),
+                "end_to_end": spread(
+                    [own.end_to_end_ms / one.end_to_end_ms for one, own in pairs]
+                ).as_dict(),
+            }
+        )
+    return rows
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """One line a gateway."""
+    shown = Table(title=result["command"], title_justify="left")
+    shown.add_column("gateway")
+    for column in (
+        "ms/token",
+        "forwards",
+        "blocks",
+        "target waits ms",
+        "decode time over the first's",
+        "end to end",
+        "equal",
+    ):
+        shown.add_column(column, justify="right")
+    for arguments, row in zip(result["settings"], result["rows"], strict=True):
+        decode, whole = (
+            f"{row[key]['mean']:.3f} [{row[key]['low']:.3f}, {row[key]['high']:.3f}]"
+            for key in ("decode", "end_to_end")
+        )
+        shown.add_row(
+            arguments or "(defaults)",
+            f"{row['ms_per_token']:.3f}",
+            f"{row['num_forwards']:.1f}",
+            f"{row['num_blocks']:.1f}",
+            f"{row['wait_ms']:.1f}",
+            decode,
+            whole,
+            f"{row['num_equal']}/{row['num_answers']}",
+        )
+    return shown
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("settings", nargs="+", help="arguments of a gateway, quoted; '' for none")
+    add("--kind", default="short", choices=("short", "long"), help="of the held-out prompts")
+    add("--dtype", default="float32")
+    add("--temperature", type=float, default=0.0)
+    add("--num-clips", type=int, default=20)
+    add("--repeats", type=int, default=5, help="times that each clip is asked about")
+    add("--out", type=Path, default=ROOT / "bench/out/compare.json")
+    args = parser.parse_args(argv)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    return args
+
+
+if __name__ == "__main__":
+    main()
