@@ -91,7 +91,7 @@ def _measure_engine(
         "kind": kind,
         "dtype": options.dtype,
         "pruning": {"strategy": strategy, "ratio": ratio},
-        "draft": args.draft_model,
+        "draft": args.draft_model.removeprefix(f"{ROOT}/"),
     }
     runs = []
     with running_stack(options) as url:
