@@ -236,7 +236,7 @@ def test_a_prompt_that_is_too_long(http: httpx.Client, running: Running) -> None
         ({"speculative": {"policy": "magic"}}, "speculative.policy"),
         ({"speculative": {"gamma": 0}}, "speculative.gamma"),
         ({"speculative": {"gamma": 1000}}, "speculative.gamma"),
-        ({"speculative": {"max_draft_tokens": 17}}, "speculative.max_draft_tokens"),
+        ({"speculative": {"max_draft_tokens": 32}}, "speculative.max_draft_tokens"),
         ({"speculative": {"pruning": {"ratio": 1.0}}}, "speculative.pruning.ratio"),
         ({"speculative": {"pruning": {"strategy": "best"}}}, "speculative.pruning.strategy"),
         ({"mm_processor_kwargs": {"fps": -1}}, "mm_processor_kwargs.fps"),
