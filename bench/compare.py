@@ -45,7 +45,6 @@ _READY_SECONDS = 60.0
 class Sample:
     """One answer through one gateway."""
 
-    clip: str
     num_tokens: int
     decode_ms: float  # first token to last, by the gateway's clock
     end_to_end_ms: float  # request to last token, by the client's
@@ -160,17 +159,16 @@ def _ask_all(
                         has_timeline=True,
                     )
                     if turn:
-                        samples[place].append(sample_of(clip.path.name, answer))
+                        samples[place].append(sample_of(answer))
                     progress.advance(task)
     return samples
 
 
-def sample_of(clip: str, answer: Answer) -> Sample:
+def sample_of(answer: Answer) -> Sample:
     """What counts of an answer that was asked for with its timeline."""
     figures = answer.figures
     verdicts = figures["timeline_ms"]["verdicts"][1:]
     return Sample(
-        clip=clip,
         num_tokens=answer.num_tokens,
         decode_ms=figures["timings_ms"]["decode"],
         end_to_end_ms=1e3 * (answer.piece_s[-1] - answer.asked_s),

@@ -12,7 +12,7 @@ from bench.compare import Sample, compare, sample_of, table
 
 
 def sample(decode_ms: float, *, token_ids: tuple[int, ...] = (1, 2, 3)) -> Sample:
-    return Sample("clip", len(token_ids), decode_ms, decode_ms + 50.0, 2, 4, 1.0, token_ids)
+    return Sample(len(token_ids), decode_ms, decode_ms + 50.0, 2, 4, 1.0, token_ids)
 
 
 def test_a_sample_leaves_the_prefill_out() -> None:
@@ -28,7 +28,7 @@ def test_a_sample_leaves_the_prefill_out() -> None:
             "num_blocks": 5,
         },
     )
-    found = sample_of("clip", answer)
+    found = sample_of(answer)
     assert (found.num_tokens, found.num_forwards, found.num_blocks) == (4, 2, 5)
     assert found.wait_ms == 3.0
     assert found.decode_ms == 30.0
