@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -36,12 +37,16 @@ from bench.environment import ROOT, describe_environment
 from bench.step_time import random_clip
 from hippo.benchmark.tables import wide_console
 from hippo.cli.stack import BUNDLED_PAIR, default_cores
+from hippo.config import load_settings
+from hippo.engine.settings import EngineSettings
 from hippo.models.base import SequenceRows, StepPlan
 from hippo.models.loading import load_model
 from hippo.types import ChatMessage, FramePlan, MediaPart, TextPart
+from services.draft.config import DraftSettings
+from services.target.config import TargetSettings
 
 SIDES = ("target", "draft")
-ROWS = {"target": (1, 2, 3, 4, 6, 8, 11, 16, 24, 33), "draft": (1, 2, 3, 5, 9, 13)}
+ROWS = {"target": (1, 2, 3, 4, 6, 8, 11, 16, 24, 32), "draft": (1, 2, 3, 5, 9, 13)}
 _BESIDE = {"target": (1, 4, 8, 16), "draft": (1, 5)}  # rows timed while the other one steps
 _LATE_MS = 0.3  # beyond what a message takes to a core that idles
 _MESSAGE_WORK_MS = 0.16  # what the gateway does about a block (docs/performance.md)
@@ -240,11 +245,30 @@ def _listen() -> None:
             pass
 
 
+def _service_settings(side: str) -> EngineSettings:
+    """Those with which a benchmark starts the service: its steps are what is measured."""
+    return load_settings(
+        DraftSettings if side == "draft" else TargetSettings,
+        ["--model", str(BUNDLED_PAIR / side)],
+        os.environ,
+        env_prefix=f"HIPPO_{side.upper()}",
+        prog=f"python -m services.{side}",
+        description="",
+    )
+
+
 def _serve(side: str, dtype: str) -> None:
     """Steps as it is asked to on stdin, ``[rows, seconds]`` a line, until that ends."""
     torch.set_num_threads(1)
-    path = str(BUNDLED_PAIR / side)
-    model = load_model(path, device="cpu", dtype=dtype, max_context_length=4096)
+    service = _service_settings(side)
+    model = load_model(
+        service.model,
+        device="cpu",
+        dtype=dtype,
+        max_context_length=4096,
+        compile_folder=service.compile_folder,
+        must_compile=False,
+    )
     prompt = model.prepare(
         [ChatMessage("user", (MediaPart(0), TextPart("What happens?")))],
         [random_clip(8, 112)],

@@ -13,6 +13,9 @@ import pytest
 # Tables are as wide as the terminal: what a test reads from one must not be cut off by it.
 os.environ["COLUMNS"] = "160"
 
+# Services of tests compile nothing unless it is what a test is about: it takes half a minute each.
+os.environ["HIPPO_DRAFT_COMPILE"] = os.environ["HIPPO_TARGET_COMPILE"] = "off"
+
 # A shell's background job starts with SIGINT ignored, and so would every process that a test starts
 # and then ends with it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -172,6 +172,7 @@ class LocalSource:
             cuda_graphs=settings.cuda_graphs,
             exact_rows=settings.exact_rows,
             compile_folder=settings.compile_folder,
+            must_compile=settings.must_compile,
         )
 
     def close(self) -> None:

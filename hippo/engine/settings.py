@@ -65,10 +65,12 @@ class EngineSettings:
         help="capture steps of few rows as CUDA graphs (untried on real GPUs); auto: on one GPU",
         choices=("auto", "on", "off"),
     )
-    compile: bool = setting(
-        False,
-        help="run steps of one sequence through compiled layers: on a CPU, in float32 or bfloat16, "
-        "with a C++ compiler; the first start takes half a minute longer",
+    compile: str = setting(
+        "auto",
+        help="run steps of one sequence through compiled layers: on a CPU, in float32 or bfloat16; "
+        "auto: where they are kept or a C++ compiler is there; the first start takes 10 to 20 "
+        "seconds longer",
+        choices=("auto", "on", "off"),
     )
     compile_cache: str = setting(
         "",
@@ -114,12 +116,7 @@ class EngineSettings:
                 raise SettingsError(f"{flag} is {getattr(self, name)}; it must not be below 0")
         if self.cuda_graphs == "on" and self.device == "cpu":
             raise SettingsError("--cuda-graphs on needs --device cuda; leave it out on a CPU")
-        if self.compile and self.device != "cpu":
-            raise SettingsError("--compile is for a CPU; on a GPU there are --cuda-graphs")
-        if self.compile and self.dtype == "float16":
-            raise SettingsError("--compile needs --dtype float32 or bfloat16")
-        if self.compile_cache and not self.compile:
-            raise SettingsError("--compile-cache is for --compile")
+        self._check_compile()
         if self.num_threads is not None and self.num_threads < 1:
             raise SettingsError(f"--num-threads is {self.num_threads}; it must be at least 1")
         if self.cpu_core is not None and (self.num_threads or 1) != 1:
@@ -135,6 +132,18 @@ class EngineSettings:
         except ValueError as error:
             raise SettingsError(str(error)) from None
 
+    def _check_compile(self) -> None:
+        if self.compile == "off" and self.compile_cache:
+            raise SettingsError("--compile-cache is for --compile auto or on")
+        if self.compile != "on":
+            return
+        if self.device != "cpu":
+            raise SettingsError("--compile on is for a CPU; on a GPU there are --cuda-graphs")
+        if self.dtype == "float16":
+            raise SettingsError("--compile on needs --dtype float32 or bfloat16")
+        if not self.compile_cache and _user_cache() is None:
+            raise SettingsError("--compile on needs --compile-cache: there is no home folder")
+
     @property
     def exact_rows(self) -> int | None:
         """Rows of every step of a model whose steps are all alike; None: as many as are fed."""
@@ -143,12 +152,14 @@ class EngineSettings:
     @property
     def compile_folder(self) -> Path | None:
         """Where compiled layers are kept; None: nothing is compiled."""
-        if not self.compile:
+        if self.compile == "off" or self.first_device != "cpu" or self.exact_rows is not None:
             return None
-        if self.compile_cache:
-            return Path(self.compile_cache)
-        user_cache = os.environ.get("XDG_CACHE_HOME")
-        return (Path(user_cache) if user_cache else Path.home() / ".cache") / "hippo"
+        return Path(self.compile_cache) if self.compile_cache else _user_cache()
+
+    @property
+    def must_compile(self) -> bool:
+        """Whether what cannot be compiled is an error, or a warning, instead of nothing."""
+        return self.compile == "on"
 
     @property
     def tls(self) -> TlsFiles | None:
@@ -208,3 +219,13 @@ class EngineSettings:
             timeout_s=self.decode_seconds,
             max_memory_bytes=self.decode_mib * _MIB,
         )
+
+
+def _user_cache() -> Path | None:
+    """hippo's folder among the user's caches; None: no home folder, as in some containers."""
+    if folder := os.environ.get("XDG_CACHE_HOME"):
+        return Path(folder) / "hippo"
+    try:
+        return Path.home() / ".cache" / "hippo"
+    except RuntimeError:
+        return None

@@ -79,22 +79,22 @@ def compile_steps(
     embedding: torch.Tensor,
     folder: Path,
     progress: Progress,
+    *,
+    level_without: int = logging.WARNING,
 ) -> CompiledSteps | None:
     """Loads or makes the packages and holds their results against the ordinary layers'.
 
-    None, with a warning, when there is no C++ compiler, when compiling fails or when a result is
-    another one. To be called before the cache is in use; the first slot is written and cleared.
+    None, with a record of ``level_without``, when there is no C++ compiler or compiling fails, and
+    with a warning when a result is another one. To be called before the cache is in use; the first
+    slot is written and cleared.
     """
     try:
-        runs = []
-        for index, is_single in enumerate((True, False)):
-            progress("compiling", index / 2)
-            runs.append(load_or_compile(stack, cache, folder, is_single=is_single))
-        steps = CompiledSteps(stack, cache, embedding, (runs[0], runs[1]))
+        runs = load_or_compile(stack, cache, folder, progress)
+        steps = CompiledSteps(stack, cache, embedding, runs)
         difference = _largest_difference(steps, stack, cache)
     except Exception as error:  # whatever a compiler may raise: all works without it
         first_line = str(error).strip().partition("\n")[0]
-        _log.warning("steps are not compiled: %s: %s", type(error).__name__, first_line)
+        _log.log(level_without, "steps are not compiled: %s: %s", type(error).__name__, first_line)
         _log.debug("the whole error", exc_info=True)
         return None
     if not difference <= _TOLERANCES[embedding.dtype]:

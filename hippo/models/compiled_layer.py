@@ -10,12 +10,14 @@ as in the ordinary step; what lies between them is fused, and no operator passes
            ─► [gate, up] ─► silu, times ─► [down] ─► add          [ ]: a library's kernel
 
 A package is a file made by AOTInductor (torch.export, torch._inductor.aoti_compile_and_package). It
-is kept under a name that says all it depends on, and a later start only loads it.
+is kept under a name that says all it depends on, and a later start only loads it. Services that
+start together and need the same two, as the bundled pair's do, make one each.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import inspect
@@ -23,24 +25,37 @@ import json
 import logging
 import os
 import platform
+import shutil
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from hippo.models.batch import MAX_GROUPED_ROWS
 from hippo.models.cache import KeyValueCache
+from hippo.models.checkpoint import Progress
 from hippo.models.fused import FusedStack, LayerShape
 
 _log = logging.getLogger(__name__)
 
 Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+
+_PATIENCE_S = 120.0  # for another process that makes what this one needs too
+_MOST_KEPT = 64  # packages in a folder, of 2 MB each
+
+# What the processor can do is asked of the processor alone, not also by compiling and loading four
+# programs, and headers are not compiled ahead for a file or two: either took as long as a layer.
+_INDUCTOR_OPTIONS = {
+    "compile_threads": 1,
+    "cpp.vec_isa_ok": True,
+    "aot_inductor.precompile_headers": False,
+}
 
 
 class _Layer(torch.nn.Module):
@@ -118,16 +133,29 @@ class _Key:
 
 
 def load_or_compile(
-    stack: FusedStack, cache: KeyValueCache, folder: Path, *, is_single: bool
-) -> Run:
-    """The package for one row, or for 2 to 32, from ``folder``, or made and kept there.
+    stack: FusedStack, cache: KeyValueCache, folder: Path, progress: Progress
+) -> tuple[Run, Run]:
+    """The packages for one row and for 2 to 32, from ``folder``, or made and kept there.
 
-    It takes _Layer.forward's tensors (no mask for one row) and gives the new ``hidden`` alone; the
+    They take _Layer.forward's tensors (no mask for one row) and give the new ``hidden`` alone; the
     cache is written in place. Raises what torch, the compiler or the file system raise.
     """
+    _define_product()
+    keys = [_key(stack, cache, is_single=is_single) for is_single in (True, False)]
+    runs: dict[bool, Run] = {}
+    for patience_s in (0.0, _PATIENCE_S):  # what another service makes just now comes last
+        for key in keys:
+            if key.is_single not in runs:
+                progress("compiling", len(runs) / 2)
+                if run := _load_or_compile(key, stack, cache, folder, patience_s):
+                    runs[key.is_single] = run
+    return runs[True], runs[False]
+
+
+def _key(stack: FusedStack, cache: KeyValueCache, *, is_single: bool) -> _Key:
     whole = cache.stretch(0, cache.shape.capacity)[0]
     weights = stack.layer_tensors(0)
-    key = _Key(
+    return _Key(
         source=inspect.getsource(_Layer) + inspect.getsource(_define_product),
         torch_version=torch.__version__,
         processor=_processor(),
@@ -139,22 +167,90 @@ def load_or_compile(
         cache_strides=tuple(whole.stride()),
         is_single=is_single,
     )
+
+
+def _load_or_compile(
+    key: _Key, stack: FusedStack, cache: KeyValueCache, folder: Path, patience_s: float
+) -> Run | None:
+    """One package; None if another process makes it and ``patience_s`` is 0."""
     path = folder / key.name()
-    _define_product()
-    if path.exists():
-        try:
-            return _load(path)
-        except Exception as error:  # a damaged file: made anew
-            _log.warning("%s cannot be loaded and is compiled again: %s", path, error)
-    what = "one row" if is_single else f"2 to {MAX_GROUPED_ROWS} rows"
-    _log.info("compiling a layer for %s; this takes a while once, %s keeps it", what, folder)
-    began = time.monotonic()
+    if run := _load_kept(path):
+        return run
+    _check_compiler()
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".") as partial:
-        made = _compile(stack, cache, Path(partial) / "layer.pt2", is_single=is_single)
+    with _making(path, patience_s) as may_make:
+        if run := _load_kept(path):
+            return run  # made meanwhile
+        if not may_make and not patience_s:
+            return None
+        _make(key, stack, cache, path)
+    return _load(path)
+
+
+def _load_kept(path: Path) -> Run | None:
+    if not path.exists():
+        return None
+    try:
+        run = _load(path)
+    except Exception as error:  # a damaged file: made anew
+        _log.warning("%s cannot be loaded and is compiled again: %s", path, error)
+        path.unlink(missing_ok=True)
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)  # what is in use is not swept
+    return run
+
+
+def _make(key: _Key, stack: FusedStack, cache: KeyValueCache, path: Path) -> None:
+    what = "one row" if key.is_single else f"2 to {MAX_GROUPED_ROWS} rows"
+    _log.info("compiling a layer for %s; this takes a while once, %s keeps it", what, path.parent)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as partial:
+        made = _compile(stack, cache, Path(partial) / "layer.pt2", is_single=key.is_single)
         os.replace(made, path)  # whole or not at all: another service may compile the same
     _log.info("compiled a layer for %s in %.0f s", what, time.monotonic() - began)
-    return _load(path)
+    _sweep(path.parent)
+
+
+def _sweep(folder: Path) -> None:
+    """Removes the packages that have not been loaded for longest, beyond _MOST_KEPT."""
+    with contextlib.suppress(OSError):
+        packages = sorted(folder.glob("layer-*.pt2"), key=lambda package: package.stat().st_mtime)
+        for package in packages[:-_MOST_KEPT]:
+            package.unlink()
+
+
+@contextlib.contextmanager
+def _making(path: Path, patience_s: float) -> Iterator[bool]:
+    """Whether no other process makes the package, which none does till the end of the block; gives
+    False when one still does after ``patience_s``."""
+    lock_path = path.with_suffix(".lock")
+    deadline = time.monotonic() + patience_s
+    with lock_path.open("w") as lock:
+        while not (is_ours := _locked(lock)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        try:
+            yield is_ours
+        finally:
+            if is_ours:  # who waits for it finds the package; who comes later, too
+                lock_path.unlink(missing_ok=True)
+
+
+def _locked(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _check_compiler() -> None:
+    """Raises RuntimeError: without a compiler, and before all that leads up to it is imported."""
+    from torch._inductor import config
+
+    names = [name for name in config.cpp.cxx if name]
+    if not any(map(shutil.which, names)):
+        raise RuntimeError(f"no C++ compiler is installed ({', '.join(names)})")
 
 
 def _load(path: Path) -> Run:
@@ -234,7 +330,7 @@ def _lowered_product() -> Iterator[None]:
     product = torch.ops.hippo.packed_linear.default
     lowering.register_lowering(product, type_promotion_kind=None)(lower)
     try:
-        with config.patch({"compile_threads": 1, "cpp.threads": torch.get_num_threads()}):
+        with config.patch({**_INDUCTOR_OPTIONS, "cpp.threads": torch.get_num_threads()}):
             yield
     finally:
         lowering.lowerings.pop(product, None)

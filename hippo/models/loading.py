@@ -57,6 +57,7 @@ def load_model(
     cuda_graphs: str = "off",
     exact_rows: int | None = None,
     compile_folder: Path | None = None,
+    must_compile: bool = True,
 ) -> VideoLanguageModel:
     """Loads a checkpoint from a folder or the Hugging Face hub, ready to serve.
 
@@ -68,9 +69,10 @@ def load_model(
     GPU that is not one of several), on or off. ``exact_rows``: every step has that many rows, so
     that a token's logits do not depend on what was fed with it (hippo.models.static).
     ``compile_folder``: steps of one sequence run through compiled layers, which are kept there
-    (hippo.models.compiled), where the machine can compile. Raises ModelLoadError when the
-    checkpoint is missing, gated, unreachable, damaged, of an unsupported architecture or too large
-    for the device, or when it cannot be run so.
+    (hippo.models.compiled), where the machine can compile; with ``must_compile`` False also the
+    model may be one that cannot be compiled. Raises ModelLoadError when the checkpoint is missing,
+    gated, unreachable, damaged, of an unsupported architecture or too large for the device, or when
+    it cannot be run so.
     """
     report = progress or (lambda _stage, _share: None)
     target = parse_device(device)
@@ -84,8 +86,6 @@ def load_model(
         raise ModelLoadError(f"{exact_rows} rows a step: it must be 1 to {ROW_BUCKETS[-1]}")
     if exact_rows is not None and shards is not None:
         raise ModelLoadError("steps of fixed shape are for a model on one device")
-    if compile_folder is not None:
-        _check_compilable(target, shards, is_fused=is_fused, exact_rows=exact_rows)
     if dtype not in (*DTYPES, "auto"):
         raise ModelLoadError(f"dtype {dtype!r} is unknown: use {', '.join(DTYPES)} or auto")
     checkpoint = find_checkpoint(name_or_path, progress=report)
@@ -96,8 +96,12 @@ def load_model(
             f"supported: {', '.join(sorted(FAMILIES))}"
         )
     chosen = _dtype(dtype, checkpoint, target)
-    if compile_folder is not None and chosen == torch.float16:
-        raise ModelLoadError("--compile needs --dtype float32 or bfloat16")
+    if compile_folder is not None and (
+        reason := _not_compilable(target, chosen, shards, is_fused=is_fused, exact_rows=exact_rows)
+    ):
+        if must_compile:
+            raise ModelLoadError(reason)
+        compile_folder = None
     report("loading", 0.0)
     model = loader(
         checkpoint,
@@ -114,22 +118,30 @@ def load_model(
         has_graphs=has_graphs,
         exact_rows=exact_rows,
         compile_folder=compile_folder,
+        must_compile=must_compile,
     )
     report("loading", 1.0)
     return model
 
 
-def _check_compilable(
-    device: torch.device, shards: Shards | None, *, is_fused: bool, exact_rows: int | None
-) -> None:
+def _not_compilable(
+    device: torch.device,
+    dtype: torch.dtype,
+    shards: Shards | None,
+    *,
+    is_fused: bool,
+    exact_rows: int | None,
+) -> str | None:
+    """Why layers of such a model are not compiled; None: they are."""
     if device.type != "cpu" or shards is not None:
-        raise ModelLoadError(
-            "--compile is for a model on one CPU; on a GPU there are --cuda-graphs"
-        )
+        return "--compile on is for a model on one CPU; on a GPU there are --cuda-graphs"
+    if dtype == torch.float16:
+        return "--compile on needs --dtype float32 or bfloat16"
     if exact_rows is not None:
-        raise ModelLoadError("--compile and --deterministic exclude each other")
+        return "--compile on and --deterministic exclude each other"
     if not is_fused:
-        raise ModelLoadError("transformers' modules as they are cannot be compiled")
+        return "transformers' modules as they are cannot be compiled"
+    return None
 
 
 def _has_graphs(setting: str, device: torch.device, shards: Shards | None) -> bool:

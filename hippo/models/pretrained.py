@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,6 +63,7 @@ def load_pretrained(
     has_graphs: bool = False,
     exact_rows: int | None = None,
     compile_folder: Path | None = None,
+    must_compile: bool = True,
 ) -> Pretrained:
     """Loads a checkpoint as ``transformers.<architecture>``, whose text model is Qwen2-style.
 
@@ -69,7 +71,8 @@ def load_pretrained(
     fused ones are tested against. ``shards``: this process is one of several ranks, and holds its
     part of the layers and the cache. See load_model for what is said of memory. ``has_graphs`` and
     ``exact_rows`` (hippo.models.static) are for one process on one device, ``compile_folder``
-    (hippo.models.compiled) for one on a CPU, without them. Raises ModelLoadError.
+    (hippo.models.compiled) for one on a CPU, without them; ``must_compile`` False: to go without
+    compiled layers is no reason for a warning. Raises ModelLoadError.
     """
     assert shards is None or not (has_graphs or exact_rows), "ranks step in the ordinary way"
     ensure_torchvision()
@@ -206,7 +209,10 @@ def load_pretrained(
     if compile_folder is not None:
         assert isinstance(stack, FusedStack) and static is None
         embedding = model.get_input_embeddings().weight
-        compiled = compile_steps(stack, cache, embedding, compile_folder, progress)
+        level = logging.WARNING if must_compile else logging.INFO
+        compiled = compile_steps(
+            stack, cache, embedding, compile_folder, progress, level_without=level
+        )
     return Pretrained(model, processor, stack, cache, info, make, static, compiled)
 
 

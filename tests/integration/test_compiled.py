@@ -56,11 +56,11 @@ async def test_every_policy_gives_the_target_only_output_and_that_of_a_pair_with
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"compile": True, "device": "cuda"}, "--compile is for a CPU"),
-        ({"compile": True, "dtype": "float16"}, "needs --dtype float32 or bfloat16"),
-        ({"compile": True, "deterministic": True}, "exclude each other"),
-        ({"compile": True, "tensor_parallel": 2}, "leave --tensor-parallel out"),
-        ({"compile_cache": "somewhere"}, "--compile-cache is for --compile"),
+        ({"compile": "on", "device": "cuda"}, "--compile on is for a CPU"),
+        ({"compile": "on", "dtype": "float16"}, "needs --dtype float32 or bfloat16"),
+        ({"compile": "on", "deterministic": True}, "exclude each other"),
+        ({"compile": "on", "tensor_parallel": 2}, "leave --tensor-parallel out"),
+        ({"compile": "off", "compile_cache": "x"}, "--compile-cache is for --compile auto or on"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_model_is_loaded(
@@ -74,7 +74,33 @@ def test_compiled_layers_are_kept_where_it_is_said_or_in_the_users_cache(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert DraftSettings(model="m").compile_folder is None
-    assert DraftSettings(model="m", compile=True).compile_folder == tmp_path / "hippo"
-    chosen = DraftSettings(model="m", compile=True, compile_cache=str(tmp_path / "here"))
+    assert DraftSettings(model="m").compile_folder == tmp_path / "hippo"
+    chosen = DraftSettings(model="m", compile_cache=str(tmp_path / "here"))
     assert chosen.compile_folder == tmp_path / "here"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"compile": "off"}, {"device": "cuda"}, {"deterministic": True}, {"devices": ("cuda:0",) * 2}],
+)
+def test_what_cannot_be_compiled_is_not_unless_it_must(changes: dict[str, Any]) -> None:
+    if "devices" in changes:
+        changes = {**changes, "tensor_parallel": 2}
+    settings = TargetSettings(model="m", **changes)
+    assert settings.compile_folder is None and not settings.must_compile
+
+
+def test_without_a_home_folder_nothing_is_compiled_unless_a_folder_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    assert DraftSettings(model="m").compile_folder is None
+    with pytest.raises(SettingsError, match="--compile on needs --compile-cache"):
+        DraftSettings(model="m", compile="on")
+    chosen = DraftSettings(model="m", compile="on", compile_cache=str(tmp_path))
+    assert chosen.compile_folder == tmp_path

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from hippo.models import compiled, compiled_layer
 from hippo.models.base import Prompt, SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.compiled import CompiledSteps
 from hippo.models.family import CachedModel
+from hippo.models.fused import FusedStack
 from hippo.models.loading import load_model
 from tests.support.reference import clip, prefill, prepare, user
 
@@ -159,6 +162,7 @@ def _no_compiler(*_args: Any, **_kwargs: Any) -> str:
     raise RuntimeError("a compiler was called")
 
 
+@pytest.mark.parametrize("must_compile", [True, False])
 def test_without_a_compiler_steps_run_as_ever(
     target_checkpoint: Path,
     ordinary: VideoLanguageModel,
@@ -166,15 +170,15 @@ def test_without_a_compiler_steps_run_as_ever(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
+    must_compile: bool,
 ) -> None:
-    from torch._inductor import config
-
-    monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
-    with caplog.at_level(logging.WARNING, logger="hippo"):
-        model = _load(target_checkpoint, compile_folder=tmp_path)
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
+    with caplog.at_level(logging.INFO, logger="hippo.models.compiled"):
+        model = _load(target_checkpoint, compile_folder=tmp_path, must_compile=must_compile)
     assert _steps(model) is None
-    messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == 1 and "steps are not compiled" in messages[0]
+    (record,) = caplog.records
+    assert record.levelno == (logging.WARNING if must_compile else logging.INFO)
+    assert "steps are not compiled: RuntimeError: no C++ compiler" in record.getMessage()
     for one in (ordinary, model):
         prefill(one, 0, prompts[0])
     assert torch.equal(model.forward(_plan(0, 0, 3, 4)), ordinary.forward(_plan(0, 0, 3, 4)))
@@ -189,8 +193,9 @@ def test_compiled_layers_that_give_something_else_are_not_used(
     monkeypatch: pytest.MonkeyPatch,
     factor: float,
 ) -> None:
-    def wrong(*_args: Any, **_kwargs: Any) -> compiled_layer.Run:
-        return lambda tensors: [tensors[0] * factor]
+    def wrong(*_args: Any) -> tuple[compiled_layer.Run, compiled_layer.Run]:
+        run: compiled_layer.Run = lambda tensors: [tensors[0] * factor]  # noqa: E731
+        return run, run
 
     monkeypatch.setattr(compiled, "load_or_compile", wrong)
     with caplog.at_level(logging.WARNING, logger="hippo"):
@@ -202,7 +207,7 @@ def test_compiled_layers_that_give_something_else_are_not_used(
     ("changes", "message"),
     [
         ({"dtype": "float16"}, "needs --dtype float32 or bfloat16"),
-        ({"exact_rows": 8}, "--compile and --deterministic exclude each other"),
+        ({"exact_rows": 8}, "--deterministic exclude each other"),
         ({"is_fused": False}, "as they are cannot be compiled"),
     ],
 )
@@ -211,3 +216,70 @@ def test_what_cannot_be_compiled_is_refused(
 ) -> None:
     with pytest.raises(ModelLoadError, match=message):
         _load(target_checkpoint, compile_folder=tmp_path, **changes)
+    loaded = _load(target_checkpoint, compile_folder=tmp_path, must_compile=False, **changes)
+    assert _steps(loaded) is None
+
+
+def test_what_another_service_makes_is_waited_for(
+    fast: VideoLanguageModel,
+    target_checkpoint: Path,
+    compile_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other one makes the package for one row, this one that for more."""
+    names = {is_single: _name(fast, is_single=is_single) for is_single in (True, False)}
+    made: list[bool] = []
+    other = contextlib.ExitStack()
+
+    def copy(*args: Any, is_single: bool) -> str:
+        made.append(is_single)
+        shutil.copy(compile_folder / names[True], tmp_path / names[True])
+        other.close()  # the other one is ready while this one still compiles
+        return str(shutil.copy(compile_folder / names[is_single], args[2]))
+
+    monkeypatch.setattr(compiled_layer, "_compile", copy)
+    assert other.enter_context(compiled_layer._making(tmp_path / names[True], 0.0))
+    assert _steps(_load(target_checkpoint, compile_folder=tmp_path)) is not None
+    assert made == [False]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names.values())
+
+
+def test_what_another_service_never_finishes_is_made_here(
+    fast: VideoLanguageModel,
+    target_checkpoint: Path,
+    compile_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[bool] = []
+
+    def copy(*args: Any, is_single: bool) -> str:
+        made.append(is_single)
+        return str(shutil.copy(compile_folder / _name(fast, is_single=is_single), args[2]))
+
+    monkeypatch.setattr(compiled_layer, "_compile", copy)
+    monkeypatch.setattr(compiled_layer, "_PATIENCE_S", 0.3)
+    with compiled_layer._making(tmp_path / _name(fast, is_single=True), 0.0) as is_ours:
+        assert is_ours
+        assert _steps(_load(target_checkpoint, compile_folder=tmp_path)) is not None
+    assert made == [False, True]
+
+
+def test_packages_that_are_not_used_any_more_are_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_layer, "_MOST_KEPT", 3)
+    for age in range(6):
+        package = tmp_path / f"layer-rows-{age}.pt2"
+        package.write_bytes(b"")
+        os.utime(package, (1e9 - age, 1e9 - age))
+    (tmp_path / "of-somebody-else.pt2").write_bytes(b"")
+    compiled_layer._sweep(tmp_path)
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    assert kept == [*(f"layer-rows-{age}.pt2" for age in range(3)), "of-somebody-else.pt2"]
+
+
+def _name(model: VideoLanguageModel, *, is_single: bool) -> str:
+    assert isinstance(model, CachedModel) and isinstance(model._stack, FusedStack)
+    return compiled_layer._key(model._stack, model._cache, is_single=is_single).name()
