@@ -48,6 +48,8 @@ Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 _PATIENCE_S = 120.0  # for another process that makes what this one needs too
 _MOST_KEPT = 64  # packages in a folder, of 2 MB each
+_PARTIAL = ".making-"  # what a folder is called in which a package is made
+_ABANDONED_S = 3600.0
 
 # What the processor can do is asked of the processor alone, not also by compiling and loading four
 # programs, and headers are not compiled ahead for a file or two: either took as long as a layer.
@@ -205,7 +207,7 @@ def _make(key: _Key, stack: FusedStack, cache: KeyValueCache, path: Path) -> Non
     what = "one row" if key.is_single else f"2 to {MAX_GROUPED_ROWS} rows"
     _log.info("compiling a layer for %s; this takes a while once, %s keeps it", what, path.parent)
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as partial:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=_PARTIAL) as partial:
         made = _compile(stack, cache, Path(partial) / "layer.pt2", is_single=key.is_single)
         os.replace(made, path)  # whole or not at all: another service may compile the same
     _log.info("compiled a layer for %s in %.0f s", what, time.monotonic() - began)
@@ -213,11 +215,15 @@ def _make(key: _Key, stack: FusedStack, cache: KeyValueCache, path: Path) -> Non
 
 
 def _sweep(folder: Path) -> None:
-    """Removes the packages that have not been loaded for longest, beyond _MOST_KEPT."""
+    """Removes the packages that have not been loaded for longest, beyond _MOST_KEPT, and what
+    processes left that were ended while they compiled."""
     with contextlib.suppress(OSError):
         packages = sorted(folder.glob("layer-*.pt2"), key=lambda package: package.stat().st_mtime)
         for package in packages[:-_MOST_KEPT]:
             package.unlink()
+        for partial in folder.glob(f"{_PARTIAL}*"):
+            if partial.stat().st_mtime < time.time() - _ABANDONED_S:
+                shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -179,7 +179,7 @@ class AdaptivePolicy:
                 one_row_ns=self._choice.one_row_ns,
             )
         if self._mode is Mode.RESTING and num_rows == 1 and timing.num_sequences <= 1:
-            self._times.costs(timing.context_length).observe_alone(timing.forward_ns)
+            self._times.observe_alone(timing)
         num_waited_for = self._pace.conservative.min_draft_tokens
         if verdict.is_conservative and num_waited_for and timing.wait_ns:
             num_more = min(num_waited_for, verdict.num_draft_tokens) - 1

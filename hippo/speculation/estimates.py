@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hippo.speculation.row_costs import RowCosts, moved
 from hippo.types import Timing
+
+LOADED = 1.5  # sequences in a forward, in the mean, from which on one is not alone
 
 _NEW_LOAD = 0.2  # weight of a new measurement
 _NEW_MESSAGE = 0.1  # weight of a new message
@@ -76,20 +79,33 @@ class Latency:
         self.first_token_ns = moved(self.first_token_ns, max(delay_ns, 1.0))
 
 
+class _Kind(NamedTuple):
+    """Which forwards have costs of their own."""
+
+    context: int  # see _context_key
+    is_shared: bool  # by several sequences
+
+    def distance(self, other: _Kind) -> tuple[int, bool]:
+        """The nearer, the more alike their costs."""
+        return abs(self.context - other.context), self.is_shared != other.is_shared
+
+
 @dataclass(slots=True)
 class PairTimes:
     """What all sequences of one pair of services have measured together.
 
     Shared by the policies of a gateway, so that a new sequence begins with what is known of the
     machine and of the load. Costs are kept apart by context length, in steps of four times: what
-    is behind a long prompt takes longer, and its rows cost less beside the rest.
+    is behind a long prompt takes longer, and its rows cost less beside the rest. And forwards of
+    one sequence are kept apart from those of several, which may run other code
+    (hippo.models.compiled, hippo.models.static).
     """
 
     latency: Latency = field(default_factory=Latency)
     acceptance: Acceptance = field(default_factory=lambda: Acceptance(decay=0.998))
     num_sequences: float = 1.0  # that share a forward of the target
-    _costs: dict[int, RowCosts] = field(default_factory=dict)
-    _latest: int = 0  # the key last measured
+    _costs: dict[_Kind, RowCosts] = field(default_factory=dict)
+    _latest: int = 0  # the context last measured
 
     @property
     def is_known(self) -> bool:
@@ -97,25 +113,34 @@ class PairTimes:
         return bool(self._costs) and self.latency.draft_step_ns > 0
 
     def costs(self, context_length: int | None = None) -> RowCosts:
-        """Costs behind about so many tokens (None: as the last forward had), or the nearest that
-        are known; empty ones if none are."""
-        key = self._latest if context_length is None else _context_key(context_length)
-        if key in self._costs or not self._costs:
-            return self._costs.get(key) or RowCosts()
-        return self._costs[min(self._costs, key=lambda known: abs(known - key))]
+        """Costs at this load, behind about so many tokens (None: as the last forward had), or the
+        nearest that are known; empty ones if none are."""
+        context = self._latest if context_length is None else _context_key(context_length)
+        return self._nearest(_Kind(context, self.num_sequences >= LOADED)) or RowCosts()
+
+    def _nearest(self, kind: _Kind) -> RowCosts | None:
+        if not self._costs:
+            return None
+        nearest = min(self._costs, key=kind.distance)
+        return self._costs[nearest]
 
     def observe_forward(self, num_rows: int, timing: Timing) -> None:
         """A sequence's ``num_rows`` rows ran in a forward."""
         shared = max(timing.num_sequences, 1)
         rows = timing.num_batch_rows or num_rows
-        key = _context_key(timing.context_length)
-        if key not in self._costs:
-            nearest = self.costs(timing.context_length)
-            self._costs[key] = nearest.scaled_to(rows, timing.forward_ns, num_sequences=shared)
-        self._latest = key
-        self._costs[key].observe(rows, timing.forward_ns, num_sequences=shared)
+        kind = _Kind(_context_key(timing.context_length), shared > 1)
+        if kind not in self._costs:
+            nearest = self._nearest(kind) or RowCosts()
+            self._costs[kind] = nearest.scaled_to(rows, timing.forward_ns, num_sequences=shared)
+        self._latest = kind.context
+        self._costs[kind].observe(rows, timing.forward_ns, num_sequences=shared)
         # Each of them says so once.
         self.num_sequences += (shared - self.num_sequences) * _NEW_LOAD / shared
+
+    def observe_alone(self, timing: Timing) -> None:
+        """A forward of one row of one sequence, already observed, while the draft rests."""
+        kind = _Kind(_context_key(timing.context_length), is_shared=False)
+        self._costs[kind].observe_alone(timing.forward_ns)
 
     def cost_table(self, most_rows: int, *, context_length: int | None = None) -> list[float]:
         """Nanoseconds of a forward at this load, if each sequence has 0, 1, ... rows in it.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 
-from hippo.speculation.estimates import Acceptance, PairTimes, expected_rate
+from hippo.speculation.estimates import LOADED, Acceptance, PairTimes, expected_rate
 from hippo.types import Pace, StepLimits
 
 _MS = 1_000_000
@@ -24,7 +24,6 @@ _FIRST_MOST = 4  # draft tokens in a forward, before it is known what rows cost 
 _NUM_KNOWN = 24  # tokens compared of a draft before more is verified than is expected to pay,
 _GOOD = 0.9  # unless it was right so often in other answers
 _LENGTH_PRICE = 0.008  # share of the rate that a draft token of a block costs beside its row
-_LOADED = 1.5  # sequences in a forward from which on one is not alone
 _WORTH_CHANGING = 1.02  # expected gain below which the pace stays
 
 _BLOCK_CHOICES = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -159,7 +158,7 @@ class PaceChoice:
 
     @property
     def _is_loaded(self) -> bool:
-        return self._times.num_sequences >= _LOADED
+        return self._times.num_sequences >= LOADED
 
     def _block_size(self, step_ns: float, one_row_ns: float) -> int:
         """Small enough to be there in time, large enough not to cost the draft too much.

@@ -275,9 +275,13 @@ def test_packages_that_are_not_used_any_more_are_swept(
         package.write_bytes(b"")
         os.utime(package, (1e9 - age, 1e9 - age))
     (tmp_path / "of-somebody-else.pt2").write_bytes(b"")
+    for name in ("left", "in-use"):
+        (tmp_path / f".making-{name}").mkdir()
+    os.utime(tmp_path / ".making-left", (1e9, 1e9))
     compiled_layer._sweep(tmp_path)
     kept = sorted(path.name for path in tmp_path.iterdir())
-    assert kept == [*(f"layer-rows-{age}.pt2" for age in range(3)), "of-somebody-else.pt2"]
+    packages = [f"layer-rows-{age}.pt2" for age in range(3)]
+    assert kept == [".making-in-use", *packages, "of-somebody-else.pt2"]
 
 
 def _name(model: VideoLanguageModel, *, is_single: bool) -> str:
