@@ -87,6 +87,32 @@ def test_costs_are_kept_apart_by_context_length() -> None:
     assert times.cost_table(8, context_length=200)[8] == pytest.approx(7 * MS)
 
 
+def test_forwards_of_one_sequence_and_of_several_are_learnt_apart() -> None:
+    """Alone a compiled layer may run, together the ordinary one."""
+    times = PairTimes()
+    for _ in range(20):
+        times.observe_forward(20, Timing(forward_ns=10 * MS))
+        shared = Timing(forward_ns=15 * MS, num_sequences=4, num_batch_rows=20)
+        for _ in range(4):
+            times.observe_forward(5, shared)
+    times.num_sequences = 4.0
+    assert times.cost(5) == pytest.approx(15 * MS)
+    times.num_sequences = 1.0
+    assert times.cost(20) == pytest.approx(10 * MS)
+
+
+def test_what_is_known_of_one_sequence_is_where_several_begin() -> None:
+    times = PairTimes()
+    for rows, duration_ms in ((1, 4), (8, 6)):
+        for _ in range(20):
+            times.observe_forward(rows, Timing(forward_ns=duration_ms * MS))
+    shared = Timing(forward_ns=6 * MS, num_sequences=4, num_batch_rows=4)
+    times.observe_forward(1, shared)  # one and a half times what seven rows take alone
+    times.num_sequences = 4.0
+    assert times.cost(1) == pytest.approx(6 * MS, rel=0.05)
+    assert times.cost(2) > 1.1 * times.cost(1)
+
+
 def test_a_context_that_nobody_has_met_costs_what_the_nearest_does() -> None:
     times = PairTimes()
     assert not times.costs(100).is_known
