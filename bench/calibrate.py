@@ -267,7 +267,7 @@ def _serve(side: str, dtype: str) -> None:
         dtype=dtype,
         max_context_length=4096,
         compile_folder=service.compile_folder,
-        must_compile=False,
+        must_compile=service.must_compile,
     )
     prompt = model.prepare(
         [ChatMessage("user", (MediaPart(0), TextPart("What happens?")))],

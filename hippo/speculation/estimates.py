@@ -116,13 +116,12 @@ class PairTimes:
         """Costs at this load, behind about so many tokens (None: as the last forward had), or the
         nearest that are known; empty ones if none are."""
         context = self._latest if context_length is None else _context_key(context_length)
-        return self._nearest(_Kind(context, self.num_sequences >= LOADED)) or RowCosts()
+        return self._nearest(_Kind(context, self.num_sequences >= LOADED))
 
-    def _nearest(self, kind: _Kind) -> RowCosts | None:
+    def _nearest(self, kind: _Kind) -> RowCosts:
         if not self._costs:
-            return None
-        nearest = min(self._costs, key=kind.distance)
-        return self._costs[nearest]
+            return RowCosts()
+        return self._costs[min(self._costs, key=kind.distance)]
 
     def observe_forward(self, num_rows: int, timing: Timing) -> None:
         """A sequence's ``num_rows`` rows ran in a forward."""
@@ -130,7 +129,7 @@ class PairTimes:
         rows = timing.num_batch_rows or num_rows
         kind = _Kind(_context_key(timing.context_length), shared > 1)
         if kind not in self._costs:
-            nearest = self._nearest(kind) or RowCosts()
+            nearest = self._nearest(kind)
             self._costs[kind] = nearest.scaled_to(rows, timing.forward_ns, num_sequences=shared)
         self._latest = kind.context
         self._costs[kind].observe(rows, timing.forward_ns, num_sequences=shared)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -130,32 +131,45 @@ def test_what_was_compiled_is_loaded_at_the_next_start(
     assert _steps(_load(draft_checkpoint, compile_folder=compile_folder)) is not None
 
 
+class Compiler:
+    """In place of the real one: takes packages that were made before."""
+
+    def __init__(self, folder: Path, names: dict[bool, str]) -> None:
+        self.names = names  # by whether they are for one row
+        self.made: list[bool] = []
+        self.on_call: Callable[[], object] = lambda: None
+        self._folder = folder
+
+    def copy(self, is_single: bool, goal: Path) -> str:
+        return str(shutil.copy(self._folder / self.names[is_single], goal))
+
+    def __call__(self, _stack: object, _cache: object, path: Path, *, is_single: bool) -> str:
+        self.made.append(is_single)
+        self.on_call()
+        return self.copy(is_single, path)
+
+
+@pytest.fixture
+def compiler(
+    fast: VideoLanguageModel, compile_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Compiler:
+    assert isinstance(fast, CachedModel) and isinstance(fast._stack, FusedStack)
+    names = {
+        is_single: compiled_layer._key(fast._stack, fast._cache, is_single=is_single).name()
+        for is_single in (True, False)
+    }
+    compiler = Compiler(compile_folder, names)
+    monkeypatch.setattr(compiled_layer, "_compile", compiler)
+    return compiler
+
+
 def test_a_damaged_package_is_made_anew(
-    fast: VideoLanguageModel,
-    target_checkpoint: Path,
-    compile_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    compiler: Compiler, target_checkpoint: Path, tmp_path: Path
 ) -> None:
-    made = []
-    (tmp_path / "damaged").mkdir()
-    for package in compile_folder.glob("*.pt2"):
-        (tmp_path / "damaged" / package.name).write_bytes(b"half a")
-
-    load, tried = compiled_layer._load, []
-
-    def remember(path: Path) -> compiled_layer.Run:
-        tried.append(path.name)
-        return load(path)
-
-    def copy(*args: Any, is_single: bool) -> str:
-        made.append("one-row" if is_single else "rows")
-        return str(shutil.copy(compile_folder / tried[-1], args[2]))
-
-    monkeypatch.setattr(compiled_layer, "_load", remember)
-    monkeypatch.setattr(compiled_layer, "_compile", copy)
-    assert _steps(_load(target_checkpoint, compile_folder=tmp_path / "damaged")) is not None
-    assert made == ["one-row", "rows"]
+    for name in compiler.names.values():
+        (tmp_path / name).write_bytes(b"half a")
+    assert _steps(_load(target_checkpoint, compile_folder=tmp_path)) is not None
+    assert compiler.made == [True, False]
 
 
 def _no_compiler(*_args: Any, **_kwargs: Any) -> str:
@@ -221,49 +235,30 @@ def test_what_cannot_be_compiled_is_refused(
 
 
 def test_what_another_service_makes_is_waited_for(
-    fast: VideoLanguageModel,
-    target_checkpoint: Path,
-    compile_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    compiler: Compiler, target_checkpoint: Path, tmp_path: Path
 ) -> None:
     """The other one makes the package for one row, this one that for more."""
-    names = {is_single: _name(fast, is_single=is_single) for is_single in (True, False)}
-    made: list[bool] = []
     other = contextlib.ExitStack()
 
-    def copy(*args: Any, is_single: bool) -> str:
-        made.append(is_single)
-        shutil.copy(compile_folder / names[True], tmp_path / names[True])
-        other.close()  # the other one is ready while this one still compiles
-        return str(shutil.copy(compile_folder / names[is_single], args[2]))
+    def the_other_is_ready() -> None:  # while this one still compiles
+        compiler.copy(True, tmp_path / compiler.names[True])
+        other.close()
 
-    monkeypatch.setattr(compiled_layer, "_compile", copy)
-    assert other.enter_context(compiled_layer._making(tmp_path / names[True], 0.0))
+    compiler.on_call = the_other_is_ready
+    assert other.enter_context(compiled_layer._making(tmp_path / compiler.names[True], 0.0))
     assert _steps(_load(target_checkpoint, compile_folder=tmp_path)) is not None
-    assert made == [False]
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names.values())
+    assert compiler.made == [False]
+    assert {path.name for path in tmp_path.iterdir()} == set(compiler.names.values())
 
 
 def test_what_another_service_never_finishes_is_made_here(
-    fast: VideoLanguageModel,
-    target_checkpoint: Path,
-    compile_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    compiler: Compiler, target_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[bool] = []
-
-    def copy(*args: Any, is_single: bool) -> str:
-        made.append(is_single)
-        return str(shutil.copy(compile_folder / _name(fast, is_single=is_single), args[2]))
-
-    monkeypatch.setattr(compiled_layer, "_compile", copy)
     monkeypatch.setattr(compiled_layer, "_PATIENCE_S", 0.3)
-    with compiled_layer._making(tmp_path / _name(fast, is_single=True), 0.0) as is_ours:
+    with compiled_layer._making(tmp_path / compiler.names[True], 0.0) as is_ours:
         assert is_ours
         assert _steps(_load(target_checkpoint, compile_folder=tmp_path)) is not None
-    assert made == [False, True]
+    assert compiler.made == [False, True]
 
 
 def test_packages_that_are_not_used_any_more_are_swept(
@@ -282,8 +277,3 @@ def test_packages_that_are_not_used_any_more_are_swept(
     kept = sorted(path.name for path in tmp_path.iterdir())
     packages = [f"layer-rows-{age}.pt2" for age in range(3)]
     assert kept == [".making-in-use", *packages, "of-somebody-else.pt2"]
-
-
-def _name(model: VideoLanguageModel, *, is_single: bool) -> str:
-    assert isinstance(model, CachedModel) and isinstance(model._stack, FusedStack)
-    return compiled_layer._key(model._stack, model._cache, is_single=is_single).name()
