@@ -68,7 +68,7 @@ class EngineSettings:
     compile: str = setting(
         "auto",
         help="run steps of one sequence through compiled layers: on a CPU, in float32 or bfloat16; "
-        "auto: where they are kept or a C++ compiler is there; the first start takes 10 to 30 "
+        "auto: where they are kept or a C++ compiler is there; the first start takes 10 to 20 "
         "seconds longer",
         choices=("auto", "on", "off"),
     )

@@ -31,12 +31,12 @@ class CompiledSteps:
         stack: FusedStack,
         cache: KeyValueCache,
         embedding: torch.Tensor,
-        runs: tuple[Run, Run],
+        run_layer: Run,
     ) -> None:
         self._stack = stack
         self._cache = cache
         self._embedding = embedding
-        self._one, self._many = runs
+        self._run_layer = run_layer
         self._weights = [stack.layer_tensors(index) for index in range(stack.num_layers)]
         self._groups = stack.layer_shape.groups
         self._places = torch.arange(cache.shape.capacity, device=cache.device)
@@ -60,17 +60,19 @@ class CompiledSteps:
     ) -> torch.Tensor:
         """All layers on ``hidden`` ``[num_rows, hidden_size]``, whose first row goes to cache index
         ``start``."""
-        num_rows = hidden.shape[0]
-        end = start + num_rows
-        given = [torch.view_as_real(rotary), self._places[start:end]]
-        run = self._one
-        if num_rows > 1:
-            run = self._many
-            mask = torch.full((num_rows, end), -torch.inf, dtype=self._cache.dtype)
-            given.append(mask.triu_(start + 1).repeat_interleave(self._groups, 0))
+        end = start + hidden.shape[0]
+        given = [torch.view_as_real(rotary), self._places[start:end], self._mask(start, end)]
         for weights, seen in zip(self._weights, self._cache.stretch(slot, end), strict=True):
-            (hidden,) = run([hidden, seen, *given, *weights])
+            (hidden,) = self._run_layer([hidden, seen, *given, *weights])
         return hidden
+
+    def _mask(self, start: int, end: int) -> torch.Tensor:
+        """Additive ``[rows * groups, end]``, of the rows from cache index ``start`` on."""
+        num_rows, dtype = end - start, self._cache.dtype
+        if num_rows == 1:  # it sees all
+            return torch.zeros(self._groups, end, dtype=dtype)
+        mask = torch.full((num_rows, end), -torch.inf, dtype=dtype)
+        return mask.triu_(start + 1).repeat_interleave(self._groups, 0)
 
 
 def compile_steps(
@@ -82,15 +84,16 @@ def compile_steps(
     *,
     level_without: int = logging.WARNING,
 ) -> CompiledSteps | None:
-    """Loads or makes the packages and holds their results against the ordinary layers'.
+    """Loads or makes the package and holds its results against the ordinary layers'.
 
     None, with a record of ``level_without``, when there is no C++ compiler or compiling fails, and
     with a warning when a result is another one. To be called before the cache is in use; the first
     slot is written and cleared.
     """
     try:
-        runs = load_or_compile(stack, cache, folder, progress)
-        steps = CompiledSteps(stack, cache, embedding, runs)
+        progress("compiling", 0.0)
+        run_layer = load_or_compile(stack, cache, folder)
+        steps = CompiledSteps(stack, cache, embedding, run_layer)
         difference = _largest_difference(steps, stack, cache)
     except Exception as error:  # whatever a compiler may raise: all works without it
         first_line = str(error).strip().partition("\n")[0]

@@ -2,16 +2,16 @@
 
 One layer is compiled, with its weights as arguments, and called for every layer: they differ in
 nothing else. So compiling costs the same for 2 layers as for 80, the packed weights stay the ones
-that prefills use, and two packages are enough: one for a row alone, one for 2 to 32 rows, in both
-of which the cached length, and in the second the rows, are left open. Matrix products are oneDNN's
-as in the ordinary step; what lies between them is fused, and no operator passes Python.
+that prefills use, and one package is enough, in which rows (1 to 32) and cached length are left
+open. Matrix products are oneDNN's as in the ordinary step; what lies between them is fused, and no
+operator passes Python.
 
     hidden ─► norm ─► [qkv] ─► rotate, write to the cache ─► [attention] ─► [output] ─► add, norm
            ─► [gate, up] ─► silu, times ─► [down] ─► add          [ ]: a library's kernel
 
 A package is a file made by AOTInductor (torch.export, torch._inductor.aoti_compile_and_package). It
-is kept under a name that says all it depends on, and a later start only loads it. Services that
-start together and need the same two, as the bundled pair's do, make one each.
+is kept under a name that says all it depends on, and a later start only loads it. Of services that
+start together and need the same one, one makes it, and the others wait.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 
 from hippo.models.batch import MAX_GROUPED_ROWS
 from hippo.models.cache import KeyValueCache
-from hippo.models.checkpoint import Progress
 from hippo.models.fused import FusedStack, LayerShape
 
 _log = logging.getLogger(__name__)
@@ -73,7 +72,7 @@ class _Layer(torch.nn.Module):
         seen: torch.Tensor,  # [2, num_kv_heads, tokens, head_dim], of which the rows are the last
         rotary: torch.Tensor,  # [rows, 1, head_dim / 2, 2]
         places: torch.Tensor,  # int64 [rows]
-        mask: torch.Tensor | None,  # [rows * groups, tokens]
+        mask: torch.Tensor,  # [rows * groups, tokens]
         input_norm: torch.Tensor,
         qkv_weight: torch.Tensor,
         qkv_bias: torch.Tensor,
@@ -127,34 +126,32 @@ class _Key:
     num_threads: int
     cache_shape: tuple[int, ...]
     cache_strides: tuple[int, ...]
-    is_single: bool
 
     def name(self) -> str:
         digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
-        return f"layer-{'one-row' if self.is_single else 'rows'}-{digest[:24]}.pt2"
+        return f"layer-{digest[:24]}.pt2"
 
 
-def load_or_compile(
-    stack: FusedStack, cache: KeyValueCache, folder: Path, progress: Progress
-) -> tuple[Run, Run]:
-    """The packages for one row and for 2 to 32, from ``folder``, or made and kept there.
+def load_or_compile(stack: FusedStack, cache: KeyValueCache, folder: Path) -> Run:
+    """The package from ``folder``, or made and kept there.
 
-    They take _Layer.forward's tensors (no mask for one row) and give the new ``hidden`` alone; the
-    cache is written in place. Raises what torch, the compiler or the file system raise.
+    It takes _Layer.forward's tensors and gives the new ``hidden`` alone; the cache is written in
+    place. Raises what torch, the compiler or the file system raise.
     """
     _define_product()
-    keys = [_key(stack, cache, is_single=is_single) for is_single in (True, False)]
-    runs: dict[bool, Run] = {}
-    for patience_s in (0.0, _PATIENCE_S):  # what another service makes just now comes last
-        for key in keys:
-            if key.is_single not in runs:
-                progress("compiling", len(runs) / 2)
-                if run := _load_or_compile(key, stack, cache, folder, patience_s):
-                    runs[key.is_single] = run
-    return runs[True], runs[False]
+    path = folder / _key(stack, cache).name()
+    if run := _load_kept(path):
+        return run
+    _check_compiler()
+    folder.mkdir(parents=True, exist_ok=True)
+    with _making(path):
+        if run := _load_kept(path):
+            return run  # another process made it meanwhile
+        _make(stack, cache, path)
+    return _load(path)
 
 
-def _key(stack: FusedStack, cache: KeyValueCache, *, is_single: bool) -> _Key:
+def _key(stack: FusedStack, cache: KeyValueCache) -> _Key:
     whole = cache.stretch(0, cache.shape.capacity)[0]
     weights = stack.layer_tensors(0)
     return _Key(
@@ -167,26 +164,7 @@ def _key(stack: FusedStack, cache: KeyValueCache, *, is_single: bool) -> _Key:
         num_threads=torch.get_num_threads(),
         cache_shape=tuple(whole.shape),
         cache_strides=tuple(whole.stride()),
-        is_single=is_single,
     )
-
-
-def _load_or_compile(
-    key: _Key, stack: FusedStack, cache: KeyValueCache, folder: Path, patience_s: float
-) -> Run | None:
-    """One package; None if another process makes it and ``patience_s`` is 0."""
-    path = folder / key.name()
-    if run := _load_kept(path):
-        return run
-    _check_compiler()
-    folder.mkdir(parents=True, exist_ok=True)
-    with _making(path, patience_s) as may_make:
-        if run := _load_kept(path):
-            return run  # made meanwhile
-        if not may_make and not patience_s:
-            return None
-        _make(key, stack, cache, path)
-    return _load(path)
 
 
 def _load_kept(path: Path) -> Run | None:
@@ -203,14 +181,13 @@ def _load_kept(path: Path) -> Run | None:
     return run
 
 
-def _make(key: _Key, stack: FusedStack, cache: KeyValueCache, path: Path) -> None:
-    what = "one row" if key.is_single else f"2 to {MAX_GROUPED_ROWS} rows"
-    _log.info("compiling a layer for %s; this takes a while once, %s keeps it", what, path.parent)
+def _make(stack: FusedStack, cache: KeyValueCache, path: Path) -> None:
+    _log.info("compiling a layer; this takes a while once, %s keeps it", path.parent)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=_PARTIAL) as partial:
-        made = _compile(stack, cache, Path(partial) / "layer.pt2", is_single=key.is_single)
+        made = _compile(stack, cache, Path(partial) / "layer.pt2")
         os.replace(made, path)  # whole or not at all: another service may compile the same
-    _log.info("compiled a layer for %s in %.0f s", what, time.monotonic() - began)
+    _log.info("compiled a layer in %.0f s", time.monotonic() - began)
     _sweep(path.parent)
 
 
@@ -227,16 +204,16 @@ def _sweep(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _making(path: Path, patience_s: float) -> Iterator[bool]:
-    """Whether no other process makes the package, which none does till the end of the block; gives
-    False when one still does after ``patience_s``."""
+def _making(path: Path) -> Iterator[None]:
+    """Waits, for a while, until no other process makes the package; none does till the block ends,
+    unless one took longer."""
     lock_path = path.with_suffix(".lock")
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + _PATIENCE_S
     with lock_path.open("w") as lock:
         while not (is_ours := _locked(lock)) and time.monotonic() < deadline:
             time.sleep(0.1)
         try:
-            yield is_ours
+            yield
         finally:
             if is_ours:  # who waits for it finds the package; who comes later, too
                 lock_path.unlink(missing_ok=True)
@@ -266,23 +243,21 @@ def _load(path: Path) -> Run:
     return run
 
 
-def _compile(stack: FusedStack, cache: KeyValueCache, path: Path, *, is_single: bool) -> str:
+def _compile(stack: FusedStack, cache: KeyValueCache, path: Path) -> str:
     shape = stack.layer_shape
-    num_rows, num_tokens = (1, 24) if is_single else (6, 24)
+    num_rows, num_tokens = 6, 24  # an example; CompiledSteps' check tries one row as well
     weights = stack.layer_tensors(0)
-    mask = None if is_single else torch.zeros(num_rows * shape.groups, num_tokens)
     given = (
         torch.zeros(num_rows, weights[0].shape[0], dtype=weights[0].dtype),
         cache.stretch(0, num_tokens)[0],
         torch.zeros(num_rows, 1, shape.head_dim // 2, 2),
         torch.arange(num_rows),
-        mask,
+        torch.zeros(num_rows * shape.groups, num_tokens),
     )
     tokens = torch.export.Dim("tokens", min=2, max=cache.shape.capacity - 1)
-    rows = torch.export.Dim("rows", min=2, max=MAX_GROUPED_ROWS)
-    open_rows: dict[int, Any] | None = None if is_single else {0: rows}
-    open_mask = None if is_single else {0: shape.groups * rows, 1: tokens}
-    dims = (open_rows, {2: tokens}, open_rows, open_rows, open_mask, *[None] * len(weights))
+    rows = torch.export.Dim("rows", min=1, max=MAX_GROUPED_ROWS)
+    open_mask = {0: shape.groups * rows, 1: tokens}
+    dims = ({0: rows}, {2: tokens}, {0: rows}, {0: rows}, open_mask, *[None] * len(weights))
     with torch.no_grad(), _lowered_product(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own deprecations, of what it calls itself
         exported = torch.export.export(_Layer(shape), (*given, *weights), dynamic_shapes=dims)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Callable
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -132,21 +132,19 @@ def test_what_was_compiled_is_loaded_at_the_next_start(
 
 
 class Compiler:
-    """In place of the real one: takes packages that were made before."""
+    """In place of the real one: takes the package that was made before."""
 
-    def __init__(self, folder: Path, names: dict[bool, str]) -> None:
-        self.names = names  # by whether they are for one row
-        self.made: list[bool] = []
-        self.on_call: Callable[[], object] = lambda: None
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name = name
+        self.num_calls = 0
         self._folder = folder
 
-    def copy(self, is_single: bool, goal: Path) -> str:
-        return str(shutil.copy(self._folder / self.names[is_single], goal))
+    def copy(self, goal: Path) -> str:
+        return str(shutil.copy(self._folder / self.name, goal))
 
-    def __call__(self, _stack: object, _cache: object, path: Path, *, is_single: bool) -> str:
-        self.made.append(is_single)
-        self.on_call()
-        return self.copy(is_single, path)
+    def __call__(self, _stack: object, _cache: object, path: Path) -> str:
+        self.num_calls += 1
+        return self.copy(path)
 
 
 @pytest.fixture
@@ -154,11 +152,7 @@ def compiler(
     fast: VideoLanguageModel, compile_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Compiler:
     assert isinstance(fast, CachedModel) and isinstance(fast._stack, FusedStack)
-    names = {
-        is_single: compiled_layer._key(fast._stack, fast._cache, is_single=is_single).name()
-        for is_single in (True, False)
-    }
-    compiler = Compiler(compile_folder, names)
+    compiler = Compiler(compile_folder, compiled_layer._key(fast._stack, fast._cache).name())
     monkeypatch.setattr(compiled_layer, "_compile", compiler)
     return compiler
 
@@ -166,10 +160,9 @@ def compiler(
 def test_a_damaged_package_is_made_anew(
     compiler: Compiler, target_checkpoint: Path, tmp_path: Path
 ) -> None:
-    for name in compiler.names.values():
-        (tmp_path / name).write_bytes(b"half a")
+    (tmp_path / compiler.name).write_bytes(b"half a")
     assert _steps(_load(target_checkpoint, compile_folder=tmp_path)) is not None
-    assert compiler.made == [True, False]
+    assert compiler.num_calls == 1
 
 
 def _no_compiler(*_args: Any, **_kwargs: Any) -> str:
@@ -207,9 +200,8 @@ def test_compiled_layers_that_give_something_else_are_not_used(
     monkeypatch: pytest.MonkeyPatch,
     factor: float,
 ) -> None:
-    def wrong(*_args: Any) -> tuple[compiled_layer.Run, compiled_layer.Run]:
-        run: compiled_layer.Run = lambda tensors: [tensors[0] * factor]  # noqa: E731
-        return run, run
+    def wrong(*_args: Any) -> compiled_layer.Run:
+        return lambda tensors: [tensors[0] * factor]
 
     monkeypatch.setattr(compiled, "load_or_compile", wrong)
     with caplog.at_level(logging.WARNING, logger="hippo"):
@@ -237,28 +229,26 @@ def test_what_cannot_be_compiled_is_refused(
 def test_what_another_service_makes_is_waited_for(
     compiler: Compiler, target_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """The other one makes the package for one row, this one that for more."""
     other = contextlib.ExitStack()
+    other.enter_context(compiled_layer._making(tmp_path / compiler.name))
 
-    def the_other_is_ready() -> None:  # while this one still compiles
-        compiler.copy(True, tmp_path / compiler.names[True])
+    def finish() -> None:
+        compiler.copy(tmp_path / compiler.name)
         other.close()
 
-    compiler.on_call = the_other_is_ready
-    assert other.enter_context(compiled_layer._making(tmp_path / compiler.names[True], 0.0))
+    threading.Timer(1.0, finish).start()
     assert _steps(_load(target_checkpoint, compile_folder=tmp_path)) is not None
-    assert compiler.made == [False]
-    assert {path.name for path in tmp_path.iterdir()} == set(compiler.names.values())
+    assert not compiler.num_calls
+    assert {path.name for path in tmp_path.iterdir()} == {compiler.name}
 
 
 def test_what_another_service_never_finishes_is_made_here(
     compiler: Compiler, target_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiled_layer, "_PATIENCE_S", 0.3)
-    with compiled_layer._making(tmp_path / compiler.names[True], 0.0) as is_ours:
-        assert is_ours
+    with compiled_layer._making(tmp_path / compiler.name):
         assert _steps(_load(target_checkpoint, compile_folder=tmp_path)) is not None
-    assert compiler.made == [False, True]
+    assert compiler.num_calls == 1
 
 
 def test_packages_that_are_not_used_any_more_are_swept(
@@ -266,7 +256,7 @@ def test_packages_that_are_not_used_any_more_are_swept(
 ) -> None:
     monkeypatch.setattr(compiled_layer, "_MOST_KEPT", 3)
     for age in range(6):
-        package = tmp_path / f"layer-rows-{age}.pt2"
+        package = tmp_path / f"layer-{age}.pt2"
         package.write_bytes(b"")
         os.utime(package, (1e9 - age, 1e9 - age))
     (tmp_path / "of-somebody-else.pt2").write_bytes(b"")
@@ -275,5 +265,5 @@ def test_packages_that_are_not_used_any_more_are_swept(
     os.utime(tmp_path / ".making-left", (1e9, 1e9))
     compiled_layer._sweep(tmp_path)
     kept = sorted(path.name for path in tmp_path.iterdir())
-    packages = [f"layer-rows-{age}.pt2" for age in range(3)]
+    packages = [f"layer-{age}.pt2" for age in range(3)]
     assert kept == [".making-in-use", *packages, "of-somebody-else.pt2"]
