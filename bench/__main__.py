@@ -64,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     target_model=args.target_model,
                     draft_model=draft_model,
                     dtype=dtype,
+                    draft_dtype=args.draft_dtype,
                     target_core=target_core,
                     draft_core=draft_core,
                     port=0,
@@ -90,6 +91,7 @@ def _measure_engine(
     facts = {
         "kind": kind,
         "dtype": options.dtype,
+        "draft_dtype": options.dtype_of_draft,
         "pruning": {"strategy": strategy, "ratio": ratio},
         "draft": args.draft_model.removeprefix(f"{ROOT}/"),
     }
@@ -184,6 +186,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--short-ratio", type=float, default=0.0, help="share pruned on short prompts")
     add("--target-model", default=str(BUNDLED_PAIR / "target"))
     add("--draft-model", default=str(BUNDLED_PAIR / "draft"), help="a folder, or 'random'")
+    add("--draft-dtype", help="default: the draft service's own, float16 on a CPU")
     add("--rivals", action=argparse.BooleanOptionalAction, default=True)
     add("--quick", action="store_true", help="three clips, float32, no rivals")
     add("--out", type=Path, default=ROOT / "bench/out/bench.json")

@@ -70,9 +70,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     console = Console()
     torch.set_num_threads(1)
     for dtype in args.dtypes.split(","):
-        target, draft = (
-            load_model(str(BUNDLED_PAIR / name), dtype=dtype) for name in ("target", "draft")
-        )
+        target = load_model(str(BUNDLED_PAIR / "target"), dtype=dtype)
+        draft = load_model(str(BUNDLED_PAIR / "draft"), auto_is_half=True)  # as its service does
         for kind in args.kinds.split(","):
             with tempfile.TemporaryDirectory() as folder, progress_bar(console) as progress:
                 clips = held_out_clips(

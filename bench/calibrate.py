@@ -264,7 +264,8 @@ def _serve(side: str, dtype: str) -> None:
     model = load_model(
         service.model,
         device="cpu",
-        dtype=dtype,
+        dtype=dtype if side == "target" else service.dtype,
+        auto_is_half=service.auto_is_half,
         max_context_length=4096,
         compile_folder=service.compile_folder,
         must_compile=service.must_compile,
@@ -320,7 +321,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--dtype", default="float32")
+    add("--dtype", default="float32", help="the target's (default: %(default)s)")
     add("--rounds", type=int, default=7, help="of all numbers of rows (default: %(default)s)")
     add("--seconds", type=float, default=0.12, help="of steps at a time (default: %(default)s)")
     add("--messages", type=int, default=1500, help="whose delay is told (default: %(default)s)")

@@ -121,6 +121,7 @@ class _Bench:
             target_model=args.target_model,
             draft_model=args.draft_model,
             dtype=args.dtype,
+            draft_dtype=args.draft_dtype,
             target_core=target_core,
             draft_core=draft_core,
             port=0,
@@ -259,6 +260,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--num-clips", type=int, default=24, help="held-out clips that are asked about in turn")
     add("--target-model", default=str(BUNDLED_PAIR / "target"))
     add("--draft-model", default=str(BUNDLED_PAIR / "draft"))
+    add("--draft-dtype", help="default: the draft service's own, float16 on a CPU")
     add("--quick", action="store_true", help="1 and 8 clients, target-only and adaptive")
     add("--out", type=Path, default=ROOT / "bench/out/load.json")
     add("--publish", type=Path, nargs="+", metavar="FILE", help="write docs from these results")

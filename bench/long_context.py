@@ -106,6 +106,7 @@ def measure_time(
         target_model=str(pair["target"]),
         draft_model=str(pair["draft"]),
         dtype=args.dtype,
+        draft_dtype=args.dtype,  # as its memory is computed
         target_core=target_core,
         draft_core=draft_core,
         port=0,

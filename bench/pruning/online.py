@@ -50,6 +50,7 @@ class OnlineBench:
             target_model=str(args.target_model),
             draft_model=str(args.draft_model),
             dtype="float32",
+            draft_dtype="float32",  # as in the measurements without services
             target_core=target_core,
             draft_core=draft_core,
             port=0,

@@ -29,6 +29,7 @@ class StackOptions:
     target_device: str = "cpu"
     draft_device: str = "cpu"
     dtype: str = "auto"
+    draft_dtype: str | None = None  # None: auto on a CPU, else as dtype
     target_core: int | None = None
     draft_core: int | None = None  # the gateway's, too
     host: str = "127.0.0.1"
@@ -39,6 +40,11 @@ class StackOptions:
     draft_args: tuple[str, ...] = ()
     gateway_args: tuple[str, ...] = ()
     draft_module: str = "services.draft"  # benchmarks start one of their own
+
+    @property
+    def dtype_of_draft(self) -> str:
+        """What the draft service is told."""
+        return self.draft_dtype or ("auto" if self.draft_device == "cpu" else self.dtype)
 
 
 def default_cores(target_device: str, draft_device: str) -> tuple[int | None, int | None]:
@@ -165,7 +171,8 @@ class Stack:
         arguments += ["--model", options.target_model if is_target else options.draft_model]
         arguments += ["--device", options.target_device if is_target else options.draft_device]
         suffix = "" if is_target else "-draft"
-        arguments += ["--dtype", options.dtype, "--served-name", options.served_name + suffix]
+        dtype = options.dtype if is_target else options.dtype_of_draft
+        arguments += ["--dtype", dtype, "--served-name", options.served_name + suffix]
         return [*arguments, *(options.target_args if is_target else options.draft_args)]
 
     def _port_file(self, name: str) -> Path:

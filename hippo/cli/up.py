@@ -76,6 +76,11 @@ def add_stack_arguments(parser: argparse.ArgumentParser, *, port: int) -> None:
         help="default: float32 if all runs on the CPU, where it makes outputs exactly equal to "
         "the target's own; else auto, the checkpoint's",
     )
+    group.add_argument(
+        "--draft-dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        help="the draft's, of which no token depends (default: as --dtype; on a CPU auto, float16)",
+    )
     group.add_argument("--no-pin", action="store_true", help="pin nothing to cores by default")
     group.add_argument("--served-name", default="hippo", metavar="NAME", help="model name in REST")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on")
@@ -106,6 +111,7 @@ def stack_options(arguments: argparse.Namespace) -> StackOptions:
         target_device=arguments.target_device,
         draft_device=arguments.draft_device,
         dtype=arguments.dtype or ("float32" if on_cpu else "auto"),
+        draft_dtype=arguments.draft_dtype,
         target_core=cores[0] if arguments.target_core is None else arguments.target_core,
         draft_core=cores[1] if arguments.draft_core is None else arguments.draft_core,
         host=arguments.host,

@@ -163,6 +163,7 @@ class LocalSource:
             settings.model,
             device=settings.device,
             dtype=settings.dtype,
+            auto_is_half=settings.auto_is_half,
             num_slots=settings.num_slots,
             max_context_length=settings.max_context_length,
             served_name=settings.served_name,

@@ -58,11 +58,13 @@ def load_model(
     exact_rows: int | None = None,
     compile_folder: Path | None = None,
     must_compile: bool = True,
+    auto_is_half: bool = False,
 ) -> VideoLanguageModel:
     """Loads a checkpoint from a folder or the Hugging Face hub, ready to serve.
 
     ``dtype`` is float32, bfloat16, float16 (on a CPU: weights in float16, arithmetic in float32)
-    or auto (the checkpoint's own). ``is_fused`` False runs transformers' modules as they are.
+    or auto: the checkpoint's own, or with ``auto_is_half`` float16 on a CPU that can.
+    ``is_fused`` False runs transformers' modules as they are.
     ``num_slots`` None: as many as fit. ``shards``: load one rank's part, on its device
     (hippo.parallel). ``reserved_bytes`` of the device are for something else (earlier media);
     ``budget_bytes`` bound what the process takes of it. ``cuda_graphs`` captures steps: auto (on a
@@ -95,7 +97,7 @@ def load_model(
             f"{checkpoint.name} is of architecture {checkpoint.model_type or 'unknown'!r}; "
             f"supported: {', '.join(sorted(FAMILIES))}"
         )
-    chosen = _dtype(dtype, checkpoint, target)
+    chosen = _dtype(dtype, checkpoint, target, auto_is_half=auto_is_half)
     if compile_folder is not None and (
         reason := _not_compilable(target, chosen, shards, is_fused=is_fused, exact_rows=exact_rows)
     ):
@@ -171,9 +173,13 @@ def parse_device(name: str) -> torch.device:
     return device
 
 
-def _dtype(name: str, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
+def _dtype(
+    name: str, checkpoint: Checkpoint, device: torch.device, *, auto_is_half: bool
+) -> torch.dtype:
     if name != "auto":
         dtype = DTYPES[name]
+    elif auto_is_half and device.type == "cpu" and has_half_linear():
+        dtype = torch.float16
     else:
         text = checkpoint.config.get("text_config") or {}
         own = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")

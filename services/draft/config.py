@@ -21,6 +21,11 @@ class DraftSettings(EngineSettings):
         "for the model to check in the same forward; 0: none",
     )
 
+    @property
+    def auto_is_half(self) -> bool:
+        """No token of an answer depends on the draft's dtype."""
+        return True
+
     def __post_init__(self) -> None:
         """Refuses values that cannot work, before anything is loaded."""
         EngineSettings.__post_init__(self)

@@ -92,6 +92,17 @@ def test_narrower_weights_stay_near_float32(
     assert 0 < difference < limit
 
 
+def test_auto_is_half_precision_on_a_cpu_where_no_token_depends_on_it(
+    target_checkpoint: Path,
+) -> None:
+    model = load_model(str(target_checkpoint), max_context_length=64, auto_is_half=True)
+    assert model.info.dtype == ("float16" if has_half_linear() else "float32")
+    told = load_model(
+        str(target_checkpoint), dtype="float32", max_context_length=64, auto_is_half=True
+    )
+    assert told.info.dtype == "float32"
+
+
 def test_end_tokens_fall_back_to_the_tokenizers(copy: Path) -> None:
     (copy / "generation_config.json").unlink()
     change_config(copy, text_config=_without(copy, "eos_token_id"))
