@@ -55,9 +55,7 @@ class StepFloorSettings:
     dtypes: tuple[str, ...] = setting(("float32", "bfloat16", "float16"), help="each in turn")
     rows: tuple[str, ...] = setting(("1", "2", "4", "8", "16"), help="rows of a forward")
     exact_rows: int | None = setting(None, help="as the target's --deterministic-rows")
-    compile: bool = setting(
-        False, help="through compiled layers, as the services step; float16 is left out"
-    )
+    compile: bool = setting(False, help="through compiled layers, as the services step")
     compile_cache: str = setting("bench/out/compiled", help="as the services' --compile-cache")
     threads: int = setting(1, help="CPU threads")
     seconds: float = setting(0.4, help="time spent on each figure")
@@ -79,7 +77,6 @@ def main(argv: list[str]) -> None:
         step
         for model in settings.models
         for dtype in settings.dtypes
-        if not (settings.compile and dtype == "float16")
         for step in measure(model, dtype, settings)
     ]
     Path(settings.output).parent.mkdir(parents=True, exist_ok=True)

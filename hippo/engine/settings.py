@@ -68,7 +68,7 @@ class EngineSettings:
     )
     compile: str = setting(
         "auto",
-        help="run steps of one sequence through compiled layers: on a CPU, in float32 or bfloat16; "
+        help="run steps of one sequence through compiled layers, on a CPU; "
         "auto: where they are kept or a C++ compiler is there; the first start takes 10 to 20 "
         "seconds longer",
         choices=("auto", "on", "off"),
@@ -140,8 +140,6 @@ class EngineSettings:
             return
         if self.device != "cpu":
             raise SettingsError("--compile on is for a CPU; on a GPU there are --cuda-graphs")
-        if self.dtype == "float16":
-            raise SettingsError("--compile on needs --dtype float32 or bfloat16")
         if not self.compile_cache and _user_cache() is None:
             raise SettingsError("--compile on needs --compile-cache: there is no home folder")
 

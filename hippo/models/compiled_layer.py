@@ -3,8 +3,8 @@
 One layer is compiled, with its weights as arguments, and called for every layer: they differ in
 nothing else. So compiling costs the same for 2 layers as for 80, the packed weights stay the ones
 that prefills use, and one package is enough, in which rows (1 to 32) and cached length are left
-open. Matrix products are oneDNN's as in the ordinary step; what lies between them is fused, and no
-operator passes Python.
+open. Matrix products are the ordinary step's, oneDNN's or with float16 weights fbgemm's; what lies
+between them is fused, and no operator passes Python.
 
     hidden ─► norm ─► [qkv] ─► rotate, write to the cache ─► [attention] ─► [output] ─► add, norm
            ─► [gate, up] ─► silu, times ─► [down] ─► add          [ ]: a library's kernel
@@ -44,6 +44,7 @@ from hippo.models.fused import FusedStack, LayerShape
 _log = logging.getLogger(__name__)
 
 Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, int], torch.Tensor]
 
 _PATIENCE_S = 120.0  # for another process that makes what this one needs too
 _MOST_KEPT = 64  # packages in a folder, of 2 MB each
@@ -60,11 +61,16 @@ _INDUCTOR_OPTIONS = {
 
 
 class _Layer(torch.nn.Module):
-    """hippo.models.fused's layer, in operations that TorchInductor can fuse."""
+    """hippo.models.fused's layer, in operations that TorchInductor can fuse.
 
-    def __init__(self, shape: LayerShape) -> None:
+    ``product`` gives ``x @ weight.T + bias`` of so many columns, for which a packed weight cannot
+    be asked.
+    """
+
+    def __init__(self, shape: LayerShape, product: Product) -> None:
         super().__init__()
         self.shape = shape
+        self.product = product
 
     def forward(
         self,
@@ -82,11 +88,12 @@ class _Layer(torch.nn.Module):
         down_weight: torch.Tensor,
     ) -> torch.Tensor:
         shape, rows = self.shape, hidden.shape[0]
-        product = torch.ops.hippo.packed_linear
+        product, hidden_size = self.product, hidden.shape[1]
         num_kv, num_rotated = shape.num_kv_heads, shape.num_heads + shape.num_kv_heads
-        qkv = product(self._norm(hidden, input_norm), qkv_weight, qkv_bias).float()
+        num_qkv, num_gate_up = qkv_bias.shape[0], 2 * shape.intermediate_size
+        qkv = product(self._norm(hidden, input_norm), qkv_weight, qkv_bias, num_qkv).float()
         heads = qkv.view(rows, num_rotated + num_kv, shape.head_dim)
-        pairs = heads[:, :num_rotated].unflatten(2, (-1, 2))
+        pairs = heads[:, :num_rotated].view(rows, num_rotated, shape.head_dim // 2, 2)
         real, imaginary = pairs[..., 0], pairs[..., 1]
         cosines, sines = rotary[..., 0], rotary[..., 1]
         rotated = torch.stack(
@@ -103,10 +110,10 @@ class _Layer(torch.nn.Module):
             scale=shape.scaling,
         )
         attended = attended.view(num_kv, rows, -1).transpose(0, 1).reshape(rows, -1)
-        hidden = hidden + product(attended.to(hidden.dtype), output_weight, None)
-        gate, up = product(self._norm(hidden, post_norm), gate_up_weight, None).chunk(2, -1)
-        result: torch.Tensor = hidden + product(silu(gate) * up, down_weight, None)
-        return result
+        hidden = hidden + product(attended.to(hidden.dtype), output_weight, None, hidden_size)
+        both = product(self._norm(hidden, post_norm), gate_up_weight, None, num_gate_up)
+        gate, up = both.chunk(2, -1)
+        return hidden + product(silu(gate) * up, down_weight, None, hidden_size)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         scale = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.shape.eps)
@@ -123,6 +130,7 @@ class _Key:
     layer: dict[str, Any]
     weights: tuple[tuple[int, ...], ...]
     dtype: str
+    has_half_weights: bool
     num_threads: int
     cache_shape: tuple[int, ...]
     cache_strides: tuple[int, ...]
@@ -154,13 +162,15 @@ def load_or_compile(stack: FusedStack, cache: KeyValueCache, folder: Path) -> Ru
 def _key(stack: FusedStack, cache: KeyValueCache) -> _Key:
     whole = cache.stretch(0, cache.shape.capacity)[0]
     weights = stack.layer_tensors(0)
+    parts: tuple[Any, ...] = (_Layer, _half_product, _define_product)
     return _Key(
-        source=inspect.getsource(_Layer) + inspect.getsource(_define_product),
+        source="".join(inspect.getsource(part) for part in parts),
         torch_version=torch.__version__,
         processor=_processor(),
         layer=asdict(stack.layer_shape),
         weights=tuple(tuple(weight.shape) for weight in weights),
         dtype=str(weights[0].dtype),
+        has_half_weights=stack.has_half_weights,
         num_threads=torch.get_num_threads(),
         cache_shape=tuple(whole.shape),
         cache_strides=tuple(whole.stride()),
@@ -258,11 +268,30 @@ def _compile(stack: FusedStack, cache: KeyValueCache, path: Path) -> str:
     rows = torch.export.Dim("rows", min=1, max=MAX_GROUPED_ROWS)
     open_mask = {0: shape.groups * rows, 1: tokens}
     dims = ({0: rows}, {2: tokens}, {0: rows}, {0: rows}, open_mask, *[None] * len(weights))
+    layer = _Layer(shape, _half_product if stack.has_half_weights else _packed_product)
     with torch.no_grad(), _lowered_product(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own deprecations, of what it calls itself
-        exported = torch.export.export(_Layer(shape), (*given, *weights), dynamic_shapes=dims)
+        exported = torch.export.export(layer, (*given, *weights), dynamic_shapes=dims)
         made: str = torch._inductor.aoti_compile_and_package(exported, package_path=str(path))
     return made
+
+
+def _half_product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, num_columns: int
+) -> torch.Tensor:
+    """fbgemm's, as make_half_linear packs for it; AOTInductor calls it from the code it makes."""
+    result: torch.Tensor = torch.ops._quantized.wrapped_fbgemm_linear_fp16_weight(
+        x, weight, bias, num_columns
+    )
+    return result
+
+
+def _packed_product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, _num_columns: int
+) -> torch.Tensor:
+    """oneDNN's; its packed weights have their shapes still."""
+    result: torch.Tensor = torch.ops.hippo.packed_linear(x, weight, bias)
+    return result
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from torch.nn.functional import silu
 
 from hippo.models.attention import Step, attend
 from hippo.models.decoder import rotary_tables
-from hippo.models.linear import MakeLinear, packed_bias, packed_weight
+from hippo.models.linear import MakeLinear, make_half_linear, packed_bias, packed_weight
 
 if TYPE_CHECKING:
     from hippo.parallel.shards import Shards
@@ -33,6 +33,7 @@ class LayerShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    intermediate_size: int
     scaling: float
     eps: float
 
@@ -66,6 +67,7 @@ class FusedStack:
             ]
             self._norm = _RMSNorm(text_model.norm)
             self._head = make_head(head.weight[:num_token_ids])
+        self._has_half_weights = make_linear is make_half_linear
 
     @property
     def num_layers(self) -> int:
@@ -77,9 +79,14 @@ class FusedStack:
         """That of every layer."""
         return self._layers[0].shape
 
+    @property
+    def has_half_weights(self) -> bool:
+        """Whether weights are float16 and all else is float32."""
+        return self._has_half_weights
+
     def layer_tensors(self, index: int) -> tuple[torch.Tensor, ...]:
         """A layer's weights in the order of its arithmetic: norm, query-key-value, its bias,
-        output, norm, gate-up, down; those of products as make_linear packs them."""
+        output, norm, gate-up, down; those of products as they were packed."""
         return self._layers[index].tensors()
 
     def rotary(self, positions: torch.Tensor) -> torch.Tensor:
@@ -137,6 +144,7 @@ class _FusedLayer:
         "_gate_up",
         "_head_shape",
         "_input_norm",
+        "_intermediate_size",
         "_key_value_shape",
         "_num_heads",
         "_num_kv_heads",
@@ -158,6 +166,7 @@ class _FusedLayer:
         self._pair_shape = (*self._head_shape[:2], head_dim // 2, 2)
         self._query_shape = (-1, self._num_kv_heads, groups, head_dim)
         self._key_value_shape = (-1, 2, self._num_kv_heads, head_dim)
+        self._intermediate_size = mlp.gate_proj.weight.shape[0]
         self._scaling = attention.scaling
         self._input_norm = _RMSNorm(layer.input_layernorm)
         self._post_norm = _RMSNorm(layer.post_attention_layernorm)
@@ -186,6 +195,7 @@ class _FusedLayer:
             self._num_heads,
             self._num_kv_heads,
             self._head_shape[2],
+            self._intermediate_size,
             self._scaling,
             self._input_norm.eps,
         )

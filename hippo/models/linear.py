@@ -54,17 +54,18 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linea
 
 
 def packed_weight(product: Linear) -> torch.Tensor:
-    """The weight of a product of make_linear's, as oneDNN packed it; TypeError: it is another."""
-    if not isinstance(product, _Packed):
-        raise TypeError("only products that oneDNN packs can be compiled")
+    """The weight as oneDNN (make_linear) or fbgemm (make_half_linear) packed it; TypeError: it is
+    plain."""
+    if not isinstance(product, _Packed | _Half):
+        raise TypeError("only products with packed weights can be compiled")
     weight: torch.Tensor = product.weight
     return weight
 
 
 def packed_bias(product: Linear) -> torch.Tensor:
-    """The bias of a product of make_linear's that has one; TypeError: it is another."""
-    if not isinstance(product, _Packed) or product.bias is None:
-        raise TypeError("only products that oneDNN packs, with a bias, can be compiled")
+    """The bias of such a product that has one; TypeError: it is another."""
+    if not isinstance(product, _Packed | _Half) or product.bias is None:
+        raise TypeError("only products with packed weights, and a bias, can be compiled")
     return product.bias
 
 
@@ -111,17 +112,17 @@ class _Packed:
 
 
 class _Half:
-    __slots__ = ("_bias", "_op", "_weight")
+    __slots__ = ("_op", "bias", "weight")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._op = torch.fbgemm_linear_fp16_weight_fp32_activation
-        self._bias = bias
+        self.bias = bias
         with warnings.catch_warnings():
             # Both say once a process that torch means to drop them in favour of an operator that
             # does the same with eight times the overhead; has_half_linear asks if they are there.
             warnings.simplefilter("ignore", UserWarning)
-            self._weight = torch.fbgemm_pack_gemm_matrix_fp16(weight.float().contiguous())
-            self._op(weight.new_zeros(1, weight.shape[1], dtype=torch.float32), self._weight, bias)
+            self.weight = torch.fbgemm_pack_gemm_matrix_fp16(weight.float().contiguous())
+            self._op(weight.new_zeros(1, weight.shape[1], dtype=torch.float32), self.weight, bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._op(x, self._weight, self._bias)
+        return self._op(x, self.weight, self.bias)

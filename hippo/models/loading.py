@@ -99,7 +99,7 @@ def load_model(
         )
     chosen = _dtype(dtype, checkpoint, target, auto_is_half=auto_is_half)
     if compile_folder is not None and (
-        reason := _not_compilable(target, chosen, shards, is_fused=is_fused, exact_rows=exact_rows)
+        reason := _not_compilable(target, shards, is_fused=is_fused, exact_rows=exact_rows)
     ):
         if must_compile:
             raise ModelLoadError(reason)
@@ -127,18 +127,11 @@ def load_model(
 
 
 def _not_compilable(
-    device: torch.device,
-    dtype: torch.dtype,
-    shards: Shards | None,
-    *,
-    is_fused: bool,
-    exact_rows: int | None,
+    device: torch.device, shards: Shards | None, *, is_fused: bool, exact_rows: int | None
 ) -> str | None:
     """Why layers of such a model are not compiled; None: they are."""
     if device.type != "cpu" or shards is not None:
         return "--compile on is for a model on one CPU; on a GPU there are --cuda-graphs"
-    if dtype == torch.float16:
-        return "--compile on needs --dtype float32 or bfloat16"
     if exact_rows is not None:
         return "--compile on and --deterministic exclude each other"
     if not is_fused:

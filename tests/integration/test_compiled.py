@@ -57,7 +57,6 @@ async def test_every_policy_gives_the_target_only_output_and_that_of_a_pair_with
     ("changes", "message"),
     [
         ({"compile": "on", "device": "cuda"}, "--compile on is for a CPU"),
-        ({"compile": "on", "dtype": "float16"}, "needs --dtype float32 or bfloat16"),
         ({"compile": "on", "deterministic": True}, "exclude each other"),
         ({"compile": "on", "tensor_parallel": 2}, "leave --tensor-parallel out"),
         ({"compile": "off", "compile_cache": "x"}, "--compile-cache is for --compile auto or on"),

@@ -21,6 +21,7 @@ from hippo.models.base import Prompt, SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.compiled import CompiledSteps
 from hippo.models.family import CachedModel
 from hippo.models.fused import FusedStack
+from hippo.models.linear import has_half_linear
 from hippo.models.loading import load_model
 from tests.support.reference import clip, prefill, prepare, user
 
@@ -84,6 +85,20 @@ def test_compiled_steps_equal_ordinary_ones_whatever_is_fed_and_rolled_back(
         expected, actual = ordinary.forward(plan), fast.forward(plan)
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=5e-5)
         start = data.draw(st.integers(0, start + len(ids)))
+
+
+@pytest.mark.skipif(not has_half_linear(), reason="this torch has no fbgemm")
+def test_layers_with_float16_weights_are_compiled_as_well(
+    target_checkpoint: Path, compile_folder: Path, prompts: list[Prompt]
+) -> None:
+    outputs = []
+    for changes in ({}, {"compile_folder": compile_folder}):
+        model = _load(target_checkpoint, dtype="float16", **changes)
+        assert (_steps(model) is not None) == bool(changes)
+        prefill(model, 0, prompts[0])
+        plans = (_plan(0, 0, 7), _plan(0, 1, *range(1, 33)), _plan(0, 9, 4, 5))
+        outputs.append(torch.cat([model.forward(plan) for plan in plans]))
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=5e-5)
 
 
 def test_one_sequence_with_few_rows_runs_compiled_and_the_rest_as_ever(
@@ -212,7 +227,6 @@ def test_compiled_layers_that_give_something_else_are_not_used(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dtype": "float16"}, "needs --dtype float32 or bfloat16"),
         ({"exact_rows": 8}, "--deterministic exclude each other"),
         ({"is_fused": False}, "as they are cannot be compiled"),
     ],
