@@ -52,7 +52,8 @@ _PARTIAL = ".making-"  # what a folder is called in which a package is made
 _ABANDONED_S = 3600.0
 
 # What the processor can do is asked of the processor alone, not also by compiling and loading four
-# programs, and headers are not compiled ahead for a file or two: either took as long as a layer.
+# programs, to load a package as well; and headers are not compiled ahead for a file or two: either
+# took as long as a layer.
 _INDUCTOR_OPTIONS = {
     "compile_threads": 1,
     "cpp.vec_isa_ok": True,
@@ -247,8 +248,11 @@ def _check_compiler() -> None:
 
 
 def _load(path: Path) -> Run:
-    # Single-threaded: the device thread alone calls, and a step waits for no lock.
-    package: Any = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
+    from torch._inductor import config
+
+    with config.patch(_INDUCTOR_OPTIONS):
+        # Single-threaded: the device thread alone calls, and a step waits for no lock.
+        package: Any = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
     run: Run = package.loader.run
     return run
 
