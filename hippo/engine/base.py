@@ -344,7 +344,7 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         try:
             logits = self.model.forward(plan)
             num_fed = logits.shape[0] - len(tails)
-            token_ids = self._sample(steps, logits[:num_fed])
+            token_ids = self._sample(steps, logits[:num_fed] if tails else logits)
         except Exception as error:
             if tails:
                 self._step(steps)
@@ -370,7 +370,8 @@ class Engine(ABC, Generic[SequenceT, StepT]):
                 except Exception as error:
                     self._fail(sequence, error)
         self._tokens_each = num_tokens / len(steps)
-        for (sequence, _), of_tail in zip(tails, logits[num_fed:], strict=True):
+        for index, (sequence, _) in enumerate(tails):
+            of_tail = logits[num_fed + index]
             if not sequence.is_closed:
                 self.counters.num_joined += 1
                 sequence.job_ns += self._forward_ns
