@@ -69,9 +69,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     known = {_key(line) for line in read_agreement(args.out)} if args.out.exists() else set()
     console = Console()
     torch.set_num_threads(1)
+    draft = load_model(str(BUNDLED_PAIR / "draft"), auto_is_half=True)  # as its service does
     for dtype in args.dtypes.split(","):
         target = load_model(str(BUNDLED_PAIR / "target"), dtype=dtype)
-        draft = load_model(str(BUNDLED_PAIR / "draft"), auto_is_half=True)  # as its service does
         for kind in args.kinds.split(","):
             with tempfile.TemporaryDirectory() as folder, progress_bar(console) as progress:
                 clips = held_out_clips(
@@ -80,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 answers = [facts.answer for facts in read_facts(Path(folder))]
                 todo = list(zip(clips, answers, strict=True))
                 for clip, answer in progress.track(todo, description=f"{kind}, {dtype}"):
-                    line = {"kind": kind, "dtype": dtype, "clip": clip.path.name}
+                    line = {"kind": kind, "dtype": dtype, "draft_dtype": draft.info.dtype}
+                    line["clip"] = clip.path.name
                     if _key(line) in known:
                         continue
                     line |= agreement(target, draft, clip, answer, ratio=_RATIOS[kind])
@@ -180,8 +181,8 @@ async def _decoded(path: Path) -> DecodedMedia:
         return await decoder.decode(Media(MediaKind.VIDEO, path.read_bytes()), FramePlan())
 
 
-def _key(line: dict[str, Any]) -> tuple[str, str, str]:
-    return line["kind"], line["dtype"], line["clip"]
+def _key(line: dict[str, Any]) -> tuple[str, ...]:
+    return line["kind"], line["dtype"], line.get("draft_dtype", ""), line["clip"]
 
 
 if __name__ == "__main__":

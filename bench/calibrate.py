@@ -264,7 +264,7 @@ def _serve(side: str, dtype: str) -> None:
     model = load_model(
         service.model,
         device="cpu",
-        dtype=dtype if side == "target" else service.dtype,
+        dtype=dtype if side == "target" else "auto",  # as the benchmark starts the service
         auto_is_half=service.auto_is_half,
         max_context_length=4096,
         compile_folder=service.compile_folder,

@@ -84,6 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "environment": describe_environment(),
         "kind": args.kind,
         "dtype": args.dtype,
+        "draft_dtype": args.draft_dtype or "auto",
         "temperature": args.temperature,
         "questions_per_clip": args.questions_per_clip,
         "loads": [],

@@ -44,7 +44,8 @@ class StackOptions:
     @property
     def dtype_of_draft(self) -> str:
         """What the draft service is told."""
-        return self.draft_dtype or ("auto" if self.draft_device == "cpu" else self.dtype)
+        on_cpu = self.draft_device.startswith("cpu")
+        return self.draft_dtype or ("auto" if on_cpu else self.dtype)
 
 
 def default_cores(target_device: str, draft_device: str) -> tuple[int | None, int | None]:

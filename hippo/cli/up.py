@@ -73,13 +73,14 @@ def add_stack_arguments(parser: argparse.ArgumentParser, *, port: int) -> None:
     group.add_argument(
         "--dtype",
         choices=("auto", "float32", "bfloat16", "float16"),
-        help="default: float32 if all runs on the CPU, where it makes outputs exactly equal to "
-        "the target's own; else auto, the checkpoint's",
+        help="the target's, and a draft's that is not on a CPU (default: float32 if all runs on "
+        "the CPU, where it makes outputs exactly equal to the target's own; else auto, the "
+        "checkpoint's)",
     )
     group.add_argument(
         "--draft-dtype",
         choices=("auto", "float32", "bfloat16", "float16"),
-        help="the draft's, of which no token depends (default: as --dtype; on a CPU auto, float16)",
+        help="the draft's, a matter of speed (default: as --dtype; on a CPU auto: float16)",
     )
     group.add_argument("--no-pin", action="store_true", help="pin nothing to cores by default")
     group.add_argument("--served-name", default="hippo", metavar="NAME", help="model name in REST")

@@ -35,8 +35,8 @@ class EngineSettings:
     device: str = setting("cpu", help="cpu, cuda or cuda:N")
     dtype: str = setting(
         "auto",
-        help="auto is the checkpoint's own; of a draft on a CPU float16: half the memory to read, "
-        "and which dtype a draft has changes no token of an answer",
+        help="auto is the checkpoint's own, but a draft's on a CPU float16: the target settles "
+        "every token, so a draft's dtype is a matter of speed",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     cpu_core: int | None = setting(None, help="pin the process to this core, with one thread")

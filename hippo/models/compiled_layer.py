@@ -26,6 +26,7 @@ import logging
 import os
 import platform
 import shutil
+import sys
 import tempfile
 import time
 import warnings
@@ -125,7 +126,8 @@ class _Layer(torch.nn.Module):
 class _Key:
     """All that a package depends on."""
 
-    source: str
+    source: str  # of this module
+    most_rows: int
     torch_version: str
     processor: str
     layer: dict[str, Any]
@@ -163,9 +165,9 @@ def load_or_compile(stack: FusedStack, cache: KeyValueCache, folder: Path) -> Ru
 def _key(stack: FusedStack, cache: KeyValueCache) -> _Key:
     whole = cache.stretch(0, cache.shape.capacity)[0]
     weights = stack.layer_tensors(0)
-    parts: tuple[Any, ...] = (_Layer, _half_product, _define_product)
     return _Key(
-        source="".join(inspect.getsource(part) for part in parts),
+        source=inspect.getsource(sys.modules[__name__]),
+        most_rows=MAX_GROUPED_ROWS,
         torch_version=torch.__version__,
         processor=_processor(),
         layer=asdict(stack.layer_shape),
@@ -221,12 +223,15 @@ def _making(path: Path) -> Iterator[None]:
     lock_path = path.with_suffix(".lock")
     deadline = time.monotonic() + _PATIENCE_S
     with lock_path.open("w") as lock:
-        while not (is_ours := _locked(lock)) and time.monotonic() < deadline:
+        if not (is_ours := _locked(lock)):
+            _log.info("another process compiles the same layer; waiting for it")
+        while not is_ours and time.monotonic() < deadline:
             time.sleep(0.1)
+            is_ours = _locked(lock)
         try:
             yield
         finally:
-            if is_ours:  # who waits for it finds the package; who comes later, too
+            if is_ours:  # who waited finds the package, or makes it where this process could not
                 lock_path.unlink(missing_ok=True)
 
 

@@ -63,7 +63,8 @@ def load_model(
     """Loads a checkpoint from a folder or the Hugging Face hub, ready to serve.
 
     ``dtype`` is float32, bfloat16, float16 (on a CPU: weights in float16, arithmetic in float32)
-    or auto: the checkpoint's own, or with ``auto_is_half`` float16 on a CPU that can.
+    or auto: the checkpoint's own, or with ``auto_is_half`` float16 on a CPU (float32 where that
+    cannot multiply it).
     ``is_fused`` False runs transformers' modules as they are.
     ``num_slots`` None: as many as fit. ``shards``: load one rank's part, on its device
     (hippo.parallel). ``reserved_bytes`` of the device are for something else (earlier media);
@@ -171,7 +172,7 @@ def _dtype(
 ) -> torch.dtype:
     if name != "auto":
         dtype = DTYPES[name]
-    elif auto_is_half and device.type == "cpu" and has_half_linear():
+    elif auto_is_half and device.type == "cpu":
         dtype = torch.float16
     else:
         text = checkpoint.config.get("text_config") or {}

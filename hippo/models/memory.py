@@ -52,11 +52,14 @@ def check_fits(
     if needed <= available:
         return
     is_budget = available < available_bytes(device)
+    is_half_on_cpu = dtype == torch.float16 and device.type == "cpu"
+    weights = str(dtype).removeprefix("torch.")
+    weights += ", in float32 till they are packed" if is_half_on_cpu else ""
     if needed - plan.reserved_bytes <= available:
         advice = f"lower {_cache_flags(device)}"
     elif cache_bytes > weight_bytes:
         advice = "lower --slots or --max-context-length"
-    elif dtype == torch.float32:
+    elif dtype == torch.float32 or is_half_on_cpu:
         advice = "use --dtype bfloat16, a smaller model or another --device"
     elif num_slots > 1:
         advice = "use a smaller model or another --device, or lower --slots"
@@ -65,7 +68,7 @@ def check_fits(
     slots = f"{num_slots} {'slot' if num_slots == 1 else 'slots'}"
     raise ModelLoadError(
         f"{name} does not fit: it needs about {_gib(needed)} ({_gib(weight_bytes)} of weights in "
-        f"{str(dtype).removeprefix('torch.')}, {_gib(cache_bytes)} of cache for {slots} "
+        f"{weights}, {_gib(cache_bytes)} of cache for {slots} "
         f"of {plan.max_context_length} tokens, {_gib(plan.reserved_bytes)} for earlier media, "
         f"{_gib(work_bytes)} to work), and "
         + (f"--memory-gib leaves {_gib(available)}" if is_budget else "")

@@ -23,7 +23,7 @@ class DraftSettings(EngineSettings):
 
     @property
     def auto_is_half(self) -> bool:
-        """No token of an answer depends on the draft's dtype."""
+        """The target settles every token: a draft's dtype is a matter of speed."""
         return True
 
     def __post_init__(self) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import pytest
 
+from hippo.cli.stack import Stack
 from hippo.cli.up import add_stack_arguments, stack_options
+from hippo.engine import process
 from services.draft.config import DraftSettings
 from services.target.config import TargetSettings
 
@@ -27,9 +30,17 @@ def test_a_draft_has_the_targets_dtype_unless_it_is_on_a_cpu(
     parser = argparse.ArgumentParser()
     add_stack_arguments(parser, port=0)
     options = stack_options(parser.parse_args(given))
-    assert (options.dtype, options.dtype_of_draft) == (target, draft)
+    stack = Stack(options, lambda name, line: None)
+    for name, expected in (("target", target), ("draft", draft)):
+        arguments = stack._arguments(name)
+        assert arguments[arguments.index("--dtype") + 1] == expected
 
 
-def test_auto_is_half_precision_for_a_draft_alone() -> None:
-    assert DraftSettings(model="a").auto_is_half
-    assert not TargetSettings(model="a").auto_is_half
+def test_auto_is_half_precision_for_a_draft_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(process, "load_model", lambda _name, **options: told.append(options))
+    for settings in (DraftSettings(model="a"), TargetSettings(model="a")):
+        process.LocalSource(settings).load(lambda stage, share: None)
+    assert [(each["dtype"], each["auto_is_half"]) for each in told] == [
+        ("auto", True), ("auto", False),
+    ]  # fmt: skip

@@ -6,9 +6,8 @@ import contextlib
 import logging
 import os
 import shutil
-import threading
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
@@ -241,17 +240,24 @@ def test_what_cannot_be_compiled_is_refused(
 
 
 def test_what_another_service_makes_is_waited_for(
-    compiler: Compiler, target_checkpoint: Path, tmp_path: Path
+    compiler: Compiler, target_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = contextlib.ExitStack()
     other.enter_context(compiled_layer._making(tmp_path / compiler.name))
+    locked = compiled_layer._locked
+    refusals: list[object] = []
 
-    def finish() -> None:
+    def the_other_is_ready_when_it_was_asked_for(file: IO[str]) -> bool:
+        if is_ours := locked(file):
+            return is_ours
+        refusals.append(file)
         compiler.copy(tmp_path / compiler.name)
         other.close()
+        return False
 
-    threading.Timer(1.0, finish).start()
+    monkeypatch.setattr(compiled_layer, "_locked", the_other_is_ready_when_it_was_asked_for)
     assert _steps(_load(target_checkpoint, compile_folder=tmp_path)) is not None
+    assert len(refusals) == 1
     assert not compiler.num_calls
     assert {path.name for path in tmp_path.iterdir()} == {compiler.name}
 

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hippo.errors import IncompatiblePairError, ModelLoadError
+from hippo.models import loading
 from hippo.models.base import SequenceRows, StepPlan
 from hippo.models.linear import has_half_linear
 from hippo.models.loading import load_model
@@ -92,15 +93,17 @@ def test_narrower_weights_stay_near_float32(
     assert 0 < difference < limit
 
 
-def test_auto_is_half_precision_on_a_cpu_where_no_token_depends_on_it(
-    target_checkpoint: Path,
+@pytest.mark.parametrize("can_multiply", [True, False])
+def test_auto_is_half_precision_for_a_draft_on_a_cpu_that_multiplies_it(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, can_multiply: bool
 ) -> None:
-    model = load_model(str(target_checkpoint), max_context_length=64, auto_is_half=True)
-    assert model.info.dtype == ("float16" if has_half_linear() else "float32")
-    told = load_model(
-        str(target_checkpoint), dtype="float32", max_context_length=64, auto_is_half=True
-    )
-    assert told.info.dtype == "float32"
+    if can_multiply and not has_half_linear():
+        pytest.skip("this torch has no fbgemm")
+    monkeypatch.setattr(loading, "has_half_linear", lambda: can_multiply)
+    change_config(copy, dtype="bfloat16")
+    for dtype, expected in (("auto", "float16" if can_multiply else "float32"), ("bfloat16",) * 2):
+        model = load_model(str(copy), dtype=dtype, max_context_length=64, auto_is_half=True)
+        assert model.info.dtype == expected
 
 
 def test_end_tokens_fall_back_to_the_tokenizers(copy: Path) -> None:
