@@ -30,10 +30,10 @@ def test_a_draft_has_the_targets_dtype_unless_it_is_on_a_cpu(
     parser = argparse.ArgumentParser()
     add_stack_arguments(parser, port=0)
     options = stack_options(parser.parse_args(given))
-    stack = Stack(options, lambda name, line: None)
-    for name, expected in (("target", target), ("draft", draft)):
-        arguments = stack._arguments(name)
-        assert arguments[arguments.index("--dtype") + 1] == expected
+    with Stack(options, lambda name, line: None) as stack:
+        for name, expected in (("target", target), ("draft", draft)):
+            arguments = stack._arguments(name)
+            assert arguments[arguments.index("--dtype") + 1] == expected
 
 
 def test_auto_is_half_precision_for_a_draft_alone(monkeypatch: pytest.MonkeyPatch) -> None:
