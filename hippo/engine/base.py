@@ -371,11 +371,10 @@ class Engine(ABC, Generic[SequenceT, StepT]):
                     self._fail(sequence, error)
         self._tokens_each = num_tokens / len(steps)
         for index, (sequence, _) in enumerate(tails):
-            of_tail = logits[num_fed + index]
             if not sequence.is_closed:
                 self.counters.num_joined += 1
                 sequence.job_ns += self._forward_ns
-                self._advance_job(sequence, of_tail)
+                self._advance_job(sequence, logits[num_fed + index])
 
     def _fail(self, sequence: SequenceT, error: Exception) -> None:
         """Ends one sequence by an error; the caller of the service sees it."""

@@ -68,9 +68,8 @@ class EngineSettings:
     )
     compile: str = setting(
         "auto",
-        help="run steps of one sequence through compiled layers, on a CPU; "
-        "auto: where they are kept or a C++ compiler is there; the first start takes 10 to 20 "
-        "seconds longer",
+        help="run steps of one sequence through compiled layers, on a CPU; auto: where they are "
+        "kept or a C++ compiler is there; the first start takes 10 to 20 seconds longer",
         choices=("auto", "on", "off"),
     )
     compile_cache: str = setting(

@@ -64,8 +64,7 @@ def load_model(
 
     ``dtype`` is float32, bfloat16, float16 (on a CPU: weights in float16, arithmetic in float32)
     or auto: the checkpoint's own, or with ``auto_is_half`` float16 on a CPU (float32 where that
-    cannot multiply it).
-    ``is_fused`` False runs transformers' modules as they are.
+    cannot multiply it). ``is_fused`` False runs transformers' modules as they are.
     ``num_slots`` None: as many as fit. ``shards``: load one rank's part, on its device
     (hippo.parallel). ``reserved_bytes`` of the device are for something else (earlier media);
     ``budget_bytes`` bound what the process takes of it. ``cuda_graphs`` captures steps: auto (on a
