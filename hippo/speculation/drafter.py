@@ -15,7 +15,7 @@ Guesses
 Rows are cheap, so a step also feeds a guess at the tokens to come, and the draft's own choices tell
 how much of it is right: as in a verification, each row's choice is the next token for as long as
 the guess equals the choices. After a rollback the guess is what the broken run said behind the
-place that was wrong, which often still fits; otherwise what followed the same words before
+place that was wrong, for as long as that fits; otherwise what followed the same words before
 (:mod:`hippo.speculation.continuations`). A guess never reaches the target unchecked.
 """
 
@@ -26,7 +26,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from hippo.errors import InvalidRequestError
-from hippo.speculation.continuations import Continuations
+from hippo.speculation.continuations import BrokenRun, Continuations
 from hippo.types import Block, Commit, Pace
 
 _BROKEN_RUN = (
@@ -88,8 +88,7 @@ class Drafter:
         self._is_fresh = True  # nothing of this run was sent since it began
         self._max_guessed = max_guessed
         self._continuations = Continuations()
-        self._broken: list[int] = []  # what the broken run said from index _broken_at on
-        self._broken_at = 0
+        self._broken_run = BrokenRun()
         self._step: DraftStep | None = None
         self._step_history: list[int] = []
 
@@ -245,10 +244,8 @@ class Drafter:
         most = min(_BROKEN_RUN * self._max_guessed, min(ends) - len(self._ids) - 1)
         if most < 1:
             return ()
-        offset = len(self._ids) - self._broken_at
-        if 0 <= offset < len(self._broken):
-            guess = tuple(self._broken[offset : offset + most])
-        else:
+        guess = self._broken_run.after(self._ids, most)
+        if not guess:
             guess = self._continuations.after(self._ids, min(most, self._max_guessed))
         for place, token_id in enumerate(guess):
             if token_id in self._end_token_ids:
@@ -261,8 +258,8 @@ class Drafter:
             index = commit.start_index + offset
             if index < len(self._ids) and self._ids[index] != token_id:
                 is_sent = index < self._num_sent
-                self._broken_at = commit.start_index + len(commit.token_ids)
-                self._broken = self._ids[self._broken_at :]
+                end = commit.start_index + len(commit.token_ids)
+                self._broken_run = BrokenRun(self._ids[end:], end)
                 self._continuations.roll_back(index)
                 del self._ids[index:]
                 self._ids.extend(commit.token_ids[offset:])

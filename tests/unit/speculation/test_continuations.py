@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hippo.speculation.continuations import Continuations
+from hippo.speculation.continuations import BrokenRun, Continuations
 
 
 def test_what_followed_the_same_words_is_guessed() -> None:
@@ -35,6 +35,32 @@ def test_what_was_rolled_back_is_forgotten() -> None:
     assert continuations.after([3, 5, 3], 1) == (5,)
     continuations.roll_back(0)
     assert continuations.after([3], 1) == ()
+
+
+def test_a_broken_run_goes_on_at_the_same_places_for_as_long_as_it_fits() -> None:
+    run = BrokenRun([12, 13, 14, 15, 16], 2)
+    assert run.after([10, 51], 3) == (12, 13, 14)
+    assert run.after([10, 51, 12, 13], 8) == (14, 15, 16)
+    assert run.after([10, 51, 12, 77], 8) == ()
+    assert run.after([10, 51, 12, 77, 14], 8) == (15, 16)
+    assert run.after([10, 51, 12, 77, 14, 15, 16], 8) == ()
+    assert run.after([10, 51, 12, 77, 14, 15, 16, 17], 8) == ()
+
+
+def test_a_broken_run_is_found_again_behind_a_word_more_or_less() -> None:
+    more = BrokenRun([12, 13, 14, 15, 16], 2)
+    assert more.after([10, 51, 88, 12], 8) == ()
+    assert more.after([10, 51, 88, 12, 13], 8) == (14, 15, 16)
+    assert more.after([10, 51, 88, 12, 13, 14], 8) == (15, 16)
+    less = BrokenRun([12, 13, 14, 15, 16], 2)
+    assert less.after([10, 51, 14], 8) == ()
+    assert less.after([10, 51, 14, 15], 8) == (16,)
+
+
+def test_there_is_nothing_in_a_run_of_nothing() -> None:
+    assert BrokenRun().after([], 8) == ()
+    assert BrokenRun().after([10, 11, 12], 8) == ()
+    assert BrokenRun([], 2).after([10, 11], 8) == ()
 
 
 @settings(deadline=None)

@@ -280,6 +280,21 @@ def test_what_a_broken_run_said_next_is_tried_first() -> None:
     assert take(drafter).token_ids == (12, 13, 88)
 
 
+def test_a_broken_run_that_does_not_fit_is_not_tried_in_vain() -> None:
+    drafter = make_guessing(max_guessed=1)
+    draft(drafter, 11, 12, 13, 14, 15)
+    take(drafter)
+    drafter.add_commit(Commit(1, 0, (10, 51)))
+    assert drafter.finish_step(start(drafter), [88, 89, 90, 91]) == 1
+    step = start(drafter)
+    assert step.token_ids == (88,)
+    assert drafter.finish_step(step, [12]) == 1
+    step = start(drafter)
+    assert step.token_ids == (12,)
+    assert drafter.finish_step(step, [13]) == 1
+    assert start(drafter).token_ids == (13, 14, 15)
+
+
 def test_no_guess_goes_beyond_what_is_to_be_drafted() -> None:
     prompt = [10, 11, 12, 13, 14, 15]
     drafter = make_guessing(prompt=prompt, max_ahead=3)
