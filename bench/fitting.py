@@ -1,31 +1,31 @@
 """Fits a machine to recorded answers: the costs with which the simulator repeats their sums.
 
-What is fitted is that the simulated answers, with the same agreement traces under the same policy,
-take as long as the recorded ones altogether: decode time, the target's forwards, its waits for the
-draft, the draft's waits and step time, and how many forwards and draft tokens there are. Records
-with a timeline (``python -m bench --timeline``) add the mean forward by number of rows, and from
-their single forwards the target's step time is known beforehand (:mod:`bench.step_fit`); otherwise
+What is fitted is that the simulated answers, with the same agreement traces and policies, take as
+long as the recorded ones altogether: decode time, the target's forwards, its waits for the draft,
+the draft's waits and step time, and how many forwards and draft tokens there are. Records with a
+timeline (``python -m bench --timeline``) add the mean forward by number of rows, and from their
+single forwards the target's step time is known beforehand (:mod:`bench.step_fit`); otherwise
 nothing is read off the records but starting points. A calibration (:mod:`bench.calibrate`) tells
-how steps grow with rows, what the two devices take from each other, what the first step behind a
-rest takes longer, and which messages are late.
+how steps grow with rows that the records do not show, what the two devices take from each other,
+what the first step behind a rest takes longer, and which messages are late.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
 
 from bench.calibrate import SIDES, Calibration, Points
-from bench.step_fit import TargetStep, fit_preemption, fit_step
-from bench.sums import Sums, recorded, replayed
+from bench.step_fit import TargetStep, fit_preemption, fit_step, seen_step
+from bench.sums import Sums, recorded, replayed_under
+from bench.systems import policy_of
 from hippo.simulation.machine import Machine, StepTime
-from hippo.simulation.replay import PolicyChoice
 from hippo.simulation.traces import Trace
 
 MOST_REPLAYS = 800
@@ -86,50 +86,45 @@ def fit(
     records: Sequence[Mapping[str, Any]],
     baseline: Sequence[Mapping[str, Any]],
     traces: Sequence[Trace],
-    policy: PolicyChoice,
     *,
     name: str,
     most_replays: int = 0,
     calibration: Calibration | None = None,
 ) -> Fit:
-    """The machine on which ``policy`` over ``traces`` takes what the records say.
+    """The machine on which ``traces`` take what the records say, under the records' policies.
 
-    ``records`` hold each of their clips equally often. ``baseline`` are target-only answers on the
-    same clips: what one row takes alone. ``traces``
-    are those of all answers that were asked for, in that order; those of the records' clips count.
-    Powell's method on the logarithms of the parameters, from starting points in the records, with
-    ``most_replays`` (0: the default) simulations of all traces; deterministic. Raises ValueError
-    when records and traces are not of the same number of tokens, or the policy does not draft.
+    ``records`` hold each of their clips equally often under each of their systems. ``baseline`` are
+    target-only answers on the same clips: what one row takes alone. ``traces`` are those of all
+    answers that were asked for, in that order; those of the records' clips count. Powell's method
+    on the logarithms of the parameters, from starting points in the records, with ``most_replays``
+    (0: the default) simulations of all traces; deterministic. Raises ValueError when records and
+    traces are not of the same number of tokens, or no policy drafts.
     """
     counted = {record["clip"] for record in records}
-    goal = recorded(records).scaled(len(counted) / len(records))
+    policies = {policy_of(record["system"]) for record in records}
+    asked = dict.fromkeys(sorted(policies, key=lambda policy: policy.gamma), counted)
+    num_answers = len(policies) * len(counted)
+    goal = recorded(records).scaled(num_answers / len(records))
     num_tokens = sum(len(trace.agrees) - 1 for trace in traces if trace.name in counted)
+    num_tokens *= len(policies)
     if goal.num_tokens != num_tokens:
         raise ValueError(f"the records have {goal.num_tokens:g} tokens, the traces {num_tokens}")
     if not goal.num_drafted:
         raise ValueError("nothing is to be learnt about the draft from answers without one")
     alone = recorded(baseline)
-    if calibration is None:
-        step = fit_step([*records, *baseline])
-    else:
-        step = fit_step(
-            [*records, *baseline],
-            calibration.step_ms["target"],
-            calibration.contention["target"],
-            _MESSAGE_SHARE * alone.rest / alone.num_forwards,
-        )
-    start = _start(goal, alone, len(counted), step)
+    step = _target_step([*records, *baseline], alone, calibration)
+    start = _start(goal, alone, num_answers, step)
     if (preemption := fit_preemption(records)) is not None:
         block, verdict = preemption.block_ms, preemption.verdict_ms
         start["draft_message"] = max(block, 0.01)
         start["draft_verdict"] = max(verdict - block, 0.01)  # the commit is a message, too
-    frame = _frame(records, policy, name, step)
+    frame = _frame(records, name, step)
     known = _KNOWN_SPREADS if step is not None else {}
     hidden: tuple[str, ...] = _ONLY_CALIBRATED
     if calibration is not None:
         start, frame = _calibrated(start, frame, calibration)
         known, hidden = known | _CALIBRATED_SPREADS, _CALIBRATED_AWAY
-    elif policy.name == "serial":
+    elif all(policy.name == "serial" for policy in policies):
         # While its draft drafts, the target waits: what they take from each other is not seen.
         hidden += ("target_contention", "draft_contention")
     names = [key for key in _SPREADS if key not in hidden]
@@ -143,7 +138,7 @@ def fit(
         distance = (point - origin) / spreads
         if np.abs(point - origin).max() > 4:  # far from anything real: do not even try
             return 1e6
-        found = replayed(policy, traces, machine_at(point), counted=counted)
+        found = replayed_under(asked, traces, machine_at(point))
         value = _misfit(goal, found)
         return value + float(distance @ distance)
 
@@ -154,6 +149,25 @@ def fit(
         options={"maxfev": most_replays or MOST_REPLAYS, "xtol": 1e-3, "ftol": 1e-4},
     )
     return Fit(machine_at(found.x), float(found.fun))
+
+
+def _target_step(
+    records: Sequence[Mapping[str, Any]], alone: Sums, calibration: Calibration | None
+) -> TargetStep | None:
+    """The target's forwards, where the records have timelines."""
+    if calibration is None:
+        return fit_step(records)
+    message_ms = _MESSAGE_SHARE * alone.rest / alone.num_forwards
+    points = calibration.step_ms["target"]
+    speed = alone.forward / alone.num_forwards / points[0][1]
+    time = seen_step(
+        records,
+        points,
+        contention=calibration.contention["target"],
+        message_ms=message_ms,
+        cold_ms=speed * calibration.cold_ms["target"],
+    )
+    return None if time is None else TargetStep(time, message_ms)
 
 
 def _misfit(goal: Sums, found: Sums) -> float:
@@ -232,20 +246,20 @@ def _calibrated(
     return {**start, **known}, frame
 
 
-def _frame(
-    records: Sequence[Mapping[str, Any]], policy: PolicyChoice, name: str, step: TargetStep | None
-) -> Machine:
+def _frame(records: Sequence[Mapping[str, Any]], name: str, step: TargetStep | None) -> Machine:
     """What is read off the records: the prefills, when the draft's may begin, what cached tokens
     cost the target."""
 
     def mean(key: str) -> float:
-        values = [record["figures"]["timings_ms"][key] for record in records]
-        return math.fsum(value or 0.0 for value in values) / len(values)
+        return fmean(record["figures"]["timings_ms"][key] or 0.0 for record in records)
+
+    def first_steps_ms(record: Mapping[str, Any]) -> float:
+        # The first block's first token is the prefill's own; each further one took a step.
+        pace = policy_of(record["system"]).make().pace
+        num_steps = (pace.conservative.min_draft_tokens or pace.block_size) - 1
+        return num_steps * float(record["figures"]["timings_ms"]["draft_step"] or 0.0)
 
     prefill, draft_prefill = mean("target_prefill"), mean("draft_prefill")
-    # The first block's first token is the prefill's own; each further one took a step.
-    pace = policy.make().pace
-    num_steps = (pace.conservative.min_draft_tokens or pace.block_size) - 1
     begin = prefill + mean("first_block_after_first_token") - draft_prefill
     return Machine(
         name=name,
@@ -253,7 +267,7 @@ def _frame(
         draft=StepTime(one_row_ms=1.0),
         target_prefill_ms=prefill,
         draft_prefill_ms=draft_prefill,
-        selection_ms=max(0.0, begin - num_steps * mean("draft_step")),
+        selection_ms=max(0.0, begin - fmean(map(first_steps_ms, records))),
         jitter=_JITTER,
     )
 

@@ -42,6 +42,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     replace_section(PAGE, "papers", papers_section(papers))
 
 
+def _worst(predictions: Sequence[Mapping[str, Any]]) -> str:
+    """The one that is furthest off, and how far."""
+    worst = max(predictions, key=lambda each: abs(each["error_percent"]))
+    return f"{worst['system']} ({worst['error_percent']:+.1f} %)"
+
+
 def replace_section(path: Path, name: str, body: str) -> None:
     """Puts ``body`` between ``<!-- NAME: begin -->`` and its end; SystemExit without them."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
@@ -63,13 +69,14 @@ def fit_section(fit: Mapping[str, Any]) -> str:
         predictions = run["predictions"]
         machine = machine_from(run["machine"], where="fit")
         within = sum(abs(each["error_percent"]) <= _GOAL for each in predictions)
-        worst = max(predictions, key=lambda each: abs(each["error_percent"]))
+        worst = _worst(predictions)
+        others = [each for each in predictions if not each["is_learnt"]]
         lines += [
             "",
             f"**{run['kind']} prompts, {run['dtype']}**, learnt from {fit['system']} and its "
             f"baseline on {run['num_learnt']} clips; the other {run['num_held_out']} clips: "
-            f"{within} of {len(predictions)} policies within {_GOAL:g} %, the worst "
-            f"{worst['system']} ({worst['error_percent']:+.1f} %).",
+            f"{within} of {len(predictions)} policies within {_GOAL:g} %, the worst {worst}; of "
+            f"the {len(others)} not learnt from {_worst(others)}.",
             "",
             "| policy | measured ms/token | noise of a run | predicted | error | ideal "
             "| efficiency |",

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 from scipy.optimize import nnls
 
 from hippo.simulation.machine import StepTime, line_through
+from hippo.speculation.virtual_time import COLD_AFTER_NS
 
 _LEAST_FORWARDS = 20
 _PASSES = 3
@@ -29,31 +32,22 @@ class TargetStep:
     message_ms: float
 
 
-def fit_step(
-    records: Sequence[Mapping[str, Any]],
-    points: Sequence[tuple[float, float]] = (),
-    contention: float = 0.0,
-    message_ms: float = 0.0,
-) -> TargetStep | None:
+def fit_step(records: Sequence[Mapping[str, Any]]) -> TargetStep | None:
     """Least squares over all forwards of records with a timeline, no coefficient below 0.
 
-    With ``points``, milliseconds by rows as they were measured by themselves, behind as many cached
-    tokens as the records have on the average, what is found is one row's time, which tells the
-    machine's speed, and what any several rows take longer in a service; ``message_ms`` is then what
-    each block that arrives meanwhile takes, which is not told from what rows cost where every
-    forward has as many. ``contention`` is the share by which forwards are known to be slower while
-    the draft computes: that is taken from them beforehand. None for records without a timeline, or
-    with too few forwards. Each forward counts relative to what is expected of one like it (to what
-    itself took, slow ones would count less, and the fit be below the mean). Those that something
-    else held up (beyond what rows, context and blocks explain) are left out of later passes.
+    None for records without a timeline, or with too few forwards. Each forward counts relative to
+    what is expected of one like it (to what itself took, slow ones would count less, and the fit be
+    below the mean). Those that something else held up (beyond what rows, context and blocks
+    explain) are left out of later passes.
     """
-    rows = [row for record in records for row in _forwards(record, points, contention)]
+    rows = []
+    for forward in _forwards(records):
+        more, kilotokens = forward.num_rows - 1, forward.context / 1000
+        causes = [1.0, more > 0, more, kilotokens, more * kilotokens, forward.num_blocks]
+        rows.append([*causes, forward.took_ms])
     if len(rows) < _LEAST_FORWARDS:
         return None
     table = np.array(rows)
-    if points:
-        table[:, -1] -= message_ms * table[:, -2]
-        table = np.delete(table, -2, 1)
     features, measured = table[:, :-1], table[:, -1]
     expected = np.full(len(measured), measured.mean())
     for _ in range(_PASSES):
@@ -61,11 +55,6 @@ def fit_step(
         expected = features @ found
         is_usual = measured < _OUTLIER * expected
         features, measured, expected = features[is_usual], measured[is_usual], expected[is_usual]
-    if points:
-        one_row, several = found.tolist()
-        speed = one_row / points[0][1]
-        over_one = [(rows, max(0.0, speed * took - one_row + several)) for rows, took in points[1:]]
-        return TargetStep(StepTime(one_row_ms=one_row, points=((1.0, 0.0), *over_one)), message_ms)
     one_row, several, row, kilotoken, row_kilotoken, message = found.tolist()
     time = StepTime(
         one_row_ms=one_row,
@@ -75,6 +64,49 @@ def fit_step(
         row_kilotoken_ms=row_kilotoken,
     )
     return TargetStep(time, message)
+
+
+def seen_step(
+    records: Sequence[Mapping[str, Any]],
+    points: Sequence[tuple[float, float]],
+    *,
+    contention: float = 0.0,
+    message_ms: float = 0.0,
+    cold_ms: float = 0.0,
+) -> StepTime | None:
+    """The mean forward by number of rows, of records with a timeline; None with too few forwards.
+
+    Numbers of rows that are seldom seen take what was measured by itself (``points``, from one row
+    on, milliseconds, behind as many cached tokens as the records have on the average), at the speed
+    of the seen ones around them. From each forward is taken beforehand what the simulator adds to
+    it: the share ``contention`` while the draft computes, ``message_ms`` for each block that
+    arrives meanwhile, ``cold_ms`` behind a rest.
+    """
+    seen = defaultdict(list)
+    for forward in _forwards(records):
+        coldness = min(1.0, forward.rest_ms * 1e6 / COLD_AFTER_NS)
+        bare_ms = forward.took_ms - message_ms * forward.num_blocks - cold_ms * coldness
+        seen[float(forward.num_rows)].append(bare_ms / (1 + contention * forward.overlap))
+    means = {rows: _usual_mean(took) for rows, took in seen.items() if len(took) >= _LEAST_FORWARDS}
+    if not means:
+        return None
+    speeds = sorted((rows, took / line_through(points, rows)) for rows, took in means.items())
+    least, most = speeds[0][0], speeds[-1][0]
+
+    def expected(rows: float) -> float:
+        speed = line_through(speeds, min(max(rows, least), most))
+        return line_through(points, rows) * speed
+
+    one_row = expected(1.0)
+    known = sorted({rows for rows, _ in points} | set(means))
+    over_one = tuple((rows, expected(rows) - one_row) for rows in known)
+    return StepTime(one_row_ms=one_row, points=over_one)
+
+
+def _usual_mean(values: Sequence[float]) -> float:
+    """Without those that something held up."""
+    most = _OUTLIER * fmean(values)
+    return fmean(value for value in values if value < most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,26 +138,35 @@ def fit_preemption(records: Sequence[Mapping[str, Any]]) -> Preemption | None:
     return Preemption(float(message_ms), float(message_ms + text_ms))
 
 
-def _forwards(
-    record: Mapping[str, Any], points: Sequence[tuple[float, float]], contention: float
-) -> list[list[float]]:
-    """One line a forward: what is multiplied to explain it, blocks that came meanwhile, ms."""
-    timeline = record["figures"].get("timeline_ms")
-    if timeline is None:
-        return []
-    slower = 1 + contention * _overlap(record["figures"]) if contention else 1.0
-    arrivals = [block["at"] for block in timeline["blocks"]]
-    lines = []
-    for verdict in timeline["verdicts"][1:]:
-        more = verdict["rows"] - 1
-        kilotokens = verdict["context"] / 1000
-        end = bisect_left(arrivals, verdict["at"])
-        begin = bisect_left(arrivals, verdict["at"] - verdict["forward"])
-        causes = [1.0, more > 0, more, kilotokens, more * kilotokens]
-        if points:
-            causes = [line_through(points, verdict["rows"]) / points[0][1], more > 0]
-        lines.append([*causes, end - begin, verdict["forward"] / slower])
-    return lines
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    num_rows: int
+    context: int
+    took_ms: float
+    rest_ms: float  # of the device, before it
+    num_blocks: int  # that arrived meanwhile
+    overlap: float  # share of it in which the draft was at work, the mean of its answer
+
+
+def _forwards(records: Sequence[Mapping[str, Any]]) -> Iterator[_Forward]:
+    """Those of records with a timeline, without the prefills."""
+    for record in records:
+        timeline = record["figures"].get("timeline_ms")
+        if timeline is None:
+            continue
+        overlap = _overlap(record["figures"])
+        arrivals = [block["at"] for block in timeline["blocks"]]
+        for verdict in timeline["verdicts"][1:]:
+            end = bisect_left(arrivals, verdict["at"])
+            begin = bisect_left(arrivals, verdict["at"] - verdict["forward"])
+            yield _Forward(
+                num_rows=verdict["rows"],
+                context=verdict["context"],
+                took_ms=verdict["forward"],
+                rest_ms=verdict["wait"] + verdict["between"],
+                num_blocks=end - begin,
+                overlap=overlap,
+            )
 
 
 def _overlap(figures: Mapping[str, Any]) -> float:

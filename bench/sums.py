@@ -112,15 +112,29 @@ def replayed(
     ``traces`` are all clips in the order in which they were asked about. What adaptive measures it
     keeps, so it answers them all, and the first one's beginning before, as the benchmark does.
     """
-    times, outcomes = PairTimes(), []
-    is_learning = policy.name == "adaptive"
-    if is_learning:
-        replay(policy, _beginning(traces[0]), machine, seed=seed, times=times)
-    for number, trace in enumerate(traces):
-        is_counted = counted is None or trace.name in counted
-        if is_counted or is_learning:
-            outcome = replay(policy, trace, machine, seed=1000 * seed + number, times=times)
-            outcomes += [outcome] * is_counted
+    names = [trace.name for trace in traces] if counted is None else counted
+    return replayed_under({policy: names}, traces, machine, seed=seed)
+
+
+def replayed_under(
+    asked: Mapping[PolicyChoice, Collection[str]],
+    traces: Sequence[Trace],
+    machine: Machine,
+    *,
+    seed: int = 0,
+) -> Sums:
+    """As ``replayed``, of several policies, each with the traces that count under it."""
+    outcomes = []
+    for policy, counted in asked.items():
+        times = PairTimes()
+        is_learning = policy.name == "adaptive"
+        if is_learning:
+            replay(policy, _beginning(traces[0]), machine, seed=seed, times=times)
+        for number, trace in enumerate(traces):
+            is_counted = trace.name in counted
+            if is_counted or is_learning:
+                outcome = replay(policy, trace, machine, seed=1000 * seed + number, times=times)
+                outcomes += [outcome] * is_counted
     return simulated(outcomes)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from hippo.benchmark.latency import TARGET_ONLY, System
+from hippo.simulation.replay import PolicyChoice
 
-__all__ = ["TARGET_ONLY", "System", "systems"]
+__all__ = ["TARGET_ONLY", "System", "policy_of", "systems"]
 
 
 def systems(strategy: str, ratio: float) -> tuple[System, ...]:
@@ -27,3 +28,11 @@ def systems(strategy: str, ratio: float) -> tuple[System, ...]:
         system("always conservative", "conservative"),
         system("adaptive", "adaptive"),
     )
+
+
+def policy_of(system: str) -> PolicyChoice:
+    """The policy behind a system's name, such as "serial γ=5"."""
+    if system == TARGET_ONLY:
+        return PolicyChoice("off")
+    name, _, gamma = system.removeprefix("always ").partition(" γ=")
+    return PolicyChoice(name, int(gamma or 5))

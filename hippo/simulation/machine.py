@@ -23,8 +23,8 @@ class StepTime:
 
     ``several_ms`` is what a second row costs at once, because another kernel runs then. Where it
     was measured by itself what more rows cost, ``points`` says so instead of both: numbers of rows
-    in ascending order, each with its milliseconds over one row; linear between them and behind the
-    last two.
+    in ascending order, each with its milliseconds over one row (below 0 where another kernel is
+    faster); linear between them and behind the last two.
     """
 
     one_row_ms: float
@@ -175,6 +175,8 @@ def machine_from(values: Mapping[str, Any], *, where: str) -> Machine:
         steps[side] = StepTime(**numbers, points=_points(step.get("points", ()), where))
         if steps[side].one_row_ms <= 0:
             raise InvalidRequestError(f"{where}: {side}.one_row_ms must be above 0")
+        if any(steps[side].one_row_ms + over_one_ms <= 0 for _, over_one_ms in steps[side].points):
+            raise InvalidRequestError(f"{where}: {side}.points must not say that rows take no time")
     texts = {"name", "target", "draft", "sources"}
     numbers = {name: _number(values[name], where, name) for name in values if name not in texts}
     sources = tuple(str(source) for source in values.get("sources", ()))
@@ -207,13 +209,20 @@ def _points(values: Any, where: str) -> tuple[tuple[float, float], ...]:
         raise InvalidRequestError(
             f"{where}: points are a list of pairs, rows and milliseconds over one row"
         ) from None
-    found = [(_number(r, where, "points"), _number(ms, where, "points")) for r, ms in points]
+    found = [(_number(r, where, "points"), _signed(ms, where, "points")) for r, ms in points]
     if [rows for rows, _ in found] != sorted({rows for rows, _ in found}):
         raise InvalidRequestError(f"{where}: points must be in ascending order of rows")
     return tuple(found)
 
 
 def _number(value: Any, where: str, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
+    number = _signed(value, where, name)
+    if number < 0:
         raise InvalidRequestError(f"{where}: {name} is {value!r}; it must be a number, at least 0")
+    return number
+
+
+def _signed(value: Any, where: str, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e9:
+        raise InvalidRequestError(f"{where}: {name} is {value!r}; it must be a number")
     return float(value)

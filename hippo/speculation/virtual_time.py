@@ -11,7 +11,7 @@ from hippo.speculation.stats import SpeculationStats
 from hippo.types import Verdict
 
 _MS = 1_000_000
-_COLD_AFTER_NS = 5 * _MS  # then nothing of a device's data is in the cache that it shares
+COLD_AFTER_NS = 5 * _MS  # then nothing of a device's data is in the cache that it shares
 
 StepCost = Callable[[int, int], float]
 """Nanoseconds of one forward, of its rows and of the tokens cached before them."""
@@ -157,7 +157,7 @@ class Device:
     @property
     def coldness(self) -> float:
         """How much of the last run's data is in no cache any more, from 0 to 1."""
-        return min(1.0, (self._clock.now - self._ended) / _COLD_AFTER_NS)
+        return min(1.0, (self._clock.now - self._ended) / COLD_AFTER_NS)
 
     def take_idle_ns(self) -> float:
         """How long it has had nothing at all to do since this was last asked."""

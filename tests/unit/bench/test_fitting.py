@@ -10,8 +10,9 @@ import pytest
 
 from bench.calibrate import Calibration
 from bench.fitting import fit
-from bench.simulate_fit import policy_of, predict
+from bench.simulate_fit import predict
 from bench.sums import recorded, replayed
+from bench.systems import policy_of
 from hippo.simulation.machine import Machine, StepTime
 from hippo.simulation.replay import PolicyChoice, replay
 from hippo.simulation.traces import Trace, drawn_traces
@@ -71,9 +72,8 @@ def traces() -> list[Trace]:
 
 
 def test_a_fit_recovers_known_costs_and_predicts_other_policies(traces: list[Trace]) -> None:
-    policy = PolicyChoice("serial", 5)
     own, alone = records("serial γ=5", traces), records("target-only", traces)
-    found = fit(own, alone, traces, policy, name="fitted", most_replays=250).machine
+    found = fit(own, alone, traces, name="fitted", most_replays=250).machine
     assert found.target.ms(1, 0) == pytest.approx(TRUTH.target.ms(1, 0), rel=0.05)
     assert found.target.ms(6, 0) == pytest.approx(TRUTH.target.ms(6, 0), rel=0.05)
     for system in ("target-only", "serial γ=5", "serial γ=3", "vpsd γ=5"):
@@ -95,10 +95,7 @@ def test_a_calibration_tells_what_one_policy_does_not_show(traces: list[Trace]) 
         contention={"target": 0.1, "draft": 0.2},
         cold_ms={"target": 0.0, "draft": 2 * truth.draft_cold_ms},
     )
-    policy = PolicyChoice("serial", 5)
-    found = fit(
-        own, alone, traces, policy, name="", most_replays=250, calibration=calibration
-    ).machine
+    found = fit(own, alone, traces, name="", most_replays=250, calibration=calibration).machine
     # Serial γ=5 shows forwards of six rows.
     assert found.target.ms(33, 0) == pytest.approx(TRUTH.target.ms(33, 0), rel=0.08)
     assert found.target_contention == pytest.approx(0.1, rel=0.5)
@@ -128,17 +125,30 @@ def test_a_run_is_learnt_from_on_even_clips_and_predicted_on_the_odd_ones(
         assert 0 < each["efficiency"] < 1
 
 
+def test_a_policy_is_learnt_from_at_all_of_its_block_lengths(
+    traces: list[Trace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    systems = ("target-only", "serial γ=3", "serial γ=7", "vpsd γ=3")
+    own = [record for system in systems for record in records(system, traces)]
+    monkeypatch.setattr("bench.fitting.MOST_REPLAYS", 250)
+    by_clip = {trace.name: trace for trace in traces}
+    result = predict([own], by_clip, "serial", {"kind": "short", "dtype": "float32"})
+    learnt = [each["system"] for each in result["predictions"] if each["is_learnt"]]
+    assert learnt == ["target-only", "serial γ=3", "serial γ=7"]
+    for each in result["predictions"]:
+        assert each["predicted"] == pytest.approx(each["measured"], rel=0.08), each["system"]
+
+
 def test_of_a_measurement_repeated_the_mean_run_is_learnt(traces: list[Trace]) -> None:
-    policy = PolicyChoice("serial", 5)
     slow = replace(TRUTH, target=TRUTH.target.scaled(1.5))
     runs = [
         (records("serial γ=5", traces, machine), records("target-only", traces, machine))
         for machine in (TRUTH, slow)
     ]
     own, alone = ([record for run in runs for record in run[k]] for k in (0, 1))
-    found = fit(own, alone, traces, policy, name="fitted", most_replays=250).machine
+    found = fit(own, alone, traces, name="fitted", most_replays=250).machine
     mean = recorded(own).scaled(0.5)
-    predicted = replayed(policy, traces, found)
+    predicted = replayed(PolicyChoice("serial", 5), traces, found)
     assert predicted.num_tokens == mean.num_tokens
     assert predicted.decode == pytest.approx(mean.decode, rel=0.02)
 
@@ -146,8 +156,8 @@ def test_of_a_measurement_repeated_the_mean_run_is_learnt(traces: list[Trace]) -
 def test_records_and_traces_of_other_answers_are_refused(traces: list[Trace]) -> None:
     own, alone = records("serial γ=5", traces), records("target-only", traces)
     with pytest.raises(ValueError, match="the traces"):
-        fit(own, alone, traces[1:], PolicyChoice("serial", 5), name="")
+        fit(own, alone, traces[1:], name="")
     with pytest.raises(ValueError, match="without one"):
-        fit(alone, alone, traces, PolicyChoice("off"), name="")
+        fit(alone, alone, traces, name="")
     with pytest.raises(ValueError, match="no records of 'vpsd γ=9'"):
         predict([own], {}, "vpsd γ=9", {"kind": "short", "dtype": "x"})

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.step_fit import fit_preemption, fit_step
+from bench.step_fit import fit_preemption, fit_step, seen_step
 from hippo.simulation.machine import StepTime
 
 TRUTH = StepTime(one_row_ms=4.0, several_ms=0.5, row_ms=0.2, kilotoken_ms=1.0, row_kilotoken_ms=0.3)
@@ -14,20 +14,37 @@ MESSAGE_MS = 0.1
 
 
 def answer(
-    *, num_forwards: int, seed: int, slow: int = -1, time: StepTime = TRUTH
+    *,
+    num_forwards: int,
+    seed: int,
+    slow: int = -1,
+    time: StepTime = TRUTH,
+    most_rows: int = 33,
+    cold_ms: float = 0.0,
 ) -> dict[str, Any]:
-    """Forwards of many sizes; in every third of them two blocks arrive, and one is held up."""
+    """Forwards of many sizes; in every third of them two blocks arrive, and one is held up. Every
+    second one is behind a rest, and cold."""
     verdicts: list[dict[str, float]] = [{"at": 0.0, "rows": 0, "context": 0, "forward": 30.0}]
     blocks: list[dict[str, float]] = []
     now = 0.0
     for k in range(num_forwards):
-        rows, context = 1 + (7 * k + seed) % 33, 100 + 5 * k
+        rows, context = 1 + (7 * k + seed) % most_rows, 100 + 5 * k
         num_blocks = 2 * (k % 3 == 0)
+        is_cold = k % 2 == 0
         forward = time.ms(rows, context) + MESSAGE_MS * num_blocks + 20.0 * (k == slow)
+        forward += cold_ms * is_cold
         blocks += [{"at": now + 1.0}] * num_blocks
         now += forward
-        verdicts.append({"at": now, "rows": rows, "context": context, "forward": forward})
-    return {"figures": {"timeline_ms": {"verdicts": verdicts, "blocks": blocks}}}
+        verdict = {"at": now, "rows": rows, "context": context, "forward": forward}
+        verdicts.append({**verdict, "wait": 9.0 * is_cold, "between": 0.0})
+    timings = {"decode": now, "draft_wait": None, "target_wait": 0.0, "target_forward": now}
+    return {
+        "figures": {
+            "timeline_ms": {"verdicts": verdicts, "blocks": blocks},
+            "timings_ms": timings,
+            "num_drafted_tokens": num_forwards,
+        }
+    }
 
 
 def test_rows_context_and_blocks_are_told_apart_whatever_held_up_a_forward() -> None:
@@ -49,17 +66,30 @@ def test_what_is_slow_for_a_while_counts_as_often_as_it_was() -> None:
         assert found.time.ms(rows, 0) == pytest.approx(expected, rel=0.02)
 
 
-def test_a_calibration_gives_the_shape_and_the_records_its_size() -> None:
-    flat = StepTime(one_row_ms=4.0, several_ms=0.5, row_ms=0.2)
-    rows = (1.0, 2.0, 8.0, 33.0)
-    # The machine was half as fast then, and nothing came between the forwards.
-    points = [(n, 2 * (flat.ms(int(n), 0) - 0.5 * (n > 1))) for n in rows]
-    records = [answer(num_forwards=40, seed=seed, slow=9, time=flat) for seed in range(4)]
-    found = fit_step(records, points, message_ms=MESSAGE_MS)
-    assert found is not None and found.message_ms == MESSAGE_MS
-    for num_rows in (1, 2, 5, 33):
-        expected = flat.ms(num_rows, 0)
-        assert found.time.ms(num_rows, 0) == pytest.approx(expected, rel=0.01)
+FLAT = StepTime(one_row_ms=4.0, several_ms=-0.5, row_ms=0.2)  # two rows take less than one
+
+
+def test_what_the_records_show_is_taken_from_them_and_the_rest_from_a_calibration() -> None:
+    # The machine was half as fast when it was calibrated, and slower still for four rows.
+    rows = (1.0, 2.0, 4.0, 8.0, 16.0, 33.0)
+    points = [(n, 2 * FLAT.ms(int(n), 0) * (1.5 if n == 4 else 1.0)) for n in rows]
+    records = [
+        answer(num_forwards=99, seed=seed, slow=9, time=FLAT, most_rows=9, cold_ms=0.7)
+        for seed in range(4)
+    ]
+    found = seen_step(records, points, message_ms=MESSAGE_MS, cold_ms=0.7)
+    assert found is not None
+    for num_rows in (1, 2, 5, 8, 9, 33):
+        assert found.ms(num_rows, 0) == pytest.approx(FLAT.ms(num_rows, 0), rel=0.01)
+
+
+def test_what_the_draft_takes_while_it_computes_is_taken_off() -> None:
+    slower = FLAT.scaled(1.1)
+    records = [answer(num_forwards=99, seed=0, time=slower, most_rows=4)]
+    found = seen_step(records, [(1.0, 4.0), (4.0, 4.1)], contention=0.1, message_ms=MESSAGE_MS)
+    assert found is not None
+    assert found.ms(1, 0) == pytest.approx(FLAT.ms(1, 0), rel=0.01)
+    assert found.ms(4, 0) == pytest.approx(FLAT.ms(4, 0), rel=0.01)
 
 
 def test_what_blocks_and_verdicts_take_from_the_drafts_core_is_told_apart() -> None:
@@ -79,3 +109,5 @@ def test_what_blocks_and_verdicts_take_from_the_drafts_core_is_told_apart() -> N
 def test_nothing_is_fitted_without_a_timeline_or_with_few_forwards() -> None:
     assert fit_step([{"figures": {}}] * 50) is None
     assert fit_step([answer(num_forwards=10, seed=0)]) is None
+    assert seen_step([{"figures": {}}] * 50, [(1.0, 4.0)]) is None
+    assert seen_step([answer(num_forwards=10, seed=0)], [(1.0, 4.0)]) is None

@@ -98,6 +98,7 @@ def test_a_machine_survives_json(tmp_path: Path) -> None:
     [
         ({"speed": 3}, "unknown field 'speed'"),
         ({"leg_ms": -1}, "at least 0"),
+        ({"target": {"one_row_ms": 5, "points": [[1, 0], [2, -5]]}}, "take no time"),
         ({"leg_ms": "fast"}, "a number"),
         ({"draft": {"row_ms": 1}}, "one_row_ms"),
         ({"target": {"one_row_ms": 0}}, "above 0"),
