@@ -93,6 +93,7 @@ def fit(
 ) -> Fit:
     """The machine on which ``traces`` take what the records say, under the records' policies.
 
+    Of several policies the sum of all counts, so that slower ones count for more.
     ``records`` hold each of their clips equally often under each of their systems. ``baseline`` are
     target-only answers on the same clips: what one row takes alone. ``traces`` are those of all
     answers that were asked for, in that order; those of the records' clips count. Powell's method
@@ -102,7 +103,8 @@ def fit(
     """
     counted = {record["clip"] for record in records}
     policies = {policy_of(record["system"]) for record in records}
-    asked = dict.fromkeys(sorted(policies, key=lambda policy: policy.gamma), counted)
+    in_order = sorted(policies, key=lambda policy: (policy.name, policy.gamma))
+    asked = dict.fromkeys(in_order, counted)
     num_answers = len(policies) * len(counted)
     goal = recorded(records).scaled(num_answers / len(records))
     num_tokens = sum(len(trace.agrees) - 1 for trace in traces if trace.name in counted)

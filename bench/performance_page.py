@@ -48,6 +48,13 @@ def _worst(predictions: Sequence[Mapping[str, Any]]) -> str:
     return f"{worst['system']} ({worst['error_percent']:+.1f} %)"
 
 
+def _of_others(others: Sequence[Mapping[str, Any]]) -> str:
+    """The worst of those that were predicted from another policy."""
+    if not others:
+        return "all were learnt from"
+    return f"the worst of the {len(others)} that were not learnt from: {_worst(others)}"
+
+
 def replace_section(path: Path, name: str, body: str) -> None:
     """Puts ``body`` between ``<!-- NAME: begin -->`` and its end; SystemExit without them."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
@@ -69,14 +76,13 @@ def fit_section(fit: Mapping[str, Any]) -> str:
         predictions = run["predictions"]
         machine = machine_from(run["machine"], where="fit")
         within = sum(abs(each["error_percent"]) <= _GOAL for each in predictions)
-        worst = _worst(predictions)
         others = [each for each in predictions if not each["is_learnt"]]
         lines += [
             "",
             f"**{run['kind']} prompts, {run['dtype']}**, learnt from {fit['system']} and its "
             f"baseline on {run['num_learnt']} clips; the other {run['num_held_out']} clips: "
-            f"{within} of {len(predictions)} policies within {_GOAL:g} %, the worst {worst}; of "
-            f"the {len(others)} not learnt from {_worst(others)}.",
+            f"{within} of {len(predictions)} policies within {_GOAL:g} %, the worst "
+            f"{_worst(predictions)}; {_of_others(others)}.",
             "",
             "| policy | measured ms/token | noise of a run | predicted | error | ideal "
             "| efficiency |",

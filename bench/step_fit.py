@@ -76,18 +76,22 @@ def seen_step(
 ) -> StepTime | None:
     """The mean forward by number of rows, of records with a timeline; None with too few forwards.
 
-    Numbers of rows that are seldom seen take what was measured by itself (``points``, from one row
-    on, milliseconds, behind as many cached tokens as the records have on the average), at the speed
-    of the seen ones around them. From each forward is taken beforehand what the simulator adds to
-    it: the share ``contention`` while the draft computes, ``message_ms`` for each block that
-    arrives meanwhile, ``cold_ms`` behind a rest.
+    Numbers of rows that few places of the answers show, however often these were repeated (they are
+    answers' last forwards, behind the longest contexts), take what was measured by itself
+    (``points``, from one row on, milliseconds, behind as many cached tokens as the records have on
+    the average), at the speed of the seen ones around them. From each forward is taken beforehand
+    what the simulator adds to it: the share ``contention`` while the draft computes, ``message_ms``
+    for each block that arrives meanwhile, ``cold_ms`` behind a rest.
     """
-    seen = defaultdict(list)
+    seen, places = defaultdict(list), defaultdict(set)
     for forward in _forwards(records):
-        coldness = min(1.0, forward.rest_ms * 1e6 / COLD_AFTER_NS)
-        bare_ms = forward.took_ms - message_ms * forward.num_blocks - cold_ms * coldness
-        seen[float(forward.num_rows)].append(bare_ms / (1 + contention * forward.overlap))
-    means = {rows: _usual_mean(took) for rows, took in seen.items() if len(took) >= _LEAST_FORWARDS}
+        coldness = min(1.0, forward.wait_ms * 1e6 / COLD_AFTER_NS)
+        bare_ms = forward.took_ms - message_ms * forward.num_blocks
+        bare_ms = bare_ms / (1 + contention * forward.overlap) - cold_ms * coldness
+        seen[float(forward.num_rows)].append(bare_ms)
+        places[float(forward.num_rows)].add(forward.place)
+    often = [rows for rows in seen if len(places[rows]) >= _LEAST_FORWARDS]
+    means = {rows: _usual_mean(seen[rows]) for rows in often}
     if not means:
         return None
     speeds = sorted((rows, took / line_through(points, rows)) for rows, took in means.items())
@@ -143,9 +147,10 @@ class _Forward:
     num_rows: int
     context: int
     took_ms: float
-    rest_ms: float  # of the device, before it
+    wait_ms: float  # of the device for the draft, before it
     num_blocks: int  # that arrived meanwhile
     overlap: float  # share of it in which the draft was at work, the mean of its answer
+    place: tuple[str, str, int]  # system, clip, and which of the answer's forwards
 
 
 def _forwards(records: Sequence[Mapping[str, Any]]) -> Iterator[_Forward]:
@@ -156,16 +161,17 @@ def _forwards(records: Sequence[Mapping[str, Any]]) -> Iterator[_Forward]:
             continue
         overlap = _overlap(record["figures"])
         arrivals = [block["at"] for block in timeline["blocks"]]
-        for verdict in timeline["verdicts"][1:]:
+        for number, verdict in enumerate(timeline["verdicts"][1:]):
             end = bisect_left(arrivals, verdict["at"])
             begin = bisect_left(arrivals, verdict["at"] - verdict["forward"])
             yield _Forward(
                 num_rows=verdict["rows"],
                 context=verdict["context"],
                 took_ms=verdict["forward"],
-                rest_ms=verdict["wait"] + verdict["between"],
+                wait_ms=verdict["wait"],
                 num_blocks=end - begin,
                 overlap=overlap,
+                place=(record["system"], record["clip"], number),
             )
 
 

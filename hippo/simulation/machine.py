@@ -175,8 +175,14 @@ def machine_from(values: Mapping[str, Any], *, where: str) -> Machine:
         steps[side] = StepTime(**numbers, points=_points(step.get("points", ()), where))
         if steps[side].one_row_ms <= 0:
             raise InvalidRequestError(f"{where}: {side}.one_row_ms must be above 0")
-        if any(steps[side].one_row_ms + over_one_ms <= 0 for _, over_one_ms in steps[side].points):
+        points = steps[side].points
+        if any(steps[side].one_row_ms + over_one_ms <= 0 for _, over_one_ms in points):
             raise InvalidRequestError(f"{where}: {side}.points must not say that rows take no time")
+        if len(points) > 1 and points[-1][1] < points[-2][1]:
+            raise InvalidRequestError(
+                f"{where}: the last of {side}.points must not be below the one before it, because "
+                "the line through them goes on"
+            )
     texts = {"name", "target", "draft", "sources"}
     numbers = {name: _number(values[name], where, name) for name in values if name not in texts}
     sources = tuple(str(source) for source in values.get("sources", ()))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 _LONGEST_MATCH = 3  # words are matched by this many tokens at most, by fewer where that fails
 _MOST_PROMPT_TOKENS = 4096  # the last ones of a prompt that are looked at
-_FOUND_AGAIN = 2  # tokens that place the text in a broken run whose places no longer fit
+_FOUND_AGAIN = 2  # tokens by which the answer is found in a run whose places no longer fit
 
 
 class Continuations:
@@ -61,8 +61,9 @@ class Continuations:
 class BrokenRun:
     """What a rejected run said behind the token that was wrong, which often still fits.
 
-    ``token_ids`` are taken to follow the first ``start_index`` ids of the answer. Where a word more
-    or less was said instead, the answer is found again by its last two tokens.
+    ``token_ids`` are taken to follow the first ``start_index`` ids of the answer. Where the answer
+    says something else instead, nothing follows; where it says a word more or less, its last two
+    tokens, wherever they stand in the run, say where it goes on.
     """
 
     def __init__(self, token_ids: Sequence[int] = (), start_index: int = 0) -> None:
@@ -70,8 +71,8 @@ class BrokenRun:
         self._start_index = start_index  # of the answer, at which the run stands now
 
     def after(self, output_ids: Sequence[int], most: int) -> tuple[int, ...]:
-        """At most ``most`` tokens that may follow the answer, of ``start_index`` ids at least; none
-        where its last token is not what the run said there."""
+        """At most ``most`` tokens that may follow the answer, of ``start_index`` ids or more; none
+        where the run has neither its last token at this place nor its last two at another."""
         place = len(output_ids) - self._start_index
         if place and self._ids[place - 1 : place] != [output_ids[-1]]:
             place = self._place_of(output_ids[-_FOUND_AGAIN:])
@@ -81,7 +82,7 @@ class BrokenRun:
         return tuple(self._ids[place : place + most])
 
     def _place_of(self, last_ids: Sequence[int]) -> int:
-        """What stands behind the last occurrence of ``last_ids``; 0: there is none."""
+        """Where the run goes on behind the last occurrence of ``last_ids``; 0: there is none."""
         suffix, length = list(last_ids), len(last_ids)
         places = range(len(self._ids) - 1, length - 1, -1)
         return next((end for end in places if self._ids[end - length : end] == suffix), 0)

@@ -40,7 +40,8 @@ def test_a_fit_is_told_with_its_policies_noise_and_machine() -> None:
         ],
     }
     told = fit_section(json.loads(json.dumps(fit)))
-    assert "1 of 2 policies within 5 %, the worst serial γ=7 (+10.0 %); of the 1 not " in told
+    assert "1 of 2 policies within 5 %, the worst serial γ=7 (+10.0 %)" in told
+    assert "the worst of the 1 that were not learnt from: serial γ=7 (+10.0 %)" in told
     assert "| vpsd γ=7 (learnt) | 2.000 | 2.5 % | 2.200 | +1.0 % | 1.000 | 50% |" in told
     assert "| serial γ=7 | 2.000 | - |" in told
     assert "target 5.00 with 1, 5.29 with 2, 7.00 with 8, 9.00 with 16 rows" in told

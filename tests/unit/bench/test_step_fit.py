@@ -36,14 +36,16 @@ def answer(
         blocks += [{"at": now + 1.0}] * num_blocks
         now += forward
         verdict = {"at": now, "rows": rows, "context": context, "forward": forward}
-        verdicts.append({**verdict, "wait": 9.0 * is_cold, "between": 0.0})
+        verdicts.append({**verdict, "wait": 9.0 * is_cold})
     timings = {"decode": now, "draft_wait": None, "target_wait": 0.0, "target_forward": now}
     return {
+        "system": "serial γ=7",
+        "clip": f"clip-{seed}",
         "figures": {
             "timeline_ms": {"verdicts": verdicts, "blocks": blocks},
             "timings_ms": timings,
             "num_drafted_tokens": num_forwards,
-        }
+        },
     }
 
 
@@ -79,8 +81,18 @@ def test_what_the_records_show_is_taken_from_them_and_the_rest_from_a_calibratio
     ]
     found = seen_step(records, points, message_ms=MESSAGE_MS, cold_ms=0.7)
     assert found is not None
-    for num_rows in (1, 2, 5, 8, 9, 33):
+    for num_rows in (1, 2, 3, 4, 5, 8, 9, 33):
         assert found.ms(num_rows, 0) == pytest.approx(FLAT.ms(num_rows, 0), rel=0.01)
+
+
+def test_the_same_few_places_repeated_are_no_more_than_few() -> None:
+    slow = FLAT.scaled(3.0)
+    often = [answer(num_forwards=99, seed=seed, time=FLAT, most_rows=4) for seed in range(4)]
+    last = [answer(num_forwards=9, seed=0, time=slow, most_rows=9) for _ in range(40)]
+    points = [(float(n), FLAT.ms(n, 0)) for n in (1, 4, 9)]
+    found = seen_step(often + [{**record, "clip": "last"} for record in last], points)
+    assert found is not None
+    assert found.ms(9, 0) < 2 * FLAT.ms(9, 0)
 
 
 def test_what_the_draft_takes_while_it_computes_is_taken_off() -> None:
