@@ -93,13 +93,13 @@ def fit(
 ) -> Fit:
     """The machine on which ``traces`` take what the records say, under the records' policies.
 
-    Of several policies the sum of all counts, so that slower ones count for more.
-    ``records`` hold each of their clips equally often under each of their systems. ``baseline`` are
-    target-only answers on the same clips: what one row takes alone. ``traces`` are those of all
-    answers that were asked for, in that order; those of the records' clips count. Powell's method
-    on the logarithms of the parameters, from starting points in the records, with ``most_replays``
-    (0: the default) simulations of all traces; deterministic. Raises ValueError when records and
-    traces are not of the same number of tokens, or no policy drafts.
+    ``records`` hold each of their clips equally often under each of their systems; of several
+    systems the sum counts, so that slower ones count for more. ``baseline`` are target-only answers
+    on the same clips: what one row takes alone. ``traces`` are those of all answers that were asked
+    for, in that order; those of the records' clips count. Powell's method on the logarithms of the
+    parameters, from starting points in the records, with ``most_replays`` (0: the default)
+    simulations of all traces; deterministic. Raises ValueError when records and traces are not of
+    the same number of tokens, or no policy drafts.
     """
     counted = {record["clip"] for record in records}
     policies = {policy_of(record["system"]) for record in records}

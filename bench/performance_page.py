@@ -42,19 +42,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     replace_section(PAGE, "papers", papers_section(papers))
 
 
-def _worst(predictions: Sequence[Mapping[str, Any]]) -> str:
-    """The one that is furthest off, and how far."""
-    worst = max(predictions, key=lambda each: abs(each["error_percent"]))
-    return f"{worst['system']} ({worst['error_percent']:+.1f} %)"
-
-
-def _of_others(others: Sequence[Mapping[str, Any]]) -> str:
-    """The worst of those that were predicted from another policy."""
-    if not others:
-        return "all were learnt from"
-    return f"the worst of the {len(others)} that were not learnt from: {_worst(others)}"
-
-
 def replace_section(path: Path, name: str, body: str) -> None:
     """Puts ``body`` between ``<!-- NAME: begin -->`` and its end; SystemExit without them."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
@@ -106,6 +93,19 @@ def fit_section(fit: Mapping[str, Any]) -> str:
             f"{machine.draft_verdict_ms:.2f}.",
         ]
     return "\n".join(lines)
+
+
+def _worst(predictions: Sequence[Mapping[str, Any]]) -> str:
+    """The one that is furthest off, and how far."""
+    worst = max(predictions, key=lambda each: abs(each["error_percent"]))
+    return f"{worst['system']} ({worst['error_percent']:+.1f} %)"
+
+
+def _of_others(others: Sequence[Mapping[str, Any]]) -> str:
+    """The worst of those that were predicted from another policy."""
+    if not others:
+        return "all were learnt from"
+    return f"the worst of the {len(others)} that were not learnt from: {_worst(others)}"
 
 
 def _noise(percent: float | None) -> str:
