@@ -110,6 +110,7 @@ def measure_time(
         target_core=target_core,
         draft_core=draft_core,
         port=0,
+        waits_for_code=True,
         target_args=(*limits, "--decode-seconds", "120"),
         draft_args=(*limits, "--decode-seconds", "120"),
         gateway_args=("--request-timeout-s", "1800"),

@@ -19,6 +19,7 @@ import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter_ns
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -41,6 +42,7 @@ from hippo.models.content import CachedRows
 _LONGEST_SLEEP_NS = 3600 * 10**9  # of a wait that a client may have asked to last for ages
 _log = logging.getLogger(__name__)
 
+ResultT = TypeVar("ResultT")
 SequenceT = TypeVar("SequenceT", bound=EngineSequence)
 
 
@@ -101,15 +103,22 @@ class Engine(ABC, Generic[SequenceT, StepT]):
 
         Raises ModelLoadError when the model cannot do that.
         """
-        self._warm_prompt = await asyncio.to_thread(self._prepare_warm_prompt)
-        done: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
-        self._inbox.put((self._handle_warm_up, None, done))
-        error = await done
-        if isinstance(error, HippoError):
-            raise error
-        if error is not None:
+        prompt = self._warm_prompt = await asyncio.to_thread(self._prepare_warm_prompt)
+        try:
+            await self.call(partial(warm_up, self.model, prompt, slot=0))
+        except HippoError:
+            raise
+        except Exception as error:
             _log.error("the first forwards failed", exc_info=error)
-            raise ModelLoadError(f"the model is loaded, but its first forwards fail: {error}")
+            raise ModelLoadError(
+                f"the model is loaded, but its first forwards fail: {error}"
+            ) from error
+
+    async def call(self, function: Callable[[], ResultT]) -> ResultT:
+        """Runs it on the device thread, between two forwards; what it raises is raised here."""
+        done: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
+        self._inbox.put((self._handle_call, function, done))
+        return await done
 
     def _prepare_warm_prompt(self) -> Prompt:
         if self._device.type == "cpu":
@@ -295,14 +304,13 @@ class Engine(ABC, Generic[SequenceT, StepT]):
             self._close(sequence, UnavailableError("the service is stopping"))
         self._mailbox.post(done.set_result, None)
 
-    def _handle_warm_up(self, _: None, done: asyncio.Future[Exception | None]) -> None:
-        error: Exception | None = None
+    def _handle_call(self, function: Callable[[], Any], done: asyncio.Future[Any]) -> None:
+        result, error = None, None
         try:
-            assert self._warm_prompt is not None
-            warm_up(self.model, self._warm_prompt, slot=0)
+            result = function()
         except Exception as raised:
             error = raised
-        self._mailbox.post(done.set_result, error)
+        self._mailbox.post(_settle, done, result, error)
 
     def _advance_jobs(self) -> bool:
         """Runs pieces of the oldest jobs for as long as the running sequences can spare."""
@@ -399,3 +407,12 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         for sequence in list(self._sequences):
             self._close(sequence, UnavailableError("the service's device has failed"))
         self._mailbox.post(self._on_failure, error)
+
+
+def _settle(done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if done.done():
+        return  # who asked has gone
+    if error is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(result)

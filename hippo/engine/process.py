@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from hippo import event_loop
+from hippo.engine.compiling import compile_beside
 from hippo.engine.cpu import prepare_cpu
 from hippo.engine.service import AnyService
 from hippo.engine.settings import EngineSettings
@@ -22,6 +23,7 @@ from hippo.errors import HippoError
 from hippo.logs import setup_logging
 from hippo.models.base import VideoLanguageModel
 from hippo.models.checkpoint import Progress
+from hippo.models.family import CachedModel
 from hippo.models.loading import load_model
 from hippo.video.decoder import MediaDecoder
 
@@ -97,8 +99,9 @@ async def serve(
         waiting = asyncio.create_task(stopping.wait())
         losing = asyncio.create_task(_wait_lost(source))
         await asyncio.wait((serving, waiting, losing), return_when=asyncio.FIRST_COMPLETED)
+        tasks = [serving, waiting, losing]
         if serving.done():
-            serving.result()
+            tasks.append(asyncio.create_task(_compile_beside(service, serving.result())))
             await asyncio.wait((waiting, losing), return_when=asyncio.FIRST_COMPLETED)
         if losing.done():
             service.fail(losing.result())
@@ -106,9 +109,9 @@ async def serve(
         if serving.done():
             _log.info("draining for at most %g seconds", settings.drain_seconds)
             await service.drain(settings.drain_seconds)
-        for task in (serving, waiting, losing):
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(serving, waiting, losing, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
     finally:
         await _stop(service, source)
         await decoder.close()
@@ -130,7 +133,9 @@ async def _stop(service: AnyService, source: ModelSource) -> None:
     await asyncio.to_thread(source.close)
 
 
-async def _load_and_serve(service: AnyService, source: ModelSource, decoder: MediaDecoder) -> None:
+async def _load_and_serve(
+    service: AnyService, source: ModelSource, decoder: MediaDecoder
+) -> VideoLanguageModel:
     await decoder.start()
     model = await _in_daemon_thread(lambda: _load(source))
     _log.info("warming up")
@@ -148,6 +153,14 @@ async def _load_and_serve(service: AnyService, source: ModelSource, decoder: Med
         info.num_slots,
         info.max_context_length,
     )
+    return model
+
+
+async def _compile_beside(service: AnyService, model: VideoLanguageModel) -> None:
+    """What could not be loaded compiled, unless all is there or nothing is to be compiled."""
+    steps = model.compiled if isinstance(model, CachedModel) else None
+    if steps is not None and not steps.has_code and service.host.backend is not None:
+        await compile_beside(steps, service.host.backend.engine.call)
 
 
 class LocalSource:
@@ -174,6 +187,7 @@ class LocalSource:
             exact_rows=settings.exact_rows,
             compile_folder=settings.compile_folder,
             must_compile=settings.must_compile,
+            waits_for_code=settings.waits_for_code,
         )
 
     def close(self) -> None:

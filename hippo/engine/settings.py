@@ -69,8 +69,10 @@ class EngineSettings:
     compile: str = setting(
         "auto",
         help="run steps of one sequence through compiled layers, on a CPU; auto: where they are "
-        "kept or a C++ compiler is there; the first start takes 10 to 20 seconds longer",
-        choices=("auto", "on", "off"),
+        "kept or a C++ compiler is there, and what is not kept yet is compiled while the service "
+        "serves; wait: before it serves, which takes 10 to 20 seconds once; on: as wait, and a "
+        "model that cannot be compiled is refused",
+        choices=("auto", "wait", "on", "off"),
     )
     compile_cache: str = setting(
         "",
@@ -134,7 +136,7 @@ class EngineSettings:
 
     def _check_compile(self) -> None:
         if self.compile == "off" and self.compile_cache:
-            raise SettingsError("--compile-cache is for --compile auto or on")
+            raise SettingsError("--compile-cache is for --compile auto, wait or on")
         if self.compile != "on":
             return
         if self.device != "cpu":
@@ -163,6 +165,11 @@ class EngineSettings:
     def must_compile(self) -> bool:
         """Whether what cannot be compiled is an error, or a warning, instead of nothing."""
         return self.compile == "on"
+
+    @property
+    def waits_for_code(self) -> bool:
+        """Whether layers are compiled before the service serves."""
+        return self.compile in ("wait", "on")
 
     @property
     def tls(self) -> TlsFiles | None:

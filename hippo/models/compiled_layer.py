@@ -1,4 +1,4 @@
-"""Decoder layers compiled ahead by TorchInductor, for steps of one sequence on a CPU.
+"""A decoder layer compiled ahead by TorchInductor, for steps of one sequence on a CPU.
 
 One layer is compiled, with its weights as arguments, and called for every layer: they differ in
 nothing else. So compiling costs the same for 2 layers as for 80, the packed weights stay the ones
@@ -9,31 +9,26 @@ between them is fused, and no operator passes Python.
     hidden ─► norm ─► [qkv] ─► rotate, write to the cache ─► [attention] ─► [output] ─► add, norm
            ─► [gate, up] ─► silu, times ─► [down] ─► add          [ ]: a library's kernel
 
-A package is a file made by AOTInductor (torch.export, torch._inductor.aoti_compile_and_package). It
-is kept under a name that says all it depends on, and a later start only loads it. Of services that
-start together and need the same one, one makes it, and the others wait.
+A package is a file made by AOTInductor (torch.export, torch._inductor.aoti_compile_and_package);
+hippo.models.compiled_packages keeps them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import hashlib
+import importlib
 import inspect
 import json
-import logging
-import os
 import platform
 import shutil
 import sys
-import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention, silu
@@ -41,16 +36,12 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 from hippo.models.batch import MAX_GROUPED_ROWS
 from hippo.models.cache import KeyValueCache
 from hippo.models.fused import FusedStack, LayerShape
-
-_log = logging.getLogger(__name__)
+from hippo.models.linear import make_half_linear, make_linear, packed_weight
 
 Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
-Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, int], torch.Tensor]
+"""_Layer.forward's tensors; gives the new ``hidden`` alone, the cache is written in place."""
 
-_PATIENCE_S = 120.0  # for another process that makes what this one needs too
-_MOST_KEPT = 64  # packages in a folder, of 2 MB each
-_PARTIAL = ".making-"  # what a folder is called in which a package is made
-_ABANDONED_S = 3600.0
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, int], torch.Tensor]
 
 # What the processor can do is asked of the processor alone, not also by compiling and loading four
 # programs, to load a package as well; and headers are not compiled ahead for a file or two: either
@@ -123,128 +114,61 @@ class _Layer(torch.nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class _Key:
-    """All that a package depends on."""
+class LayerSpec:
+    """All that a layer's code depends on, but this module, torch and the processor."""
 
-    source: str  # of this module
-    most_rows: int
-    torch_version: str
-    processor: str
-    layer: dict[str, Any]
-    weights: tuple[tuple[int, ...], ...]
-    dtype: str
+    shape: LayerShape
+    hidden_size: int
+    dtype: str  # of what passes from layer to layer
     has_half_weights: bool
     num_threads: int
-    cache_shape: tuple[int, ...]
+    cache_shape: tuple[int, ...]  # of a whole slot, [2, num_kv_heads, tokens, head_dim]
     cache_strides: tuple[int, ...]
 
+    @classmethod
+    def of(cls, stack: FusedStack, cache: KeyValueCache) -> LayerSpec:
+        """That of a stack's layers, run as this process runs operations."""
+        whole = cache.stretch(0, cache.shape.capacity)[0]
+        norm = stack.layer_tensors(0)[0]
+        return cls(
+            shape=stack.layer_shape,
+            hidden_size=norm.shape[0],
+            dtype=str(norm.dtype).removeprefix("torch."),
+            has_half_weights=stack.has_half_weights,
+            num_threads=torch.get_num_threads(),
+            cache_shape=tuple(whole.shape),
+            cache_strides=tuple(whole.stride()),
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> LayerSpec:
+        """From ``to_json``."""
+        given = json.loads(text)
+        given["shape"] = LayerShape(**given["shape"])
+        for name in ("cache_shape", "cache_strides"):
+            given[name] = tuple(given[name])
+        return cls(**given)
+
+    def to_json(self) -> str:
+        """For another process."""
+        return json.dumps(asdict(self), sort_keys=True)
+
     def name(self) -> str:
-        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        """A file's, which differs where the code does."""
+        source = inspect.getsource(sys.modules[__name__])
+        parts = (self.to_json(), source, str(MAX_GROUPED_ROWS), torch.__version__, _processor())
+        digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
         return f"layer-{digest[:24]}.pt2"
 
 
-def load_or_compile(stack: FusedStack, cache: KeyValueCache, folder: Path) -> Run:
-    """The package from ``folder``, or made and kept there.
-
-    It takes _Layer.forward's tensors and gives the new ``hidden`` alone; the cache is written in
-    place. Raises what torch, the compiler or the file system raise.
-    """
+def prepare_loading() -> None:
+    """Imports and defines what ``load_layer`` needs: seconds, the first time."""
+    importlib.import_module("torch._inductor.package")
     _define_product()
-    path = folder / _key(stack, cache).name()
-    if run := _load_kept(path):
-        return run
-    _check_compiler()
-    folder.mkdir(parents=True, exist_ok=True)
-    with _making(path):
-        if run := _load_kept(path):
-            return run  # another process made it meanwhile
-        _make(stack, cache, path)
-    return _load(path)
 
 
-def _key(stack: FusedStack, cache: KeyValueCache) -> _Key:
-    whole = cache.stretch(0, cache.shape.capacity)[0]
-    weights = stack.layer_tensors(0)
-    return _Key(
-        source=inspect.getsource(sys.modules[__name__]),
-        most_rows=MAX_GROUPED_ROWS,
-        torch_version=torch.__version__,
-        processor=_processor(),
-        layer=asdict(stack.layer_shape),
-        weights=tuple(tuple(weight.shape) for weight in weights),
-        dtype=str(weights[0].dtype),
-        has_half_weights=stack.has_half_weights,
-        num_threads=torch.get_num_threads(),
-        cache_shape=tuple(whole.shape),
-        cache_strides=tuple(whole.stride()),
-    )
-
-
-def _load_kept(path: Path) -> Run | None:
-    if not path.exists():
-        return None
-    try:
-        run = _load(path)
-    except Exception as error:  # a damaged file: made anew
-        _log.warning("%s cannot be loaded and is compiled again: %s", path, error)
-        path.unlink(missing_ok=True)
-        return None
-    with contextlib.suppress(OSError):
-        os.utime(path)  # what is in use is not swept
-    return run
-
-
-def _make(stack: FusedStack, cache: KeyValueCache, path: Path) -> None:
-    _log.info("compiling a layer; this takes a while once, %s keeps it", path.parent)
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=_PARTIAL) as partial:
-        made = _compile(stack, cache, Path(partial) / "layer.pt2")
-        os.replace(made, path)  # whole or not at all: another service may compile the same
-    _log.info("compiled a layer in %.0f s", time.monotonic() - began)
-    _sweep(path.parent)
-
-
-def _sweep(folder: Path) -> None:
-    """Removes the packages that have not been loaded for longest, beyond _MOST_KEPT, and what
-    processes left that were ended while they compiled."""
-    with contextlib.suppress(OSError):
-        packages = sorted(folder.glob("layer-*.pt2"), key=lambda package: package.stat().st_mtime)
-        for package in packages[:-_MOST_KEPT]:
-            package.unlink()
-        for partial in folder.glob(f"{_PARTIAL}*"):
-            if partial.stat().st_mtime < time.time() - _ABANDONED_S:
-                shutil.rmtree(partial, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _making(path: Path) -> Iterator[None]:
-    """Waits, for a while, until no other process makes the package; none does till the block ends,
-    unless one took longer."""
-    lock_path = path.with_suffix(".lock")
-    deadline = time.monotonic() + _PATIENCE_S
-    with lock_path.open("w") as lock:
-        if not (is_ours := _locked(lock)):
-            _log.info("another process compiles the same layer; waiting for it")
-        while not is_ours and time.monotonic() < deadline:
-            time.sleep(0.1)
-            is_ours = _locked(lock)
-        try:
-            yield
-        finally:
-            if is_ours:  # who waited finds the package, or makes it where this process could not
-                lock_path.unlink(missing_ok=True)
-
-
-def _locked(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _check_compiler() -> None:
-    """Raises RuntimeError: without a compiler, and before all that leads up to it is imported."""
+def check_compiler() -> None:
+    """Raises RuntimeError where no C++ compiler is installed."""
     from torch._inductor import config
 
     names = [name for name in config.cpp.cxx if name]
@@ -252,9 +176,11 @@ def _check_compiler() -> None:
         raise RuntimeError(f"no C++ compiler is installed ({', '.join(names)})")
 
 
-def _load(path: Path) -> Run:
+def load_layer(path: Path) -> Run:
+    """The package's code. Raises what torch and the file system raise."""
     from torch._inductor import config
 
+    _define_product()
     with config.patch(_INDUCTOR_OPTIONS):
         # Single-threaded: the device thread alone calls, and a step waits for no lock.
         package: Any = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
@@ -262,27 +188,53 @@ def _load(path: Path) -> Run:
     return run
 
 
-def _compile(stack: FusedStack, cache: KeyValueCache, path: Path) -> str:
-    shape = stack.layer_shape
+def compile_layer(spec: LayerSpec, path: Path) -> str:
+    """Makes a package at ``path`` and gives that; raises what torch and the compiler raise."""
+    _define_product()
+    shape, num_places = spec.shape, spec.cache_shape[2]
     num_rows, num_tokens = 6, 24  # an example; CompiledSteps' check tries one row as well
-    weights = stack.layer_tensors(0)
+    weights = _example_weights(spec)
+    whole = torch.empty_strided(spec.cache_shape, spec.cache_strides)
     given = (
-        torch.zeros(num_rows, weights[0].shape[0], dtype=weights[0].dtype),
-        cache.stretch(0, num_tokens)[0],
+        torch.zeros(num_rows, spec.hidden_size, dtype=weights[0].dtype),
+        whole[:, :, :num_tokens].zero_(),
         torch.zeros(num_rows, 1, shape.head_dim // 2, 2),
         torch.arange(num_rows),
         torch.zeros(num_rows * shape.groups, num_tokens),
     )
-    tokens = torch.export.Dim("tokens", min=2, max=cache.shape.capacity - 1)
+    tokens = torch.export.Dim("tokens", min=2, max=num_places - 1)
     rows = torch.export.Dim("rows", min=1, max=MAX_GROUPED_ROWS)
     open_mask = {0: shape.groups * rows, 1: tokens}
     dims = ({0: rows}, {2: tokens}, {0: rows}, {0: rows}, open_mask, *[None] * len(weights))
-    layer = _Layer(shape, _half_product if stack.has_half_weights else _packed_product)
-    with torch.no_grad(), _lowered_product(), warnings.catch_warnings():
+    layer = _Layer(shape, _half_product if spec.has_half_weights else _packed_product)
+    with torch.no_grad(), _lowered_product(spec.num_threads), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own deprecations, of what it calls itself
         exported = torch.export.export(layer, (*given, *weights), dynamic_shapes=dims)
         made: str = torch._inductor.aoti_compile_and_package(exported, package_path=str(path))
     return made
+
+
+def _example_weights(spec: LayerSpec) -> tuple[torch.Tensor, ...]:
+    """Weights like FusedStack.layer_tensors'."""
+    shape, hidden_size = spec.shape, spec.hidden_size
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    make = make_half_linear if spec.has_half_weights else make_linear
+
+    def packed(num_rows: int, num_columns: int) -> torch.Tensor:
+        weight_dtype = torch.float16 if spec.has_half_weights else dtype
+        return packed_weight(make(torch.zeros(num_rows, num_columns, dtype=weight_dtype)))
+
+    num_qkv = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    norm = torch.zeros(hidden_size, dtype=dtype)
+    return (
+        norm,
+        packed(num_qkv, hidden_size),
+        torch.zeros(num_qkv, dtype=dtype),
+        packed(hidden_size, shape.num_heads * shape.head_dim),
+        norm.clone(),
+        packed(2 * shape.intermediate_size, hidden_size),
+        packed(hidden_size, shape.intermediate_size),
+    )
 
 
 def _half_product(
@@ -327,7 +279,7 @@ def _fake_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 
 
 @contextlib.contextmanager
-def _lowered_product() -> Iterator[None]:
+def _lowered_product(num_threads: int) -> Iterator[None]:
     """TorchInductor calls oneDNN for our product from the code that it makes."""
     from torch._inductor import config, ir, lowering, mkldnn_ir
 
@@ -349,7 +301,7 @@ def _lowered_product() -> Iterator[None]:
     product = torch.ops.hippo.packed_linear.default
     lowering.register_lowering(product, type_promotion_kind=None)(lower)
     try:
-        with config.patch({**_INDUCTOR_OPTIONS, "cpp.threads": torch.get_num_threads()}):
+        with config.patch({**_INDUCTOR_OPTIONS, "cpp.threads": num_threads}):
             yield
     finally:
         lowering.lowerings.pop(product, None)

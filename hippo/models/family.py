@@ -54,7 +54,7 @@ class CachedModel(ABC):
         self._cache = pretrained.cache
         self._info = pretrained.info
         self._static = pretrained.static
-        self._compiled = pretrained.compiled
+        self.compiled = pretrained.compiled
         self._num_axes = num_axes
         # Only products that oneDNN packs are worth it.
         is_packed = pretrained.make_linear is make_linear
@@ -194,8 +194,8 @@ class CachedModel(ABC):
             placed += [self._place_tail(tail) for tail in plan.tails]
         elif self._static is not None and self._static.covers(placed):
             return self._static.forward(placed)
-        elif self._compiled is not None and self._compiled.covers(placed):
-            return self._compiled.forward(placed[0])
+        elif self.compiled is not None and self.compiled.covers(placed):
+            return self.compiled.forward(placed[0])
         rows = lay_out(placed, num_tails=len(plan.tails), padded=self._padded)
         device = self.embedding.device
         # To the device before any layer: a copy behind them would wait for them.

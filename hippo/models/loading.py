@@ -58,6 +58,7 @@ def load_model(
     exact_rows: int | None = None,
     compile_folder: Path | None = None,
     must_compile: bool = True,
+    waits_for_code: bool = True,
     auto_is_half: bool = False,
 ) -> VideoLanguageModel:
     """Loads a checkpoint from a folder or the Hugging Face hub, ready to serve.
@@ -72,7 +73,8 @@ def load_model(
     that a token's logits do not depend on what was fed with it (hippo.models.static).
     ``compile_folder``: steps of one sequence run through compiled layers, which are kept there
     (hippo.models.compiled), where the machine can compile; with ``must_compile`` False also the
-    model may be one that cannot be compiled. Raises ModelLoadError when the checkpoint is missing,
+    model may be one that cannot be compiled, and with ``waits_for_code`` False what is not kept yet
+    is left to hippo.engine.compiling. Raises ModelLoadError when the checkpoint is missing,
     gated, unreachable, damaged, of an unsupported architecture or too large for the device, or when
     it cannot be run so.
     """
@@ -121,6 +123,7 @@ def load_model(
         exact_rows=exact_rows,
         compile_folder=compile_folder,
         must_compile=must_compile,
+        waits_for_code=waits_for_code,
     )
     report("loading", 1.0)
     return model

@@ -64,6 +64,7 @@ def load_pretrained(
     exact_rows: int | None = None,
     compile_folder: Path | None = None,
     must_compile: bool = True,
+    waits_for_code: bool = True,
 ) -> Pretrained:
     """Loads a checkpoint as ``transformers.<architecture>``, whose text model is Qwen2-style.
 
@@ -72,7 +73,8 @@ def load_pretrained(
     part of the layers and the cache. See load_model for what is said of memory. ``has_graphs`` and
     ``exact_rows`` (hippo.models.static) are for one process on one device, ``compile_folder``
     (hippo.models.compiled) for one on a CPU, without them; ``must_compile`` False: to go without
-    compiled layers is no reason for a warning. Raises ModelLoadError.
+    compiled layers is no reason for a warning; ``waits_for_code`` False: layers that are not there
+    yet are left to be compiled later. Raises ModelLoadError.
     """
     assert shards is None or not (has_graphs or exact_rows), "ranks step in the ordinary way"
     ensure_torchvision()
@@ -211,7 +213,13 @@ def load_pretrained(
         embedding = model.get_input_embeddings().weight
         level = logging.WARNING if must_compile else logging.INFO
         compiled = compile_steps(
-            stack, cache, embedding, compile_folder, progress, level_without=level
+            stack,
+            cache,
+            embedding,
+            compile_folder,
+            progress,
+            waits=waits_for_code,
+            level_without=level,
         )
     return Pretrained(model, processor, stack, cache, info, make, static, compiled)
 

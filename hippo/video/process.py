@@ -9,11 +9,10 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
-import hippo
 from hippo.errors import HippoError
+from hippo.subprocesses import importing_environment
 from hippo.video.worker import receive_line, shared_file
 
 LARGE_BYTES = 4 << 20  # copied or mapped on a thread, so that the event loop goes on
@@ -35,16 +34,13 @@ class WorkerProcess:
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as on_failure:
             on_failure.callback(ours.close)
-            root = str(Path(hippo.__file__).parent.parent)
-            paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "hippo.video.worker", str(theirs.fileno()), settings],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(paths),
+                    **importing_environment(),
                     "OPENBLAS_NUM_THREADS": "1",
                     "OMP_NUM_THREADS": "1",
                 },

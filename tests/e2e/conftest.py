@@ -33,7 +33,7 @@ def running(pair: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> I
     clip = write_clip(media_folder / "clip.mp4")
     metrics_ports = {"draft": free_port(), "target": free_port()}
     lines: list[str] = []
-    compiled = ("--compile", "auto", "--compile-cache", str(tmp_path_factory.mktemp("compiled")))
+    compiled = ("--compile", "wait", "--compile-cache", str(tmp_path_factory.mktemp("compiled")))
     options = StackOptions(
         target_model=pair["target"],
         draft_model=pair["draft"],

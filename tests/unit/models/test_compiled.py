@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hippo.errors import ModelLoadError
-from hippo.models import compiled, compiled_layer
+from hippo.models import compiled, compiled_packages
 from hippo.models.base import Prompt, SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.compiled import CompiledSteps
+from hippo.models.compiled_layer import LayerSpec, Run
 from hippo.models.family import CachedModel
-from hippo.models.fused import FusedStack
 from hippo.models.linear import has_half_linear
 from hippo.models.loading import load_model
 from tests.support.reference import clip, prefill, prepare, user
@@ -36,7 +36,7 @@ def _load(folder: Path, **changes: Any) -> VideoLanguageModel:
 
 def _steps(model: VideoLanguageModel) -> CompiledSteps | None:
     assert isinstance(model, CachedModel)
-    return model._compiled
+    return model.compiled
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_what_was_compiled_is_loaded_at_the_next_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By the draft as well, whose layers are as the target's."""
-    monkeypatch.setattr(compiled_layer, "_compile", _no_compiler)
+    monkeypatch.setattr(compiled_packages, "compile_layer", _no_compiler)
     assert _steps(_load(draft_checkpoint, compile_folder=compile_folder)) is not None
 
 
@@ -156,7 +156,7 @@ class Compiler:
     def copy(self, goal: Path) -> str:
         return str(shutil.copy(self._folder / self.name, goal))
 
-    def __call__(self, _stack: object, _cache: object, path: Path) -> str:
+    def __call__(self, _spec: object, path: Path) -> str:
         self.num_calls += 1
         return self.copy(path)
 
@@ -165,9 +165,10 @@ class Compiler:
 def compiler(
     fast: VideoLanguageModel, compile_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Compiler:
-    assert isinstance(fast, CachedModel) and isinstance(fast._stack, FusedStack)
-    compiler = Compiler(compile_folder, compiled_layer._key(fast._stack, fast._cache).name())
-    monkeypatch.setattr(compiled_layer, "_compile", compiler)
+    steps = _steps(fast)
+    assert steps is not None
+    compiler = Compiler(compile_folder, steps.spec.name())
+    monkeypatch.setattr(compiled_packages, "compile_layer", compiler)
     return compiler
 
 
@@ -214,10 +215,10 @@ def test_compiled_layers_that_give_something_else_are_not_used(
     monkeypatch: pytest.MonkeyPatch,
     factor: float,
 ) -> None:
-    def wrong(*_args: Any) -> compiled_layer.Run:
+    def wrong(*_args: Any) -> Run:
         return lambda tensors: [tensors[0] * factor]
 
-    monkeypatch.setattr(compiled, "load_or_compile", wrong)
+    monkeypatch.setattr(compiled, "load_kept", wrong)
     with caplog.at_level(logging.WARNING, logger="hippo"):
         assert _steps(_load(target_checkpoint, compile_folder=tmp_path)) is None
     assert "differ from the ordinary ones" in caplog.text
@@ -243,8 +244,8 @@ def test_what_another_service_makes_is_waited_for(
     compiler: Compiler, target_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = contextlib.ExitStack()
-    other.enter_context(compiled_layer._making(tmp_path / compiler.name))
-    locked = compiled_layer._locked
+    other.enter_context(compiled_packages._making(tmp_path / compiler.name))
+    locked = compiled_packages._locked
     refusals: list[object] = []
 
     def the_other_is_ready_when_it_was_asked_for(file: IO[str]) -> bool:
@@ -255,7 +256,7 @@ def test_what_another_service_makes_is_waited_for(
         other.close()
         return False
 
-    monkeypatch.setattr(compiled_layer, "_locked", the_other_is_ready_when_it_was_asked_for)
+    monkeypatch.setattr(compiled_packages, "_locked", the_other_is_ready_when_it_was_asked_for)
     assert _steps(_load(target_checkpoint, compile_folder=tmp_path)) is not None
     assert len(refusals) == 1
     assert not compiler.num_calls
@@ -265,8 +266,8 @@ def test_what_another_service_makes_is_waited_for(
 def test_what_another_service_never_finishes_is_made_here(
     compiler: Compiler, target_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled_layer, "_PATIENCE_S", 0.3)
-    with compiled_layer._making(tmp_path / compiler.name):
+    monkeypatch.setattr(compiled_packages, "_PATIENCE_S", 0.3)
+    with compiled_packages._making(tmp_path / compiler.name):
         assert _steps(_load(target_checkpoint, compile_folder=tmp_path)) is not None
     assert compiler.num_calls == 1
 
@@ -274,7 +275,7 @@ def test_what_another_service_never_finishes_is_made_here(
 def test_packages_that_are_not_used_any_more_are_swept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled_layer, "_MOST_KEPT", 3)
+    monkeypatch.setattr(compiled_packages, "_MOST_KEPT", 3)
     for age in range(6):
         package = tmp_path / f"layer-{age}.pt2"
         package.write_bytes(b"")
@@ -283,7 +284,47 @@ def test_packages_that_are_not_used_any_more_are_swept(
     for name in ("left", "in-use"):
         (tmp_path / f".making-{name}").mkdir()
     os.utime(tmp_path / ".making-left", (1e9, 1e9))
-    compiled_layer._sweep(tmp_path)
+    compiled_packages._sweep(tmp_path)
     kept = sorted(path.name for path in tmp_path.iterdir())
     packages = [f"layer-{age}.pt2" for age in range(3)]
     assert kept == [".making-in-use", *packages, "of-somebody-else.pt2"]
+
+
+def test_what_is_not_kept_yet_can_be_left_for_later(
+    compiler: Compiler,
+    target_checkpoint: Path,
+    ordinary: VideoLanguageModel,
+    prompts: list[Prompt],
+    tmp_path: Path,
+) -> None:
+    later = {"compile_folder": tmp_path, "waits_for_code": False}
+    model = _load(target_checkpoint, **later)
+    steps = _steps(model)
+    assert steps is not None and not steps.has_code and not compiler.num_calls
+    for one in (ordinary, model):
+        prefill(one, 0, prompts[0])
+    assert torch.equal(model.forward(_plan(0, 0, 3, 4)), ordinary.forward(_plan(0, 0, 3, 4)))
+    compiler.copy(tmp_path / compiler.name)
+    kept = _steps(_load(target_checkpoint, **later))
+    assert kept is not None and kept.has_code
+
+
+def test_the_check_leaves_the_cache_as_it_was(
+    fast: VideoLanguageModel, prompts: list[Prompt], compile_folder: Path
+) -> None:
+    """It may be made while a sequence has the slot."""
+    steps = _steps(fast)
+    assert steps is not None and isinstance(fast, CachedModel)
+    prefill(fast, 0, prompts[0])
+    before = [layer.clone() for layer in fast._cache.stretch(0, CONTEXT)]
+    run_layer = compiled_packages.load_kept(steps.spec, compile_folder)
+    assert run_layer is not None
+    assert 0 < max(steps.difference(run_layer, num_rows) for num_rows in (1, 2, 7, 32)) < 1e-4
+    after = fast._cache.stretch(0, CONTEXT)
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+def test_a_layers_description_passes_to_another_process(fast: VideoLanguageModel) -> None:
+    steps = _steps(fast)
+    assert steps is not None
+    assert LayerSpec.from_json(steps.spec.to_json()) == steps.spec
