@@ -1,6 +1,6 @@
 """Compiles a model's layers while it serves with ordinary ones.
 
-service                               hippo.models.compile_apart, at the lowest priority
+service                               hippo.models.compile_apart, at a low priority
 start, with the layer's description ─►
 serves through ordinary layers         compiles, keeps the package in a folder
 loads the package              ◄────── ends
@@ -61,7 +61,6 @@ async def _compile_apart(steps: CompiledSteps) -> None:
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
         env=importing_environment(),
-        start_new_session=True,  # Ctrl-C is for this process, and a kill for compilers, too
     )
     assert process.stderr is not None
     try:
@@ -69,8 +68,9 @@ async def _compile_apart(steps: CompiledSteps) -> None:
         code = await process.wait()
     finally:
         if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            for kill in (partial(os.killpg, process.pid, signal.SIGKILL), process.kill):
+                with contextlib.suppress(ProcessLookupError):  # it has no group yet, or has ended
+                    kill()
             await process.wait()
     if code != 0:
         lines = said.decode("utf-8", "replace").strip().splitlines()

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 COMPILED = "steps of one sequence are compiled now"
 NOT_COMPILED = "steps are not compiled"
 
-pytestmark = pytest.mark.timeout(500)  # a compiler runs at the lowest priority
+pytestmark = pytest.mark.timeout(500)  # a compiler runs at a low priority
 
 
 class Service:
