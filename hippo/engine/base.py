@@ -115,7 +115,10 @@ class Engine(ABC, Generic[SequenceT, StepT]):
             ) from error
 
     async def call(self, function: Callable[[], ResultT]) -> ResultT:
-        """Runs it on the device thread, between two forwards; what it raises is raised here."""
+        """Runs it on the device thread, between two forwards; what it raises is raised here.
+
+        From ``start`` to ``stop``: at other times nobody answers.
+        """
         done: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
         self._inbox.put((self._handle_call, function, done))
         return await done

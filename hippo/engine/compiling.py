@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from hippo.models.compiled import CHECKED_ROWS, CompiledSteps, log_failure
-from hippo.models.compiled_layer import load_layer
+from hippo.models.compiled_layer import Run, load_layer
 from hippo.subprocesses import importing_environment
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ async def compile_beside(steps: CompiledSteps, on_device: OnDevice) -> None:
     _log.info("compiling a layer beside the steps, once; %s keeps it", steps.folder)
     try:
         await _compile_apart(steps)
-        run_layer = await asyncio.to_thread(load_layer, steps.folder / steps.spec.name())
+        run_layer = await asyncio.to_thread(_load, steps)
         differences = [
             await on_device(partial(steps.difference, run_layer, num_rows))
             for num_rows in CHECKED_ROWS
@@ -50,6 +50,10 @@ async def compile_beside(steps: CompiledSteps, on_device: OnDevice) -> None:
     if steps.are_small(differences):
         await on_device(partial(steps.use, run_layer))
         _log.info("steps of one sequence are compiled now, after %.0f s", time.monotonic() - began)
+
+
+def _load(steps: CompiledSteps) -> Run:
+    return load_layer(steps.folder / steps.spec.name())
 
 
 async def _compile_apart(steps: CompiledSteps) -> None:
@@ -73,5 +77,7 @@ async def _compile_apart(steps: CompiledSteps) -> None:
                     kill()
             await process.wait()
     if code != 0:
-        lines = said.decode("utf-8", "replace").strip().splitlines()
-        raise RuntimeError(lines[-1] if lines else f"the compiling process ended with {code}")
+        text = said.decode("utf-8", "replace").strip()
+        _log.debug("the compiling process: %s", text)
+        how = f"the compiling process was ended by signal {-code}"
+        raise RuntimeError(text.splitlines()[-1] if code > 0 and text else how)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from hippo import event_loop
 from hippo.engine.compiling import compile_beside
@@ -99,23 +99,27 @@ async def serve(
         waiting = asyncio.create_task(stopping.wait())
         losing = asyncio.create_task(_wait_lost(source))
         await asyncio.wait((serving, waiting, losing), return_when=asyncio.FIRST_COMPLETED)
-        tasks = [serving, waiting, losing]
         if serving.done():
-            tasks.append(asyncio.create_task(_compile_beside(service, serving.result())))
+            compiling = asyncio.create_task(_compile_beside(service, serving.result()))
             await asyncio.wait((waiting, losing), return_when=asyncio.FIRST_COMPLETED)
+            await _cancel(compiling)  # draining has the core
         if losing.done():
             service.fail(losing.result())
             raise losing.result()
         if serving.done():
             _log.info("draining for at most %g seconds", settings.drain_seconds)
             await service.drain(settings.drain_seconds)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _cancel(serving, waiting, losing)
     finally:
         await _stop(service, source)
         await decoder.close()
     _log.info("stopped")
+
+
+async def _cancel(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _wait_lost(source: ModelSource) -> HippoError:
@@ -157,7 +161,7 @@ async def _load_and_serve(
 
 
 async def _compile_beside(service: AnyService, model: VideoLanguageModel) -> None:
-    """What could not be loaded compiled, unless all is there or nothing is to be compiled."""
+    """Has layers compiled that were not kept; nothing where they are there or not asked for."""
     steps = model.compiled if isinstance(model, CachedModel) else None
     if steps is not None and not steps.has_code and service.host.backend is not None:
         await compile_beside(steps, service.host.backend.engine.call)

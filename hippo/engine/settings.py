@@ -70,8 +70,8 @@ class EngineSettings:
         "auto",
         help="run steps of one sequence through compiled layers, on a CPU; auto: where they are "
         "kept or a C++ compiler is there, and what is not kept yet is compiled while the service "
-        "serves; wait: before it serves, which takes 10 to 20 seconds once; on: as wait, and a "
-        "model that cannot be compiled is refused",
+        "serves; wait: before it serves, which takes 10 to 20 seconds once; on: as wait, but a "
+        "model that cannot be compiled is refused, and there is a warning without a compiler",
         choices=("auto", "wait", "on", "off"),
     )
     compile_cache: str = setting(

@@ -22,7 +22,7 @@ from hippo.models.compiled_layer import LayerSpec, Run, compile_layer, load_laye
 
 _log = logging.getLogger(__name__)
 
-_PATIENCE_S = 120.0  # for another process that makes what this one needs too
+_PATIENCE_S = 60.0  # for another process that makes what this one needs too
 _MOST_KEPT = 64  # packages in a folder, of 2 MB each
 _PARTIAL = ".making-"  # what a folder is called in which a package is made
 _ABANDONED_S = 3600.0
@@ -44,18 +44,20 @@ def load_kept(spec: LayerSpec, folder: Path) -> Run | None:
     return run
 
 
-def make_package(spec: LayerSpec, folder: Path) -> Path:
+def make_package(spec: LayerSpec, folder: Path, *, patience_s: float = _PATIENCE_S) -> Path:
     """Has ``folder`` keep the layer's code, made here or meanwhile by another process: the file.
+
+    One that takes longer than ``patience_s`` is not waited for.
 
     Raises what torch, the compiler or the file system raise.
     """
     path = folder / spec.name()
     folder.mkdir(parents=True, exist_ok=True)
-    with _making(path):
+    with _making(path, patience_s):
         if path.exists():
             return path
         began = time.monotonic()
-        with tempfile.TemporaryDirectory(dir=folder, prefix=_PARTIAL) as partial:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=_partial(path)) as partial:
             made = compile_layer(spec, Path(partial) / "layer.pt2")
             os.replace(made, path)  # whole or not at all
         _log.info("compiled a layer in %.0f s", time.monotonic() - began)
@@ -70,28 +72,39 @@ def _sweep(folder: Path) -> None:
         packages = sorted(folder.glob("layer-*.pt2"), key=lambda package: package.stat().st_mtime)
         for package in packages[:-_MOST_KEPT]:
             package.unlink()
-        for partial in folder.glob(f"{_PARTIAL}*"):
-            if partial.stat().st_mtime < time.time() - _ABANDONED_S:
-                shutil.rmtree(partial, ignore_errors=True)
+        for left in (*folder.glob(f"{_PARTIAL}*"), *folder.glob("layer-*.lock")):
+            if left.stat().st_mtime < time.time() - _ABANDONED_S:
+                if left.is_dir():
+                    shutil.rmtree(left, ignore_errors=True)
+                else:
+                    left.unlink()
 
 
 @contextlib.contextmanager
-def _making(path: Path) -> Iterator[None]:
+def _making(path: Path, patience_s: float) -> Iterator[None]:
     """Waits, for a while, until no other process makes the package; none does till the block ends,
-    unless one took longer."""
+    unless one took longer. What one left that was ended meanwhile is removed."""
     lock_path = path.with_suffix(".lock")
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + patience_s
     with lock_path.open("w") as lock:
         if not (is_ours := _locked(lock)):
             _log.info("another process compiles the same layer; waiting for it")
         while not is_ours and time.monotonic() < deadline:
             time.sleep(0.1)
             is_ours = _locked(lock)
+        if is_ours:
+            for left in path.parent.glob(f"{_partial(path)}*"):
+                shutil.rmtree(left, ignore_errors=True)
         try:
             yield
         finally:
             if is_ours:  # who waited finds the package, or makes it where this process could not
                 lock_path.unlink(missing_ok=True)
+
+
+def _partial(path: Path) -> str:
+    """How the names of folders begin in which that package is made."""
+    return f"{_PARTIAL}{path.stem}-"
 
 
 def _locked(file: IO[str]) -> bool:

@@ -218,7 +218,7 @@ def load_pretrained(
             embedding,
             compile_folder,
             progress,
-            waits=waits_for_code,
+            waits_for_code=waits_for_code,
             level_without=level,
         )
     return Pretrained(model, processor, stack, cache, info, make, static, compiled)

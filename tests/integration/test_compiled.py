@@ -103,3 +103,14 @@ def test_without_a_home_folder_nothing_is_compiled_unless_a_folder_is_said(
         DraftSettings(model="m", compile="on")
     chosen = DraftSettings(model="m", compile="on", compile_cache=str(tmp_path))
     assert chosen.compile_folder == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("choice", "waits"), [("auto", False), ("wait", True), ("on", True), ("off", False)]
+)
+def test_who_says_so_waits_for_what_is_compiled(tmp_path: Path, choice: str, waits: bool) -> None:
+    kept: dict[str, Any] = {} if choice == "off" else {"compile_cache": str(tmp_path)}
+    settings = TargetSettings(model="m", compile=choice, **kept)
+    assert settings.waits_for_code == waits
+    assert settings.must_compile == (choice == "on")
+    assert (settings.compile_folder is None) == (choice == "off")

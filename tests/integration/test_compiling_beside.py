@@ -133,6 +133,18 @@ async def test_a_compiler_that_fails_costs_nothing_but_a_line_in_the_log(
     assert not service.compiling()
 
 
+def _group(group_id: int) -> list[str]:
+    """The programs of a process group that run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            name, _, rest = path.read_text().rpartition(")")
+            state, _, group = rest.split()[:3]
+            if int(group) == group_id and state != "Z":
+                found.append(name.partition("(")[2])
+    return found
+
+
 @pytest.mark.usefixtures("compile_folder")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 async def test_compiling_ends_with_the_service(
@@ -141,10 +153,25 @@ async def test_compiling_ends_with_the_service(
     service = start()
     async with _serving(service):
         service.await_that(lambda: bool(service.compiling()))
+        (compiling,) = service.compiling()
+        service.await_that(lambda: "cc1plus" in _group(compiling))
     service.child.send_signal(number)
     assert service.child.wait(30) == (0 if number == signal.SIGTERM else -number)
     deadline = time.monotonic() + 10
-    while service.compiling():
+    while _group(compiling):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
     assert "Traceback" not in service.log
+
+
+@pytest.mark.usefixtures("compile_folder")
+async def test_compiling_that_is_killed_costs_nothing_but_a_line_in_the_log(
+    start: Callable[..., Service],
+) -> None:
+    service = start()
+    async with _serving(service) as client:
+        service.await_that(lambda: bool(service.compiling()))
+        os.kill(service.compiling()[0], signal.SIGKILL)
+        service.await_that(lambda: NOT_COMPILED in service.log)
+        assert await _answer(client)
+    assert "was ended by signal 9" in service.log and "Traceback" not in service.log

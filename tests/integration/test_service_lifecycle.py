@@ -263,3 +263,23 @@ async def test_mutual_tls_lets_in_who_has_a_certificate_and_nobody_else(pki: Pat
 def test_a_missing_tls_file_is_named() -> None:
     with pytest.raises(InvalidRequestError, match=r"/no/such\.key"):
         TlsFiles(cert="/no/such.pem", key="/no/such.key").server_credentials()
+
+
+async def test_what_is_called_on_the_device_thread_gives_raises_or_is_given_up() -> None:
+    async with serving_target(ToyModel()) as (service, client):
+        assert service.host.backend is not None
+        engine = service.host.backend.engine
+        names: list[str] = []
+        await engine.call(lambda: names.append(threading.current_thread().name))
+        assert names == ["device"]
+        assert await engine.call(lambda: 5) == 5
+        with pytest.raises(ZeroDivisionError):
+            await engine.call(lambda: 1 // 0)
+        go_on = threading.Event()
+        calling = asyncio.create_task(engine.call(go_on.wait))
+        await asyncio.sleep(0)
+        calling.cancel()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        assert (await target_only(client, toy_request())).token_ids

@@ -16,5 +16,5 @@ def test_each_stretch_and_system_has_a_line() -> None:
     late, early = (
         line.split() for line in console.export_text().splitlines() if "target-only" in line
     )
-    assert late[1:4] == ["2", "of", "2"] and late[-6:-1:2] == ["8.00", "8.00", "8.00"]
-    assert early[1:4] == ["0", "of", "2"] and early[-6:-1:2] == ["12.00", "10.00", "30.00"]
+    assert late[1:4] == ["2", "of", "them"] and late[-6:-1:2] == ["8.00", "8.00", "8.00"]
+    assert early[1:4] == ["0", "of", "them"] and early[-6:-1:2] == ["12.00", "10.00", "30.00"]

@@ -244,7 +244,7 @@ def test_what_another_service_makes_is_waited_for(
     compiler: Compiler, target_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = contextlib.ExitStack()
-    other.enter_context(compiled_packages._making(tmp_path / compiler.name))
+    other.enter_context(compiled_packages._making(tmp_path / compiler.name, 1.0))
     locked = compiled_packages._locked
     refusals: list[object] = []
 
@@ -264,12 +264,24 @@ def test_what_another_service_makes_is_waited_for(
 
 
 def test_what_another_service_never_finishes_is_made_here(
-    compiler: Compiler, target_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compiler: Compiler, fast: VideoLanguageModel, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(compiled_packages, "_PATIENCE_S", 0.3)
-    with compiled_packages._making(tmp_path / compiler.name):
-        assert _steps(_load(target_checkpoint, compile_folder=tmp_path)) is not None
+    steps = _steps(fast)
+    assert steps is not None
+    with compiled_packages._making(tmp_path / compiler.name, 1.0):
+        assert compiled_packages.make_package(steps.spec, tmp_path, patience_s=0.3).exists()
     assert compiler.num_calls == 1
+
+
+def test_what_a_process_left_that_was_ended_is_removed_by_the_next(
+    compiler: Compiler, fast: VideoLanguageModel, tmp_path: Path
+) -> None:
+    steps = _steps(fast)
+    assert steps is not None
+    (tmp_path / f".making-{Path(compiler.name).stem}-abc").mkdir()
+    (tmp_path / Path(compiler.name).with_suffix(".lock")).touch()
+    compiled_packages.make_package(steps.spec, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [compiler.name]
 
 
 def test_packages_that_are_not_used_any_more_are_swept(
@@ -283,11 +295,13 @@ def test_packages_that_are_not_used_any_more_are_swept(
     (tmp_path / "of-somebody-else.pt2").write_bytes(b"")
     for name in ("left", "in-use"):
         (tmp_path / f".making-{name}").mkdir()
-    os.utime(tmp_path / ".making-left", (1e9, 1e9))
+        (tmp_path / f"layer-{name}.lock").touch()
+    for name in (".making-left", "layer-left.lock"):
+        os.utime(tmp_path / name, (1e9, 1e9))
     compiled_packages._sweep(tmp_path)
     kept = sorted(path.name for path in tmp_path.iterdir())
     packages = [f"layer-{age}.pt2" for age in range(3)]
-    assert kept == [".making-in-use", *packages, "of-somebody-else.pt2"]
+    assert kept == [".making-in-use", *packages, "layer-in-use.lock", "of-somebody-else.pt2"]
 
 
 def test_what_is_not_kept_yet_can_be_left_for_later(
@@ -319,9 +333,37 @@ def test_the_check_leaves_the_cache_as_it_was(
     before = [layer.clone() for layer in fast._cache.stretch(0, CONTEXT)]
     run_layer = compiled_packages.load_kept(steps.spec, compile_folder)
     assert run_layer is not None
+
+    def is_as_before() -> bool:
+        after = fast._cache.stretch(0, CONTEXT)
+        return all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
     assert 0 < max(steps.difference(run_layer, num_rows) for num_rows in (1, 2, 7, 32)) < 1e-4
-    after = fast._cache.stretch(0, CONTEXT)
-    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    assert is_as_before()
+
+    def broken(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        run_layer(tensors)
+        raise RuntimeError("it is broken")
+
+    with pytest.raises(RuntimeError, match="it is broken"):
+        steps.difference(broken, 7)
+    assert is_as_before()
+
+
+def test_code_that_writes_no_cache_is_found_out(
+    fast: VideoLanguageModel, compile_folder: Path
+) -> None:
+    steps = _steps(fast)
+    assert steps is not None
+    run_layer = compiled_packages.load_kept(steps.spec, compile_folder)
+    assert run_layer is not None
+
+    def forgetful(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        hidden, seen, *rest = tensors
+        other = torch.empty_strided(seen.shape, seen.stride()).copy_(seen)
+        return run_layer([hidden, other, *rest])
+
+    assert steps.difference(forgetful, 7) > 0.1
 
 
 def test_a_layers_description_passes_to_another_process(fast: VideoLanguageModel) -> None:
