@@ -1,4 +1,4 @@
-"""How soon a pair serves, and what compiling beside the steps costs.
+"""How soon a pair serves, and what compiling beside the steps costs: ``bench.start_time``.
 
     python -m bench.start_time                      nothing kept; services with --compile auto
     python -m bench.start_time --compile wait       compiled before they serve
@@ -12,23 +12,24 @@ Answers are told by how many services had been compiled beside the steps when th
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import os
 import statistics
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from unittest import mock
+from typing import TextIO
 
 import httpx
 from rich.console import Console
 from rich.table import Table
 
 from bench.client import ask, video_url
-from bench.clips import held_out_clips
+from bench.clips import Clip, held_out_clips
 from bench.runs import STACK_LOG, bundled_pair
 from hippo.cli.stack import Stack
 
@@ -41,11 +42,10 @@ _NUM_CLIPS = 4
 class _Log:
     """The stack's log; counts the services that compile, and those that say they have."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: TextIO) -> None:
         self.num_compiling = self.num_compiled = self.num_failed = 0
+        self._file = file
         self._lock = threading.Lock()
-        STACK_LOG.parent.mkdir(parents=True, exist_ok=True)
-        self._file = STACK_LOG.open("a", encoding="utf-8")
 
     def __call__(self, name: str, line: str) -> None:
         with self._lock:
@@ -54,58 +54,80 @@ class _Log:
             self.num_failed += _NOT_COMPILED in line
             self._file.write(f"{name}: {line}\n")
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether no service compiles any more."""
+        return self.num_compiled == self.num_compiling
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Starts, asks, prints."""
-    args = _parse(argv)
-    console, log = Console(width=120), _Log()
-    with tempfile.TemporaryDirectory() as folder, _nothing_kept(Path(folder)):
-        kept = args.kept or str(Path(folder) / "kept")
+
+@dataclass(slots=True)
+class Found:
+    """Milliseconds a token by the number of services compiled and the system; and the tokens."""
+
+    times: dict[tuple[int, str], list[float]] = field(default_factory=dict)
+    token_ids: dict[str, set[tuple[int, ...]]] = field(default_factory=dict)  # by clip
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether each clip had one answer at all times."""
+        return all(len(different) == 1 for different in self.token_ids.values())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Starts, asks, prints; 1 when answers differ."""
+    args, console = _parse(argv), Console(width=120)
+    STACK_LOG.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as name, STACK_LOG.open("a", encoding="utf-8") as file:
+        folder, log = Path(name), _Log(file)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")  # empty, too
         flags = ["--compile", args.compile]
-        flags += [] if args.compile == "off" else ["--compile-cache", kept]
+        if args.compile != "off":
+            flags += ["--compile-cache", args.kept or str(folder / "kept")]
         options = bundled_pair(
             args.dtype,
             target_args=flags,
             draft_args=flags,
             gateway_args=("--calibration-share", "0"),
         )
-        clips = held_out_clips(Path(folder), kind="short", num_clips=_NUM_CLIPS)
+        clips = held_out_clips(folder, kind="short", num_clips=_NUM_CLIPS)
         began = time.monotonic()
         with Stack(options, log) as stack:
             stack.start()
             stack.wait_ready()
             console.print(f"the pair serves after {time.monotonic() - began:.1f} s")
-            token_ids: dict[int, set[tuple[int, ...]]] = {}
-            times: dict[tuple[int, str], list[float]] = {}
             time.sleep(1.0)  # for the last lines of the log
-            is_late = log.num_compiling > 0
-            with httpx.Client(base_url=stack.url, timeout=600, trust_env=False) as client:
-                compiled_at = None if is_late else time.monotonic()
-                for number in itertools.cycle(range(_NUM_CLIPS)):
-                    if compiled_at is None and log.num_compiled == log.num_compiling:
-                        compiled_at = time.monotonic()
-                        console.print(f"all run compiled after {compiled_at - began:.0f} s")
-                    if compiled_at is not None and time.monotonic() > compiled_at + args.seconds:
-                        break
-                    for name, speculative in _SYSTEMS.items():
-                        num_compiled, clip = log.num_compiled, clips[number]
-                        answer = ask(
-                            client,
-                            video_url(clip.path),
-                            clip.question,
-                            speculative=speculative,
-                            seed=number,
-                            is_video_first=clip.is_video_first,
-                        )
-                        token_ids.setdefault(number, set()).add(tuple(answer.token_ids))
-                        decode_ms = answer.figures["timings_ms"]["decode"]
-                        per_token = decode_ms / (answer.num_tokens - 1)
-                        times.setdefault((num_compiled, name), []).append(per_token)
-                    if log.num_failed or time.monotonic() > began + args.patience:
-                        raise SystemExit(f"not compiled; see {STACK_LOG}")
-    console.print(table(times, is_late=is_late))
-    is_equal = all(len(different) == 1 for different in token_ids.values())
-    console.print("all answers are equal" if is_equal else "[red]answers differ[/]")
+            is_late = not log.is_settled
+            found = _ask(stack.url, clips, log, args)
+    console.print(table(found.times, is_late=is_late))
+    console.print("all answers are equal" if found.is_equal else "[red]answers differ[/]")
+    return 0 if found.is_equal else 1
+
+
+def _ask(url: str, clips: Sequence[Clip], log: _Log, args: argparse.Namespace) -> Found:
+    """Asks about the clips in turn until a while after the last service runs compiled."""
+    found, began, until = Found(), time.monotonic(), None
+    with httpx.Client(base_url=url, timeout=600, trust_env=False) as client:
+        for clip in itertools.cycle(clips):
+            now = time.monotonic()
+            if until is None and log.is_settled:
+                until = now + args.seconds
+            if until is not None and now > until:
+                return found
+            if log.num_failed or now > began + args.patience:
+                raise SystemExit(f"not compiled; see {STACK_LOG}")
+            for name, speculative in _SYSTEMS.items():
+                num_compiled = log.num_compiled
+                answer = ask(
+                    client,
+                    video_url(clip.path),
+                    clip.question,
+                    speculative=speculative,
+                    is_video_first=clip.is_video_first,
+                )
+                found.token_ids.setdefault(clip.path.name, set()).add(tuple(answer.token_ids))
+                per_token = answer.figures["timings_ms"]["decode"] / (answer.num_tokens - 1)
+                found.times.setdefault((num_compiled, name), []).append(per_token)
+    raise AssertionError("clips are asked about in turn, without end")
 
 
 def table(times: Mapping[tuple[int, str], Sequence[float]], *, is_late: bool) -> Table:
@@ -126,21 +148,18 @@ def table(times: Mapping[tuple[int, str], Sequence[float]], *, is_late: bool) ->
     return shown
 
 
-@contextlib.contextmanager
-def _nothing_kept(folder: Path) -> Iterator[None]:
-    """TorchInductor's own caches are elsewhere, and empty."""
-    places = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
-    with mock.patch.dict(os.environ, places):
-        yield
-
-
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.start_time",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--compile", choices=("auto", "wait", "off"), default="auto")
+    parser.add_argument(
+        "--compile",
+        choices=("auto", "wait", "off"),
+        default="auto",
+        help="as the services' (default: %(default)s)",
+    )
     parser.add_argument("--kept", metavar="FOLDER", help="default: an empty one")
     parser.add_argument("--dtype", default="float32", help="the target's (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=10.0, help="asked after it is compiled")
@@ -149,4 +168,4 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -28,7 +28,7 @@ import torch
 from hippo.engine.cpu import compute_alone, name_thread, set_threads_here
 from hippo.engine.fairness import prefill_budget_ns
 from hippo.engine.jobs import Job, Jobs
-from hippo.engine.mailbox import LoopMailbox
+from hippo.engine.mailbox import LoopMailbox, settle
 from hippo.engine.prompts import ReadPrompt
 from hippo.engine.sequence import EngineSequence
 from hippo.engine.settings import NO_REUSE, ReuseOptions
@@ -313,7 +313,7 @@ class Engine(ABC, Generic[SequenceT, StepT]):
             result = function()
         except Exception as raised:
             error = raised
-        self._mailbox.post(_settle, done, result, error)
+        self._mailbox.post(settle, done, result, error)
 
     def _advance_jobs(self) -> bool:
         """Runs pieces of the oldest jobs for as long as the running sequences can spare."""
@@ -410,12 +410,3 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         for sequence in list(self._sequences):
             self._close(sequence, UnavailableError("the service's device has failed"))
         self._mailbox.post(self._on_failure, error)
-
-
-def _settle(done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    if done.done():
-        return  # who asked has gone
-    if error is not None:
-        done.set_exception(error)
-    else:
-        done.set_result(result)

@@ -1,10 +1,12 @@
 """Compiles a model's layers while it serves with ordinary ones.
 
-service                               hippo.models.compile_apart, at a low priority
-start, with the layer's description ─►
-serves through ordinary layers         compiles, keeps the package in a folder
-loads the package              ◄────── ends
-device thread, between forwards: holds it against the ordinary layers, then uses it
+    service                                hippo.models.compile_apart, at a low priority
+    start, with the layer's description ─►
+    serves through ordinary layers         compiles, keeps the package in a folder
+    loads the package              ◄────── ends
+    device thread, between forwards: holds it against the ordinary layers, then uses it
+
+Whatever fails of this, the service goes on with ordinary layers.
 """
 
 from __future__ import annotations
@@ -79,5 +81,6 @@ async def _compile_apart(steps: CompiledSteps) -> None:
     if code != 0:
         text = said.decode("utf-8", "replace").strip()
         _log.debug("the compiling process: %s", text)
-        how = f"the compiling process was ended by signal {-code}"
-        raise RuntimeError(text.splitlines()[-1] if code > 0 and text else how)
+        if code < 0:
+            raise RuntimeError(f"the process was ended by {signal.Signals(-code).name}")
+        raise RuntimeError(text.splitlines()[-1] if text else f"the process ended ({code})")

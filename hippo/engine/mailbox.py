@@ -8,6 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 
+def settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    """Ends a wait on the event loop with what another thread came to, unless nobody waits now."""
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
 class LoopMailbox:
     """Runs callbacks on ``loop`` in the order in which another thread posted them."""
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 from hippo import event_loop
 from hippo.engine.compiling import compile_beside
 from hippo.engine.cpu import prepare_cpu
+from hippo.engine.mailbox import settle
 from hippo.engine.service import AnyService
 from hippo.engine.settings import EngineSettings
 from hippo.errors import HippoError
@@ -220,14 +221,6 @@ async def _in_daemon_thread(function: Callable[[], ResultT]) -> ResultT:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[ResultT] = loop.create_future()
 
-    def settle(result: ResultT | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
     def work() -> None:
         result, failure = None, None
         try:
@@ -235,7 +228,7 @@ async def _in_daemon_thread(function: Callable[[], ResultT]) -> ResultT:
         except BaseException as error:
             failure = error
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(settle, result, failure)
+            loop.call_soon_threadsafe(settle, future, result, failure)
 
     threading.Thread(target=work, name=_LOADER, daemon=True).start()
     return await future

@@ -10,9 +10,11 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+
+from hippo.subprocesses import end_with_parent
 
 _NICENESS = 10  # a tenth of a core that others want; at 19 it takes more than 10 minutes under load
 _PATIENCE_S = 3600.0  # for a process with the same priority that makes the same
@@ -40,17 +42,11 @@ def _step_back() -> None:
     # A group, with the compiler that it runs, but not a session: Linux may share a core equally
     # among sessions, whatever their priorities.
     os.setpgid(0, 0)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent(partial(os.killpg, 0, signal.SIGKILL))
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
     with contextlib.suppress(OSError):  # where memory ends, this process does
         Path("/proc/self/oom_score_adj").write_text("1000")
-
-
-def _end_with_parent() -> None:
-    while os.read(sys.stdin.fileno(), 1):  # not through sys.stdin, whose lock the end would need
-        pass
-    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -9,16 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import shutil
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from hippo.subprocesses import end_with_parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,8 @@ def main(argv: Sequence[str]) -> int:
     settings = FollowerSettings.from_json(argv[2])
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # meant for rank 0, which says when to stop
-    threading.Thread(target=_end_with_rank_0, args=(settings.rendezvous,), daemon=True).start()
+    folder = Path(settings.rendezvous).parent  # which rank 0 cannot remove any more
+    end_with_parent(partial(shutil.rmtree, folder, ignore_errors=True))
     root = logging.getLogger()
     root.handlers[:] = [reports]
     root.setLevel(settings.log_level.upper())
@@ -121,13 +123,6 @@ def _run(settings: FollowerSettings, commands: Connection, reports: _Reports) ->
 
 def _log_progress(stage: str, share: float) -> None:
     logging.getLogger(__name__).info("%s: %d %%", stage, int(share * 100))
-
-
-def _end_with_rank_0(rendezvous: str) -> None:
-    while os.read(0, 1):
-        pass
-    shutil.rmtree(Path(rendezvous).parent, ignore_errors=True)  # which rank 0 could not do
-    os._exit(1)
 
 
 if __name__ == "__main__":

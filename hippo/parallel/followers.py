@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import pickle
 import signal
 import subprocess
@@ -14,12 +13,11 @@ from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pathlib import Path
 
-import hippo
 from hippo.errors import HippoError, ModelLoadError, UnavailableError
 from hippo.parallel.commands import Command, Stop
 from hippo.parallel.follower import FollowerSettings
+from hippo.subprocesses import importing_environment
 
 _log = logging.getLogger(__name__)
 
@@ -152,8 +150,6 @@ class _Follower:
 def _start(
     settings: FollowerSettings, commands: Connection, reports: Connection
 ) -> subprocess.Popen[bytes]:
-    root = str(Path(hippo.__file__).parent.parent)
-    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     handles = (commands.fileno(), reports.fileno())
     return subprocess.Popen(
         [
@@ -163,5 +159,5 @@ def _start(
         ],
         stdin=subprocess.PIPE,  # held open: the lifeline
         pass_fds=handles,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env=importing_environment(),
     )
