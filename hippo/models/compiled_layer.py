@@ -1,10 +1,10 @@
 """A decoder layer compiled ahead by TorchInductor, for steps of one sequence on a CPU.
 
 One layer is compiled, with its weights as arguments, and called for every layer: they differ in
-nothing else. So compiling costs the same for 2 layers as for 80, the packed weights stay the ones
-that prefills use, and one package is enough, in which rows (1 to 32) and cached length are left
-open. Matrix products are the ordinary step's, oneDNN's or with float16 weights fbgemm's; what lies
-between them is fused, and no operator passes Python.
+nothing else. So compiling costs the same for 2 layers as for 80, weights stay the ones that
+prefills use, and one package is enough, in which rows (1 to 32) and cached length are left open.
+Matrix products are the ordinary step's, oneDNN's, MKL's or fbgemm's by the form that the weight is
+kept in (hippo.models.linear); what lies between them is fused, and no operator passes Python.
 
     hidden ─► norm ─► [qkv] ─► rotate, write to the cache ─► [attention] ─► [output] ─► add, norm
            ─► [gate, up] ─► silu, times ─► [down] ─► add          [ ]: a library's kernel
@@ -25,7 +25,7 @@ import platform
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,13 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 from hippo.models.batch import MAX_GROUPED_ROWS
 from hippo.models.cache import KeyValueCache
 from hippo.models.fused import FusedStack, LayerShape
-from hippo.models.linear import make_half_linear, make_linear, packed_weight
+from hippo.models.linear import Form, kept_weight, make_in_form
 
 Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 """_Layer.forward's tensors; gives the new ``hidden`` alone, the cache is written in place."""
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, int], torch.Tensor]
+"""``x @ weight.T + bias`` of so many columns, for which a packed weight cannot be asked."""
 
 # What the processor can do is asked of the processor alone, not also by compiling and loading four
 # programs, to load a package as well; and headers are not compiled ahead for a file or two: either
@@ -56,14 +57,13 @@ _INDUCTOR_OPTIONS = {
 class _Layer(torch.nn.Module):
     """hippo.models.fused's layer, in operations that TorchInductor can fuse.
 
-    ``product`` gives ``x @ weight.T + bias`` of so many columns, for which a packed weight cannot
-    be asked.
+    ``forms``: of the weights of query-key-value, output, gate-up and down.
     """
 
-    def __init__(self, shape: LayerShape, product: Product) -> None:
+    def __init__(self, shape: LayerShape, forms: Sequence[Form]) -> None:
         super().__init__()
         self.shape = shape
-        self.product = product
+        self.products = [_PRODUCTS[form] for form in forms]
 
     def forward(
         self,
@@ -81,10 +81,12 @@ class _Layer(torch.nn.Module):
         down_weight: torch.Tensor,
     ) -> torch.Tensor:
         shape, rows = self.shape, hidden.shape[0]
-        product, hidden_size = self.product, hidden.shape[1]
+        query_key_value, output, gate_and_up, down = self.products
+        hidden_size = hidden.shape[1]
         num_kv, num_rotated = shape.num_kv_heads, shape.num_heads + shape.num_kv_heads
         num_qkv, num_gate_up = qkv_bias.shape[0], 2 * shape.intermediate_size
-        qkv = product(self._norm(hidden, input_norm), qkv_weight, qkv_bias, num_qkv).float()
+        normed = self._norm(hidden, input_norm)
+        qkv = query_key_value(normed, qkv_weight, qkv_bias, num_qkv).float()
         heads = qkv.view(rows, num_rotated + num_kv, shape.head_dim)
         pairs = heads[:, :num_rotated].view(rows, num_rotated, shape.head_dim // 2, 2)
         real, imaginary = pairs[..., 0], pairs[..., 1]
@@ -103,10 +105,10 @@ class _Layer(torch.nn.Module):
             scale=shape.scaling,
         )
         attended = attended.view(num_kv, rows, -1).transpose(0, 1).reshape(rows, -1)
-        hidden = hidden + product(attended.to(hidden.dtype), output_weight, None, hidden_size)
-        both = product(self._norm(hidden, post_norm), gate_up_weight, None, num_gate_up)
+        hidden = hidden + output(attended.to(hidden.dtype), output_weight, None, hidden_size)
+        both = gate_and_up(self._norm(hidden, post_norm), gate_up_weight, None, num_gate_up)
         gate, up = both.chunk(2, -1)
-        return hidden + product(silu(gate) * up, down_weight, None, hidden_size)
+        return hidden + down(silu(gate) * up, down_weight, None, hidden_size)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         scale = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.shape.eps)
@@ -120,7 +122,7 @@ class LayerSpec:
     shape: LayerShape
     hidden_size: int
     dtype: str  # of what passes from layer to layer
-    has_half_weights: bool
+    forms: tuple[Form, ...]  # of the weights of query-key-value, output, gate-up and down
     num_threads: int
     cache_shape: tuple[int, ...]  # of a whole slot, [2, num_kv_heads, tokens, head_dim]
     cache_strides: tuple[int, ...]
@@ -134,7 +136,7 @@ class LayerSpec:
             shape=stack.layer_shape,
             hidden_size=norm.shape[0],
             dtype=str(norm.dtype).removeprefix("torch."),
-            has_half_weights=stack.has_half_weights,
+            forms=stack.forms,
             num_threads=torch.get_num_threads(),
             cache_shape=tuple(whole.shape),
             cache_strides=tuple(whole.stride()),
@@ -145,7 +147,7 @@ class LayerSpec:
         """From ``to_json``."""
         given = json.loads(text)
         given["shape"] = LayerShape(**given["shape"])
-        for name in ("cache_shape", "cache_strides"):
+        for name in ("forms", "cache_shape", "cache_strides"):
             given[name] = tuple(given[name])
         return cls(**given)
 
@@ -206,7 +208,7 @@ def compile_layer(spec: LayerSpec, path: Path) -> str:
     rows = torch.export.Dim("rows", min=1, max=MAX_GROUPED_ROWS)
     open_mask = {0: shape.groups * rows, 1: tokens}
     dims = ({0: rows}, {2: tokens}, {0: rows}, {0: rows}, open_mask, *[None] * len(weights))
-    layer = _Layer(shape, _half_product if spec.has_half_weights else _packed_product)
+    layer = _Layer(shape, spec.forms)
     with torch.no_grad(), _lowered_product(spec.num_threads), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own deprecations, of what it calls itself
         exported = torch.export.export(layer, (*given, *weights), dynamic_shapes=dims)
@@ -218,29 +220,24 @@ def _example_weights(spec: LayerSpec) -> tuple[torch.Tensor, ...]:
     """Weights like FusedStack.layer_tensors'."""
     shape, hidden_size = spec.shape, spec.hidden_size
     dtype: torch.dtype = getattr(torch, spec.dtype)
-    make = make_half_linear if spec.has_half_weights else make_linear
-
-    def packed(num_rows: int, num_columns: int) -> torch.Tensor:
-        weight_dtype = torch.float16 if spec.has_half_weights else dtype
-        return packed_weight(make(torch.zeros(num_rows, num_columns, dtype=weight_dtype)))
-
     num_qkv = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    norm = torch.zeros(hidden_size, dtype=dtype)
-    return (
-        norm,
-        packed(num_qkv, hidden_size),
-        torch.zeros(num_qkv, dtype=dtype),
-        packed(hidden_size, shape.num_heads * shape.head_dim),
-        norm.clone(),
-        packed(2 * shape.intermediate_size, hidden_size),
-        packed(hidden_size, shape.intermediate_size),
+    qkv, output, gate_up, down = (
+        kept_weight(make_in_form(form, torch.zeros(num_outputs, num_inputs, dtype=dtype)))
+        for form, num_outputs, num_inputs in zip(
+            spec.forms,
+            (num_qkv, hidden_size, 2 * shape.intermediate_size, hidden_size),
+            (hidden_size, shape.num_heads * shape.head_dim, hidden_size, shape.intermediate_size),
+            strict=True,
+        )
     )
+    norm, bias = torch.zeros(hidden_size, dtype=dtype), torch.zeros(num_qkv, dtype=dtype)
+    return norm, qkv, bias, output, norm.clone(), gate_up, down
 
 
 def _half_product(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, num_columns: int
 ) -> torch.Tensor:
-    """fbgemm's, as make_half_linear packs for it; AOTInductor calls it from the code it makes."""
+    """fbgemm's; AOTInductor calls it from the code it makes."""
     result: torch.Tensor = torch.ops._quantized.wrapped_fbgemm_linear_fp16_weight(
         x, weight, bias, num_columns
     )
@@ -255,10 +252,24 @@ def _packed_product(
     return result
 
 
+def _transposed_product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, _num_columns: int
+) -> torch.Tensor:
+    """MKL's; AOTInductor calls it from the code it makes."""
+    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+
+
+_PRODUCTS: dict[Form, Product] = {
+    "packed": _packed_product,
+    "transposed": _transposed_product,
+    "half": _half_product,
+}
+
+
 @functools.cache
 def _define_product() -> Any:
-    """``hippo::packed_linear``: oneDNN's product, as make_linear packs for it, under a name of our
-    own: TorchInductor takes the original only with a weight that is a constant of the graph."""
+    """``hippo::packed_linear``: oneDNN's product, under a name of our own: TorchInductor takes the
+    original only with a weight that is a constant of the graph."""
     library: Any = torch.library.Library("hippo", "DEF")  # type: ignore[no-untyped-call]
     library.define("packed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
     library.impl("packed_linear", _product, "CPU")

@@ -20,7 +20,7 @@ from torch.nn.functional import silu
 
 from hippo.models.attention import Step, attend
 from hippo.models.decoder import rotary_tables
-from hippo.models.linear import MakeLinear, make_half_linear, packed_bias, packed_weight
+from hippo.models.linear import Form, Linear, MakeLinear, form_of, kept_bias, kept_weight
 
 if TYPE_CHECKING:
     from hippo.parallel.shards import Shards
@@ -67,7 +67,6 @@ class FusedStack:
             ]
             self._norm = _RMSNorm(text_model.norm)
             self._head = make_head(head.weight[:num_token_ids])
-        self._has_half_weights = make_linear is make_half_linear
 
     @property
     def num_layers(self) -> int:
@@ -80,13 +79,14 @@ class FusedStack:
         return self._layers[0].shape
 
     @property
-    def has_half_weights(self) -> bool:
-        """Whether weights are float16 and all else is float32."""
-        return self._has_half_weights
+    def forms(self) -> tuple[Form, ...]:
+        """Those of the weights of query-key-value, output, gate-up and down, in every layer;
+        TypeError: they are plain."""
+        return self._layers[0].forms()
 
     def layer_tensors(self, index: int) -> tuple[torch.Tensor, ...]:
         """A layer's weights in the order of its arithmetic: norm, query-key-value, its bias,
-        output, norm, gate-up, down; those of products as they were packed."""
+        output, norm, gate-up, down; those of products in their forms."""
         return self._layers[index].tensors()
 
     def rotary(self, positions: torch.Tensor) -> torch.Tensor:
@@ -202,11 +202,16 @@ class _FusedLayer:
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """See FusedStack.layer_tensors."""
-        products = (self._qkv, self._output, self._gate_up, self._down)
-        qkv, output, gate_up, down = (packed_weight(product) for product in products)
+        qkv, output, gate_up, down = map(kept_weight, self._products())
         norms = self._input_norm.weight, self._post_norm.weight
-        bias = packed_bias(self._qkv)
-        return norms[0], qkv, bias, output, norms[1], gate_up, down
+        return norms[0], qkv, kept_bias(self._qkv), output, norms[1], gate_up, down
+
+    def forms(self) -> tuple[Form, ...]:
+        """See FusedStack.forms."""
+        return tuple(map(form_of, self._products()))
+
+    def _products(self) -> tuple[Linear, ...]:
+        return self._qkv, self._output, self._gate_up, self._down
 
     def __call__(
         self, hidden: torch.Tensor, rotary: torch.Tensor, step: Step, index: int

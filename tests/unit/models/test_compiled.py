@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hippo.errors import ModelLoadError
-from hippo.models import compiled, compiled_packages
+from hippo.models import compiled, compiled_packages, linear
 from hippo.models.base import Prompt, SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.compiled import CompiledSteps
 from hippo.models.compiled_layer import LayerSpec, Run
@@ -90,14 +90,37 @@ def test_compiled_steps_equal_ordinary_ones_whatever_is_fed_and_rolled_back(
 def test_layers_with_float16_weights_are_compiled_as_well(
     target_checkpoint: Path, compile_folder: Path, prompts: list[Prompt]
 ) -> None:
+    forms = _check_compiled(target_checkpoint, compile_folder, prompts[0], dtype="float16")
+    assert set(forms) == {"half"}
+
+
+def test_layers_with_weights_in_two_forms_are_compiled_as_well(
+    target_checkpoint: Path,
+    compile_folder: Path,
+    prompts: list[Prompt],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On an Intel processor those of small weights alone, on others neither, by themselves."""
+    monkeypatch.setattr(linear, "_has_fast_mkl", lambda: True)
+    monkeypatch.setattr(linear, "_MOST_TRANSPOSED_BYTES", 20_000)
+    forms = _check_compiled(target_checkpoint, compile_folder, prompts[0])
+    assert set(forms) == {"packed", "transposed"}
+
+
+def _check_compiled(folder: Path, kept: Path, prompt: Prompt, **changes: Any) -> tuple[str, ...]:
+    """Compiled steps give what ordinary ones do: the forms of the weights."""
+    ordinary = _load(folder, **changes)
+    fast = _load(folder, compile_folder=kept, **changes)
+    steps = _steps(fast)
+    assert _steps(ordinary) is None
+    assert steps is not None
     outputs = []
-    for changes in ({}, {"compile_folder": compile_folder}):
-        model = _load(target_checkpoint, dtype="float16", **changes)
-        assert (_steps(model) is not None) == bool(changes)
-        prefill(model, 0, prompts[0])
+    for model in (ordinary, fast):
+        prefill(model, 0, prompt)
         plans = (_plan(0, 0, 7), _plan(0, 1, *range(1, 33)), _plan(0, 9, 4, 5))
         outputs.append(torch.cat([model.forward(plan) for plan in plans]))
     torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=5e-5)
+    return steps.spec.forms
 
 
 def test_one_sequence_with_few_rows_runs_compiled_and_the_rest_as_ever(

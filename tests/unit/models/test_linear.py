@@ -1,32 +1,69 @@
-"""Packed products equal plain ones, and a row's bits do not depend on its company."""
+"""Products equal torch's whatever the form of their weight, and a row's bits do not depend on its
+company."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from hippo.models.linear import has_half_linear, make_half_linear, make_linear, padded_rows
+from hippo.models import linear
+from hippo.models.linear import (
+    Form,
+    form_of,
+    has_half_linear,
+    kept_bias,
+    kept_weight,
+    make_half_linear,
+    make_in_form,
+    make_linear,
+    padded_rows,
+)
 
 
+@pytest.mark.parametrize("form", ["packed", "transposed"])
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("num_rows", [1, 2, 5, 16, 200])
-def test_a_product_equals_torchs(num_rows: int, has_bias: bool) -> None:
+def test_a_product_equals_torchs(num_rows: int, has_bias: bool, form: Form) -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(48, 64, generator=generator)
     bias = torch.randn(48, generator=generator) if has_bias else None
     x = torch.randn(num_rows, 64, generator=generator)
     expected = torch.nn.functional.linear(x, weight, bias)
-    torch.testing.assert_close(make_linear(weight, bias)(x), expected, rtol=1e-5, atol=1e-5)
+    for product in (make_linear(weight, bias), made := make_in_form(form, weight, bias)):
+        torch.testing.assert_close(product(x), expected, rtol=1e-5, atol=1e-5)
+    assert form_of(made) == form
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_has_the_same_bits_alone_and_in_a_block(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
-    product = make_linear(torch.randn(320, 640, generator=generator).to(dtype))
+    product = make_in_form("packed", torch.randn(320, 640, generator=generator).to(dtype))
     x = torch.randn(16, 640, generator=generator).to(dtype)
     together = product(x)
     for num_rows in range(1, 16):
         assert torch.equal(product(x[:num_rows]), together[:num_rows])
+
+
+def test_only_small_float32_weights_are_transposed_and_only_where_mkl_is_fast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small, large = torch.randn(512, 512), torch.randn(1024, 1024)
+    for has_fast_mkl, expected in ((True, "transposed"), (False, "packed")):
+        monkeypatch.setattr(linear, "_has_fast_mkl", lambda known=has_fast_mkl: known)
+        assert form_of(make_linear(small)) == expected
+        assert form_of(make_linear(large)) == "packed"
+        assert form_of(make_linear(small.bfloat16())) == "packed"
+
+
+def test_a_plain_product_has_no_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "_has_fast_mkl", lambda: False)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    product = make_linear(torch.randn(4, 4))
+    for question in (form_of, kept_weight, kept_bias):
+        with pytest.raises(TypeError, match="form of their own"):
+            question(product)
+    with pytest.raises(TypeError, match="no bias"):
+        kept_bias(make_in_form("transposed", torch.randn(4, 4)))
 
 
 @pytest.mark.skipif(not has_half_linear(), reason="this torch has no fbgemm")
