@@ -42,7 +42,7 @@ Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 """_Layer.forward's tensors; gives the new ``hidden`` alone, the cache is written in place."""
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, int], torch.Tensor]
-"""``x @ weight.T + bias`` of so many columns, for which a packed weight cannot be asked."""
+"""``x @ weight.T + bias`` of so many columns, for which fbgemm's weight cannot be asked."""
 
 # What the processor can do is asked of the processor alone, not also by compiling and loading four
 # programs, to load a package as well; and headers are not compiled ahead for a file or two: either

@@ -20,6 +20,10 @@ class DecoderStack(Protocol):
     def num_layers(self) -> int:
         """Decoder layers in all."""
 
+    @property
+    def prepares_rows(self) -> bool:
+        """Whether each number of rows costs more the first time (hippo.models.linear)."""
+
     def rotary(self, positions: torch.Tensor) -> torch.Tensor:
         """Rotary factors ``[rows, ...]`` of ``positions`` (int64 ``[num_axes, rows]``), in this
         stack's own form."""
@@ -55,6 +59,8 @@ def rotary_tables(
 
 class TransformersStack:
     """Decoder layers run as transformers wrote them, with our registered attention."""
+
+    prepares_rows = False
 
     def __init__(self, text_model: Any, head: Any, num_token_ids: int) -> None:
         register_attention()

@@ -22,7 +22,7 @@ from hippo.models.base import (
 )
 from hippo.models.batch import BatchStep, plan_batch, worth_batching
 from hippo.models.content import cached_places
-from hippo.models.linear import make_linear, padded_rows
+from hippo.models.linear import padded_rows
 from hippo.models.pretrained import Pretrained
 from hippo.models.rows import PlacedRows, RowLayout, lay_out
 from hippo.models.tap import KeptQueries, fill_tap, tap_question
@@ -56,10 +56,7 @@ class CachedModel(ABC):
         self._static = pretrained.static
         self.compiled = pretrained.compiled
         self._num_axes = num_axes
-        # Only products that oneDNN packs are worth it.
-        is_packed = pretrained.make_linear is make_linear
-        is_padded = is_packed and self._cache.device.type == "cpu"
-        self._padded: Callable[[int], int] = padded_rows if is_padded else int
+        self._padded: Callable[[int], int] = padded_rows if self._stack.prepares_rows else int
         self.embedding: torch.Tensor = pretrained.model.get_input_embeddings().weight
         text = pretrained.model.config.text_config
         self._groups = text.num_attention_heads // text.num_key_value_heads

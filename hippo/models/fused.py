@@ -74,6 +74,12 @@ class FusedStack:
         return len(self._layers)
 
     @property
+    def prepares_rows(self) -> bool:
+        """See DecoderStack.prepares_rows."""
+        products = (*self._layers[0].products(), self._head)
+        return any(product.prepares_rows for product in products)
+
+    @property
     def layer_shape(self) -> LayerShape:
         """That of every layer."""
         return self._layers[0].shape
@@ -81,7 +87,7 @@ class FusedStack:
     @property
     def forms(self) -> tuple[Form, ...]:
         """Those of the weights of query-key-value, output, gate-up and down, in every layer;
-        TypeError: they are plain."""
+        TypeError: as hippo.models.linear.form_of."""
         return self._layers[0].forms()
 
     def layer_tensors(self, index: int) -> tuple[torch.Tensor, ...]:
@@ -202,15 +208,16 @@ class _FusedLayer:
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """See FusedStack.layer_tensors."""
-        qkv, output, gate_up, down = map(kept_weight, self._products())
+        qkv, output, gate_up, down = map(kept_weight, self.products())
         norms = self._input_norm.weight, self._post_norm.weight
         return norms[0], qkv, kept_bias(self._qkv), output, norms[1], gate_up, down
 
     def forms(self) -> tuple[Form, ...]:
         """See FusedStack.forms."""
-        return tuple(map(form_of, self._products()))
+        return tuple(map(form_of, self.products()))
 
-    def _products(self) -> tuple[Linear, ...]:
+    def products(self) -> tuple[Linear, ...]:
+        """Query-key-value, output, gate-up and down."""
         return self._qkv, self._output, self._gate_up, self._down
 
     def __call__(

@@ -1,9 +1,9 @@
 """Matrix products with a fixed weight, in the form that is fastest for few rows.
 
-On a CPU a large weight is packed once by oneDNN: a product then costs one pass over it whether it
-is for one row or for eight, where the plain product packs it every time, and is up to three times
-as slow for 16 rows. A float32 weight that an Intel core's cache holds is only transposed: MKL then
-takes half as long for one row, and four fifths for a hundred (docs/performance.md).
+On a CPU a weight is packed once by oneDNN: a product then costs one pass over it whether it is for
+one row or for eight, where the plain product packs it every time, and is up to three times as slow
+for 16 rows. A float32 weight that an Intel core's cache holds is only transposed: MKL then takes
+six tenths of that for one row, and less for many as well (docs/performance.md).
 
 With a packed weight a row's result has the same bits whatever rows are beside it; with a transposed
 one the last may differ.
@@ -28,7 +28,7 @@ _TYPICAL_ROWS = 8  # what oneDNN lays weights out for; other numbers of rows wor
 
 _EXACT_ROWS = 33  # 32 draft tokens behind a settled one
 
-_MOST_TRANSPOSED_BYTES = 2 << 20  # what an Intel core's second cache holds, and MKL copies for free
+_MOST_TRANSPOSED_BYTES = 2 << 20  # measured with a second cache of 2 MiB a core
 
 
 def padded_rows(num_rows: int) -> int:
@@ -46,10 +46,14 @@ def padded_rows(num_rows: int) -> int:
 
 
 class Linear(Protocol):
-    """``x @ weight.T + bias`` for ``[rows, in]``."""
+    """``x @ weight.T + bias`` for ``[..., in]``."""
+
+    @property
+    def prepares_rows(self) -> bool:
+        """Whether each number of rows costs more the first time; see padded_rows."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Gives ``[rows, out]``."""
+        """Gives ``[..., out]``."""
 
 
 class MakeLinear(Protocol):
@@ -61,12 +65,17 @@ class MakeLinear(Protocol):
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
     """A product in the weight's dtype: in the faster of two forms on a CPU, plain elsewhere."""
-    if weight.device.type != "cpu":
-        return _Plain(weight, bias)
     is_small = weight.numel() * weight.element_size() <= _MOST_TRANSPOSED_BYTES
-    if weight.dtype == torch.float32 and is_small and _has_fast_mkl():
+    is_float_on_cpu = weight.dtype == torch.float32 and weight.device.type == "cpu"
+    if is_small and is_float_on_cpu and _has_fast_mkl():
         return _Transposed(weight, bias)
-    if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    return make_packed_linear(weight, bias)
+
+
+def make_packed_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    """A product in the weight's dtype that treats all rows alike: packed on a CPU where torch has
+    oneDNN, plain elsewhere."""
+    if weight.device.type == "cpu" and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return _Packed(weight, bias)
     return _Plain(weight, bias)
 
@@ -77,7 +86,7 @@ def make_in_form(form: Form, weight: torch.Tensor, bias: torch.Tensor | None = N
 
 
 def form_of(product: Linear) -> Form:
-    """Of a product on a CPU; TypeError: it is plain."""
+    """Of a product on a CPU; TypeError: its weight is as it was, or not all of it is here."""
     for form, kind in _FORMS.items():
         if isinstance(product, kind):
             return form
@@ -85,14 +94,14 @@ def form_of(product: Linear) -> Form:
 
 
 def kept_weight(product: Linear) -> torch.Tensor:
-    """The weight in its form; TypeError: the product is plain."""
+    """The weight in its form; TypeError: as form_of."""
     form_of(product)
     weight: torch.Tensor = product.weight  # type: ignore[attr-defined]
     return weight
 
 
 def kept_bias(product: Linear) -> torch.Tensor:
-    """The bias of such a product that has one; TypeError: it is another."""
+    """The bias; TypeError: as form_of, or there is none."""
     form_of(product)
     bias: torch.Tensor | None = product.bias  # type: ignore[attr-defined]
     if bias is None:
@@ -128,6 +137,7 @@ def make_half_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> 
 
 class _Plain:
     __slots__ = ("_bias", "_weight")
+    prepares_rows = False
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight = weight
@@ -139,10 +149,11 @@ class _Plain:
 
 class _Transposed:
     __slots__ = ("_view", "bias", "weight")
+    prepares_rows = False
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self.weight = weight.T.contiguous()
-        self._view = self.weight.T
+        self.weight = weight.T.clone(memory_format=torch.contiguous_format)
+        self._view = self.weight.T  # the same memory, as torch's function takes it
         self.bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -152,6 +163,7 @@ class _Transposed:
 class _Packed:
     # The operators that torch.compile's CPU backend packs weights with.
     __slots__ = ("_op", "bias", "weight")
+    prepares_rows = True
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         operators = torch.ops.mkldnn
@@ -166,6 +178,7 @@ class _Packed:
 
 class _Half:
     __slots__ = ("_op", "bias", "weight")
+    prepares_rows = False
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._op = torch.fbgemm_linear_fp16_weight_fp32_activation

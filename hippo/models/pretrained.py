@@ -21,7 +21,12 @@ from hippo.models.compiled import CompiledSteps, compile_steps
 from hippo.models.decoder import DecoderStack, TransformersStack
 from hippo.models.fused import FusedStack
 from hippo.models.graphs import CudaGraphs
-from hippo.models.linear import MakeLinear, make_half_linear, make_linear
+from hippo.models.linear import (
+    MakeLinear,
+    make_half_linear,
+    make_linear,
+    make_packed_linear,
+)
 from hippo.models.memory import MemoryPlan, check_fits, choose_slots, device_uuids, fitting_slots
 from hippo.models.static import ROW_BUCKETS, StaticSteps, spare_places
 from hippo.models.vocabulary import end_token_ids, num_token_ids, tokenizer_hash
@@ -161,7 +166,9 @@ def load_pretrained(
     make: MakeLinear | None = None
     stack: DecoderStack
     if is_fused:
-        make = make_half_linear if is_half else make_linear
+        # With exact rows a token's bits must not depend on its place in a block.
+        make = make_packed_linear if exact_rows else make_linear
+        make = make_half_linear if is_half else make
         if shards is not None:
             shards.unwrap(model)
         stack = FusedStack(text_model, model.lm_head, num_ids, make, shards)

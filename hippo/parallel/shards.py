@@ -139,6 +139,10 @@ class _Summed:
         self._linear = linear
         self._group = group
 
+    @property
+    def prepares_rows(self) -> bool:
+        return self._linear.prepares_rows
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._group.sum(self._linear(x))
 
@@ -154,6 +158,10 @@ class _Gathered:
         rows = weight[group.rank * share : (group.rank + 1) * share]
         own[: rows.shape[0]] = rows
         self._linear = make_linear(own)
+
+    @property
+    def prepares_rows(self) -> bool:
+        return self._linear.prepares_rows
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._group.concatenate(self._linear(x).contiguous())[:, : self._num_outputs]

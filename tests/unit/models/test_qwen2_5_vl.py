@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hippo.errors import ContextLengthError, InvalidRequestError, MediaError
+from hippo.models import linear
 from hippo.models.base import Prompt, SequenceRows, StepPlan, VideoLanguageModel
+from hippo.models.family import CachedModel
+from hippo.models.loading import load_model
 from hippo.types import ChatMessage, FramePlan, TextPart
 from tests.support.reference import Reference, clip, image, prefill, prepare, user
 
@@ -81,6 +87,28 @@ def test_more_rows_than_a_group_takes_equal_recomputing(
     prefill(model, 0, prompt)
     ids = tuple(range(1, 60))
     assert_close(model.forward(step(0, 0, *ids)), reference.recompute(prompt, None, ids)[1:])
+
+
+@pytest.mark.parametrize(("has_fast_mkl", "num_computed"), [(False, 40), (True, 34)])
+def test_a_forward_is_filled_up_where_numbers_of_rows_are_prepared(
+    target_checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    has_fast_mkl: bool,
+    num_computed: int,
+) -> None:
+    monkeypatch.setattr(linear, "_has_fast_mkl", lambda: has_fast_mkl)
+    model = load_model(str(target_checkpoint), dtype="float32", max_context_length=512)
+    assert isinstance(model, CachedModel)
+    prefill(model, 0, prepare(model, user("what?")))
+    numbers, run = [], model._stack.run
+
+    def counting(hidden: torch.Tensor, *others: Any) -> torch.Tensor:
+        numbers.append(hidden.shape[0])
+        return run(hidden, *others)
+
+    monkeypatch.setattr(model._stack, "run", counting)
+    assert model.forward(step(0, 0, *range(1, 35))).shape[0] == 34
+    assert numbers == [num_computed]
 
 
 def test_rolling_back_then_stepping_equals_recomputing(
