@@ -4,10 +4,12 @@
 benchmark gives them, without services or policies, and times forwards by number of rows: alone,
 while the other one steps without a pause, and in turn with it, the first ones behind a rest, for
 which data and code must come from memory again. A third process on the draft's core then gets
-messages while that steps: most wake it at once, some wait until the scheduler lets it in. ``python
+messages while that steps: most wake it at once, some wait until the scheduler lets it in. Last the
+target steps while blocks reach it over gRPC, as they do from a draft that never stops. ``python
 -m bench.simulate_fit --calibration FILE`` takes from it how a step's time grows with rows, what the
-two cores take from each other, what a rest costs, and how many messages are late by how much: one
-policy sees few numbers of rows, and some see no overlap or no rest at all.
+two cores take from each other, what a rest costs, how many messages are late by how much, and what
+a block takes from the target's steps: one policy sees few numbers of rows, and some see no overlap,
+no rest, or no block in a step at all.
 
 On a machine that is shared with others, steps of several rows are slow for a while and fast for a
 while (spans of a tenth of a second and more). What counts is therefore the mean over all rounds, as
@@ -18,19 +20,23 @@ measurements that are to be fitted.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import itertools
 import json
 import os
+import queue
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import torch
 
 from bench.environment import ROOT, describe_environment
@@ -39,9 +45,12 @@ from hippo.benchmark.tables import wide_console
 from hippo.cli.stack import BUNDLED_PAIR, default_cores
 from hippo.config import load_settings
 from hippo.engine.settings import EngineSettings
+from hippo.event_loop import run
 from hippo.models.base import SequenceRows, StepPlan
 from hippo.models.loading import load_model
 from hippo.types import ChatMessage, FramePlan, MediaPart, TextPart
+from hippo.v1.common_pb2 import Block
+from hippo.v1.target_pb2 import VerifyRequest
 from services.draft.config import DraftSettings
 from services.target.config import TargetSettings
 
@@ -51,6 +60,9 @@ _BESIDE = {"target": (1, 4, 8, 16), "draft": (1, 5)}  # rows timed while the oth
 _LATE_MS = 0.3  # beyond what a message takes to a core that idles
 _MESSAGE_WORK_MS = 0.16  # what the gateway does about a block (docs/performance.md)
 _MESSAGE_EVERY_S = 0.0021
+_BLOCK_EVERY_S = 0.001  # as always optimistic's come on this pair
+_BLOCK_ROWS = 24  # of the target's steps meanwhile: what adaptive and always optimistic verify
+_BLOCK_METHOD = "/hippo.bench/Receive"
 _BUSY_ROWS = {"target": 8, "draft": 5}  # of the other one's steps meanwhile
 _COLD_STEPS = {"target": 1, "draft": 4}  # behind a rest; after them a step is as ever
 _CONTEXT = 180  # cached tokens: the mean over the answers to short prompts
@@ -64,19 +76,22 @@ Rounds = dict[str, dict[str, dict[str, list[float]]]]  # by side, kind and rows:
 class Calibration:
     """Of each side: milliseconds by rows, alone, the share by which steps beside the other one's
     are slower, and the milliseconds that the steps behind a rest take longer. Of messages to a core
-    that computes: the share that waits, and how long these wait on the average."""
+    that computes: the share that waits, and how long these wait on the average. The milliseconds by
+    which a block makes the target's step longer (None: that was not measured)."""
 
     step_ms: Mapping[str, Points]
     contention: Mapping[str, float]
     cold_ms: Mapping[str, float]
     late_share: float = 0.0
     late_ms: float = 0.0
+    block_ms: float | None = None
 
 
 def read_calibrations(paths: Sequence[Path], dtype: str) -> Calibration:
     """From what ``main`` wrote, all rounds together; ValueError when one is of another dtype."""
     rounds: Rounds = {side: defaultdict(lambda: defaultdict(list)) for side in SIDES}
     delays_ms: dict[str, list[float]] = defaultdict(list)
+    blocks_ms: list[float] = []
     for path in paths:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["dtype"] != dtype:
@@ -87,12 +102,16 @@ def read_calibrations(paths: Sequence[Path], dtype: str) -> Calibration:
                     rounds[side][kind][rows] += values
         for core, values in document["delays_ms"].items():
             delays_ms[core] += values
-    return calibration_of(rounds, delays_ms)
+        blocks_ms += document.get("blocks_ms", [])
+    return calibration_of(rounds, delays_ms, blocks_ms)
 
 
-def calibration_of(rounds: Rounds, delays_ms: Mapping[str, Sequence[float]]) -> Calibration:
-    """Of rounds by side, kind (see ``measure``) and rows, and of messages' delays on a core that
-    idles and on one that steps; what is slower beside or behind is never below 0."""
+def calibration_of(
+    rounds: Rounds, delays_ms: Mapping[str, Sequence[float]], blocks_ms: Sequence[float] = ()
+) -> Calibration:
+    """Of rounds by side, kind (see ``measure``) and rows, of messages' delays on a core that idles
+    and on one that steps, and of what a block took in each round (``measure_blocks``); what
+    anything takes longer is never below 0."""
     step_ms, contention, cold_ms = {}, {}, {}
     for side, kinds in rounds.items():
         alone, beside, behind = (
@@ -107,7 +126,8 @@ def calibration_of(rounds: Rounds, delays_ms: Mapping[str, Sequence[float]]) -> 
     excess = [delay - usual_ms for delay in delays_ms["busy"]]
     late = [value for value in excess if value > _LATE_MS]
     late_ms = statistics.mean(late) if late else 0.0
-    return Calibration(step_ms, contention, cold_ms, len(late) / len(excess), late_ms)
+    block_ms = max(0.0, statistics.mean(blocks_ms)) if blocks_ms else None
+    return Calibration(step_ms, contention, cold_ms, len(late) / len(excess), late_ms, block_ms)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -116,6 +136,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.serve == "listener":
         _listen()
         return
+    if args.serve == "sender":
+        run(_send())
+        return
     if args.serve:
         _serve(args.serve, args.dtype)
         return
@@ -123,14 +146,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     cores = {"target": target_core, "draft": draft_core}
     given = argv if argv is not None else sys.argv[1:]
     steppers = {side: _Child(side, args.dtype, cores[side]) for side in SIDES}
-    listener = _Child("listener", args.dtype, draft_core)
+    listener, sender = (_Child(name, args.dtype, draft_core) for name in ("listener", "sender"))
     try:
         rounds = measure(steppers, num_rounds=args.rounds, seconds=args.seconds)
         delays_ms = {"idle": _delays_ms(listener, args.messages)}
         steppers["draft"].begin(_BUSY_ROWS["draft"], 3 * _MESSAGE_EVERY_S * args.messages)
         delays_ms["busy"] = _delays_ms(listener, args.messages)
+        steppers["draft"].end()
+        blocks_ms = measure_blocks(
+            steppers["target"], sender, num_rounds=2 * args.rounds, seconds=2 * args.seconds
+        )
     finally:
-        for child in (*steppers.values(), listener):
+        for child in (*steppers.values(), listener, sender):
             child.close()
     document = {
         "command": " ".join(["python -m bench.calibrate", *given]),
@@ -138,14 +165,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         "dtype": args.dtype,
         "rounds_ms": rounds,
         "delays_ms": delays_ms,
+        "blocks_ms": blocks_ms,
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    _print(rounds, delays_ms)
+    _print(calibration_of(rounds, delays_ms, blocks_ms), rounds)
 
 
 class _Child:
-    """A model, or who gets messages, in a process of its own, on one core."""
+    """A model, or who gets or sends messages, in a process of its own, on one core."""
 
     def __init__(self, side: str, dtype: str, core: int | None) -> None:
         pinned = ["taskset", "-c", str(core)] if core is not None else []
@@ -153,7 +181,7 @@ class _Child:
         self._child = subprocess.Popen(
             [*pinned, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
         )
-        self._answer()  # it is warm
+        self.port: int | None = self.receive()  # it is warm; where it takes blocks, if it does
 
     def begin(self, rows: int, seconds: float) -> None:
         self.send([rows, seconds])
@@ -215,6 +243,26 @@ def measure(steppers: Mapping[str, Any], *, num_rounds: int, seconds: float) -> 
     return found
 
 
+def measure_blocks(target: Any, sender: Any, *, num_rounds: int, seconds: float) -> list[float]:
+    """In each round, the milliseconds by which a block that arrives makes the target's steps
+    longer: these are timed before, while and after ``sender`` sends."""
+    found = []
+    for _ in range(num_rounds):
+        took = []
+        for is_sending in (False, True, False):
+            if is_sending:
+                sender.send([target.port, 1.2 * seconds])
+                sender.receive()  # the first one has arrived
+            target.begin(_BLOCK_ROWS, seconds)
+            took.append(target.end())
+            if is_sending:
+                sender.receive()
+        alone, beside = (took[0] + took[2]) / 2, took[1]
+        num_blocks = beside / (_BLOCK_EVERY_S * 1e3)
+        found.append((beside - alone) / num_blocks)
+    return found
+
+
 def _delays_ms(listener: _Child, num_messages: int) -> list[float]:
     """From each message's sending until its receiver runs."""
     for _ in range(num_messages):
@@ -230,9 +278,68 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
+class _BlockReceiver(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+    """Takes blocks off a stream as the target service does, and answers the first."""
+
+    def service(
+        self, _details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler[VerifyRequest, VerifyRequest]:
+        """Whatever is called."""
+        return grpc.stream_stream_rpc_method_handler(
+            self._receive, VerifyRequest.FromString, VerifyRequest.SerializeToString
+        )
+
+    async def _receive(
+        self, requests: AsyncIterator[VerifyRequest], _context: object
+    ) -> AsyncIterator[VerifyRequest]:
+        yield await anext(requests)
+        async for _ in requests:
+            pass
+
+
+def _serve_blocks() -> int:
+    """Takes blocks in a thread, on a port of the loopback device: its number."""
+    ports: queue.Queue[int] = queue.Queue()
+
+    async def serve() -> None:
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((_BlockReceiver(),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        ports.put(port)
+        await server.wait_for_termination()
+
+    threading.Thread(target=lambda: run(serve()), daemon=True).start()
+    return ports.get()
+
+
+async def _send() -> None:
+    """Sends blocks as it is asked to on stdin, ``[port, seconds]`` a line, until that ends."""
+    _say("null")
+    block = VerifyRequest(verify=Block(token_ids=[7, 8]))
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        port, seconds = json.loads(line)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stream: Any = channel.stream_stream(
+                _BLOCK_METHOD, VerifyRequest.SerializeToString, VerifyRequest.FromString
+            )
+            call = stream()  # what is sent is written
+            await call.write(block)
+            await call.read()
+            _say("null")
+            due = time.monotonic()
+            end = due + seconds
+            while due < end:
+                await call.write(block)
+                due += _BLOCK_EVERY_S
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+            await call.done_writing()
+        _say("null")
+
+
 def _listen() -> None:
     """Notes when each line comes that says when it was sent, until that ends."""
-    _say("ready")
+    _say("null")
     delays: list[float] = []
     for line in sys.stdin:
         now, sent = time.monotonic_ns(), json.loads(line)
@@ -287,7 +394,7 @@ def _serve(side: str, dtype: str) -> None:
 
     for rows in ROWS[side] * 2:
         step_ms(rows)
-    _say("ready")
+    _say(json.dumps(_serve_blocks() if side == "target" else None))
     for line in sys.stdin:
         rows, seconds = json.loads(line)
         end, took = time.perf_counter() + seconds, [step_ms(rows)]
@@ -296,9 +403,8 @@ def _serve(side: str, dtype: str) -> None:
         _say(str(statistics.mean(took)))
 
 
-def _print(rounds: Rounds, delays_ms: Mapping[str, Sequence[float]]) -> None:
+def _print(found: Calibration, rounds: Rounds) -> None:
     console = wide_console()
-    found = calibration_of(rounds, delays_ms)
     for side, kinds in rounds.items():
         for kind in ("alone", "beside"):
             listed = ", ".join(
@@ -312,6 +418,7 @@ def _print(rounds: Rounds, delays_ms: Mapping[str, Sequence[float]]) -> None:
         f"messages to a core that steps: {found.late_share:.1%} are late, by "
         f"{found.late_ms:.2f} ms on the average"
     )
+    console.print(f"a block that reaches the target in a step: {found.block_ms:+.3f} ms")
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -325,7 +432,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--rounds", type=int, default=7, help="of all numbers of rows (default: %(default)s)")
     add("--seconds", type=float, default=0.12, help="of steps at a time (default: %(default)s)")
     add("--messages", type=int, default=1500, help="whose delay is told (default: %(default)s)")
-    add("--serve", choices=(*SIDES, "listener"), help=argparse.SUPPRESS)
+    add("--serve", choices=(*SIDES, "listener", "sender"), help=argparse.SUPPRESS)
     add("--out", type=Path, default=ROOT / "bench/out/calibration.json")
     return parser.parse_args(argv)
 

@@ -7,7 +7,8 @@ timeline (``python -m bench --timeline``) add the mean forward by number of rows
 single forwards the target's step time is known beforehand (:mod:`bench.step_fit`); otherwise
 nothing is read off the records but starting points. A calibration (:mod:`bench.calibrate`) tells
 how steps grow with rows that the records do not show, what the two devices take from each other,
-what the first step behind a rest takes longer, and which messages are late.
+what the first step behind a rest takes longer, which messages are late, and what those that reach
+the target in a step add to it.
 """
 
 from __future__ import annotations
@@ -159,14 +160,15 @@ def _target_step(
     """The target's forwards, where the records have timelines."""
     if calibration is None:
         return fit_step(records)
-    message_ms = _MESSAGE_SHARE * alone.rest / alone.num_forwards
     points = calibration.step_ms["target"]
     speed = alone.forward / alone.num_forwards / points[0][1]
+    message_ms = _MESSAGE_SHARE * alone.rest / alone.num_forwards
+    block_ms = max(message_ms, speed * (calibration.block_ms or 0.0))
     time = seen_step(
         records,
         points,
         contention=calibration.contention["target"],
-        message_ms=message_ms,
+        message_ms=block_ms,
         cold_ms=speed * calibration.cold_ms["target"],
     )
     return None if time is None else TargetStep(time, message_ms)
@@ -236,6 +238,9 @@ def _calibrated(
         draft=StepTime(one_row_ms=1.0, points=draft),
         late_share=calibration.late_share,
         late_ms=calibration.late_ms,
+        target_interruption_ms=max(
+            0.0, speed * (calibration.block_ms or 0.0) - start["target_message"]
+        ),
     )
     known = {
         "several": 1.0,

@@ -89,6 +89,7 @@ class Machine:
     draft_message_ms: float = 0.0  # of the draft's device, a message
     draft_verdict_ms: float = 0.0  # the gateway's and client's work about a verdict, if shared
     target_message_ms: float = 0.0
+    target_interruption_ms: float = 0.0  # what one more takes that arrives in a step
     draft_scheduling_ms: float = 0.0  # between two steps
     target_scheduling_ms: float = 0.0
     target_contention: float = 0.0  # share by which a step is slower while the draft computes
@@ -120,6 +121,7 @@ class Machine:
             draft_message_ns=_MS * self.draft_message_ms,
             draft_verdict_ns=_MS * self.draft_verdict_ms,
             target_message_ns=_MS * self.target_message_ms,
+            target_interruption_ns=_MS * self.target_interruption_ms,
             draft_scheduling_ns=lambda: _MS * self.draft_scheduling_ms * noise(),
             target_scheduling_ns=lambda: _MS * self.target_scheduling_ms * noise(),
             target_contention=self.target_contention,
@@ -142,6 +144,7 @@ class Machine:
             draft_message_ms=0.0,
             draft_verdict_ms=0.0,
             target_message_ms=0.0,
+            target_interruption_ms=0.0,
             draft_scheduling_ms=0.0,
             target_scheduling_ms=0.0,
             jitter=0.0,

@@ -165,7 +165,8 @@ class Simulation:
         self._send("target to gateway", partial(self._on_verdict, verdict))
 
     def _at_target(self, action: Action) -> None:
-        self._target.disturb(self._costs.target_message_ns)
+        interruption_ns = self._costs.target_interruption_ns if self._target.is_busy else 0.0
+        self._target.disturb(self._costs.target_message_ns + interruption_ns)
         if isinstance(action, SendBlock):
             if not self._verifier.is_finished:
                 self._outcome.num_out_of_step += action.block.epoch > self._verifier.epoch

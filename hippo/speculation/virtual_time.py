@@ -41,6 +41,8 @@ class Costs:
     # What gateway and client do about a verdict (text, stream), where they share its processor.
     draft_verdict_ns: float = 0.0
     target_message_ns: float = 0.0
+    # What one more takes that arrives in a step: the core changes threads, and its caches are used.
+    target_interruption_ns: float = 0.0
     draft_scheduling_ns: Callable[[], float] = _no_delay  # between two of its steps
     target_scheduling_ns: Callable[[], float] = _no_delay
     # By what share a step is slower while the other device computes: two devices that share

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from bench.calibrate import ROWS, Rounds, calibration_of, measure, read_calibrations
+from bench.calibrate import (
+    ROWS,
+    Rounds,
+    calibration_of,
+    measure,
+    measure_blocks,
+    read_calibrations,
+)
 
 DELAYS = {"idle": [0.1, 0.1, 5.0], "busy": [0.1, 1.1, 3.1, 0.2]}
 
@@ -56,8 +63,48 @@ def test_messages_are_late_that_wait_longer_than_on_an_idle_core() -> None:
     assert found.late_ms == pytest.approx(2.0)
 
 
-def write(path: Path, found: Rounds) -> Path:
-    path.write_text(json.dumps({"dtype": "float32", "rounds_ms": found, "delays_ms": DELAYS}))
+class FakeReceiver:
+    """A step takes 20 ms, and a fifth of a millisecond more for each block of every millisecond."""
+
+    port = 50_051
+
+    def __init__(self) -> None:
+        self.is_sent_to = False
+
+    def begin(self, _rows: int, _seconds: float) -> None:
+        pass
+
+    def end(self) -> float:
+        return 20 / (1 - 0.2) if self.is_sent_to else 20.0
+
+
+class FakeSender:
+    """Says when the first block has arrived, and when the last one is sent."""
+
+    def __init__(self, receiver: FakeReceiver) -> None:
+        self.receiver = receiver
+        self.num_said = 0
+
+    def send(self, message: list[float]) -> None:
+        assert message[0] == self.receiver.port
+
+    def receive(self) -> None:
+        self.num_said += 1
+        self.receiver.is_sent_to = self.num_said % 2 == 1
+
+
+def test_what_a_block_takes_is_told_from_steps_with_and_without() -> None:
+    receiver = FakeReceiver()
+    blocks_ms = measure_blocks(receiver, FakeSender(receiver), num_rounds=3, seconds=0.1)
+    assert blocks_ms == pytest.approx([0.2, 0.2, 0.2])
+    assert calibration_of(rounds(), DELAYS, blocks_ms).block_ms == pytest.approx(0.2)
+    assert calibration_of(rounds(), DELAYS, [-0.1]).block_ms == 0.0
+    assert calibration_of(rounds(), DELAYS).block_ms is None
+
+
+def write(path: Path, found: Rounds, *blocks_ms: float) -> Path:
+    document = {"dtype": "float32", "rounds_ms": found, "delays_ms": DELAYS}
+    path.write_text(json.dumps({**document, "blocks_ms": blocks_ms}))
     return path
 
 
@@ -69,13 +116,17 @@ def test_several_calibrations_are_one_of_all_their_rounds(tmp_path: Path) -> Non
         }
         for side, kinds in rounds().items()
     }
-    paths = [write(tmp_path / "fast.json", rounds()), write(tmp_path / "slow.json", slow)]
+    paths = [
+        write(tmp_path / "fast.json", rounds(), 0.1),
+        write(tmp_path / "slow.json", slow, 0.2, 0.3),
+    ]
     found = read_calibrations(paths, "float32")
     assert dict(found.step_ms["target"]) == pytest.approx(
         {rows: 1.5 * rows for rows in ROWS["target"]}
     )
     assert found.contention["draft"] == pytest.approx(0.25)
     assert found.cold_ms["draft"] == pytest.approx(0.75)
+    assert found.block_ms == pytest.approx(0.2)
     assert found.late_share == pytest.approx(0.5)
 
 

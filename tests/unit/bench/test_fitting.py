@@ -94,6 +94,7 @@ def test_a_calibration_tells_what_one_policy_does_not_show(traces: list[Trace]) 
         },
         contention={"target": 0.1, "draft": 0.2},
         cold_ms={"target": 0.0, "draft": 2 * truth.draft_cold_ms},
+        block_ms=0.4,
     )
     found = fit(own, alone, traces, name="", most_replays=250, calibration=calibration).machine
     # Serial γ=5 shows forwards of six rows.
@@ -102,6 +103,9 @@ def test_a_calibration_tells_what_one_policy_does_not_show(traces: list[Trace]) 
     assert found.draft_contention == pytest.approx(0.2, rel=0.5)
     assert found.draft_cold_ms == pytest.approx(truth.draft_cold_ms, rel=0.5)
     assert found.target_cold_ms < 0.1
+    # 0.2 ms at the speed of the records, of which a message to a target that rests takes a part.
+    block_ms = found.target_message_ms + found.target_interruption_ms
+    assert block_ms == pytest.approx(0.2, rel=0.1)
 
 
 def test_a_run_is_learnt_from_on_even_clips_and_predicted_on_the_odd_ones(

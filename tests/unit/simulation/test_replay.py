@@ -105,6 +105,22 @@ def test_the_ideal_has_the_steps_and_nothing_else() -> None:
     assert rows[0].ideal.ms_per_token == pytest.approx(14 / 5, rel=0.02)
 
 
+def test_a_block_takes_more_of_the_target_in_a_step_than_at_rest() -> None:
+    interrupted = dataclasses.replace(FREE, target_interruption_ms=0.5)
+    took = {
+        policy: [
+            replay(PolicyChoice(policy, 4), always_right(201)[0], machine).decode_ns
+            for machine in (FREE, interrupted, interrupted.ideal())
+        ]
+        for policy in ("serial", "vpsd")
+    }
+    free, slowed, ideal = took["serial"]  # whose draft is silent while the target steps
+    assert slowed == free == ideal
+    free, slowed, ideal = took["vpsd"]
+    assert slowed > 1.04 * free  # at least one block in each step of ten milliseconds
+    assert ideal == free
+
+
 def test_the_first_step_of_each_side_behind_its_rest_is_cold() -> None:
     cold = dataclasses.replace(FREE, target_cold_ms=0.25, draft_cold_ms=0.5)
     serial, off = (
