@@ -20,25 +20,22 @@ measurements that are to be fitted.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import itertools
 import json
 import os
-import queue
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
 import torch
 
+from bench.block_stream import BLOCK_EVERY_S, receive_blocks, send_blocks
 from bench.environment import ROOT, describe_environment
 from bench.step_time import random_clip
 from hippo.benchmark.tables import wide_console
@@ -49,8 +46,6 @@ from hippo.event_loop import run
 from hippo.models.base import SequenceRows, StepPlan
 from hippo.models.loading import load_model
 from hippo.types import ChatMessage, FramePlan, MediaPart, TextPart
-from hippo.v1.common_pb2 import Block
-from hippo.v1.target_pb2 import VerifyRequest
 from services.draft.config import DraftSettings
 from services.target.config import TargetSettings
 
@@ -60,9 +55,7 @@ _BESIDE = {"target": (1, 4, 8, 16), "draft": (1, 5)}  # rows timed while the oth
 _LATE_MS = 0.3  # beyond what a message takes to a core that idles
 _MESSAGE_WORK_MS = 0.16  # what the gateway does about a block (docs/performance.md)
 _MESSAGE_EVERY_S = 0.0021
-_BLOCK_EVERY_S = 0.001  # as always optimistic's come on this pair
 _BLOCK_ROWS = 24  # of the target's steps meanwhile: what adaptive and always optimistic verify
-_BLOCK_METHOD = "/hippo.bench/Receive"
 _BUSY_ROWS = {"target": 8, "draft": 5}  # of the other one's steps meanwhile
 _COLD_STEPS = {"target": 1, "draft": 4}  # behind a rest; after them a step is as ever
 _CONTEXT = 180  # cached tokens: the mean over the answers to short prompts
@@ -137,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _listen()
         return
     if args.serve == "sender":
-        run(_send())
+        run(send_blocks())
         return
     if args.serve:
         _serve(args.serve, args.dtype)
@@ -258,7 +251,7 @@ def measure_blocks(target: Any, sender: Any, *, num_rounds: int, seconds: float)
             if is_sending:
                 sender.receive()
         alone, beside = (took[0] + took[2]) / 2, took[1]
-        num_blocks = beside / (_BLOCK_EVERY_S * 1e3)
+        num_blocks = beside / (BLOCK_EVERY_S * 1e3)
         found.append((beside - alone) / num_blocks)
     return found
 
@@ -276,65 +269,6 @@ def _delays_ms(listener: _Child, num_messages: int) -> list[float]:
 def _say(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
-
-
-class _BlockReceiver(grpc.GenericRpcHandler):  # type: ignore[type-arg]
-    """Takes blocks off a stream as the target service does, and answers the first."""
-
-    def service(
-        self, _details: grpc.HandlerCallDetails
-    ) -> grpc.RpcMethodHandler[VerifyRequest, VerifyRequest]:
-        """Whatever is called."""
-        return grpc.stream_stream_rpc_method_handler(
-            self._receive, VerifyRequest.FromString, VerifyRequest.SerializeToString
-        )
-
-    async def _receive(
-        self, requests: AsyncIterator[VerifyRequest], _context: object
-    ) -> AsyncIterator[VerifyRequest]:
-        yield await anext(requests)
-        async for _ in requests:
-            pass
-
-
-def _serve_blocks() -> int:
-    """Takes blocks in a thread, on a port of the loopback device: its number."""
-    ports: queue.Queue[int] = queue.Queue()
-
-    async def serve() -> None:
-        server = grpc.aio.server()
-        server.add_generic_rpc_handlers((_BlockReceiver(),))
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        ports.put(port)
-        await server.wait_for_termination()
-
-    threading.Thread(target=lambda: run(serve()), daemon=True).start()
-    return ports.get()
-
-
-async def _send() -> None:
-    """Sends blocks as it is asked to on stdin, ``[port, seconds]`` a line, until that ends."""
-    _say("null")
-    block = VerifyRequest(verify=Block(token_ids=[7, 8]))
-    while line := await asyncio.to_thread(sys.stdin.readline):
-        port, seconds = json.loads(line)
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stream: Any = channel.stream_stream(
-                _BLOCK_METHOD, VerifyRequest.SerializeToString, VerifyRequest.FromString
-            )
-            call = stream()  # what is sent is written
-            await call.write(block)
-            await call.read()
-            _say("null")
-            due = time.monotonic()
-            end = due + seconds
-            while due < end:
-                await call.write(block)
-                due += _BLOCK_EVERY_S
-                await asyncio.sleep(max(0.0, due - time.monotonic()))
-            await call.done_writing()
-        _say("null")
 
 
 def _listen() -> None:
@@ -394,7 +328,7 @@ def _serve(side: str, dtype: str) -> None:
 
     for rows in ROWS[side] * 2:
         step_ms(rows)
-    _say(json.dumps(_serve_blocks() if side == "target" else None))
+    _say(json.dumps(receive_blocks() if side == "target" else None))
     for line in sys.stdin:
         rows, seconds = json.loads(line)
         end, took = time.perf_counter() + seconds, [step_ms(rows)]

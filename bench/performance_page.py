@@ -89,7 +89,8 @@ def fit_section(fit: Mapping[str, Any]) -> str:
             f"{machine.target_cold_ms:+.2f} and {machine.draft_cold_ms:+.2f}; between two target "
             f"steps {machine.target_scheduling_ms:.2f}; a message one way {machine.leg_ms:.2f}, of "
             f"the draft's core {machine.draft_message_ms:.2f}, of the target's "
-            f"{machine.target_message_ms:.3f}; a verdict's text and stream, of the draft's core "
+            f"{machine.target_message_ms:.3f}, in a step {machine.target_interruption_ms:.3f} "
+            "more; a verdict's text and stream, of the draft's core "
             f"{machine.draft_verdict_ms:.2f}.",
         ]
     return "\n".join(lines)
