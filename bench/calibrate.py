@@ -2,8 +2,8 @@
 
 ``python -m bench.calibrate`` runs target and draft in processes of their own on the cores that the
 benchmark gives them, without services or policies, and times forwards by number of rows: alone,
-while the other one steps without a pause, and in turn with it, the first ones behind a rest, for
-which data and code must come from memory again. A third process on the draft's core then gets
+while the other one steps without a pause, and in turn with it, each behind a rest, for which data
+and code must come from memory again. A third process on the draft's core then gets
 messages while that steps: most wake it at once, some wait until the scheduler lets it in. Last the
 target steps while blocks reach it over gRPC, as they do from a draft that never stops. ``python
 -m bench.simulate_fit --calibration FILE`` takes from it how a step's time grows with rows, what the
@@ -15,12 +15,15 @@ On a machine that is shared with others, steps of several rows are slow for a wh
 while (spans of a tenth of a second and more). What counts is therefore the mean over all rounds, as
 answers take the mean, too; and ``simulate_fit`` takes several calibrations, best made between the
 measurements that are to be fitted.
+
+What else runs on such a machine pushes the weights out of the cache while they rest, and it takes
+steps without a pause for a tenth of a second until these are fast again. So steps are timed only
+behind others like them (``_SETTLE_S``), and those behind a rest where rests and steps alternate.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import statistics
@@ -45,6 +48,7 @@ from hippo.engine.settings import EngineSettings
 from hippo.event_loop import run
 from hippo.models.base import SequenceRows, StepPlan
 from hippo.models.loading import load_model
+from hippo.speculation.virtual_time import COLD_AFTER_NS
 from hippo.types import ChatMessage, FramePlan, MediaPart, TextPart
 from services.draft.config import DraftSettings
 from services.target.config import TargetSettings
@@ -57,9 +61,13 @@ _MESSAGE_WORK_MS = 0.16  # what the gateway does about a block (docs/performance
 _MESSAGE_EVERY_S = 0.0021
 _BLOCK_ROWS = 24  # of the target's steps meanwhile: what adaptive and always optimistic verify
 _BUSY_ROWS = {"target": 8, "draft": 5}  # of the other one's steps meanwhile
-_COLD_STEPS = {"target": 1, "draft": 4}  # behind a rest; after them a step is as ever
+_COLD_ROWS = (1, 4, 8, 16, 32)  # of the target's step behind a rest
+_NUM_COLD = 4  # steps of the draft behind a rest; after them a step is as ever
+_REST_MS = COLD_AFTER_NS / 1e6
 _CONTEXT = 180  # cached tokens: the mean over the answers to short prompts
-_TURNS = 8  # a round, in which each side takes twice as many steps
+_SETTLE_S = 0.1  # of steps before those that are timed
+_TURNS = 12  # of the target's step and the draft's steps for each number of rows
+_SETTLE_TURNS = 4  # the first ones, which do not count
 
 Points = tuple[tuple[float, float], ...]
 Rounds = dict[str, dict[str, dict[str, list[float]]]]  # by side, kind and rows: ms a round
@@ -68,13 +76,14 @@ Rounds = dict[str, dict[str, dict[str, list[float]]]]  # by side, kind and rows:
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """Of each side: milliseconds by rows, alone, the share by which steps beside the other one's
-    are slower, and the milliseconds that the steps behind a rest take longer. Of messages to a core
-    that computes: the share that waits, and how long these wait on the average. The milliseconds by
-    which a block makes the target's step longer (None: that was not measured)."""
+    are slower, and the milliseconds by rows that the steps behind a rest of 16 ms take longer. Of
+    messages to a core that computes: the share that waits, and how long these wait on the average.
+    The milliseconds by which a block makes the target's step longer (None: that was not measured).
+    """
 
     step_ms: Mapping[str, Points]
     contention: Mapping[str, float]
-    cold_ms: Mapping[str, float]
+    cold_ms: Mapping[str, Points]
     late_share: float = 0.0
     late_ms: float = 0.0
     block_ms: float | None = None
@@ -114,7 +123,9 @@ def calibration_of(
         step_ms[side] = tuple(sorted((float(rows), took) for rows, took in alone.items()))
         share = sum(beside.values()) / sum(alone[rows] for rows in beside)
         contention[side] = max(0.0, share - 1)
-        cold_ms[side] = max(0.0, statistics.mean(behind.values()))
+        cold_ms[side] = tuple(
+            sorted((float(rows), max(0.0, took)) for rows, took in behind.items())
+        )
     usual_ms = statistics.median(delays_ms["idle"])
     excess = [delay - usual_ms for delay in delays_ms["busy"]]
     late = [value for value in excess if value > _LATE_MS]
@@ -176,11 +187,12 @@ class _Child:
         )
         self.port: int | None = self.receive()  # it is warm; where it takes blocks, if it does
 
-    def begin(self, rows: int, seconds: float) -> None:
-        self.send([rows, seconds])
+    def begin(self, rows: int, seconds: float, settle_s: float = 0.0) -> None:
+        self.send([rows, settle_s, seconds])
 
     def end(self) -> float:
-        """The mean of the steps since ``begin`` (at least one), in milliseconds."""
+        """The mean of the steps since ``begin`` (at least one) in milliseconds, behind those of
+        its first ``settle_s``."""
         return float(self._answer())
 
     def send(self, message: Any) -> None:
@@ -206,34 +218,55 @@ class _Child:
 
 def measure(steppers: Mapping[str, Any], *, num_rounds: int, seconds: float) -> Rounds:
     """A mean step's milliseconds in each round, by side, kind and rows: "alone", "beside" the other
-    one's steps, and what the steps "behind a rest" take longer than as many after them.
+    one's steps, and what those "behind a rest" take longer (of the draft, all of them together).
 
     Every number of rows has its turn in each round, so that all see the machine fast and slow.
     """
     found: Rounds = {side: defaultdict(lambda: defaultdict(list)) for side in SIDES}
+
+    def usual_ms(side: str, rows: int) -> float:
+        steppers[side].begin(rows, seconds, _SETTLE_S)
+        took: float = steppers[side].end()
+        return took
+
     for _ in range(num_rounds):
         for side, other in (SIDES, SIDES[::-1]):
             for rows in ROWS[side]:
-                steppers[side].begin(rows, seconds)
-                found[side]["alone"][str(rows)].append(steppers[side].end())
+                found[side]["alone"][str(rows)].append(usual_ms(side, rows))
                 if rows not in _BESIDE[side]:
                     continue
-                steppers[other].begin(_BUSY_ROWS[other], 1.5 * seconds)
+                steppers[other].begin(_BUSY_ROWS[other], 1.5 * (_SETTLE_S + seconds))
                 time.sleep(0.1 * seconds)
-                steppers[side].begin(rows, seconds)
-                found[side]["beside"][str(rows)].append(steppers[side].end())
+                found[side]["beside"][str(rows)].append(usual_ms(side, rows))
                 steppers[other].end()
-        excess = dict.fromkeys(SIDES, 0.0)
-        for _, side in itertools.product(range(_TURNS), SIDES):
-            took = []
-            for _ in range(2 * _COLD_STEPS[side]):
-                steppers[side].begin(_BUSY_ROWS[side], 0.0)
-                took.append(steppers[side].end())
-            num_cold = _COLD_STEPS[side]
-            excess[side] += (sum(took[:num_cold]) - sum(took[num_cold:])) / _TURNS
-        for side in SIDES:
-            found[side]["behind a rest"][str(_BUSY_ROWS[side])].append(excess[side])
+        drafts_ms = []
+        for rows in _COLD_ROWS:
+            target_ms, draft_ms = _behind_rests(steppers, rows)
+            alone_ms = found["target"]["alone"][str(rows)][-1]
+            found["target"]["behind a rest"][str(rows)].append(target_ms - alone_ms)
+            drafts_ms.append(draft_ms)
+        rows = _BUSY_ROWS["draft"]
+        found["draft"]["behind a rest"][str(rows)].append(statistics.mean(drafts_ms))
     return found
+
+
+def _behind_rests(steppers: Mapping[str, Any], rows: int) -> tuple[float, float]:
+    """What the target's step of ``rows`` takes in turn with the draft's for ``_REST_MS``, and what
+    these take longer than as many without a rest before them, had they rested as long."""
+    target, draft = (steppers[side] for side in SIDES)
+    targets_ms, drafts_ms = [], []
+    for _ in range(_TURNS):
+        target.begin(rows, 0.0)
+        targets_ms.append(target.end())
+        cold_ms = []
+        for _ in range(_NUM_COLD):
+            draft.begin(_BUSY_ROWS["draft"], 0.0)
+            cold_ms.append(draft.end())
+        draft.begin(_BUSY_ROWS["draft"], max(0.0, _REST_MS - sum(cold_ms)) / 1e3)
+        excess_ms = sum(cold_ms) - _NUM_COLD * draft.end()
+        drafts_ms.append(excess_ms * _REST_MS / targets_ms[-1])
+    target_ms, draft_ms = (statistics.mean(x[_SETTLE_TURNS:]) for x in (targets_ms, drafts_ms))
+    return target_ms, draft_ms
 
 
 def measure_blocks(target: Any, sender: Any, *, num_rounds: int, seconds: float) -> list[float]:
@@ -244,9 +277,9 @@ def measure_blocks(target: Any, sender: Any, *, num_rounds: int, seconds: float)
         took = []
         for is_sending in (False, True, False):
             if is_sending:
-                sender.send([target.port, 1.2 * seconds])
+                sender.send([target.port, 1.2 * (_SETTLE_S + seconds)])
                 sender.receive()  # the first one has arrived
-            target.begin(_BLOCK_ROWS, seconds)
+            target.begin(_BLOCK_ROWS, seconds, _SETTLE_S)
             took.append(target.end())
             if is_sending:
                 sender.receive()
@@ -299,7 +332,7 @@ def _service_settings(side: str) -> EngineSettings:
 
 
 def _serve(side: str, dtype: str) -> None:
-    """Steps as it is asked to on stdin, ``[rows, seconds]`` a line, until that ends."""
+    """Steps as it is asked to on stdin, ``[rows, settle_s, seconds]`` a line, until that ends."""
     torch.set_num_threads(1)
     service = _service_settings(side)
     model = load_model(
@@ -330,7 +363,10 @@ def _serve(side: str, dtype: str) -> None:
         step_ms(rows)
     _say(json.dumps(receive_blocks() if side == "target" else None))
     for line in sys.stdin:
-        rows, seconds = json.loads(line)
+        rows, settle_s, seconds = json.loads(line)
+        settled = time.perf_counter() + settle_s
+        while time.perf_counter() < settled:
+            step_ms(rows)
         end, took = time.perf_counter() + seconds, [step_ms(rows)]
         while time.perf_counter() < end:
             took.append(step_ms(rows))
@@ -347,7 +383,8 @@ def _print(found: Calibration, rounds: Rounds) -> None:
             )
             console.print(f"{side} {kind}, ms by rows [fastest round, slowest]: {listed}")
         console.print(f"{side} beside the other: {found.contention[side]:+.1%}")
-        console.print(f"{side} behind a rest: {found.cold_ms[side]:+.2f} ms")
+        listed = ", ".join(f"{rows:g}: {took:+.2f}" for rows, took in found.cold_ms[side])
+        console.print(f"{side} behind a rest of {_REST_MS:g} ms, ms more by rows: {listed}")
     console.print(
         f"messages to a core that steps: {found.late_share:.1%} are late, by "
         f"{found.late_ms:.2f} ms on the average"
@@ -363,7 +400,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--dtype", default="float32", help="the target's (default: %(default)s)")
-    add("--rounds", type=int, default=7, help="of all numbers of rows (default: %(default)s)")
+    add("--rounds", type=int, default=5, help="of all numbers of rows (default: %(default)s)")
     add("--seconds", type=float, default=0.12, help="of steps at a time (default: %(default)s)")
     add("--messages", type=int, default=1500, help="whose delay is told (default: %(default)s)")
     add("--serve", choices=(*SIDES, "listener", "sender"), help=argparse.SUPPRESS)

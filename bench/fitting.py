@@ -60,7 +60,8 @@ _KNOWN_SPREADS = {
     "draft_verdict": 0.3,
 }
 # The same, where the machine was calibrated. What more rows cost is then a factor on what was
-# measured ("several" of the target, "draft_row" of the draft), and not a parameter of its own.
+# measured ("several" of the target, "draft_row" of the draft), and not a parameter of its own, as
+# is what a step behind a rest takes longer.
 _CALIBRATED_SPREADS = {
     "several": 0.05,
     "draft": 0.15,
@@ -169,7 +170,7 @@ def _target_step(
         points,
         contention=calibration.contention["target"],
         message_ms=block_ms,
-        cold_ms=speed * calibration.cold_ms["target"],
+        cold_points=[(rows, speed * ms) for rows, ms in calibration.cold_ms["target"]],
     )
     return None if time is None else TargetStep(time, message_ms)
 
@@ -233,9 +234,14 @@ def _calibrated(
     draft = tuple(
         (rows, speed * more_ms) for rows, more_ms in _over_one(calibration.step_ms["draft"])
     )
+    cold = {
+        side: tuple((rows, speed * more_ms) for rows, more_ms in calibration.cold_ms[side])
+        for side in SIDES
+    }
     frame = dataclasses.replace(
         frame,
-        draft=StepTime(one_row_ms=1.0, points=draft),
+        target=dataclasses.replace(frame.target, cold_points=cold["target"]),
+        draft=StepTime(one_row_ms=1.0, points=draft, cold_points=cold["draft"]),
         late_share=calibration.late_share,
         late_ms=calibration.late_ms,
         target_interruption_ms=max(
@@ -249,7 +255,7 @@ def _calibrated(
     }
     for side in SIDES:
         known[f"{side}_contention"] = max(calibration.contention[side], 0.005)
-        known[f"{side}_cold"] = max(speed * calibration.cold_ms[side], 0.005)
+        known[f"{side}_cold"] = 1.0
     return {**start, **known}, frame
 
 
@@ -284,7 +290,9 @@ def _machine(frame: Machine, parameters: Mapping[str, float]) -> Machine:
     draft = dataclasses.replace(frame.draft, one_row_ms=parameters["draft"])
     if draft.points:
         target = target.with_rows_scaled(parameters["several"])
+        target = target.with_cold_scaled(parameters["target_cold"])
         draft = draft.with_rows_scaled(parameters["draft_row"])
+        draft = draft.with_cold_scaled(parameters["draft_cold"])
     else:
         several, row = parameters["several"], parameters["row"]
         target = dataclasses.replace(target, several_ms=several, row_ms=row)
@@ -300,6 +308,4 @@ def _machine(frame: Machine, parameters: Mapping[str, float]) -> Machine:
         target_scheduling_ms=parameters["target_scheduling"],
         target_contention=parameters.get("target_contention", 0.0),
         draft_contention=parameters.get("draft_contention", 0.0),
-        target_cold_ms=parameters.get("target_cold", 0.0),
-        draft_cold_ms=parameters.get("draft_cold", 0.0),
     )

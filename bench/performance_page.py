@@ -85,13 +85,13 @@ def fit_section(fit: Mapping[str, Any]) -> str:
             "",
             f"Fitted, in ms: target {_rows(machine.target)}; draft {_rows(machine.draft)}; "
             f"while the other computes, the target's steps {machine.target_contention:+.0%}, "
-            f"the draft's {machine.draft_contention:+.0%}; behind a rest "
-            f"{machine.target_cold_ms:+.2f} and {machine.draft_cold_ms:+.2f}; between two target "
-            f"steps {machine.target_scheduling_ms:.2f}; a message one way {machine.leg_ms:.2f}, of "
-            f"the draft's core {machine.draft_message_ms:.2f}, of the target's "
-            f"{machine.target_message_ms:.3f}, in a step {machine.target_interruption_ms:.3f} "
-            "more; a verdict's text and stream, of the draft's core "
-            f"{machine.draft_verdict_ms:.2f}.",
+            f"the draft's {machine.draft_contention:+.0%}; behind a rest of 16 ms the target's "
+            f"{_cold(machine.target)}, the draft's {machine.draft.cold_ms(5):+.2f}; between two "
+            f"target steps {machine.target_scheduling_ms:.2f}; a message one way "
+            f"{machine.leg_ms:.2f}, of the draft's core {machine.draft_message_ms:.2f}, of the "
+            f"target's {machine.target_message_ms:.3f}, in a step "
+            f"{machine.target_interruption_ms:.3f} more; a verdict's text and stream, of the draft's "
+            f"core {machine.draft_verdict_ms:.2f}.",
         ]
     return "\n".join(lines)
 
@@ -116,6 +116,11 @@ def _noise(percent: float | None) -> str:
 def _rows(time: StepTime) -> str:
     """A step's time by rows, in milliseconds, nothing cached."""
     return ", ".join(f"{time.ms(rows, 0):.2f} with {rows}" for rows in (1, 2, 8, 16)) + " rows"
+
+
+def _cold(time: StepTime) -> str:
+    """What a step behind a rest takes longer by rows, in milliseconds."""
+    return ", ".join(f"{time.cold_ms(rows):+.2f} with {rows}" for rows in (1, 8, 32)) + " rows"
 
 
 def papers_section(papers: Mapping[str, Any]) -> str:

@@ -72,7 +72,7 @@ def seen_step(
     *,
     contention: float = 0.0,
     message_ms: float = 0.0,
-    cold_ms: float = 0.0,
+    cold_points: Sequence[tuple[float, float]] = ((1.0, 0.0),),
 ) -> StepTime | None:
     """The mean forward by number of rows, of records with a timeline; None with too few forwards.
 
@@ -81,13 +81,14 @@ def seen_step(
     (``points``, from one row on, milliseconds, behind as many cached tokens as the records have on
     the average), at the speed of the seen ones around them. From each forward is taken beforehand
     what the simulator adds to it: the share ``contention`` while the draft computes, ``message_ms``
-    for each block that arrives meanwhile, ``cold_ms`` behind a rest.
+    for each block that arrives meanwhile, ``cold_points`` (milliseconds by rows) behind a rest.
     """
     seen, places = defaultdict(list), defaultdict(set)
     for forward in _forwards(records):
         coldness = min(1.0, forward.wait_ms * 1e6 / COLD_AFTER_NS)
         bare_ms = forward.took_ms - message_ms * forward.num_blocks
-        bare_ms = bare_ms / (1 + contention * forward.overlap) - cold_ms * coldness
+        bare_ms /= 1 + contention * forward.overlap
+        bare_ms -= coldness * line_through(cold_points, forward.num_rows)
         seen[float(forward.num_rows)].append(bare_ms)
         places[float(forward.num_rows)].add(forward.place)
     often = [rows for rows in seen if len(places[rows]) >= _LEAST_FORWARDS]

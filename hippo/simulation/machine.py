@@ -33,6 +33,9 @@ class StepTime:
     kilotoken_ms: float = 0.0  # each 1,000 tokens cached before the rows
     row_kilotoken_ms: float = 0.0  # the same, for each row after the first
     points: tuple[tuple[float, float], ...] = ()
+    # What the first step behind a rest of 16 ms or more takes longer (behind a shorter one, so much
+    # less): numbers of rows in ascending order, each with its milliseconds.
+    cold_points: tuple[tuple[float, float], ...] = ()
 
     def ms(self, num_rows: int, context: int) -> float:
         """Milliseconds of ``num_rows`` rows (at least 1) behind ``context`` cached tokens."""
@@ -43,19 +46,29 @@ class StepTime:
         per_kilotoken = self.kilotoken_ms + self.row_kilotoken_ms * num_more
         return self.one_row_ms + several + per_kilotoken * kilotokens
 
+    def cold_ms(self, num_rows: int) -> float:
+        """Milliseconds that so many rows take longer behind a rest of 16 ms or more."""
+        return line_through(self.cold_points, num_rows) if self.cold_points else 0.0
+
     def scaled(self, factor: float) -> StepTime:
         """The same of a device that takes ``factor`` times as long."""
         numbers = {
             each.name: getattr(self, each.name) * factor
             for each in dataclasses.fields(self)
-            if each.name != "points"
+            if not each.name.endswith("points")
         }
-        return dataclasses.replace(self.with_rows_scaled(factor), **numbers)
+        scaled = self.with_rows_scaled(factor).with_cold_scaled(factor)
+        return dataclasses.replace(scaled, **numbers)
 
     def with_rows_scaled(self, factor: float) -> StepTime:
         """The same with so many times the cost of more rows, where ``points`` tell it."""
         points = tuple((rows, factor * more_ms) for rows, more_ms in self.points)
         return dataclasses.replace(self, points=points)
+
+    def with_cold_scaled(self, factor: float) -> StepTime:
+        """The same with so many times what a step behind a rest takes longer."""
+        points = tuple((rows, factor * more_ms) for rows, more_ms in self.cold_points)
+        return dataclasses.replace(self, cold_points=points)
 
 
 def line_through(points: Sequence[tuple[float, float]], x: float) -> float:
@@ -94,8 +107,6 @@ class Machine:
     target_scheduling_ms: float = 0.0
     target_contention: float = 0.0  # share by which a step is slower while the draft computes
     draft_contention: float = 0.0
-    target_cold_ms: float = 0.0  # what the first step behind a long rest takes longer
-    draft_cold_ms: float = 0.0
     jitter: float = 0.0
     sources: tuple[str, ...] = field(default=())  # where the numbers come from
 
@@ -126,8 +137,8 @@ class Machine:
             target_scheduling_ns=lambda: _MS * self.target_scheduling_ms * noise(),
             target_contention=self.target_contention,
             draft_contention=self.draft_contention,
-            target_cold_ns=_MS * self.target_cold_ms,
-            draft_cold_ns=_MS * self.draft_cold_ms,
+            target_cold_ns=lambda rows: _MS * self.target.cold_ms(rows),
+            draft_cold_ns=lambda rows: _MS * self.draft.cold_ms(rows),
         )
 
     def ideal(self) -> Machine:
@@ -174,10 +185,19 @@ def machine_from(values: Mapping[str, Any], *, where: str) -> Machine:
                 f"{where}: {side!r} must be an object with one_row_ms and, as you like, "
                 f"{', '.join(sorted(names - {'one_row_ms'}))}"
             )
-        numbers = {n: _number(step[n], where, n) for n in step if n != "points"}
-        steps[side] = StepTime(**numbers, points=_points(step.get("points", ()), where))
+        numbers = {n: _number(step[n], where, n) for n in step if not n.endswith("points")}
+        steps[side] = StepTime(
+            **numbers,
+            points=_points(step.get("points", ()), where),
+            cold_points=_points(step.get("cold_points", ()), where),
+        )
         if steps[side].one_row_ms <= 0:
             raise InvalidRequestError(f"{where}: {side}.one_row_ms must be above 0")
+        if any(cold_ms < 0 for _, cold_ms in steps[side].cold_points):
+            raise InvalidRequestError(
+                f"{where}: {side}.cold_points must not be below 0: they say what a step behind a "
+                "rest takes longer"
+            )
         points = steps[side].points
         if any(steps[side].one_row_ms + over_one_ms <= 0 for _, over_one_ms in points):
             raise InvalidRequestError(f"{where}: {side}.points must not say that rows take no time")

@@ -135,7 +135,7 @@ class Simulation:
             context = self._num_prompt_tokens + step.start_index
             num_rows = len(step.token_ids) * self._num_sequences
             duration = self._costs.target_ns(num_rows, context)
-            duration += self._costs.target_cold_ns * self._target.coldness
+            duration += self._costs.target_cold_ns(num_rows) * self._target.coldness
             self._target.run(duration, partial(self._finish_target, step, wait_ns, context))
 
     def _finish_target(self, step: VerifyStep, wait_ns: float, context: int) -> None:
@@ -216,7 +216,7 @@ class Simulation:
             context = self._num_draft_prompt_tokens + step.start_index
             num_rows = len(step.token_ids) * self._num_sequences
             duration = self._costs.draft_ns(num_rows, context)
-            duration += self._costs.draft_cold_ns * self._draft.coldness
+            duration += self._costs.draft_cold_ns(num_rows) * self._draft.coldness
             self._draft.run(duration, partial(self._finish_draft, self._life, step))
 
     def _finish_draft(self, life: int, step: DraftStep) -> None:

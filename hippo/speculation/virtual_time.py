@@ -11,13 +11,17 @@ from hippo.speculation.stats import SpeculationStats
 from hippo.types import Verdict
 
 _MS = 1_000_000
-COLD_AFTER_NS = 5 * _MS  # then nothing of a device's data is in the cache that it shares
+COLD_AFTER_NS = 16 * _MS  # the rest that ``target_cold_ns`` and ``draft_cold_ns`` are for
 
 StepCost = Callable[[int, int], float]
 """Nanoseconds of one forward, of its rows and of the tokens cached before them."""
 
 
 def _no_delay() -> float:
+    return 0.0
+
+
+def _never_cold(_num_rows: int) -> float:
     return 0.0
 
 
@@ -49,9 +53,10 @@ class Costs:
     # memory or a processor's units. Of a step that overlaps in part, that part is.
     target_contention: float = 0.0
     draft_contention: float = 0.0
-    # What the first step behind a long rest takes longer: others have filled the caches meanwhile.
-    target_cold_ns: float = 0.0
-    draft_cold_ns: float = 0.0
+    # What the first step behind a rest of COLD_AFTER_NS or more takes longer, by its rows, for
+    # others have filled the caches meanwhile; behind a shorter one it is so much less.
+    target_cold_ns: Callable[[int], float] = _never_cold
+    draft_cold_ns: Callable[[int], float] = _never_cold
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +163,7 @@ class Device:
 
     @property
     def coldness(self) -> float:
-        """How much of the last run's data is in no cache any more, from 0 to 1."""
+        """How long it has rested, as a share of ``COLD_AFTER_NS``: from 0 to 1."""
         return min(1.0, (self._clock.now - self._ended) / COLD_AFTER_NS)
 
     def take_idle_ns(self) -> float:

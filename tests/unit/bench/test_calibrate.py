@@ -20,24 +20,24 @@ DELAYS = {"idle": [0.1, 0.1, 5.0], "busy": [0.1, 1.1, 3.1, 0.2]}
 
 
 class FakeStepper:
-    """A step takes a millisecond a row, a fourth more while the other one steps, and half a
-    millisecond more at once behind steps of the other one."""
+    """A step takes a millisecond a row, a fourth more while the other one steps, and two more at
+    once behind steps of the other one, where it has not settled."""
 
     def __init__(self) -> None:
         self.other: FakeStepper | None = None
         self.rows = 0
         self.is_cold = False
-        self.is_mean = False  # of many steps
 
-    def begin(self, rows: int, seconds: float) -> None:
+    def begin(self, rows: int, _seconds: float, settle_s: float = 0.0) -> None:
         assert self.rows == 0, "still stepping"
-        self.rows, self.is_mean = rows, seconds > 0
+        self.rows = rows
+        self.is_cold = self.is_cold and not settle_s
 
     def end(self) -> float:
         assert self.other is not None
         took = self.rows * (1.25 if self.other.rows else 1.0)
-        if self.is_cold and not self.is_mean:
-            took += 0.5
+        if self.is_cold:
+            took += 2.0
         self.is_cold, self.other.is_cold = False, True
         self.rows = 0
         return took
@@ -52,7 +52,10 @@ def rounds() -> Rounds:
 def test_steps_are_timed_alone_and_beside_each_other() -> None:
     found = calibration_of(rounds(), DELAYS)
     assert found.contention == {"target": pytest.approx(0.25), "draft": pytest.approx(0.25)}
-    assert found.cold_ms == {"target": pytest.approx(0.5), "draft": pytest.approx(0.5)}
+    assert dict(found.cold_ms["target"]) == pytest.approx(dict.fromkeys((1, 4, 8, 16, 32), 2.0))
+    # The draft had rested for 3, 6, 10, 18 and 34 ms; what is told is for 16.
+    expected = sum(2 * 16 / rest_ms for rest_ms in (3, 6, 10, 18, 34)) / 5
+    assert dict(found.cold_ms["draft"]) == {5: pytest.approx(expected)}
     for side in ("target", "draft"):
         assert found.step_ms[side] == tuple((rows, rows) for rows in ROWS[side])
 
@@ -71,8 +74,8 @@ class FakeReceiver:
     def __init__(self) -> None:
         self.is_sent_to = False
 
-    def begin(self, _rows: int, _seconds: float) -> None:
-        pass
+    def begin(self, _rows: int, _seconds: float, settle_s: float = 0.0) -> None:
+        assert settle_s > 0
 
     def end(self) -> float:
         return 20 / (1 - 0.2) if self.is_sent_to else 20.0
@@ -125,7 +128,7 @@ def test_several_calibrations_are_one_of_all_their_rounds(tmp_path: Path) -> Non
         {rows: 1.5 * rows for rows in ROWS["target"]}
     )
     assert found.contention["draft"] == pytest.approx(0.25)
-    assert found.cold_ms["draft"] == pytest.approx(0.75)
+    assert dict(found.cold_ms["target"])[8] == pytest.approx(3.0)
     assert found.block_ms == pytest.approx(0.2)
     assert found.late_share == pytest.approx(0.5)
 

@@ -84,7 +84,7 @@ def test_a_fit_recovers_known_costs_and_predicts_other_policies(traces: list[Tra
 
 def test_a_calibration_tells_what_one_policy_does_not_show(traces: list[Trace]) -> None:
     rows = (1.0, 2.0, 4.0, 8.0, 33.0)
-    truth = replace(TRUTH, draft_cold_ms=0.8)
+    truth = replace(TRUTH, draft=replace(TRUTH.draft, cold_points=((1.0, 0.8),)))
     own, alone = records("serial γ=5", traces, truth), records("target-only", traces, truth)
     # The machine was half as fast when it was calibrated: the shape counts, not the size.
     calibration = Calibration(
@@ -93,7 +93,7 @@ def test_a_calibration_tells_what_one_policy_does_not_show(traces: list[Trace]) 
             "draft": tuple((n, 2 * TRUTH.draft.ms(int(n), 0)) for n in rows),
         },
         contention={"target": 0.1, "draft": 0.2},
-        cold_ms={"target": 0.0, "draft": 2 * truth.draft_cold_ms},
+        cold_ms={"target": ((1.0, 0.0), (8.0, 0.0)), "draft": ((5.0, 2 * 0.8),)},
         block_ms=0.4,
     )
     found = fit(own, alone, traces, name="", most_replays=250, calibration=calibration).machine
@@ -101,8 +101,8 @@ def test_a_calibration_tells_what_one_policy_does_not_show(traces: list[Trace]) 
     assert found.target.ms(33, 0) == pytest.approx(TRUTH.target.ms(33, 0), rel=0.08)
     assert found.target_contention == pytest.approx(0.1, rel=0.5)
     assert found.draft_contention == pytest.approx(0.2, rel=0.5)
-    assert found.draft_cold_ms == pytest.approx(truth.draft_cold_ms, rel=0.5)
-    assert found.target_cold_ms < 0.1
+    assert found.draft.cold_ms(1) == pytest.approx(0.8, rel=0.5)
+    assert found.target.cold_ms(8) == 0.0
     # 0.2 ms at the speed of the records, of which a message to a target that rests takes a part.
     block_ms = found.target_message_ms + found.target_interruption_ms
     assert block_ms == pytest.approx(0.2, rel=0.1)

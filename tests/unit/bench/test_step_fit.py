@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.step_fit import fit_preemption, fit_step, seen_step
-from hippo.simulation.machine import StepTime
+from hippo.simulation.machine import StepTime, line_through
 
 TRUTH = StepTime(one_row_ms=4.0, several_ms=0.5, row_ms=0.2, kilotoken_ms=1.0, row_kilotoken_ms=0.3)
 MESSAGE_MS = 0.1
@@ -20,10 +20,10 @@ def answer(
     slow: int = -1,
     time: StepTime = TRUTH,
     most_rows: int = 33,
-    cold_ms: float = 0.0,
+    cold_points: tuple[tuple[float, float], ...] = ((1.0, 0.0),),
 ) -> dict[str, Any]:
     """Forwards of many sizes; in every third of them two blocks arrive, and one is held up. Every
-    second one is behind a rest, and cold."""
+    second one is behind a rest of 8 ms, and half cold."""
     verdicts: list[dict[str, float]] = [{"at": 0.0, "rows": 0, "context": 0, "forward": 30.0}]
     blocks: list[dict[str, float]] = []
     now = 0.0
@@ -32,11 +32,11 @@ def answer(
         num_blocks = 2 * (k % 3 == 0)
         is_cold = k % 2 == 0
         forward = time.ms(rows, context) + MESSAGE_MS * num_blocks + 20.0 * (k == slow)
-        forward += cold_ms * is_cold
+        forward += line_through(cold_points, rows) * is_cold / 2
         blocks += [{"at": now + 1.0}] * num_blocks
         now += forward
         verdict = {"at": now, "rows": rows, "context": context, "forward": forward}
-        verdicts.append({**verdict, "wait": 9.0 * is_cold})
+        verdicts.append({**verdict, "wait": 8.0 * is_cold})
     timings = {"decode": now, "draft_wait": None, "target_wait": 0.0, "target_forward": now}
     return {
         "system": "serial γ=7",
@@ -68,6 +68,7 @@ def test_what_is_slow_for_a_while_counts_as_often_as_it_was() -> None:
         assert found.time.ms(rows, 0) == pytest.approx(expected, rel=0.02)
 
 
+COLD = ((1.0, 0.3), (9.0, 1.4))
 FLAT = StepTime(one_row_ms=4.0, several_ms=-0.5, row_ms=0.2)  # two rows take less than one
 
 
@@ -76,10 +77,10 @@ def test_what_the_records_show_is_taken_from_them_and_the_rest_from_a_calibratio
     rows = (1.0, 2.0, 4.0, 8.0, 16.0, 33.0)
     points = [(n, 2 * FLAT.ms(int(n), 0) * (1.5 if n == 4 else 1.0)) for n in rows]
     records = [
-        answer(num_forwards=99, seed=seed, slow=9, time=FLAT, most_rows=9, cold_ms=0.7)
+        answer(num_forwards=99, seed=seed, slow=9, time=FLAT, most_rows=9, cold_points=COLD)
         for seed in range(4)
     ]
-    found = seen_step(records, points, message_ms=MESSAGE_MS, cold_ms=0.7)
+    found = seen_step(records, points, message_ms=MESSAGE_MS, cold_points=COLD)
     assert found is not None
     for num_rows in (1, 2, 3, 4, 5, 8, 9, 33):
         assert found.ms(num_rows, 0) == pytest.approx(FLAT.ms(num_rows, 0), rel=0.01)

@@ -122,11 +122,17 @@ def test_a_block_takes_more_of_the_target_in_a_step_than_at_rest() -> None:
 
 
 def test_the_first_step_of_each_side_behind_its_rest_is_cold() -> None:
-    cold = dataclasses.replace(FREE, target_cold_ms=0.25, draft_cold_ms=0.5)
+    cold = dataclasses.replace(
+        FREE,
+        target=dataclasses.replace(FREE.target, cold_points=((1, 9.0), (5, 1.0))),
+        draft=dataclasses.replace(FREE.draft, cold_points=((1, 0.8),)),
+    )
     serial, off = (
         replay_all(PolicyChoice(n, 4), always_right(501), cold) for n in ("serial", "off")
     )
-    assert serial.ms_per_token == pytest.approx((10 + 0.25 + 4 + 0.5) / 5, rel=0.01)
+    # The target rests for what the draft's four steps take, the draft for one step of five rows.
+    draft_ms = pytest.approx(4 + 0.8 * 10 / 16, rel=0.04)
+    assert 5 * serial.ms_per_token - 10 - 1.0 * 4.5 / 16 == draft_ms
     assert off.ms_per_token == pytest.approx(10)
 
 

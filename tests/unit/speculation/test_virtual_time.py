@@ -77,7 +77,7 @@ def test_a_device_gets_cold_with_its_rest() -> None:
     device = Device(clock)
     found = []
     device.run(100.0, lambda: found.append(device.coldness))
-    for later_ms in (1.0, 2.5, 7.0):
+    for later_ms in (3.2, 8.0, 20.0):
         clock.at(100.0 + later_ms * 1e6, lambda: found.append(device.coldness))
     clock.run()
     assert found == [0.0, pytest.approx(0.2), pytest.approx(0.5), 1.0]
