@@ -32,13 +32,13 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bench.block_stream import BLOCK_EVERY_S, receive_blocks, send_blocks
+from bench.calibration import SIDES, Calibration, Rounds, calibration_of
 from bench.environment import ROOT, describe_environment
 from bench.step_time import random_clip
 from hippo.benchmark.tables import wide_console
@@ -53,10 +53,8 @@ from hippo.types import ChatMessage, FramePlan, MediaPart, TextPart
 from services.draft.config import DraftSettings
 from services.target.config import TargetSettings
 
-SIDES = ("target", "draft")
 ROWS = {"target": (1, 2, 3, 4, 6, 8, 11, 16, 24, 32), "draft": (1, 2, 3, 5, 9, 13)}
 _BESIDE = {"target": (1, 4, 8, 16), "draft": (1, 5)}  # rows timed while the other one steps
-_LATE_MS = 0.3  # beyond what a message takes to a core that idles
 _MESSAGE_WORK_MS = 0.16  # what the gateway does about a block (docs/performance.md)
 _MESSAGE_EVERY_S = 0.0021
 _BLOCK_ROWS = 24  # of the target's steps meanwhile: what adaptive and always optimistic verify
@@ -68,70 +66,6 @@ _CONTEXT = 180  # cached tokens: the mean over the answers to short prompts
 _SETTLE_S = 0.1  # of steps before those that are timed
 _TURNS = 12  # of the target's step and the draft's steps for each number of rows
 _SETTLE_TURNS = 4  # the first ones, which do not count
-
-Points = tuple[tuple[float, float], ...]
-Rounds = dict[str, dict[str, dict[str, list[float]]]]  # by side, kind and rows: ms a round
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """Of each side: milliseconds by rows, alone, the share by which steps beside the other one's
-    are slower, and the milliseconds by rows that the steps behind a rest of 16 ms take longer. Of
-    messages to a core that computes: the share that waits, and how long these wait on the average.
-    The milliseconds by which a block makes the target's step longer (None: that was not measured).
-    """
-
-    step_ms: Mapping[str, Points]
-    contention: Mapping[str, float]
-    cold_ms: Mapping[str, Points]
-    late_share: float = 0.0
-    late_ms: float = 0.0
-    block_ms: float | None = None
-
-
-def read_calibrations(paths: Sequence[Path], dtype: str) -> Calibration:
-    """From what ``main`` wrote, all rounds together; ValueError when one is of another dtype."""
-    rounds: Rounds = {side: defaultdict(lambda: defaultdict(list)) for side in SIDES}
-    delays_ms: dict[str, list[float]] = defaultdict(list)
-    blocks_ms: list[float] = []
-    for path in paths:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document["dtype"] != dtype:
-            raise ValueError(f"{path} was measured in {document['dtype']}, not in {dtype}")
-        for side, kinds in document["rounds_ms"].items():
-            for kind, by_rows in kinds.items():
-                for rows, values in by_rows.items():
-                    rounds[side][kind][rows] += values
-        for core, values in document["delays_ms"].items():
-            delays_ms[core] += values
-        blocks_ms += document.get("blocks_ms", [])
-    return calibration_of(rounds, delays_ms, blocks_ms)
-
-
-def calibration_of(
-    rounds: Rounds, delays_ms: Mapping[str, Sequence[float]], blocks_ms: Sequence[float] = ()
-) -> Calibration:
-    """Of rounds by side, kind (see ``measure``) and rows, of messages' delays on a core that idles
-    and on one that steps, and of what a block took in each round (``measure_blocks``); what
-    anything takes longer is never below 0."""
-    step_ms, contention, cold_ms = {}, {}, {}
-    for side, kinds in rounds.items():
-        alone, beside, behind = (
-            {rows: statistics.mean(values) for rows, values in kinds[kind].items()}
-            for kind in ("alone", "beside", "behind a rest")
-        )
-        step_ms[side] = tuple(sorted((float(rows), took) for rows, took in alone.items()))
-        share = sum(beside.values()) / sum(alone[rows] for rows in beside)
-        contention[side] = max(0.0, share - 1)
-        cold_ms[side] = tuple(
-            sorted((float(rows), max(0.0, took)) for rows, took in behind.items())
-        )
-    usual_ms = statistics.median(delays_ms["idle"])
-    excess = [delay - usual_ms for delay in delays_ms["busy"]]
-    late = [value for value in excess if value > _LATE_MS]
-    late_ms = statistics.mean(late) if late else 0.0
-    block_ms = max(0.0, statistics.mean(blocks_ms)) if blocks_ms else None
-    return Calibration(step_ms, contention, cold_ms, len(late) / len(excess), late_ms, block_ms)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize
 
-from bench.calibrate import SIDES, Calibration, Points
+from bench.calibration import SIDES, Calibration, Points
 from bench.step_fit import TargetStep, fit_preemption, fit_step, seen_step
 from bench.sums import Sums, recorded, replayed_under
 from bench.systems import policy_of
@@ -68,6 +68,8 @@ _CALIBRATED_SPREADS = {
     "draft_row": 0.15,
     "target_contention": 0.2,
     "draft_contention": 0.2,
+    "target_cold": 0.1,
+    "draft_cold": 0.1,
 }
 _CALIBRATED_AWAY = ("row",)
 _ONLY_CALIBRATED = ("target_cold", "draft_cold")  # sums do not tell them from slower steps

@@ -90,8 +90,8 @@ def fit_section(fit: Mapping[str, Any]) -> str:
             f"target steps {machine.target_scheduling_ms:.2f}; a message one way "
             f"{machine.leg_ms:.2f}, of the draft's core {machine.draft_message_ms:.2f}, of the "
             f"target's {machine.target_message_ms:.3f}, in a step "
-            f"{machine.target_interruption_ms:.3f} more; a verdict's text and stream, of the draft's "
-            f"core {machine.draft_verdict_ms:.2f}.",
+            f"{machine.target_interruption_ms:.3f} more; a verdict's text and stream, of the "
+            f"draft's core {machine.draft_verdict_ms:.2f}.",
         ]
     return "\n".join(lines)
 

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.agreement import AGREEMENT
-from bench.calibrate import Calibration, read_calibrations
+from bench.calibration import Calibration, read_calibrations
 from bench.environment import ROOT
 from bench.fitting import fit
 from bench.repeats import all_records, run_noise

@@ -7,14 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.calibrate import (
-    ROWS,
-    Rounds,
-    calibration_of,
-    measure,
-    measure_blocks,
-    read_calibrations,
-)
+from bench.calibrate import ROWS, measure, measure_blocks
+from bench.calibration import Rounds, calibration_of, read_calibrations
 
 DELAYS = {"idle": [0.1, 0.1, 5.0], "busy": [0.1, 1.1, 3.1, 0.2]}
 

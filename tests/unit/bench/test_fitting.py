@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.calibrate import Calibration
+from bench.calibration import Calibration
 from bench.fitting import fit
 from bench.simulate_fit import predict
 from bench.sums import recorded, replayed
