@@ -23,7 +23,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from bench.calibration import SIDES, Calibration, Points
-from bench.step_fit import TargetStep, fit_preemption, fit_step, seen_step
+from bench.step_fit import TargetStep, fit_cold_start, fit_preemption, fit_step, seen_step
 from bench.sums import Sums, recorded, replayed_under
 from bench.systems import policy_of
 from hippo.simulation.machine import Machine, StepTime
@@ -118,7 +118,7 @@ def fit(
     if not goal.num_drafted:
         raise ValueError("nothing is to be learnt about the draft from answers without one")
     alone = recorded(baseline)
-    step = _target_step([*records, *baseline], alone, calibration)
+    step = _target_step(records, baseline, alone, calibration)
     start = _start(goal, alone, num_answers, step)
     if (preemption := fit_preemption(records)) is not None:
         block, verdict = preemption.block_ms, preemption.verdict_ms
@@ -158,23 +158,29 @@ def fit(
 
 
 def _target_step(
-    records: Sequence[Mapping[str, Any]], alone: Sums, calibration: Calibration | None
+    records: Sequence[Mapping[str, Any]],
+    baseline: Sequence[Mapping[str, Any]],
+    alone: Sums,
+    calibration: Calibration | None,
 ) -> TargetStep | None:
     """The target's forwards, where the records have timelines."""
     if calibration is None:
-        return fit_step(records)
+        return fit_step([*records, *baseline])
     points = calibration.step_ms["target"]
     speed = alone.forward / alone.num_forwards / points[0][1]
     message_ms = _MESSAGE_SHARE * alone.rest / alone.num_forwards
     block_ms = max(message_ms, speed * (calibration.block_ms or 0.0))
+    cold_points = [(rows, speed * ms) for rows, ms in calibration.cold_ms["target"]]
+    cold_start = fit_cold_start(baseline, cold_points[0][1])
     time = seen_step(
-        records,
+        [*records, *baseline],
         points,
         contention=calibration.contention["target"],
         message_ms=block_ms,
-        cold_points=[(rows, speed * ms) for rows, ms in calibration.cold_ms["target"]],
+        cold_points=cold_points,
+        cold_start=cold_start,
     )
-    return None if time is None else TargetStep(time, message_ms)
+    return None if time is None else TargetStep(time, message_ms, cold_start)
 
 
 def _misfit(goal: Sums, found: Sums) -> float:
@@ -283,6 +289,7 @@ def _frame(records: Sequence[Mapping[str, Any]], name: str, step: TargetStep | N
         target_prefill_ms=prefill,
         draft_prefill_ms=draft_prefill,
         selection_ms=max(0.0, begin - fmean(map(first_steps_ms, records))),
+        target_cold_start=step.cold_start if step is not None else 0.0,
         jitter=_JITTER,
     )
 

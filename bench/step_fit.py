@@ -15,10 +15,14 @@ import numpy as np
 from scipy.optimize import nnls
 
 from hippo.simulation.machine import StepTime, line_through
-from hippo.speculation.virtual_time import COLD_AFTER_NS
+from hippo.speculation.virtual_time import COLD_AFTER_NS, start_coldness
+
+Points = Sequence[tuple[float, float]]
 
 _LEAST_FORWARDS = 20
+_NUM_STARTING = 10  # forwards of an answer, in which the weights come back to the cache
 _PASSES = 3
+_WENT_ON_MS = 0.1  # a draft that waited no longer had its next step to do
 # Forwards that take so many times what was expected of them were disturbed. Less is no disturbance:
 # beside other tenants forwards of several rows take half as long again for a tenth of a second.
 _OUTLIER = 2.0
@@ -26,10 +30,12 @@ _OUTLIER = 2.0
 
 @dataclass(frozen=True, slots=True)
 class TargetStep:
-    """A fitted forward, and what a block that arrives meanwhile adds to it."""
+    """A fitted forward, what a block that arrives meanwhile adds to it, and how cold the first one
+    behind a prompt is (``Machine.target_cold_start``)."""
 
     time: StepTime
     message_ms: float
+    cold_start: float = 0.0
 
 
 def fit_step(records: Sequence[Mapping[str, Any]]) -> TargetStep | None:
@@ -68,11 +74,12 @@ def fit_step(records: Sequence[Mapping[str, Any]]) -> TargetStep | None:
 
 def seen_step(
     records: Sequence[Mapping[str, Any]],
-    points: Sequence[tuple[float, float]],
+    points: Points,
     *,
     contention: float = 0.0,
     message_ms: float = 0.0,
-    cold_points: Sequence[tuple[float, float]] = ((1.0, 0.0),),
+    cold_points: Points = ((1.0, 0.0),),
+    cold_start: float = 0.0,
 ) -> StepTime | None:
     """The mean forward by number of rows, of records with a timeline; None with too few forwards.
 
@@ -81,11 +88,13 @@ def seen_step(
     (``points``, from one row on, milliseconds, behind as many cached tokens as the records have on
     the average), at the speed of the seen ones around them. From each forward is taken beforehand
     what the simulator adds to it: the share ``contention`` while the draft computes, ``message_ms``
-    for each block that arrives meanwhile, ``cold_points`` (milliseconds by rows) behind a rest.
+    for each block that arrives meanwhile, ``cold_points`` (milliseconds by rows) behind a rest, and
+    the share ``cold_start`` of these behind the prompt.
     """
     seen, places = defaultdict(list), defaultdict(set)
     for forward in _forwards(records):
         coldness = min(1.0, forward.wait_ms * 1e6 / COLD_AFTER_NS)
+        coldness = max(coldness, cold_start * start_coldness(forward.place[2]))
         bare_ms = forward.took_ms - message_ms * forward.num_blocks
         bare_ms /= 1 + contention * forward.overlap
         bare_ms -= coldness * line_through(cold_points, forward.num_rows)
@@ -108,6 +117,24 @@ def seen_step(
     return StepTime(one_row_ms=one_row, points=over_one)
 
 
+def fit_cold_start(baseline: Sequence[Mapping[str, Any]], cold_ms: float) -> float:
+    """By what share of ``cold_ms`` (one row, behind a rest) the first forward behind a prompt is
+    slower than the later ones: least squares over the first forwards of target-only answers with a
+    timeline; 0 without."""
+    by_number = defaultdict(list)
+    for forward in _forwards(baseline):
+        if forward.num_rows == 1:
+            by_number[min(forward.place[2], _NUM_STARTING)].append(forward.took_ms)
+    if _NUM_STARTING not in by_number or not cold_ms:
+        return 0.0
+    usual_ms = _usual_mean(by_number.pop(_NUM_STARTING))
+    shares = {number: start_coldness(number) for number in by_number}
+    more = sum(
+        shares[number] * (_usual_mean(took) - usual_ms) for number, took in by_number.items()
+    )
+    return max(0.0, more / sum(share**2 for share in shares.values()) / cold_ms)
+
+
 def _usual_mean(values: Sequence[float]) -> float:
     """Without those that something held up."""
     most = _OUTLIER * fmean(values)
@@ -126,6 +153,7 @@ def fit_preemption(records: Sequence[Mapping[str, Any]]) -> Preemption | None:
     """Least squares over all blocks of records with a timeline; None without, or with too few.
 
     A verdict costs no less than a block: the commit that follows it is a message to the draft, too.
+    A block behind which the draft waited kept it from nothing.
     """
     rows = []
     for record in records:
@@ -135,7 +163,8 @@ def fit_preemption(records: Sequence[Mapping[str, Any]]) -> Preemption | None:
         verdicts = [verdict["at"] for verdict in timeline["verdicts"]]
         for before, block in itertools.pairwise(timeline["blocks"]):
             num_verdicts = bisect_left(verdicts, block["at"]) - bisect_left(verdicts, before["at"])
-            rows.append([1.0 + num_verdicts, num_verdicts, block["preempted"]])
+            went_on = block["wait"] < _WENT_ON_MS
+            rows.append([went_on + num_verdicts, num_verdicts, block["preempted"]])
     if len(rows) < _LEAST_FORWARDS:
         return None
     table = np.array(rows)

@@ -107,6 +107,8 @@ class Machine:
     target_scheduling_ms: float = 0.0
     target_contention: float = 0.0  # share by which a step is slower while the draft computes
     draft_contention: float = 0.0
+    # How cold the target's first step behind its prefill is: a share of its ``cold_points``.
+    target_cold_start: float = 0.0
     jitter: float = 0.0
     sources: tuple[str, ...] = field(default=())  # where the numbers come from
 
@@ -138,6 +140,7 @@ class Machine:
             target_contention=self.target_contention,
             draft_contention=self.draft_contention,
             target_cold_ns=lambda rows: _MS * self.target.cold_ms(rows),
+            target_cold_start=self.target_cold_start,
             draft_cold_ns=lambda rows: _MS * self.draft.cold_ms(rows),
         )
 

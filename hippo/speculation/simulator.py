@@ -19,7 +19,7 @@ from hippo.speculation.drafter import Drafter, DraftStep
 from hippo.speculation.policies import Policy
 from hippo.speculation.step_mean import StepMean
 from hippo.speculation.verifier import Verifier, VerifyStep, Wait
-from hippo.speculation.virtual_time import Costs, Device, Outage, Outcome
+from hippo.speculation.virtual_time import Costs, Device, Outage, Outcome, start_coldness
 from hippo.types import Block, Commit, Timing, Verdict
 
 __all__ = ["Costs", "Outage", "Outcome", "Simulation", "TokenFunction"]
@@ -135,7 +135,7 @@ class Simulation:
             context = self._num_prompt_tokens + step.start_index
             num_rows = len(step.token_ids) * self._num_sequences
             duration = self._costs.target_ns(num_rows, context)
-            duration += self._costs.target_cold_ns(num_rows) * self._target.coldness
+            duration += self._costs.target_cold_ns(num_rows) * self._target_coldness()
             self._target.run(duration, partial(self._finish_target, step, wait_ns, context))
 
     def _finish_target(self, step: VerifyStep, wait_ns: float, context: int) -> None:
@@ -155,6 +155,11 @@ class Simulation:
         self._tell(self._verifier.finish_step(step, target_ids, timing))
         self._target.disturb(self._costs.target_scheduling_ns())
         self._drive_target()
+
+    def _target_coldness(self) -> float:
+        num_steps = len(self._outcome.verdicts) - 1  # the first one is the prefill's
+        start = self._costs.target_cold_start * start_coldness(num_steps)
+        return max(self._target.coldness, start)
 
     def _tell(self, verdict: Verdict) -> None:
         self._outcome.verdicts.append(verdict)
@@ -210,9 +215,11 @@ class Simulation:
         drafter = self._drafter
         if drafter is None or self._draft.is_busy:
             return
-        self._send_block(drafter)
+        has_sent = self._send_block(drafter)
         step = drafter.next_step()
         if step is not None:
+            if has_sent:  # what others do about the block holds this step up
+                self._draft_preempted_ns += self._costs.draft_message_ns
             context = self._num_draft_prompt_tokens + step.start_index
             num_rows = len(step.token_ids) * self._num_sequences
             duration = self._costs.draft_ns(num_rows, context)
@@ -237,14 +244,15 @@ class Simulation:
         num_settled = len(step.token_ids) - step.num_guessed
         self._draft_step_mean.observe(duration_ns, num_drafted=num_drafted, num_settled=num_settled)
 
-    def _send_block(self, drafter: Drafter) -> None:
+    def _send_block(self, drafter: Drafter) -> bool:
         self._draft_wait_ns += self._draft.take_idle_ns()
         block = drafter.take_block(self._draft_step_mean.token_ns, round(self._draft_wait_ns))
         if block is not None:
             block = replace(block, preempted_ns=round(self._draft_preempted_ns))
             self._draft_wait_ns = self._draft_preempted_ns = 0.0
-            self._preempt_draft(self._costs.draft_message_ns)
+            self._draft.disturb(self._costs.draft_message_ns)
             self._send(f"draft {self._life} to gateway", partial(self._on_block, self._life, block))
+        return block is not None
 
     def _at_draft(self, life: int, action: Action) -> None:
         if self._drafter is None or life != self._life:

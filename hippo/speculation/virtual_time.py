@@ -12,6 +12,7 @@ from hippo.types import Verdict
 
 _MS = 1_000_000
 COLD_AFTER_NS = 16 * _MS  # the rest that ``target_cold_ns`` and ``draft_cold_ns`` are for
+_STAYS_COLD = 0.6  # of what a step behind a prompt takes longer, in the next one
 
 StepCost = Callable[[int, int], float]
 """Nanoseconds of one forward, of its rows and of the tokens cached before them."""
@@ -23,6 +24,12 @@ def _no_delay() -> float:
 
 def _never_cold(_num_rows: int) -> float:
     return 0.0
+
+
+def start_coldness(num_steps: int) -> float:
+    """How cold the step behind a prompt and so many steps still is, as a share of the first one:
+    the second one is as cold, as a prompt uses the weights once."""
+    return _STAYS_COLD ** max(0, num_steps - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,8 @@ class Costs:
     # others have filled the caches meanwhile; behind a shorter one it is so much less.
     target_cold_ns: Callable[[int], float] = _never_cold
     draft_cold_ns: Callable[[int], float] = _never_cold
+    # How cold the target's first step behind its prefill is: a share of ``target_cold_ns``.
+    target_cold_start: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

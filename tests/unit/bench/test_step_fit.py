@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from bench.step_fit import fit_preemption, fit_step, seen_step
+from bench.step_fit import fit_cold_start, fit_preemption, fit_step, seen_step
 from hippo.simulation.machine import StepTime, line_through
+from hippo.speculation.virtual_time import start_coldness
 
 TRUTH = StepTime(one_row_ms=4.0, several_ms=0.5, row_ms=0.2, kilotoken_ms=1.0, row_kilotoken_ms=0.3)
 MESSAGE_MS = 0.1
@@ -86,6 +87,26 @@ def test_what_the_records_show_is_taken_from_them_and_the_rest_from_a_calibratio
         assert found.ms(num_rows, 0) == pytest.approx(FLAT.ms(num_rows, 0), rel=0.01)
 
 
+def test_the_first_forwards_behind_a_prompt_are_as_cold_as_the_baseline_says() -> None:
+    shares = [0.5 * start_coldness(k) for k in range(40)]
+    verdicts: list[dict[str, float]] = [{"at": 0.0, "rows": 0, "context": 0, "forward": 30.0}]
+    for k, share in enumerate(shares):
+        verdict = {"at": 5.0 * (k + 1), "rows": 1, "context": 9, "wait": 0.0}
+        verdicts.append({**verdict, "forward": 4.0 + 2.0 * share})
+    timings = {"decode": 200.0, "draft_wait": None, "target_wait": 0.0, "target_forward": 180.0}
+    figures = {
+        "timeline_ms": {"verdicts": verdicts, "blocks": []},
+        "timings_ms": timings,
+        "num_drafted_tokens": 0,
+    }
+    records = [{"system": "target-only", "clip": str(n), "figures": figures} for n in range(20)]
+    assert fit_cold_start(records, 2.0) == pytest.approx(0.5, rel=0.02)
+    assert fit_cold_start(records, 0.0) == fit_cold_start([{"figures": {}}], 2.0) == 0.0
+    found = seen_step(records, [(1.0, 4.0)], cold_points=[(1.0, 2.0)], cold_start=0.5)
+    assert found is not None
+    assert found.ms(1, 0) == pytest.approx(4.0, rel=0.001)
+
+
 def test_the_same_few_places_repeated_are_no_more_than_few() -> None:
     slow = FLAT.scaled(3.0)
     often = [answer(num_forwards=99, seed=seed, time=FLAT, most_rows=4) for seed in range(4)]
@@ -111,7 +132,9 @@ def test_what_blocks_and_verdicts_take_from_the_drafts_core_is_told_apart() -> N
     for k in range(40):
         num_verdicts = int(k % 3 == 0)
         verdicts += [{"at": k - 0.5}] * num_verdicts
-        blocks.append({"at": float(k), "preempted": 0.3 + 0.9 * num_verdicts})
+        waited = k % 5 == 0  # behind the block before, which then kept the draft from nothing
+        preempted = 0.3 * (not waited) + 0.9 * num_verdicts
+        blocks.append({"at": float(k), "wait": 6.0 * waited, "preempted": preempted})
     record = {"figures": {"timeline_ms": {"verdicts": verdicts, "blocks": blocks}}}
     found = fit_preemption([record])
     assert found is not None

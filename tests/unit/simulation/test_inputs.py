@@ -100,6 +100,8 @@ def test_a_machine_survives_json(tmp_path: Path) -> None:
         ({"leg_ms": -1}, "at least 0"),
         ({"target": {"one_row_ms": 5, "points": [[1, 0], [2, -5], [3, 1]]}}, "take no time"),
         ({"target": {"one_row_ms": 5, "points": [[1, 0], [2, -1]]}}, "the last of target.points"),
+        ({"target": {"one_row_ms": 5, "cold_points": [[1, -0.1]]}}, "must not be below 0"),
+        ({"target": {"one_row_ms": 5, "cold_points": [1, 2]}}, "points are a list of pairs"),
         ({"leg_ms": "fast"}, "a number"),
         ({"draft": {"row_ms": 1}}, "one_row_ms"),
         ({"target": {"one_row_ms": 0}}, "above 0"),

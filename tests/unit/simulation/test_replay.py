@@ -136,6 +136,18 @@ def test_the_first_step_of_each_side_behind_its_rest_is_cold() -> None:
     assert off.ms_per_token == pytest.approx(10)
 
 
+def test_the_first_steps_behind_the_prompt_are_cold_however_short_the_rest() -> None:
+    cold = dataclasses.replace(
+        FREE,
+        target=dataclasses.replace(FREE.target, cold_points=((1, 4.0),)),
+        target_cold_start=0.5,
+    )
+    outcome = replay(PolicyChoice("off"), always_right(41)[0], cold)
+    steps_ms = [verdict.timing.forward_ns / 1e6 for verdict in outcome.verdicts[1:]]
+    assert steps_ms[:4] == pytest.approx([12.0, 12.0, 11.2, 10.72])
+    assert steps_ms[-1] == pytest.approx(10.0)
+
+
 @pytest.mark.parametrize("policy", ["serial", "vpsd", "adaptive"])
 def test_decoding_gets_no_faster_with_the_networks_delay(policy: str) -> None:
     traces = drawn_traces(agreement=0.85, num_traces=6, num_tokens=300)
