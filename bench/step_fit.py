@@ -91,13 +91,14 @@ def seen_step(
     for each block that arrives meanwhile, ``cold_points`` (milliseconds by rows) behind a rest, and
     the share ``cold_start`` of these behind the prompt.
     """
+    cold = StepTime(one_row_ms=0.0, cold_points=tuple(cold_points))
     seen, places = defaultdict(list), defaultdict(set)
     for forward in _forwards(records):
         coldness = min(1.0, forward.wait_ms * 1e6 / COLD_AFTER_NS)
         coldness = max(coldness, cold_start * start_coldness(forward.place[2]))
         bare_ms = forward.took_ms - message_ms * forward.num_blocks
         bare_ms /= 1 + contention * forward.overlap
-        bare_ms -= coldness * line_through(cold_points, forward.num_rows)
+        bare_ms -= coldness * cold.cold_ms(forward.num_rows)
         seen[float(forward.num_rows)].append(bare_ms)
         places[float(forward.num_rows)].add(forward.place)
     often = [rows for rows in seen if len(places[rows]) >= _LEAST_FORWARDS]

@@ -47,8 +47,11 @@ class StepTime:
         return self.one_row_ms + several + per_kilotoken * kilotokens
 
     def cold_ms(self, num_rows: int) -> float:
-        """Milliseconds that so many rows take longer behind a rest of 16 ms or more."""
-        return line_through(self.cold_points, num_rows) if self.cold_points else 0.0
+        """Milliseconds that so many rows take longer behind a rest of 16 ms or more; more rows than
+        the points have, as much as their most."""
+        if not self.cold_points:
+            return 0.0
+        return line_through(self.cold_points, min(num_rows, self.cold_points[-1][0]))
 
     def scaled(self, factor: float) -> StepTime:
         """The same of a device that takes ``factor`` times as long."""

@@ -115,6 +115,14 @@ def test_a_wrong_machine_is_refused_with_what_would_be_right(
         machine_from({"target": step, "draft": step, **change}, where="here")
 
 
+def test_what_a_rest_costs_is_told_by_rows_and_stays_behind_the_last_of_them() -> None:
+    step = StepTime(one_row_ms=5.0, cold_points=((1, 2.0), (4, 3.5), (32, 1.0)))
+    assert [step.cold_ms(n) for n in (1, 2, 4, 32, 200)] == [2.0, 2.5, 3.5, 1.0, 1.0]
+    assert step.scaled(2.0).cold_ms(4) == 7.0
+    assert step.with_rows_scaled(2.0).cold_ms(4) == 3.5
+    assert StepTime(one_row_ms=5.0).cold_ms(4) == 0.0
+
+
 def test_measured_points_tell_what_more_rows_cost() -> None:
     step = StepTime(one_row_ms=5.0, kilotoken_ms=1.0, points=((1, 0.0), (4, -0.6), (8, 1.0)))
     assert [step.ms(rows, 0) for rows in (1, 2, 4, 6, 8, 12)] == pytest.approx(
