@@ -170,7 +170,7 @@ def _target_step(
     speed = alone.forward / alone.num_forwards / points[0][1]
     message_ms = _MESSAGE_SHARE * alone.rest / alone.num_forwards
     block_ms = max(message_ms, speed * (calibration.block_ms or 0.0))
-    cold_points = [(rows, speed * ms) for rows, ms in calibration.cold_ms["target"]]
+    cold_points = _times(speed, calibration.cold_ms["target"])
     cold_start = fit_cold_start(baseline, cold_points[0][1])
     time = seen_step(
         [*records, *baseline],
@@ -229,6 +229,10 @@ def _over_one(points: Points) -> Points:
     return tuple((rows, max(0.0, took - points[0][1])) for rows, took in points)
 
 
+def _times(factor: float, points: Points) -> Points:
+    return tuple((rows, factor * took) for rows, took in points)
+
+
 def _calibrated(
     start: Mapping[str, float], frame: Machine, calibration: Calibration
 ) -> tuple[dict[str, float], Machine]:
@@ -237,15 +241,10 @@ def _calibrated(
     speed = start["one_row"] / one_row_ms
     target = _over_one(calibration.step_ms["target"])
     if not frame.target.points:  # no timeline to find their size by
-        target = tuple((rows, speed * more_ms) for rows, more_ms in target)
+        target = _times(speed, target)
         frame = dataclasses.replace(frame, target=dataclasses.replace(frame.target, points=target))
-    draft = tuple(
-        (rows, speed * more_ms) for rows, more_ms in _over_one(calibration.step_ms["draft"])
-    )
-    cold = {
-        side: tuple((rows, speed * more_ms) for rows, more_ms in calibration.cold_ms[side])
-        for side in SIDES
-    }
+    draft = _times(speed, _over_one(calibration.step_ms["draft"]))
+    cold = {side: _times(speed, calibration.cold_ms[side]) for side in SIDES}
     frame = dataclasses.replace(
         frame,
         target=dataclasses.replace(frame.target, cold_points=cold["target"]),
