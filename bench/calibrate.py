@@ -55,7 +55,7 @@ from services.target.config import TargetSettings
 
 ROWS = {"target": (1, 2, 3, 4, 6, 8, 11, 16, 24, 32), "draft": (1, 2, 3, 5, 9, 13)}
 _BESIDE = {"target": (1, 4, 8, 16), "draft": (1, 5)}  # rows timed while the other one steps
-_MESSAGE_WORK_MS = 0.16  # what the gateway does about a block (docs/performance.md)
+_MESSAGE_WORK_MS = 0.16  # what the gateway does about a block (docs/performance-round.md)
 _MESSAGE_EVERY_S = 0.0021
 _BLOCK_ROWS = 24  # of the target's steps meanwhile: what adaptive and always optimistic verify
 _BUSY_ROWS = {"target": 8, "draft": 5}  # of the other one's steps meanwhile

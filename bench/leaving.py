@@ -30,9 +30,9 @@ from bench.clips import held_out_clips
 from bench.environment import ROOT, describe_environment
 from bench.load_figures import parse_samples
 from bench.load_stack import LoadStack, load_stack
-from bench.performance_page import replace_section
 from bench.publish import environment_line
 from bench.runs import bundled_pair
+from bench.sections import replace_section
 
 PAGE = ROOT / "docs/reliability.md"
 _CHAT = "/v1/chat/completions"

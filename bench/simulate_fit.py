@@ -10,7 +10,7 @@ block lengths, shows forwards of 4 to 31 rows as they are in a service. Beside e
 stands the ideal: the same step times without transport, messages and scheduling; efficiency is
 measured speed over that. Of several files, the same measurement repeated, the mean counts, and the
 noise is told: how far single runs of the odd clips are from their mean.
-Publish with `python -m bench.performance_page`.
+Publish with `python -m bench.simulator_page`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Step times come from bytes over bandwidth (hippo.simulation.hardware), since none are published in
 what was at hand; nothing here is measured. Writes bench/out/papers.json and a picture a pair;
-publish with `python -m bench.performance_page`.
+publish with `python -m bench.simulator_page`.
 """
 
 from __future__ import annotations

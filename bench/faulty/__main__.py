@@ -6,7 +6,7 @@ and target-only again, ``--repeats`` times each; the median run counts.
 
     python -m bench.faulty                                         all faults, float32
     python -m bench.faulty --faults slow:10 --dtype bfloat16 --out bench/out/faulty-slow.json
-    python -m bench.faulty --publish bench/out/faulty*.json        writes docs/performance.md
+    python -m bench.faulty --publish bench/out/faulty*.json        writes docs/performance-round.md
 
 What a fault is: bench/faulty/faults.py.
 """
@@ -28,9 +28,9 @@ from rich.console import Console
 from bench.clips import held_out_clips
 from bench.environment import ROOT, describe_environment
 from bench.faulty.faults import parse_fault
-from bench.performance_page import PAGE, replace_section
 from bench.publish import environment_line
 from bench.runs import bundled_pair, run_systems, running_stack
+from bench.sections import replace_section
 from bench.systems import TARGET_ONLY, systems
 
 FAULTS = (
@@ -43,6 +43,7 @@ FAULTS = (
     "right-then-wrong:40,40",
     "right-then-wrong:30,ever",
 )
+PAGE = ROOT / "docs/performance-round.md"
 _EVER_MS = 1500.0  # longer than what is left of any of these answers
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.environment import ROOT
-from bench.performance_page import replace_section
 from bench.publish import machine_line
+from bench.sections import replace_section
 
 PAGE = ROOT / "docs/reliability.md"
 

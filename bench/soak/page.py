@@ -9,8 +9,8 @@ from typing import Any
 from rich.table import Table
 
 from bench.environment import ROOT
-from bench.performance_page import replace_section
 from bench.publish import environment_line
+from bench.sections import replace_section
 from hippo.benchmark.plots import draw_memory
 
 PAGE, PICTURE = ROOT / "docs/reliability.md", ROOT / "docs/soak.svg"

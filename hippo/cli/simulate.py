@@ -41,7 +41,7 @@ the ideal: the same step times without transport, messages and scheduling.
 """
 _EXAMPLES = """\
 a machine (without any of these: the bundled pair on two CPU cores, as fitted in
-docs/performance.md):
+docs/performance-simulator.md):
   hippo simulate --pair qwen-7b-72b                     one of the papers' pairs on H200s
   hippo simulate --pair qwen-7b-72b --gpu a100 --target-gpus 4
   hippo simulate --target-ms 20 --draft-ms 4            step times that you know

@@ -86,7 +86,7 @@ def corrections_table(rows: Sequence[Row], prepared: Sequence[Totals], *, most: 
         title=f"predicted, {most} corrections prepared while the draft idles",
         box=box.SIMPLE_HEAD,
         caption="at best: never in the way of a step, nothing overwritten; the services do not "
-        "do it (docs/performance.md)",
+        "do it (docs/performance-simulator.md)",
     )
     for column in ("policy", "ms a token", "prepared", "gain", "rejections", "ready"):
         table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)

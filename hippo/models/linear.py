@@ -3,7 +3,7 @@
 On a CPU a weight is packed once by oneDNN: a product then costs one pass over it whether it is for
 one row or for eight, where the plain product packs it every time, and is up to three times as slow
 for 16 rows. A float32 weight that an Intel core's cache holds is only transposed: MKL then takes
-six tenths of that for one row, and less for many as well (docs/performance.md).
+six tenths of that for one row, and less for many as well (docs/performance-steps.md).
 
 With a packed weight a row's result has the same bits whatever rows are beside it; with a transposed
 one the last may differ.

@@ -1,4 +1,4 @@
-"""Puts the simulator's figures into docs/performance.md: ``python -m bench.performance_page``.
+"""Writes figures into docs/performance-simulator.md: ``python -m bench.simulator_page``.
 
 Reads what `python -m bench.simulate_fit` and `python -m bench.simulate_papers` wrote; nothing
 between the page's markers is typed by hand.
@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.environment import ROOT
 from bench.publish import environment_line
+from bench.sections import replace_section
 from hippo.simulation.machine import StepTime, machine_from
 
-PAGE = ROOT / "docs/performance.md"
+PAGE = ROOT / "docs/performance-simulator.md"
 _GOAL = 5.0
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Rewrites the page's two sections."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.performance_page",
+        prog="python -m bench.simulator_page",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -40,16 +40,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     replace_section(PAGE, "fit", "\n\n".join(fit_section(fit) for fit in fits))
     papers = json.loads(args.papers.read_text(encoding="utf-8"))
     replace_section(PAGE, "papers", papers_section(papers))
-
-
-def replace_section(path: Path, name: str, body: str) -> None:
-    """Puts ``body`` between ``<!-- NAME: begin -->`` and its end; SystemExit without them."""
-    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    text = path.read_text(encoding="utf-8")
-    pattern = re.compile(f"{re.escape(begin)}.*{re.escape(end)}", re.DOTALL)
-    if not pattern.search(text):
-        raise SystemExit(f"{path} has no markers {begin} ... {end}")
-    path.write_text(pattern.sub(lambda _: f"{begin}\n{body}\n{end}", text), encoding="utf-8")
 
 
 def fit_section(fit: Mapping[str, Any]) -> str:

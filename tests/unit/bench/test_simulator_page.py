@@ -1,11 +1,11 @@
-"""The simulator's tables on docs/performance.md, from what a fit has written as JSON."""
+"""The simulator's tables on docs/performance-simulator.md, from what a fit has written as JSON."""
 
 from __future__ import annotations
 
 import json
 
 from bench.environment import describe_environment
-from bench.performance_page import fit_section
+from bench.simulator_page import fit_section
 from hippo.simulation.machine import Machine, StepTime
 
 MACHINE = Machine(
