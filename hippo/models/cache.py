@@ -13,9 +13,15 @@ _DEFINED_AT_ONCE = 256  # places; answers grow by few rows a step
 
 
 def cache_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The cache's dtype for a model's: on a CPU float32, in which attention is faster there (by
-    half at 1,000 tokens) as well as more exact than in bfloat16."""
-    return torch.float32 if device.type == "cpu" else dtype
+    """The cache's dtype for a model's: its own, but float32 on a CPU that does not multiply
+    bfloat16 in tiles (AMX): attention is faster in it there, by half at 1,000 tokens."""
+    if device.type == "cpu" and not (dtype == torch.bfloat16 and _has_tiles()):
+        return torch.float32
+    return dtype
+
+
+def _has_tiles() -> bool:
+    return bool(torch.cpu.get_capabilities().get("amx_bf16", False))
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,8 +95,9 @@ class _Layer(torch.nn.Module):
             (real * cosines - imaginary * sines, real * sines + imaginary * cosines), -1
         ).flatten(2)
         new = torch.stack((rotated[:, shape.num_heads :], heads[:, num_rotated:]))
-        seen.index_copy_(2, places, new.transpose(1, 2))
-        query = rotated[:, : shape.num_heads].reshape(rows, num_kv, shape.groups, shape.head_dim)
+        seen.index_copy_(2, places, new.transpose(1, 2).to(seen.dtype))
+        query = rotated[:, : shape.num_heads].to(seen.dtype)
+        query = query.reshape(rows, num_kv, shape.groups, shape.head_dim)
         attended = scaled_dot_product_attention(
             query.transpose(0, 1).reshape(num_kv, 1, rows * shape.groups, shape.head_dim),
             seen[0][:, None],
@@ -124,6 +125,7 @@ class LayerSpec:
     dtype: str  # of what passes from layer to layer
     forms: tuple[Form, ...]  # of the weights of query-key-value, output, gate-up and down
     num_threads: int
+    cache_dtype: str
     cache_shape: tuple[int, ...]  # of a whole slot, [2, num_kv_heads, tokens, head_dim]
     cache_strides: tuple[int, ...]
 
@@ -138,6 +140,7 @@ class LayerSpec:
             dtype=str(norm.dtype).removeprefix("torch."),
             forms=stack.forms,
             num_threads=torch.get_num_threads(),
+            cache_dtype=str(whole.dtype).removeprefix("torch."),
             cache_shape=tuple(whole.shape),
             cache_strides=tuple(whole.stride()),
         )
@@ -196,13 +199,14 @@ def compile_layer(spec: LayerSpec, path: Path) -> str:
     shape, num_places = spec.shape, spec.cache_shape[2]
     num_rows, num_tokens = 6, 24  # an example; CompiledSteps' check tries one row as well
     weights = _example_weights(spec)
-    whole = torch.empty_strided(spec.cache_shape, spec.cache_strides)
+    cache_dtype: torch.dtype = getattr(torch, spec.cache_dtype)
+    whole = torch.empty_strided(spec.cache_shape, spec.cache_strides, dtype=cache_dtype)
     given = (
         torch.zeros(num_rows, spec.hidden_size, dtype=weights[0].dtype),
         whole[:, :, :num_tokens].zero_(),
         torch.zeros(num_rows, 1, shape.head_dim // 2, 2),
         torch.arange(num_rows),
-        torch.zeros(num_rows * shape.groups, num_tokens),
+        torch.zeros(num_rows * shape.groups, num_tokens, dtype=cache_dtype),
     )
     tokens = torch.export.Dim("tokens", min=2, max=num_places - 1)
     rows = torch.export.Dim("rows", min=1, max=MAX_GROUPED_ROWS)

@@ -1,0 +1,32 @@
+"""Which dtype keys and values are kept in."""
+
+import pytest
+import torch
+
+from hippo.models.cache import cache_dtype
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("has_tiles", [True, False])
+def test_on_a_gpu_it_is_the_models(dtype, has_tiles, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": has_tiles})
+    assert cache_dtype(dtype, GPU) == dtype
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "expected"),
+    [
+        ({"amx_bf16": True}, torch.bfloat16),
+        ({"amx_bf16": False, "avx512_bf16": True}, torch.float32),
+        ({}, torch.float32),  # an ARM processor names others
+    ],
+)
+def test_on_a_cpu_bfloat16_stays_where_it_is_multiplied_in_tiles(
+    capabilities, expected, monkeypatch
+):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    assert cache_dtype(torch.bfloat16, CPU) == expected
+    assert cache_dtype(torch.float32, CPU) == torch.float32
+    assert cache_dtype(torch.float16, CPU) == torch.float32
