@@ -10,7 +10,9 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("has_tiles", [True, False])
-def test_on_a_gpu_it_is_the_models(dtype, has_tiles, monkeypatch):
+def test_on_a_gpu_it_is_the_models(
+    dtype: torch.dtype, has_tiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": has_tiles})
     assert cache_dtype(dtype, GPU) == dtype
 
@@ -24,8 +26,8 @@ def test_on_a_gpu_it_is_the_models(dtype, has_tiles, monkeypatch):
     ],
 )
 def test_on_a_cpu_bfloat16_stays_where_it_is_multiplied_in_tiles(
-    capabilities, expected, monkeypatch
-):
+    capabilities: dict[str, bool], expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     assert cache_dtype(torch.bfloat16, CPU) == expected
     assert cache_dtype(torch.float32, CPU) == torch.float32
