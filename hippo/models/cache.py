@@ -21,6 +21,8 @@ def cache_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 
 def _has_tiles() -> bool:
+    if not hasattr(torch.cpu, "get_capabilities"):  # an older torch
+        return False
     return bool(torch.cpu.get_capabilities().get("amx_bf16", False))
 
 

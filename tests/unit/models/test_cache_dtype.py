@@ -32,3 +32,8 @@ def test_on_a_cpu_bfloat16_stays_where_it_is_multiplied_in_tiles(
     assert cache_dtype(torch.bfloat16, CPU) == expected
     assert cache_dtype(torch.float32, CPU) == torch.float32
     assert cache_dtype(torch.float16, CPU) == torch.float32
+
+
+def test_without_a_word_from_torch_it_is_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    assert cache_dtype(torch.bfloat16, CPU) == torch.float32

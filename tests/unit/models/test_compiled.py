@@ -90,8 +90,24 @@ def test_compiled_steps_equal_ordinary_ones_whatever_is_fed_and_rolled_back(
 def test_layers_with_float16_weights_are_compiled_as_well(
     target_checkpoint: Path, compile_folder: Path, prompts: list[Prompt]
 ) -> None:
-    forms = _check_compiled(target_checkpoint, compile_folder, prompts[0], dtype="float16")
-    assert set(forms) == {"half"}
+    steps = _check_compiled(target_checkpoint, compile_folder, prompts[0], dtype="float16")
+    assert set(steps.spec.forms) == {"half"}
+
+
+@pytest.mark.parametrize("has_tiles", [True, False])
+def test_bfloat16_layers_are_compiled_for_either_cache(
+    target_checkpoint: Path,
+    compile_folder: Path,
+    prompts: list[Prompt],
+    monkeypatch: pytest.MonkeyPatch,
+    has_tiles: bool,
+) -> None:
+    """Whatever this processor has: torch computes both."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": has_tiles})
+    steps = _check_compiled(
+        target_checkpoint, compile_folder, prompts[0], tolerance=8e-2, dtype="bfloat16"
+    )
+    assert steps.spec.cache_dtype == ("bfloat16" if has_tiles else "float32")
 
 
 @pytest.mark.parametrize("is_bias_packed", [True, False])
@@ -106,13 +122,15 @@ def test_layers_with_weights_in_two_forms_are_compiled_as_well(
     another processor none is."""
     monkeypatch.setattr(linear, "_has_fast_mkl", lambda: True)
     monkeypatch.setattr(linear, "_MOST_TRANSPOSED_BYTES", 20_000 if is_bias_packed else 40_000)
-    forms = _check_compiled(target_checkpoint, compile_folder, prompts[0])
+    forms = _check_compiled(target_checkpoint, compile_folder, prompts[0]).spec.forms
     assert forms[0] == ("packed" if is_bias_packed else "transposed")
     assert set(forms[1:]) == {"packed", "transposed"}
 
 
-def _check_compiled(folder: Path, kept: Path, prompt: Prompt, **changes: Any) -> tuple[str, ...]:
-    """Compiled steps give what ordinary ones do: the forms of the weights."""
+def _check_compiled(
+    folder: Path, kept: Path, prompt: Prompt, *, tolerance: float = 5e-5, **changes: Any
+) -> CompiledSteps:
+    """The compiled steps, which give what ordinary ones do."""
     ordinary = _load(folder, **changes)
     fast = _load(folder, compile_folder=kept, **changes)
     steps = _steps(fast)
@@ -123,8 +141,8 @@ def _check_compiled(folder: Path, kept: Path, prompt: Prompt, **changes: Any) ->
         prefill(model, 0, prompt)
         plans = (_plan(0, 0, 7), _plan(0, 1, *range(1, 33)), _plan(0, 9, 4, 5))
         outputs.append(torch.cat([model.forward(plan) for plan in plans]))
-    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=5e-5)
-    return steps.spec.forms
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=2 * tolerance, atol=tolerance)
+    return steps
 
 
 def test_one_sequence_with_few_rows_runs_compiled_and_the_rest_as_ever(
