@@ -19,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from hippo.models.cache import KeyValueCache
 from hippo.models.rows import PlacedRows
+from hippo.transfer import to_device
 
 MAX_GROUPED_ROWS = 32  # of a sequence, up to which query heads of a group are rows of one product
 MASK_ALIGNMENT = 16  # columns; kernels on a GPU copy a mask whose rows begin elsewhere
@@ -118,9 +119,7 @@ def plan_batch(
         taken += range(stands, stands + each.num_rows)
     device = cache.device
     lists = (filled, seen, slots, places, taken)
-    joined = torch.tensor([number for each in lists for number in each]).to(
-        device, non_blocking=True
-    )
+    joined = to_device([number for each in lists for number in each], device)
     filled_at, seen_at, slot_at, place_at, taken_at = torch.split(
         joined, [len(each) for each in lists]
     )

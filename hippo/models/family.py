@@ -27,6 +27,7 @@ from hippo.models.pretrained import Pretrained
 from hippo.models.rows import PlacedRows, RowLayout, lay_out
 from hippo.models.tap import KeptQueries, fill_tap, tap_question
 from hippo.sizes import CHUNK_ROWS as _CHUNK_ROWS
+from hippo.transfer import to_device
 from hippo.types import ChatMessage, FramePlan, ModelInfo
 
 _LEAST_LAYER_GROUPS = 8  # of a prefill, which can be left between two of their chunks
@@ -158,7 +159,7 @@ class CachedModel(ABC):
         if tap is not None:
             question = prompt.question_indices - num_reused
             taps = [tap_question(question, rows, queries, device) for rows, _ in chunks]
-        visual_places = prompt.visual_indices.to(device)
+        visual_places = to_device(prompt.visual_indices, device)
         bounds = self._group_bounds(num_tapped, hidden.shape[0])
         for first, last in itertools.pairwise(bounds):
             for index, (rows, step) in enumerate(chunks):
@@ -196,8 +197,8 @@ class CachedModel(ABC):
         rows = lay_out(placed, num_tails=len(plan.tails), padded=self._padded)
         device = self.embedding.device
         # To the device before any layer: a copy behind them would wait for them.
-        token_ids = torch.tensor(rows.token_ids, device=device)
-        wanted = None if rows.wanted is None else torch.tensor(rows.wanted, device=device)
+        token_ids = to_device(rows.token_ids, device)
+        wanted = None if rows.wanted is None else to_device(rows.wanted, device)
         hidden = torch.embedding(self.embedding, token_ids)
         rotary = rows.rotary(self._rotary_table)
         step = Step(self._plan(rows.by_slot), self._cache.dtype, num_padding=rows.num_padding)
@@ -223,8 +224,8 @@ class CachedModel(ABC):
         taps, visual_places = [], []
         for tail in tails:
             question = tail.prompt.question_indices - tail.num_reused + rows.first_row(tail.slot)
-            taps.append(QueryTap(question.to(device), {}))
-            visual_places.append(tail.prompt.visual_indices.to(device))
+            taps.append(QueryTap(to_device(question, device), {}))
+            visual_places.append(to_device(tail.prompt.visual_indices, device))
         (num_layers,) = {tail.tap.num_layers for tail in tails if tail.tap is not None}
         hidden = self._stack.run(hidden, rotary, replace(step, taps=tuple(taps)), 0, num_layers)
         for tail, tap, places in zip(tails, taps, visual_places, strict=True):
@@ -323,14 +324,14 @@ class CachedModel(ABC):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Embeddings ``[rows, hidden]`` and rotary factors of the prompt's rows that are run."""
         device = self.embedding.device
-        hidden = torch.embedding(self.embedding, prompt.input_ids.to(device))
+        hidden = torch.embedding(self.embedding, to_device(prompt.input_ids, device))
         if visual is not None:
-            places = self.visual_places(prompt).to(device)
+            places = to_device(self.visual_places(prompt), device)
             hidden.index_copy_(0, places, visual.to(hidden.dtype))
-        positions = prompt.positions.to(device)
+        positions = to_device(prompt.positions, device)
         cached = cached_places(prompt, kept)
         if cached is not None:
-            cached = cached[num_reused:].to(device)
+            cached = to_device(cached[num_reused:], device)
             hidden, positions = hidden[cached], positions[:, cached]
         elif num_reused:
             hidden, positions = hidden[num_reused:].clone(), positions[:, num_reused:]

@@ -140,8 +140,9 @@ class _Plain:
     prepares_rows = False
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._weight = weight
-        self._bias = bias
+        # A tensor of its own: whoever hands over a module's parameter may empty that afterwards.
+        self._weight = weight.detach()
+        self._bias = None if bias is None else bias.detach()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return linear(x, self._weight, self._bias)

@@ -15,6 +15,7 @@ from hippo.models.llava_prompt import PromptBuilder, split_frames
 from hippo.models.pretrained import Pretrained, load_pretrained
 from hippo.models.vision import replace_products
 from hippo.sizes import VISION_FRAMES
+from hippo.transfer import to_device
 from hippo.types import ChatMessage, FramePlan
 
 
@@ -72,7 +73,7 @@ class LlavaOnevision(CachedModel):
         return torch.cat((prompt.visual_indices, *others))
 
     def _on_device(self, pixels: torch.Tensor) -> torch.Tensor:
-        return pixels.to(device=self.embedding.device, dtype=self.embedding.dtype)
+        return to_device(pixels, self.embedding.device).to(self.embedding.dtype)
 
 
 def load(checkpoint: Checkpoint, **options: Any) -> LlavaOnevision:

@@ -12,8 +12,9 @@ from hippo.models.checkpoint import Checkpoint
 from hippo.models.family import CachedModel
 from hippo.models.pretrained import Pretrained, load_pretrained
 from hippo.models.qwen_prompt import IMAGE_EXTRAS, VIDEO_EXTRAS, PromptBuilder, split_patches
-from hippo.models.vision import speed_up_vision
+from hippo.models.vision import place_beside_first, speed_up_vision
 from hippo.sizes import VISION_PATCHES
+from hippo.transfer import to_device
 from hippo.types import ChatMessage, FramePlan
 
 
@@ -50,10 +51,9 @@ class Qwen2_5_VL(CachedModel):
         features = []
         # Nothing in the tower crosses frames, its full attention neither.
         for part in torch.split(patches, per_frame * max(1, VISION_PATCHES // per_frame)):
-            part_grid = torch.stack((grid.new_tensor(part.shape[0] // per_frame), *grid[1:]))
-            part = part.to(device=self.embedding.device, dtype=self.embedding.dtype)
-            (embedded,) = embed(part, part_grid[None], return_dict=True).pooler_output
-            features.append(embedded)
+            part_grid = torch.stack((grid.new_tensor(part.shape[0] // per_frame), *grid[1:]))[None]
+            part = to_device(part, self.embedding.device).to(self.embedding.dtype)
+            features += embed(part, part_grid, return_dict=True).pooler_output
         return torch.cat(features)
 
     def visual_places(self, prompt: Prompt) -> torch.Tensor:
@@ -70,6 +70,9 @@ def load(checkpoint: Checkpoint, **options: Any) -> Qwen2_5_VL:
     hippo.models.loading.load_model is the way in.
     """
     pretrained = load_pretrained(checkpoint, "Qwen2_5_VLForConditionalGeneration", **options)
+    visual = pretrained.model.model.visual
     if pretrained.make_linear is not None:
-        speed_up_vision(pretrained.model.model.visual, pretrained.make_linear)
+        speed_up_vision(visual, pretrained.make_linear)
+    # The tower works out positions where the grid is: on the host, which reads that in each layer.
+    visual.rotary_pos_emb.register_forward_pre_hook(place_beside_first)
     return Qwen2_5_VL(pretrained)

@@ -10,6 +10,7 @@ from hippo.models.attention import QueryTap
 from hippo.models.base import AttentionTap
 from hippo.models.cache import KeyValueCache
 from hippo.pruning.scores import attention_scores
+from hippo.transfer import to_device
 
 KeptQueries = dict[int, list[torch.Tensor]]
 """By layer, a forward after another: ``[num_tapped, num_heads, head_dim]``."""
@@ -23,7 +24,7 @@ def tap_question(
     tapped = question[(question >= rows.start) & (question < rows.stop)] - rows.start
     if not tapped.shape[0]:
         return None
-    return QueryTap(tapped.to(device), queries)
+    return QueryTap(to_device(tapped, device), queries)
 
 
 def fill_tap(

@@ -7,6 +7,7 @@ from typing import Any, TypeGuard
 import torch
 
 from hippo.models.linear import Linear, MakeLinear
+from hippo.transfer import to_device
 
 
 class _LinearModule(torch.nn.Module):
@@ -56,6 +57,14 @@ def speed_up_vision(visual: Any, make_linear: MakeLinear) -> None:
             make_linear(convolution.weight.flatten(1), convolution.bias), convolution.weight.dtype
         )
     replace_products(visual, make_linear)
+
+
+def place_beside_first(_module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A hook before a module's forward: all tensors go to the first one's device."""
+    if not isinstance(args[0], torch.Tensor):
+        return args
+    device = args[0].device
+    return tuple(to_device(x, device) if isinstance(x, torch.Tensor) else x for x in args)
 
 
 def replace_products(module: Any, make_linear: MakeLinear) -> None:

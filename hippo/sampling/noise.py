@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
+from hippo.transfer import to_device
+
 _MASK32 = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
 _GOLDEN64 = 0x9E3779B97F4A7C15
@@ -44,7 +46,8 @@ def noise_rows(
     key: int, indices: Sequence[int], num_ids: int, device: torch.device | str
 ) -> torch.Tensor:
     """Standard Gumbel noise of several completion indices: float64 ``[rows, num_ids]``, finite."""
-    words = torch.tensor([row_words(key, index) for index in indices], device=device)
+    words = torch.tensor([row_words(key, index) for index in indices])
+    words = to_device(words, torch.device(device))
     uniform = hash_bits(words, num_ids).double().add_(0.5).mul_(2.0**-_NUM_BITS)
     return uniform.log_().neg_().log_().neg_()
 

@@ -12,6 +12,7 @@ import torch
 from hippo.errors import HippoError
 from hippo.sampling.noise import noise_key, noise_rows
 from hippo.sampling.rule import choose_tokens
+from hippo.transfer import to_device
 from hippo.types import SamplingParams
 
 _NOISE_ELEMENTS = 1 << 14  # computed at once: small vocabularies share the launches of many rows
@@ -41,13 +42,13 @@ class TokenSampler:
             ids = torch.as_tensor(prompt_ids, dtype=torch.int64)
             mask = torch.zeros(num_token_ids, dtype=torch.bool)
             mask[ids] = True
-            self._prompt_mask = mask.to(self._device)
+            self._prompt_mask = to_device(mask, self._device)
         self._bias: torch.Tensor | None = None
         if params.logit_bias:
             bias = torch.zeros(num_token_ids, dtype=torch.float32)
             for token_id, value in params.logit_bias:
                 bias[token_id] += value
-            self._bias = bias.to(self._device)
+            self._bias = to_device(bias, self._device)
         self._counts: torch.Tensor | None = None
         if (
             params.repetition_penalty != 1.0
@@ -58,7 +59,7 @@ class TokenSampler:
         self._counted: list[int] = []  # the output ids that _counts holds
         self._end_ids: torch.Tensor | None = None  # int64, those to be held back
         if params.min_tokens > 0 and end_token_ids:
-            self._end_ids = torch.tensor(sorted(end_token_ids), device=self._device)
+            self._end_ids = to_device(sorted(end_token_ids), self._device)
         self._key = noise_key(params.seed, params.choice_index)
         self._noise: torch.Tensor | None = None  # float64 [rows, num_ids]
         self._noise_start = 0  # completion index of its first row
@@ -143,7 +144,7 @@ class TokenSampler:
             if ids:
                 self._counts.index_add_(
                     0,
-                    torch.tensor(ids, device=self._device),
+                    to_device(ids, self._device),
                     torch.full((len(ids),), sign, dtype=torch.int32, device=self._device),
                 )
         known[num_common:] = added
@@ -161,7 +162,7 @@ class TokenSampler:
         ]
         counts = self._counts.repeat(num_rows)
         ones = torch.ones(len(places), dtype=torch.int32, device=self._device)
-        counts.index_add_(0, torch.tensor(places, device=self._device), ones)
+        counts.index_add_(0, to_device(places, self._device), ones)
         return counts.view(num_rows, self._num_ids)
 
     def _noise_for(self, first_index: int, num_rows: int) -> torch.Tensor:

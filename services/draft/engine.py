@@ -21,6 +21,7 @@ from hippo.models.content import cached_places
 from hippo.sampling import SampleRequest, TokenSampler, sample_step
 from hippo.speculation.drafter import Drafter, DraftStep
 from hippo.speculation.step_mean import StepMean
+from hippo.transfer import to_device
 from hippo.types import Commit, OpenRequest, Pace, Selection, Timing
 
 
@@ -151,7 +152,7 @@ class DraftEngine(Engine[DraftSequence, DraftStep]):
                 for end, count in zip(ends, num_rows, strict=True)
                 for row in range(end - count, end)
             ]
-            logits = logits[torch.tensor(used, device=logits.device)]
+            logits = logits.index_select(0, to_device(used, logits.device))
         requests = [
             SampleRequest(
                 sequence.sampler, step.first_index, sequence.drafter.history(step), step.guess

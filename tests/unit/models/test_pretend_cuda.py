@@ -1,0 +1,163 @@
+"""All that a model does on one GPU, on a pretended one: tensors meet where they are, the host waits
+for nothing inside a step, and the numbers are those of the CPU. Kernels are not what is tested."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hippo.engine.warmup import warm_up
+from hippo.models.base import AttentionTap, Prompt, PromptTail, SequenceRows, StepPlan
+from hippo.models.base import VideoLanguageModel as Model
+from hippo.models.loading import load_model
+from hippo.pruning.select import needs_attention
+from hippo.sampling import SampleRequest, TokenSampler
+from hippo.sampling.sampler import choose_step
+from hippo.types import Pruning, PruningStrategy, SamplingParams
+from services.target.selection import ScoredSelection
+from tests.support.pretend_cuda import PretendTensor, pretend_cuda
+from tests.support.reference import clip, prepare, user
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2.5-vl": ("target_checkpoint", {}),
+    "qwen2.5-vl as transformers has it": ("target_checkpoint", {"is_fused": False}),
+    "qwen2.5-vl, steps of fixed shape": ("target_checkpoint", {"exact_rows": 8}),
+    "llava-onevision": ("llava_checkpoint", {}),
+}
+SAMPLING = (
+    SamplingParams(),
+    SamplingParams(temperature=0.8, seed=1),
+    SamplingParams(temperature=0.8, top_p=0.9, top_k=5, min_p=0.05),
+    SamplingParams(temperature=0.5, repetition_penalty=1.2, presence_penalty=0.3, min_tokens=9),
+    SamplingParams(logit_bias=((3, 1.0),), frequency_penalty=0.2),
+)
+
+Visual = dict[Model, torch.Tensor | None]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same model on the CPU and on a GPU, and what made the host wait for that."""
+
+    here: Model
+    there: Model
+    waits: list[str]
+
+    def agree(self, run: Callable[[Model], torch.Tensor]) -> torch.Tensor:
+        """Runs it on both, without a wait; gives the CPU's."""
+        expected = run(self.here)
+        self.waits.clear()
+        found = run(self.there)
+        assert self.waits == []
+        assert isinstance(found, PretendTensor)
+        torch.testing.assert_close(found.numbers, expected, rtol=1e-4, atol=1e-4)
+        return expected
+
+
+@pytest.fixture(params=list(FAMILIES))
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """A family on both."""
+    name, options = FAMILIES[request.param]
+    folder: Path = request.getfixturevalue(name)
+    options = {**options, "dtype": "float32", "num_slots": 4, "max_context_length": 512}
+    here = load_model(str(folder), **options)
+    with pretend_cuda() as waits:
+        yield Pair(here, load_model(str(folder), device="cuda", **options), waits)
+
+
+def test_steps(pair: Pair) -> None:
+    assert pair.there.info.device == "cuda:0"
+    assert pair.there.info.device_uuids == ("GPU-pretended",)
+    prompt = prepare(pair.here, user(0, "what is it?"), clip())
+    visual = {model: model.embed_visual(prompt) for model in (pair.here, pair.there)}
+    for slot in range(4):
+        pair.agree(partial(prefill, slot=slot, prompt=prompt, visual=visual))
+    for num_rows in (1, 2, 8, 9, 33, 70):
+        pair.agree(partial(step, plan=StepPlan((SequenceRows(0, 0, (5,) * num_rows),))))
+    several = StepPlan(
+        tuple(SequenceRows(slot, 0, (5,) * rows) for slot, rows in ((3, 3), (1, 1), (2, 9)))
+    )
+    logits = pair.agree(partial(step, plan=several))
+    for model in visual:
+        model.copy_rows(0, 1, 5)
+    pair.agree(partial(step, plan=several))
+    warm_up(pair.there, prompt, slot=1, max_rows=9)
+    check_sampling(pair, logits, prompt)
+
+
+def test_prompts(pair: Pair) -> None:
+    prompt = prepare(pair.here, user(0, "what is it?"), clip())
+    visual = {model: model.embed_visual(prompt) for model in (pair.here, pair.there)}
+    num_visual = int(prompt.visual_indices.shape[0])
+    kept, rest = torch.arange(0, num_visual, 3), int(prompt.question_indices[0])
+    pair.agree(partial(prefill, slot=0, prompt=prompt, visual=visual, kept=kept))
+    pair.agree(partial(prefill, slot=1, prompt=prompt, visual=visual))
+    pair.agree(partial(score, slot=2, prompt=prompt, visual=visual))
+    pair.agree(partial(prefill, slot=1, prompt=prompt, visual=visual, num_reused=4))
+    fed, tap = (SequenceRows(1, 0, (5, 6)),), AttentionTap(2)
+    pair.agree(partial(step, plan=StepPlan(fed, (PromptTail(2, prompt, rest, tap),))))
+    for strategy in filter(needs_attention, PruningStrategy):
+        here = select(pair.here, strategy, prompt, visual[pair.here])
+        assert here and here == select(pair.there, strategy, prompt, visual[pair.there])
+
+
+def prefill(
+    model: Model,
+    *,
+    slot: int,
+    prompt: Prompt,
+    visual: Visual,
+    kept: torch.Tensor | None = None,
+    tap: AttentionTap | None = None,
+    num_reused: int = 0,
+) -> torch.Tensor:
+    *_, logits = model.prefill(slot, prompt, visual[model], kept, tap, num_reused)
+    assert logits is not None
+    return logits
+
+
+def score(model: Model, *, slot: int, prompt: Prompt, visual: Visual) -> torch.Tensor:
+    tap = AttentionTap(2)
+    prefill(model, slot=slot, prompt=prompt, visual=visual, tap=tap)
+    assert tap.layer_scores is not None
+    return tap.layer_scores
+
+
+def step(model: Model, *, plan: StepPlan) -> torch.Tensor:
+    return model.forward(plan).clone()  # the next one may be written over it
+
+
+def select(
+    model: Model, strategy: PruningStrategy, prompt: Prompt, visual: torch.Tensor | None
+) -> tuple[int, ...]:
+    pruning = Pruning(strategy, ratio=0.5, min_visual_tokens=1)
+    selection = ScoredSelection(pruning, prompt, visual, score_layers=2)
+    taken = [selection.take() for _ in model.prefill(3, prompt, visual, None, selection.tap)]
+    taken.append(selection.take(is_last=True))
+    (found,) = filter(None, taken)
+    return found.kept_indices
+
+
+def check_sampling(pair: Pair, logits: torch.Tensor, prompt: Prompt) -> None:
+    logits = logits[:3].clone()
+    there = logits.to("cuda:0")
+
+    def choose(model: Model, params: SamplingParams) -> torch.Tensor:
+        device = model.info.device
+        sampler = TokenSampler(
+            params, prompt.input_ids, logits.shape[1], device, end_token_ids=(1,)
+        )
+        given = logits if device == "cpu" else there
+        for index in (4, 5):
+            request = SampleRequest(sampler, index, [1, 2, 3, 4, 5][:index], (3, 4))
+            found = choose_step([request], given, num_rows=[3])
+        return found
+
+    for params in SAMPLING:
+        pair.agree(partial(choose, params=params))
