@@ -27,7 +27,7 @@ import torch
 
 from hippo.engine.cpu import compute_alone, name_thread, set_threads_here
 from hippo.engine.fairness import prefill_budget_ns
-from hippo.engine.jobs import Job, Jobs
+from hippo.engine.jobs import Job, Jobs, mark_on
 from hippo.engine.mailbox import LoopMailbox, settle
 from hippo.engine.prompts import ReadPrompt
 from hippo.engine.sequence import EngineSequence
@@ -84,7 +84,7 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         self._num_threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._run, name="device")
         self._sequences: dict[SequenceT, None] = {}  # an ordered set
-        self._jobs: Jobs[SequenceT] = Jobs(self.counters)
+        self._jobs: Jobs[SequenceT] = Jobs(self.counters, mark_on(self._device))
         self._num_stepped = 0  # sequences of the last forward; 0: there was nothing to feed
         self._num_stepped_rows = 0  # of them all
         self._forward_ns = 0  # its duration
@@ -245,6 +245,7 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         has_worked = self._advance_jobs()
         steps, until_ns = self._schedule(perf_counter_ns())
         if steps:
+            self._jobs.settle()
             self._step(steps, self._jobs.tails)
             return 0
         self._num_stepped = 0

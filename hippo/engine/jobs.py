@@ -1,8 +1,13 @@
-"""Device work that is done piece by piece, a piece between two forwards: prefills and the like."""
+"""Device work that is done piece by piece, a piece between two forwards: prefills and the like.
+
+A GPU is handed a piece in a moment and takes its time over it. So that pieces cost what they take
+there, and no forward stands behind more than one of them, the host waits for the piece before the
+one that it has just handed over: the device is never without work.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from time import perf_counter_ns
 from typing import Generic, TypeVar
 
@@ -20,14 +25,39 @@ Job = Generator[PromptTail | None, torch.Tensor | None, None]
 """A piece ends at each yield. One that yields a prompt's tail (``MOST_TAIL_ROWS`` at most) offers
 it to the next forward, and is sent the tail's logits if that took it along, or None."""
 
+Mark = Callable[[], Callable[[], None]]
+"""Notes what the device was handed by now; gives what waits until that is done."""
+
 SequenceT = TypeVar("SequenceT", bound=EngineSequence)
+
+
+def mark_on(device: torch.device) -> Mark:
+    """That of a device; on a CPU all is done when it is called."""
+
+    def mark_on_gpu() -> Callable[[], None]:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(device))
+        wait: Callable[[], None] = event.synchronize
+        return wait
+
+    return mark_on_gpu if device.type == "cuda" else _nothing_to_mark
+
+
+def _nothing_to_mark() -> Callable[[], None]:
+    return _nothing_to_wait_for
+
+
+def _nothing_to_wait_for() -> None:
+    pass
 
 
 class Jobs(Generic[SequenceT]):
     """The jobs of all sequences, the oldest first. For the device thread alone."""
 
-    def __init__(self, counters: EngineCounters) -> None:
+    def __init__(self, counters: EngineCounters, mark: Mark = _nothing_to_mark) -> None:
         self._counters = counters
+        self._mark = mark
+        self._wait_for_last = _nothing_to_wait_for
         self._entries: list[tuple[SequenceT, Job]] = []
         self._tails: dict[SequenceT, PromptTail] = {}
         self._running: Job | None = None
@@ -79,6 +109,8 @@ class Jobs(Generic[SequenceT]):
             tail = None
         finally:
             self._running = None
+            before, self._wait_for_last = self._wait_for_last, self._mark()
+            before()
             duration_ns = perf_counter_ns() - self._piece_began_ns
             sequence.job_ns += duration_ns
             self._counters.prefill_ns += duration_ns
@@ -88,6 +120,13 @@ class Jobs(Generic[SequenceT]):
             job.close()
         elif tail is not None:
             self._tails[sequence] = tail
+
+    def settle(self) -> None:
+        """Waits for the last piece: what the device is handed next begins at once."""
+        began_ns = perf_counter_ns()
+        self._wait_for_last()
+        self._wait_for_last = _nothing_to_wait_for
+        self._counters.prefill_ns += perf_counter_ns() - began_ns
 
     def drop(self, sequence: SequenceT) -> None:
         """Ends the sequence's jobs; one whose piece is in progress, when that is over."""

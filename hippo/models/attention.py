@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from hippo.models.batch import MASK_ALIGNMENT, MAX_GROUPED_ROWS, BatchStep
 from hippo.models.cache import KeyValueCache
+from hippo.models.flash import attend_flash
 
 ATTENTION_NAME = "hippo"
 
@@ -28,7 +29,8 @@ class SequenceStep:
     ``written``, ``keys`` and ``values`` hold a view of the cache a layer; the rows are the last
     tokens of the keys. ``mask`` is additive, or None when the rows see all (one row) or
     ``is_causal`` says what they see (the cache held nothing before them). With ``places``, rows go
-    there and ``written`` is the whole slot.
+    there and ``written`` is the whole slot. With ``is_flash`` there is no mask, and nothing else
+    says what the rows see (hippo.models.flash).
     """
 
     first_row: int
@@ -40,6 +42,7 @@ class SequenceStep:
     is_causal: bool
     is_grouped: bool  # few rows: a group's query heads are rows of one product
     places: torch.Tensor | None = None  # int64 [num_rows], cache indices on the device
+    is_flash: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +102,20 @@ def plan_sequence(
     num_rows: int,
     groups: int,
     chunk_mask: ChunkMask | None = None,
+    is_flash: bool = False,
 ) -> SequenceStep:
     """Places ``num_rows`` flattened rows at cache indices ``start`` and on.
 
     ``groups`` is the number of query heads that share a key-value head. ``chunk_mask`` is that of
-    the prompt that the rows are a chunk of.
+    the prompt that the rows are a chunk of. ``is_flash``: the cache's device has that kernel.
     """
     end = start + num_rows
     is_grouped = num_rows <= MAX_GROUPED_ROWS
     is_causal = not is_grouped and start == 0
     mask = None
-    if num_rows > 1 and not is_causal and not is_grouped and chunk_mask is not None:
+    if is_flash:
+        is_grouped = is_causal = False
+    elif num_rows > 1 and not is_causal and not is_grouped and chunk_mask is not None:
         mask = chunk_mask.of(start, num_rows)
     elif num_rows > 1 and not is_causal:
         width = -(-end // MASK_ALIGNMENT) * MASK_ALIGNMENT
@@ -128,6 +134,7 @@ def plan_sequence(
         mask=mask,
         is_causal=is_causal,
         is_grouped=is_grouped,
+        is_flash=is_flash,
     )
 
 
@@ -186,6 +193,8 @@ def _write(key_value: torch.Tensor, sequence: SequenceStep, layer: int) -> None:
 def _read(query: torch.Tensor, sequence: SequenceStep, layer: int, scaling: float) -> torch.Tensor:
     key, value = sequence.keys[layer], sequence.values[layer]
     rows, num_kv_heads, groups, head_dim = query.shape
+    if sequence.is_flash:
+        return attend_flash(query, key, value, scaling)
     if sequence.is_grouped:
         # Keys are read once for all the heads that share them; nothing is repeated.
         output = scaled_dot_product_attention(

@@ -30,23 +30,32 @@ MASK_ALIGNMENT = 16  # columns; kernels on a GPU copy a mask whose rows begin el
 _SCORES_OF_CALLS_ON_CPU = 200
 _SCORES_OF_CALLS = 30_000
 
+# Cached tokens up to which sequences are batched on a GPU, reckoned: the batch's kernel does not
+# cut them (hippo.models.flash), so behind more it takes longer than calls one by one.
+_MOST_BATCHED_TOKENS = 8192
+
 
 def worth_batching(rows: Sequence[PlacedRows], device: torch.device) -> list[list[PlacedRows]]:
     """Cuts rows, in order of their slots, into what is attended together."""
-    scores_of_calls = _SCORES_OF_CALLS_ON_CPU if device.type == "cpu" else _SCORES_OF_CALLS
+    is_cpu = device.type == "cpu"
+    scores_of_calls = _SCORES_OF_CALLS_ON_CPU if is_cpu else _SCORES_OF_CALLS
+    most_tokens = None if is_cpu else _MOST_BATCHED_TOKENS
     groups: list[list[PlacedRows]] = []
     for each in rows:
-        if groups and _is_worth([*groups[-1], each], scores_of_calls):
+        if groups and _is_worth([*groups[-1], each], scores_of_calls, most_tokens):
             groups[-1].append(each)
         else:
             groups.append([each])
     return groups
 
 
-def _is_worth(rows: Sequence[PlacedRows], scores_of_calls: int) -> bool:
+def _is_worth(rows: Sequence[PlacedRows], scores_of_calls: int, most_tokens: int | None) -> bool:
     num_slots = rows[-1].slot - rows[0].slot + 1
     most = max(each.num_rows for each in rows)
-    scores = num_slots * most * max(each.end for each in rows)
+    longest = max(each.end for each in rows)
+    if most_tokens is not None and longest > most_tokens:
+        return False
+    scores = num_slots * most * longest
     wanted = sum(each.num_rows * each.end for each in rows)
     return most <= MAX_GROUPED_ROWS and scores - wanted <= scores_of_calls * (len(rows) - 1)
 

@@ -22,6 +22,7 @@ from hippo.models.base import (
 )
 from hippo.models.batch import BatchStep, plan_batch, worth_batching
 from hippo.models.content import cached_places
+from hippo.models.flash import has_flash
 from hippo.models.linear import padded_rows
 from hippo.models.pretrained import Pretrained
 from hippo.models.rows import PlacedRows, RowLayout, lay_out
@@ -62,6 +63,13 @@ class CachedModel(ABC):
         text = pretrained.model.config.text_config
         self._groups = text.num_attention_heads // text.num_key_value_heads
         self._scaling = (text.hidden_size // text.num_attention_heads) ** -0.5
+        self._has_flash = has_flash(
+            self._cache.device,
+            self._cache.dtype,
+            num_heads=self._groups * self._cache.shape.num_kv_heads,
+            num_kv_heads=self._cache.shape.num_kv_heads,
+            head_dim=self._cache.shape.head_dim,
+        )
         self._slots: dict[int, _Slot] = {}
         with torch.inference_mode():
             self._rotary_table = self._text_rotary(min(2048, self._info.max_context_length))
@@ -251,6 +259,7 @@ class CachedModel(ABC):
                     start=group[0].start,
                     num_rows=group[0].num_rows,
                     groups=self._groups,
+                    is_flash=self._has_flash,
                 )
             parts.append(part)
             first_row += part.num_rows
@@ -344,7 +353,7 @@ class CachedModel(ABC):
         chunks = []
         starts = range(num_reused, end, _CHUNK_ROWS)
         mask = None
-        if starts[-1] > 0:
+        if starts[-1] > 0 and not self._has_flash:
             mask = ChunkMask(
                 self._cache, num_rows=min(_CHUNK_ROWS, num_rows), last_start=starts[-1]
             )
@@ -358,6 +367,7 @@ class CachedModel(ABC):
                 num_rows=rows.stop - rows.start,
                 groups=self._groups,
                 chunk_mask=mask,
+                is_flash=self._has_flash,
             )
             chunks.append((rows, Step((sequence,), self._cache.dtype)))
         return chunks

@@ -106,6 +106,10 @@ def load_model(
         if must_compile:
             raise ModelLoadError(reason)
         compile_folder = None
+    if target.type == "cuda":
+        # From Hopper on torch prefers cuDNN's attention, which makes a plan of some 30 ms for each
+        # length that it meets: for every step of an answer.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     report("loading", 0.0)
     model = loader(
         checkpoint,

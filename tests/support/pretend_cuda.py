@@ -16,8 +16,9 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.nn.attention.bias import causal_lower_right
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 CUDA = torch.device("cuda:0")
@@ -215,6 +216,11 @@ def _num_before(given: tuple[Any, ...]) -> int:
     return sum(each is not None for each in before)
 
 
+def _causal(*size: int) -> torch.Tensor:
+    with _disable_current_modes():  # it makes a subclass of a tensor that must be a plain one
+        return causal_lower_right(*size)
+
+
 class _Event:
     """Has always happened."""
 
@@ -251,6 +257,7 @@ def pretend_cuda() -> Iterator[list[str]]:
         stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, overwrites)
         torch._C._set_only_lift_cpu_tensors(True)
         stack.callback(torch._C._set_only_lift_cpu_tensors, lifts)
+        stack.enter_context(mock.patch("hippo.models.flash.causal_lower_right", _causal))
         stack.enter_context(_Dispatch(waits))
         stack.enter_context(_Functions(waits))
         yield waits

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -152,3 +155,31 @@ def test_device_time_is_counted_for_sequence_and_service() -> None:
     jobs.add(one, measuring())
     run(jobs)
     assert 0 <= seen[0] <= seen[1] <= one.job_ns == counters.prefill_ns
+
+
+def test_at_most_one_piece_is_under_way_and_each_costs_what_the_device_takes() -> None:
+    events: list[str] = []
+    num_marked = 0
+
+    def mark() -> Callable[[], None]:
+        nonlocal num_marked
+        number, num_marked = num_marked, num_marked + 1
+
+        def wait() -> None:
+            events.append(f"{number} done")
+            time.sleep(0.01)
+
+        return wait
+
+    counters, recorder, one = EngineCounters(), Recorder(), sequence()
+    recorder.events = events
+    jobs: Jobs[EngineSequence] = Jobs(counters, mark)
+    jobs.add(one, recorder.job("a", None, None))
+    run(jobs)
+    assert events == ["a0", "a1", "0 done", "a over", "1 done"]
+    assert counters.prefill_ns >= 20_000_000
+    assert one.job_ns >= 20_000_000
+    jobs.settle()
+    jobs.settle()
+    assert events[5:] == ["2 done"], "once"
+    assert counters.prefill_ns >= 30_000_000

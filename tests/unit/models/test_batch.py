@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from hippo.models.attention import Step, attend
+from hippo.models.attention import Step, attend, plan_sequence
 from hippo.models.batch import plan_batch, worth_batching
 from hippo.models.cache import CacheShape, KeyValueCache
+from hippo.models.flash import attend_flash, has_flash
 from hippo.models.rows import PlacedRows
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")  # of which only the name counts
@@ -92,6 +93,41 @@ def test_a_batch_attends_and_writes_as_its_sequences_do(
         torch.testing.assert_close(found[own], expected(cache, each, query[own]))
 
 
+@settings(deadline=None)
+@given(st.sampled_from([0, 1, 30, 240]), st.integers(1, 70), st.integers(0, 1000), st.booleans())
+def test_a_sequence_attends_without_a_mask_as_a_gpu_has_it(
+    start: int, num_rows: int, seed: int, wants_last_row: bool
+) -> None:
+    """On a CPU torch makes the mask itself; on a GPU a test of its own compares the kernel."""
+    cache, rows = new_cache(), placed(2, start, num_rows)
+    generator = torch.Generator().manual_seed(seed)
+    fill(cache, rows, generator)
+    query = torch.randn(num_rows, KV_HEADS, GROUPS, HEAD_DIM, generator=generator)
+    key_value = torch.randn(num_rows, 2, KV_HEADS, HEAD_DIM, generator=generator)
+    part = plan_sequence(
+        cache, 2, first_row=0, start=start, num_rows=num_rows, groups=GROUPS, is_flash=True
+    )
+    assert part.mask is None
+    step = Step((part,), torch.float32, wants_last_row=wants_last_row)
+    found = attend(query, key_value, step, LAYER, SCALING)
+    wanted = expected(cache, rows, query)
+    torch.testing.assert_close(found, wanted[-1:] if wants_last_row else wanted)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("tokens", "num_rows"), [(5, 5), (700, 1), (700, 9), (5000, 32)])
+def test_a_gpus_kernel_sees_what_a_mask_would_let_through(tokens: int, num_rows: int) -> None:
+    assert has_flash(GPU, torch.bfloat16, num_heads=28, num_kv_heads=4, head_dim=128)
+    generator = torch.Generator().manual_seed(tokens)
+    query = torch.randn(num_rows, 4, 7, 128, generator=generator)
+    key, value = torch.randn(2, 4, 1, tokens, 128, generator=generator)
+    there = [x.to(GPU, torch.bfloat16) for x in (query, key, value)]
+    here = [x.float().cpu() for x in there]
+    found = attend_flash(there[0], there[1], there[2], 128**-0.5).float().cpu()
+    wanted = attend_flash(here[0], here[1], here[2], 128**-0.5)
+    torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
+
+
 def test_the_order_in_memory_of_what_a_kernel_gives_does_not_matter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -131,6 +167,12 @@ def test_a_gpu_batches_what_a_cpu_would_compute_in_vain() -> None:
     rows = [placed(0, 180, 16), placed(1, 200, 5), placed(3, 150, 12)]
     assert slots_of(rows, CPU) == [[0], [1], [3]]
     assert slots_of(rows, GPU) == [[0, 1, 3]]
+
+
+def test_a_gpu_keeps_long_sequences_apart() -> None:
+    long = [placed(slot, 9000, 1) for slot in range(2)]
+    assert slots_of(long, GPU) == [[0], [1]]
+    assert slots_of(long, CPU) == [[0, 1]]
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2.5-vl, steps of fixed shape": ("target_checkpoint", {"exact_rows": 8}),
     "llava-onevision": ("llava_checkpoint", {}),
 }
+FLASH = "qwen2.5-vl, without masks"
 SAMPLING = (
     SamplingParams(),
     SamplingParams(temperature=0.8, seed=1),
@@ -60,10 +61,12 @@ class Pair:
         return expected
 
 
-@pytest.fixture(params=list(FAMILIES))
-def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+@pytest.fixture(params=[*FAMILIES, FLASH])
+def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     """A family on both."""
-    name, options = FAMILIES[request.param]
+    name, options = FAMILIES.get(request.param, ("target_checkpoint", {}))
+    if request.param == FLASH:
+        monkeypatch.setattr(torch.backends.cuda, "can_use_flash_attention", lambda _: True)
     folder: Path = request.getfixturevalue(name)
     options = {**options, "dtype": "float32", "num_slots": 4, "max_context_length": 512}
     here = load_model(str(folder), **options)
