@@ -38,6 +38,7 @@ from hippo.engine.warmup import warm_prompt, warm_up
 from hippo.errors import HippoError, ModelLoadError, UnavailableError
 from hippo.models.base import Prompt, PromptTail, SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.content import CachedRows
+from hippo.models.family import CachedModel
 
 _LONGEST_SLEEP_NS = 3600 * 10**9  # of a wait that a client may have asked to last for ages
 _log = logging.getLogger(__name__)
@@ -105,6 +106,8 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         """
         prompt = self._warm_prompt = await asyncio.to_thread(self._prepare_warm_prompt)
         try:
+            if isinstance(self.model, CachedModel):
+                await self.call(self.model.capture_steps)
             await self.call(partial(warm_up, self.model, prompt, slot=0))
         except HippoError:
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,8 @@ from hippo.models.tap import KeptQueries, fill_tap, tap_question
 from hippo.sizes import CHUNK_ROWS as _CHUNK_ROWS
 from hippo.transfer import to_device
 from hippo.types import ChatMessage, FramePlan, ModelInfo
+
+_log = logging.getLogger(__name__)
 
 _LEAST_LAYER_GROUPS = 8  # of a prefill, which can be left between two of their chunks
 _GROUP_ROWS = 256  # prompt rows for which that many groups are short enough
@@ -94,6 +97,12 @@ class CachedModel(ABC):
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Prompt:
         """See VideoLanguageModel.prepare."""
+
+    @torch.inference_mode()
+    def capture_steps(self) -> None:
+        """Captures steps as CUDA graphs, if the model is to have them; before any prompt."""
+        if self._static is not None and (count := self._static.capture_all(self._rotary_table)):
+            _log.info("captured %d shapes of steps as CUDA graphs", count)
 
     @torch.inference_mode()
     def embed_visual(

@@ -31,23 +31,30 @@ class CudaGraphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None  # an opaque handle
+        self._side: Any = None  # the stream of all captures: each has a cuBLAS workspace of its own
 
     def capture(self, run: Callable[[], torch.Tensor]) -> Replay:
         """See GraphMaker; on the calling thread, which alone may use the device meanwhile."""
         with torch.cuda.device(self._device), torch.inference_mode():
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
-            current = torch.cuda.current_stream()
-            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+                self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            current, side = torch.cuda.current_stream(), self._side
             side.wait_stream(current)
             with torch.cuda.stream(side):
                 for _ in range(_NUM_WARM_UPS):
                     run()
             current.wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            # Other threads prepare prompts meanwhile: what they do is not forbidden to them.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                output = run()
+            try:
+                # Other threads prepare prompts meanwhile: what they do is not forbidden to them.
+                with torch.cuda.graph(
+                    graph, pool=self._pool, stream=side, capture_error_mode="thread_local"
+                ):
+                    output = run()
+            except BaseException:
+                torch.cuda.set_stream(current)  # which torch does only when a capture ends well
+                raise
 
         def replay() -> torch.Tensor:
             graph.replay()

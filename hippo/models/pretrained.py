@@ -28,7 +28,7 @@ from hippo.models.linear import (
     make_packed_linear,
 )
 from hippo.models.memory import MemoryPlan, check_fits, choose_slots, device_uuids, fitting_slots
-from hippo.models.static import ROW_BUCKETS, StaticSteps, spare_places
+from hippo.models.static import ROW_BUCKETS, StaticSteps, graph_bytes, spare_places
 from hippo.models.vocabulary import end_token_ids, num_token_ids, tokenizer_hash
 from hippo.sizes import shape_of
 from hippo.types import ModelInfo
@@ -131,6 +131,8 @@ def load_pretrained(
     work_bytes = shape_of(checkpoint.name, config.to_dict()).work_bytes(
         max_context_length, bytes_each=dtypes[0].itemsize, cache_each=dtypes[1].itemsize
     )
+    if has_graphs:
+        work_bytes += graph_bytes(text.vocab_size)
     check_fits(
         checkpoint.name,
         plan,

@@ -15,6 +15,7 @@ whether it was fed alone or in a block (docs/algorithms.md).
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -34,6 +35,10 @@ _log = logging.getLogger(__name__)
 ROW_BUCKETS = (1, 2, 4, 8, 16, MAX_GROUPED_ROWS)
 _LEAST_STRETCH = 256  # tokens
 _MAX_KEPT = 256  # shapes whose buffers, and graph, are kept
+# Tokens of the longest stretch that is captured, unless rows are exact: behind more, a kernel that
+# takes a mask costs more than launches do (hippo.models.flash).
+_MOST_CAPTURED = 4096
+_GRAPH_BYTES = 4 << 20  # of the device for a graph and its buffers: reckoned, not measured
 _TOLERANCE = 1e-3  # of the largest logit, between a graph and what it was captured from
 
 
@@ -59,6 +64,18 @@ def stretch(index: int, capacity: int) -> int:
     return min(-(-num_tokens // step) * step, capacity + -capacity % MASK_ALIGNMENT)
 
 
+def captured_stretch(index: int, capacity: int) -> int:
+    """The same where graphs are captured for several numbers of rows: of few lengths, so up to
+    twice as many as are needed."""
+    num_tokens = max(_LEAST_STRETCH, 1 << index.bit_length())
+    return min(num_tokens, capacity + -capacity % MASK_ALIGNMENT)
+
+
+def graph_bytes(num_token_ids: int) -> int:
+    """What captured steps take of the device, at most."""
+    return _MAX_KEPT * _GRAPH_BYTES + ROW_BUCKETS[-1] * num_token_ids * 4
+
+
 def split_rows(start: int, num_rows: int, *, max_rows: int, capacity: int) -> list[range]:
     """Cache indices of ``num_rows`` from ``start``, cut so that no piece has more than ``max_rows``
     or rows of two stretches."""
@@ -75,7 +92,8 @@ class StaticStep:
     """One shape's buffers, and the forward over them.
 
     ``fill`` says what is fed, ``run`` computes from what the buffers hold and nothing else: no
-    number of the host's stands in it, so it may be captured.
+    number of the host's stands in it, so it may be captured. ``logits`` (float32 ``[most rows,
+    num_token_ids]``) is where all shapes leave theirs, so that graphs do not each keep some.
     """
 
     def __init__(
@@ -87,10 +105,12 @@ class StaticStep:
         *,
         groups: int,
         rotary: torch.Tensor,
+        logits: torch.Tensor | None = None,
     ) -> None:
         rows, tokens, device = shape.num_rows, shape.num_tokens, cache.device
         self._stack = stack
         self._embedding = embedding
+        self._logits = None if logits is None else logits[:rows]
         self._fed = torch.zeros(2, rows, dtype=torch.int64, device=device)  # ids, places
         self._rotary = rotary.new_zeros(rows, *rotary.shape[1:])
         self._columns = torch.arange(tokens, device=device)
@@ -123,16 +143,18 @@ class StaticStep:
         self._mask.zero_().masked_fill_(hidden_from[:, None], -torch.inf)
         hidden = torch.embedding(self._embedding, self._fed[0])
         hidden = self._stack.run(hidden, self._rotary, self._step, 0, self._stack.num_layers)
-        return self._stack.logits(hidden)
+        logits = self._stack.logits(hidden)
+        return logits if self._logits is None else self._logits.copy_(logits)
 
 
 class StaticSteps:
     """Chooses the shape for what is fed, and keeps the buffers and graphs of those in use.
 
     ``exact_rows``: every forward has that many rows, as the module says; None: as many as fit
-    best, and several sequences are left to the ordinary path. Without ``graphs`` nothing is
-    captured. A graph that cannot be captured, or whose first replay gives anything else than what
-    it was captured from, is the last one: from then on all steps run as they are.
+    best, and several sequences, long contexts and shapes for which there is no more room are left
+    to the ordinary path. Without ``graphs`` nothing is captured. A graph that cannot be captured,
+    or whose first replay gives anything else than what it was captured from, is the last one: from
+    then on all steps run as they are.
     """
 
     def __init__(
@@ -154,6 +176,7 @@ class StaticSteps:
         self._exact_rows = exact_rows
         self._graphs = graphs
         self._steps: OrderedDict[StaticShape, tuple[StaticStep, Replay]] = OrderedDict()
+        self._logits: torch.Tensor | None = None  # made with the first shape, which tells its width
 
     @property
     def is_exact(self) -> bool:
@@ -164,9 +187,13 @@ class StaticSteps:
         """Whether ``forward`` takes these."""
         if self._exact_rows is not None:
             return True
-        if self._graphs is None:
+        if self._graphs is None or len(sequences) != 1:
             return False
-        return len(sequences) == 1 and len(sequences[0].token_ids) <= ROW_BUCKETS[-1]
+        (rows,) = sequences
+        if rows.num_rows > ROW_BUCKETS[-1] or rows.end > _MOST_CAPTURED:
+            return False
+        shape = self._shape(rows.slot, range(rows.start, rows.end))
+        return shape in self._steps or len(self._steps) < _MAX_KEPT
 
     def forward(self, sequences: Sequence[PlacedRows]) -> torch.Tensor:
         """Float32 logits ``[all rows, num_token_ids]``, valid until the next call."""
@@ -188,12 +215,33 @@ class StaticSteps:
                     outputs[-1] = outputs[-1].clone()  # the next one may be written over it
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
+    def capture_all(self, rotary: torch.Tensor) -> int:
+        """Captures what sequences may come to need, slot by slot, as far as there is room: no
+        answer waits for it then. ``rotary`` as of PlacedRows, for any rows; how many there are."""
+        if self._graphs is None or self._exact_rows is not None:
+            return 0
+        shape = self._cache.shape
+        most = min(shape.capacity, _MOST_CAPTURED)
+        ends = {min(captured_stretch(index, shape.capacity), most) for index in range(most)}
+        for slot, end, rows in itertools.product(range(shape.num_slots), sorted(ends), ROW_BUCKETS):
+            if rows > end:
+                continue
+            placed = PlacedRows(slot, end - rows, (0,) * rows, rotary[:rows])
+            if not self.covers((placed,)):
+                break
+            self.forward((placed,))
+        return len(self._steps)
+
+    def _shape(self, slot: int, places: range) -> StaticShape:
+        """That in which rows are fed at these cache indices."""
+        capacity = self._cache.shape.capacity
+        if self._exact_rows is not None:
+            return StaticShape(slot, self._exact_rows, stretch(places[-1], capacity))
+        num_rows = next(size for size in ROW_BUCKETS if size >= len(places))
+        return StaticShape(slot, num_rows, captured_stretch(places[-1], capacity))
+
     def _piece(self, rows: PlacedRows, places: range) -> torch.Tensor:
-        shape = StaticShape(
-            rows.slot,
-            self._exact_rows or next(size for size in ROW_BUCKETS if size >= len(places)),
-            stretch(places[-1], self._cache.shape.capacity),
-        )
+        shape = self._shape(rows.slot, places)
         self._cache.define(shape.slot, places.start, shape.num_tokens + shape.num_rows)
         first = places.start - rows.start
         taken = slice(first, first + len(places))
@@ -213,19 +261,17 @@ class StaticSteps:
         self, shape: StaticShape, start: int, token_ids: Sequence[int], rotary: torch.Tensor
     ) -> tuple[StaticStep, Replay]:
         """The shape's buffers, and its graph if there are to be graphs."""
-        step = StaticStep(
-            shape,
-            self._stack,
-            self._cache,
-            self._embedding,
-            groups=self._groups,
-            rotary=rotary,
-        )
+        step = self._new_step(shape, rotary)
         if self._graphs is None:
             return step, step.run
         step.fill(start, token_ids, rotary)
         try:
             expected = step.run().clone()
+            if self._logits is None:
+                most_rows = self._exact_rows or ROW_BUCKETS[-1]
+                self._logits = expected.new_empty(most_rows, expected.shape[1])
+                step = self._new_step(shape, rotary)
+                step.fill(start, token_ids, rotary)
             replay = self._graphs.capture(step.run)
             difference = float((replay() - expected).abs().max() / expected.abs().max())
         except RuntimeError as error:
@@ -235,6 +281,17 @@ class StaticSteps:
             self._give_up(f"a replay of {shape} differs by {difference:.1e} of the largest logit")
             return step, step.run
         return step, replay
+
+    def _new_step(self, shape: StaticShape, rotary: torch.Tensor) -> StaticStep:
+        return StaticStep(
+            shape,
+            self._stack,
+            self._cache,
+            self._embedding,
+            groups=self._groups,
+            rotary=rotary,
+            logits=self._logits,
+        )
 
     def _give_up(self, reason: str) -> None:
         _log.warning("CUDA graphs are off from here on: %s", reason)

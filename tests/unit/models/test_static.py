@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +16,14 @@ from hypothesis import strategies as st
 
 from hippo.errors import ContextLengthError, ModelLoadError
 from hippo.models import linear
+from hippo.models import static as static_module
 from hippo.models.base import DecodedMedia, Prompt, SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.family import CachedModel
 from hippo.models.fused import FusedStack
-from hippo.models.graphs import Replay
+from hippo.models.graphs import CudaGraphs, Replay
 from hippo.models.linear import has_half_linear
 from hippo.models.loading import load_model
-from hippo.models.static import ROW_BUCKETS, StaticSteps, split_rows, stretch
+from hippo.models.static import ROW_BUCKETS, StaticSteps, captured_stretch, split_rows, stretch
 from tests.support.graphs import RecordedGraphs
 from tests.support.reference import clip, prefill, prepare, user
 
@@ -220,6 +223,94 @@ def test_replayed_steps_equal_ordinary_ones(
         exact._static = before  # type: ignore[attr-defined]
     assert graphs.num_replays == num_alone + graphs.num_captured, "one more after each capture"
     assert graphs.num_captured <= num_alone
+
+
+@given(st.integers(0, 40_000), st.integers(1, 40_000))
+def test_a_captured_stretch_is_of_few_lengths(index: int, capacity: int) -> None:
+    index %= capacity
+    num_tokens = captured_stretch(index, capacity)
+    assert index < num_tokens <= max(256, 2 * (index + 1))
+    assert num_tokens.bit_count() == 1 or num_tokens == capacity + -capacity % 16
+
+
+def test_all_shapes_are_captured_before_the_first_prompt(
+    target_checkpoint: Path, ordinary: VideoLanguageModel, prompts: list[Prompt]
+) -> None:
+    model, graphs = _load(target_checkpoint, exact_rows=1), RecordedGraphs()
+    static = _graphed(model, graphs)
+    assert isinstance(model, CachedModel)
+    model.capture_steps()
+    num_stretches = 3  # 256, 512 and the whole
+    assert graphs.num_captured == 3 * num_stretches * len(ROW_BUCKETS)
+    ids = tuple(range(1, 33))
+    for one in (ordinary, model):
+        prefill(one, 2, prompts[0])
+    outputs = {1: set[int](), 32: set[int]()}
+    for start in (0, 32, 64):
+        for count in outputs:
+            plan = _step(2, start, *ids[:count])
+            assert static.covers([model._place(plan.sequences[0])])
+            found = model.forward(plan)
+            outputs[count].add(found.data_ptr())
+            torch.testing.assert_close(found, ordinary.forward(plan), rtol=1e-4, atol=5e-5)
+    assert graphs.num_captured == 3 * num_stretches * len(ROW_BUCKETS)
+    assert len(outputs[1] | outputs[32]) == 1, "graphs keep no logits of their own"
+
+
+def test_what_there_is_no_room_to_capture_runs_in_the_ordinary_way(
+    target_checkpoint: Path,
+    ordinary: VideoLanguageModel,
+    prompts: list[Prompt],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(static_module, "_MAX_KEPT", 2)
+    monkeypatch.setattr(static_module, "_MOST_CAPTURED", 512)
+    model, graphs = _load(target_checkpoint, exact_rows=1), RecordedGraphs()
+    _graphed(model, graphs)
+    for one in (ordinary, model):
+        for slot in range(3):
+            prefill(one, slot, prompts[0])
+        one.forward(_step(0, 0, *range(1, 251), *range(1, 181)))
+    for plan in (_step(2, 0, 5), _step(2, 1, 6, 7), _step(1, 0, 5), _step(0, 428, 5, 6)):
+        torch.testing.assert_close(
+            model.forward(plan), ordinary.forward(plan), rtol=1e-4, atol=5e-5
+        )
+    assert graphs.num_captured == 2
+
+
+def test_after_a_capture_that_fails_work_goes_where_it_went_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch leaves the capture's stream only when the capture ends well."""
+    streams = [SimpleNamespace(name="usual", wait_stream=lambda _: None)]
+
+    @contextlib.contextmanager
+    def on(stream: Any) -> Iterator[None]:
+        streams.append(stream)
+        yield
+        streams.pop()
+
+    @contextlib.contextmanager
+    def capturing(_graph: Any, *, stream: Any, **_options: Any) -> Iterator[None]:
+        streams.append(stream)
+        yield
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    instead: dict[str, Any] = {
+        "device": lambda _: contextlib.nullcontext(),
+        "graph_pool_handle": lambda: None,
+        "current_stream": lambda: streams[-1],
+        "Stream": lambda: SimpleNamespace(name="side", wait_stream=lambda _: None),
+        "stream": on,
+        "CUDAGraph": lambda: None,
+        "graph": capturing,
+        "set_stream": streams.append,
+    }
+    for name, function in instead.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    with pytest.raises(RuntimeError, match="not permitted"):
+        CudaGraphs(torch.device("cuda")).capture(lambda: torch.zeros(1))
+    assert streams[-1].name == "usual"
 
 
 class _Refusing:
