@@ -75,11 +75,12 @@ def run_pretended(func: Any, args: Any, kwargs: Any, waits: list[str]) -> Any:
     devices = [each for each in flat if isinstance(each, torch.device)]
     is_made_there = any(device.type == "cuda" for device in devices)
     goes_there = bool(pretended) and not devices
+    is_copied_here = name == "copy_" and not isinstance(args[0], PretendTensor)
     if is_made_there and ordinary and not kwargs.get("non_blocking"):
         waits.append(f"{name} at {_caller()}")
     if pretended:
         is_read = name in _WAITS or bool(devices and not is_made_there)
-        is_read |= name == "copy_" and not isinstance(args[0], PretendTensor)
+        is_read |= is_copied_here and not (len(args) > 2 and args[2])  # non_blocking
         is_masked = name in ("index", "index_put_") and any(
             index is not None
             and (index.dtype in (torch.bool, torch.uint8) or not isinstance(index, PretendTensor))
@@ -230,12 +231,23 @@ class _Event:
 
 @contextlib.contextmanager
 def pretend_cuda() -> Iterator[list[str]]:
-    """There is one CUDA device meanwhile, for this thread; gives what waits for it, as it does."""
+    """There is one CUDA device meanwhile; gives what waits for it, as it does.
+
+    Tensors are made on it in this thread; in another one, inside ``on_thread``.
+    """
     waits: list[str] = []
+    with pretended_device(), on_thread(waits):
+        yield waits
+
+
+@contextlib.contextmanager
+def pretended_device() -> Iterator[None]:
+    """torch finds a CUDA device meanwhile."""
     properties = SimpleNamespace(uuid="GPU-pretended", name="pretended", total_memory=80 * _GIB)
     instead: dict[str, Any] = {
         "is_available": lambda: True,
         "device_count": lambda: 1,
+        "set_device": lambda _device: None,
         "mem_get_info": lambda _device=None: (64 * _GIB, 80 * _GIB),
         "memory_reserved": lambda _device=None: 0,
         "empty_cache": lambda: None,
@@ -247,17 +259,24 @@ def pretend_cuda() -> Iterator[list[str]]:
     mode: Any = torch.inference_mode  # its tensors know no versions, which subclasses need
     without_gradients = torch.no_grad
     overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
-    lifts = torch._C._only_lift_cpu_tensors()
     with contextlib.ExitStack() as stack:
         for name, function in instead.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, function))
         stack.enter_context(mock.patch.object(mode, "__enter__", without_gradients.__enter__))
         stack.enter_context(mock.patch.object(mode, "__exit__", without_gradients.__exit__))
+        stack.enter_context(mock.patch("hippo.models.flash.causal_lower_right", _causal))
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, overwrites)
-        torch._C._set_only_lift_cpu_tensors(True)
-        stack.callback(torch._C._set_only_lift_cpu_tensors, lifts)
-        stack.enter_context(mock.patch("hippo.models.flash.causal_lower_right", _causal))
-        stack.enter_context(_Dispatch(waits))
-        stack.enter_context(_Functions(waits))
-        yield waits
+        yield
+
+
+@contextlib.contextmanager
+def on_thread(waits: list[str]) -> Iterator[None]:
+    """This thread makes tensors on the device meanwhile; ``waits`` takes what waits for it."""
+    lifts = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)
+    try:
+        with _Dispatch(waits), _Functions(waits):
+            yield
+    finally:
+        torch._C._set_only_lift_cpu_tensors(lifts)

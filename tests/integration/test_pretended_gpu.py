@@ -1,0 +1,98 @@
+"""Both services with their models on a pretended GPU: outputs are the CPU's target-only ones, and
+the device threads wait for nothing but tokens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hippo.engine.base import Engine
+from hippo.models.base import VideoLanguageModel
+from hippo.models.loading import load_model
+from hippo.rpc.client import DraftClient, TargetClient
+from hippo.types import OpenRequest, Pruning, PruningStrategy, SamplingParams
+from tests.integration.test_llava_services import NoiseDecoder, video_request
+from tests.support.pretend_cuda import on_thread, pretended_device
+from tests.support.services import relay, serving_draft, serving_target, target_only
+
+SAMPLED = SamplingParams(
+    temperature=0.8, top_p=0.95, seed=11, presence_penalty=0.3, logit_bias=((7, 0.5),)
+)
+PRUNING = Pruning(PruningStrategy.HYBRID, 0.5, min_visual_tokens=1)
+_MAY_WAIT = (
+    "sampler.py",
+    "logprobs.py",
+    "warmup.py",
+    "qwen2_5_vl.py",
+)  # tokens; windows of a tower
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both services, and what made their device threads wait."""
+
+    draft: DraftClient
+    target: TargetClient
+    waits: list[str]
+
+
+def load(folder: Path, device: str) -> VideoLanguageModel:
+    return load_model(
+        str(folder), device=device, dtype="float32", num_slots=3, max_context_length=512
+    )
+
+
+@pytest.fixture
+async def pair(
+    draft_checkpoint: Path, target_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Pair]:
+    waits: list[str] = []
+    run: Any = Engine._run
+
+    def run_there(engine: Engine[Any, Any]) -> None:
+        with on_thread(waits):
+            run(engine)
+
+    monkeypatch.setattr(Engine, "_run", run_there)
+    with pretended_device():
+        with on_thread([]):
+            draft, target = (load(one, "cuda") for one in (draft_checkpoint, target_checkpoint))
+        decoder = NoiseDecoder()
+        async with (
+            serving_target(target, decoder) as (_, target_client),
+            serving_draft(draft, decoder) as (_, draft_client),
+        ):
+            yield Pair(draft_client, target_client, waits)
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[OpenRequest]:
+    return [
+        video_request(sampling=sampling, pruning=PRUNING, request_id=str(index))
+        for index, sampling in enumerate((SamplingParams(), SAMPLED))
+    ]
+
+
+@pytest.fixture
+async def expected(target_checkpoint: Path, requests: list[OpenRequest]) -> list[list[int]]:
+    model = load(target_checkpoint, "cpu")
+    async with serving_target(model, NoiseDecoder()) as (_, client):
+        return [(await target_only(client, request)).token_ids for request in requests]
+
+
+async def test_services_on_a_gpu_answer_as_the_target_on_a_cpu(
+    expected: list[list[int]], requests: list[OpenRequest], pair: Pair
+) -> None:
+    for request, token_ids in zip(requests, expected, strict=True):
+        assert (await target_only(pair.target, request)).token_ids == token_ids
+        for policy in ("vpsd", "adaptive"):
+            answer = await relay(pair.draft, pair.target, request, policy)
+            assert answer.token_ids == token_ids
+            assert answer.selection is not None and answer.selection.kept_indices
+    assert {wait for wait in pair.waits if not any(name in wait for name in _MAY_WAIT)} == set()
+    assert torch.cuda.device_count() == 1
