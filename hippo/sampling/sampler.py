@@ -16,6 +16,7 @@ from hippo.transfer import to_device
 from hippo.types import SamplingParams
 
 _NOISE_ELEMENTS = 1 << 14  # computed at once: small vocabularies share the launches of many rows
+_KEPT_ELEMENTS = 1 << 18  # of 8 bytes, a sequence: a block's of a large vocabulary would be 40 MB
 
 
 class TokenSampler:
@@ -166,13 +167,15 @@ class TokenSampler:
         return counts.view(num_rows, self._num_ids)
 
     def _noise_for(self, first_index: int, num_rows: int) -> torch.Tensor:
-        """Noise of ``num_rows`` indices, from the cache or computed some rows ahead."""
+        """Noise of ``num_rows`` indices, from what is kept or computed some rows ahead."""
         offset = first_index - self._noise_start
         if self._noise is None or offset < 0 or offset + num_rows > self._noise.shape[0]:
             num_ahead = max(num_rows, _NOISE_ELEMENTS // self._num_ids)
             indices = range(first_index, first_index + num_ahead)
-            self._noise = noise_rows(self._key, indices, self._num_ids, self._device)
-            self._noise_start, offset = first_index, 0
+            noise = noise_rows(self._key, indices, self._num_ids, self._device)
+            if num_ahead * self._num_ids > _KEPT_ELEMENTS:
+                return noise
+            self._noise, self._noise_start, offset = noise, first_index, 0
         return self._noise[offset : offset + num_rows]
 
 

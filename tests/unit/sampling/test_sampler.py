@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hippo.sampling import SampleRequest, TokenSampler, sample_step
+from hippo.sampling import sampler as sampler_module
 from hippo.types import SamplingParams
 from tests.support.transfers import counted_transfers
 
@@ -155,3 +157,17 @@ def test_noise_does_not_depend_on_the_order_in_which_indices_are_asked_for() -> 
 
     forward = [token(there, index) for index in range(12)]
     assert [token(back, index) for index in reversed(range(12))] == forward[::-1]
+
+
+def test_the_noise_of_many_rows_is_used_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    params, logits = SamplingParams(temperature=1.0, seed=3), logits_of(9, 0)
+    draft = (1,) * 8
+    usual = TokenSampler(params, (), NUM_IDS).sample(
+        logits, first_index=0, output_ids=(), draft_ids=draft
+    )
+    monkeypatch.setattr(sampler_module, "_NOISE_ELEMENTS", 1)
+    monkeypatch.setattr(sampler_module, "_KEPT_ELEMENTS", 2 * NUM_IDS)
+    sampler = TokenSampler(params, (), NUM_IDS)
+    assert sampler.sample(logits[:2], first_index=0, output_ids=(), draft_ids=(1,)) == usual[:2]
+    assert sampler.sample(logits, first_index=0, output_ids=(), draft_ids=draft) == usual
+    assert sampler._noise is not None and sampler._noise.shape == (2, NUM_IDS)
