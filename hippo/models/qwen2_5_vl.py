@@ -13,6 +13,7 @@ from hippo.models.family import CachedModel
 from hippo.models.pretrained import Pretrained, load_pretrained
 from hippo.models.qwen_prompt import IMAGE_EXTRAS, VIDEO_EXTRAS, PromptBuilder, split_patches
 from hippo.models.vision import place_beside_first, speed_up_vision
+from hippo.models.windows import WINDOWS_NAME, register_windows
 from hippo.sizes import VISION_PATCHES
 from hippo.transfer import to_device
 from hippo.types import ChatMessage, FramePlan
@@ -73,6 +74,8 @@ def load(checkpoint: Checkpoint, **options: Any) -> Qwen2_5_VL:
     visual = pretrained.model.model.visual
     if pretrained.make_linear is not None:
         speed_up_vision(visual, pretrained.make_linear)
+        register_windows()
+        visual.config._attn_implementation = WINDOWS_NAME  # the tower's own config
     # The tower works out positions where the grid is: on the host, which reads that in each layer.
     visual.rotary_pos_emb.register_forward_pre_hook(place_beside_first)
     return Qwen2_5_VL(pretrained)
