@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 from gateway.fetch import UrlFetcher
 from gateway.uploads import Uploads, is_upload_id
 from hippo.errors import ForbiddenError, InvalidRequestError, MediaError, NotFoundError
+from hippo.tasks import gather_or_cancel
 from hippo.types import Media, MediaKind
 from hippo.video.frame_list import MAX_LISTED_FRAMES, pack_frames
 
@@ -108,7 +109,7 @@ class MediaReader:
             )
         if len(sources) == 1:
             return (await self._read_one(sources[0], owner),)
-        return tuple(await asyncio.gather(*(self._read_one(source, owner) for source in sources)))
+        return tuple(await gather_or_cancel(self._read_one(source, owner) for source in sources))
 
     async def _read_one(self, source: MediaSource, owner: str | None) -> Media:
         found = _SCHEME.match(source.url)

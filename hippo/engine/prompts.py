@@ -13,6 +13,7 @@ from hippo.engine.media_cache import Decoder, MediaCache
 from hippo.errors import ContextLengthError
 from hippo.models.base import DecodedMedia, Prompt, VideoLanguageModel
 from hippo.models.content import CachedRows, cached_rows, salted
+from hippo.tasks import gather_or_cancel
 from hippo.types import OpenRequest
 
 _NUM_THREADS = 2
@@ -53,11 +54,9 @@ class PromptReader:
         do not fit together.
         """
         began_ns = perf_counter_ns()
-        media = await asyncio.gather(
-            *(
-                self.media_cache.decode(item, request.frame_plan, salt=request.cache_salt)
-                for item in request.media
-            )
+        media = await gather_or_cancel(
+            self.media_cache.decode(item, request.frame_plan, salt=request.cache_salt)
+            for item in request.media
         )
         prompt, rows = await asyncio.get_running_loop().run_in_executor(
             self._threads, self._prepare, request, media

@@ -195,6 +195,36 @@ def test_what_counts_as_a_public_address(address: str, is_public: bool) -> None:
     assert is_public_address(address) is is_public
 
 
+async def test_an_item_that_is_refused_ends_the_fetch_beside_it() -> None:
+    is_fetching, has_left = asyncio.Event(), asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"GET /slow"):
+            is_fetching.set()
+            await reader.read()  # to its end
+            has_left.set()
+        else:
+            await is_fetching.wait()
+            writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    fetcher = _fetcher("127.0.0.1", allow_http=True, allow_private=True)
+    reader = MediaReader(
+        fetcher=fetcher, uploads=None, allowed_dirs=[], max_items=2, max_bytes=1000
+    )
+    async with server:
+        base = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        sources = [MediaSource(MediaKind.VIDEO, f"{base}/{name}", name) for name in ("slow", "bad")]
+        with pytest.raises(MediaError, match="status 404") as caught:
+            await reader.read(sources)
+        assert caught.value.param == "bad"
+        await asyncio.wait_for(has_left.wait(), 2)
+    await fetcher.close()
+
+
 async def _upload(uploads: Uploads, data: bytes, owner: str | None = None) -> str:
     pieces = iter([data, b""])
 
