@@ -14,6 +14,9 @@ from hippo.errors import ForbiddenError, MediaError
 
 _MAX_REDIRECTS = 3
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+# No connection is used twice: they are pooled by address, and one address serves many names, but a
+# certificate was checked for the first of them alone.
+_LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=0)
 
 
 class UrlFetcher:
@@ -21,7 +24,8 @@ class UrlFetcher:
 
     Each hop of a redirect is checked like the first URL. A name is resolved once, its addresses
     are checked, and the connection goes to the checked address, so that a second look-up cannot
-    give another one.
+    give another one. Each request has a connection of its own, whose certificate must be the
+    name's.
     """
 
     def __init__(
@@ -66,7 +70,7 @@ class UrlFetcher:
         raise MediaError(f"the URL redirects more than {_MAX_REDIRECTS} times")
 
     async def close(self) -> None:
-        """Closes idle connections."""
+        """Closes what is still open."""
         if self._client is not None:
             await self._client.aclose()
 
@@ -82,7 +86,7 @@ class UrlFetcher:
         pinned = parts._replace(netloc=f"{shown}:{port}", fragment="").geturl()
         if self._client is None:
             self._client = httpx.AsyncClient(
-                follow_redirects=False, trust_env=False, timeout=self._timeout_s
+                follow_redirects=False, trust_env=False, timeout=self._timeout_s, limits=_LIMITS
             )
         request = self._client.build_request(
             "GET",

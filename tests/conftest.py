@@ -66,7 +66,7 @@ def llava_draft_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority, and a certificate for 127.0.0.1 that it signed."""
+    """An authority, and a certificate for 127.0.0.1 and one.example that it signed."""
     folder = tmp_path_factory.mktemp("pki")
     for command in (
         "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=authority"
@@ -76,6 +76,6 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "x509 -req -in service.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2"
         " -extfile names -out service.pem",
     ):
-        (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+        (folder / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:one.example\n")
         subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
     return folder

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import io
 import os
+import socket
+import ssl
 from pathlib import Path
 from typing import Any
 
+import certifi
 import pytest
 
 from gateway.fetch import UrlFetcher, is_public_address
@@ -193,6 +197,35 @@ async def test_urls_are_off_by_default() -> None:
 )
 def test_what_counts_as_a_public_address(address: str, is_public: bool) -> None:
     assert is_public_address(address) is is_public
+
+
+async def test_a_connection_whose_certificate_is_one_hosts_is_not_used_for_another(
+    pki: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndata")
+        writer.close()
+
+    async def resolve(host: str, port: int, **_: object) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(certifi, "where", lambda: str(pki / "ca.pem"))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(pki / "service.pem", pki / "service.key")
+    fetcher = _fetcher("one.example", "two.example", allow_private=True)
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with monkeypatch.context() as patched:
+            patched.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+            for _ in range(2):
+                url = f"https://one.example:{port}/clip.mp4"
+                assert await fetcher.fetch(url, max_bytes=10) == b"data"
+            with pytest.raises(MediaError, match="certificate"):
+                await fetcher.fetch(f"https://two.example:{port}/clip.mp4", max_bytes=10)
+        await fetcher.close()
 
 
 async def test_an_item_that_is_refused_ends_the_fetch_beside_it() -> None:
