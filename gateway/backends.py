@@ -15,12 +15,13 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import tokenizers
 from tokenizers import Tokenizer
 
 from gateway.baseline import Baseline, Calibration
 from gateway.errors import ModelNotFoundError
 from gateway.watch import Watch
-from hippo.errors import IncompatiblePairError, UnavailableError
+from hippo.errors import IncompatiblePairError, ModelLoadError, UnavailableError
 from hippo.pair import check_pair
 from hippo.rpc.client import DraftClient, TargetClient
 from hippo.rpc.options import DEFAULT_SILENCE_SECONDS, TlsFiles
@@ -226,7 +227,15 @@ class Backends:
     def _make_target(self, client: TargetClient, baseline: Baseline) -> Target:
         async def load_tokenizer(info: ModelInfo) -> None:
             # A large one takes a while to build; answers must not wait for it.
-            target.tokenizer = await asyncio.to_thread(Tokenizer.from_buffer, info.tokenizer_json)
+            try:
+                build = Tokenizer.from_buffer
+                target.tokenizer = await asyncio.to_thread(build, info.tokenizer_json)
+            except Exception as error:  # tokenizers has no type of its own for it
+                raise ModelLoadError(
+                    f"tokenizers {tokenizers.__version__}, the gateway's, cannot read the "
+                    f"tokenizer of {info.name} at {client.address} ({error}): install the version "
+                    "that the target service has"
+                ) from None
 
         watch = Watch("target", client, on_change=self._match, prepare=load_tokenizer)
         target = Target(watch, baseline, Calibration(self._calibration_share, baseline))

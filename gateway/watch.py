@@ -84,8 +84,17 @@ class Watch(Generic[ClientT]):
     async def _run(self) -> None:
         while True:
             self._recheck.clear()
-            await self._check()
-            period = _PERIOD_DOWN_S if self.info is None else _PERIOD_UP_S
+            period = _PERIOD_DOWN_S
+            try:
+                await self._check()
+                period = _PERIOD_UP_S
+            except UnavailableError as error:
+                if self.info is not None:
+                    logger.warning("%s", error.message)
+                self._leave_out(error.message)
+            except Exception as error:
+                self._refuse(error)
+                period = _PERIOD_UP_S  # only somebody who mends it makes it better
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(period):
                     await self._recheck.wait()
@@ -93,26 +102,39 @@ class Watch(Generic[ClientT]):
                 await asyncio.sleep(0.05)
 
     async def _check(self) -> None:
-        try:
-            if not await self.client.is_serving():
-                raise UnavailableError(
-                    f"the {self._noun} service at {self.client.address} is down, loading or "
-                    "draining"
-                )
-            if self.info is None:
-                info = await self.client.get_model()
-                logger.info(
-                    "%s service at %s serves %s on %s",
-                    self._noun, self.client.address, info.name, info.device,
-                )  # fmt: skip
-                if self._prepare is not None:
-                    await self._prepare(info)
-                self.info = info
-                self._on_change()
-        except HippoError as error:
-            if self.info is not None:
-                logger.warning("%s", error.message)
-            self.problem = error.message
-            if self.info is not None:
-                self.info = None
-                self._on_change()
+        """Raises UnavailableError while it is down, and whatever it is that makes one that
+        answers of no use."""
+        if not await self.client.is_serving():
+            raise UnavailableError(
+                f"the {self._noun} service at {self.client.address} is down, loading or draining"
+            )
+        if self.info is None:
+            info = await self.client.get_model()
+            if self._prepare is not None:
+                await self._prepare(info)
+            self.info = info
+            logger.info(
+                "%s service at %s serves %s on %s",
+                self._noun, self.client.address, info.name, info.device,
+            )  # fmt: skip
+            self._on_change()
+
+    def _refuse(self, error: Exception) -> None:
+        """It answers, but cannot be used: said once, however often it is found."""
+        if isinstance(error, HippoError):
+            problem, cause = error.message, None
+        else:
+            problem = (
+                f"the {self._noun} service at {self.client.address} answers, but cannot be used: "
+                f"{error or type(error).__name__}"
+            )
+            cause = error
+        if problem != self.problem:
+            logger.error("%s", problem, exc_info=cause)
+        self._leave_out(problem)
+
+    def _leave_out(self, problem: str) -> None:
+        self.problem = problem
+        if self.info is not None:
+            self.info = None
+            self._on_change()

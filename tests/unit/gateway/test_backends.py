@@ -20,7 +20,8 @@ from gateway.baseline import Baseline
 from gateway.errors import ModelNotFoundError
 from hippo.errors import UnavailableError
 from hippo.rpc.client import DraftClient, TargetClient
-from tests.support.services import serving_draft, serving_target
+from hippo.types import ModelInfo
+from tests.support.services import serving_draft, serving_target, until
 from tests.support.toy_model import ToyModel
 
 
@@ -109,6 +110,59 @@ async def test_an_unhealthy_target_is_left_out_and_taken_back() -> None:
         pair.report_target_failure()
         assert backends.pair(None).target.address != pair.target.address
         await _until_up(backends, 2)  # it was well all the time
+        await backends.close()
+
+
+class _TokenizerOfNow:
+    """Reads what it is given only when it is ``new``, as tokenizers does after an upgrade."""
+
+    is_new = False
+    num_asked = 0
+
+    @classmethod
+    def from_buffer(cls, data: bytes) -> Tokenizer:
+        cls.num_asked += 1
+        if not cls.is_new:
+            raise Exception("data did not match any variant of untagged enum ModelWrapper")
+        return Tokenizer.from_buffer(data)
+
+
+async def test_a_tokenizer_that_cannot_be_read_is_told_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gateway.backends.Tokenizer", _TokenizerOfNow)
+    monkeypatch.setattr("gateway.watch._PERIOD_UP_S", 0.01)
+    async with serving_target(_model_on(name="newer")) as (_, client):
+        backends = _backends([client])
+        await backends.start()
+        await until(lambda: _TokenizerOfNow.num_asked > 2)
+        with pytest.raises(UnavailableError, match=r"cannot read the tokenizer of newer at .*"):
+            backends.pair(None)
+        told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+        assert len(told) == 1 and "untagged enum ModelWrapper" in told[0]
+        _TokenizerOfNow.is_new = True
+        await _until_up(backends, 1)
+        await backends.close()
+
+
+async def test_a_service_that_answers_what_nobody_foresaw_is_watched_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gateway.watch._PERIOD_UP_S", 0.01)
+    async with serving_draft(_model_on()) as (_, client):
+        backends = _backends([], [client])
+        (draft,) = backends.drafts
+
+        async def ask() -> ModelInfo:
+            raise KeyError("surprise")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(draft.client, "get_model", ask)
+            await backends.start()
+            await until(lambda: "surprise" in draft.problem)
+        (told,) = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert told.exc_info is not None
+        await _until_up(backends, 0, 1)
         await backends.close()
 
 
