@@ -83,12 +83,14 @@ class ChunkWriter:
         figures: dict[str, Any],
         metrics: dict[str, Any],
         token_ids: list[int] | None,
+        usage: Usage | None = None,
     ) -> bytes:
         """A choice's chunk with the finish reason and its figures."""
         choice = _choice(index, {}, finish_reason=finish_reason)
         if token_ids is not None:
             choice["token_ids"] = token_ids
-        return self._event({"choices": [choice], "hippo": figures, "metrics": metrics})
+        fields = {"choices": [choice], **_usage_so_far(usage)}
+        return self._event({**fields, "hippo": figures, "metrics": metrics})
 
     def end(self, *, usage: Usage, metrics: dict[str, Any]) -> bytes:
         """After the last choice's: the usage if it is wanted, and the end."""

@@ -280,7 +280,7 @@ class ChatResponse(Response):
             async for index, piece in choices.pieces(idle_s):
                 chunk = sse.KEEPALIVE
                 if piece is None:
-                    chunk = self._last_chunk(writer, index, choices.completions[index])
+                    chunk = self._last_chunk(writer, index, choices.completions[index], usage())
                 elif piece:
                     chunk = writer.text(piece.text, usage(), index=index, logprobs=piece.logprobs)
                 await send_bytes(chunk)
@@ -299,7 +299,13 @@ class ChatResponse(Response):
         metrics = report.client_metrics(choices.records[0])
         await send_bytes(writer.end(usage=choices.usage, metrics=metrics), more=False)
 
-    def _last_chunk(self, writer: sse.ChunkWriter, index: int, completion: Completion) -> bytes:
+    def _last_chunk(
+        self,
+        writer: sse.ChunkWriter,
+        index: int,
+        completion: Completion,
+        usage: sse.Usage | None,
+    ) -> bytes:
         record = completion.record
         assert record.finish_reason is not None
         return writer.finish(
@@ -307,6 +313,7 @@ class ChatResponse(Response):
             finish_reason=record.finish_reason.value,
             **completion.told,
             token_ids=completion.token_ids if self._body.return_token_ids else None,
+            usage=usage,
         )
 
 

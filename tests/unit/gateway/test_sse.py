@@ -76,6 +76,14 @@ def test_a_stream_ends_with_its_figures_then_its_usage() -> None:
     }
 
 
+def test_every_chunk_bears_the_usage_so_far() -> None:
+    writer, usage = _writer(include_usage=True), Usage(3, 4, 2)
+    data = writer.role(usage) + writer.text("a", usage)
+    data += writer.finish(finish_reason="stop", figures={}, metrics={}, token_ids=None, usage=usage)
+    data += writer.end(usage=usage, metrics={})
+    assert [event["usage"] for event in _events(data)] == [usage.to_json()] * 4
+
+
 def test_usage_is_left_out_unless_asked_for() -> None:
     data = _writer().role() + _writer().finish(
         finish_reason="stop", figures={}, metrics={}, token_ids=None
