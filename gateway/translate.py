@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gateway.config import GatewaySettings
+from gateway.fields import limit_field
 from gateway.media import FrameTimes, MediaSource
 from gateway.schemas import (
     ChatCompletionRequest,
@@ -260,8 +261,13 @@ def open_request(
     settings: GatewaySettings,
 ) -> OpenRequest:
     """What both services are opened with; the pace is the coordinator's."""
-    max_tokens = _max_tokens(request, info, settings)
-    validate_sampling(sampling, max_tokens=max_tokens)
+    max_tokens, is_default = _max_tokens(request, info, settings)
+    if sampling.min_tokens > max_tokens:
+        what = "this server's default limit" if is_default else limit_field(request)
+        raise InvalidRequestError(
+            f"min_tokens is {sampling.min_tokens}, more than {what} ({max_tokens})",
+            param="min_tokens",
+        )
     return OpenRequest(
         request_id=request_id,
         messages=tuple(messages),
@@ -273,6 +279,7 @@ def open_request(
         end_token_ids=_end_token_ids(request, info),
         cache_salt=request.cache_salt or "",
         num_top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        is_max_tokens_default=is_default,
     )
 
 
@@ -317,18 +324,22 @@ def _frame_plan(request: ChatCompletionRequest) -> FramePlan:
     )
 
 
-def _max_tokens(request: ChatCompletionRequest, info: ModelInfo, settings: GatewaySettings) -> int:
+def _max_tokens(
+    request: ChatCompletionRequest, info: ModelInfo, settings: GatewaySettings
+) -> tuple[int, bool]:
+    """The token limit, and whether it is the operator's: the services, who alone know how long the
+    prompt is, give that as far as there is room."""
     given = request.max_completion_tokens or request.max_tokens
     if given is None:
-        return min(settings.default_max_tokens, info.max_context_length // 2)
+        return min(settings.default_max_tokens, info.max_context_length // 2), True
     if given > info.max_context_length:
-        name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+        name = limit_field(request)
         raise ContextLengthError(
             f"{name} is {given}; {info.name} takes {info.max_context_length} tokens, prompt "
             "and completion together",
             param=name,
         )
-    return given
+    return given, False
 
 
 def _end_token_ids(request: ChatCompletionRequest, info: ModelInfo) -> tuple[int, ...]:

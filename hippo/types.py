@@ -241,6 +241,7 @@ class OpenRequest:
     epoch: int = 0
     cache_salt: str = ""  # what is cached is shared only among requests with the same one
     num_top_logprobs: int | None = None  # of each token; None: no log-probabilities at all
+    is_max_tokens_default: bool = False  # it becomes what is left of the context if that is less
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,14 @@ from gateway.backends import Pair
 from gateway.choices import Choices
 from gateway.coordinator import Completion
 from gateway.errors import describe
+from gateway.fields import in_clients_words
 from gateway.keys import Allowance
 from gateway.openapi import CHAT_ANSWERED, answers
 from gateway.report import Record, Timeline
 from gateway.schemas import ChatCompletionRequest, StreamOptions
 from gateway.state import GatewayState, State
 from gateway.text import Piece, join
-from hippo.errors import DeadlineError, HippoError, UnavailableError
+from hippo.errors import DeadlineError, HippoError, InvalidRequestError, UnavailableError
 from hippo.types import Media, OpenRequest, Pruning, PruningStrategy
 
 router = APIRouter(prefix="/v1", tags=["chat"])
@@ -177,9 +178,9 @@ class ChatResponse(Response):
                     self._has_begun = True
                     await answer(scope, receive, send)
                 self._is_sent = True
-        except HippoError:
+        except HippoError as error:
             choices.fail()
-            raise
+            raise self._for_client(error) from None
         finally:
             if self._allowance is not None:
                 self._allowance.charge_visual_tokens(choices.num_visual_tokens)
@@ -286,7 +287,7 @@ class ChatResponse(Response):
                 await send_bytes(chunk)
         except HippoError as error:
             choices.fail()
-            await send_bytes(writer.error(describe(error)), more=False)
+            await send_bytes(writer.error(describe(self._for_client(error))), more=False)
             return
         except asyncio.CancelledError:
             if self._ending is not None:
@@ -298,6 +299,11 @@ class ChatResponse(Response):
             raise
         metrics = report.client_metrics(choices.records[0])
         await send_bytes(writer.end(usage=choices.usage, metrics=metrics), more=False)
+
+    def _for_client(self, error: HippoError) -> HippoError:
+        if isinstance(error, InvalidRequestError):
+            return in_clients_words(error, self._body)
+        return error
 
     def _last_chunk(
         self,

@@ -293,6 +293,7 @@ class Engine(ABC, Generic[SequenceT, StepT]):
             raise UnavailableError("the service's device has failed")
         read, sequence.slot, sequence.held, sequence.submitted_ns = payload
         sequence.prompt, sequence.rows = read.prompt, read.rows
+        sequence.max_tokens = read.max_tokens
         self._sequences[sequence] = None
         self.counters.num_sequences = len(self._sequences)
         self.counters.num_opened += 1

@@ -25,6 +25,7 @@ class ReadPrompt:
 
     prompt: Prompt
     rows: CachedRows  # what a prefill of the whole prompt caches
+    max_tokens: int  # of the completion: the request's, or what is left for it
     preprocess_ns: int
 
 
@@ -48,7 +49,7 @@ class PromptReader:
             compute_alone()
 
     async def read(self, request: OpenRequest) -> ReadPrompt:
-        """The request's prompt.
+        """The request's prompt, and the completion's limit: a default one as far as it fits.
 
         Raises MediaError, InvalidRequestError, or ContextLengthError when prompt and completion
         do not fit together.
@@ -61,15 +62,10 @@ class PromptReader:
         prompt, rows = await asyncio.get_running_loop().run_in_executor(
             self._threads, self._prepare, request, media
         )
-        limit = self._model.info.max_context_length
-        if prompt.length + request.max_tokens > limit:
-            raise ContextLengthError(
-                f"the prompt has {prompt.length} tokens and max_tokens is {request.max_tokens}: "
-                f"together {prompt.length + request.max_tokens}, more than the context of {limit}; "
-                "ask for fewer tokens, fewer frames or smaller frames",
-                param="max_tokens",
-            )
-        return ReadPrompt(prompt, rows, perf_counter_ns() - began_ns)
+        max_tokens = fitting_max_tokens(
+            request, prompt.length, max_context_length=self._model.info.max_context_length
+        )
+        return ReadPrompt(prompt, rows, max_tokens, perf_counter_ns() - began_ns)
 
     def _prepare(
         self, request: OpenRequest, media: Sequence[DecodedMedia]
@@ -81,3 +77,35 @@ class PromptReader:
     def close(self) -> None:
         """Waits for what is being prepared."""
         self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+def fitting_max_tokens(
+    request: OpenRequest, num_prompt_tokens: int, *, max_context_length: int
+) -> int:
+    """The limit of a completion behind a prompt of so many tokens.
+
+    A limit that the client set holds, and a default one as far as there is room. Raises
+    ContextLengthError where the one does not fit, or the other would leave no token or fewer than
+    ``min_tokens``.
+    """
+    num_left = max_context_length - num_prompt_tokens
+    if request.max_tokens <= num_left:
+        return request.max_tokens
+    param, wanted = "max_tokens", request.max_tokens
+    if request.is_max_tokens_default:
+        if num_left <= len(request.committed_ids):
+            raise ContextLengthError(
+                f"the prompt has {num_prompt_tokens} tokens, which leaves no room for further ones "
+                f"of an answer in the context of {max_context_length}; ask for fewer frames or "
+                "smaller frames",
+                param="messages",
+            )
+        param, wanted = "min_tokens", request.sampling.min_tokens
+        if wanted <= num_left:
+            return num_left
+    raise ContextLengthError(
+        f"the prompt has {num_prompt_tokens} tokens and {param} is {wanted}: together "
+        f"{num_prompt_tokens + wanted}, more than the context of {max_context_length}; ask for "
+        "fewer tokens, fewer frames or smaller frames",
+        param=param,
+    )

@@ -17,12 +17,14 @@ class EngineSequence:
     """What both engines keep of a sequence.
 
     The event loop creates it, reads ``output`` and sets ``is_submitted``; everything else is the
-    device thread's. ``prompt``, ``rows`` (the whole prompt's), ``slot`` and ``sampler`` are there
-    once it is submitted. ``held`` is what its slot holds for certain, the completion left out.
+    device thread's. ``prompt``, ``rows`` (the whole prompt's), ``max_tokens`` (as many as fit
+    behind it), ``slot`` and ``sampler`` are there once it is submitted. ``held`` is what its slot
+    holds for certain, the completion left out.
     """
 
     prompt: Prompt
     rows: CachedRows
+    max_tokens: int
     slot: int
     submitted_ns: int
     sampler: TokenSampler

@@ -75,6 +75,7 @@ def open_to_proto(request: OpenRequest) -> pb.Open:
             epoch=request.epoch,
             cache_salt=request.cache_salt,
             num_top_logprobs=request.num_top_logprobs,
+            is_max_tokens_default=request.is_max_tokens_default,
         )
     except ValueError as error:
         raise InvalidRequestError(f"the request does not fit the protocol: {error}") from None
@@ -113,6 +114,7 @@ def open_from_proto(message: pb.Open, *, num_token_ids: int) -> OpenRequest:
         epoch=checked_epoch(message.epoch, "epoch"),
         cache_salt=message.cache_salt,
         num_top_logprobs=_num_top_logprobs(message),
+        is_max_tokens_default=message.is_max_tokens_default,
     )
 
 

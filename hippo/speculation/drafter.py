@@ -120,6 +120,11 @@ class Drafter:
             or len(self._ids) - self._num_committed >= self._pace.max_ahead
         )
 
+    def set_max_tokens(self, max_tokens: int) -> None:
+        """Another limit than at first; before ``begin``."""
+        assert not self._has_begun and max_tokens >= 1
+        self._max_tokens = max_tokens
+
     def set_pace(self, pace: Pace) -> None:
         """Takes effect at the next ``next_step`` and ``take_block``."""
         self._pace = pace

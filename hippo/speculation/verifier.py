@@ -91,6 +91,11 @@ class Verifier:
         """Draft tokens held that are not settled, those in a running forward included."""
         return len(self._run)
 
+    def set_max_tokens(self, max_tokens: int) -> None:
+        """Another limit than at first; before ``begin``."""
+        assert not self._committed and max_tokens >= 1
+        self._max_tokens = max_tokens
+
     def set_pace(self, pace: Pace) -> None:
         """Takes effect at the next ``next_step``, a wait in progress included."""
         self._pace = pace

@@ -458,6 +458,7 @@ class Open(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     NUM_TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    IS_MAX_TOKENS_DEFAULT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Names the request in logs on every side."""
     max_tokens: _builtins.int
@@ -472,6 +473,10 @@ class Open(_message.Message):
     """
     cache_salt: _builtins.str
     """What is kept of earlier sequences is used only for those with the same salt; empty is one, too."""
+    is_max_tokens_default: _builtins.bool
+    """The client set no limit: max_tokens becomes what is left of a service's context where that is
+    less, instead of being refused.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """The conversation."""
@@ -521,10 +526,11 @@ class Open(_message.Message):
         epoch: _builtins.int = ...,
         num_top_logprobs: _builtins.int | None = ...,
         cache_salt: _builtins.str = ...,
+        is_max_tokens_default: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_top_logprobs", b"_num_top_logprobs", "frame_plan", b"frame_plan", "num_top_logprobs", b"num_top_logprobs", "pace", b"pace", "pruning", b"pruning", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_top_logprobs", b"_num_top_logprobs", "cache_salt", b"cache_salt", "committed_ids", b"committed_ids", "end_token_ids", b"end_token_ids", "epoch", b"epoch", "frame_plan", b"frame_plan", "max_tokens", b"max_tokens", "media", b"media", "messages", b"messages", "num_top_logprobs", b"num_top_logprobs", "pace", b"pace", "protocol_version", b"protocol_version", "pruning", b"pruning", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_top_logprobs", b"_num_top_logprobs", "cache_salt", b"cache_salt", "committed_ids", b"committed_ids", "end_token_ids", b"end_token_ids", "epoch", b"epoch", "frame_plan", b"frame_plan", "is_max_tokens_default", b"is_max_tokens_default", "max_tokens", b"max_tokens", "media", b"media", "messages", b"messages", "num_top_logprobs", b"num_top_logprobs", "pace", b"pace", "protocol_version", b"protocol_version", "pruning", b"pruning", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_top_logprobs: _TypeAlias = _typing.Literal["num_top_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_top_logprobs: _TypeAlias = _typing.Literal["_num_top_logprobs", b"_num_top_logprobs"]  # noqa: Y015

@@ -58,6 +58,7 @@ class DraftEngine(Engine[DraftSequence, DraftStep]):
         return CoreWaits()
 
     def _begin(self, sequence: DraftSequence) -> None:
+        sequence.drafter.set_max_tokens(sequence.max_tokens)
         sequence.sampler = TokenSampler(
             sequence.request.sampling,
             sequence.prompt.input_ids,

@@ -69,6 +69,7 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
         self._options = options
 
     def _begin(self, sequence: TargetSequence) -> None:
+        sequence.verifier.set_max_tokens(sequence.max_tokens)
         sequence.sampler = TokenSampler(
             sequence.request.sampling,
             sequence.prompt.input_ids,

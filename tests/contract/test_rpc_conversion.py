@@ -65,6 +65,7 @@ REQUEST = OpenRequest(
     epoch=4,
     cache_salt="tenant 7",
     num_top_logprobs=5,
+    is_max_tokens_default=True,
 )
 
 

@@ -191,6 +191,28 @@ def test_a_prompt_that_is_too_long(http: httpx.Client, running: Running) -> None
     )
 
 
+def test_a_prompt_that_leaves_little_room(http: httpx.Client, running: Running) -> None:
+    """Without a limit the answer takes what is left; one that was sent is told by its name."""
+
+    def ask(num_words: int, **fields: Any) -> httpx.Response:
+        messages = [{"role": "user", "content": "a" + " a" * (num_words - 1)}]
+        body = {"model": "hippo", "messages": messages, "ignore_eos": True, **fields}
+        return http.post(CHAT, json=body)
+
+    one, eleven = (
+        ask(num_words, max_tokens=1).json()["usage"]["prompt_tokens"] for num_words in (1, 11)
+    )
+    num_words = (running.max_context_length - 20 - one) * 10 // (eleven - one)
+    answer = ask(num_words)
+    assert answer.status_code == 200, answer.text
+    usage = answer.json()["usage"]
+    assert usage["total_tokens"] == running.max_context_length
+    assert 10 < usage["completion_tokens"] < 30
+    assert answer.json()["choices"][0]["finish_reason"] == "length"
+    for name in ("max_tokens", "max_completion_tokens"):
+        assert f" {name} is 40: " in _refused(ask(num_words, **{name: 40}), 400, param=name)
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hippo.errors import HippoError, InvalidRequestError, MediaError
+from hippo.errors import ContextLengthError, HippoError, InvalidRequestError, MediaError
 from hippo.models.base import StepPlan
 from hippo.types import (
     Block,
@@ -67,6 +67,33 @@ async def test_a_relayed_answer_equals_the_target_only_one(
     if policy != "adaptive":  # which may find that a toy draft is not worth its while
         assert (len(relayed.verdicts) == len(alone.verdicts)) == (policy == "off")
     assert target.threads == draft.threads == {"device"}
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_a_default_limit_gives_way_to_the_context_and_changes_no_token(
+    policy: str, sampling: SamplingParams
+) -> None:
+    context = 29 + 31  # the prompt, and what is left
+    asked = toy_request(sampling=sampling, end_token_ids=(), max_tokens=31)
+    open_ended = dataclasses.replace(asked, max_tokens=50, is_max_tokens_default=True)
+    async with (
+        serving_target(ToyModel(max_context_length=context)) as (_, target_client),
+        serving_draft(ToyModel(max_context_length=context, noise=0.4)) as (_, draft_client),
+    ):
+        expected = await target_only(target_client, asked)
+        alone = await target_only(target_client, open_ended)
+        relayed = await relay(draft_client, target_client, open_ended, policy)
+        with pytest.raises(ContextLengthError, match="max_tokens is 50"):
+            await target_only(target_client, dataclasses.replace(asked, max_tokens=50))
+
+    assert len(expected.token_ids) == 31
+    assert alone.token_ids == relayed.token_ids == expected.token_ids
+    assert alone.verdicts[-1].finish_reason is FinishReason.LENGTH
+    assert relayed.verdicts[-1].finish_reason is FinishReason.LENGTH
+    if policy != "adaptive":  # which may find that a toy draft is not worth its while
+        assert bool(relayed.blocks) == (policy != "off")
+    assert all(block.start_index + len(block.token_ids) < 31 for block in relayed.blocks)
 
 
 async def test_two_relayed_answers_at_once_equal_each_alone() -> None:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from hippo.engine.media_cache import Decoder
-from hippo.engine.prompts import PromptReader
-from hippo.errors import MediaError
+from hippo.engine.prompts import PromptReader, fitting_max_tokens
+from hippo.errors import ContextLengthError, MediaError
 from hippo.models.base import DecodedMedia
-from hippo.types import ChatMessage, FramePlan, Media, MediaKind, MediaPart, OpenRequest
+from hippo.types import (
+    ChatMessage,
+    FramePlan,
+    Media,
+    MediaKind,
+    MediaPart,
+    OpenRequest,
+    SamplingParams,
+)
 from tests.support.services import toy_request
 from tests.support.toy_model import ToyDecoder, ToyModel
 
@@ -66,3 +75,33 @@ async def test_items_of_a_refused_request_are_decoded_no_further(
     assert decoder.num_wanted == 0
     read = await asyncio.wait_for(reader.read(_request(b"toy:4")), 5)
     assert read.prompt.length == 16
+
+
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "is_default", "expected"),
+    [(40, True, 60), (40, False, 60), (41, True, 59), (99, True, 1), (0, True, 60)],
+)
+def test_a_default_limit_is_what_is_left(
+    num_prompt_tokens: int, is_default: bool, expected: int
+) -> None:
+    request = toy_request(max_tokens=60, is_max_tokens_default=is_default)
+    assert fitting_max_tokens(request, num_prompt_tokens, max_context_length=100) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "changes", "param", "words"),
+    [
+        (41, {"is_max_tokens_default": False}, "max_tokens", "max_tokens is 60: together 101"),
+        (100, {}, "messages", "has 100 tokens, which leaves no room"),
+        (4000, {}, "messages", "has 4000 tokens, which leaves no room"),
+        (95, {"committed_ids": (4,) * 5}, "messages", "leaves no room"),
+        (95, {"sampling": SamplingParams(min_tokens=6)}, "min_tokens", "min_tokens is 6: together"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_the_name_of_what_was_asked(
+    num_prompt_tokens: int, changes: dict[str, Any], param: str, words: str
+) -> None:
+    request = toy_request(**({"max_tokens": 60, "is_max_tokens_default": True} | changes))
+    with pytest.raises(ContextLengthError, match=words) as caught:
+        fitting_max_tokens(request, num_prompt_tokens, max_context_length=100)
+    assert caught.value.param == param

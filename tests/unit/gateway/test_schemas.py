@@ -143,6 +143,20 @@ def test_fewest_tokens_are_part_of_the_sampling_and_within_the_limit() -> None:
         _open(min_tokens=6, max_tokens=5)
 
 
+def test_a_limit_that_nobody_set_is_the_servers_and_says_so() -> None:
+    request = _open()
+    assert (request.max_tokens, request.is_max_tokens_default) == (500, True)
+    for name in ("max_tokens", "max_completion_tokens"):
+        request = _open(**{name: 700})
+        assert (request.max_tokens, request.is_max_tokens_default) == (700, False)
+    for fields, words in (
+        ({"min_tokens": 600}, r"more than this server's default limit \(500\)"),
+        ({"min_tokens": 6, "max_completion_tokens": 5}, r"more than max_completion_tokens \(5\)"),
+    ):
+        with pytest.raises(InvalidRequestError, match=words):
+            _open(**fields)
+
+
 def test_log_probabilities_are_asked_of_the_services_only_if_wanted() -> None:
     assert _open().num_top_logprobs is None
     assert _open(logprobs=False, top_logprobs=0).num_top_logprobs is None
