@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gateway.config import GatewaySettings
-from gateway.fields import limit_field
+from gateway.fields import frame_fields, limit_field, media_parts
 from gateway.media import FrameTimes, MediaSource
 from gateway.schemas import (
     ChatCompletionRequest,
@@ -92,15 +92,9 @@ def media_sources(request: ChatCompletionRequest) -> list[MediaSource]:
 
     Raises InvalidRequestError for times of frames in a request that sends none.
     """
-    sources = []
     loading = (request.media_io_kwargs or MediaLoading()).video
     times = _frame_times(request, loading)
-    for i, message in enumerate(request.messages):
-        for k, part in enumerate(message.content):
-            if part.media is not None:
-                kind, media_url = part.media
-                param = f"messages.{i}.content.{k}.{kind.value}_url"
-                sources.append(MediaSource(kind, media_url.url, param, times))
+    sources = [MediaSource(kind, url, field, times) for field, kind, url in media_parts(request)]
     given = loading.timing_fields
     if given and not any(source.is_frame_list for source in sources):
         raise InvalidRequestError(
@@ -316,12 +310,20 @@ def _frame_plan(request: ChatCompletionRequest) -> FramePlan:
                 "give one of them",
                 param=f"media_io_kwargs.video.{name}",
             )
-    return FramePlan(
+    plan = FramePlan(
         fps=frames.fps or max(loading.fps or 0.0, 0.0),
         min_frames=frames.min_frames or 0,
         max_frames=most or max(loading.num_frames or 0, 0),
         max_pixels=frames.max_pixels or 0,
     )
+    if 0 < plan.max_frames < plan.min_frames:
+        names = frame_fields(request)
+        raise InvalidRequestError(
+            f"{names['min_frames']} is {plan.min_frames}, more than {names['max_frames']} "
+            f"({plan.max_frames})",
+            param=names["min_frames"],
+        )
+    return plan
 
 
 def _max_tokens(

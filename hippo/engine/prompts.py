@@ -10,7 +10,7 @@ from time import perf_counter_ns
 
 from hippo.engine.cpu import compute_alone, name_thread
 from hippo.engine.media_cache import Decoder, MediaCache
-from hippo.errors import ContextLengthError
+from hippo.errors import ContextLengthError, InvalidRequestError
 from hippo.models.base import DecodedMedia, Prompt, VideoLanguageModel
 from hippo.models.content import CachedRows, cached_rows, salted
 from hippo.tasks import gather_or_cancel
@@ -51,13 +51,12 @@ class PromptReader:
     async def read(self, request: OpenRequest) -> ReadPrompt:
         """The request's prompt, and the completion's limit: a default one as far as it fits.
 
-        Raises MediaError, InvalidRequestError, or ContextLengthError when prompt and completion
-        do not fit together.
+        Raises MediaError naming the item, InvalidRequestError, or ContextLengthError when prompt
+        and completion do not fit together.
         """
         began_ns = perf_counter_ns()
         media = await gather_or_cancel(
-            self.media_cache.decode(item, request.frame_plan, salt=request.cache_salt)
-            for item in request.media
+            self._decode(request, index) for index in range(len(request.media))
         )
         prompt, rows = await asyncio.get_running_loop().run_in_executor(
             self._threads, self._prepare, request, media
@@ -66,6 +65,17 @@ class PromptReader:
             request, prompt.length, max_context_length=self._model.info.max_context_length
         )
         return ReadPrompt(prompt, rows, max_tokens, perf_counter_ns() - began_ns)
+
+    async def _decode(self, request: OpenRequest, index: int) -> DecodedMedia:
+        try:
+            return await self.media_cache.decode(
+                request.media[index], request.frame_plan, salt=request.cache_salt
+            )
+        except InvalidRequestError as error:
+            if error.param is not None:
+                raise
+            # A new one: whoever waits for the same decoding gets the same error.
+            raise type(error)(error.message, param=f"media[{index}]") from None
 
     def _prepare(
         self, request: OpenRequest, media: Sequence[DecodedMedia]

@@ -122,7 +122,7 @@ class PromptBuilder:
                 f"this model looks at every frame at {size['width']} x {size['height']} pixels: "
                 f"max_pixels cannot be {frame_plan.max_pixels}; leave it out, or lower the number "
                 "of frames",
-                param="mm_processor_kwargs",
+                param="max_pixels",
             )
 
 

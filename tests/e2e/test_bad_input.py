@@ -55,7 +55,7 @@ VIDEO = "messages.0.content.0.video_url"
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_file_that_is_not_a_video(http: httpx.Client, is_stream: bool) -> None:
     url = data_url(b"This is plain text, whatever its name says. " * 50)
-    message = _refused(_ask_about(http, url, stream=is_stream), 400)
+    message = _refused(_ask_about(http, url, stream=is_stream), 400, param=VIDEO)
     assert "video" in message
 
 
@@ -76,18 +76,22 @@ def test_a_video_without_frames(http: httpx.Client, tmp_path: Path) -> None:
         frame.sample_rate = 16000
         container.mux(stream.encode(frame))
         container.mux(stream.encode())
-    _refused(_ask_about(http, data_url(path)), 400)
+    _refused(_ask_about(http, data_url(path)), 400, param=VIDEO)
 
 
 def test_a_huge_resolution(http: httpx.Client, tmp_path: Path) -> None:
     clip = write_clip(tmp_path / "huge.mp4", num_frames=1, width=8192, height=8192)
-    message = _refused(_ask_about(http, data_url(clip)), 400)
+    message = _refused(_ask_about(http, data_url(clip)), 400, param=VIDEO)
     assert "8192" in message
 
 
 def test_a_truncated_video(http: httpx.Client, clip: Path) -> None:
     data = clip.read_bytes()
-    _refused(_ask_about(http, data_url(data[: len(data) // 3])), 400)
+    cut_off = data_url(data[: len(data) // 3])
+    _refused(_ask_about(http, cut_off), 400, param=VIDEO)
+    parts = [video_message(url)["content"][0] for url in (data_url(clip), cut_off)]
+    answer = _ask(http, messages=[{"role": "user", "content": parts}])
+    _refused(answer, 400, param="messages.0.content.1.video_url")
 
 
 @pytest.mark.parametrize(
@@ -112,11 +116,13 @@ def test_frames_that_cannot_be_read_are_named(http: httpx.Client) -> None:
         payload = ",".join(base64.b64encode(image).decode() for image in images)
         return f"data:video/jpeg;base64,{payload}"
 
-    message = _refused(_ask_about(http, frames(good, good[:200])), 400)
+    message = _refused(_ask_about(http, frames(good, good[:200])), 400, param=VIDEO)
     assert message.startswith("frame 1 of the video is damaged or cut off")
-    message = _refused(_ask_about(http, frames(good, good, jpeg_frame(1, width=120))), 400)
+    other = frames(good, good, jpeg_frame(1, width=120))
+    message = _refused(_ask_about(http, other), 400, param=VIDEO)
     assert "frame 2 of the video has 120 x 112 pixels" in message
-    assert "at most" in _refused(_ask_about(http, frames(*[jpeg_frame(0, width=16)] * 800)), 400)
+    many = frames(*[jpeg_frame(0, width=16)] * 800)
+    assert "at most" in _refused(_ask_about(http, many), 400, param=VIDEO)
     empty = _refused(_ask_about(http, frames(good, b"")), 400, param=VIDEO)
     assert empty == "frame 1 of the video is empty (0 bytes)"
     message = _refused(
@@ -125,6 +131,33 @@ def test_frames_that_cannot_be_read_are_named(http: httpx.Client) -> None:
         param="media_io_kwargs.video.frames_indices",
     )
     assert "2 entries, the video 1 frames" in message
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "expected"),
+    [
+        (
+            {"mm_processor_kwargs": {"num_frames": 1}},
+            "mm_processor_kwargs.num_frames",
+            "mm_processor_kwargs.num_frames is 1; this service takes 2 to",
+        ),
+        (
+            {"media_io_kwargs": {"video": {"num_frames": 1}}},
+            "media_io_kwargs.video.num_frames",
+            "media_io_kwargs.video.num_frames is 1; this service takes 2 to",
+        ),
+        (
+            {"mm_processor_kwargs": {"min_frames": 9, "max_frames": 4}},
+            "mm_processor_kwargs.min_frames",
+            "mm_processor_kwargs.min_frames is 9, more than mm_processor_kwargs.max_frames (4)",
+        ),
+    ],
+)
+def test_frames_that_cannot_be_had(
+    http: httpx.Client, clip: Path, fields: dict[str, Any], param: str, expected: str
+) -> None:
+    answer = _ask_about(http, data_url(clip), **fields)
+    assert expected in _refused(answer, 400, param=param)
 
 
 def test_a_video_over_the_limit(http: httpx.Client) -> None:

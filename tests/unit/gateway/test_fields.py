@@ -8,7 +8,7 @@ import pytest
 
 from gateway.fields import in_clients_words
 from gateway.schemas import ChatCompletionRequest
-from hippo.errors import ContextLengthError, InvalidRequestError
+from hippo.errors import ContextLengthError, InvalidRequestError, MediaError
 
 
 def _parse(**fields: Any) -> ChatCompletionRequest:
@@ -28,3 +28,67 @@ def test_other_fields_are_left_as_they_are() -> None:
     for param in ("temperature", None):
         told = in_clients_words(InvalidRequestError("too hot", param=param), _parse())
         assert (told.message, told.param) == ("too hot", param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "name"),
+    [
+        (
+            {"mm_processor_kwargs": {"num_frames": 1}},
+            "max_frames",
+            "mm_processor_kwargs.num_frames",
+        ),
+        (
+            {"mm_processor_kwargs": {"max_frames": 1}},
+            "max_frames",
+            "mm_processor_kwargs.max_frames",
+        ),
+        (
+            {"media_io_kwargs": {"video": {"num_frames": 1}}},
+            "max_frames",
+            "media_io_kwargs.video.num_frames",
+        ),
+        (
+            {"mm_processor_kwargs": {"min_frames": 1}},
+            "min_frames",
+            "mm_processor_kwargs.min_frames",
+        ),
+        ({"mm_processor_kwargs": {"fps": 1}}, "fps", "mm_processor_kwargs.fps"),
+        ({"media_io_kwargs": {"video": {"fps": 1}}}, "fps", "media_io_kwargs.video.fps"),
+        (
+            {"mm_processor_kwargs": {"max_pixels": 1}},
+            "max_pixels",
+            "mm_processor_kwargs.max_pixels",
+        ),
+    ],
+)
+def test_what_says_which_frames_has_the_name_that_was_sent(
+    fields: dict[str, Any], param: str, name: str
+) -> None:
+    error = InvalidRequestError(f"{param} is 1; 2 to 768 frames", param=param)
+    told = in_clients_words(error, _parse(**fields))
+    assert (told.message, told.param) == (f"{name} is 1; 2 to 768 frames", name)
+
+
+def _about(num_videos: int) -> ChatCompletionRequest:
+    video = {"type": "video_url", "video_url": {"url": "a"}}
+    text = {"type": "text", "text": "which?"}
+    return _parse(
+        messages=[
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": [text, *[video] * num_videos]},
+        ]
+    )
+
+
+def test_an_item_has_its_place_in_the_request() -> None:
+    error = MediaError("the video is cut off at 30 fps", param="media[1]")
+    told = in_clients_words(error, _about(2))
+    assert type(told) is MediaError
+    assert (told.message, told.param) == (error.message, "messages.1.content.2.video_url")
+
+
+def test_an_error_about_all_items_is_an_only_ones() -> None:
+    error = MediaError("the model's processor refuses the media")
+    assert in_clients_words(error, _about(1)).param == "messages.1.content.1.video_url"
+    assert in_clients_words(error, _about(2)).param is None
