@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -20,7 +20,7 @@ from hippo.engine.cpu import prepare_cpu
 from hippo.engine.mailbox import settle
 from hippo.engine.service import AnyService
 from hippo.engine.settings import EngineSettings
-from hippo.errors import HippoError
+from hippo.errors import HippoError, UnavailableError
 from hippo.logs import setup_logging
 from hippo.models.base import VideoLanguageModel
 from hippo.models.checkpoint import Progress
@@ -34,11 +34,12 @@ ResultT = TypeVar("ResultT")
 
 
 class ModelSource(Protocol):
-    """Where the model comes from, when it is more than this process that holds it."""
+    """Where the model comes from, in this process or more of them."""
 
     @property
     def lost(self) -> Future[HippoError]:
-        """Set, with the reason, when the model is of no use any more."""
+        """Set, with the reason, when the model is of no use any more: by the source, or by
+        ``serve`` when the device has failed."""
 
     def load(self, progress: Progress) -> VideoLanguageModel:
         """The model (any thread); raises HippoError."""
@@ -71,8 +72,8 @@ def run_process(
         _log.exception("the service failed")
     finally:
         if source.lost.done() or any(t.name == _LOADER for t in threading.enumerate()):
-            # A model still loads, or a thread may wait for a process that has gone: nothing can
-            # interrupt that but the end.
+            # A model still loads, or a thread may wait for a process or device that has gone:
+            # nothing can interrupt that but the end.
             logging.shutdown()
             os._exit(code)
     return code
@@ -83,7 +84,7 @@ async def serve(
 ) -> None:
     """Builds, starts, loads the model, serves until SIGTERM or SIGINT, drains and stops.
 
-    Raises HippoError when the model cannot be loaded or is lost.
+    Raises HippoError when the model cannot be loaded or is lost, or its device fails.
     """
     service = build()
     stopping = asyncio.Event()
@@ -98,7 +99,7 @@ async def serve(
         _log.info("listening on %s:%d", settings.host, bound)
         serving = asyncio.create_task(_load_and_serve(service, source, decoder))
         waiting = asyncio.create_task(stopping.wait())
-        losing = asyncio.create_task(_wait_lost(source))
+        losing = asyncio.create_task(_wait_lost(service, source))
         await asyncio.wait((serving, waiting, losing), return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             compiling = asyncio.create_task(_compile_beside(service, serving.result()))
@@ -123,8 +124,17 @@ async def _cancel(*tasks: asyncio.Task[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _wait_lost(source: ModelSource) -> HippoError:
-    return await asyncio.shield(asyncio.wrap_future(source.lost))
+async def _wait_lost(service: AnyService, source: ModelSource) -> HippoError:
+    """Why the model is of no use any more. What ran on a device that has failed has been answered
+    by then, so that its clients hear of that and not of a connection that broke."""
+    lost = asyncio.wrap_future(source.lost)
+    await asyncio.wait((lost, service.failed), return_when=asyncio.FIRST_COMPLETED)
+    if service.failed.done():
+        await service.host.wait_idle(_ANSWER_SECONDS)
+        reason = str(service.failed.result()).partition("\n")[0]
+        with contextlib.suppress(InvalidStateError):  # the source may have a reason of its own
+            source.lost.set_result(UnavailableError(f"the device failed: {reason}"))
+    return source.lost.result()
 
 
 async def _stop(service: AnyService, source: ModelSource) -> None:
@@ -173,7 +183,7 @@ class LocalSource:
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
-        self.lost: Future[HippoError] = Future()  # never
+        self.lost: Future[HippoError] = Future()
 
     def load(self, progress: Progress) -> VideoLanguageModel:
         settings = self._settings
@@ -214,6 +224,7 @@ def _load(source: ModelSource) -> VideoLanguageModel:
 
 _LOADER = "load-model"
 _LOST_STOP_SECONDS = 10.0
+_ANSWER_SECONDS = 2.0  # for clients to be told that the device has failed
 
 
 async def _in_daemon_thread(function: Callable[[], ResultT]) -> ResultT:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Generic
 
 from hippo.engine.host import Backend, EngineT, HostState, ServiceHost
+from hippo.engine.mailbox import settle
 from hippo.engine.media_cache import Decoder
 from hippo.engine.metrics import MetricsServer, start_metrics
 from hippo.engine.prompts import PromptReader
@@ -45,6 +46,8 @@ class EngineService(Generic[EngineT]):
         self.port: int | None = None  # while it listens
         self._metrics: MetricsServer | None = None
         self._failing: asyncio.Task[None] | None = None
+        # Set, with the reason, when the device is of no use any more.
+        self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
 
     async def start(self, host: str, port: int, *, metrics_port: int | None = None) -> int:
         """Listens, answering NOT_SERVING; the bound port. UnavailableError when it is taken."""
@@ -80,11 +83,12 @@ class EngineService(Generic[EngineT]):
         if not await self.host.wait_idle(seconds):
             _log.warning("sequences still ran after %g seconds of draining", seconds)
 
-    def fail(self, _: Exception) -> None:
-        """Serves no more: the device is of no use."""
+    def fail(self, error: Exception) -> None:
+        """Serves no more and sets ``failed``: the device is of no use."""
         if self.host.state is HostState.SERVING:
             self.host.state = HostState.FAILED
         self._failing = asyncio.create_task(self.rpc.set_serving(False))
+        settle(self.failed, error, None)
 
     async def stop(self) -> None:
         """Ends what runs, the server and the device thread."""

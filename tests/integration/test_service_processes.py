@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from hippo.errors import HippoError
 from hippo.rpc.client import DraftClient, TargetClient
-from hippo.types import ChatMessage, TextPart
+from hippo.types import Block, ChatMessage, Commit, Pace, Selection, TextPart
 from tests.support.services import target_only, toy_request
 
 ROOT = Path(__file__).parents[2]
@@ -24,8 +25,14 @@ ROOT = Path(__file__).parents[2]
 
 @contextmanager
 def process(service: str, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    with module_process(f"services.{service}", *flags) as child:
+        yield child
+
+
+@contextmanager
+def module_process(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     child = subprocess.Popen(
-        [sys.executable, "-m", f"services.{service}", *flags],
+        [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
         stderr=subprocess.PIPE,
         text=True,
@@ -126,6 +133,64 @@ def test_a_taken_port_is_one_clear_line(target_checkpoint: Path) -> None:
     assert child.returncode == 1
     assert f"cannot listen on 127.0.0.1:{port}" in log
     assert "Traceback" not in log
+
+
+@pytest.mark.parametrize("service", ["draft", "target"])
+def test_a_device_that_fails_ends_the_service_when_its_answers_have_got_the_error(
+    service: str, target_checkpoint: Path, tmp_path: Path
+) -> None:
+    flags = ("--model", str(target_checkpoint), "--port", "0", "--port-file", f"{tmp_path}/port")
+    small = ("--slots", "2", "--max-context-length", "512", "--num-threads", "1")
+    failure_file = tmp_path / "failed"
+    pace = Pace(max_ahead=1)
+    request = toy_request(
+        media=(), messages=_text_only(), max_tokens=400, end_token_ids=(), pace=pace
+    )
+
+    async def verify(client: TargetClient, begun: asyncio.Semaphore) -> None:
+        async with client.verify(request) as stream:
+            async for _ in stream:
+                begun.release()
+
+    async def draft(client: DraftClient, begun: asyncio.Semaphore) -> None:
+        async with client.draft(request) as stream:
+            await stream.send(Selection((), 0))
+            num_settled = 0
+            async for message in stream:
+                begun.release()
+                if isinstance(message, Block):
+                    await stream.send(Commit(message.epoch, num_settled, (5,)))
+                    num_settled += 1
+
+    async def use(port: int) -> list[str]:
+        client = (DraftClient if service == "draft" else TargetClient)(f"127.0.0.1:{port}")
+        try:
+            await client.wait_ready(90)
+            begun = [asyncio.Semaphore(0), asyncio.Semaphore(0)]
+            answers = [
+                asyncio.create_task(
+                    draft(client, one) if isinstance(client, DraftClient) else verify(client, one)
+                )
+                for one in begun
+            ]
+            for one in begun:
+                await one.acquire()
+            failure_file.touch()
+            ends = await asyncio.gather(*answers, return_exceptions=True)
+            assert all(isinstance(end, HippoError) for end in ends), ends
+            return [str(end) for end in ends]
+        finally:
+            await client.close()
+
+    arguments = (service, str(failure_file), *flags, *small)
+    with module_process("tests.support.failing_service", *arguments) as child:
+        ends = asyncio.run(use(_port(child, tmp_path / "port")))
+        _, log = child.communicate(timeout=60)
+
+    assert child.returncode == 1, log
+    for end in ends:
+        assert "failed inside the service" in end or "the service's device has failed" in end
+    assert log.count("the device failed: CUDA error: an illegal memory access") == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,64 @@
+"""A service whose device fails for good as soon as a file is there.
+
+``python -m tests.support.failing_service SERVICE FILE FLAGS...``, with the flags of that service.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hippo.config import load_settings
+from hippo.engine.process import LocalSource, run_process
+from hippo.engine.service import AnyService
+from hippo.engine.settings import EngineSettings
+from hippo.models.base import StepPlan, VideoLanguageModel
+from hippo.models.checkpoint import Progress
+from services.draft import servicer as draft_servicer
+from services.draft.config import DraftSettings
+from services.target import servicer as target_servicer
+from services.target.config import TargetSettings
+
+
+class FailingSource(LocalSource):
+    """Of a model whose forwards raise what a CUDA error that stays does."""
+
+    def __init__(self, settings: EngineSettings, failure_file: Path) -> None:
+        super().__init__(settings)
+        self._failure_file = failure_file
+
+    def load(self, progress: Progress) -> VideoLanguageModel:
+        model: Any = super().load(progress)
+        forward = model.forward
+
+        def failing(plan: StepPlan) -> torch.Tensor:
+            if self._failure_file.exists():
+                raise RuntimeError("CUDA error: an illegal memory access\nmore about it")
+            logits: torch.Tensor = forward(plan)
+            return logits
+
+        model.forward = failing
+        loaded: VideoLanguageModel = model
+        return loaded
+
+
+def main(service: str, failure_file: str, flags: list[str]) -> int:
+    """Serves until SIGTERM or its failure; the exit code."""
+    kind: type[Any] = DraftSettings if service == "draft" else TargetSettings
+    settings = load_settings(
+        kind, flags, os.environ, env_prefix="HIPPO_TEST_", prog=service, description=""
+    )
+    module: Any = draft_servicer if service == "draft" else target_servicer
+    build: Callable[[], AnyService] = partial(module.build_service, settings)
+    source = FailingSource(settings, Path(failure_file))
+    return run_process(service, build, settings, settings.port, source)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))
