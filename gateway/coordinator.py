@@ -78,7 +78,12 @@ class Completion:
         self._wants_draft = plan.wants_draft
         self._first_draft = pair.draft if plan.wants_draft else None
         has_draft = self._first_draft is not None
-        self._coordinator = Coordinator(plan.make_policy(pair.times), has_draft=has_draft)
+        self._coordinator = Coordinator(
+            plan.make_policy(pair.times),
+            has_draft=has_draft,
+            max_tokens=request.max_tokens,
+            end_token_ids=request.end_token_ids,
+        )
         self._request = dataclasses.replace(request, pace=self._coordinator.pace)
         self._clock_ns = clock_ns
         self._draft_stall_ns = int(draft_stall_s * 1e9)
@@ -100,8 +105,7 @@ class Completion:
         self._target_prompt: PromptInfo | None = None
         self._draft_prompt: PromptInfo | None = None
         self._selection: Selection | None = None
-        self._draft_heard_ns = 0  # when the draft last sent a block that was not its last
-        self._draft_owes = False
+        self._owed_since_ns: int | None = None  # the draft has more to say, and was silent
         self._num_stalls = 0
 
         self._pieces: list[Piece] = []
@@ -235,15 +239,15 @@ class Completion:
         is_alone = self._coordinator.pace.max_ahead == 0
         await self._carry_out(self._coordinator.on_verdict(verdict, now_ns))
         self.record.add_verdict(verdict, now_ns, is_alone=is_alone)
-        if verdict.is_rejection:
-            self._owe(now_ns)
         piece = self._text.add(verdict)
         self.record.num_completion_tokens = self._text.num_tokens
         self.record.finish_reason = self._text.finish_reason
         if piece:
             self._pieces.append(piece)
             self._wakeup.set()
-        if self._draft_owes and now_ns - self._draft_heard_ns > self._draft_stall_ns:
+        self._note_debt(now_ns)
+        owed_since_ns = self._owed_since_ns
+        if owed_since_ns is not None and now_ns - owed_since_ns > self._draft_stall_ns:
             await self._give_up_stalled_draft()
 
     async def _run_draft(self, client: DraftClient | None) -> None:
@@ -298,13 +302,13 @@ class Completion:
     async def _on_draft_message(self, message: PromptInfo | Timing | Block) -> None:
         now_ns = self._clock_ns()
         if isinstance(message, Block):
-            self._draft_heard_ns = now_ns
-            self._draft_owes = not message.is_exhausted and self._coordinator.pace.max_ahead > 0
             self.record.add_block(message, now_ns)
             await self._carry_out(self._coordinator.on_block(message, now_ns))
+            self._note_debt(now_ns, is_heard=True)
         elif isinstance(message, Timing):
-            self._owe(now_ns)
             self.record.draft_prefill = message
+            await self._carry_out(self._coordinator.on_draft_ready())
+            self._note_debt(now_ns, is_heard=True)
         else:
             self._draft_prompt = self.record.draft_prompt = message
             self._check_prompts()
@@ -316,8 +320,6 @@ class Completion:
             elif isinstance(action, SendCommit):
                 await self._tell_draft(action.commit)
             else:
-                if action.pace.max_ahead == 0:
-                    self._draft_owes = False  # the draft is to rest
                 await self._tell_target(action.pace)
                 await self._tell_draft(action.pace)
 
@@ -332,12 +334,12 @@ class Completion:
             with contextlib.suppress(HippoError):
                 await self._draft_stream.send(message)
 
-    def _owe(self, now_ns: int) -> None:
-        """The draft has something to do from now on."""
-        is_resting = self._coordinator.pace.max_ahead == 0
-        if not self._draft_owes and not is_resting and self._draft_stream is not None:
-            self._draft_owes = True
-            self._draft_heard_ns = now_ns
+    def _note_debt(self, now_ns: int, *, is_heard: bool = False) -> None:
+        """After each event: since when the draft owes a block; anew if it was heard."""
+        if not self._coordinator.owes_block:
+            self._owed_since_ns = None
+        elif is_heard or self._owed_since_ns is None:
+            self._owed_since_ns = now_ns
 
     def _check_prompts(self) -> None:
         """Raises IncompatiblePairError when the two services read different prompts."""
@@ -363,7 +365,7 @@ class Completion:
             self._draft_task = asyncio.create_task(self._run_draft(None))
 
     async def _lose_draft(self, problem: str, cause: DraftLoss) -> None:
-        self._draft_stream, self._draft_owes = None, False
+        self._draft_stream = self._owed_since_ns = None
         self._draft_prompt = None
         self.record.draft_problem = problem
         if self._coordinator.has_draft:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from hippo.speculation.policies import Policy
 from hippo.speculation.stats import SpeculationStats
-from hippo.types import TARGET_ONLY, Block, Commit, Pace, Verdict
+from hippo.types import TARGET_ONLY, Block, Commit, Pace, StepLimits, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,28 @@ class Coordinator:
     """Decides, event by event, what is sent next; actions are to be carried out in order.
 
     ``has_draft`` tells whether the draft's stream is opened together with the target's; without
-    it the target goes alone until ``on_draft_attached``.
+    it the target goes alone until ``on_draft_attached``. ``max_tokens`` and ``end_token_ids`` are
+    the sequence's, for ``owes_block``.
     """
 
-    def __init__(self, policy: Policy, *, has_draft: bool = True) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        has_draft: bool = True,
+        max_tokens: int = sys.maxsize,
+        end_token_ids: Collection[int] = (),
+    ) -> None:
         self._policy = policy
         self._has_draft = has_draft
+        self._is_drafting = False  # its prefill is over
+        self._max_tokens = max_tokens
+        self._end_token_ids = frozenset(end_token_ids)
+        # Of what the draft has said: the index after its last token, that token's run, and whether
+        # it was an end token.
+        self._said_end = 0
+        self._said_epoch = 0
+        self._has_said_end_token = False
         self._committed: list[int] = []
         self._num_told = 0  # settled ids that the draft knows of
         self._epoch = 0
@@ -74,6 +91,23 @@ class Coordinator:
     def is_finished(self) -> bool:
         return self._is_finished
 
+    @property
+    def owes_block(self) -> bool:
+        """Whether the draft has all that it needs to say more, as far as is known here.
+
+        The rule of ``Drafter.is_exhausted``: a draft is silent in good order before its prefill is
+        over, while it rests, as far ahead as it may go, behind an end token, and where the target
+        gives the last token itself. Before the target's first token nobody waits for it.
+        """
+        if not self._is_drafting or not self._committed:
+            return False
+        end = self._num_told
+        if self._said_epoch >= self._epoch and self._said_end > end:
+            if self._has_said_end_token:
+                return False
+            end = self._said_end
+        return end - self._num_told < self._pace.max_ahead and end < self._max_tokens - 1
+
     def on_block(self, block: Block, now_ns: int) -> list[Action]:
         """A block came from the draft."""
         stats = self.stats
@@ -88,7 +122,12 @@ class Coordinator:
             if not self._is_finished:
                 stats.num_stale_tokens += len(block.token_ids)
             return []
-        stats.relayed_end_index = block.start_index + len(block.token_ids)
+        self._said_end = stats.relayed_end_index = block.start_index + len(block.token_ids)
+        self._said_epoch = block.epoch
+        self._has_said_end_token = bool(
+            block.token_ids and block.token_ids[-1] in self._end_token_ids
+        )
+        self._is_drafting = True
         self._policy.observe_block(block, now_ns)
         return [SendBlock(block), *self._tell_draft(self._wanted_pace()), *self._update_pace()]
 
@@ -107,23 +146,33 @@ class Coordinator:
         """A draft's stream was opened with the first ``num_committed`` settled ids."""
         if self._is_finished:
             return []
-        self._has_draft = True
+        self._has_draft, self._is_drafting = True, False
+        self._said_end = 0
         self._num_told = num_committed
         pace = self._wanted_pace()
         actions = self._tell_draft(pace)
         self._pace = pace
         return [*actions, SetPace(pace)]
 
+    def on_draft_ready(self) -> list[Action]:
+        """The draft's prefill is over: from here on the target may wait for it."""
+        if self._is_finished or not self._has_draft:
+            return []
+        self._is_drafting = True
+        return self._update_pace()
+
     def on_draft_lost(self) -> list[Action]:
         """The draft's stream is gone; the target goes alone."""
         if not self._has_draft:
             return []
-        self._has_draft = False
+        self._has_draft = self._is_drafting = False
         self.stats.num_draft_losses += 1
         return [] if self._is_finished else self._update_pace()
 
     def _wanted_pace(self) -> Pace:
-        return self._policy.pace if self._has_draft else TARGET_ONLY
+        if self._is_drafting:
+            return self._policy.pace
+        return _without_waits(self._policy.pace) if self._has_draft else TARGET_ONLY
 
     def _update_pace(self) -> list[Action]:
         pace = self._wanted_pace()
@@ -191,3 +240,16 @@ class Coordinator:
             stats.num_behind_rejection_tokens += num_dropped - num_rejected
         elif verdict.finish_reason is None:
             stats.num_stale_tokens += num_dropped
+
+
+def _without_waits(pace: Pace) -> Pace:
+    """The same, but for a target that takes what is there: a prefill may take any time."""
+    optimistic, conservative = _at_once(pace.optimistic), _at_once(pace.conservative)
+    if (optimistic, conservative) == (pace.optimistic, pace.conservative):
+        return pace
+    return replace(pace, optimistic=optimistic, conservative=conservative)
+
+
+def _at_once(limits: StepLimits) -> StepLimits:
+    """Where nothing is waited for, ``wait_ns`` means nothing and stays."""
+    return replace(limits, wait_ns=0) if limits.min_draft_tokens else limits

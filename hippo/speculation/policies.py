@@ -25,7 +25,7 @@ POLICY_NAMES = ("adaptive", "serial", "vpsd", "optimistic", "conservative", "off
 # shape and compiled layers take.
 MAX_DRAFT_TOKENS = 31
 
-# Longer than any step; a stalled draft holds the target up no longer than this.
+# Longer than any step; a stalled draft holds a step up no longer than this, until it is given up.
 _LONG_WAIT_NS = 1_000_000_000
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from hippo.speculation.coordinator import Action, Coordinator, SendBlock, SendCommit
+from hippo.speculation.coordinator import Action, Coordinator, SendBlock, SendCommit, SetPace
 from hippo.speculation.drafter import Drafter, DraftStep
 from hippo.speculation.policies import Policy
 from hippo.speculation.step_mean import StepMean
@@ -68,7 +68,7 @@ class Simulation:
         self._max_guessed = max_guessed
         self._text_ids = text_ids
         self._num_sequences = num_sequences
-        self._coordinator = Coordinator(policy)
+        self._coordinator = Coordinator(policy, max_tokens=max_tokens, end_token_ids=end_token_ids)
         pace = self._coordinator.pace
         self._verifier = Verifier(max_tokens=max_tokens, end_token_ids=end_token_ids, pace=pace)
         self._target = Device(self)
@@ -209,7 +209,17 @@ class Simulation:
         if self._drafter is not None and life == self._life:
             self._drafter.begin(self._draft_tokens([]), self._text_ids)
             self._has_drafted = True
+            self._say_draft_is_ready()
             self._drive_draft()
+
+    def _say_draft_is_ready(self) -> None:
+        actions = self._coordinator.on_draft_ready()
+        if self._outcome.verdicts:
+            self._act(actions)
+            return
+        for action in actions:  # the target hears of it in its prefill, which costs nothing
+            if isinstance(action, SetPace):
+                self._verifier.set_pace(action.pace)
 
     def _drive_draft(self) -> None:
         drafter = self._drafter

@@ -149,6 +149,7 @@ async def relay(
 ) -> Answer:
     """The gateway's part, bare: both streams, and a coordinator between them."""
     coordinator = Coordinator(make_policy(policy, gamma=4, max_draft_tokens=8))
+    coordinator.on_draft_ready()  # waited for from the start: small models are over at once
     request = dataclasses.replace(request, pace=coordinator.pace)
     answer = Answer()
 

@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import pytest
+
 from hippo.speculation.coordinator import Coordinator, SendBlock, SendCommit, SetPace
-from hippo.speculation.policies import FixedPolicy, serial_pace
-from hippo.types import TARGET_ONLY, Block, Commit, FinishReason, Pace, Timing, Verdict
+from hippo.speculation.policies import (
+    FixedPolicy,
+    conservative_pace,
+    make_policy,
+    optimistic_pace,
+    serial_pace,
+    vpsd_pace,
+)
+from hippo.types import (
+    TARGET_ONLY,
+    Block,
+    Commit,
+    FinishReason,
+    Pace,
+    StepLimits,
+    Timing,
+    Verdict,
+)
 
 PACE = serial_pace(4)
+PATIENT_PACES = [serial_pace(4), vpsd_pace(4), optimistic_pace(8), conservative_pace(8)]
 
 
 class SteeredPolicy(FixedPolicy):
@@ -16,8 +37,13 @@ class SteeredPolicy(FixedPolicy):
         self._pace = pace
 
 
+def waits_of(pace: Pace) -> set[int]:
+    return {limits.wait_ns for limits in (pace.optimistic, pace.conservative)}
+
+
 def test_blocks_go_to_the_target_and_verdicts_to_the_draft() -> None:
     coordinator = Coordinator(FixedPolicy(PACE))
+    coordinator.on_draft_ready()
     block = Block(0, 0, (1, 2))
     assert coordinator.on_block(block, 0) == [SendBlock(block)]
     assert coordinator.on_verdict(Verdict(0, 0, (1,)), 0) == [SendCommit(Commit(0, 0, (1,)))]
@@ -44,6 +70,7 @@ def test_a_changed_pace_is_told_once_to_both() -> None:
 def test_a_draft_at_rest_hears_of_nothing_until_it_is_needed() -> None:
     policy = SteeredPolicy(TARGET_ONLY)
     coordinator = Coordinator(policy)
+    assert coordinator.on_draft_ready() == []
     assert coordinator.on_verdict(Verdict(0, 0, (1,)), 0) == []
     assert coordinator.on_verdict(Verdict(0, 1, (2,)), 0) == []
     policy.steer(PACE)
@@ -73,11 +100,123 @@ def test_a_draft_that_joins_is_told_what_was_settled_since_it_was_opened() -> No
     coordinator.on_verdict(Verdict(2, 0, (1,)), 0)
     num_known = len(coordinator.committed_ids)
     coordinator.on_verdict(Verdict(2, 1, (2, 3)), 0)
-    assert coordinator.on_draft_attached(num_known) == [
-        SendCommit(Commit(2, 1, (2, 3))),
-        SetPace(PACE),
-    ]
+    commit, pace = coordinator.on_draft_attached(num_known)
+    assert commit == SendCommit(Commit(2, 1, (2, 3)))
+    assert pace == SetPace(coordinator.pace)
     assert coordinator.has_draft
+
+
+@pytest.mark.parametrize("pace", PATIENT_PACES)
+def test_the_target_waits_for_a_draft_only_when_its_prefill_is_over(pace: Pace) -> None:
+    coordinator = Coordinator(FixedPolicy(pace))
+    limits = StepLimits(pace.optimistic.min_draft_tokens, pace.optimistic.max_draft_tokens)
+    assert coordinator.pace.optimistic == limits
+    assert waits_of(coordinator.pace) == {0}
+    assert (
+        dataclasses.replace(
+            coordinator.pace, optimistic=pace.optimistic, conservative=pace.conservative
+        )
+        == pace
+    )  # the draft's part is as it will be
+    assert coordinator.on_verdict(Verdict(0, 0, (1,)), 0) == [SendCommit(Commit(0, 0, (1,)))]
+    assert coordinator.on_draft_ready() == [SetPace(pace)]
+    assert coordinator.on_draft_ready() == []
+
+
+@pytest.mark.parametrize("pace", PATIENT_PACES)
+def test_nor_is_a_draft_waited_for_that_joins_before_it_drafts(pace: Pace) -> None:
+    coordinator = Coordinator(FixedPolicy(pace))
+    coordinator.on_draft_ready()
+    coordinator.on_draft_lost()
+    coordinator.on_verdict(Verdict(0, 0, (1,)), 0)
+    [action] = coordinator.on_draft_attached(1)
+    assert isinstance(action, SetPace)
+    assert waits_of(action.pace) == {0}
+    assert coordinator.on_draft_ready() == [SetPace(pace)]
+
+
+def test_a_block_says_that_the_draft_drafts_too() -> None:
+    coordinator = Coordinator(FixedPolicy(PACE))
+    block = Block(0, 0, (1,))
+    assert coordinator.on_block(block, 0) == [SendBlock(block), SetPace(PACE)]
+
+
+def test_adaptive_has_one_pace_before_and_after_the_prefill() -> None:
+    coordinator = Coordinator(make_policy("adaptive", gamma=4, max_draft_tokens=8))
+    assert coordinator.on_draft_ready() == []
+
+
+class Owing:
+    """A sequence of 12 tokens, the end token 99, with the target's first one, a 1, settled and the
+    draft's prefill over."""
+
+    def __init__(self, pace: Pace = PACE) -> None:
+        self.policy = SteeredPolicy(pace)
+        self.coordinator = Coordinator(self.policy, max_tokens=12, end_token_ids=(99,))
+        self.coordinator.on_draft_ready()
+        assert not self.coordinator.owes_block
+        assert self.settles(1, at=0)
+
+    def says(self, *token_ids: int, at: int, epoch: int = 0) -> bool:
+        self.coordinator.on_block(Block(epoch, at, token_ids), 0)
+        return self.coordinator.owes_block
+
+    def settles(self, *token_ids: int, at: int, epoch: int = 0) -> bool:
+        is_rejection = epoch > self.coordinator.epoch
+        self.coordinator.on_verdict(Verdict(epoch, at, token_ids, is_rejection=is_rejection), 0)
+        return self.coordinator.owes_block
+
+
+def test_a_draft_owes_nothing_before_its_prefill_is_over_nor_once_it_is_gone() -> None:
+    coordinator = Coordinator(FixedPolicy(PACE))
+    coordinator.on_verdict(Verdict(0, 0, (1,)), 0)
+    assert not coordinator.owes_block
+    coordinator.on_draft_ready()
+    assert coordinator.owes_block
+    coordinator.on_draft_lost()
+    assert not coordinator.owes_block
+    coordinator.on_draft_attached(1)
+    assert not coordinator.owes_block
+
+
+def test_a_draft_as_far_ahead_as_it_may_go_owes_again_with_the_next_commit() -> None:
+    owing = Owing()
+    assert owing.says(2, 3, at=1)
+    assert not owing.says(4, 5, at=3)
+    assert owing.settles(2, 3, 4, 5, 6, at=1)  # accepted whole
+
+
+def test_a_late_block_of_a_broken_run_pays_no_debt() -> None:
+    owing = Owing()
+    owing.says(2, 3, 4, 5, at=1)
+    assert owing.settles(7, at=1, epoch=1)
+    assert owing.says(6, at=5)
+    assert not owing.says(3, 4, 5, 6, at=2, epoch=1)
+
+
+def test_behind_an_end_token_a_draft_owes_nothing_until_that_was_wrong() -> None:
+    owing = Owing()
+    assert not owing.says(2, 3, 99, at=1)
+    assert not owing.settles(2, at=1)
+    assert owing.settles(3, 4, at=2, epoch=1)
+
+
+def test_the_last_token_is_the_targets_alone() -> None:
+    owing = Owing(optimistic_pace(16))
+    assert owing.says(*range(9), at=1)
+    assert not owing.says(9, at=10)
+    assert not owing.settles(*range(10), at=1)
+
+
+def test_a_draft_at_rest_or_ahead_of_a_shorter_pace_owes_nothing() -> None:
+    owing = Owing(optimistic_pace(4))
+    owing.says(2, 3, 4, 5, 6, at=1)
+    owing.policy.steer(serial_pace(2))
+    assert not owing.settles(2, at=1)  # four ahead of it, and two are allowed
+    assert not owing.settles(3, 4, at=2)
+    assert owing.settles(5, at=4)
+    owing.policy.steer(TARGET_ONLY)
+    assert not owing.settles(6, at=5)
 
 
 def test_nothing_is_sent_after_the_last_verdict() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 
@@ -119,6 +120,41 @@ def run(
     return outcome
 
 
+class WatchedSimulation(Simulation):
+    """Checks after every event that the gateway knows when the draft is silent in good order."""
+
+    _num_in_flight = 0  # messages to the draft and from it
+
+    def at(self, time_ns: float, event: Callable[[], None]) -> None:
+        def watched() -> None:
+            event()
+            self._check()
+
+        super().at(time_ns, watched)
+
+    def _send(self, leg: str, deliver: Callable[[], None]) -> None:
+        def arrive() -> None:
+            self._num_in_flight -= 1
+            deliver()
+
+        is_drafts = "draft" in leg
+        self._num_in_flight += is_drafts
+        super()._send(leg, arrive if is_drafts else deliver)
+
+    def _check(self) -> None:
+        owes, drafter = self._coordinator.owes_block, self._drafter
+        if drafter is None or not self._has_drafted:
+            assert not owes
+        elif not self._coordinator.committed_ids:
+            assert not owes
+        elif not self._coordinator.is_finished and not self._num_in_flight:
+            has_more = not drafter.is_exhausted or drafter._num_sent < len(drafter.ids)
+            assert not owes or (self._draft.is_busy and has_more)
+            # Of a run that the drafter knows to be broken the next verdict tells the gateway.
+            if drafter.epoch == self._coordinator.epoch:
+                assert owes or drafter.is_exhausted
+
+
 def check_verdicts(outcome: Outcome, max_tokens: int) -> None:
     ids: list[int] = []
     epoch = 0
@@ -228,6 +264,111 @@ def test_output_equals_target_only_at_a_pace_that_keeps_changing(
         leg_ns=lambda: rng.expovariate(1) * _MS,
         draft_ns=lambda num_rows, context: draft_ms * _MS,
         repeat=lambda action: rng.random() < 0.2,
+    )
+
+
+@settings(deadline=None, max_examples=150)
+@given(data=st.data(), agreement=agreements, seed=st.integers(0, 2**16))
+def test_a_draft_owes_a_block_exactly_while_it_has_something_to_draft(
+    data: st.DataObject, agreement: float, seed: int
+) -> None:
+    rng = random.Random(seed)
+    name = data.draw(st.sampled_from((*POLICY_NAMES, "restless")))
+    policy: Policy = RestlessPolicy(seed)
+    if name != "restless":
+        policy = make_policy(name, gamma=data.draw(st.integers(1, 7)), max_draft_tokens=16)
+    target = toy_target(seed, num_ids := data.draw(st.sampled_from((2, 5, 40))))
+    lost_ms = data.draw(st.integers(1, 500))
+    outages = [Outage(lost_ms * _MS, (lost_ms + 50) * _MS)] if data.draw(st.booleans()) else []
+    slowest_leg = data.draw(st.sampled_from((0.0, 0.3, 5.0)))
+    simulation = WatchedSimulation(
+        target=target,
+        draft=toy_draft(target, seed, agreement, num_ids),
+        policy=policy,
+        costs=Costs(
+            target_ns=lambda num_rows, context: _MS * (9 + num_rows),
+            draft_ns=lambda num_rows, context: (0.2 + rng.random() * 2) * _MS,
+            leg_ns=lambda: rng.random() * slowest_leg * _MS,
+            draft_prefill_ns=data.draw(st.sampled_from((1, 30, 200))) * _MS,
+        ),
+        max_tokens=(max_tokens := data.draw(st.integers(20, 60))),
+        end_token_ids=(ends := data.draw(st.sampled_from((set(), {0})))),
+        outages=outages,
+        max_guessed=seed % 5,
+    )
+    assert simulation.run().output_ids == decode_alone(target, max_tokens, ends)
+
+
+PATIENT = ("serial", "vpsd", "optimistic", "conservative")  # policies that wait for long
+
+
+@pytest.mark.parametrize("name", PATIENT)
+@pytest.mark.parametrize("agreement", [0.6, 1.0])
+def test_a_draft_that_hangs_owes_a_block_whatever_it_has_said(name: str, agreement: float) -> None:
+    for num_steps in range(1, 20):
+        steps = itertools.count(1)
+        hung_at: list[float] = []
+
+        def draft_ns(_rows: int, _context: int) -> float:
+            if next(steps) <= num_steps:  # noqa: B023
+                return 1.2 * _MS
+            hung_at.append(simulation.now)  # noqa: B023
+            return _FOREVER
+
+        simulation = _with_draft(name, draft_ns=draft_ns, agreement=agreement)
+        debts: list[tuple[float, bool]] = []
+        relay = simulation._on_verdict
+
+        def on_verdict(verdict: Verdict) -> None:
+            relay(verdict)  # noqa: B023
+            coordinator = simulation._coordinator  # noqa: B023
+            if len(coordinator.committed_ids) < 39:  # the last one is the target's own
+                debts.append((simulation.now, coordinator.owes_block))  # noqa: B023
+
+        simulation._on_verdict = on_verdict  # type: ignore[method-assign]
+        simulation.run()
+        late = [owes for now, owes in debts if now > hung_at[0] + 10 * _MS]
+        assert late and all(late), num_steps
+
+
+@pytest.mark.parametrize("name", PATIENT)
+def test_a_draft_whose_prefill_does_not_end_costs_nothing(name: str) -> None:
+    outcome = _with_draft(name, draft_prefill_ns=_FOREVER).run()
+    assert outcome.decode_ns == 39 * 10 * _MS
+    assert len(outcome.output_ids) == 40
+
+
+@pytest.mark.parametrize("name", PATIENT)
+def test_nor_does_one_that_joins_in_mid_answer_and_never_drafts(name: str) -> None:
+    lost = Outage(100 * _MS, 150 * _MS)
+    outcome = _with_draft(name, draft_prefill_ns=_FOREVER, outages=(lost,)).run()
+    assert outcome.decode_ns == 39 * 10 * _MS
+
+
+_FOREVER = 10**15
+
+
+def _with_draft(
+    name: str,
+    *,
+    draft_ns: Callable[[int, int], float] = lambda num_rows, context: 1.2 * _MS,
+    draft_prefill_ns: int = _MS,
+    outages: Sequence[Outage] = (),
+    agreement: float = 1.0,
+) -> Simulation:
+    """An answer of 40 tokens whose target takes ten milliseconds for any number of rows."""
+    target = toy_target(1, 1000)
+    return Simulation(
+        target=target,
+        draft=toy_draft(target, 1, agreement, 1000),
+        policy=make_policy(name, gamma=4, max_draft_tokens=4),
+        costs=Costs(
+            target_ns=lambda num_rows, context: 10 * _MS,
+            draft_ns=draft_ns,
+            draft_prefill_ns=draft_prefill_ns,
+        ),
+        max_tokens=40,
+        outages=outages,
     )
 
 

@@ -1,0 +1,159 @@
+"""The gateway's part of an answer whose draft's device hangs while its event loop lives: real
+services, which answer pings and take streams all the while."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from gateway.backends import Backends
+from gateway.baseline import Baseline
+from gateway.coordinator import Completion
+from gateway.report import Record, Timeline
+from gateway.translate import SpeculationPlan
+from hippo.metrics.gateway import DraftLoss
+from hippo.models.base import StepPlan
+from hippo.types import Pruning
+from tests.support.services import serving_draft, serving_target, target_only, toy_request, until
+from tests.support.toy_model import NUM_TOKEN_IDS, ToyModel
+
+PATIENT = ("serial", "vpsd", "optimistic", "conservative")  # policies that wait for long
+REQUEST = toy_request(max_tokens=40, end_token_ids=())
+STALL_S = 0.3
+LONG_NS = 500_000_000  # half of what these policies wait
+
+
+class HangingDraft(ToyModel):
+    """Always right; its device hangs at the completion index ``hang_at``, until ``free``."""
+
+    def __init__(self) -> None:
+        super().__init__(num_slots=4)
+        with_tokenizer(self)
+        self.hang_at: int | None = None
+        self.free = threading.Event()
+        self.on_forward = self._hang_in_forward
+
+    def hang_in_prefill(self) -> None:
+        self.on_piece = lambda slot: self._hang()
+
+    def _hang_in_forward(self, plan: StepPlan) -> None:
+        ends = [rows.start_index + len(rows.token_ids) for rows in plan.sequences]
+        if self.hang_at is not None and max(ends) > self.hang_at:
+            self._hang()
+
+    def _hang(self) -> None:
+        assert self.free.wait(100)
+
+
+def with_tokenizer(model: ToyModel) -> ToyModel:
+    """The gateway reads what the services say of their tokenizer."""
+    words = {f"w{number}": number for number in range(NUM_TOKEN_IDS)}
+    tokenizer_json = Tokenizer(WordLevel(words, unk_token="w0")).to_str().encode()
+    model._info = dataclasses.replace(model.info, tokenizer_json=tokenizer_json)
+    return model
+
+
+def slow_target(step_s: float) -> ToyModel:
+    """Slower than the draft, which gets as far ahead as it may go."""
+    model = with_tokenizer(ToyModel())
+    model.on_forward = lambda plan: time.sleep(step_s)
+    return model
+
+
+@asynccontextmanager
+async def pair(
+    draft: HangingDraft, *, step_s: float = 0.01
+) -> AsyncIterator[tuple[Backends, list[int]]]:
+    """What the gateway has behind it, and the answer of the target alone."""
+    async with (
+        serving_target(slow_target(step_s)) as (_, target_client),
+        serving_draft(draft) as (_, draft_client),
+    ):
+        expected = await target_only(target_client, REQUEST)
+        backends = Backends({target_client.address: Baseline()}, [draft_client.address])
+        await backends.start()
+        try:
+            await until(lambda: backends.has_draft)
+            yield backends, expected.token_ids
+        finally:
+            draft.free.set()
+            await backends.close()
+
+
+async def answer(
+    backends: Backends, policy: str, *, max_draft_tokens: int = 4, stall_s: float = STALL_S
+) -> Completion:
+    record = Record(policy=policy, received_ns=time.monotonic_ns(), timeline=Timeline())
+    completion = Completion(
+        REQUEST,
+        plan=SpeculationPlan(policy, 4, max_draft_tokens, Pruning()),
+        pair=backends.pair(None),
+        stops=(),
+        draft_stall_s=stall_s,
+        timeout_s=None,
+        record=record,
+    )
+    async with completion:
+        async for _ in completion.pieces():
+            pass
+    return completion
+
+
+def num_long_waits(completion: Completion) -> int:
+    timeline = completion.record.timeline
+    assert timeline is not None
+    return sum(verdict.timing.wait_ns > LONG_NS for _, verdict in timeline.verdicts)
+
+
+@pytest.mark.parametrize("policy", PATIENT)
+async def test_a_draft_that_hangs_where_all_it_said_was_right_is_given_up(policy: str) -> None:
+    draft = HangingDraft()
+    async with pair(draft) as (backends, expected):
+        draft.hang_at = 24
+        completion = await answer(backends, policy)
+        assert completion.token_ids == expected
+        assert completion.record.draft_losses == [DraftLoss.STALLED]
+        assert completion.record.draft_problem == "the draft stalled"
+        # Once until the stall is noticed; the draft that is asked to join costs nothing.
+        assert num_long_waits(completion) == 1
+
+
+@pytest.mark.parametrize("policy", PATIENT)
+async def test_a_draft_that_never_ends_its_prefill_costs_nothing(policy: str) -> None:
+    draft = HangingDraft()
+    async with pair(draft) as (backends, expected):
+        draft.hang_in_prefill()
+        completion = await answer(backends, policy)
+        assert completion.token_ids == expected
+        assert completion.record.draft_losses == []
+        assert num_long_waits(completion) == 0
+
+
+@pytest.mark.parametrize("policy", [*PATIENT, "adaptive"])
+async def test_a_draft_that_is_well_is_used_and_never_given_up(policy: str) -> None:
+    draft = HangingDraft()
+    async with pair(draft) as (backends, expected):
+        completion = await answer(backends, policy, stall_s=2.0)
+        assert completion.token_ids == expected
+        assert completion.record.draft_losses == []
+        assert completion.record.stats.num_blocks > 0
+
+
+async def test_a_draft_that_is_far_ahead_or_at_the_end_is_silent_in_good_order() -> None:
+    """For longer than a stall may last: the target settles two tokens in a step."""
+    draft = HangingDraft()
+    async with pair(draft, step_s=0.05) as (backends, expected):
+        completion = await answer(backends, "conservative", max_draft_tokens=32)
+        assert completion.token_ids == expected
+        assert completion.record.draft_losses == []
+        timeline = completion.record.timeline
+        assert timeline is not None
+        (last_block_ns, _), (last_verdict_ns, _) = timeline.blocks[-1], timeline.verdicts[-1]
+        assert last_verdict_ns - last_block_ns > 1e9 * STALL_S, "the draft was not silent"
