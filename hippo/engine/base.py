@@ -107,7 +107,9 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         prompt = self._warm_prompt = await asyncio.to_thread(self._prepare_warm_prompt)
         try:
             if isinstance(self.model, CachedModel):
-                await self.call(self.model.capture_steps)
+                capturing = self.model.capture_steps()
+                while await self.call(partial(next, capturing, 0)):
+                    pass
             await self.call(partial(warm_up, self.model, prompt, slot=0))
         except HippoError:
             raise
@@ -248,7 +250,6 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         has_worked = self._advance_jobs()
         steps, until_ns = self._schedule(perf_counter_ns())
         if steps:
-            self._jobs.settle()
             self._step(steps, self._jobs.tails)
             return 0
         self._num_stepped = 0
@@ -359,6 +360,7 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         began_ns = perf_counter_ns()
         try:
             logits = self.model.forward(plan)
+            began_ns = max(began_ns, self._jobs.settle())  # a GPU begins when the piece is over
             num_fed = logits.shape[0] - len(tails)
             token_ids = self._sample(steps, logits[:num_fed] if tails else logits)
         except Exception as error:

@@ -15,9 +15,9 @@ def prefill_budget_ns(
     Each waiting sequence gets ``_WEIGHT`` times the device time of a running one: it holds a slot
     and gives nothing yet, and the more sequences share a forward, the cheaper each token is. A
     running sequence is never held up for longer than ``_MOST_FORWARDS`` of its own forwards (and
-    the piece in progress). ``num_running`` sequences shared the last forward, which took
-    ``forward_ns``; without any there is nobody to hold up, and the next look at the inbox is due
-    after one piece.
+    the piece in progress; on a GPU the one behind it as well). ``num_running`` sequences shared the
+    last forward, which took ``forward_ns``; without any there is nobody to hold up, and the next
+    look at the inbox is due after one piece.
 
     A forward that gave each of them ``tokens_each`` tokens, as speculation does, counts as up to
     ``_MOST_TOKENS`` forwards: what a running sequence needs is tokens. By device time alone the

@@ -2,7 +2,8 @@
 
 A GPU is handed a piece in a moment and takes its time over it. So that pieces cost what they take
 there, and no forward stands behind more than one of them, the host waits for the piece before the
-one that it has just handed over: the device is never without work.
+one that it has just handed over, and for the last one when it has handed over the forward behind
+it: the device is never without work.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Jobs(Generic[SequenceT]):
         self._counters = counters
         self._mark = mark
         self._wait_for_last = _nothing_to_wait_for
+        self._last: SequenceT | None = None  # whose piece that is
         self._entries: list[tuple[SequenceT, Job]] = []
         self._tails: dict[SequenceT, PromptTail] = {}
         self._running: Job | None = None
@@ -109,24 +111,38 @@ class Jobs(Generic[SequenceT]):
             tail = None
         finally:
             self._running = None
-            before, self._wait_for_last = self._wait_for_last, self._mark()
-            before()
-            duration_ns = perf_counter_ns() - self._piece_began_ns
-            sequence.job_ns += duration_ns
-            self._counters.prefill_ns += duration_ns
-            if is_over and entry in self._entries:
-                self._entries.remove(entry)
+            try:
+                self._wait_for_one_before(sequence)
+            finally:
+                duration_ns = perf_counter_ns() - self._piece_began_ns
+                sequence.job_ns += duration_ns
+                self._counters.prefill_ns += duration_ns
+                if is_over and entry in self._entries:
+                    self._entries.remove(entry)
         if sequence.is_closed:  # meanwhile
             job.close()
         elif tail is not None:
             self._tails[sequence] = tail
 
-    def settle(self) -> None:
-        """Waits for the last piece: what the device is handed next begins at once."""
+    def settle(self) -> int:
+        """Waits until the device is through with the last piece, which takes that long as well;
+        when that was, or 0 where there was nothing to wait for."""
+        if self._wait_for_last is _nothing_to_wait_for:
+            return 0
         began_ns = perf_counter_ns()
-        self._wait_for_last()
-        self._wait_for_last = _nothing_to_wait_for
-        self._counters.prefill_ns += perf_counter_ns() - began_ns
+        wait, self._wait_for_last = self._wait_for_last, _nothing_to_wait_for
+        wait()
+        ended_ns = perf_counter_ns()
+        self._counters.prefill_ns += ended_ns - began_ns
+        if self._last is not None:
+            self._last.job_ns += ended_ns - began_ns
+        return ended_ns
+
+    def _wait_for_one_before(self, sequence: SequenceT) -> None:
+        """Leaves the piece that was just handed over under way, and waits for that before it."""
+        before, self._wait_for_last = self._wait_for_last, _nothing_to_wait_for
+        self._wait_for_last, self._last = self._mark(), sequence
+        before()
 
     def drop(self, sequence: SequenceT) -> None:
         """Ends the sequence's jobs; one whose piece is in progress, when that is over."""

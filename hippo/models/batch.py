@@ -30,16 +30,19 @@ MASK_ALIGNMENT = 16  # columns; kernels on a GPU copy a mask whose rows begin el
 _SCORES_OF_CALLS_ON_CPU = 200
 _SCORES_OF_CALLS = 30_000
 
-# Cached tokens up to which sequences are batched on a GPU, reckoned: the batch's kernel does not
-# cut them (hippo.models.flash), so behind more it takes longer than calls one by one.
+# Cached tokens up to which sequences are batched where one alone has a kernel that cuts them
+# (hippo.models.flash), reckoned: behind more, the batch's takes longer than calls one by one.
 _MOST_BATCHED_TOKENS = 8192
 
 
-def worth_batching(rows: Sequence[PlacedRows], device: torch.device) -> list[list[PlacedRows]]:
-    """Cuts rows, in order of their slots, into what is attended together."""
+def worth_batching(
+    rows: Sequence[PlacedRows], device: torch.device, *, has_flash: bool = False
+) -> list[list[PlacedRows]]:
+    """Cuts rows, in order of their slots, into what is attended together; ``has_flash``: the device
+    has hippo.models.flash's kernel for each alone."""
     is_cpu = device.type == "cpu"
     scores_of_calls = _SCORES_OF_CALLS_ON_CPU if is_cpu else _SCORES_OF_CALLS
-    most_tokens = None if is_cpu else _MOST_BATCHED_TOKENS
+    most_tokens = _MOST_BATCHED_TOKENS if has_flash else None
     groups: list[list[PlacedRows]] = []
     for each in rows:
         if groups and _is_worth([*groups[-1], each], scores_of_calls, most_tokens):

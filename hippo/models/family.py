@@ -98,10 +98,15 @@ class CachedModel(ABC):
     ) -> Prompt:
         """See VideoLanguageModel.prepare."""
 
-    @torch.inference_mode()
-    def capture_steps(self) -> None:
-        """Captures steps as CUDA graphs, if the model is to have them; before any prompt."""
-        if self._static is not None and (count := self._static.capture_all(self._rotary_table)):
+    def capture_steps(self) -> Iterator[int]:
+        """Captures steps as CUDA graphs, one at a time, if the model is to have them; before any
+        prompt. Gives how many there are by then."""
+        if self._static is None:
+            return
+        count = 0
+        for count in self._static.capture_all(self._rotary_table):
+            yield count
+        if count:
             _log.info("captured %d shapes of steps as CUDA graphs", count)
 
     @torch.inference_mode()
@@ -255,7 +260,7 @@ class CachedModel(ABC):
         """What is attended together, in order of slots."""
         parts: list[SequenceStep | BatchStep] = []
         first_row = 0
-        for group in worth_batching(by_slot, self._cache.device):
+        for group in worth_batching(by_slot, self._cache.device, has_flash=self._has_flash):
             if len(group) > 1:
                 part: SequenceStep | BatchStep = plan_batch(
                     self._cache, group, first_row=first_row, groups=self._groups

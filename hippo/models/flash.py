@@ -9,7 +9,6 @@ the causal rule aligned at the bottom right, which is ours, without a mask.
 from __future__ import annotations
 
 import torch
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 
@@ -18,12 +17,13 @@ def has_flash(
 ) -> bool:
     """Whether the device has the kernel for such heads: an NVIDIA GPU from Ampere on, in bfloat16
     or float16."""
-    if device.type != "cuda":
+    if device.type != "cuda" or head_dim % 8:
         return False
-    query = torch.empty(1, num_heads, 2, head_dim, dtype=dtype, device=device)
-    key = torch.empty(1, num_kv_heads, 4, head_dim, dtype=dtype, device=device)
-    parameters = torch.backends.cuda.SDPAParams(query, key, key, None, 0.0, False, True)
-    return bool(torch.backends.cuda.can_use_flash_attention(parameters))
+    with torch.cuda.device(device):  # it is the current one that is asked
+        query = torch.empty(1, num_heads, 2, head_dim, dtype=dtype, device=device)
+        key = torch.empty(1, num_kv_heads, 4, head_dim, dtype=dtype, device=device)
+        parameters = torch.backends.cuda.SDPAParams(query, key, key, None, 0.0, False, True)
+        return bool(torch.backends.cuda.can_use_flash_attention(parameters))
 
 
 def attend_flash(
@@ -34,13 +34,24 @@ def attend_flash(
     ``query`` is ``[rows, num_kv_heads, groups, head_dim]``, ``key`` and ``value`` are
     ``[num_kv_heads, 1, tokens, head_dim]``; gives ``[rows, num_heads * head_dim]``.
     """
-    rows, tokens = query.shape[0], key.shape[2]
-    output = scaled_dot_product_attention(
-        query.flatten(1, 2).transpose(0, 1)[None],
-        key.transpose(0, 1),
-        value.transpose(0, 1),
-        attn_mask=None if rows == 1 else causal_lower_right(rows, tokens),
-        scale=scaling,
-        enable_gqa=True,
-    )  # [1, num_heads, rows, head_dim]
-    return output[0].transpose(0, 1).reshape(rows, -1)
+    heads = query.flatten(1, 2).transpose(0, 1)[None]
+    key, value = key.transpose(0, 1), value.transpose(0, 1)
+    if query.shape[0] == 1:  # it sees all
+        output = scaled_dot_product_attention(heads, key, value, scale=scaling, enable_gqa=True)
+    else:
+        output = _kernel(heads, key, value, scaling)
+    return output[0].transpose(0, 1).reshape(query.shape[0], -1)
+
+
+def _kernel(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+) -> torch.Tensor:
+    """``[1, num_heads, rows, head_dim]``, the causal rule aligned at the bottom right.
+
+    torch's own way there (torch.nn.attention.bias.causal_lower_right) calls the same, but makes a
+    mask on the host each time.
+    """
+    found: tuple[torch.Tensor, ...] = torch.ops.aten._scaled_dot_product_flash_attention(
+        query, key, value, 0.0, is_causal=True, scale=scaling
+    )
+    return found[0]

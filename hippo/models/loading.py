@@ -11,9 +11,9 @@ import torch
 
 from hippo.errors import ModelLoadError
 from hippo.models.base import VideoLanguageModel
+from hippo.models.batch import MAX_GROUPED_ROWS
 from hippo.models.checkpoint import Checkpoint, Progress, find_checkpoint
 from hippo.models.linear import has_half_linear
-from hippo.models.static import ROW_BUCKETS
 
 if TYPE_CHECKING:
     from hippo.parallel.shards import Shards
@@ -86,8 +86,8 @@ def load_model(
             "least 1 slot of 2 tokens"
         )
     has_graphs = _has_graphs(cuda_graphs, target, shards)
-    if exact_rows is not None and not 1 <= exact_rows <= ROW_BUCKETS[-1]:
-        raise ModelLoadError(f"{exact_rows} rows a step: it must be 1 to {ROW_BUCKETS[-1]}")
+    if exact_rows is not None and not 1 <= exact_rows <= MAX_GROUPED_ROWS:
+        raise ModelLoadError(f"{exact_rows} rows a step: it must be 1 to {MAX_GROUPED_ROWS}")
     if exact_rows is not None and shards is not None:
         raise ModelLoadError("steps of fixed shape are for a model on one device")
     if dtype not in (*DTYPES, "auto"):

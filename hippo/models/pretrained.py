@@ -28,7 +28,7 @@ from hippo.models.linear import (
     make_packed_linear,
 )
 from hippo.models.memory import MemoryPlan, check_fits, choose_slots, device_uuids, fitting_slots
-from hippo.models.static import ROW_BUCKETS, StaticSteps, graph_bytes, spare_places
+from hippo.models.static import CAPTURED_ROWS, StaticSteps, graph_bytes, spare_places
 from hippo.models.vocabulary import end_token_ids, num_token_ids, tokenizer_hash
 from hippo.sizes import shape_of
 from hippo.types import ModelInfo
@@ -117,7 +117,7 @@ def load_pretrained(
     )
     num_spare = 0
     if has_graphs or exact_rows:
-        num_spare = spare_places(max_context_length, exact_rows or ROW_BUCKETS[-1])
+        num_spare = spare_places(max_context_length, exact_rows or CAPTURED_ROWS[-1])
     shape = CacheShape(
         num_layers=text.num_hidden_layers,
         num_slots=1,
@@ -132,7 +132,8 @@ def load_pretrained(
         max_context_length, bytes_each=dtypes[0].itemsize, cache_each=dtypes[1].itemsize
     )
     if has_graphs:
-        work_bytes += graph_bytes(text.vocab_size)
+        slot_bytes += graph_bytes(text.num_hidden_layers)
+        work_bytes += CAPTURED_ROWS[-1] * text.vocab_size * torch.float32.itemsize
     check_fits(
         checkpoint.name,
         plan,

@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,13 +32,13 @@ from hippo.models.rows import PlacedRows
 
 _log = logging.getLogger(__name__)
 
-ROW_BUCKETS = (1, 2, 4, 8, 16, MAX_GROUPED_ROWS)
 _LEAST_STRETCH = 256  # tokens
-_MAX_KEPT = 256  # shapes whose buffers, and graph, are kept
-# Tokens of the longest stretch that is captured, unless rows are exact: behind more, a kernel that
-# takes a mask costs more than launches do (hippo.models.flash).
-_MOST_CAPTURED = 4096
-_GRAPH_BYTES = 4 << 20  # of the device for a graph and its buffers: reckoned, not measured
+_MAX_KEPT = 288  # shapes whose buffers, and graph, are kept: of 32 slots all that are captured
+# What is captured, unless rows are exact. Of few sizes, so that there is room for every slot; and
+# behind more tokens a kernel that takes a mask costs more than launches do (hippo.models.flash).
+CAPTURED_ROWS = (1, 8, MAX_GROUPED_ROWS)
+_CAPTURED_STRETCHES = (1024, 2048, 4096)
+_GRAPH_LAYER_BYTES = 27 * (16 << 10)  # launches a layer, each of so many: reckoned, not measured
 _TOLERANCE = 1e-3  # of the largest logit, between a graph and what it was captured from
 
 
@@ -65,15 +65,16 @@ def stretch(index: int, capacity: int) -> int:
 
 
 def captured_stretch(index: int, capacity: int) -> int:
-    """The same where graphs are captured for several numbers of rows: of few lengths, so up to
-    twice as many as are needed."""
-    num_tokens = max(_LEAST_STRETCH, 1 << index.bit_length())
+    """The same where graphs are captured for several numbers of rows; ``index`` is one of those
+    that are."""
+    num_tokens = next(size for size in _CAPTURED_STRETCHES if size > index)
     return min(num_tokens, capacity + -capacity % MASK_ALIGNMENT)
 
 
-def graph_bytes(num_token_ids: int) -> int:
-    """What captured steps take of the device, at most."""
-    return _MAX_KEPT * _GRAPH_BYTES + ROW_BUCKETS[-1] * num_token_ids * 4
+def graph_bytes(num_layers: int) -> int:
+    """What the graphs of a slot take of the device, at most."""
+    num_shapes = len(CAPTURED_ROWS) * len(_CAPTURED_STRETCHES)
+    return num_shapes * num_layers * _GRAPH_LAYER_BYTES
 
 
 def split_rows(start: int, num_rows: int, *, max_rows: int, capacity: int) -> list[range]:
@@ -190,7 +191,7 @@ class StaticSteps:
         if self._graphs is None or len(sequences) != 1:
             return False
         (rows,) = sequences
-        if rows.num_rows > ROW_BUCKETS[-1] or rows.end > _MOST_CAPTURED:
+        if rows.num_rows > CAPTURED_ROWS[-1] or rows.end > _CAPTURED_STRETCHES[-1]:
             return False
         shape = self._shape(rows.slot, range(rows.start, rows.end))
         return shape in self._steps or len(self._steps) < _MAX_KEPT
@@ -215,29 +216,29 @@ class StaticSteps:
                     outputs[-1] = outputs[-1].clone()  # the next one may be written over it
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def capture_all(self, rotary: torch.Tensor) -> int:
+    def capture_all(self, rotary: torch.Tensor) -> Iterator[int]:
         """Captures what sequences may come to need, slot by slot, as far as there is room: no
-        answer waits for it then. ``rotary`` as of PlacedRows, for any rows; how many there are."""
-        if self._graphs is None or self._exact_rows is not None:
-            return 0
-        shape = self._cache.shape
-        most = min(shape.capacity, _MOST_CAPTURED)
-        ends = {min(captured_stretch(index, shape.capacity), most) for index in range(most)}
-        for slot, end, rows in itertools.product(range(shape.num_slots), sorted(ends), ROW_BUCKETS):
-            if rows > end:
-                continue
+        answer waits for it then. ``rotary`` as of PlacedRows, for any rows; gives how many there
+        are after each one."""
+        if self._exact_rows is not None:
+            return
+        cache = self._cache.shape
+        ends = sorted({min(size, cache.capacity) for size in _CAPTURED_STRETCHES})
+        for slot, end, rows in itertools.product(range(cache.num_slots), ends, CAPTURED_ROWS):
             placed = PlacedRows(slot, end - rows, (0,) * rows, rotary[:rows])
-            if not self.covers((placed,)):
-                break
-            self.forward((placed,))
-        return len(self._steps)
+            if rows <= end and self.covers((placed,)):
+                with torch.inference_mode():
+                    self.forward((placed,))
+                if self._graphs is None:  # given up
+                    return
+                yield len(self._steps)
 
     def _shape(self, slot: int, places: range) -> StaticShape:
         """That in which rows are fed at these cache indices."""
         capacity = self._cache.shape.capacity
         if self._exact_rows is not None:
             return StaticShape(slot, self._exact_rows, stretch(places[-1], capacity))
-        num_rows = next(size for size in ROW_BUCKETS if size >= len(places))
+        num_rows = next(size for size in CAPTURED_ROWS if size >= len(places))
         return StaticShape(slot, num_rows, captured_stretch(places[-1], capacity))
 
     def _piece(self, rows: PlacedRows, places: range) -> torch.Tensor:
@@ -268,7 +269,7 @@ class StaticSteps:
         try:
             expected = step.run().clone()
             if self._logits is None:
-                most_rows = self._exact_rows or ROW_BUCKETS[-1]
+                most_rows = self._exact_rows or CAPTURED_ROWS[-1]
                 self._logits = expected.new_empty(most_rows, expected.shape[1])
                 step = self._new_step(shape, rotary)
                 step.fill(start, token_ids, rotary)

@@ -11,7 +11,7 @@ from hippo.types import SpatialScore
 
 ENV_PREFIX = "HIPPO_TARGET"
 
-_MAX_DETERMINISTIC_ROWS = 32  # hippo.models.static.ROW_BUCKETS, which needs torch
+_MAX_DETERMINISTIC_ROWS = 32  # hippo.models.batch.MAX_GROUPED_ROWS, which needs torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,9 +16,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 CUDA = torch.device("cuda:0")
@@ -76,8 +76,11 @@ def run_pretended(func: Any, args: Any, kwargs: Any, waits: list[str]) -> Any:
     is_made_there = any(device.type == "cuda" for device in devices)
     goes_there = bool(pretended) and not devices
     is_copied_here = name == "copy_" and not isinstance(args[0], PretendTensor)
-    if is_made_there and ordinary and not kwargs.get("non_blocking"):
+    if is_made_there and ordinary and (not kwargs.get("non_blocking") or _is_paged(ordinary[0])):
         waits.append(f"{name} at {_caller()}")
+    if name == "copy_" and ordinary and pretended and args[1] is ordinary[0]:
+        if not (len(args) > 2 and args[2]) or _is_paged(ordinary[0]):
+            waits.append(f"{name} at {_caller()}")
     if pretended:
         is_read = name in _WAITS or bool(devices and not is_made_there)
         is_read |= is_copied_here and not (len(args) > 2 and args[2])  # non_blocking
@@ -92,8 +95,12 @@ def run_pretended(func: Any, args: Any, kwargs: Any, waits: list[str]) -> Any:
         name == "copy_" and not isinstance(args[0], PretendTensor)
     ):
         goes_there = False
-    if name in ("_pin_memory", "is_pinned"):
-        return args[0] if name == "_pin_memory" else False
+    if name == "is_pinned":
+        return getattr(args[0], "is_pretended_pinned", False)
+    if name == "_pin_memory":
+        pinned = args[0].clone()
+        pinned.is_pretended_pinned = True
+        return pinned
     args, kwargs = tree_unflatten([_really(each) for each in flat], spec)
     kwargs.pop("pin_memory", None)
     result = func(*args, **kwargs)
@@ -105,6 +112,11 @@ def run_pretended(func: Any, args: Any, kwargs: Any, waits: list[str]) -> Any:
         result,
     )
     return wrapped
+
+
+def _is_paged(source: torch.Tensor) -> bool:
+    """Whether a copy from there is more than the driver stages at once."""
+    return source.nbytes > 1 << 16 and not getattr(source, "is_pretended_pinned", False)
 
 
 def _wrapped(numbers: torch.Tensor, known: dict[int, PretendTensor]) -> PretendTensor:
@@ -217,9 +229,15 @@ def _num_before(given: tuple[Any, ...]) -> int:
     return sum(each is not None for each in before)
 
 
-def _causal(*size: int) -> torch.Tensor:
-    with _disable_current_modes():  # it makes a subclass of a tensor that must be a plain one
-        return causal_lower_right(*size)
+def attend_lower_right(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+) -> torch.Tensor:
+    """What hippo.models.flash's kernel computes, by a mask."""
+    rows, tokens = query.shape[2], key.shape[2]
+    mask = torch.ones(rows, tokens, dtype=torch.bool, device=query.device).tril(tokens - rows)
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=scaling, enable_gqa=True
+    )
 
 
 class _Event:
@@ -248,6 +266,7 @@ def pretended_device() -> Iterator[None]:
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "set_device": lambda _device: None,
+        "device": lambda _device: contextlib.nullcontext(),
         "mem_get_info": lambda _device=None: (64 * _GIB, 80 * _GIB),
         "memory_reserved": lambda _device=None: 0,
         "empty_cache": lambda: None,
@@ -264,7 +283,7 @@ def pretended_device() -> Iterator[None]:
             stack.enter_context(mock.patch.object(torch.cuda, name, function))
         stack.enter_context(mock.patch.object(mode, "__enter__", without_gradients.__enter__))
         stack.enter_context(mock.patch.object(mode, "__exit__", without_gradients.__exit__))
-        stack.enter_context(mock.patch("hippo.models.flash.causal_lower_right", _causal))
+        stack.enter_context(mock.patch("hippo.models.flash._kernel", attend_lower_right))
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, overwrites)
         yield

@@ -179,7 +179,21 @@ def test_at_most_one_piece_is_under_way_and_each_costs_what_the_device_takes() -
     assert events == ["a0", "a1", "0 done", "a over", "1 done"]
     assert counters.prefill_ns >= 20_000_000
     assert one.job_ns >= 20_000_000
-    jobs.settle()
-    jobs.settle()
+    before_ns = time.perf_counter_ns()
+    assert jobs.settle() > before_ns
+    assert jobs.settle() == 0
     assert events[5:] == ["2 done"], "once"
     assert counters.prefill_ns >= 30_000_000
+    assert one.job_ns >= 30_000_000, "a piece that a forward waits for is its sequence's, too"
+
+
+def test_a_device_that_fails_leaves_no_job_behind() -> None:
+    def mark() -> Callable[[], None]:
+        raise RuntimeError("CUDA error")
+
+    one = sequence()
+    jobs: Jobs[EngineSequence] = Jobs(EngineCounters(), mark)
+    jobs.add(one, Recorder().job("a"))
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        jobs.advance(one)
+    assert not len(jobs) and jobs.settle() == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from hippo.models.batch import plan_batch, worth_batching
 from hippo.models.cache import CacheShape, KeyValueCache
 from hippo.models.flash import attend_flash, has_flash
 from hippo.models.rows import PlacedRows
+from tests.support.pretend_cuda import attend_lower_right
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")  # of which only the name counts
 LAYER, SCALING = 1, 0.25
@@ -98,7 +100,7 @@ def test_a_batch_attends_and_writes_as_its_sequences_do(
 def test_a_sequence_attends_without_a_mask_as_a_gpu_has_it(
     start: int, num_rows: int, seed: int, wants_last_row: bool
 ) -> None:
-    """On a CPU torch makes the mask itself; on a GPU a test of its own compares the kernel."""
+    """The kernel, which a CPU has not, is held against the same below."""
     cache, rows = new_cache(), placed(2, start, num_rows)
     generator = torch.Generator().manual_seed(seed)
     fill(cache, rows, generator)
@@ -109,22 +111,26 @@ def test_a_sequence_attends_without_a_mask_as_a_gpu_has_it(
     )
     assert part.mask is None
     step = Step((part,), torch.float32, wants_last_row=wants_last_row)
-    found = attend(query, key_value, step, LAYER, SCALING)
+    with mock.patch("hippo.models.flash._kernel", attend_lower_right):
+        found = attend(query, key_value, step, LAYER, SCALING)
     wanted = expected(cache, rows, query)
     torch.testing.assert_close(found, wanted[-1:] if wants_last_row else wanted)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize(("tokens", "num_rows"), [(5, 5), (700, 1), (700, 9), (5000, 32)])
-def test_a_gpus_kernel_sees_what_a_mask_would_let_through(tokens: int, num_rows: int) -> None:
-    assert has_flash(GPU, torch.bfloat16, num_heads=28, num_kv_heads=4, head_dim=128)
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+@pytest.mark.parametrize(("tokens", "num_rows"), [(5, 5), (700, 1), (700, 9), (5000, 2048)])
+def test_a_gpus_kernel_sees_what_a_mask_would_let_through(
+    tokens: int, num_rows: int, head_dim: int
+) -> None:
+    assert has_flash(GPU, torch.bfloat16, num_heads=28, num_kv_heads=4, head_dim=head_dim)
     generator = torch.Generator().manual_seed(tokens)
-    query = torch.randn(num_rows, 4, 7, 128, generator=generator)
-    key, value = torch.randn(2, 4, 1, tokens, 128, generator=generator)
-    there = [x.to(GPU, torch.bfloat16) for x in (query, key, value)]
-    here = [x.float().cpu() for x in there]
-    found = attend_flash(there[0], there[1], there[2], 128**-0.5).float().cpu()
-    wanted = attend_flash(here[0], here[1], here[2], 128**-0.5)
+    query = torch.randn(num_rows, 4, 7, head_dim, generator=generator).to(GPU, torch.bfloat16)
+    cached = torch.randn(2, 4, tokens + 9, head_dim, generator=generator).to(GPU, torch.bfloat16)
+    key, value = cached[:, :, None, :tokens].unbind(0)
+    found = attend_flash(query, key, value, head_dim**-0.5).float()
+    with mock.patch("hippo.models.flash._kernel", attend_lower_right):
+        wanted = attend_flash(query.float(), key.float(), value.float(), head_dim**-0.5)
     torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
 
 
@@ -149,8 +155,11 @@ def test_the_order_in_memory_of_what_a_kernel_gives_does_not_matter(
     assert torch.equal(part.attend(query, key_value, LAYER, SCALING), usual)
 
 
-def slots_of(rows: list[PlacedRows], device: torch.device) -> list[list[int]]:
-    return [[each.slot for each in group] for group in worth_batching(rows, device)]
+def slots_of(
+    rows: list[PlacedRows], device: torch.device, *, has_flash: bool = False
+) -> list[list[int]]:
+    groups = worth_batching(rows, device, has_flash=has_flash)
+    return [[each.slot for each in group] for group in groups]
 
 
 def test_alike_neighbours_are_one_batch() -> None:
@@ -171,8 +180,8 @@ def test_a_gpu_batches_what_a_cpu_would_compute_in_vain() -> None:
 
 def test_a_gpu_keeps_long_sequences_apart() -> None:
     long = [placed(slot, 9000, 1) for slot in range(2)]
-    assert slots_of(long, GPU) == [[0], [1]]
-    assert slots_of(long, CPU) == [[0, 1]]
+    assert slots_of(long, GPU, has_flash=True) == [[0], [1]]
+    assert slots_of(long, GPU) == slots_of(long, CPU) == [[0, 1]]
 
 
 @pytest.mark.parametrize(

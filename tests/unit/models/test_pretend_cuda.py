@@ -74,6 +74,13 @@ def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         yield Pair(here, load_model(str(folder), device="cuda", **options), waits)
 
 
+def test_pixels_do_not_wait_for_the_tower(pair: Pair) -> None:
+    prompt = prepare(pair.here, user(0, "what is it?"), clip())
+    pair.waits.clear()
+    pair.there.embed_visual(prompt)
+    assert {wait.partition(" at ")[0] for wait in pair.waits} <= {"index"}, "windows' order, once"
+
+
 def test_steps(pair: Pair) -> None:
     assert pair.there.info.device == "cuda:0"
     assert pair.there.info.device_uuids == ("GPU-pretended",)

@@ -23,7 +23,7 @@ from hippo.models.fused import FusedStack
 from hippo.models.graphs import CudaGraphs, Replay
 from hippo.models.linear import has_half_linear
 from hippo.models.loading import load_model
-from hippo.models.static import ROW_BUCKETS, StaticSteps, captured_stretch, split_rows, stretch
+from hippo.models.static import CAPTURED_ROWS, StaticSteps, captured_stretch, split_rows, stretch
 from tests.support.graphs import RecordedGraphs
 from tests.support.reference import clip, prefill, prepare, user
 
@@ -214,7 +214,7 @@ def test_replayed_steps_equal_ordinary_ones(
             rows = [SequenceRows(0, start, tuple(ids))]
             if data.draw(st.booleans()):
                 rows.append(SequenceRows(1, 0, tuple(ids[:3])))
-            num_alone += len(rows) == 1 and len(ids) <= ROW_BUCKETS[-1]
+            num_alone += len(rows) == 1 and len(ids) <= CAPTURED_ROWS[-1]
             plan = StepPlan(tuple(rows))
             expected, actual = ordinary.forward(plan), exact.forward(plan)
             torch.testing.assert_close(actual, expected, rtol=1e-4, atol=5e-5)
@@ -225,12 +225,12 @@ def test_replayed_steps_equal_ordinary_ones(
     assert graphs.num_captured <= num_alone
 
 
-@given(st.integers(0, 40_000), st.integers(1, 40_000))
+@given(st.integers(0, 4095), st.integers(1, 40_000))
 def test_a_captured_stretch_is_of_few_lengths(index: int, capacity: int) -> None:
     index %= capacity
     num_tokens = captured_stretch(index, capacity)
-    assert index < num_tokens <= max(256, 2 * (index + 1))
-    assert num_tokens.bit_count() == 1 or num_tokens == capacity + -capacity % 16
+    assert index < num_tokens
+    assert num_tokens in (1024, 2048, 4096, capacity + -capacity % 16)
 
 
 def test_all_shapes_are_captured_before_the_first_prompt(
@@ -239,9 +239,8 @@ def test_all_shapes_are_captured_before_the_first_prompt(
     model, graphs = _load(target_checkpoint, exact_rows=1), RecordedGraphs()
     static = _graphed(model, graphs)
     assert isinstance(model, CachedModel)
-    model.capture_steps()
-    num_stretches = 3  # 256, 512 and the whole
-    assert graphs.num_captured == 3 * num_stretches * len(ROW_BUCKETS)
+    num_shapes = 3 * len(CAPTURED_ROWS)  # of three slots, at one length: the whole
+    assert list(model.capture_steps()) == list(range(1, num_shapes + 1))
     ids = tuple(range(1, 33))
     for one in (ordinary, model):
         prefill(one, 2, prompts[0])
@@ -253,7 +252,7 @@ def test_all_shapes_are_captured_before_the_first_prompt(
             found = model.forward(plan)
             outputs[count].add(found.data_ptr())
             torch.testing.assert_close(found, ordinary.forward(plan), rtol=1e-4, atol=5e-5)
-    assert graphs.num_captured == 3 * num_stretches * len(ROW_BUCKETS)
+    assert graphs.num_captured == num_shapes
     assert len(outputs[1] | outputs[32]) == 1, "graphs keep no logits of their own"
 
 
@@ -264,7 +263,7 @@ def test_what_there_is_no_room_to_capture_runs_in_the_ordinary_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(static_module, "_MAX_KEPT", 2)
-    monkeypatch.setattr(static_module, "_MOST_CAPTURED", 512)
+    monkeypatch.setattr(static_module, "_CAPTURED_STRETCHES", (256, 512))
     model, graphs = _load(target_checkpoint, exact_rows=1), RecordedGraphs()
     _graphed(model, graphs)
     for one in (ordinary, model):
@@ -353,6 +352,7 @@ def test_without_graphs_that_work_steps_run_as_they_are(
                 model.forward(plan), ordinary.forward(plan), rtol=1e-4, atol=5e-5
             )
     assert not static.covers(()), "the ordinary path takes over"
+    assert list(static.capture_all(torch.empty(0))) == []
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 1 and "CUDA graphs are off" in messages[0] and reason in messages[0]
 
