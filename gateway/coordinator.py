@@ -264,6 +264,10 @@ class Completion:
                     self._pair.report_draft_failure(client)
                 elif not isinstance(error, OverloadedError):
                     return
+            except Exception as error:  # a fault of ours, which costs speed and never the answer
+                logger.error("drafting failed", exc_info=error)
+                await self._lose_draft("drafting failed in the gateway", DraftLoss.ERROR)
+                return
             client, joins = None, True
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_DRAFT_PAUSE_S)

@@ -151,3 +151,5 @@ class Jobs(Generic[SequenceT]):
             if entry[1] is not self._running:
                 entry[1].close()
         self._tails.pop(sequence, None)
+        if self._last is sequence:  # what it held is to be freed
+            self._last = None

@@ -20,7 +20,8 @@ from gateway.report import Record, Timeline
 from gateway.translate import SpeculationPlan
 from hippo.metrics.gateway import DraftLoss
 from hippo.models.base import StepPlan
-from hippo.types import Pruning
+from hippo.speculation.coordinator import Action, Coordinator
+from hippo.types import Block, Pruning
 from tests.support.services import serving_draft, serving_target, target_only, toy_request, until
 from tests.support.toy_model import NUM_TOKEN_IDS, ToyModel
 
@@ -157,3 +158,18 @@ async def test_a_draft_that_is_far_ahead_or_at_the_end_is_silent_in_good_order()
         assert timeline is not None
         (last_block_ns, _), (last_verdict_ns, _) = timeline.blocks[-1], timeline.verdicts[-1]
         assert last_verdict_ns - last_block_ns > 1e9 * STALL_S, "the draft was not silent"
+
+
+async def test_a_fault_of_the_gateways_own_about_a_draft_costs_no_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_coordinator: Coordinator, _block: Block, _now_ns: int) -> list[Action]:
+        raise KeyError("a fault")
+
+    async with pair(HangingDraft()) as (backends, expected):
+        monkeypatch.setattr(Coordinator, "on_block", fail)
+        completion = await answer(backends, "serial")
+        assert completion.token_ids == expected
+        assert completion.record.draft_losses == [DraftLoss.ERROR]
+        assert num_long_waits(completion) <= 1
+    assert "drafting failed" in caplog.messages

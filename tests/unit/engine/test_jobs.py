@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -185,6 +186,18 @@ def test_at_most_one_piece_is_under_way_and_each_costs_what_the_device_takes() -
     assert events[5:] == ["2 done"], "once"
     assert counters.prefill_ns >= 30_000_000
     assert one.job_ns >= 30_000_000, "a piece that a forward waits for is its sequence's, too"
+
+
+def test_a_sequence_that_ended_is_held_by_nobody() -> None:
+    jobs: Jobs[EngineSequence] = Jobs(EngineCounters(), lambda: lambda: None)
+    one = sequence()
+    jobs.add(one, Recorder().job("a", None))
+    jobs.advance(one)
+    jobs.drop(one)
+    held = weakref.ref(one)
+    del one
+    assert held() is None
+    assert jobs.settle() > 0, "the device is busy with its piece all the same"
 
 
 def test_a_device_that_fails_leaves_no_job_behind() -> None:
