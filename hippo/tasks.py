@@ -19,11 +19,12 @@ async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, ResultT]]) -
     try:
         return await asyncio.gather(*tasks)
     finally:
-        await _end(tasks)
+        await cancel_all(tasks)
         del tasks  # their errors hold this frame
 
 
-async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+async def cancel_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancels them, and waits until they are over."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -141,7 +141,8 @@ class Jobs(Generic[SequenceT]):
     def _wait_for_one_before(self, sequence: SequenceT) -> None:
         """Leaves the piece that was just handed over under way, and waits for that before it."""
         before, self._wait_for_last = self._wait_for_last, _nothing_to_wait_for
-        self._wait_for_last, self._last = self._mark(), sequence
+        self._wait_for_last = self._mark()
+        self._last = None if sequence.is_closed else sequence
         before()
 
     def drop(self, sequence: SequenceT) -> None:

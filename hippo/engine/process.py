@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from hippo import event_loop
 from hippo.engine.compiling import compile_beside
@@ -26,6 +26,7 @@ from hippo.models.base import VideoLanguageModel
 from hippo.models.checkpoint import Progress
 from hippo.models.family import CachedModel
 from hippo.models.loading import load_model
+from hippo.tasks import cancel_all
 from hippo.video.decoder import MediaDecoder
 
 _log = logging.getLogger(__name__)
@@ -104,24 +105,18 @@ async def serve(
         if serving.done():
             compiling = asyncio.create_task(_compile_beside(service, serving.result()))
             await asyncio.wait((waiting, losing), return_when=asyncio.FIRST_COMPLETED)
-            await _cancel(compiling)  # draining has the core
+            await cancel_all([compiling])  # draining has the core
         if losing.done():
             service.fail(losing.result())
             raise losing.result()
         if serving.done():
             _log.info("draining for at most %g seconds", settings.drain_seconds)
             await service.drain(settings.drain_seconds)
-        await _cancel(serving, waiting, losing)
+        await cancel_all([serving, waiting, losing])
     finally:
         await _stop(service, source)
         await decoder.close()
     _log.info("stopped")
-
-
-async def _cancel(*tasks: asyncio.Task[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _wait_lost(service: AnyService, source: ModelSource) -> HippoError:

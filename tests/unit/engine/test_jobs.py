@@ -188,12 +188,23 @@ def test_at_most_one_piece_is_under_way_and_each_costs_what_the_device_takes() -
     assert one.job_ns >= 30_000_000, "a piece that a forward waits for is its sequence's, too"
 
 
-def test_a_sequence_that_ended_is_held_by_nobody() -> None:
+@pytest.mark.parametrize("ends_in_piece", [False, True])
+def test_a_sequence_that_ended_is_held_by_nobody(ends_in_piece: bool) -> None:
     jobs: Jobs[EngineSequence] = Jobs(EngineCounters(), lambda: lambda: None)
+
+    def end(one: EngineSequence) -> None:
+        one.is_closed = True
+        jobs.drop(one)
+
+    def job(one: EngineSequence) -> Job:
+        if ends_in_piece:
+            end(one)
+        yield None
+
     one = sequence()
-    jobs.add(one, Recorder().job("a", None))
+    jobs.add(one, job(one))
     jobs.advance(one)
-    jobs.drop(one)
+    end(one)
     held = weakref.ref(one)
     del one
     assert held() is None
