@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
 
 from prometheus_client import Gauge
 
@@ -13,6 +12,7 @@ from gateway.coordinator import Completion
 from gateway.report import Record
 from gateway.sse import Usage
 from gateway.text import Piece
+from hippo.tasks import cancel_all
 
 
 class Choices:
@@ -38,7 +38,7 @@ class Choices:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await _cancel(self._pumps)
+        await cancel_all(self._pumps)
         self._pumps.clear()  # whose errors' frames hold this object
         await self._stack.aclose()
 
@@ -78,7 +78,7 @@ class Choices:
         try:
             done, _ = await asyncio.wait(tasks, timeout=idle_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await _cancel(tasks)
+            await cancel_all(tasks)
         for task in done:
             task.result()
         return bool(done)
@@ -156,9 +156,3 @@ class _Place:
         self._gauge = gauge
         if gauge is not None:
             gauge.inc()
-
-
-async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
