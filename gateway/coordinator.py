@@ -33,7 +33,13 @@ from hippo.errors import (
 )
 from hippo.metrics.gateway import DraftLoss
 from hippo.rpc.client import DraftClient, DraftStream, TargetStream
-from hippo.speculation.coordinator import Action, Coordinator, SendBlock, SendCommit
+from hippo.speculation.coordinator import (
+    Action,
+    Coordinator,
+    SendBlock,
+    SendCommit,
+    SetTargetPace,
+)
 from hippo.types import (
     Block,
     Commit,
@@ -323,8 +329,9 @@ class Completion:
                 await self._tell_target(action.block)
             elif isinstance(action, SendCommit):
                 await self._tell_draft(action.commit)
-            else:
+            elif isinstance(action, SetTargetPace):
                 await self._tell_target(action.pace)
+            else:
                 await self._tell_draft(action.pace)
 
     async def _tell_target(self, message: Pace | Block) -> None:

@@ -140,6 +140,16 @@ class Pace:
     max_ahead: int = 0
     block_size: int = 1
 
+    @property
+    def for_target(self) -> tuple[StepLimits, StepLimits]:
+        """All that a verifier goes by."""
+        return self.optimistic, self.conservative
+
+    @property
+    def for_draft(self) -> tuple[int, int, int]:
+        """All that a drafter goes by; a run's first block has as many tokens as are waited for."""
+        return self.max_ahead, self.block_size, self.conservative.min_draft_tokens
+
 
 TARGET_ONLY = Pace()
 

@@ -26,13 +26,20 @@ class SendCommit:
 
 
 @dataclass(frozen=True, slots=True)
-class SetPace:
-    """To both, as far as they are attached."""
+class SetTargetPace:
+    """To the target."""
 
     pace: Pace
 
 
-Action = SendBlock | SendCommit | SetPace
+@dataclass(frozen=True, slots=True)
+class SetDraftPace:
+    """To the draft, if one is attached."""
+
+    pace: Pace
+
+
+Action = SendBlock | SendCommit | SetTargetPace | SetDraftPace
 
 
 class Coordinator:
@@ -152,7 +159,7 @@ class Coordinator:
         pace = self._wanted_pace()
         actions = self._tell_draft(pace)
         self._pace = pace
-        return [*actions, SetPace(pace)]
+        return [*actions, SetTargetPace(pace), SetDraftPace(pace)]
 
     def on_draft_ready(self) -> list[Action]:
         """The draft's prefill is over: from here on the target may wait for it."""
@@ -175,11 +182,14 @@ class Coordinator:
         return _without_waits(self._policy.pace) if self._has_draft else TARGET_ONLY
 
     def _update_pace(self) -> list[Action]:
-        pace = self._wanted_pace()
-        if pace == self._pace:
-            return []
-        self._pace = pace
-        return [SetPace(pace)]
+        """Tells each side what has changed for it: a message costs both of its ends."""
+        before, self._pace = self._pace, self._wanted_pace()
+        actions: list[Action] = []
+        if self._pace.for_target != before.for_target:
+            actions.append(SetTargetPace(self._pace))
+        if self._has_draft and self._pace.for_draft != before.for_draft:
+            actions.append(SetDraftPace(self._pace))
+        return actions
 
     def _tell_draft(self, pace: Pace) -> list[Action]:
         """Commits the draft has not heard of; held back while it is not to draft anyway."""

@@ -35,6 +35,7 @@ _WHOLE = 0.5  # probability at least that all of a block is right
 _BLOCK_STEPS = 3.0  # of one row that the target may have to wait for a block
 _FIRST_WAIT_STEPS = 1.5  # of one row that it waits at most after a rejection
 _BLOCK_WAIT_STEPS = 3.0  # after which it goes on alone
+_NEAR = 1.5  # times a wait, up and down, within which it is kept
 
 
 class PaceChoice:
@@ -51,6 +52,7 @@ class PaceChoice:
         self._first_choices = [n for n in _FIRST_CHOICES if n <= max_draft_tokens]
         self._num_first = min(2, max_draft_tokens)
         self._num_most = min(_FIRST_MOST, max_draft_tokens)
+        self._first_wait, self._block_wait = _Steady(), _Steady()
         self.context_length: int | None = None  # of the last forward
 
     @property
@@ -149,9 +151,11 @@ class PaceChoice:
             # Single rows meanwhile would cost more than they give: their verdicts hold it up too.
             least = 1
             block_wait_ns = min(1.5 * block_size * step_ns, _BLOCK_WAIT_STEPS * one_row_ns)
+        first_wait = self._first_wait.near(wait_ns)
+        block_wait = self._block_wait.near(block_wait_ns)
         return Pace(
-            optimistic=StepLimits(least, num_most, _coarse(block_wait_ns)),
-            conservative=StepLimits(num_first * is_proven, num_most, _coarse(wait_ns)),
+            optimistic=StepLimits(least, num_most, block_wait),
+            conservative=StepLimits(num_first * is_proven, num_most, first_wait),
             max_ahead=2 * num_most,
             block_size=block_size,
         )
@@ -186,6 +190,14 @@ def _around(choices: list[int], choice: int, reach: int) -> list[int]:
     return choices[max(0, position - reach) : position + reach + 1]
 
 
-def _coarse(wait_ns: float) -> int:
-    """In steps of a fourth, so that the pace does not change with every measurement."""
-    return int(2 ** (round(math.log2(max(wait_ns, 1)) * 4) / 4))
+class _Steady:
+    """A bound that stays while it is about right: with each that changes, messages are sent."""
+
+    def __init__(self) -> None:
+        self._kept = 0
+
+    def near(self, wanted: float) -> int:
+        """The one that was kept, if it is near enough."""
+        if not self._kept / _NEAR <= wanted <= self._kept * _NEAR:
+            self._kept = max(1, round(wanted))
+        return self._kept

@@ -14,7 +14,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from hippo.speculation.coordinator import Action, Coordinator, SendBlock, SendCommit, SetPace
+from hippo.speculation.coordinator import (
+    Action,
+    Coordinator,
+    SendBlock,
+    SendCommit,
+    SetDraftPace,
+    SetTargetPace,
+)
 from hippo.speculation.drafter import Drafter, DraftStep
 from hippo.speculation.policies import Policy
 from hippo.speculation.step_mean import StepMean
@@ -177,7 +184,7 @@ class Simulation:
                 self._outcome.num_out_of_step += action.block.epoch > self._verifier.epoch
             self._verifier.add_block(action.block)
             self._outcome.most_queued = max(self._outcome.most_queued, self._verifier.num_queued)
-        elif not isinstance(action, SendCommit):
+        elif isinstance(action, SetTargetPace):
             self._verifier.set_pace(action.pace)
         self._drive_target()
 
@@ -218,7 +225,7 @@ class Simulation:
             self._act(actions)
             return
         for action in actions:  # the target hears of it in its prefill, which costs nothing
-            if isinstance(action, SetPace):
+            if isinstance(action, SetTargetPace):
                 self._verifier.set_pace(action.pace)
 
     def _drive_draft(self) -> None:
@@ -228,11 +235,12 @@ class Simulation:
         has_sent = self._send_block(drafter)
         step = drafter.next_step()
         if step is not None:
-            if has_sent:  # what others do about the block holds this step up
-                self._draft_preempted_ns += self._costs.draft_message_ns
             context = self._num_draft_prompt_tokens + step.start_index
             num_rows = len(step.token_ids) * self._num_sequences
             duration = self._costs.draft_ns(num_rows, context)
+            if has_sent:  # what others do about the block holds this step up
+                self._draft_preempted_ns += self._costs.draft_message_ns
+                duration += self._costs.draft_disturbance * self._costs.draft_message_ns
             duration += self._costs.draft_cold_ns(num_rows) * self._draft.coldness
             self._draft.run(duration, partial(self._finish_draft, self._life, step))
 
@@ -270,7 +278,7 @@ class Simulation:
         self._preempt_draft(self._costs.draft_message_ns)
         if isinstance(action, SendCommit):
             self._commit(self._drafter, action.commit)
-        elif not isinstance(action, SendBlock):
+        elif isinstance(action, SetDraftPace):
             self._drafter.set_pace(action.pace)
         self._drive_draft()
 
@@ -285,10 +293,11 @@ class Simulation:
 
     def _on_verdict(self, verdict: Verdict) -> None:
         self._act(self._coordinator.on_verdict(verdict, round(self.now)))
-        if self._costs.draft_verdict_ns:
+        costs = self._costs
+        text_ns = costs.draft_verdict_ns + costs.draft_token_ns * len(verdict.token_ids)
+        if text_ns:
             # A message to the draft goes first, so that this slows the step it sets off.
-            preempt = partial(self._preempt_draft, self._costs.draft_verdict_ns)
-            self.after(self._costs.leg_ns(), preempt)
+            self.after(costs.leg_ns(), partial(self._preempt_draft, text_ns))
 
     def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -297,16 +306,17 @@ class Simulation:
                 self.after(self._costs.leg_ns(), partial(self._relay, action))
 
     def _relay(self, action: Action) -> None:
-        if not isinstance(action, SendCommit):
+        if isinstance(action, SendBlock | SetTargetPace):
             self._send("gateway to target", partial(self._at_target, action))
-        if not isinstance(action, SendBlock):
+        else:
             life = self._life
             self._send(f"gateway to draft {life}", partial(self._at_draft, life, action))
 
     def _preempt_draft(self, duration_ns: float) -> None:
         """Others need the draft's core."""
-        self._draft.disturb(duration_ns)
-        self._draft_preempted_ns += duration_ns * self._draft.is_busy
+        is_busy = self._draft.is_busy
+        self._draft.disturb(duration_ns * (1 + self._costs.draft_disturbance * is_busy))
+        self._draft_preempted_ns += duration_ns * is_busy
 
     def _beside_target(self) -> Device:
         draft = Device(self)

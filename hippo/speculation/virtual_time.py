@@ -49,8 +49,12 @@ class Costs:
     # What a message waits longer while the receiver's core computes: its thread must get the core.
     late_ns: Callable[[], float] = _no_delay
     draft_message_ns: float = 0.0  # a relayed message takes this much from the draft's device
-    # What gateway and client do about a verdict (text, stream), where they share its processor.
+    # What gateway and client do about a verdict (text, stream), where they share its processor, and
+    # about each of its tokens.
     draft_verdict_ns: float = 0.0
+    draft_token_ns: float = 0.0
+    # Share of all this by which the draft's step takes longer besides: its caches were used.
+    draft_disturbance: float = 0.0
     target_message_ns: float = 0.0
     # What one more takes that arrives in a step: the core changes threads, and its caches are used.
     target_interruption_ns: float = 0.0

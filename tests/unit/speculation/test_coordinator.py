@@ -6,7 +6,13 @@ import dataclasses
 
 import pytest
 
-from hippo.speculation.coordinator import Coordinator, SendBlock, SendCommit, SetPace
+from hippo.speculation.coordinator import (
+    Coordinator,
+    SendBlock,
+    SendCommit,
+    SetDraftPace,
+    SetTargetPace,
+)
 from hippo.speculation.policies import (
     FixedPolicy,
     conservative_pace,
@@ -62,9 +68,31 @@ def test_a_changed_pace_is_told_once_to_both() -> None:
     policy = SteeredPolicy(PACE)
     coordinator = Coordinator(policy)
     policy.steer(serial_pace(2))
-    assert coordinator.on_block(Block(0, 0, (1,)), 0)[-1] == SetPace(serial_pace(2))
+    told = coordinator.on_block(Block(0, 0, (1,)), 0)[1:]
+    assert told == [SetTargetPace(serial_pace(2)), SetDraftPace(serial_pace(2))]
     assert coordinator.pace == serial_pace(2)
     assert len(coordinator.on_block(Block(0, 1, (1,)), 0)) == 1
+
+
+def test_nobody_is_told_of_a_pace_that_is_the_same_for_it() -> None:
+    first = Pace(StepLimits(1, 8, 10), StepLimits(2, 8, 10), max_ahead=16, block_size=2)
+    waits_longer = dataclasses.replace(first, optimistic=StepLimits(1, 8, 20))
+    larger_blocks = dataclasses.replace(waits_longer, block_size=4)
+    # A run's first block has as many tokens as the target waits for.
+    larger_first = dataclasses.replace(larger_blocks, conservative=StepLimits(4, 8, 10))
+    policy = SteeredPolicy(first)
+    coordinator = Coordinator(policy)
+    coordinator.on_draft_ready()
+    for index, (pace, expected) in enumerate(
+        [
+            (waits_longer, [SetTargetPace(waits_longer)]),
+            (larger_blocks, [SetDraftPace(larger_blocks)]),
+            (larger_first, [SetTargetPace(larger_first), SetDraftPace(larger_first)]),
+            (TARGET_ONLY, [SetTargetPace(TARGET_ONLY), SetDraftPace(TARGET_ONLY)]),
+        ]
+    ):
+        policy.steer(pace)
+        assert coordinator.on_block(Block(0, index, (1,)), 0)[1:] == expected
 
 
 def test_a_draft_at_rest_hears_of_nothing_until_it_is_needed() -> None:
@@ -76,7 +104,8 @@ def test_a_draft_at_rest_hears_of_nothing_until_it_is_needed() -> None:
     policy.steer(PACE)
     assert coordinator.on_verdict(Verdict(0, 2, (3,)), 0) == [
         SendCommit(Commit(0, 0, (1, 2, 3))),
-        SetPace(PACE),
+        SetTargetPace(PACE),
+        SetDraftPace(PACE),
     ]
 
 
@@ -88,7 +117,7 @@ def test_without_a_draft_the_target_goes_alone() -> None:
 
 def test_a_lost_draft_is_no_longer_waited_for() -> None:
     coordinator = Coordinator(FixedPolicy(PACE))
-    assert coordinator.on_draft_lost() == [SetPace(TARGET_ONLY)]
+    assert coordinator.on_draft_lost() == [SetTargetPace(TARGET_ONLY)]
     assert coordinator.on_draft_lost() == []
     assert coordinator.on_block(Block(0, 0, (1,)), 0) == []
     assert coordinator.stats.num_draft_losses == 1
@@ -100,9 +129,9 @@ def test_a_draft_that_joins_is_told_what_was_settled_since_it_was_opened() -> No
     coordinator.on_verdict(Verdict(2, 0, (1,)), 0)
     num_known = len(coordinator.committed_ids)
     coordinator.on_verdict(Verdict(2, 1, (2, 3)), 0)
-    commit, pace = coordinator.on_draft_attached(num_known)
+    commit, *paces = coordinator.on_draft_attached(num_known)
     assert commit == SendCommit(Commit(2, 1, (2, 3)))
-    assert pace == SetPace(coordinator.pace)
+    assert paces == [SetTargetPace(coordinator.pace), SetDraftPace(coordinator.pace)]
     assert coordinator.has_draft
 
 
@@ -119,7 +148,7 @@ def test_the_target_waits_for_a_draft_only_when_its_prefill_is_over(pace: Pace) 
         == pace
     )  # the draft's part is as it will be
     assert coordinator.on_verdict(Verdict(0, 0, (1,)), 0) == [SendCommit(Commit(0, 0, (1,)))]
-    assert coordinator.on_draft_ready() == [SetPace(pace)]
+    assert coordinator.on_draft_ready() == [SetTargetPace(pace)]
     assert coordinator.on_draft_ready() == []
 
 
@@ -129,16 +158,16 @@ def test_nor_is_a_draft_waited_for_that_joins_before_it_drafts(pace: Pace) -> No
     coordinator.on_draft_ready()
     coordinator.on_draft_lost()
     coordinator.on_verdict(Verdict(0, 0, (1,)), 0)
-    [action] = coordinator.on_draft_attached(1)
-    assert isinstance(action, SetPace)
-    assert waits_of(action.pace) == {0}
-    assert coordinator.on_draft_ready() == [SetPace(pace)]
+    for action in coordinator.on_draft_attached(1):
+        assert isinstance(action, SetTargetPace | SetDraftPace)
+        assert waits_of(action.pace) == {0}
+    assert coordinator.on_draft_ready() == [SetTargetPace(pace)]
 
 
 def test_a_block_says_that_the_draft_drafts_too() -> None:
     coordinator = Coordinator(FixedPolicy(PACE))
     block = Block(0, 0, (1,))
-    assert coordinator.on_block(block, 0) == [SendBlock(block), SetPace(PACE)]
+    assert coordinator.on_block(block, 0) == [SendBlock(block), SetTargetPace(PACE)]
 
 
 def test_adaptive_has_one_pace_before_and_after_the_prefill() -> None:
