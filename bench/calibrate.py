@@ -4,12 +4,13 @@
 benchmark gives them, without services or policies, and times forwards by number of rows: alone,
 while the other one steps without a pause, and in turn with it, each behind a rest, for which data
 and code must come from memory again. A third process on the draft's core then gets
-messages while that steps: most wake it at once, some wait until the scheduler lets it in. Last the
-target steps while blocks reach it over gRPC, as they do from a draft that never stops. ``python
+messages while that steps: most wake it at once, some wait until the scheduler lets it in. Last each
+of the two steps while blocks go from the draft to the target over gRPC, through a process in the
+gateway's place, as they do from a draft that never stops. ``python
 -m bench.simulate_fit --calibration FILE`` takes from it how a step's time grows with rows, what the
 two cores take from each other, what a rest costs, how many messages are late by how much, and what
-a block takes from the target's steps: one policy sees few numbers of rows, and some see no overlap,
-no rest, or no block in a step at all.
+a block takes from the steps of either: one policy sees few numbers of rows, and some see no
+overlap, no rest, or no block in a step at all.
 
 On a machine that is shared with others, steps of several rows are slow for a while and fast for a
 while (spans of a tenth of a second and more). What counts is therefore the mean over all rounds, as
@@ -37,13 +38,14 @@ from typing import Any
 
 import torch
 
-from bench.block_stream import BLOCK_EVERY_S, receive_blocks, send_blocks
-from bench.calibration import SIDES, Calibration, Rounds, calibration_of
+from bench.block_stream import BLOCK_EVERY_S, relay_blocks, serve_blocks
+from bench.calibration import SIDES, BlockRounds, Calibration, Rounds, calibration_of
 from bench.environment import ROOT, describe_environment
 from bench.step_time import random_clip
 from hippo.benchmark.tables import wide_console
 from hippo.cli.stack import BUNDLED_PAIR, default_cores
 from hippo.config import load_settings
+from hippo.engine.cpu import CoreWaits
 from hippo.engine.settings import EngineSettings
 from hippo.event_loop import run
 from hippo.models.base import SequenceRows, StepPlan
@@ -57,7 +59,8 @@ ROWS = {"target": (1, 2, 3, 4, 6, 8, 11, 16, 24, 32), "draft": (1, 2, 3, 5, 9, 1
 _BESIDE = {"target": (1, 4, 8, 16), "draft": (1, 5)}  # rows timed while the other one steps
 _MESSAGE_WORK_MS = 0.16  # what the gateway does about a block (docs/performance-round.md)
 _MESSAGE_EVERY_S = 0.0021
-_BLOCK_ROWS = 24  # of the target's steps meanwhile: what adaptive and always optimistic verify
+# Of the steps meanwhile: what adaptive and always optimistic verify, and what the draft guesses.
+_BLOCK_ROWS = {"target": 24, "draft": 3}
 _BUSY_ROWS = {"target": 8, "draft": 5}  # of the other one's steps meanwhile
 _COLD_ROWS = (1, 4, 8, 16, 32)  # of the target's step behind a rest
 _NUM_COLD = 4  # steps of the draft behind a rest; after them a step is as ever
@@ -74,8 +77,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.serve == "listener":
         _listen()
         return
-    if args.serve == "sender":
-        run(send_blocks())
+    if args.serve == "relay":
+        run(relay_blocks())
         return
     if args.serve:
         _serve(args.serve, args.dtype)
@@ -84,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     cores = {"target": target_core, "draft": draft_core}
     given = argv if argv is not None else sys.argv[1:]
     steppers = {side: _Child(side, args.dtype, cores[side]) for side in SIDES}
-    listener, sender = (_Child(name, args.dtype, draft_core) for name in ("listener", "sender"))
+    listener, relay = (_Child(name, args.dtype, draft_core) for name in ("listener", "relay"))
     try:
         rounds = measure(steppers, num_rounds=args.rounds, seconds=args.seconds)
         delays_ms = {"idle": _delays_ms(listener, args.messages)}
@@ -92,10 +95,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         delays_ms["busy"] = _delays_ms(listener, args.messages)
         steppers["draft"].end()
         blocks_ms = measure_blocks(
-            steppers["target"], sender, num_rounds=2 * args.rounds, seconds=2 * args.seconds
+            steppers, relay, num_rounds=2 * args.rounds, seconds=2 * args.seconds
         )
     finally:
-        for child in (*steppers.values(), listener, sender):
+        for child in (*steppers.values(), listener, relay):
             child.close()
     document = {
         "command": " ".join(["python -m bench.calibrate", *given]),
@@ -119,15 +122,17 @@ class _Child:
         self._child = subprocess.Popen(
             [*pinned, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
         )
-        self.port: int | None = self.receive()  # it is warm; where it takes blocks, if it does
+        self.port: int | None = self.receive()  # it is warm; where it has blocks, if it does
+        self.waited_ms = 0.0
 
     def begin(self, rows: int, seconds: float, settle_s: float = 0.0) -> None:
         self.send([rows, settle_s, seconds])
 
     def end(self) -> float:
         """The mean of the steps since ``begin`` (at least one) in milliseconds, behind those of
-        its first ``settle_s``."""
-        return float(self._answer())
+        its first ``settle_s``; ``waited_ms`` of it its thread waited for its core."""
+        took, self.waited_ms = self.receive()
+        return float(took)
 
     def send(self, message: Any) -> None:
         assert self._child.stdin is not None
@@ -203,23 +208,30 @@ def _behind_rests(steppers: Mapping[str, Any], rows: int) -> tuple[float, float]
     return target_ms, draft_ms
 
 
-def measure_blocks(target: Any, sender: Any, *, num_rounds: int, seconds: float) -> list[float]:
-    """In each round, the milliseconds by which a block that arrives makes the target's steps
-    longer: these are timed before, while and after ``sender`` sends."""
-    found = []
+def measure_blocks(
+    steppers: Mapping[str, Any], relay: Any, *, num_rounds: int, seconds: float
+) -> BlockRounds:
+    """In each round, by side, the milliseconds by which a block on its way from draft to target
+    makes that side's steps longer, and how many of them its thread waited for its core: steps are
+    timed before, while and after ``relay`` relays."""
+    found: BlockRounds = {side: [] for side in SIDES}
+    ports = [steppers[side].port for side in reversed(SIDES)]
     for _ in range(num_rounds):
-        took = []
-        for is_sending in (False, True, False):
-            if is_sending:
-                sender.send([target.port, 1.2 * (_SETTLE_S + seconds)])
-                sender.receive()  # the first one has arrived
-            target.begin(_BLOCK_ROWS, seconds, _SETTLE_S)
-            took.append(target.end())
-            if is_sending:
-                sender.receive()
-        alone, beside = (took[0] + took[2]) / 2, took[1]
-        num_blocks = beside / (BLOCK_EVERY_S * 1e3)
-        found.append((beside - alone) / num_blocks)
+        for side in SIDES:
+            took, waited = [], []
+            for is_relaying in (False, True, False):
+                if is_relaying:
+                    relay.send([*ports, 1.2 * (_SETTLE_S + seconds)])
+                    relay.receive()  # the first one has arrived
+                steppers[side].begin(_BLOCK_ROWS[side], seconds, _SETTLE_S)
+                took.append(steppers[side].end())
+                waited.append(steppers[side].waited_ms)
+                if is_relaying:
+                    relay.receive()
+            num_blocks = took[1] / (BLOCK_EVERY_S * 1e3)
+            found[side].append(
+                [(each[1] - (each[0] + each[2]) / 2) / num_blocks for each in (took, waited)]
+            )
     return found
 
 
@@ -295,16 +307,18 @@ def _serve(side: str, dtype: str) -> None:
 
     for rows in ROWS[side] * 2:
         step_ms(rows)
-    _say(json.dumps(receive_blocks() if side == "target" else None))
+    _say(json.dumps(serve_blocks()))
+    waits = CoreWaits()
     for line in sys.stdin:
         rows, settle_s, seconds = json.loads(line)
         settled = time.perf_counter() + settle_s
         while time.perf_counter() < settled:
             step_ms(rows)
+        waits.take_ns()
         end, took = time.perf_counter() + seconds, [step_ms(rows)]
         while time.perf_counter() < end:
             took.append(step_ms(rows))
-        _say(str(statistics.mean(took)))
+        _say(json.dumps([statistics.mean(took), waits.take_ns() / 1e6 / len(took)]))
 
 
 def _print(found: Calibration, rounds: Rounds) -> None:
@@ -324,6 +338,10 @@ def _print(found: Calibration, rounds: Rounds) -> None:
         f"{found.late_ms:.2f} ms on the average"
     )
     console.print(f"a block that reaches the target in a step: {found.block_ms:+.3f} ms")
+    console.print(
+        "the draft's step while others have its core about a block: "
+        f"{found.draft_disturbance:.0%} of their time longer besides"
+    )
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -337,7 +355,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--rounds", type=int, default=5, help="of all numbers of rows (default: %(default)s)")
     add("--seconds", type=float, default=0.12, help="of steps at a time (default: %(default)s)")
     add("--messages", type=int, default=1500, help="whose delay is told (default: %(default)s)")
-    add("--serve", choices=(*SIDES, "listener", "sender"), help=argparse.SUPPRESS)
+    add("--serve", choices=(*SIDES, "listener", "relay"), help=argparse.SUPPRESS)
     add("--out", type=Path, default=ROOT / "bench/out/calibration.json")
     return parser.parse_args(argv)
 

@@ -23,7 +23,8 @@ import numpy as np
 from scipy.optimize import minimize
 
 from bench.calibration import SIDES, Calibration, Points
-from bench.step_fit import TargetStep, fit_cold_start, fit_preemption, fit_step, seen_step
+from bench.core_work import CoreWork
+from bench.step_fit import TargetStep, fit_cold_start, fit_step, seen_step
 from bench.sums import Sums, recorded, replayed_under
 from bench.systems import policy_of
 from hippo.simulation.machine import Machine, StepTime
@@ -56,9 +57,9 @@ _KNOWN_SPREADS = {
     "several": 0.1,
     "row": 0.05,
     "target_message": 0.3,
-    "draft_message": 0.2,
-    "draft_verdict": 0.3,
 }
+# The same, where the work on the draft's core was counted.
+_COUNTED_SPREADS = {"draft_message": 0.1, "draft_verdict": 0.1}
 # The same, where the machine was calibrated. What more rows cost is then a factor on what was
 # measured ("several" of the target, "draft_row" of the draft), and not a parameter of its own, as
 # is what a step behind a rest takes longer.
@@ -94,6 +95,7 @@ def fit(
     name: str,
     most_replays: int = 0,
     calibration: Calibration | None = None,
+    work: CoreWork | None = None,
 ) -> Fit:
     """The machine on which ``traces`` take what the records say, under the records' policies.
 
@@ -120,12 +122,13 @@ def fit(
     alone = recorded(baseline)
     step = _target_step(records, baseline, alone, calibration)
     start = _start(goal, alone, num_answers, step)
-    if (preemption := fit_preemption(records)) is not None:
-        block, verdict = preemption.block_ms, preemption.verdict_ms
-        start["draft_message"] = max(block, 0.01)
-        start["draft_verdict"] = max(verdict - block, 0.01)  # the commit is a message, too
     frame = _frame(records, name, step)
     known = _KNOWN_SPREADS if step is not None else {}
+    if work is not None:
+        start["draft_message"] = max(work.message_ms, 0.01)
+        start["draft_verdict"] = max(work.verdict_ms, 0.01)
+        frame = dataclasses.replace(frame, draft_token_ms=work.token_ms)
+        known = known | _COUNTED_SPREADS
     hidden: tuple[str, ...] = _ONLY_CALIBRATED
     if calibration is not None:
         start, frame = _calibrated(start, frame, calibration)
@@ -251,6 +254,7 @@ def _calibrated(
         draft=StepTime(one_row_ms=1.0, points=draft, cold_points=cold["draft"]),
         late_share=calibration.late_share,
         late_ms=calibration.late_ms,
+        draft_disturbance=calibration.draft_disturbance,
         target_interruption_ms=max(
             0.0, speed * (calibration.block_ms or 0.0) - start["target_message"]
         ),

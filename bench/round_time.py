@@ -28,7 +28,7 @@ from bench.client import Answer, ask, video_url
 from bench.clips import Clip, held_out_clips
 from bench.environment import ROOT, describe_environment
 from bench.runs import STACK_LOG, bundled_pair
-from bench.systems import System, systems
+from bench.systems import System, policy_of, systems
 from hippo.cli.stack import Stack
 
 _MS = 1e6
@@ -41,9 +41,14 @@ Times = dict[tuple[str, str], tuple[int, int]]
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures, prints a table a policy and writes JSON."""
     args = _parse(argv)
-    chosen = [s for s in systems("none", 0.0) if s.name.replace(" ", "") in args.systems.split(",")]
+    asked = set(args.systems.split(","))
+    chosen = [
+        each
+        for each in systems("none", 0.0)
+        if asked & {each.name.replace(" ", ""), policy_of(each.name).name}
+    ]
     if not chosen:
-        raise SystemExit(f"--systems {args.systems}: no such policy; names are without spaces")
+        raise SystemExit(f"--systems {args.systems}: no such policy, such as serial or serialγ=7")
     options = bundled_pair(args.dtype)
     console = Console()
     STACK_LOG.parent.mkdir(parents=True, exist_ok=True)
@@ -205,7 +210,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--systems", default="target-only,vpsdγ=7,alwaysoptimistic,adaptive", help="policies")
+    add(
+        "--systems",
+        default="target-only,vpsdγ=7,alwaysoptimistic,adaptive",
+        help="policies; without γ at all block lengths (default: %(default)s)",
+    )
     add("--dtype", default="float32")
     add("--num-clips", type=int, default=5, help="held-out clips with short prompts")
     add("--repeats", type=int, default=2, help="times that each is asked about")

@@ -27,6 +27,7 @@ from rich.table import Table
 
 from bench.agreement import AGREEMENT
 from bench.calibration import Calibration, read_calibrations
+from bench.core_work import CoreWork, read_core_work
 from bench.environment import ROOT
 from bench.fitting import fit
 from bench.repeats import all_records, run_noise
@@ -78,23 +79,26 @@ def main(argv: Sequence[str] | None = None) -> None:
         for run in progress.track(runs, description="fitting"):
             try:
                 traces = traces_of(args.traces, run["kind"], run["dtype"])
-                calibration = None
+                calibration = work = None
                 if args.calibration:
                     calibration = read_calibrations(args.calibration, run["dtype"])
+                if args.rounds:
+                    work = read_core_work(args.rounds, run["dtype"], args.system)
                 repeats = [
                     other["records"]
                     for each in documents
                     for other in each["runs"]
                     if _is_fitting(other, args) and other["dtype"] == run["dtype"]
                 ]
-                results.append(predict(repeats, traces, args.system, run, calibration))
+                results.append(predict(repeats, traces, args.system, run, calibration, work))
             except (InvalidRequestError, ValueError) as error:
                 raise SystemExit(f"{run['kind']}, {run['dtype']}: {error}") from None
     for result in results:
         console.print(_table(result, args.system))
     command = " ".join(f"bench/out/{path.name}" for path in args.records)
-    if args.calibration:
-        command += "".join([" --calibration", *(f" bench/out/{p.name}" for p in args.calibration)])
+    for option, paths in (("calibration", args.calibration), ("rounds", args.rounds)):
+        if paths:
+            command += "".join([f" --{option}", *(f" bench/out/{path.name}" for path in paths)])
     found = {
         "command": f"python -m bench.simulate_fit {command} --system '{args.system}'",
         "records": {"command": document["command"], "environment": document["environment"]},
@@ -114,6 +118,7 @@ def predict(
     system: str,
     facts: Mapping[str, Any],
     calibration: Calibration | None = None,
+    work: CoreWork | None = None,
 ) -> dict[str, Any]:
     """Fits ``system`` on the even clips of a run and predicts every system on the odd ones.
 
@@ -134,7 +139,7 @@ def predict(
     own = [record for record in answers if record["clip"] in learnt]
     alone = [record for record in by_system[TARGET_ONLY] if record["clip"] in learnt]
     name = f"the bundled pair, {facts['kind']} prompts, {facts['dtype']}"
-    fitted = fit(own, alone, asked, name=name, calibration=calibration)
+    fitted = fit(own, alone, asked, name=name, calibration=calibration, work=work)
     predictions = []
     for each, records in by_system.items():
         rest = [record for record in records if record["clip"] in held_out]
@@ -248,6 +253,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("records", type=Path, nargs="+", help="what python -m bench wrote; several: repeats")
     add("--calibration", type=Path, nargs="+", default=[], help="what bench.calibrate wrote")
+    add("--rounds", type=Path, nargs="+", default=[], help="what bench.round_time wrote")
     add("--traces", type=Path, default=AGREEMENT, help="what python -m bench.agreement wrote")
     add(
         "--system",
@@ -262,6 +268,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     needed = [(path, "bench") for path in args.records] + [(args.traces, "bench.agreement")]
     needed += [(path, "bench.calibrate") for path in args.calibration]
+    needed += [(path, "bench.round_time") for path in args.rounds]
     for path, maker in needed:
         if not path.exists():
             raise SystemExit(f"there is no {path}: run python -m {maker} first")

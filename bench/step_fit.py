@@ -3,7 +3,6 @@ forward and every block of recorded answers."""
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,6 @@ Points = Sequence[tuple[float, float]]
 _LEAST_FORWARDS = 20
 _NUM_STARTING = 10  # forwards of an answer, in which the weights come back to the cache
 _PASSES = 3
-_WENT_ON_MS = 0.1  # a draft that waited no longer had its next step to do
 # Forwards that take so many times what was expected of them were disturbed. Less is no disturbance:
 # beside other tenants forwards of several rows take half as long again for a tenth of a second.
 _OUTLIER = 2.0
@@ -140,37 +138,6 @@ def _usual_mean(values: Sequence[float]) -> float:
     """Without those that something held up."""
     most = _OUTLIER * fmean(values)
     return fmean(value for value in values if value < most)
-
-
-@dataclass(frozen=True, slots=True)
-class Preemption:
-    """How long others keep the draft from its core, in milliseconds."""
-
-    block_ms: float  # for each block, which goes through the gateway
-    verdict_ms: float  # for each verdict: its text and stream, and the commit to the draft
-
-
-def fit_preemption(records: Sequence[Mapping[str, Any]]) -> Preemption | None:
-    """Least squares over all blocks of records with a timeline; None without, or with too few.
-
-    A verdict costs no less than a block: the commit that follows it is a message to the draft, too.
-    A block behind which the draft waited kept it from nothing.
-    """
-    rows = []
-    for record in records:
-        timeline = record["figures"].get("timeline_ms")
-        if timeline is None:
-            continue
-        verdicts = [verdict["at"] for verdict in timeline["verdicts"]]
-        for before, block in itertools.pairwise(timeline["blocks"]):
-            num_verdicts = bisect_left(verdicts, block["at"]) - bisect_left(verdicts, before["at"])
-            went_on = block["wait"] < _WENT_ON_MS
-            rows.append([went_on + num_verdicts, num_verdicts, block["preempted"]])
-    if len(rows) < _LEAST_FORWARDS:
-        return None
-    table = np.array(rows)
-    (message_ms, text_ms), _ = nnls(table[:, :-1], table[:, -1])
-    return Preemption(float(message_ms), float(message_ms + text_ms))
 
 
 @dataclass(frozen=True, slots=True)

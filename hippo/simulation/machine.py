@@ -104,6 +104,9 @@ class Machine:
     late_ms: float = 0.0  # how long these wait, on the average
     draft_message_ms: float = 0.0  # of the draft's device, a message
     draft_verdict_ms: float = 0.0  # the gateway's and client's work about a verdict, if shared
+    draft_token_ms: float = 0.0  # the same, about each of its tokens
+    # Share of what others take of the draft's core by which its step takes longer besides.
+    draft_disturbance: float = 0.0
     target_message_ms: float = 0.0
     target_interruption_ms: float = 0.0  # what one more takes that arrives in a step
     draft_scheduling_ms: float = 0.0  # between two steps
@@ -136,6 +139,8 @@ class Machine:
             leg_ns=lambda: _MS * self.leg_ms * noise(),
             draft_message_ns=_MS * self.draft_message_ms,
             draft_verdict_ns=_MS * self.draft_verdict_ms,
+            draft_token_ns=_MS * self.draft_token_ms,
+            draft_disturbance=self.draft_disturbance,
             target_message_ns=_MS * self.target_message_ms,
             target_interruption_ns=_MS * self.target_interruption_ms,
             draft_scheduling_ns=lambda: _MS * self.draft_scheduling_ms * noise(),
@@ -160,6 +165,8 @@ class Machine:
             late_ms=0.0,
             draft_message_ms=0.0,
             draft_verdict_ms=0.0,
+            draft_token_ms=0.0,
+            draft_disturbance=0.0,
             target_message_ms=0.0,
             target_interruption_ms=0.0,
             draft_scheduling_ms=0.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -60,48 +61,59 @@ def test_messages_are_late_that_wait_longer_than_on_an_idle_core() -> None:
     assert found.late_ms == pytest.approx(2.0)
 
 
-class FakeReceiver:
-    """A step takes 20 ms, and a fifth of a millisecond more for each block of every millisecond."""
+class FakeEnd:
+    """A step takes 20 ms, and a fifth of a millisecond more for each block of every millisecond,
+    three quarters of it waiting for its core."""
 
-    port = 50_051
-
-    def __init__(self) -> None:
-        self.is_sent_to = False
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.is_busy = False
+        self.waited_ms = 0.0
 
     def begin(self, _rows: int, _seconds: float, settle_s: float = 0.0) -> None:
         assert settle_s > 0
 
     def end(self) -> float:
-        return 20 / (1 - 0.2) if self.is_sent_to else 20.0
+        took = 20 / (1 - 0.2) if self.is_busy else 20.0
+        self.waited_ms = 0.5 + 0.75 * (took - 20.0)
+        return took
 
 
-class FakeSender:
+class FakeRelay:
     """Says when the first block has arrived, and when the last one is sent."""
 
-    def __init__(self, receiver: FakeReceiver) -> None:
-        self.receiver = receiver
+    def __init__(self, ends: Mapping[str, FakeEnd]) -> None:
+        self.ends = ends
         self.num_said = 0
 
     def send(self, message: list[float]) -> None:
-        assert message[0] == self.receiver.port
+        assert message[:2] == [self.ends["draft"].port, self.ends["target"].port]
 
     def receive(self) -> None:
         self.num_said += 1
-        self.receiver.is_sent_to = self.num_said % 2 == 1
+        for end in self.ends.values():
+            end.is_busy = self.num_said % 2 == 1
 
 
 def test_what_a_block_takes_is_told_from_steps_with_and_without() -> None:
-    receiver = FakeReceiver()
-    blocks_ms = measure_blocks(receiver, FakeSender(receiver), num_rounds=3, seconds=0.1)
-    assert blocks_ms == pytest.approx([0.2, 0.2, 0.2])
-    assert calibration_of(rounds(), DELAYS, blocks_ms).block_ms == pytest.approx(0.2)
-    assert calibration_of(rounds(), DELAYS, [-0.1]).block_ms == 0.0
-    assert calibration_of(rounds(), DELAYS).block_ms is None
+    ends = {"target": FakeEnd(50_051), "draft": FakeEnd(50_052)}
+    blocks_ms = measure_blocks(ends, FakeRelay(ends), num_rounds=3, seconds=0.1)
+    for side in ends:
+        assert blocks_ms[side] == [pytest.approx([0.2, 0.15])] * 3
+    found = calibration_of(rounds(), DELAYS, blocks_ms)
+    assert found.block_ms == pytest.approx(0.2)
+    assert found.draft_disturbance == pytest.approx(1 / 3)
+    noise = {"target": [[-0.1, 0.0]], "draft": [[0.1, 0.2]]}
+    found = calibration_of(rounds(), DELAYS, noise)
+    assert (found.block_ms, found.draft_disturbance) == (0.0, 0.0)
+    found = calibration_of(rounds(), DELAYS)
+    assert (found.block_ms, found.draft_disturbance) == (None, 0.0)
 
 
 def write(path: Path, found: Rounds, *blocks_ms: float) -> Path:
     document = {"dtype": "float32", "rounds_ms": found, "delays_ms": DELAYS}
-    path.write_text(json.dumps({**document, "blocks_ms": blocks_ms}))
+    blocks = {"target": [[took, 0.0] for took in blocks_ms], "draft": [[0.3, 0.2]]}
+    path.write_text(json.dumps({**document, "blocks_ms": blocks}))
     return path
 
 
@@ -124,11 +136,12 @@ def test_several_calibrations_are_one_of_all_their_rounds(tmp_path: Path) -> Non
     assert found.contention["draft"] == pytest.approx(0.25)
     assert dict(found.cold_ms["target"])[8] == pytest.approx(3.0)
     assert found.block_ms == pytest.approx(0.2)
+    assert found.draft_disturbance == pytest.approx(0.5)
     assert found.late_share == pytest.approx(0.5)
 
 
 def test_a_calibration_of_another_dtype_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "calibration.json", rounds())
+    path = write(tmp_path / "calibration.json", rounds(), 0.1)
     assert read_calibrations([path], "float32").step_ms["draft"][0] == (1.0, 1.0)
     with pytest.raises(ValueError, match="not in bfloat16"):
         read_calibrations([path], "bfloat16")

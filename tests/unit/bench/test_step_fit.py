@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.step_fit import fit_cold_start, fit_preemption, fit_step, seen_step
+from bench.step_fit import fit_cold_start, fit_step, seen_step
 from hippo.simulation.machine import StepTime, line_through
 from hippo.speculation.virtual_time import start_coldness
 
@@ -124,22 +124,6 @@ def test_what_the_draft_takes_while_it_computes_is_taken_off() -> None:
     assert found is not None
     assert found.ms(1, 0) == pytest.approx(FLAT.ms(1, 0), rel=0.01)
     assert found.ms(4, 0) == pytest.approx(FLAT.ms(4, 0), rel=0.01)
-
-
-def test_what_blocks_and_verdicts_take_from_the_drafts_core_is_told_apart() -> None:
-    blocks: list[dict[str, float]] = []
-    verdicts: list[dict[str, float]] = []
-    for k in range(40):
-        num_verdicts = int(k % 3 == 0)
-        verdicts += [{"at": k - 0.5}] * num_verdicts
-        waited = k % 5 == 0  # behind the block before, which then kept the draft from nothing
-        preempted = 0.3 * (not waited) + 0.9 * num_verdicts
-        blocks.append({"at": float(k), "wait": 6.0 * waited, "preempted": preempted})
-    record = {"figures": {"timeline_ms": {"verdicts": verdicts, "blocks": blocks}}}
-    found = fit_preemption([record])
-    assert found is not None
-    assert (found.block_ms, found.verdict_ms) == pytest.approx((0.3, 0.9))
-    assert fit_preemption([{"figures": {}}]) is None
 
 
 def test_nothing_is_fitted_without_a_timeline_or_with_few_forwards() -> None:
