@@ -1,7 +1,7 @@
 """What steps of the bundled pair take by themselves, and beside each other: the machine's own part.
 
 ``python -m bench.calibrate`` runs target and draft in processes of their own on the cores that the
-benchmark gives them, without services or policies, and times forwards by number of rows: alone,
+benchmark gives them, without services or policies, and times steps (forward and choice) by number of rows: alone,
 while the other one steps without a pause, and in turn with it, each behind a rest, for which data
 and code must come from memory again. A third process on the draft's core then gets
 messages while that steps: most wake it at once, some wait until the scheduler lets it in. Last each
@@ -50,8 +50,9 @@ from hippo.engine.settings import EngineSettings
 from hippo.event_loop import run
 from hippo.models.base import SequenceRows, StepPlan
 from hippo.models.loading import load_model
+from hippo.sampling.rule import choose_tokens
 from hippo.speculation.virtual_time import COLD_AFTER_NS
-from hippo.types import ChatMessage, FramePlan, MediaPart, TextPart
+from hippo.types import ChatMessage, FramePlan, MediaPart, SamplingParams, TextPart
 from services.draft.config import DraftSettings
 from services.target.config import TargetSettings
 
@@ -302,7 +303,7 @@ def _serve(side: str, dtype: str) -> None:
     def step_ms(rows: int) -> float:
         plan = StepPlan((SequenceRows(0, num_before, tuple(range(1, rows + 1))),))
         began = time.perf_counter()
-        model.forward(plan)
+        choose_tokens(model.forward(plan), SamplingParams()).tolist()
         return (time.perf_counter() - began) * 1e3
 
     for rows in ROWS[side] * 2:

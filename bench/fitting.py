@@ -25,7 +25,7 @@ from scipy.optimize import minimize
 from bench.calibration import SIDES, Calibration, Points
 from bench.core_work import CoreWork
 from bench.step_fit import TargetStep, fit_cold_start, fit_step, seen_step
-from bench.sums import Sums, recorded, replayed_under
+from bench.sums import Sums, recorded, replayed
 from bench.systems import policy_of
 from hippo.simulation.machine import Machine, StepTime
 from hippo.simulation.traces import Trace
@@ -47,6 +47,7 @@ _SPREADS = {
     "draft_verdict": 1.0,
     "target_message": 0.7,
     "target_scheduling": 0.2,
+    "draft_scheduling": 0.7,
     "target_contention": 0.7,
     "draft_contention": 1.0,
     "target_cold": 0.3,
@@ -110,9 +111,13 @@ def fit(
     counted = {record["clip"] for record in records}
     policies = {policy_of(record["system"]) for record in records}
     in_order = sorted(policies, key=lambda policy: (policy.name, policy.gamma))
-    asked = dict.fromkeys(in_order, counted)
     num_answers = len(policies) * len(counted)
     goal = recorded(records).scaled(num_answers / len(records))
+    goals = [
+        (policy, recorded(own).scaled(len(counted) / len(own)))
+        for policy in in_order
+        if (own := [each for each in records if policy_of(each["system"]) == policy])
+    ]
     num_tokens = sum(len(trace.agrees) - 1 for trace in traces if trace.name in counted)
     num_tokens *= len(policies)
     if goal.num_tokens != num_tokens:
@@ -147,8 +152,11 @@ def fit(
         distance = (point - origin) / spreads
         if np.abs(point - origin).max() > 4:  # far from anything real: do not even try
             return 1e6
-        found = replayed_under(asked, traces, machine_at(point))
-        value = _misfit(goal, found)
+        machine = machine_at(point)
+        value = sum(
+            _misfit(goal, replayed(policy, traces, machine, counted=counted))
+            for policy, goal in goals
+        )
         return value + float(distance @ distance)
 
     found = minimize(
@@ -222,6 +230,7 @@ def _start(goal: Sums, alone: Sums, num_answers: int, known: TargetStep | None) 
         "draft_verdict": 1.5 * step,
         "target_message": message,
         "target_scheduling": max((1 - _MESSAGE_SHARE) * alone.rest / alone.num_forwards, 1e-3),
+        "draft_scheduling": 0.03,
         "target_contention": 0.05,
         "draft_contention": 0.2,
     }
@@ -318,6 +327,7 @@ def _machine(frame: Machine, parameters: Mapping[str, float]) -> Machine:
         draft_verdict_ms=parameters["draft_verdict"],
         target_message_ms=parameters["target_message"],
         target_scheduling_ms=parameters["target_scheduling"],
+        draft_scheduling_ms=parameters["draft_scheduling"],
         target_contention=parameters.get("target_contention", 0.0),
         draft_contention=parameters.get("draft_contention", 0.0),
     )

@@ -234,6 +234,8 @@ class Simulation:
             return
         has_sent = self._send_block(drafter)
         step = drafter.next_step()
+        if has_sent:  # it waits meanwhile if it has nothing else to do
+            self._draft.disturb(self._costs.draft_message_ns, by_others=step is None)
         if step is not None:
             context = self._num_draft_prompt_tokens + step.start_index
             num_rows = len(step.token_ids) * self._num_sequences
@@ -268,7 +270,6 @@ class Simulation:
         if block is not None:
             block = replace(block, preempted_ns=round(self._draft_preempted_ns))
             self._draft_wait_ns = self._draft_preempted_ns = 0.0
-            self._draft.disturb(self._costs.draft_message_ns)
             self._send(f"draft {self._life} to gateway", partial(self._on_block, self._life, block))
         return block is not None
 
@@ -292,12 +293,13 @@ class Simulation:
             self._act(self._coordinator.on_block(block, round(self.now)))
 
     def _on_verdict(self, verdict: Verdict) -> None:
+        # The gateway is through with a verdict when its commit leaves; the client, whose work grows
+        # with the text, begins as the draft does.
+        self._preempt_draft(self._costs.draft_verdict_ns)
         self._act(self._coordinator.on_verdict(verdict, round(self.now)))
-        costs = self._costs
-        text_ns = costs.draft_verdict_ns + costs.draft_token_ns * len(verdict.token_ids)
+        text_ns = self._costs.draft_token_ns * len(verdict.token_ids)
         if text_ns:
-            # A message to the draft goes first, so that this slows the step it sets off.
-            self.after(costs.leg_ns(), partial(self._preempt_draft, text_ns))
+            self.after(self._costs.leg_ns(), partial(self._preempt_draft, text_ns))
 
     def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -315,7 +317,8 @@ class Simulation:
     def _preempt_draft(self, duration_ns: float) -> None:
         """Others need the draft's core."""
         is_busy = self._draft.is_busy
-        self._draft.disturb(duration_ns * (1 + self._costs.draft_disturbance * is_busy))
+        duration = duration_ns * (1 + self._costs.draft_disturbance * is_busy)
+        self._draft.disturb(duration, by_others=True)
         self._draft_preempted_ns += duration_ns * is_busy
 
     def _beside_target(self) -> Device:

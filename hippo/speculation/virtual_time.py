@@ -130,6 +130,7 @@ class Device:
         self._idle_from = 0.0
         self._idle_ns = 0.0  # up to then
         self._free_at = 0.0  # when what was asked of it so far is done
+        self._own_until = 0.0  # the same, of what it does itself
         self._num_runs = 0
         self._done: Callable[[], None] = lambda: None
         self._is_fixed = False
@@ -145,7 +146,8 @@ class Device:
     def run(self, duration_ns: float, done: Callable[[], None], *, is_fixed: bool = False) -> None:
         """Calls ``done`` when this is over; must not be busy. ``is_fixed``: however busy the other
         device is meanwhile, it takes so long."""
-        self.disturb(0.0)
+        self.disturb(0.0, by_others=True)
+        self._idle_ns += max(0.0, self._free_at - max(self._clock.now, self._own_until))
         self.is_busy = True
         self.began = self._free_at
         self._num_runs += 1
@@ -158,13 +160,15 @@ class Device:
         self.disturb(duration_ns)
         self._finish(self._num_runs)
 
-    def disturb(self, duration_ns: float) -> None:
-        """Occupies it for so much longer."""
+    def disturb(self, duration_ns: float, *, by_others: bool = False) -> None:
+        """Occupies it for so much longer; where others do, it waits as if it were idle."""
         now = self._clock.now
         if not self.is_busy:
-            self._idle_ns += max(0.0, now - max(self._idle_from, self._free_at))
+            self._idle_ns += max(0.0, now - max(self._idle_from, self._own_until))
             self._idle_from = now
         self._free_at = max(self._free_at, now) + duration_ns
+        if not by_others:
+            self._own_until = self._free_at
 
     def _stretch(self, factor: float) -> None:
         """What is left of the run in progress takes so many times as long from now on."""
@@ -180,8 +184,8 @@ class Device:
         return min(1.0, (self._clock.now - self._ended) / COLD_AFTER_NS)
 
     def take_idle_ns(self) -> float:
-        """How long it has had nothing at all to do since this was last asked."""
-        self.disturb(0.0)
+        """How long it has had nothing at all to do itself since this was last asked."""
+        self.disturb(0.0, by_others=True)
         idle_ns, self._idle_ns = self._idle_ns, 0.0
         return idle_ns
 
