@@ -1,16 +1,16 @@
 """What steps of the bundled pair take by themselves, and beside each other: the machine's own part.
 
 ``python -m bench.calibrate`` runs target and draft in processes of their own on the cores that the
-benchmark gives them, without services or policies, and times steps (forward and choice) by number of rows: alone,
-while the other one steps without a pause, and in turn with it, each behind a rest, for which data
-and code must come from memory again. A third process on the draft's core then gets
-messages while that steps: most wake it at once, some wait until the scheduler lets it in. Last each
-of the two steps while blocks go from the draft to the target over gRPC, through a process in the
-gateway's place, as they do from a draft that never stops. ``python
--m bench.simulate_fit --calibration FILE`` takes from it how a step's time grows with rows, what the
-two cores take from each other, what a rest costs, how many messages are late by how much, and what
-a block takes from the steps of either: one policy sees few numbers of rows, and some see no
-overlap, no rest, or no block in a step at all.
+benchmark gives them, without services or policies, and times steps (the forward and the choice of
+tokens) by number of rows: alone, while the other one steps without a pause, and in turn with it,
+each behind a rest, for which data and code must come from memory again. A third process on the
+draft's core then gets messages while that steps: most wake it at once, some wait until the
+scheduler lets it in. Last each of the two steps while blocks go from the draft to the target over
+gRPC, through a process in the gateway's place, as they do from a draft that never stops.
+``python -m bench.simulate_fit --calibration FILE`` takes from it how a step's time grows with rows,
+what the two cores take from each other, what a rest costs, how many messages are late by how much,
+and what a block takes from the steps of either: one policy sees few numbers of rows, and some see
+no overlap, no rest, or no block in a step at all.
 
 On a machine that is shared with others, steps of several rows are slow for a while and fast for a
 while (spans of a tenth of a second and more). What counts is therefore the mean over all rounds, as

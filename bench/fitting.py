@@ -7,8 +7,9 @@ timeline (``python -m bench --timeline``) add the mean forward by number of rows
 single forwards the target's step time is known beforehand (:mod:`bench.step_fit`); otherwise
 nothing is read off the records but starting points. A calibration (:mod:`bench.calibrate`) tells
 how steps grow with rows that the records do not show, what the two devices take from each other,
-what the first step behind a rest takes longer, which messages are late, and what those that reach
-the target in a step add to it.
+what the first step behind a rest takes longer, which messages are late, what those that reach
+the target in a step add to it, and how much slower the draft is behind others' work on its core;
+how much of that there is was counted (:mod:`bench.core_work`).
 """
 
 from __future__ import annotations

@@ -2,14 +2,17 @@
 
     python -m bench.agreement                         agreement traces, from the models alone
     python -m bench.calibrate                         steps by rows, alone and beside each other
+    python -m bench.round_time --systems target-only,serial       others' work on the draft's core
     python -m bench.simulate_fit bench/out/short.json --calibration bench/out/calibration.json
+                                 --rounds bench/out/round_time.json
 
 The even clips under one policy and its baseline, target-only, are learnt from, and the decode time
 of the odd clips is predicted under every policy that was measured. Serial decoding, at all of its
-block lengths, shows forwards of 4 to 31 rows as they are in a service. Beside each prediction
-stands the ideal: the same step times without transport, messages and scheduling; efficiency is
-measured speed over that. Of several files, the same measurement repeated, the mean counts, and the
-noise is told: how far single runs of the odd clips are from their mean.
+block lengths, shows forwards of 4 to 31 rows as they are in a service, and in its rounds how much
+gateway and client work on the draft's core. Beside each prediction stands the ideal: the same step
+times without transport, messages and scheduling; efficiency is measured speed over that. Of several
+files, the same measurement repeated, the mean counts, and the noise is told: how far single runs of
+the odd clips are from their mean.
 Publish with `python -m bench.simulator_page`.
 """
 

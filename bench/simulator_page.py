@@ -81,7 +81,9 @@ def fit_section(fit: Mapping[str, Any]) -> str:
             f"{machine.leg_ms:.2f}, of the draft's core {machine.draft_message_ms:.2f}, of the "
             f"target's {machine.target_message_ms:.3f}, in a step "
             f"{machine.target_interruption_ms:.3f} more; a verdict's text and stream, of the "
-            f"draft's core {machine.draft_verdict_ms:.2f}.",
+            f"draft's core {machine.draft_verdict_ms:.2f}, {machine.draft_token_ms:.3f} a token; "
+            f"steps of the draft {machine.draft_disturbance:.0%} of such work longer besides; "
+            f"between two of them {machine.draft_scheduling_ms:.2f}.",
         ]
     return "\n".join(lines)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bench.calibration import Calibration
+from bench.core_work import CoreWork
 from bench.fitting import fit
 from bench.simulate_fit import predict
 from bench.sums import recorded, replayed
@@ -95,14 +96,21 @@ def test_a_calibration_tells_what_one_policy_does_not_show(traces: list[Trace]) 
         contention={"target": 0.1, "draft": 0.2},
         cold_ms={"target": ((1.0, 0.0), (8.0, 0.0)), "draft": ((5.0, 2 * 0.8),)},
         block_ms=0.4,
+        draft_disturbance=0.5,
     )
-    found = fit(own, alone, traces, name="", most_replays=250, calibration=calibration).machine
+    work = CoreWork(message_ms=0.22, verdict_ms=0.55, token_ms=0.0)
+    found = fit(
+        own, alone, traces, name="", most_replays=250, calibration=calibration, work=work
+    ).machine
     # Serial γ=5 shows forwards of six rows.
     assert found.target.ms(33, 0) == pytest.approx(TRUTH.target.ms(33, 0), rel=0.08)
     assert found.target_contention == pytest.approx(0.1, rel=0.5)
     assert found.draft_contention == pytest.approx(0.2, rel=0.5)
     assert found.draft.cold_ms(1) == pytest.approx(0.8, rel=0.5)
     assert found.target.cold_ms(8) == 0.0
+    assert found.draft_message_ms == pytest.approx(0.2, rel=0.2)
+    assert found.draft_verdict_ms == pytest.approx(0.6, rel=0.2)
+    assert (found.draft_token_ms, found.draft_disturbance) == (0.0, 0.5)
     # 0.2 ms at the speed of the records, of which a message to a target that rests takes a part.
     block_ms = found.target_message_ms + found.target_interruption_ms
     assert block_ms == pytest.approx(0.2, rel=0.1)

@@ -126,6 +126,30 @@ def test_a_block_takes_more_of_the_target_in_a_step_than_at_rest() -> None:
     assert ideal == free
 
 
+def test_work_on_the_drafts_core_slows_a_draft_at_work_and_leaves_one_at_rest_waiting() -> None:
+    worked = dataclasses.replace(FREE, draft_verdict_ms=0.4, draft_token_ms=0.1)
+    disturbed = dataclasses.replace(worked, draft_disturbance=0.5)
+    serial, optimistic = (
+        [
+            replay(PolicyChoice(policy, 4), always_right(201)[0], machine)
+            for machine in (FREE, worked, disturbed, disturbed.ideal())
+        ]
+        for policy in ("serial", "optimistic")
+    )
+    free, busy, slowed, ideal = (outcome.decode_ns for outcome in serial)
+    num_verdicts = len(serial[0].verdicts) - 1
+    # The draft begins behind each verdict's work, and has that about the text in its first step.
+    assert busy == pytest.approx(free + num_verdicts * (0.4 + 5 * 0.1) * 1e6, rel=0.01)
+    assert slowed == pytest.approx(busy + num_verdicts * 0.5 * 5 * 0.1 * 1e6, rel=0.01)
+    assert ideal == free
+    waits = [outcome.stats.draft_wait_ns for outcome in serial]
+    assert waits[1] - waits[0] == pytest.approx(num_verdicts * 0.4e6, rel=0.05)
+    assert waits[2] == pytest.approx(waits[1])
+    busy_steps = [outcome.draft_busy_ns / outcome.num_draft_steps for outcome in optimistic]
+    assert busy_steps[0] < busy_steps[1] < busy_steps[2]
+    assert busy_steps[3] == pytest.approx(busy_steps[0])
+
+
 def test_the_first_step_of_each_side_behind_its_rest_is_cold() -> None:
     cold = dataclasses.replace(
         FREE,
