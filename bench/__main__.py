@@ -181,7 +181,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--systems", type=listed, default=[], help="beginnings of names, without spaces")
     add("--num-clips", type=int, default=20, help="held-out clips a kind")
     add("--repeats", type=int, default=1, help="runs of each answer; the median one counts")
-    add("--timeline", action="store_true", help="keep every verdict and block (simulate_fit)")
+    add("--timeline", action="store_true", help="keep every verdict and block in the JSON")
     add("--strategy", default="holistic", help="how the draft's visual tokens are chosen")
     add("--ratio", type=float, default=0.9, help="share pruned on long prompts")
     add("--short-ratio", type=float, default=0.0, help="share pruned on short prompts")

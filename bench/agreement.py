@@ -1,7 +1,7 @@
 """Where the draft agrees with the target on the bench's clips: ``python -m bench.agreement``.
 
 Teacher-forced along the target's greedy answer, on the prompts that ``python -m bench`` asks; so
-the simulator can replay an answer (`hippo simulate --traces`, ``python -m bench.simulate_fit``).
+the simulator can replay an answer (`hippo simulate --traces`).
 It depends on the models and the dtype alone, not on how fast the machine is. One line of JSON a
 clip; a run that is broken off goes on where it stopped.
 """

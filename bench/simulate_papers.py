@@ -1,8 +1,7 @@
 """Predicts serial, vpsd and adaptive for the papers' pairs: ``python -m bench.simulate_papers``.
 
 Step times come from bytes over bandwidth (hippo.simulation.hardware), since none are published in
-what was at hand; nothing here is measured. Writes bench/out/papers.json and a picture a pair;
-publish with `python -m bench.simulator_page`.
+what was at hand; nothing here is measured. Writes bench/out/papers.json and a picture a pair.
 """
 
 from __future__ import annotations

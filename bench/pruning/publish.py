@@ -23,7 +23,6 @@ from bench.publish import environment_line, replace_measured
 _SECTIONS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
     "ratio": ("Strategies by ratio", tables.ratio_tables),
     "costs": ("What the draft costs by ratio", tables.cost_tables),
-    "score-time": ("What the scores cost", tables.score_time_table),
     "bias": ("Position bias", tables.bias_tables),
     "ablation": ("One thing changed at a time", tables.ablation_tables),
     "confirm": ("Strategies again, on other clips", tables.agreement_table),

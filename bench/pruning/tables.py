@@ -121,31 +121,6 @@ def first_token_table(result: Mapping[str, Any]) -> str:
     )
 
 
-def score_time_table(result: Mapping[str, Any]) -> str:
-    """Each score beside a layer, as measured and for a GPU on paper."""
-    settings, layer = result["settings"], result["layer"]
-    size = f"{settings['frames']} frames of {settings['rows']} x {settings['columns']}"
-    rows = []
-    for row in (*result["scores"], {"name": "one layer's prefill", **layer}):
-        share = row["min_ms"] / layer["min_ms"]
-        paper = ["", "", "", ""]
-        if "gpu_ms" in row:
-            gbytes, gflop, gpu_ms = row["gpu_gbytes"], row["gpu_gflop"], row["gpu_ms"]
-            ratio = f"{gpu_ms / layer['gpu_ms']:.1%}"
-            paper = [f"{gbytes:.2f}", f"{gflop:.1f}", f"{gpu_ms:.2f}", ratio]
-        rows.append([row["name"], f"{row['median_ms']:.1f}", f"{share:.2%}", *paper])
-    head = ("", "CPU, ms", "of a layer", "GPU, GB", "GPU, GFLOP", "GPU, ms", "of a layer")
-    return (
-        f"A prompt of {settings['frames'] * settings['rows'] * settings['columns']:,} visual "
-        f"tokens ({size}), features of {settings['hidden']}, {settings['queries']} queries; one "
-        f"decoder layer of that size ({settings['dtype']}, {settings['threads']} thread, measured "
-        f"on {settings['layer_rows']} rows and scaled) beside the scores. The GPU is on paper: "
-        f"bytes at {settings['gpu_tbytes']:g} TB/s or operations at {settings['gpu_tflops']:g} "
-        f"TFLOP/s ({settings['gpu_fp32_tflops']:g} in float32), whichever takes longer.\n\n"
-        f"{markdown(head, rows)}"
-    )
-
-
 def cost_tables(result: Mapping[str, Any]) -> str:
     """What the draft costs by ratio."""
     rows: Sequence[Row] = result["rows"]

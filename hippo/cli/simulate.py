@@ -17,7 +17,6 @@ from hippo.cli.simulate_options import (
     drawn_of,
     machine_of,
     placements_of,
-    preparing_of,
     ratio_of,
     traces_of,
 )
@@ -26,7 +25,7 @@ from hippo.simulation.hardware import GPUS
 from hippo.simulation.machine import Machine
 from hippo.simulation.pairs import PAIRS, Pair
 from hippo.simulation.plots import draw_sweeps
-from hippo.simulation.replay import Row, Totals, compare, parse_policies, replay_all
+from hippo.simulation.replay import Row, compare, parse_policies
 from hippo.simulation.sweeps import QUANTITIES, VALUES, Quantity, Sweep, sweep
 from hippo.simulation.traces import Trace, mean_agreement
 
@@ -55,7 +54,6 @@ agreement (without any of these: a share of 0.9):
 what if:
   hippo simulate --pair llava-7b-72b --delay-ms 2       the services are far apart
   hippo simulate --pair qwen-7b-32b --sweep acceptance,ratio,delay --plot speedup.svg
-  hippo simulate --corrections 2                        the idle draft prepares corrections
   hippo simulate --policies adaptive,serial:best,vpsd:7 --json out.json
 
 Nothing here is measured: step times of a --pair come from its bytes over the GPU's bandwidth.
@@ -97,10 +95,6 @@ def add_parser(commands: Subparsers) -> None:
     add("--num-traces", type=int, help="answers drawn (default: 12)")
     add("--tokens", type=int, help="tokens of each (default: 256)")
     add("--seed", type=int, help="of the drawn answers (default: 0)")
-    group = parser.add_argument_group("what if the idle draft prepared likely corrections")
-    add = group.add_argument
-    add("--corrections", type=int, help="at so many of its least certain open places; only here")
-    add("--second-choice", type=float, help="share of wrong tokens whose second choice is right")
     group = parser.add_argument_group("output")
     add = group.add_argument
     add("--policies", default="serial:best,vpsd:best,adaptive", help="default: %(default)s")
@@ -117,19 +111,15 @@ def run(arguments: argparse.Namespace) -> int:
     quantities = _quantities(arguments)
     pair, machine = machine_of(arguments)
     traces = traces_of(arguments, pair)
-    preparing = preparing_of(arguments)
     if arguments.write_machine is not None:
         _write(arguments.write_machine, json.dumps(machine.as_dict(), indent=1) + "\n")
     with console.status("replaying ..."):
         rows = compare(policies, traces, machine)
-        prepared = [replay_all(row.policy, traces, machine, preparing) for row in rows]
     console.print(show.machine_table(machine))
     if pair is not None:
         console.print(show.memory_table(pair, *placements_of(arguments, pair), ratio_of(arguments)))
     agreement = mean_agreement(traces)
     console.print(show.policy_table(rows, num_traces=len(traces), agreement=agreement))
-    if preparing.most:
-        console.print(show.corrections_table(rows, prepared, most=preparing.most))
     sweeps = _sweeps(arguments, console, quantities, machine, traces, pair)
     for each in sweeps:
         console.print(show.sweep_table(each))
@@ -138,24 +128,9 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(f"written to {arguments.plot}", highlight=False, soft_wrap=True)
     if arguments.json is not None:
         document = _document(machine, traces, rows, sweeps)
-        if preparing.most:
-            document["corrections"] = {
-                **dataclasses.asdict(preparing),
-                "policies": [_prepared(*pair) for pair in zip(rows, prepared, strict=True)],
-            }
         _write(arguments.json, json.dumps(document, indent=1) + "\n")
         console.print(f"written to {arguments.json}", highlight=False, soft_wrap=True)
     return 0
-
-
-def _prepared(row: Row, totals: Totals) -> dict[str, object]:
-    return {
-        "policy": row.policy.title,
-        "ms_per_token": totals.ms_per_token,
-        "gain": row.totals.decode_ns / totals.decode_ns - 1,
-        "num_rejections": totals.num_rejections,
-        "num_ready": totals.num_ready,
-    }
 
 
 def _quantities(arguments: argparse.Namespace) -> list[Quantity]:

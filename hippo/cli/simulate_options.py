@@ -8,7 +8,6 @@ import json
 from importlib import resources
 
 from hippo.errors import InvalidRequestError
-from hippo.simulation.corrections import Preparing
 from hippo.simulation.hardware import GPUS, Placement
 from hippo.simulation.machine import Machine, StepTime, machine_from, read_machine
 from hippo.simulation.pairs import PAIRS, Pair, find_pair, pair_machine
@@ -21,7 +20,7 @@ from hippo.simulation.traces import (
 
 
 def bundled_machine() -> Machine:
-    """The bundled pair on two CPU cores, as ``python -m bench.simulate_fit`` found it."""
+    """The bundled pair on two CPU cores, as it was fitted to measured answers."""
     text = resources.files("hippo.simulation").joinpath("bundled.json").read_text("utf-8")
     return machine_from(json.loads(text), where="the bundled machine")
 
@@ -119,22 +118,6 @@ def traces_of(arguments: argparse.Namespace, pair: Pair | None) -> list[Trace]:
     if not 0 <= rate <= 1:
         raise InvalidRequestError(f"--acceptance is {rate:g}; it is a share, 0 to 1")
     return drawn_of(arguments, pair, rate)
-
-
-def preparing_of(arguments: argparse.Namespace) -> Preparing:
-    """What the idle draft prepares. Raises InvalidRequestError."""
-    most, share = arguments.corrections or 0, arguments.second_choice
-    if most < 0:
-        raise InvalidRequestError(f"--corrections is {most}; it must be at least 0")
-    if share is None:
-        return Preparing(most)
-    if not most:
-        raise InvalidRequestError("--second-choice is about --corrections, which are not asked for")
-    if arguments.traces is not None:
-        raise InvalidRequestError("--second-choice is about drawn answers, not --traces")
-    if not 0 <= share <= 1:
-        raise InvalidRequestError(f"--second-choice is {share:g}; it is a share, 0 to 1")
-    return Preparing(most, share)
 
 
 def drawn_of(arguments: argparse.Namespace, pair: Pair | None, rate: float) -> list[Trace]:

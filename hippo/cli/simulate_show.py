@@ -12,7 +12,7 @@ from rich.table import Table
 from hippo.simulation.hardware import Placement
 from hippo.simulation.machine import Machine, StepTime
 from hippo.simulation.pairs import Pair
-from hippo.simulation.replay import Row, Totals
+from hippo.simulation.replay import Row
 from hippo.simulation.sweeps import Sweep
 
 _NUM_NEW_TOKENS = 256
@@ -76,28 +76,6 @@ def memory_table(pair: Pair, target: Placement, draft: Placement, ratio: float) 
             f"{shape.cache_bytes_per_token * num_tokens / 2**30:.2f}",
             f"{place.memory_gib(shape, num_tokens):.1f}",
             f"{place.gpu.memory_gib:g}",
-        )
-    return table
-
-
-def corrections_table(rows: Sequence[Row], prepared: Sequence[Totals], *, most: int) -> Table:
-    """What each policy gains if the idle draft prepares corrections."""
-    table = Table(
-        title=f"predicted, {most} corrections prepared while the draft idles",
-        box=box.SIMPLE_HEAD,
-        caption="at best: never in the way of a step, nothing overwritten; the services do not "
-        "do it (docs/performance-simulator.md)",
-    )
-    for column in ("policy", "ms a token", "prepared", "gain", "rejections", "ready"):
-        table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
-    for row, totals in zip(rows, prepared, strict=True):
-        table.add_row(
-            row.policy.title,
-            f"{row.totals.ms_per_token:.3f}",
-            f"{totals.ms_per_token:.3f}",
-            f"{row.totals.decode_ns / totals.decode_ns - 1:+.1%}",
-            str(totals.num_rejections),
-            f"{totals.num_ready / max(totals.num_rejections, 1):.0%}",
         )
     return table
 

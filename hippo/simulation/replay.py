@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hippo.errors import InvalidRequestError
-from hippo.simulation.corrections import Preparing, PreparingSimulation, runner_of
 from hippo.simulation.machine import Machine
 from hippo.simulation.traces import Trace, Words
 from hippo.speculation.estimates import PairTimes
@@ -16,7 +14,6 @@ from hippo.speculation.simulator import Outcome, Simulation, TokenFunction
 from hippo.types import FinishReason
 
 MAX_GUESSED = 4  # by the draft, where a trace says what was said; the service's default
-NOTHING_PREPARED = Preparing()
 _END, _WRONG = 1_000_000, 2_000_000
 _MS = 1e6
 
@@ -77,7 +74,6 @@ def replay(
     *,
     seed: int = 0,
     times: PairTimes | None = None,
-    preparing: Preparing = NOTHING_PREPARED,
 ) -> Outcome:
     """One sequence from both prefills to the trace's end; ``times``, as a gateway shares them.
 
@@ -86,23 +82,18 @@ def replay(
     """
     length = len(trace.agrees)
     target, draft = _spoken(trace.words) if trace.words else _unspoken(trace.agrees)
-    options: dict[str, Any] = {
-        "target": target,
-        "draft": draft,
-        "policy": policy.make(times),
-        "costs": machine.costs(seed),
-        "max_tokens": length + 4 * MAX_DRAFT_TOKENS,
-        "end_token_ids": (_END,),
-        "num_prompt_tokens": trace.num_prompt_tokens,
-        "num_draft_prompt_tokens": trace.num_draft_prompt_tokens,
-        "max_guessed": MAX_GUESSED if trace.words else 0,
-        "text_ids": trace.words.text_ids if trace.words else (),
-    }
-    if preparing.most:
-        runner = runner_of(trace, preparing, _END)
-        simulation: Simulation = PreparingSimulation(preparing=preparing, runner=runner, **options)
-    else:
-        simulation = Simulation(**options)
+    simulation = Simulation(
+        target=target,
+        draft=draft,
+        policy=policy.make(times),
+        costs=machine.costs(seed),
+        max_tokens=length + 4 * MAX_DRAFT_TOKENS,
+        end_token_ids=(_END,),
+        num_prompt_tokens=trace.num_prompt_tokens,
+        num_draft_prompt_tokens=trace.num_draft_prompt_tokens,
+        max_guessed=MAX_GUESSED if trace.words else 0,
+        text_ids=trace.words.text_ids if trace.words else (),
+    )
     outcome = simulation.run(most_events=4000 + 1000 * length)
     assert outcome.verdicts[-1].finish_reason is FinishReason.STOP, "a trace ends with its token"
     return outcome
@@ -162,8 +153,6 @@ class Totals:
     forward_ns: float = 0.0
     target_wait_ns: float = 0.0
     draft_busy_ns: float = 0.0
-    num_rejections: int = 0
-    num_ready: int = 0  # of these, for which the draft had prepared the correction
 
     def add(self, outcome: Outcome) -> None:
         """Counts one sequence."""
@@ -180,8 +169,6 @@ class Totals:
         self.forward_ns += stats.forward_ns
         self.target_wait_ns += stats.target_wait_ns
         self.draft_busy_ns += outcome.draft_busy_ns
-        self.num_rejections += stats.num_rejections
-        self.num_ready += outcome.num_ready
 
     @property
     def ms_per_token(self) -> float:
@@ -208,7 +195,6 @@ def replay_each(
     policy: PolicyChoice,
     traces: Sequence[Trace],
     machine: Machine,
-    preparing: Preparing = NOTHING_PREPARED,
 ) -> list[Outcome]:
     """Every trace in turn, as one gateway would answer them; trace ``k`` runs with seed ``k``.
 
@@ -216,10 +202,9 @@ def replay_each(
     """
     times = PairTimes()
     if policy.name == "adaptive":
-        replay(policy, traces[0], machine, times=times, preparing=preparing)
+        replay(policy, traces[0], machine, times=times)
     return [
-        replay(policy, trace, machine, seed=seed, times=times, preparing=preparing)
-        for seed, trace in enumerate(traces)
+        replay(policy, trace, machine, seed=seed, times=times) for seed, trace in enumerate(traces)
     ]
 
 
@@ -227,11 +212,10 @@ def replay_all(
     policy: PolicyChoice,
     traces: Sequence[Trace],
     machine: Machine,
-    preparing: Preparing = NOTHING_PREPARED,
 ) -> Totals:
     """The sums of ``replay_each``."""
     totals = Totals()
-    for outcome in replay_each(policy, traces, machine, preparing):
+    for outcome in replay_each(policy, traces, machine):
         totals.add(outcome)
     return totals
 

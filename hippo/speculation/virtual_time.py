@@ -90,8 +90,6 @@ class Outcome:
     decode_ns: float = 0.0  # from the first token to the last
     draft_busy_ns: float = 0.0  # drafting steps, those in vain included
     num_draft_steps: int = 0
-    num_preparations: int = 0  # corrections prepared or deepened while the draft was idle
-    num_ready: int = 0  # of the rejections, those for which one was there
     num_events: int = 0
     most_queued: int = 0
     num_out_of_step: int = 0  # blocks of an epoch that the verifier had not reached

@@ -37,20 +37,6 @@ def test_a_pair_is_predicted_with_its_memory_and_written_as_json(
     assert main([*QUICK, "--machine", str(machine)]) == 0
 
 
-def test_what_prepared_corrections_would_gain_is_shown_and_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    goal = tmp_path / "out.json"
-    steps = ["--target-ms", "20", "--draft-ms", "2", "--acceptance", "0.7"]
-    asked = ["--corrections", "2", "--second-choice", "1", "--json", str(goal)]
-    assert main([*QUICK, *steps, *asked]) == 0
-    assert "2 corrections prepared" in " ".join(capsys.readouterr().out.split())
-    found = json.loads(goal.read_text())["corrections"]
-    serial = found["policies"][0]
-    assert found["most"] == 2
-    assert serial["num_ready"] > 0 and serial["gain"] > 0
-
-
 def test_sweeps_are_drawn_into_an_svg_file(tmp_path: Path) -> None:
     goal = tmp_path / "curves.svg"
     steps = ["--target-ms", "20", "--draft-ms", "4"]
@@ -70,9 +56,6 @@ def test_sweeps_are_drawn_into_an_svg_file(tmp_path: Path) -> None:
         (["--run-length", "0.5"], "1 or more"),
         (["--traces", "nowhere.jsonl"], "drawn answers"),
         (["--delay-ms", "-1"], "at least 0"),
-        (["--corrections", "-1"], "at least 0"),
-        (["--second-choice", "0.5"], "about --corrections"),
-        (["--corrections", "1", "--second-choice", "2"], "0 to 1"),
         (["--sweep", "speed"], "acceptance, ratio, delay"),
         (["--plot", "x.svg"], "add --sweep"),
         (["--sweep", "delay", "--plot", "x.png"], ".svg"),

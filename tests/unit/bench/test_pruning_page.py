@@ -140,21 +140,7 @@ def every_result() -> dict[str, dict[str, Any]]:
         ),
     ]
     confirm = [ratio_row("none", 0.98), ratio_row("holistic 0.9", 0.975)]
-    timed = {"min_ms": 12.0, "median_ms": 12.5, "gpu_gbytes": 0.2, "gpu_gflop": 1.0, "gpu_ms": 0.1}
-    sizes = {"frames": 64, "rows": 20, "columns": 20, "hidden": 3584, "queries": 32}
-    machine = {"gpu_tbytes": 4.8, "gpu_tflops": 790.0, "gpu_fp32_tflops": 60.0}
-    score_time = {
-        "command": "python -m bench.score_time",
-        "environment": ENVIRONMENT,
-        "settings": {**sizes, **machine, "dtype": "float32", "threads": 1, "layer_rows": 128},
-        "scores": [
-            {"name": "attention", **timed},
-            {"name": "all of holistic", "median_ms": 30.0, "min_ms": 24.0},
-        ],
-        "layer": {**timed, "min_ms": 1200.0, "gpu_ms": 2.0},
-    }
     return {
-        "score-time": score_time,
         "ratio": ratio_result(0.975, 0.97),
         "costs": result("costs", [costs]),
         "bias": result("bias", [{"label": "attention", "ring": boundary, "ends": boundary}]),
@@ -194,8 +180,6 @@ def test_every_section_has_its_command_picture_and_table(tmp_path: Path) -> None
     for name, found in results.items():
         assert f"`{found['command']}`" in text
         assert (f"](pruning-{name}.svg)" in text) == (name in DRAWERS)
-    assert "| attention | 12.5 | 1.00% | 0.20 | 1.0 | 0.10 | 5.0% |" in text
-    assert "| all of holistic | 30.0 | 2.00% |  |  |  |  |" in text
     assert "| holistic 0.9 | 115 | 97.50 ±0.40 |" in text
     assert "**16 frames**" in text and "commit `0123456789ab`" in text
     drawn = draw_all(results, tmp_path)
