@@ -68,7 +68,6 @@ def main(argv: Sequence[str] | None = None) -> None:
                     target_core=target_core,
                     draft_core=draft_core,
                     port=0,
-                    waits_for_code=True,
                 )
                 _measure_engine(console, result, clips, kind, options, args)
                 if args.rivals and kind == "short" and dtype in RIVAL_DTYPES:

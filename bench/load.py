@@ -126,7 +126,6 @@ class _Bench:
             target_core=target_core,
             draft_core=draft_core,
             port=0,
-            waits_for_code=True,
         )
 
     def run(self) -> Iterator[dict[str, Any]]:

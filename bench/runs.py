@@ -40,7 +40,6 @@ def bundled_pair(dtype: str, **changes: Any) -> StackOptions:
         target_core=target_core,
         draft_core=draft_core,
         port=0,
-        waits_for_code=True,
     )
     return replace(options, **changes)
 

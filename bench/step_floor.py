@@ -55,8 +55,6 @@ class StepFloorSettings:
     dtypes: tuple[str, ...] = setting(("float32", "bfloat16", "float16"), help="each in turn")
     rows: tuple[str, ...] = setting(("1", "2", "4", "8", "16"), help="rows of a forward")
     exact_rows: int | None = setting(None, help="as the target's --deterministic-rows")
-    compile: bool = setting(False, help="through compiled layers, as the services step")
-    compile_cache: str = setting("bench/out/compiled", help="as the services' --compile-cache")
     threads: int = setting(1, help="CPU threads")
     seconds: float = setting(0.4, help="time spent on each figure")
     output: str = setting("bench/out/step_floor.json", help="where the figures go")
@@ -96,7 +94,6 @@ def measure(name: str, dtype: str, settings: StepFloorSettings) -> list[dict[str
         dtype=dtype,
         max_context_length=4096,
         exact_rows=settings.exact_rows,
-        compile_folder=Path(settings.compile_cache) if settings.compile else None,
     )
     prompt = model.prepare(
         [ChatMessage("user", (MediaPart(0), TextPart("What happens?")))],

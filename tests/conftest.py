@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -12,9 +11,6 @@ import pytest
 
 # Tables are as wide as the terminal: what a test reads from one must not be cut off by it.
 os.environ["COLUMNS"] = "160"
-
-# Services of tests compile nothing unless it is what a test is about: it takes half a minute each.
-os.environ["HIPPO_DRAFT_COMPILE"] = os.environ["HIPPO_TARGET_COMPILE"] = "off"
 
 # A shell's background job starts with SIGINT ignored, and so would every process that a test starts
 # and then ends with it.
@@ -37,14 +33,6 @@ def draft_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("draft") / "tiny-draft"
     return write_checkpoint(folder, noise=0.05, vocab_size=320)
-
-
-@pytest.fixture(scope="session")
-def compile_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where compiled layers are kept for all tests; skips where there is no C++ compiler."""
-    if not any(map(shutil.which, ("g++", "c++", "clang++"))):
-        pytest.skip("no C++ compiler is installed")
-    return tmp_path_factory.mktemp("compiled")
 
 
 @pytest.fixture(scope="session")

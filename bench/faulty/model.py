@@ -36,10 +36,6 @@ class FaultyModel:
     def num_layers(self) -> int:
         return self._model.num_layers
 
-    @property
-    def joins_tails(self) -> bool:
-        return False
-
     def prepare(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Prompt:

@@ -54,7 +54,6 @@ class OnlineBench:
             target_core=target_core,
             draft_core=draft_core,
             port=0,
-            waits_for_code=True,
             target_args=() if args.layers is None else ("--score-layers", str(args.layers)),
         )
 

@@ -37,21 +37,6 @@ SERVICES = Dashboard(
             ),
         ),
         Panel(
-            title="How many prefills run in the forward of other sequences?",
-            text="Short ones, as second questions about a clip have, need no forward of their own "
-            "where others decode.",
-            unit="percentunit",
-            least=0,
-            most=1,
-            queries=(
-                Query(
-                    f"{rate('hippo_joined_prefills_total', by='job')} / "
-                    f"{rate('hippo_prefills_total', by='job')}",
-                    "{{job}}",
-                ),
-            ),
-        ),
-        Panel(
             title="How long does a forward take?",
             text="Device time of one decoding forward, sampling included.",
             unit="s",

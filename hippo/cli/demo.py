@@ -63,9 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = stack_options(arguments)
     # It measures the target alone itself.
     no_calibration = ("--calibration-share", "0")
-    options = replace(
-        options, waits_for_code=True, gateway_args=(*no_calibration, *options.gateway_args)
-    )
+    options = replace(options, gateway_args=(*no_calibration, *options.gateway_args))
     on_line = log_printer(status_console) if arguments.verbose else quiet
     with Stack(options, on_line) as stack:
         bring_up(stack, status_console)

@@ -7,9 +7,8 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from hippo.errors import HippoError
 from hippo.subprocesses import importing_environment
@@ -31,18 +30,12 @@ class Child:
         self._reader: threading.Thread | None = None
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
 
-    def start(
-        self,
-        module: str,
-        arguments: Sequence[str],
-        defaults: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
+    def start(self, module: str, arguments: Sequence[str]) -> None:
         """Runs ``python -m module``; from the checkout too, if nothing is installed.
 
-        ``defaults`` are for the environment, where it lacks them. Call it from a thread that
-        stays: on Linux the process is ended with that thread.
+        Call it from a thread that stays: on Linux the process is ended with that thread.
         """
-        env = {**defaults, **importing_environment(), "PYTHONUNBUFFERED": "1"}
+        env = {**importing_environment(), "PYTHONUNBUFFERED": "1"}
         launcher = [sys.executable, "-I", str(Path(__file__).with_name("child.py"))]
         command = [sys.executable, "-m", module, *arguments]
         if not self.wait(5.0):

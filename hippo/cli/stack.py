@@ -40,7 +40,6 @@ class StackOptions:
     draft_args: tuple[str, ...] = ()
     gateway_args: tuple[str, ...] = ()
     draft_module: str = "services.draft"  # benchmarks start one of their own
-    waits_for_code: bool = False  # --compile wait, where the environment says nothing else
 
     @property
     def dtype_of_draft(self) -> str:
@@ -112,10 +111,7 @@ class Stack:
     def start_service(self, name: str, *, wait: bool = True) -> None:
         """Starts one process, again if it has ended: it keeps its port."""
         self._port_file(name).unlink(missing_ok=True)
-        defaults = {}
-        if self._options.waits_for_code and name != "gateway":
-            defaults[f"HIPPO_{name.upper()}_COMPILE"] = "wait"
-        self._children[name].start(self._modules[name], self._arguments(name), defaults)
+        self._children[name].start(self._modules[name], self._arguments(name))
         if wait:
             self._await_port(name)
 

@@ -36,7 +36,7 @@ from hippo.engine.stats import EngineCounters
 from hippo.engine.vision_cache import VisionCache
 from hippo.engine.warmup import warm_prompt, warm_up
 from hippo.errors import HippoError, ModelLoadError, UnavailableError
-from hippo.models.base import Prompt, PromptTail, SequenceRows, StepPlan, VideoLanguageModel
+from hippo.models.base import Prompt, SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.content import CachedRows
 from hippo.models.family import CachedModel
 
@@ -250,7 +250,7 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         has_worked = self._advance_jobs()
         steps, until_ns = self._schedule(perf_counter_ns())
         if steps:
-            self._step(steps, self._jobs.tails)
+            self._step(steps)
             return 0
         self._num_stepped = 0
         if has_worked:
@@ -324,7 +324,6 @@ class Engine(ABC, Generic[SequenceT, StepT]):
     def _advance_jobs(self) -> bool:
         """Runs pieces of the oldest jobs for as long as the running sequences can spare."""
         has_worked = len(self._jobs) > 0
-        self._jobs.withdraw_tails()
         until_ns = perf_counter_ns() + prefill_budget_ns(
             num_waiting=len(self._jobs),
             num_running=self._num_stepped,
@@ -338,35 +337,27 @@ class Engine(ABC, Generic[SequenceT, StepT]):
                 break
         return has_worked
 
-    def _advance_job(self, sequence: SequenceT, logits: torch.Tensor | None = None) -> None:
+    def _advance_job(self, sequence: SequenceT) -> None:
         """See Jobs.advance; a failure ends the sequence."""
         try:
-            self._jobs.advance(sequence, logits)
+            self._jobs.advance(sequence)
         except Exception as error:
             self._fail(sequence, error)
             self._check_device(error, sequence.slot)
 
-    def _step(
-        self,
-        steps: list[tuple[SequenceT, StepT]],
-        tails: Sequence[tuple[SequenceT, PromptTail]] = (),
-    ) -> None:
+    def _step(self, steps: list[tuple[SequenceT, StepT]]) -> None:
         """One forward; if it fails, each sequence alone, so that only the culprit ends."""
         rows = tuple(
             SequenceRows(sequence.slot, step.start_index, step.token_ids)
             for sequence, step in steps
         )
-        plan = StepPlan(rows, tuple(tail for _, tail in tails))
+        plan = StepPlan(rows)
         began_ns = perf_counter_ns()
         try:
             logits = self.model.forward(plan)
             began_ns = max(began_ns, self._jobs.settle())  # a GPU begins when the piece is over
-            num_fed = logits.shape[0] - len(tails)
-            token_ids = self._sample(steps, logits[:num_fed] if tails else logits)
+            token_ids = self._sample(steps, logits)
         except Exception as error:
-            if tails:
-                self._step(steps)
-                return
             if len(steps) > 1:
                 for pair in steps:
                     self._step([pair])
@@ -388,11 +379,6 @@ class Engine(ABC, Generic[SequenceT, StepT]):
                 except Exception as error:
                     self._fail(sequence, error)
         self._tokens_each = num_tokens / len(steps)
-        for index, (sequence, _) in enumerate(tails):
-            if not sequence.is_closed:
-                self.counters.num_joined += 1
-                sequence.job_ns += self._forward_ns
-                self._advance_job(sequence, logits[num_fed + index])
 
     def _fail(self, sequence: SequenceT, error: Exception) -> None:
         """Ends one sequence by an error; the caller of the service sees it."""

@@ -16,15 +16,9 @@ import torch
 
 from hippo.engine.sequence import EngineSequence
 from hippo.engine.stats import EngineCounters
-from hippo.models.base import PromptTail
 
-# Of a prompt, so few that they run in the next forward of other sequences: one of their own would
-# mostly read weights. More would hold the others up.
-MOST_TAIL_ROWS = 64
-
-Job = Generator[PromptTail | None, torch.Tensor | None, None]
-"""A piece ends at each yield. One that yields a prompt's tail (``MOST_TAIL_ROWS`` at most) offers
-it to the next forward, and is sent the tail's logits if that took it along, or None."""
+Job = Generator[None, None, None]
+"""A piece ends at each yield."""
 
 Mark = Callable[[], Callable[[], None]]
 """Notes what the device was handed by now; gives what waits until that is done."""
@@ -61,7 +55,6 @@ class Jobs(Generic[SequenceT]):
         self._wait_for_last = _nothing_to_wait_for
         self._last: SequenceT | None = None  # whose piece that is
         self._entries: list[tuple[SequenceT, Job]] = []
-        self._tails: dict[SequenceT, PromptTail] = {}
         self._running: Job | None = None
         self._piece_began_ns = 0
 
@@ -73,11 +66,6 @@ class Jobs(Generic[SequenceT]):
         """When the piece in progress began (inside a job)."""
         return self._piece_began_ns
 
-    @property
-    def tails(self) -> list[tuple[SequenceT, PromptTail]]:
-        """What is offered to the next forward."""
-        return list(self._tails.items())
-
     def device_ns(self, sequence: SequenceT) -> int:
         """Device time of the sequence's jobs, up to now (inside a job)."""
         return sequence.job_ns + perf_counter_ns() - self._piece_began_ns
@@ -86,29 +74,22 @@ class Jobs(Generic[SequenceT]):
         """Queues a job, which has not begun."""
         self._entries.append((sequence, job))
 
-    def withdraw_tails(self) -> None:
-        """What no forward took along goes on alone."""
-        self._tails = {}
-
     def next(self) -> SequenceT | None:
-        """Whose job is the oldest that has not offered a tail; None while tails enough are
-        offered."""
-        if sum(tail.num_rows for tail in self._tails.values()) >= MOST_TAIL_ROWS:
-            return None
-        return next((one for one, _ in self._entries if one not in self._tails), None)
+        """The sequence whose job is the oldest; None without a job."""
+        return self._entries[0][0] if self._entries else None
 
-    def advance(self, sequence: SequenceT, logits: torch.Tensor | None = None) -> None:
-        """Runs the next piece of a sequence's oldest job and raises what it raises, which ends it;
-        ``logits`` are those of the tail that it offered."""
+    def advance(self, sequence: SequenceT) -> None:
+        """Runs the next piece of a sequence's oldest job and raises what it raises, which ends
+        the job."""
         entry = next(entry for entry in self._entries if entry[0] is sequence)
         job = entry[1]
         self._running, self._piece_began_ns = job, perf_counter_ns()
         is_over = True
         try:
-            tail = job.send(logits)
+            next(job)
             is_over = False
         except StopIteration:
-            tail = None
+            pass
         finally:
             self._running = None
             try:
@@ -121,8 +102,6 @@ class Jobs(Generic[SequenceT]):
                     self._entries.remove(entry)
         if sequence.is_closed:  # meanwhile
             job.close()
-        elif tail is not None:
-            self._tails[sequence] = tail
 
     def settle(self) -> int:
         """Waits until the device is through with the last piece, which takes that long as well;
@@ -151,6 +130,5 @@ class Jobs(Generic[SequenceT]):
             self._entries.remove(entry)
             if entry[1] is not self._running:
                 entry[1].close()
-        self._tails.pop(sequence, None)
         if self._last is sequence:  # what it held is to be freed
             self._last = None

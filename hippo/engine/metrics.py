@@ -57,7 +57,6 @@ class EngineCollector(Collector):
             (own.PREFILLS, counters.num_prefills),
             (own.ROWS, counters.num_rows),
             (own.FORWARD_SEQUENCES, counters.num_stepped),
-            (own.JOINED_PREFILLS, counters.num_joined),
             (own.PREFIX_HITS, counters.num_prefix_hits),
             (own.PREFIX_MISSES, counters.num_prefix_misses),
             (own.PREFILL_ROWS, counters.num_prompt_rows),

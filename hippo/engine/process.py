@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from hippo import event_loop
-from hippo.engine.compiling import compile_beside
 from hippo.engine.cpu import prepare_cpu
 from hippo.engine.mailbox import settle
 from hippo.engine.service import AnyService
@@ -24,7 +23,6 @@ from hippo.errors import HippoError, UnavailableError
 from hippo.logs import setup_logging
 from hippo.models.base import VideoLanguageModel
 from hippo.models.checkpoint import Progress
-from hippo.models.family import CachedModel
 from hippo.models.loading import load_model
 from hippo.tasks import cancel_all
 from hippo.video.decoder import MediaDecoder
@@ -103,9 +101,7 @@ async def serve(
         losing = asyncio.create_task(_wait_lost(service, source))
         await asyncio.wait((serving, waiting, losing), return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
-            compiling = asyncio.create_task(_compile_beside(service, serving.result()))
             await asyncio.wait((waiting, losing), return_when=asyncio.FIRST_COMPLETED)
-            await cancel_all([compiling])  # draining has the core
         if losing.done():
             service.fail(losing.result())
             raise losing.result()
@@ -166,13 +162,6 @@ async def _load_and_serve(
     return model
 
 
-async def _compile_beside(service: AnyService, model: VideoLanguageModel) -> None:
-    """Has layers compiled that were not kept; nothing where they are there or not asked for."""
-    steps = model.compiled if isinstance(model, CachedModel) else None
-    if steps is not None and not steps.has_code and service.host.backend is not None:
-        await compile_beside(steps, service.host.backend.engine.call)
-
-
 class LocalSource:
     """A model in this process alone."""
 
@@ -195,9 +184,6 @@ class LocalSource:
             budget_bytes=settings.memory_bytes,
             cuda_graphs=settings.cuda_graphs,
             exact_rows=settings.exact_rows,
-            compile_folder=settings.compile_folder,
-            must_compile=settings.must_compile,
-            waits_for_code=settings.waits_for_code,
         )
 
     def close(self) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from hippo.config import SettingsError, setting
 from hippo.rpc.options import TlsFiles
@@ -66,19 +64,6 @@ class EngineSettings:
         help="capture steps of few rows as CUDA graphs (untried on real GPUs); auto: on one GPU",
         choices=("auto", "on", "off"),
     )
-    compile: str = setting(
-        "auto",
-        help="run steps of one sequence through compiled layers, on a CPU; auto: where they are "
-        "kept or a C++ compiler is there, and what is not kept yet is compiled while the service "
-        "serves; wait: before it serves, which takes 10 to 20 seconds once; on: as wait, but a "
-        "model that cannot be compiled is refused, and there is a warning without a compiler",
-        choices=("auto", "wait", "on", "off"),
-    )
-    compile_cache: str = setting(
-        "",
-        help="folder that keeps what was compiled, code that the service will run; default: hippo "
-        "in the user's cache folder",
-    )
     host: str = setting("127.0.0.1", help="address to listen on")
     port_file: str | None = setting(None, help="file to write the bound port to")
     metrics_port: int | None = setting(None, help="serve Prometheus metrics there, on --host")
@@ -118,7 +103,6 @@ class EngineSettings:
                 raise SettingsError(f"{flag} is {getattr(self, name)}; it must not be below 0")
         if self.cuda_graphs == "on" and self.device == "cpu":
             raise SettingsError("--cuda-graphs on needs --device cuda; leave it out on a CPU")
-        self._check_compile()
         if self.num_threads is not None and self.num_threads < 1:
             raise SettingsError(f"--num-threads is {self.num_threads}; it must be at least 1")
         if self.cpu_core is not None and (self.num_threads or 1) != 1:
@@ -134,42 +118,15 @@ class EngineSettings:
         except ValueError as error:
             raise SettingsError(str(error)) from None
 
-    def _check_compile(self) -> None:
-        if self.compile == "off" and self.compile_cache:
-            raise SettingsError("--compile-cache is for --compile auto, wait or on")
-        if self.compile != "on":
-            return
-        if self.device != "cpu":
-            raise SettingsError("--compile on is for a CPU; on a GPU there are --cuda-graphs")
-        if not self.compile_cache and _user_cache() is None:
-            raise SettingsError("--compile on needs --compile-cache: there is no home folder")
-
     @property
     def exact_rows(self) -> int | None:
         """Rows of every step of a model whose steps are all alike; None: as many as are fed."""
         return None
 
     @property
-    def compile_folder(self) -> Path | None:
-        """Where compiled layers are kept; None: nothing is compiled."""
-        if self.compile == "off" or self.first_device != "cpu" or self.exact_rows is not None:
-            return None
-        return Path(self.compile_cache) if self.compile_cache else _user_cache()
-
-    @property
     def auto_is_half(self) -> bool:
         """Whether --dtype auto means float16 on a CPU."""
         return False
-
-    @property
-    def must_compile(self) -> bool:
-        """Whether what cannot be compiled is an error, or a warning, instead of nothing."""
-        return self.compile == "on"
-
-    @property
-    def waits_for_code(self) -> bool:
-        """Whether layers are compiled before the service serves."""
-        return self.compile in ("wait", "on")
 
     @property
     def tls(self) -> TlsFiles | None:
@@ -229,13 +186,3 @@ class EngineSettings:
             timeout_s=self.decode_seconds,
             max_memory_bytes=self.decode_mib * _MIB,
         )
-
-
-def _user_cache() -> Path | None:
-    """hippo's folder among the user's caches; None: no home folder, as in some containers."""
-    if folder := os.environ.get("XDG_CACHE_HOME"):
-        return Path(folder) / "hippo"
-    try:
-        return Path.home() / ".cache" / "hippo"
-    except RuntimeError:
-        return None

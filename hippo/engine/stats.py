@@ -23,7 +23,6 @@ class EngineCounters:
     num_prefills: int = 0
     num_prefix_hits: int = 0  # prefills that found their beginning in the slot
     num_prefix_misses: int = 0  # the others
-    num_joined: int = 0  # prefills that ran in a forward of other sequences
     num_prompt_rows: int = 0  # of finished prefills, reused ones included
     num_reused_rows: int = 0
     num_forwards: int = 0

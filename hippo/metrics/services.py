@@ -22,11 +22,6 @@ PREFIX_HITS = Metric(
     Kind.COUNTER,
     "Prefills that found the beginning of their prompt in the slot.",
 )
-JOINED_PREFILLS = Metric(
-    "hippo_joined_prefills",
-    Kind.COUNTER,
-    "Prefills that ran in a forward of sequences that decode.",
-)
 PREFIX_MISSES = Metric(
     "hippo_prefix_cache_misses", Kind.COUNTER, "Prefills that began at the first token."
 )

@@ -11,7 +11,7 @@ so a rollback is the start index of the next step; nothing is copied or cleared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -105,38 +105,15 @@ class SequenceRows:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptTail:
-    """A short rest of a prompt, all of it text, whose first ``num_reused`` rows stand in the slot.
-
-    ``tap`` as in VideoLanguageModel.prefill; ``on_scored`` is called when it has its scores, before
-    the layers behind it run.
-    """
-
-    slot: int
-    prompt: Prompt
-    num_reused: int
-    tap: AttentionTap | None = None
-    on_scored: Callable[[], None] = lambda: None
-
-    @property
-    def num_rows(self) -> int:
-        """Rows that are run."""
-        return self.prompt.length - self.num_reused
-
-
-@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One forward over rows of several sequences, flattened in this order, and prompts' tails."""
+    """One forward over rows of several sequences, flattened in this order."""
 
     sequences: tuple[SequenceRows, ...]
-    tails: tuple[PromptTail, ...] = ()
 
     @property
     def num_rows(self) -> int:
         """Rows of the flattened forward."""
-        return sum(len(sequence.token_ids) for sequence in self.sequences) + sum(
-            tail.num_rows for tail in self.tails
-        )
+        return sum(len(sequence.token_ids) for sequence in self.sequences)
 
 
 class FeatureCache(Protocol):
@@ -159,10 +136,6 @@ class VideoLanguageModel(Protocol):
     @property
     def num_layers(self) -> int:
         """Decoder layers in all."""
-
-    @property
-    def joins_tails(self) -> bool:
-        """Whether ``forward`` takes prompts' tails."""
 
     def prepare(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan

@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from hippo.errors import ContextLengthError
-from hippo.models.attention import ChunkMask, QueryTap, SequenceStep, Step, plan_sequence
+from hippo.models.attention import ChunkMask, SequenceStep, Step, plan_sequence
 from hippo.models.base import (
     AttentionTap,
     DecodedMedia,
     FeatureCache,
     Prompt,
-    PromptTail,
     SequenceRows,
     StepPlan,
 )
@@ -26,7 +25,7 @@ from hippo.models.content import cached_places
 from hippo.models.flash import has_flash
 from hippo.models.linear import padded_rows
 from hippo.models.pretrained import Pretrained
-from hippo.models.rows import PlacedRows, RowLayout, lay_out
+from hippo.models.rows import PlacedRows, lay_out
 from hippo.models.tap import KeptQueries, fill_tap, tap_question
 from hippo.sizes import CHUNK_ROWS as _CHUNK_ROWS
 from hippo.transfer import to_device
@@ -59,7 +58,6 @@ class CachedModel(ABC):
         self._cache = pretrained.cache
         self._info = pretrained.info
         self._static = pretrained.static
-        self.compiled = pretrained.compiled
         self._num_axes = num_axes
         self._padded: Callable[[int], int] = padded_rows if self._stack.prepares_rows else int
         self.embedding: torch.Tensor = pretrained.model.get_input_embeddings().weight
@@ -86,11 +84,6 @@ class CachedModel(ABC):
     def num_layers(self) -> int:
         """Decoder layers in all."""
         return self._stack.num_layers
-
-    @property
-    def joins_tails(self) -> bool:
-        """Whether ``forward`` takes a prompt's tail: not where every step has as many rows."""
-        return self._static is None or not self._static.is_exact
 
     @abstractmethod
     def prepare(
@@ -210,13 +203,9 @@ class CachedModel(ABC):
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """See VideoLanguageModel.forward; ContextLengthError when a slot is full."""
         placed = [self._place(sequence) for sequence in plan.sequences]
-        if plan.tails:
-            placed += [self._place_tail(tail) for tail in plan.tails]
-        elif self._static is not None and self._static.covers(placed):
+        if self._static is not None and self._static.covers(placed):
             return self._static.forward(placed)
-        elif self.compiled is not None and self.compiled.covers(placed):
-            return self.compiled.forward(placed[0])
-        rows = lay_out(placed, num_tails=len(plan.tails), padded=self._padded)
+        rows = lay_out(placed, padded=self._padded)
         device = self.embedding.device
         # To the device before any layer: a copy behind them would wait for them.
         token_ids = to_device(rows.token_ids, device)
@@ -224,37 +213,10 @@ class CachedModel(ABC):
         hidden = torch.embedding(self.embedding, token_ids)
         rotary = rows.rotary(self._rotary_table)
         step = Step(self._plan(rows.by_slot), self._cache.dtype, num_padding=rows.num_padding)
-        tapped = [tail for tail in plan.tails if tail.tap is not None]
-        num_tapped = 0
-        if tapped:
-            num_tapped, hidden = self._run_tapped(hidden, rotary, step, tapped, rows)
-        hidden = self._stack.run(hidden, rotary, step, num_tapped, self.num_layers)
+        hidden = self._stack.run(hidden, rotary, step, 0, self.num_layers)
         if wanted is not None:
             hidden = hidden.index_select(0, wanted)
         return self._stack.logits(hidden)[: rows.num_wanted]
-
-    def _run_tapped(
-        self,
-        hidden: torch.Tensor,
-        rotary: torch.Tensor,
-        step: Step,
-        tails: Sequence[PromptTail],
-        rows: RowLayout,
-    ) -> tuple[int, torch.Tensor]:
-        """The layers of the tails' taps on the rows of a step: how many, and what they give."""
-        device = self.embedding.device
-        taps, visual_places = [], []
-        for tail in tails:
-            question = tail.prompt.question_indices - tail.num_reused + rows.first_row(tail.slot)
-            taps.append(QueryTap(to_device(question, device), {}))
-            visual_places.append(to_device(tail.prompt.visual_indices, device))
-        (num_layers,) = {tail.tap.num_layers for tail in tails if tail.tap is not None}
-        hidden = self._stack.run(hidden, rotary, replace(step, taps=tuple(taps)), 0, num_layers)
-        for tail, tap, places in zip(tails, taps, visual_places, strict=True):
-            assert tail.tap is not None
-            self._fill_tap(tail.tap, tap.queries, tail.slot, tail.prompt, places)
-            tail.on_scored()
-        return num_layers, hidden
 
     def _plan(self, by_slot: Sequence[PlacedRows]) -> tuple[SequenceStep | BatchStep, ...]:
         """What is attended together, in order of slots."""
@@ -291,15 +253,6 @@ class CachedModel(ABC):
         position = slot.next_position + sequence.start_index
         rotary = self._completion_rotary(position, num_rows)
         return PlacedRows(sequence.slot, start, sequence.token_ids, rotary)
-
-    def _place_tail(self, tail: PromptTail) -> PlacedRows:
-        """The same for the rest of a prompt, whose rows are those before the first one of the
-        completion."""
-        prompt, num_rows = tail.prompt, tail.num_rows
-        self._begin_slot(tail.slot, prompt, prompt.length)
-        self._slots[tail.slot] = _Slot(prompt.length, prompt.next_position)
-        token_ids = tuple(prompt.input_ids[tail.num_reused :].tolist())
-        return self._place(SequenceRows(tail.slot, -num_rows, token_ids))
 
     def _begin_slot(self, slot: int, prompt: Prompt, num_cached: int) -> None:
         """A prompt that will have ``num_cached`` rows in the slot is about to be run; raises

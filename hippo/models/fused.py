@@ -12,7 +12,6 @@ modules.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,27 +19,10 @@ from torch.nn.functional import silu
 
 from hippo.models.attention import Step, attend
 from hippo.models.decoder import rotary_tables
-from hippo.models.linear import Form, Linear, MakeLinear, form_of, kept_bias, kept_weight
+from hippo.models.linear import Linear, MakeLinear
 
 if TYPE_CHECKING:
     from hippo.parallel.shards import Shards
-
-
-@dataclass(frozen=True, slots=True)
-class LayerShape:
-    """What the layers of a stack have in common."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    scaling: float
-    eps: float
-
-    @property
-    def groups(self) -> int:
-        """Query heads that share a key-value head."""
-        return self.num_heads // self.num_kv_heads
 
 
 class FusedStack:
@@ -78,22 +60,6 @@ class FusedStack:
         """See DecoderStack.prepares_rows."""
         products = (*self._layers[0].products(), self._head)
         return any(product.prepares_rows for product in products)
-
-    @property
-    def layer_shape(self) -> LayerShape:
-        """That of every layer."""
-        return self._layers[0].shape
-
-    @property
-    def forms(self) -> tuple[Form, ...]:
-        """Those of the weights of query-key-value, output, gate-up and down, in every layer;
-        TypeError: as hippo.models.linear.form_of."""
-        return self._layers[0].forms()
-
-    def layer_tensors(self, index: int) -> tuple[torch.Tensor, ...]:
-        """A layer's weights in the order of its arithmetic: norm, query-key-value, its bias,
-        output, norm, gate-up, down; those of products in their forms."""
-        return self._layers[index].tensors()
 
     def rotary(self, positions: torch.Tensor) -> torch.Tensor:
         """Unit complex numbers ``[rows, 1, head_dim / 2]``, by the model's own rotary module."""
@@ -150,7 +116,6 @@ class _FusedLayer:
         "_gate_up",
         "_head_shape",
         "_input_norm",
-        "_intermediate_size",
         "_key_value_shape",
         "_num_heads",
         "_num_kv_heads",
@@ -172,7 +137,6 @@ class _FusedLayer:
         self._pair_shape = (*self._head_shape[:2], head_dim // 2, 2)
         self._query_shape = (-1, self._num_kv_heads, groups, head_dim)
         self._key_value_shape = (-1, 2, self._num_kv_heads, head_dim)
-        self._intermediate_size = mlp.gate_proj.weight.shape[0]
         self._scaling = attention.scaling
         self._input_norm = _RMSNorm(layer.input_layernorm)
         self._post_norm = _RMSNorm(layer.post_attention_layernorm)
@@ -193,28 +157,6 @@ class _FusedLayer:
         self._down = make_output(mlp.down_proj.weight)
         for module in (*projections, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj):
             module.weight.data = module.weight.data.new_empty(0)
-
-    @property
-    def shape(self) -> LayerShape:
-        """See FusedStack.layer_shape."""
-        return LayerShape(
-            self._num_heads,
-            self._num_kv_heads,
-            self._head_shape[2],
-            self._intermediate_size,
-            self._scaling,
-            self._input_norm.eps,
-        )
-
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """See FusedStack.layer_tensors."""
-        qkv, output, gate_up, down = map(kept_weight, self.products())
-        norms = self._input_norm.weight, self._post_norm.weight
-        return norms[0], qkv, kept_bias(self._qkv), output, norms[1], gate_up, down
-
-    def forms(self) -> tuple[Form, ...]:
-        """See FusedStack.forms."""
-        return tuple(map(form_of, self.products()))
 
     def products(self) -> tuple[Linear, ...]:
         """Query-key-value, output, gate-up and down."""

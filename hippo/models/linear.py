@@ -2,33 +2,20 @@
 
 On a CPU a weight is packed once by oneDNN: a product then costs one pass over it whether it is for
 one row or for eight, where the plain product packs it every time, and is up to three times as slow
-for 16 rows. A float32 weight that an Intel core's cache holds is only transposed: MKL then takes
-six tenths of that for one row, and less for many as well (docs/performance-steps.md).
-
-With a packed weight a row's result has the same bits whatever rows are beside it; with a transposed
-one the last may differ.
+for 16 rows. With a packed weight a row's result has the same bits whatever rows are beside it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import warnings
-from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch.nn.functional import linear
 
-Form = Literal["packed", "transposed", "half"]
-"""In which a product on a CPU keeps its weight: packed by oneDNN, ``[in, out]``, or float16 packed
-by fbgemm."""
-
 _TYPICAL_ROWS = 8  # what oneDNN lays weights out for; other numbers of rows work as well
 
 _EXACT_ROWS = 33  # 32 draft tokens behind a settled one
-
-_MOST_TRANSPOSED_BYTES = 2 << 20  # measured with a second cache of 2 MiB a core
 
 
 def padded_rows(num_rows: int) -> int:
@@ -64,59 +51,11 @@ class MakeLinear(Protocol):
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """A product in the weight's dtype: in the faster of two forms on a CPU, plain elsewhere."""
-    is_small = weight.numel() * weight.element_size() <= _MOST_TRANSPOSED_BYTES
-    is_float_on_cpu = weight.dtype == torch.float32 and weight.device.type == "cpu"
-    if is_small and is_float_on_cpu and _has_fast_mkl():
-        return _Transposed(weight, bias)
-    return make_packed_linear(weight, bias)
-
-
-def make_packed_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
     """A product in the weight's dtype that treats all rows alike: packed on a CPU where torch has
     oneDNN, plain elsewhere."""
     if weight.device.type == "cpu" and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return _Packed(weight, bias)
     return _Plain(weight, bias)
-
-
-def make_in_form(form: Form, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """A product on a CPU, in that form whatever the processor."""
-    return _FORMS[form](weight, bias)
-
-
-def form_of(product: Linear) -> Form:
-    """Of a product on a CPU; TypeError: its weight is as it was, or not all of it is here."""
-    for form, kind in _FORMS.items():
-        if isinstance(product, kind):
-            return form
-    raise TypeError("only products whose weights have a form of their own can be compiled")
-
-
-def kept_weight(product: Linear) -> torch.Tensor:
-    """The weight in its form; TypeError: as form_of."""
-    form_of(product)
-    weight: torch.Tensor = product.weight  # type: ignore[attr-defined]
-    return weight
-
-
-def kept_bias(product: Linear) -> torch.Tensor:
-    """The bias; TypeError: as form_of, or there is none."""
-    form_of(product)
-    bias: torch.Tensor | None = product.bias  # type: ignore[attr-defined]
-    if bias is None:
-        raise TypeError("the product has no bias")
-    return bias
-
-
-@functools.cache
-def _has_fast_mkl() -> bool:
-    """Whether MKL is there and the processor is Intel's, on others of which it is slow."""
-    with contextlib.suppress(OSError):
-        processor = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-        has_mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-        return has_mkl and "GenuineIntel" in processor
-    return False
 
 
 def has_half_linear() -> bool:
@@ -148,55 +87,35 @@ class _Plain:
         return linear(x, self._weight, self._bias)
 
 
-class _Transposed:
-    __slots__ = ("_view", "bias", "weight")
-    prepares_rows = False
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self.weight = weight.T.clone(memory_format=torch.contiguous_format)
-        self._view = self.weight.T  # the same memory, as torch's function takes it
-        self.bias = bias
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(x, self._view, self.bias)
-
-
 class _Packed:
     # The operators that torch.compile's CPU backend packs weights with.
-    __slots__ = ("_op", "bias", "weight")
+    __slots__ = ("_bias", "_op", "_weight")
     prepares_rows = True
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         operators = torch.ops.mkldnn
         self._op = operators._linear_pointwise.default
-        self.weight = operators._reorder_linear_weight(weight.contiguous(), _TYPICAL_ROWS)
-        self.bias = bias
+        self._weight = operators._reorder_linear_weight(weight.contiguous(), _TYPICAL_ROWS)
+        self._bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self._op(x, self.weight, self.bias, "none", [], "")
+        result: torch.Tensor = self._op(x, self._weight, self._bias, "none", [], "")
         return result
 
 
 class _Half:
-    __slots__ = ("_op", "bias", "weight")
+    __slots__ = ("_bias", "_op", "_weight")
     prepares_rows = False
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._op = torch.fbgemm_linear_fp16_weight_fp32_activation
-        self.bias = bias
+        self._bias = bias
         with warnings.catch_warnings():
             # Both say once a process that torch means to drop them in favour of an operator that
             # does the same with eight times the overhead; has_half_linear asks if they are there.
             warnings.simplefilter("ignore", UserWarning)
-            self.weight = torch.fbgemm_pack_gemm_matrix_fp16(weight.float().contiguous())
-            self._op(weight.new_zeros(1, weight.shape[1], dtype=torch.float32), self.weight, bias)
+            self._weight = torch.fbgemm_pack_gemm_matrix_fp16(weight.float().contiguous())
+            self._op(weight.new_zeros(1, weight.shape[1], dtype=torch.float32), self._weight, bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._op(x, self.weight, self.bias)
-
-
-_FORMS: dict[Form, type[_Packed | _Transposed | _Half]] = {
-    "packed": _Packed,
-    "transposed": _Transposed,
-    "half": _Half,
-}
+        return self._op(x, self._weight, self._bias)

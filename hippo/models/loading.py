@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -56,9 +55,6 @@ def load_model(
     budget_bytes: int | None = None,
     cuda_graphs: str = "off",
     exact_rows: int | None = None,
-    compile_folder: Path | None = None,
-    must_compile: bool = True,
-    waits_for_code: bool = True,
     auto_is_half: bool = False,
 ) -> VideoLanguageModel:
     """Loads a checkpoint from a folder or the Hugging Face hub, ready to serve.
@@ -71,12 +67,8 @@ def load_model(
     ``budget_bytes`` bound what the process takes of it. ``cuda_graphs`` captures steps: auto (on a
     GPU that is not one of several), on or off. ``exact_rows``: every step has that many rows, so
     that a token's logits do not depend on what was fed with it (hippo.models.static).
-    ``compile_folder``: steps of one sequence run through compiled layers, which are kept there
-    (hippo.models.compiled), where the machine can compile; with ``must_compile`` False also the
-    model may be one that cannot be compiled, and with ``waits_for_code`` False what is not kept yet
-    is left to hippo.engine.compiling. Raises ModelLoadError when the checkpoint is missing,
-    gated, unreachable, damaged, of an unsupported architecture or too large for the device, or when
-    it cannot be run so.
+    Raises ModelLoadError when the checkpoint is missing, gated, unreachable, damaged, of an
+    unsupported architecture or too large for the device, or when it cannot be run so.
     """
     report = progress or (lambda _stage, _share: None)
     target = parse_device(device)
@@ -100,12 +92,6 @@ def load_model(
             f"supported: {', '.join(sorted(FAMILIES))}"
         )
     chosen = _dtype(dtype, checkpoint, target, auto_is_half=auto_is_half)
-    if compile_folder is not None and (
-        reason := _not_compilable(target, shards, is_fused=is_fused, exact_rows=exact_rows)
-    ):
-        if must_compile:
-            raise ModelLoadError(reason)
-        compile_folder = None
     if target.type == "cuda":
         # From Hopper on torch prefers cuDNN's attention, which makes a plan of some 30 ms for each
         # length that it meets: for every step of an answer.
@@ -125,25 +111,9 @@ def load_model(
         budget_bytes=budget_bytes,
         has_graphs=has_graphs,
         exact_rows=exact_rows,
-        compile_folder=compile_folder,
-        must_compile=must_compile,
-        waits_for_code=waits_for_code,
     )
     report("loading", 1.0)
     return model
-
-
-def _not_compilable(
-    device: torch.device, shards: Shards | None, *, is_fused: bool, exact_rows: int | None
-) -> str | None:
-    """Why layers of such a model are not compiled; None: they are."""
-    if device.type != "cpu" or shards is not None:
-        return "--compile on is for a model on one CPU; on a GPU there are --cuda-graphs"
-    if exact_rows is not None:
-        return "--compile on and --deterministic exclude each other"
-    if not is_fused:
-        return "transformers' modules as they are cannot be compiled"
-    return None
 
 
 def _has_graphs(setting: str, device: torch.device, shards: Shards | None) -> bool:

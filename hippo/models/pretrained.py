@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +15,6 @@ from hippo.errors import ModelLoadError
 from hippo.models._torchvision import ensure_torchvision
 from hippo.models.cache import CacheShape, KeyValueCache, cache_dtype
 from hippo.models.checkpoint import Checkpoint, Progress
-from hippo.models.compiled import CompiledSteps, compile_steps
 from hippo.models.decoder import DecoderStack, TransformersStack
 from hippo.models.fused import FusedStack
 from hippo.models.graphs import CudaGraphs
@@ -25,7 +22,6 @@ from hippo.models.linear import (
     MakeLinear,
     make_half_linear,
     make_linear,
-    make_packed_linear,
 )
 from hippo.models.memory import MemoryPlan, check_fits, choose_slots, device_uuids, fitting_slots
 from hippo.models.static import CAPTURED_ROWS, StaticSteps, graph_bytes, spare_places
@@ -48,7 +44,6 @@ class Pretrained:
     info: ModelInfo
     make_linear: MakeLinear | None  # None: modules stay as transformers wrote them
     static: StaticSteps | None = None  # forwards of fixed shape, where they are asked for
-    compiled: CompiledSteps | None = None  # where they are asked for and can be
 
 
 def load_pretrained(
@@ -67,19 +62,13 @@ def load_pretrained(
     budget_bytes: int | None = None,
     has_graphs: bool = False,
     exact_rows: int | None = None,
-    compile_folder: Path | None = None,
-    must_compile: bool = True,
-    waits_for_code: bool = True,
 ) -> Pretrained:
     """Loads a checkpoint as ``transformers.<architecture>``, whose text model is Qwen2-style.
 
     ``is_fused`` False runs transformers' modules as they are: slower, and the reference that the
     fused ones are tested against. ``shards``: this process is one of several ranks, and holds its
     part of the layers and the cache. See load_model for what is said of memory. ``has_graphs`` and
-    ``exact_rows`` (hippo.models.static) are for one process on one device, ``compile_folder``
-    (hippo.models.compiled) for one on a CPU, without them; ``must_compile`` False: to go without
-    compiled layers is no reason for a warning; ``waits_for_code`` False: layers that are not there
-    yet are left to be compiled later. Raises ModelLoadError.
+    ``exact_rows`` (hippo.models.static) are for one process on one device. Raises ModelLoadError.
     """
     assert shards is None or not (has_graphs or exact_rows), "ranks step in the ordinary way"
     ensure_torchvision()
@@ -169,9 +158,7 @@ def load_pretrained(
     make: MakeLinear | None = None
     stack: DecoderStack
     if is_fused:
-        # With exact rows a token's bits must not depend on its place in a block.
-        make = make_packed_linear if exact_rows else make_linear
-        make = make_half_linear if is_half else make
+        make = make_half_linear if is_half else make_linear
         if shards is not None:
             shards.unwrap(model)
         stack = FusedStack(text_model, model.lm_head, num_ids, make, shards)
@@ -217,21 +204,7 @@ def load_pretrained(
             exact_rows=exact_rows,
             graphs=CudaGraphs(device) if has_graphs else None,
         )
-    compiled = None
-    if compile_folder is not None:
-        assert isinstance(stack, FusedStack) and static is None
-        embedding = model.get_input_embeddings().weight
-        level = logging.WARNING if must_compile else logging.INFO
-        compiled = compile_steps(
-            stack,
-            cache,
-            embedding,
-            compile_folder,
-            progress,
-            waits_for_code=waits_for_code,
-            level_without=level,
-        )
-    return Pretrained(model, processor, stack, cache, info, make, static, compiled)
+    return Pretrained(model, processor, stack, cache, info, make, static)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """The rows of a forward: where those of each sequence go, and how they are laid out for the layers.
 
-asked for    | slot 5: r0 r1 | slot 2: r2 | slot 7, the rest of a prompt: r3 r4 r5 |
-laid out     | r2 | r0 r1 | r3 r4 r5 | padding |     in order of slots, for attention
-given back   | r0 | r1 | r2 | r5 |                   of a rest only the last one's logits
+asked for    | slot 5: r0 r1 | slot 2: r2 |
+laid out     | r2 | r0 r1 | padding |     in order of slots, for attention
+given back   | r0 | r1 | r2 |
 """
 
 from __future__ import annotations
@@ -43,10 +43,6 @@ class RowLayout:
     wanted: Sequence[int] | None  # whose logits, in the order asked for; None: all as they stand
     num_wanted: int  # the rest is padding
 
-    def first_row(self, slot: int) -> int:
-        """Where the rows of a slot begin."""
-        return sum(rows.num_rows for rows in self.by_slot if rows.slot < slot)
-
     def rotary(self, of_padding: torch.Tensor) -> torch.Tensor:
         """The factors of all rows; padding has the first ones of ``of_padding``."""
         parts = [rows.rotary for rows in self.by_slot]
@@ -55,34 +51,26 @@ class RowLayout:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def lay_out(
-    placed: Sequence[PlacedRows], *, num_tails: int, padded: Callable[[int], int]
-) -> RowLayout:
-    """The layout of one sequence after another, of which the last ``num_tails`` are rests of
-    prompts; ``padded`` says how many rows so many are filled up to."""
+def lay_out(placed: Sequence[PlacedRows], *, padded: Callable[[int], int]) -> RowLayout:
+    """The layout of one sequence after another; ``padded`` says how many rows a number of rows is
+    filled up to."""
     by_slot = sorted(placed, key=lambda rows: rows.slot)
     token_ids = [token_id for rows in by_slot for token_id in rows.token_ids]
     num_rows = num_wanted = len(token_ids)
     wanted = None
-    in_order = all(one is other for one, other in zip(placed, by_slot, strict=True))
-    if num_tails or not in_order:
-        wanted = _wanted_rows(placed, by_slot, num_tails=num_tails)
-        num_wanted = len(wanted)
+    if any(one is not other for one, other in zip(placed, by_slot, strict=True)):
+        wanted = _wanted_rows(placed, by_slot)
         wanted += [0] * (padded(num_wanted) - num_wanted)
     num_padding = padded(num_rows) - num_rows
     token_ids += [0] * num_padding
     return RowLayout(by_slot, token_ids, num_padding, wanted, num_wanted)
 
 
-def _wanted_rows(
-    placed: Sequence[PlacedRows], by_slot: Sequence[PlacedRows], *, num_tails: int
-) -> list[int]:
-    """Where each row of ``placed`` stands among those by slot; of the tails only their last."""
+def _wanted_rows(placed: Sequence[PlacedRows], by_slot: Sequence[PlacedRows]) -> list[int]:
+    """Where each row of ``placed`` stands among those by slot."""
     firsts, num_rows = {}, 0
     for rows in by_slot:
         firsts[rows.slot] = num_rows
         num_rows += rows.num_rows
     assert len(firsts) == len(placed), "a slot is stepped once"
-    num_whole = len(placed) - num_tails
-    order = [firsts[one.slot] + row for one in placed[:num_whole] for row in range(one.num_rows)]
-    return order + [firsts[one.slot] + one.num_rows - 1 for one in placed[num_whole:]]
+    return [firsts[one.slot] + row for one in placed for row in range(one.num_rows)]

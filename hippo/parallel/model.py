@@ -75,11 +75,6 @@ class ParallelModel:
         """Decoder layers in all."""
         return self._local.num_layers
 
-    @property
-    def joins_tails(self) -> bool:
-        """No: a tail would have to reach every rank."""
-        return False
-
     def prepare(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Prompt:

@@ -98,7 +98,7 @@ class PairTimes:
     machine and of the load. Costs are kept apart by context length, in steps of four times: what
     is behind a long prompt takes longer, and its rows cost less beside the rest. And forwards of
     one sequence are kept apart from those of several, which may run other code
-    (hippo.models.compiled, hippo.models.static).
+    (hippo.models.static).
     """
 
     latency: Latency = field(default_factory=Latency)

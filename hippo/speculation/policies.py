@@ -22,7 +22,7 @@ from hippo.types import TARGET_ONLY, Block, Pace, StepLimits, Verdict
 POLICY_NAMES = ("adaptive", "serial", "vpsd", "optimistic", "conservative", "off")
 
 # In one forward by default: with the settled token before them 32 rows, as many as steps of fixed
-# shape and compiled layers take.
+# shape take.
 MAX_DRAFT_TOKENS = 31
 
 # Longer than any step; a stalled draft holds a step up no longer than this, until it is given up.

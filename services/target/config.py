@@ -70,10 +70,6 @@ class TargetSettings(EngineSettings):
             raise SettingsError("--deterministic is for one device; leave --tensor-parallel out")
         if size > 1 and self.cuda_graphs == "on":
             raise SettingsError("--cuda-graphs on is for one device; leave --tensor-parallel out")
-        if size > 1 and self.must_compile:
-            raise SettingsError("--compile on is for one device; leave --tensor-parallel out")
-        if self.must_compile and self.deterministic:
-            raise SettingsError("--compile on and --deterministic exclude each other")
         if size == 1 and (self.devices or self.cpu_cores):
             raise SettingsError("--devices and --cpu-cores are for --tensor-parallel above 1")
         if size > 1 and self.cpu_core is not None:

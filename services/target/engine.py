@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from hippo.engine.base import Engine
-from hippo.engine.jobs import MOST_TAIL_ROWS, Job
+from hippo.engine.jobs import Job
 from hippo.engine.sequence import EngineSequence
 from hippo.engine.settings import NO_REUSE, ReuseOptions
 from hippo.engine.slots import Reservation
 from hippo.errors import ModelLoadError
-from hippo.models.base import PromptTail, VideoLanguageModel
+from hippo.models.base import VideoLanguageModel
 from hippo.models.content import has_visual_from
 from hippo.pruning.select import (
     DEFAULT_OPTIONS,
@@ -94,8 +94,7 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
         most = int(prompt.question_indices[0]) if is_scored else None
         num_reused = self._take_over(sequence, sequence.rows, most=most)
         visual = None
-        has_visual = has_visual_from(prompt, num_reused)
-        if has_visual or (is_scored and needs_features(pruning.strategy)):
+        if has_visual_from(prompt, num_reused) or (is_scored and needs_features(pruning.strategy)):
             visual = self.model.embed_visual(prompt, self.vision_cache)
         selection = tap = None
         if is_scored:
@@ -109,16 +108,11 @@ class TargetEngine(Engine[TargetSequence, VerifyStep]):
             tap = selection.tap
         logits = None
         tell = partial(self._tell_selection, sequence, selection)
-        tail = PromptTail(sequence.slot, prompt, num_reused, tap, on_scored=tell)
-        if self.model.joins_tails and not has_visual and tail.num_rows <= MOST_TAIL_ROWS:
-            logits = yield tail
-        else:
-            yield None
-        if logits is None:
-            for logits in self.model.prefill(sequence.slot, prompt, visual, None, tap, num_reused):
-                if logits is None:
-                    tell()
-                    yield None
+        yield None
+        for logits in self.model.prefill(sequence.slot, prompt, visual, None, tap, num_reused):
+            if logits is None:
+                tell()
+                yield None
         assert logits is not None
         tell(is_last=True)
         first = SampleRequest(sequence.sampler, 0, ())

@@ -33,7 +33,6 @@ def running(pair: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> I
     clip = write_clip(media_folder / "clip.mp4")
     metrics_ports = {"draft": free_port(), "target": free_port()}
     lines: list[str] = []
-    compiled = ("--compile", "wait", "--compile-cache", str(tmp_path_factory.mktemp("compiled")))
     options = StackOptions(
         target_model=pair["target"],
         draft_model=pair["draft"],
@@ -45,14 +44,12 @@ def running(pair: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> I
             "--max-queue", "2",
             "--max-context-length", str(MAX_CONTEXT_LENGTH),
             "--num-threads", "1",
-            *compiled,
         ),
         draft_args=(
             "--metrics-port", str(metrics_ports["draft"]),
             "--slots", "2",
             "--max-context-length", str(MAX_CONTEXT_LENGTH),
             "--num-threads", "1",
-            *compiled,
         ),
         gateway_args=(
             "--calibration-share", "0",  # every answer is sped up
@@ -68,7 +65,7 @@ def running(pair: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> I
     )  # fmt: skip
     with Stack(options, lambda name, line: lines.append(f"{name}: {line}")) as stack:
         stack.start()
-        stack.wait_ready(timeout_s=200)  # a layer is compiled
+        stack.wait_ready(timeout_s=200)
         yield Running(
             stack=stack,
             metrics_ports=metrics_ports,

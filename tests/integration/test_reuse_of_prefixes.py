@@ -280,31 +280,3 @@ async def test_choices_that_copy_each_others_rows_equal_cold_ones(
         answers = await asyncio.gather(*(relay(draft, target, one, "vpsd") for one in choices))
     assert [one.token_ids for one in answers] == [one.token_ids for one in cold]
     assert sorted(map(num_reused, answers))[0] == 0 < max(map(num_reused, answers))
-
-
-@pytest.mark.parametrize("strategy", [PruningStrategy.NONE, PruningStrategy.HOLISTIC])
-async def test_a_further_question_joins_the_forwards_of_a_running_answer(
-    pair: Pair, strategy: PruningStrategy
-) -> None:
-    pruning = Pruning(strategy, 0.5)
-    long = question("what is in the thing?", max_tokens=150)
-    questions = [
-        question("where does the man go?", pruning=pruning, sampling=SAMPLED),
-        question("what does the man wear?", pruning=pruning, sampling=SAMPLED),
-    ]
-    cold = await cold_answers(pair, [long, *questions])
-    decoder = NoiseDecoder()
-    async with (
-        serving_target(pair.target, decoder) as (service, target),
-        serving_draft(pair.draft, decoder) as (_, draft),
-    ):
-        counters = stats_of(service).counters
-        long_answer = asyncio.create_task(target_only(target, long))
-        await until(lambda: counters.num_forwards > 2)
-        for one, expected in zip(questions, cold[1:], strict=True):
-            answer = await relay(draft, target, one, "vpsd")
-            assert answer.token_ids == expected.token_ids
-            assert answer.selection is not None and expected.selection is not None
-            assert answer.selection.kept_indices == expected.selection.kept_indices
-        assert (await long_answer).token_ids == cold[0].token_ids
-        assert stats_of(service).counters.num_joined > 0

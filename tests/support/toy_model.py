@@ -18,7 +18,6 @@ from hippo.models.base import (
     DecodedMedia,
     FeatureCache,
     Prompt,
-    PromptTail,
     StepPlan,
     VisualItem,
 )
@@ -88,7 +87,6 @@ class ToyModel:
         self.kept: list[int | None] = []  # visual tokens of each prefill
         self.tapped: list[int | None] = []  # layers tapped in each prefill
         self.reused: list[int] = []  # rows taken over by each prefill
-        self.joined: list[int] = []  # rows of each prompt's tail that came with a forward
         self.num_copied = 0  # prefills whose rows began with another slot's
         self.num_embedded = 0  # items that passed the vision tower
         self.threads: set[str] = set()  # that ran device work
@@ -104,10 +102,6 @@ class ToyModel:
     def held_ids(self, slot: int) -> list[int]:
         """Token ids of all rows that were last written to the slot, those rolled back included."""
         return [token_id for token_id, _ in self._rows[slot]]
-
-    @property
-    def joins_tails(self) -> bool:
-        return True
 
     def prepare(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
@@ -231,19 +225,7 @@ class ToyModel:
                 self._context(rows.slot, rows.start_index + row + 1)
                 for row in range(len(rows.token_ids))
             ]
-        logits = self._table[torch.tensor(contexts)]
-        return torch.cat((logits, *(self._tail(tail)[None] for tail in plan.tails)))
-
-    def _tail(self, tail: PromptTail) -> torch.Tensor:
-        self.joined.append(tail.num_rows)
-        self.reused.append(tail.num_reused)
-        rows = _rows_of(tail.prompt, None)
-        assert self._rows[tail.slot][: tail.num_reused] == rows[: tail.num_reused]
-        assert all(digest is None for _, digest in rows[tail.num_reused :]), "a visual row"
-        if tail.tap is not None:
-            _score(tail.tap, tail.prompt)
-            tail.on_scored()
-        return self._fill(tail.slot, tail.prompt, rows, tail.num_reused)
+        return self._table[torch.tensor(contexts)]
 
     def _context(self, slot: int, index: int) -> int:
         """Which row of the table gives the logits of completion token ``index``."""

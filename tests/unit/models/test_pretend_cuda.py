@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hippo.engine.warmup import warm_up
-from hippo.models.base import AttentionTap, Prompt, PromptTail, SequenceRows, StepPlan
+from hippo.models.base import AttentionTap, Prompt, SequenceRows, StepPlan
 from hippo.models.base import VideoLanguageModel as Model
 from hippo.models.loading import load_model
 from hippo.pruning.select import needs_attention
@@ -105,13 +105,11 @@ def test_prompts(pair: Pair) -> None:
     prompt = prepare(pair.here, user(0, "what is it?"), clip())
     visual = {model: model.embed_visual(prompt) for model in (pair.here, pair.there)}
     num_visual = int(prompt.visual_indices.shape[0])
-    kept, rest = torch.arange(0, num_visual, 3), int(prompt.question_indices[0])
+    kept = torch.arange(0, num_visual, 3)
     pair.agree(partial(prefill, slot=0, prompt=prompt, visual=visual, kept=kept))
     pair.agree(partial(prefill, slot=1, prompt=prompt, visual=visual))
     pair.agree(partial(score, slot=2, prompt=prompt, visual=visual))
     pair.agree(partial(prefill, slot=1, prompt=prompt, visual=visual, num_reused=4))
-    fed, tap = (SequenceRows(1, 0, (5, 6)),), AttentionTap(2)
-    pair.agree(partial(step, plan=StepPlan(fed, (PromptTail(2, prompt, rest, tap),))))
     for strategy in filter(needs_attention, PruningStrategy):
         here = select(pair.here, strategy, prompt, visual[pair.here])
         assert here and here == select(pair.there, strategy, prompt, visual[pair.there])

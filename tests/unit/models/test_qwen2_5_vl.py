@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hippo.errors import ContextLengthError, InvalidRequestError, MediaError
-from hippo.models import linear
 from hippo.models.base import Prompt, SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.family import CachedModel
 from hippo.models.loading import load_model
@@ -89,14 +88,14 @@ def test_more_rows_than_a_group_takes_equal_recomputing(
     assert_close(model.forward(step(0, 0, *ids)), reference.recompute(prompt, None, ids)[1:])
 
 
-@pytest.mark.parametrize(("has_fast_mkl", "num_computed"), [(False, 40), (True, 34)])
+@pytest.mark.parametrize(("is_packed", "num_computed"), [(True, 40), (False, 34)])
 def test_a_forward_is_filled_up_where_numbers_of_rows_are_prepared(
     target_checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
-    has_fast_mkl: bool,
+    is_packed: bool,
     num_computed: int,
 ) -> None:
-    monkeypatch.setattr(linear, "_has_fast_mkl", lambda: has_fast_mkl)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: is_packed)
     model = load_model(str(target_checkpoint), dtype="float32", max_context_length=512)
     assert isinstance(model, CachedModel)
     prefill(model, 0, prepare(model, user("what?")))

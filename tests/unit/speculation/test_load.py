@@ -88,7 +88,7 @@ def test_costs_are_kept_apart_by_context_length() -> None:
 
 
 def test_forwards_of_one_sequence_and_of_several_are_learnt_apart() -> None:
-    """Alone a compiled layer may run, together the ordinary one."""
+    """Steps of fixed rows may run for one sequence, and any rows for several."""
     times = PairTimes()
     for _ in range(20):
         times.observe_forward(20, Timing(forward_ns=10 * MS))
