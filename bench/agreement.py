@@ -34,6 +34,7 @@ from hippo.models.base import (
     VideoLanguageModel,
 )
 from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
 from hippo.pruning.select import VisualScores, default_score_layers, select_tokens
 from hippo.types import (
     ChatMessage,
@@ -69,9 +70,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     known = {_key(line) for line in read_agreement(args.out)} if args.out.exists() else set()
     console = Console()
     torch.set_num_threads(1)
-    draft = load_model(str(BUNDLED_PAIR / "draft"), auto_is_half=True)  # as its service does
+    # As the draft service loads it:
+    draft = load_model(LoadPlan(str(BUNDLED_PAIR / "draft"), auto_is_half=True))
     for dtype in args.dtypes.split(","):
-        target = load_model(str(BUNDLED_PAIR / "target"), dtype=dtype)
+        target = load_model(LoadPlan(str(BUNDLED_PAIR / "target"), dtype=dtype))
         for kind in args.kinds.split(","):
             with tempfile.TemporaryDirectory() as folder, progress_bar(console) as progress:
                 clips = held_out_clips(

@@ -35,8 +35,8 @@ from hippo.models.base import Prompt, SequenceRows, StepPlan
 from hippo.models.cache import CacheShape, KeyValueCache, cache_dtype
 from hippo.models.fused import FusedStack
 from hippo.models.linear import make_linear
-from hippo.models.loading import DTYPES, parse_device
 from hippo.models.memory import available_bytes
+from hippo.models.placement import DTYPES, parse_device
 from hippo.models.pretrained import Pretrained
 from hippo.models.qwen2_5_vl import Qwen2_5_VL
 from hippo.models.vision import speed_up_vision

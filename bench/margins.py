@@ -30,10 +30,11 @@ def first_differences(
         return []
     from hippo.models.base import SequenceRows, StepPlan
     from hippo.models.loading import load_model
+    from hippo.models.plan import LoadPlan
     from hippo.types import ChatMessage, FramePlan, Media, MediaKind, MediaPart, TextPart
     from hippo.video.decoder import MediaDecoder
 
-    target = load_model(str(model), dtype=dtype)
+    target = load_model(LoadPlan(str(model), dtype=dtype))
 
     async def decoded(path: Path) -> object:
         async with MediaDecoder() as decoder:

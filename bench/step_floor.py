@@ -26,7 +26,9 @@ from bench.step_time import random_clip
 from hippo.config import load_settings, setting
 from hippo.models.base import SequenceRows, StepPlan
 from hippo.models.family import CachedModel
-from hippo.models.loading import DTYPES, load_model
+from hippo.models.loading import load_model
+from hippo.models.placement import DTYPES
+from hippo.models.plan import LoadPlan
 from hippo.types import ChatMessage, FramePlan, MediaPart, TextPart
 
 _ROUNDS = 9
@@ -89,11 +91,13 @@ def main(argv: list[str]) -> None:
 def measure(name: str, dtype: str, settings: StepFloorSettings) -> list[dict[str, object]]:
     """A line for each number of rows."""
     model = load_model(
-        name,
-        device=settings.device,
-        dtype=dtype,
-        max_context_length=4096,
-        exact_rows=settings.exact_rows,
+        LoadPlan(
+            name,
+            device=settings.device,
+            dtype=dtype,
+            max_context_length=4096,
+            exact_rows=settings.exact_rows,
+        )
     )
     prompt = model.prepare(
         [ChatMessage("user", (MediaPart(0), TextPart("What happens?")))],

@@ -19,6 +19,7 @@ from bench.environment import describe_environment
 from hippo.config import load_settings, setting
 from hippo.models.base import DecodedMedia, SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
 from hippo.types import ChatMessage, FramePlan, MediaKind, MediaPart, TextPart
 
 _ROUNDS = 15
@@ -51,7 +52,9 @@ def main(argv: list[str]) -> None:
     )
     torch.set_num_threads(settings.threads)
     model = load_model(
-        settings.model, device=settings.device, dtype=settings.dtype, max_context_length=8192
+        LoadPlan(
+            settings.model, device=settings.device, dtype=settings.dtype, max_context_length=8192
+        )
     )
     result = measure(model, settings)
     Path(settings.output).parent.mkdir(parents=True, exist_ok=True)

@@ -53,6 +53,7 @@ from bench.pruning.traces import CACHE, TraceStore, stored_traces, trace_clips
 from hippo.cli.stack import BUNDLED_PAIR
 from hippo.models.base import VideoLanguageModel
 from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
 from hippo.pruning.select import default_score_layers
 
 _DEFAULT_CLIPS = {**dict.fromkeys((*ONLINE, "online"), 10), "frames": 3, "first-token": 20}
@@ -70,12 +71,12 @@ class Bench:
     @cached_property
     def target(self) -> VideoLanguageModel:
         """The target in float32."""
-        return load_model(str(self.args.target_model), dtype="float32")
+        return load_model(LoadPlan(str(self.args.target_model), dtype="float32"))
 
     @cached_property
     def draft(self) -> VideoLanguageModel:
         """The draft in float32."""
-        return load_model(str(self.args.draft_model), dtype="float32")
+        return load_model(LoadPlan(str(self.args.draft_model), dtype="float32"))
 
     @cached_property
     def store(self) -> TraceStore:

@@ -86,6 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         from hippo.cli.picture import draw
         from hippo.models.loading import load_model
+        from hippo.models.plan import LoadPlan
     except ImportError as error:
         raise HippoError(
             f"`hippo inspect` runs the target here and needs hippo-serve[engine]: {error}"
@@ -93,10 +94,12 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(stderr=True)
     with console.status("loading the target ..."):
         model = load_model(
-            arguments.model,
-            device=arguments.device,
-            dtype=arguments.dtype,
-            max_context_length=arguments.max_context_length,
+            LoadPlan(
+                arguments.model,
+                device=arguments.device,
+                dtype=arguments.dtype,
+                max_context_length=arguments.max_context_length,
+            )
         )
         layers = _score_layers(arguments.score_layers, model.num_layers)
     with console.status("scoring the visual tokens ..."):

@@ -62,7 +62,7 @@ def run_process(
     source = source or LocalSource(settings)
     code = 1
     try:
-        prepare_cpu(settings.cpu_core, settings.num_threads)
+        prepare_cpu(settings.load_plan.core_of(0), settings.num_threads)
         event_loop.run(serve(build, settings, port, source))
         code = 0
     except HippoError as error:
@@ -90,7 +90,7 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    decoder = MediaDecoder(settings.decode_limits(), cpu_core=settings.cpu_core)
+    decoder = MediaDecoder(settings.decode_limits(), cpu_core=settings.load_plan.core_of(0))
     try:
         bound = await service.start(settings.host, port, metrics_port=settings.metrics_port)
         if settings.port_file:
@@ -101,6 +101,7 @@ async def serve(
         losing = asyncio.create_task(_wait_lost(service, source))
         await asyncio.wait((serving, waiting, losing), return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
+            serving.result()  # raises what loading raised
             await asyncio.wait((waiting, losing), return_when=asyncio.FIRST_COMPLETED)
         if losing.done():
             service.fail(losing.result())
@@ -170,21 +171,7 @@ class LocalSource:
         self.lost: Future[HippoError] = Future()
 
     def load(self, progress: Progress) -> VideoLanguageModel:
-        settings = self._settings
-        return load_model(
-            settings.model,
-            device=settings.device,
-            dtype=settings.dtype,
-            auto_is_half=settings.auto_is_half,
-            num_slots=settings.num_slots,
-            max_context_length=settings.max_context_length,
-            served_name=settings.served_name,
-            progress=progress,
-            reserved_bytes=settings.reserved_bytes,
-            budget_bytes=settings.memory_bytes,
-            cuda_graphs=settings.cuda_graphs,
-            exact_rows=settings.exact_rows,
-        )
+        return load_model(self._settings.load_plan, progress=progress)
 
     def close(self) -> None:
         pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hippo.config import SettingsError, setting
+from hippo.models.plan import LoadPlan
 from hippo.rpc.options import TlsFiles
 from hippo.sizes import GIB, MOST_AUTO_SLOTS, USED_SHARE
 from hippo.video.limits import DecodeLimits
@@ -101,12 +102,6 @@ class EngineSettings:
             if getattr(self, name) < 0:
                 flag = "--" + name.replace("_", "-")
                 raise SettingsError(f"{flag} is {getattr(self, name)}; it must not be below 0")
-        if self.cuda_graphs == "on" and self.device == "cpu":
-            raise SettingsError("--cuda-graphs on needs --device cuda; leave it out on a CPU")
-        if self.num_threads is not None and self.num_threads < 1:
-            raise SettingsError(f"--num-threads is {self.num_threads}; it must be at least 1")
-        if self.cpu_core is not None and (self.num_threads or 1) != 1:
-            raise SettingsError("--cpu-core pins one thread; leave --num-threads out")
         if self.drain_seconds < 0:
             raise SettingsError(
                 f"--drain-seconds is {self.drain_seconds:g}; it must not be below 0"
@@ -117,15 +112,46 @@ class EngineSettings:
             self.decode_limits()
         except ValueError as error:
             raise SettingsError(str(error)) from None
+        _ = self.load_plan  # which checks itself
 
     @property
-    def exact_rows(self) -> int | None:
-        """Rows of every step of a model whose steps are all alike; None: as many as are fed."""
-        return None
+    def load_plan(self) -> LoadPlan:
+        """How the service's model is loaded; raises SettingsError for what does not go together."""
+        return self._load_plan()
+
+    def _load_plan(
+        self,
+        *,
+        auto_is_half: bool = False,
+        tensor_parallel: int = 1,
+        devices: tuple[str, ...] = (),
+        cpu_cores: tuple[int, ...] = (),
+        exact_rows: int | None = None,
+    ) -> LoadPlan:
+        """The plan of these settings with what one of the services adds."""
+        return LoadPlan(
+            self.model,
+            device=self.device,
+            tensor_parallel=tensor_parallel,
+            devices=devices,
+            cpu_core=self.cpu_core,
+            cpu_cores=cpu_cores,
+            num_threads=self.num_threads,
+            dtype=self.dtype,
+            auto_is_half=auto_is_half,
+            num_slots=self.num_slots,
+            max_context_length=self.max_context_length,
+            served_name=self.served_name,
+            reserved_bytes=self.reserved_bytes,
+            budget_bytes=self.memory_bytes,
+            cuda_graphs=self.cuda_graphs,
+            exact_rows=exact_rows,
+            log_level=self.log_level,
+        )
 
     @property
-    def auto_is_half(self) -> bool:
-        """Whether --dtype auto means float16 on a CPU."""
+    def is_exact(self) -> bool:
+        """Whether all steps of the model have one shape."""
         return False
 
     @property
@@ -155,7 +181,7 @@ class EngineSettings:
         """
         return ReuseOptions(
             vision_cache_bytes=self.vision_cache_mb * _MB,
-            keeps_prefixes=self.prefix_cache and self.exact_rows is None,
+            keeps_prefixes=self.prefix_cache and not self.is_exact,
         )
 
     @property

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from hippo.models.batch import MASK_ALIGNMENT, MAX_GROUPED_ROWS, BatchStep
+from hippo.models.batch import MASK_ALIGNMENT, BatchStep
 from hippo.models.cache import KeyValueCache
 from hippo.models.flash import attend_flash
+from hippo.models.plan import MAX_GROUPED_ROWS
 
 ATTENTION_NAME = "hippo"
 

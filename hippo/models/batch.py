@@ -18,10 +18,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from hippo.models.cache import KeyValueCache
+from hippo.models.plan import MAX_GROUPED_ROWS
 from hippo.models.rows import PlacedRows
 from hippo.transfer import to_device
 
-MAX_GROUPED_ROWS = 32  # of a sequence, up to which query heads of a group are rows of one product
 MASK_ALIGNMENT = 16  # columns; kernels on a GPU copy a mask whose rows begin elsewhere
 
 # Scores, rows times tokens, that take as long as the calls about one more sequence. On one core of

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from hippo.errors import ModelLoadError
 from hippo.models.base import DecodedMedia, Prompt
-from hippo.models.checkpoint import Checkpoint
+from hippo.models.checkpoint import Checkpoint, Progress
 from hippo.models.family import CachedModel
 from hippo.models.llava_prompt import PromptBuilder, split_frames
+from hippo.models.plan import LoadPlan
 from hippo.models.pretrained import Pretrained, load_pretrained
 from hippo.models.vision import replace_products
 from hippo.sizes import VISION_FRAMES
 from hippo.transfer import to_device
 from hippo.types import ChatMessage, FramePlan
+
+if TYPE_CHECKING:
+    from hippo.parallel.shards import Shards
 
 
 class LlavaOnevision(CachedModel):
@@ -76,13 +80,14 @@ class LlavaOnevision(CachedModel):
         return to_device(pixels, self.embedding.device).to(self.embedding.dtype)
 
 
-def load(checkpoint: Checkpoint, **options: Any) -> LlavaOnevision:
-    """Loads a LLaVA-OneVision checkpoint, with the options of load_pretrained.
-
-    hippo.models.loading.load_model is the way in.
-    """
+def load(
+    checkpoint: Checkpoint, plan: LoadPlan, progress: Progress, shards: Shards | None
+) -> LlavaOnevision:
+    """Loads a LLaVA-OneVision checkpoint; hippo.models.loading.load_model is the way in."""
     _check_configuration(checkpoint)
-    pretrained = load_pretrained(checkpoint, "LlavaOnevisionForConditionalGeneration", **options)
+    pretrained = load_pretrained(
+        checkpoint, "LlavaOnevisionForConditionalGeneration", plan, progress, shards
+    )
     _check_processor(checkpoint, pretrained)
     if pretrained.make_linear is not None:
         replace_products(pretrained.model.model.vision_tower, pretrained.make_linear)

@@ -6,11 +6,11 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 
 from hippo.errors import ModelLoadError
+from hippo.models.plan import LoadPlan
 from hippo.sizes import GIB, MOST_AUTO_SLOTS, USED_SHARE, slots_that_fit
 
 _log = logging.getLogger(__name__)
@@ -18,24 +18,9 @@ _log = logging.getLogger(__name__)
 _CPU_SHARE = 0.5  # of free memory that is not the service's alone
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPlan:
-    """What a service wants of a device's memory.
-
-    ``num_slots`` None: as many as fit. ``budget_bytes`` bounds all that the process takes of the
-    device (None: what is free, less a share). ``reserved_bytes`` are for the vision cache, on a
-    CPU for decoded media, too.
-    """
-
-    max_context_length: int
-    num_slots: int | None = None
-    reserved_bytes: int = 0
-    budget_bytes: int | None = None
-
-
 def check_fits(
     name: str,
-    plan: MemoryPlan,
+    plan: LoadPlan,
     *,
     weight_bytes: int,
     slot_bytes: int,
@@ -78,7 +63,7 @@ def check_fits(
 
 
 def fitting_slots(
-    plan: MemoryPlan,
+    plan: LoadPlan,
     *,
     slot_bytes: int,
     work_bytes: int,
@@ -105,7 +90,7 @@ def _cache_flags(device: torch.device) -> str:
 
 
 def choose_slots(
-    name: str, plan: MemoryPlan, num_fitting: int, *, slot_bytes: int, device: torch.device
+    name: str, plan: LoadPlan, num_fitting: int, *, slot_bytes: int, device: torch.device
 ) -> int:
     """The plan's number, or as many as fit up to MOST_AUTO_SLOTS, which is logged.
 

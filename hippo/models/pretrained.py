@@ -23,7 +23,9 @@ from hippo.models.linear import (
     make_half_linear,
     make_linear,
 )
-from hippo.models.memory import MemoryPlan, check_fits, choose_slots, device_uuids, fitting_slots
+from hippo.models.memory import check_fits, choose_slots, device_uuids, fitting_slots
+from hippo.models.placement import device_of, dtype_of
+from hippo.models.plan import LoadPlan
 from hippo.models.static import CAPTURED_ROWS, StaticSteps, graph_bytes, spare_places
 from hippo.models.vocabulary import end_token_ids, num_token_ids, tokenizer_hash
 from hippo.sizes import shape_of
@@ -49,95 +51,173 @@ class Pretrained:
 def load_pretrained(
     checkpoint: Checkpoint,
     architecture: str,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    num_slots: int | None,
-    max_context_length: int,
-    served_name: str,
+    plan: LoadPlan,
     progress: Progress,
-    is_fused: bool = True,
-    shards: Shards | None = None,
-    reserved_bytes: int = 0,
-    budget_bytes: int | None = None,
-    has_graphs: bool = False,
-    exact_rows: int | None = None,
+    shards: Shards | None,
 ) -> Pretrained:
     """Loads a checkpoint as ``transformers.<architecture>``, whose text model is Qwen2-style.
 
-    ``is_fused`` False runs transformers' modules as they are: slower, and the reference that the
-    fused ones are tested against. ``shards``: this process is one of several ranks, and holds its
-    part of the layers and the cache. See load_model for what is said of memory. ``has_graphs`` and
-    ``exact_rows`` (hippo.models.static) are for one process on one device. Raises ModelLoadError.
+    ``shards``: this process is one of several ranks, and holds its part of the layers and the
+    cache. Raises ModelLoadError.
     """
-    assert shards is None or not (has_graphs or exact_rows), "ranks step in the ordinary way"
     ensure_torchvision()
     transformers: Any = importlib.import_module("transformers")  # its own hints are partial
+    device = device_of(plan, shards)
+    config, processor = _read_configuration(transformers, checkpoint)
+    _check_window(checkpoint.name, config.text_config, plan.max_context_length)
+    sizes = _Sizes.of(plan, checkpoint, config, device, shards)
+    check_fits(
+        checkpoint.name,
+        plan,
+        weight_bytes=sizes.weight_bytes,
+        slot_bytes=sizes.num_processes * sizes.slot_bytes,
+        work_bytes=sizes.num_processes * sizes.work_bytes,
+        device=device,
+        dtype=sizes.dtype,
+    )
+    progress("loading", 0.1)
+    model = _read_weights(transformers, checkpoint, architecture, sizes, shards)
+    model.eval().requires_grad_(False).to(device)
+    progress("loading", 0.7)
+    num_ids = num_token_ids(processor.tokenizer, config.text_config.vocab_size)
+    make_linear = _linear_of(plan, sizes)
+    stack = _make_stack(model, num_ids, make_linear, shards)
+    num_slots = _number_of_slots(plan, checkpoint.name, sizes, device, shards)
+    cache = KeyValueCache(
+        replace(sizes.cache, num_slots=num_slots), dtype=sizes.cache_dtype, device=device
+    )
+    info = ModelInfo(
+        name=plan.served_name or checkpoint.name,
+        family=checkpoint.model_type,
+        device=str(device),
+        dtype=str(sizes.dtype).removeprefix("torch."),
+        tokenizer_hash=tokenizer_hash(processor.tokenizer),
+        tokenizer_json=processor.tokenizer.backend_tokenizer.to_str().encode(),
+        num_token_ids=num_ids,
+        end_token_ids=end_token_ids(model.generation_config, processor.tokenizer),
+        max_context_length=plan.max_context_length,
+        num_slots=num_slots,
+        num_parameters=checkpoint.num_parameters,
+        device_uuids=device_uuids((device,) if shards is None else shards.group.devices),
+    )
+    static = _fixed_steps(plan, model, stack, cache) if sizes.cache.num_spare else None
+    return Pretrained(model, processor, stack, cache, info, make_linear, static)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    """Dtypes, and bytes of a process of this rank, but for the weights: those of all ranks that
+    share the device."""
+
+    dtype: torch.dtype  # as served
+    is_half_on_cpu: bool  # weights in float16, arithmetic in float32
+    cache: CacheShape  # of one slot
+    weight_bytes: int
+    slot_bytes: int
+    work_bytes: int
+    num_processes: int  # that share the device
+    cache_device: torch.device
+
+    @property
+    def working_dtype(self) -> torch.dtype:
+        """That of activations, and of the weights until they are packed."""
+        return torch.float32 if self.is_half_on_cpu else self.dtype
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """That of keys and values."""
+        return cache_dtype(self.working_dtype, self.cache_device)
+
+    @classmethod
+    def of(
+        cls,
+        plan: LoadPlan,
+        checkpoint: Checkpoint,
+        config: Any,
+        device: torch.device,
+        shards: Shards | None,
+    ) -> _Sizes:
+        """Raises ModelLoadError where ranks cannot share the layers, or a CPU has no float16."""
+        text = config.text_config
+        dtype = dtype_of(plan, checkpoint, device)
+        is_half_on_cpu = plan.is_fused and dtype == torch.float16 and device.type == "cpu"
+        working_dtype = torch.float32 if is_half_on_cpu else dtype
+        num_ranks, num_processes, weight_share = 1, 1, 1.0
+        if shards is not None:
+            shards.check(checkpoint.name, text)
+            num_ranks = shards.group.size
+            num_processes = shards.group.devices.count(device)
+            weight_share, _ = shards.memory_share(text, checkpoint.num_parameters)
+        num_spare = 0
+        if plan.has_graphs or plan.exact_rows:
+            most_rows = plan.exact_rows or CAPTURED_ROWS[-1]
+            num_spare = spare_places(plan.max_context_length, most_rows)
+        cache = CacheShape(
+            num_layers=text.num_hidden_layers,
+            num_slots=1,
+            num_kv_heads=text.num_key_value_heads // num_ranks,
+            capacity=plan.max_context_length,
+            head_dim=text.hidden_size // text.num_attention_heads,
+            num_spare=num_spare,
+        )
+        kept_dtype = cache_dtype(working_dtype, device)
+        slot_bytes = cache.num_bytes(kept_dtype)
+        work_bytes = shape_of(checkpoint.name, config.to_dict()).work_bytes(
+            plan.max_context_length,
+            bytes_each=working_dtype.itemsize,
+            cache_each=kept_dtype.itemsize,
+        )
+        if plan.has_graphs:
+            slot_bytes += graph_bytes(text.num_hidden_layers)
+            work_bytes += CAPTURED_ROWS[-1] * text.vocab_size * torch.float32.itemsize
+        return cls(
+            dtype=dtype,
+            is_half_on_cpu=is_half_on_cpu,
+            cache=cache,
+            weight_bytes=int(weight_share * checkpoint.num_parameters * working_dtype.itemsize),
+            slot_bytes=slot_bytes,
+            work_bytes=work_bytes,
+            num_processes=num_processes,
+            cache_device=device,
+        )
+
+
+def _read_configuration(transformers: Any, checkpoint: Checkpoint) -> tuple[Any, Any]:
+    """Configuration and processor; raises ModelLoadError."""
     try:
-        config = transformers.AutoConfig.from_pretrained(checkpoint.folder)
-        processor = transformers.AutoProcessor.from_pretrained(checkpoint.folder)
+        return (
+            transformers.AutoConfig.from_pretrained(checkpoint.folder),
+            transformers.AutoProcessor.from_pretrained(checkpoint.folder),
+        )
     except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
         raise ModelLoadError(
             f"{checkpoint.name}: its configuration, tokenizer or processor cannot be read: {error}"
         ) from error
-    text = config.text_config
+
+
+def _check_window(name: str, text: Any, max_context_length: int) -> None:
     window: int = text.sliding_window if "sliding_attention" in text.layer_types else 0
     if 0 < window < max_context_length:
         raise ModelLoadError(
-            f"{checkpoint.name}: its layers attend over a sliding window of {window} tokens, which "
-            f"is not supported beyond it: set --max-context-length to at most {window}"
+            f"{name}: its layers attend over a sliding window of {window} tokens, which is not "
+            f"supported beyond it: set --max-context-length to at most {window}"
         )
-    # On a CPU float16 is how weights are kept; activations, cache and arithmetic are float32.
-    is_half = is_fused and dtype == torch.float16 and device.type == "cpu"
-    working_dtype = torch.float32 if is_half else dtype
-    num_ranks, num_processes, weight_share = 1, 1, 1.0
-    loading_options: dict[str, Any] = {}
-    if shards is not None:
-        shards.check(checkpoint.name, text)
-        num_ranks = shards.group.size
-        num_processes = shards.group.devices.count(device)
-        weight_share, _ = shards.memory_share(text, checkpoint.num_parameters)
-        loading_options = shards.loading_options()
-    plan = MemoryPlan(
-        max_context_length=max_context_length,
-        num_slots=num_slots,
-        reserved_bytes=reserved_bytes,
-        budget_bytes=budget_bytes,
-    )
-    num_spare = 0
-    if has_graphs or exact_rows:
-        num_spare = spare_places(max_context_length, exact_rows or CAPTURED_ROWS[-1])
-    shape = CacheShape(
-        num_layers=text.num_hidden_layers,
-        num_slots=1,
-        num_kv_heads=text.num_key_value_heads // num_ranks,
-        capacity=max_context_length,
-        head_dim=text.hidden_size // text.num_attention_heads,
-        num_spare=num_spare,
-    )
-    dtypes = working_dtype, cache_dtype(working_dtype, device)
-    slot_bytes = shape.num_bytes(dtypes[1])
-    work_bytes = shape_of(checkpoint.name, config.to_dict()).work_bytes(
-        max_context_length, bytes_each=dtypes[0].itemsize, cache_each=dtypes[1].itemsize
-    )
-    if has_graphs:
-        slot_bytes += graph_bytes(text.num_hidden_layers)
-        work_bytes += CAPTURED_ROWS[-1] * text.vocab_size * torch.float32.itemsize
-    check_fits(
-        checkpoint.name,
-        plan,
-        weight_bytes=int(weight_share * checkpoint.num_parameters * working_dtype.itemsize),
-        slot_bytes=num_processes * slot_bytes,
-        work_bytes=num_processes * work_bytes,
-        device=device,
-        dtype=dtype,
-    )
-    progress("loading", 0.1)
+
+
+def _read_weights(
+    transformers: Any,
+    checkpoint: Checkpoint,
+    architecture: str,
+    sizes: _Sizes,
+    shards: Shards | None,
+) -> Any:
+    """transformers' model; raises ModelLoadError for weights that are damaged or missing."""
+    loading_options = {} if shards is None else shards.loading_options()
     try:
         with _quiet(transformers):
             model, problems = getattr(transformers, architecture).from_pretrained(
                 checkpoint.folder,
-                dtype=working_dtype,
+                dtype=sizes.working_dtype,
                 attn_implementation="sdpa",
                 output_loading_info=True,
                 **loading_options,
@@ -150,61 +230,59 @@ def load_pretrained(
             f"{checkpoint.name}: its weights do not fit its configuration; missing or of another "
             f"shape: {', '.join(lacking[:3])}{' ...' if len(lacking) > 3 else ''}"
         )
-    model.eval().requires_grad_(False).to(device)
-    progress("loading", 0.7)
-    tokenizer = processor.tokenizer
-    num_ids = num_token_ids(tokenizer, text.vocab_size)
+    return model
+
+
+def _linear_of(plan: LoadPlan, sizes: _Sizes) -> MakeLinear | None:
+    """The form of products; None: modules stay as transformers wrote them."""
+    if not plan.is_fused:
+        return None
+    return make_half_linear if sizes.is_half_on_cpu else make_linear
+
+
+def _make_stack(
+    model: Any, num_ids: int, make_linear: MakeLinear | None, shards: Shards | None
+) -> DecoderStack:
+    """The decoder layers; fused ones take over the weights of transformers' modules."""
     text_model = model.model.language_model
-    make: MakeLinear | None = None
-    stack: DecoderStack
-    if is_fused:
-        make = make_half_linear if is_half else make_linear
-        if shards is not None:
-            shards.unwrap(model)
-        stack = FusedStack(text_model, model.lm_head, num_ids, make, shards)
-        if shards is not None:
-            shards.free_head(model)
-    else:
-        stack = TransformersStack(text_model, model.lm_head, num_ids)
+    if make_linear is None:
+        return TransformersStack(text_model, model.lm_head, num_ids)
+    if shards is not None:
+        shards.unwrap(model)
+    stack = FusedStack(text_model, model.lm_head, num_ids, make_linear, shards)
+    if shards is not None:
+        shards.free_head(model)
+    return stack
+
+
+def _number_of_slots(
+    plan: LoadPlan, name: str, sizes: _Sizes, device: torch.device, shards: Shards | None
+) -> int:
+    """As asked for, or as many as fit on every rank's device; raises ModelLoadError if none."""
     num_fitting = fitting_slots(
         plan,
-        slot_bytes=slot_bytes,
-        work_bytes=work_bytes,
+        slot_bytes=sizes.slot_bytes,
+        work_bytes=sizes.work_bytes,
         device=device,
-        num_processes=num_processes,
+        num_processes=sizes.num_processes,
     )
     if shards is not None:
         num_fitting = shards.least(num_fitting)
-    num_slots = choose_slots(
-        checkpoint.name, plan, num_fitting, slot_bytes=slot_bytes, device=device
+    return choose_slots(name, plan, num_fitting, slot_bytes=sizes.slot_bytes, device=device)
+
+
+def _fixed_steps(
+    plan: LoadPlan, model: Any, stack: DecoderStack, cache: KeyValueCache
+) -> StaticSteps:
+    text = model.config.text_config
+    return StaticSteps(
+        stack,
+        cache,
+        model.get_input_embeddings().weight,
+        groups=text.num_attention_heads // text.num_key_value_heads,
+        exact_rows=plan.exact_rows,
+        graphs=CudaGraphs(cache.device) if plan.has_graphs else None,
     )
-    shape = replace(shape, num_slots=num_slots)
-    info = ModelInfo(
-        name=served_name,
-        family=checkpoint.model_type,
-        device=str(device),
-        dtype=str(dtype).removeprefix("torch."),
-        tokenizer_hash=tokenizer_hash(tokenizer),
-        tokenizer_json=tokenizer.backend_tokenizer.to_str().encode(),
-        num_token_ids=num_ids,
-        end_token_ids=end_token_ids(model.generation_config, tokenizer),
-        max_context_length=max_context_length,
-        num_slots=num_slots,
-        num_parameters=checkpoint.num_parameters,
-        device_uuids=device_uuids((device,) if shards is None else shards.group.devices),
-    )
-    cache = KeyValueCache(shape, dtype=cache_dtype(working_dtype, device), device=device)
-    static = None
-    if has_graphs or exact_rows:
-        static = StaticSteps(
-            stack,
-            cache,
-            model.get_input_embeddings().weight,
-            groups=text.num_attention_heads // text.num_key_value_heads,
-            exact_rows=exact_rows,
-            graphs=CudaGraphs(device) if has_graphs else None,
-        )
-    return Pretrained(model, processor, stack, cache, info, make, static)
 
 
 @contextlib.contextmanager

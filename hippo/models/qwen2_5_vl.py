@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from hippo.models.base import DecodedMedia, Prompt
-from hippo.models.checkpoint import Checkpoint
+from hippo.models.checkpoint import Checkpoint, Progress
 from hippo.models.family import CachedModel
+from hippo.models.plan import LoadPlan
 from hippo.models.pretrained import Pretrained, load_pretrained
 from hippo.models.qwen_prompt import IMAGE_EXTRAS, VIDEO_EXTRAS, PromptBuilder, split_patches
 from hippo.models.vision import place_beside_first, speed_up_vision
@@ -17,6 +18,9 @@ from hippo.models.windows import WINDOWS_NAME, register_windows
 from hippo.sizes import VISION_PATCHES
 from hippo.transfer import to_device
 from hippo.types import ChatMessage, FramePlan
+
+if TYPE_CHECKING:
+    from hippo.parallel.shards import Shards
 
 
 class Qwen2_5_VL(CachedModel):
@@ -65,12 +69,13 @@ class Qwen2_5_VL(CachedModel):
         return torch.cat((prompt.visual_indices, image_indices))
 
 
-def load(checkpoint: Checkpoint, **options: Any) -> Qwen2_5_VL:
-    """Loads a Qwen2.5-VL checkpoint, with the options of load_pretrained.
-
-    hippo.models.loading.load_model is the way in.
-    """
-    pretrained = load_pretrained(checkpoint, "Qwen2_5_VLForConditionalGeneration", **options)
+def load(
+    checkpoint: Checkpoint, plan: LoadPlan, progress: Progress, shards: Shards | None
+) -> Qwen2_5_VL:
+    """Loads a Qwen2.5-VL checkpoint; hippo.models.loading.load_model is the way in."""
+    pretrained = load_pretrained(
+        checkpoint, "Qwen2_5_VLForConditionalGeneration", plan, progress, shards
+    )
     visual = pretrained.model.model.visual
     if pretrained.make_linear is not None:
         speed_up_vision(visual, pretrained.make_linear)

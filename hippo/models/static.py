@@ -24,10 +24,11 @@ from dataclasses import dataclass
 import torch
 
 from hippo.models.attention import SequenceStep, Step
-from hippo.models.batch import MASK_ALIGNMENT, MAX_GROUPED_ROWS
+from hippo.models.batch import MASK_ALIGNMENT
 from hippo.models.cache import KeyValueCache
 from hippo.models.decoder import DecoderStack
 from hippo.models.graphs import GraphMaker, Replay
+from hippo.models.plan import MAX_GROUPED_ROWS
 from hippo.models.rows import PlacedRows
 
 _log = logging.getLogger(__name__)

@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from hippo.models.plan import LoadPlan
 from hippo.subprocesses import end_with_parent
 
 
@@ -28,16 +29,7 @@ class FollowerSettings:
 
     rank: int
     rendezvous: str
-    devices: tuple[str, ...]
-    cpu_core: int | None
-    num_threads: int | None
-    model: str
-    dtype: str
-    num_slots: int | None
-    max_context_length: int
-    is_fused: bool
-    budget_bytes: int | None
-    log_level: str
+    plan: LoadPlan
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -45,8 +37,10 @@ class FollowerSettings:
     @classmethod
     def from_json(cls, text: str) -> FollowerSettings:
         values: dict[str, Any] = json.loads(text)
-        values["devices"] = tuple(values["devices"])
-        return cls(**values)
+        plan = values.pop("plan")
+        for name in ("devices", "cpu_cores"):
+            plan[name] = tuple(plan[name])
+        return cls(plan=LoadPlan(**plan), **values)
 
 
 class _Reports(logging.Handler):
@@ -74,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     end_with_parent(partial(shutil.rmtree, folder, ignore_errors=True))
     root = logging.getLogger()
     root.handlers[:] = [reports]
-    root.setLevel(settings.log_level.upper())
+    root.setLevel(settings.plan.log_level.upper())
 
     from hippo.errors import HippoError
 
@@ -102,20 +96,11 @@ def _run(settings: FollowerSettings, commands: Connection, reports: _Reports) ->
     from hippo.parallel.model import follow
     from hippo.parallel.shards import Shards
 
-    prepare_cpu(settings.cpu_core, settings.num_threads)
-    devices = tuple(map(torch.device, settings.devices))
+    plan = settings.plan
+    prepare_cpu(plan.core_of(settings.rank), plan.num_threads)
+    devices = tuple(map(torch.device, plan.rank_devices))
     group = RankGroup(settings.rendezvous, settings.rank, devices)
-    model = load_model(
-        settings.model,
-        device=str(group.device),
-        dtype=settings.dtype,
-        num_slots=settings.num_slots,
-        max_context_length=settings.max_context_length,
-        progress=_log_progress,
-        is_fused=settings.is_fused,
-        shards=Shards(group),
-        budget_bytes=settings.budget_bytes,
-    )
+    model = load_model(plan, progress=_log_progress, shards=Shards(group))
     reports.send("ready")
     follow(model, group, commands.recv)
     group.close()

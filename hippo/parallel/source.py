@@ -7,7 +7,7 @@ import importlib
 import logging
 import threading
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +16,9 @@ from hippo.errors import HippoError, ModelLoadError, UnavailableError
 from hippo.models._torchvision import ensure_torchvision
 from hippo.models.base import VideoLanguageModel
 from hippo.models.checkpoint import Checkpoint, Progress, find_checkpoint
-from hippo.models.loading import load_model, parse_device
+from hippo.models.loading import load_model
+from hippo.models.placement import parse_device
+from hippo.models.plan import LoadPlan
 from hippo.parallel.follower import FollowerSettings
 from hippo.parallel.followers import FollowerProcesses
 from hippo.parallel.group import RankGroup, Rendezvous, backend_for
@@ -28,24 +30,6 @@ _log = logging.getLogger(__name__)
 _SETTLE_SECONDS = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelOptions:
-    """What to load, and where; the options of load_model, but for ``devices``, one a rank."""
-
-    model: str
-    devices: tuple[str, ...]
-    cpu_cores: tuple[int, ...] = ()  # one a rank, or none
-    num_threads: int | None = None  # of a rank, if it is not pinned to a core
-    dtype: str = "auto"
-    num_slots: int | None = 1  # None: as many as fit on every device
-    max_context_length: int = 4096
-    served_name: str | None = None
-    is_fused: bool = True
-    reserved_bytes: int = 0  # of the first device, where the vision tower runs
-    budget_bytes: int | None = None  # of each device; None: what is free
-    log_level: str = "info"  # of what followers report
-
-
 class ParallelSource:
     """Loads a model in this process and a follower for every other device.
 
@@ -54,9 +38,9 @@ class ParallelSource:
     gone or failed; it may be set while ``load`` still waits.
     """
 
-    def __init__(self, options: ParallelOptions) -> None:
+    def __init__(self, plan: LoadPlan) -> None:
         self.lost: Future[HippoError] = Future()
-        self._options = options
+        self._plan = plan
         self._lock = threading.Lock()
         self._is_closed = False
         self._rendezvous: Rendezvous | None = None
@@ -71,27 +55,23 @@ class ParallelSource:
 
     def load(self, progress: Progress) -> VideoLanguageModel:
         """The model; raises ModelLoadError, before any process is started where it can."""
-        options = self._options
-        devices = tuple(parse_device(name) for name in options.devices)
+        plan = self._plan
+        devices = tuple(parse_device(name) for name in plan.rank_devices)
         backend_for(devices)
-        checkpoint = find_checkpoint(options.model, progress=progress)
+        checkpoint = find_checkpoint(plan.model, progress=progress)
         _check_heads(checkpoint, len(devices))
         rendezvous, followers = self._start(checkpoint, devices)
         self._is_loading = True
         try:
             group = self._group = RankGroup(rendezvous.path, 0, devices)
             local = load_model(
-                str(checkpoint.folder),
-                device=str(devices[0]),
-                dtype=options.dtype,
-                num_slots=options.num_slots,
-                max_context_length=options.max_context_length,
-                served_name=options.served_name or checkpoint.name,
+                replace(
+                    plan,
+                    model=str(checkpoint.folder),
+                    served_name=plan.served_name or checkpoint.name,
+                ),
                 progress=progress,
-                is_fused=options.is_fused,
                 shards=Shards(group),
-                reserved_bytes=options.reserved_bytes,
-                budget_bytes=options.budget_bytes,
             )
             followers.wait_ready()
         except HippoError:
@@ -126,27 +106,13 @@ class ParallelSource:
     def _start(
         self, checkpoint: Checkpoint, devices: tuple[torch.device, ...]
     ) -> tuple[Rendezvous, FollowerProcesses]:
-        options = self._options
         with self._lock:
             if self._is_closed:
                 raise UnavailableError("the service is stopping")
             rendezvous = self._rendezvous = Rendezvous()
+            plan = self._plan.for_followers(str(checkpoint.folder), tuple(map(str, devices)))
             settings = [
-                FollowerSettings(
-                    rank=rank,
-                    rendezvous=rendezvous.path,
-                    devices=tuple(map(str, devices)),
-                    cpu_core=options.cpu_cores[rank] if options.cpu_cores else None,
-                    num_threads=options.num_threads,
-                    model=str(checkpoint.folder),
-                    dtype=options.dtype,
-                    num_slots=options.num_slots,
-                    max_context_length=options.max_context_length,
-                    is_fused=options.is_fused,
-                    budget_bytes=options.budget_bytes,
-                    log_level=options.log_level,
-                )
-                for rank in range(1, len(devices))
+                FollowerSettings(rank, rendezvous.path, plan) for rank in range(1, len(devices))
             ]
             self._followers = FollowerProcesses(settings, self.lost)
             return rendezvous, self._followers

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hippo.config import SettingsError, setting
 from hippo.engine.settings import EngineSettings
+from hippo.models.plan import LoadPlan
 
 ENV_PREFIX = "HIPPO_DRAFT"
 
@@ -22,9 +23,10 @@ class DraftSettings(EngineSettings):
     )
 
     @property
-    def auto_is_half(self) -> bool:
-        """The target settles every token: a draft's dtype is a matter of speed."""
-        return True
+    def load_plan(self) -> LoadPlan:
+        """See EngineSettings.load_plan; the target settles every token, so that a draft's dtype is
+        a matter of speed."""
+        return self._load_plan(auto_is_half=True)
 
     def __post_init__(self) -> None:
         """Refuses values that cannot work, before anything is loaded."""

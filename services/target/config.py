@@ -7,11 +7,10 @@ from typing import get_args
 
 from hippo.config import SettingsError, setting
 from hippo.engine.settings import EngineSettings
+from hippo.models.plan import LoadPlan
 from hippo.types import SpatialScore
 
 ENV_PREFIX = "HIPPO_TARGET"
-
-_MAX_DETERMINISTIC_ROWS = 32  # hippo.models.batch.MAX_GROUPED_ROWS, which needs torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +47,9 @@ class TargetSettings(EngineSettings):
     )
 
     def __post_init__(self) -> None:
+        if any(not core.isdecimal() for core in self.cpu_cores):
+            raise SettingsError(f"--cpu-cores {','.join(self.cpu_cores)}: expected numbers")
         EngineSettings.__post_init__(self)
-        self._check_ranks()
-        if not 1 <= self.deterministic_rows <= _MAX_DETERMINISTIC_ROWS:
-            raise SettingsError(
-                f"--deterministic-rows is {self.deterministic_rows}; it must be 1 to "
-                f"{_MAX_DETERMINISTIC_ROWS}"
-            )
         if self.max_queue < 0:
             raise SettingsError(f"--max-queue is {self.max_queue}; it must not be below 0")
         if not 0.0 <= self.spread <= 1.0:
@@ -62,51 +57,22 @@ class TargetSettings(EngineSettings):
         if self.score_layers is not None and self.score_layers < 1:
             raise SettingsError(f"--score-layers is {self.score_layers}; it must be at least 1")
 
-    def _check_ranks(self) -> None:
-        size = self.tensor_parallel
-        if size < 1:
-            raise SettingsError(f"--tensor-parallel is {size}; it must be at least 1")
-        if size > 1 and self.deterministic:
-            raise SettingsError("--deterministic is for one device; leave --tensor-parallel out")
-        if size > 1 and self.cuda_graphs == "on":
-            raise SettingsError("--cuda-graphs on is for one device; leave --tensor-parallel out")
-        if size == 1 and (self.devices or self.cpu_cores):
-            raise SettingsError("--devices and --cpu-cores are for --tensor-parallel above 1")
-        if size > 1 and self.cpu_core is not None:
-            raise SettingsError("with --tensor-parallel use --cpu-cores instead of --cpu-core")
-        if self.devices and self.device != "cpu":
-            raise SettingsError("--devices says where to run; leave --device out")
-        for flag, values in (("--devices", self.devices), ("--cpu-cores", self.cpu_cores)):
-            if values and len(values) != size:
-                raise SettingsError(
-                    f"{flag} {','.join(values)}: --tensor-parallel {size} needs {size} of them"
-                )
-        if any(not core.isdecimal() for core in self.cpu_cores):
-            raise SettingsError(f"--cpu-cores {','.join(self.cpu_cores)}: expected numbers")
-        if self.cpu_cores and (self.num_threads or 1) != 1:
-            raise SettingsError("--cpu-cores pins one thread each; leave --num-threads out")
+    @property
+    def load_plan(self) -> LoadPlan:
+        """See EngineSettings.load_plan; with the devices that share the layers."""
+        return self._load_plan(
+            tensor_parallel=self.tensor_parallel,
+            devices=self.devices,
+            cpu_cores=tuple(map(int, self.cpu_cores)),
+            exact_rows=self.deterministic_rows if self.deterministic else None,
+        )
 
     @property
-    def exact_rows(self) -> int | None:
-        """See EngineSettings.exact_rows."""
-        return self.deterministic_rows if self.deterministic else None
+    def is_exact(self) -> bool:
+        """Whether all steps of the model have one shape."""
+        return self.deterministic
 
     @property
     def first_device(self) -> str:
-        return self.rank_devices[0]
-
-    @property
-    def rank_devices(self) -> tuple[str, ...]:
-        """A device for each rank of a tensor-parallel target."""
-        if self.devices:
-            return self.devices
-        kind, _, first = self.device.partition(":")
-        if kind == "cpu":
-            return ("cpu",) * self.tensor_parallel
-        start = int(first) if first.isdecimal() else 0
-        return tuple(f"{kind}:{start + rank}" for rank in range(self.tensor_parallel))
-
-    @property
-    def rank_cores(self) -> tuple[int, ...]:
-        """A core for each rank, or none."""
-        return tuple(map(int, self.cpu_cores))
+        """Where the vision tower is."""
+        return self.devices[0] if self.devices else self.device

@@ -10,6 +10,7 @@ import pytest
 
 from hippo.config import SettingsError
 from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
 from hippo.types import SamplingParams
 from services.target.config import TargetSettings
 from tests.integration.test_service_checkpoints import NoiseDecoder
@@ -35,10 +36,13 @@ async def test_every_policy_gives_the_target_only_output_to_the_last_bit(
         toy_request("a short one", sampling=SAMPLED, max_tokens=200, end_token_ids=()),
         toy_request("and a longer question", max_tokens=240, end_token_ids=()),
     ]
-    target_model = load_model(str(target_checkpoint), exact_rows=6, **options)
+    target_model = load_model(LoadPlan(str(target_checkpoint), exact_rows=6, **options))
     async with (
         serving_target(target_model, decoder) as (_, target),
-        serving_draft(load_model(str(draft_checkpoint), **options), decoder) as (_, draft),
+        serving_draft(load_model(LoadPlan(str(draft_checkpoint), **options)), decoder) as (
+            _,
+            draft,
+        ),
     ):
         alone = [(await target_only(target, request)).token_ids for request in requests]
         for policy in POLICIES:
@@ -66,8 +70,11 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(
 
 
 def test_the_services_rows_are_fixed_only_when_asked_for() -> None:
-    assert TargetSettings(model="m").exact_rows is None
-    assert TargetSettings(model="m", deterministic=True, deterministic_rows=4).exact_rows == 4
+    assert TargetSettings(model="m").load_plan.exact_rows is None
+    assert (
+        TargetSettings(model="m", deterministic=True, deterministic_rows=4).load_plan.exact_rows
+        == 4
+    )
 
 
 def test_no_prefixes_are_reused_where_bits_count() -> None:

@@ -11,6 +11,7 @@ import torch
 
 from hippo.models.base import DecodedMedia
 from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
 from hippo.rpc.client import DraftClient, TargetClient
 from hippo.types import (
     ChatMessage,
@@ -54,7 +55,7 @@ class Pair(NamedTuple):
 @pytest.fixture
 async def pair(llava_draft_checkpoint: Path, llava_checkpoint: Path) -> AsyncIterator[Pair]:
     draft, target = (
-        load_model(str(folder), dtype="float32", num_slots=2, max_context_length=512)
+        load_model(LoadPlan(str(folder), dtype="float32", num_slots=2, max_context_length=512))
         for folder in (llava_draft_checkpoint, llava_checkpoint)
     )
     decoder = NoiseDecoder()

@@ -15,6 +15,7 @@ from hippo.engine.base import Engine
 from hippo.engine.jobs import Jobs
 from hippo.models.base import VideoLanguageModel
 from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
 from hippo.rpc.client import DraftClient, TargetClient
 from hippo.types import OpenRequest, Pruning, PruningStrategy, SamplingParams
 from tests.integration.test_llava_services import NoiseDecoder, video_request
@@ -41,7 +42,7 @@ class Pair:
 
 def load(folder: Path, device: str) -> VideoLanguageModel:
     return load_model(
-        str(folder), device=device, dtype="float32", num_slots=3, max_context_length=512
+        LoadPlan(str(folder), device=device, dtype="float32", num_slots=3, max_context_length=512)
     )
 
 

@@ -14,6 +14,7 @@ import torch
 
 from hippo.models.base import DecodedMedia, VideoLanguageModel
 from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
 from hippo.rpc.client import TargetClient
 from hippo.types import (
     ChatMessage,
@@ -70,7 +71,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     folders: list[Path] = [request.getfixturevalue(name) for name in request.param]
     yield Pair(
         *(
-            load_model(str(folder), dtype="float32", num_slots=2, max_context_length=512)
+            load_model(LoadPlan(str(folder), dtype="float32", num_slots=2, max_context_length=512))
             for folder in folders
         )
     )

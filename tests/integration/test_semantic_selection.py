@@ -14,6 +14,7 @@ from hippo.config import SettingsError
 from hippo.errors import ModelLoadError
 from hippo.models.base import DecodedMedia, VideoLanguageModel
 from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
 from hippo.rpc.client import DraftClient, TargetClient
 from hippo.types import (
     ChatMessage,
@@ -166,7 +167,7 @@ class Pair(NamedTuple):
 
 def _load(folder: Path) -> VideoLanguageModel:
     return load_model(
-        str(folder), device="cpu", dtype="float32", num_slots=2, max_context_length=256
+        LoadPlan(str(folder), device="cpu", dtype="float32", num_slots=2, max_context_length=256)
     )
 
 

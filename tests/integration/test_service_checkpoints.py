@@ -12,6 +12,7 @@ import torch
 
 from hippo.models.base import DecodedMedia, VideoLanguageModel
 from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
 from hippo.rpc.client import DraftClient, TargetClient
 from hippo.types import FramePlan, Media, Pruning, PruningStrategy, SamplingParams
 from tests.support.services import (
@@ -42,7 +43,7 @@ class Pair(NamedTuple):
 
 def _load(folder: Path) -> VideoLanguageModel:
     return load_model(
-        str(folder), device="cpu", dtype="float32", num_slots=2, max_context_length=256
+        LoadPlan(str(folder), device="cpu", dtype="float32", num_slots=2, max_context_length=256)
     )
 
 

@@ -21,6 +21,7 @@ from hippo.models.base import (
     VideoLanguageModel,
 )
 from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
 from hippo.types import FramePlan, Media, Pruning, PruningStrategy, SamplingParams
 from tests.support.parallel import two_ranks
 from tests.support.reference import clip, prepare, user
@@ -67,11 +68,13 @@ def models(request: pytest.FixtureRequest) -> Iterator[Models]:
     folder: Path = request.getfixturevalue(target)
     one, small = (
         load_model(
-            str(request.getfixturevalue(name)),
-            dtype="float32",
-            num_slots=3,
-            max_context_length=512,
-            is_fused=is_fused,
+            LoadPlan(
+                str(request.getfixturevalue(name)),
+                dtype="float32",
+                num_slots=3,
+                max_context_length=512,
+                is_fused=is_fused,
+            )
         )
         for name in (target, draft)
     )

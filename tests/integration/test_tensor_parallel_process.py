@@ -20,6 +20,7 @@ import torch
 
 from hippo.errors import UnavailableError
 from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
 from hippo.rpc.client import TargetClient
 from hippo.types import ChatMessage, TextPart
 from tests.support.parallel import followers_of
@@ -80,7 +81,9 @@ def test_a_service_on_two_ranks_serves_one_ranks_output_and_stops_in_good_order(
     target_checkpoint: Path, tmp_path: Path
 ) -> None:
     async def expected() -> list[int]:
-        model = load_model(str(target_checkpoint), dtype="float32", max_context_length=512)
+        model = load_model(
+            LoadPlan(str(target_checkpoint), dtype="float32", max_context_length=512)
+        )
         async with serving_target(model) as (_, client):
             return (await target_only(client, TEXT)).token_ids
 

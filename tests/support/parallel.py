@@ -12,19 +12,20 @@ import pytest
 import torch
 
 from hippo.models.base import VideoLanguageModel
-from hippo.parallel.source import ParallelOptions, ParallelSource
+from hippo.models.plan import LoadPlan
+from hippo.parallel.source import ParallelSource
 
 
-def options(folder: Path, **changes: Any) -> ParallelOptions:
+def plan_of(folder: Path, **changes: Any) -> LoadPlan:
     values: dict[str, Any] = {
         "model": str(folder),
-        "devices": ("cpu", "cpu"),
+        "tensor_parallel": 2,
         "num_threads": 1,
         "dtype": "float32",
         "num_slots": 3,
         "max_context_length": 512,
     }
-    return ParallelOptions(**(values | changes))
+    return LoadPlan(**(values | changes))
 
 
 @contextmanager
@@ -32,7 +33,7 @@ def two_ranks(folder: Path, **changes: Any) -> Iterator[tuple[VideoLanguageModel
     """Loads and ends a model on two ranks; afterwards no process of it is left."""
     if torch.accelerator.is_available():
         pytest.skip("ranks on the CPU need the accelerator hidden: CUDA_VISIBLE_DEVICES=")
-    source = ParallelSource(options(folder, **changes))
+    source = ParallelSource(plan_of(folder, **changes))
     try:
         yield source.load(lambda _stage, _share: None), source
     finally:

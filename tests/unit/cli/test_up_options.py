@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hippo.cli.processes import Child
 from hippo.cli.stack import Stack
 from hippo.cli.up import add_stack_arguments, stack_options
-from hippo.engine import process
 from services.draft.config import DraftSettings
 from services.target.config import TargetSettings
 
@@ -38,14 +36,9 @@ def test_a_draft_has_the_targets_dtype_unless_it_is_on_a_cpu(
             assert arguments[arguments.index("--dtype") + 1] == expected
 
 
-def test_auto_is_half_precision_for_a_draft_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[dict[str, Any]] = []
-    monkeypatch.setattr(process, "load_model", lambda _name, **options: told.append(options))
-    for settings in (DraftSettings(model="a"), TargetSettings(model="a")):
-        process.LocalSource(settings).load(lambda stage, share: None)
-    assert [(each["dtype"], each["auto_is_half"]) for each in told] == [
-        ("auto", True), ("auto", False),
-    ]  # fmt: skip
+def test_auto_is_half_precision_for_a_draft_alone() -> None:
+    plans = [settings(model="a").load_plan for settings in (DraftSettings, TargetSettings)]
+    assert [(plan.dtype, plan.auto_is_half) for plan in plans] == [("auto", True), ("auto", False)]
 
 
 def test_a_childs_environment_is_the_parents(

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from hippo.models.base import VideoLanguageModel
-from hippo.models.checkpoint import find_checkpoint
 from hippo.models.loading import load_model
-from hippo.models.qwen2_5_vl import load
+from hippo.models.plan import LoadPlan
 from tests.support.hub import HubServer
 from tests.support.reference import Reference
 
@@ -35,15 +34,15 @@ def reference(target_checkpoint: Path) -> Reference:
 @pytest.fixture(scope="session", params=["fused", "as transformers has it"])
 def model(target_checkpoint: Path, request: pytest.FixtureRequest) -> VideoLanguageModel:
     """The adapter in float32 with three slots, on both of its ways to run a layer."""
-    return load(
-        find_checkpoint(str(target_checkpoint), progress=lambda _stage, _share: None),
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        num_slots=3,
-        max_context_length=512,
-        served_name="tiny",
-        progress=lambda _stage, _share: None,
-        is_fused=request.param == "fused",
+    return load_model(
+        LoadPlan(
+            str(target_checkpoint),
+            dtype="float32",
+            num_slots=3,
+            max_context_length=512,
+            served_name="tiny",
+            is_fused=request.param == "fused",
+        )
     )
 
 
@@ -61,7 +60,9 @@ def family(request: pytest.FixtureRequest) -> VideoLanguageModel:
     name, is_fused = request.param
     folder: Path = request.getfixturevalue(name)
     return load_model(
-        str(folder), dtype="float32", num_slots=3, max_context_length=512, is_fused=is_fused
+        LoadPlan(
+            str(folder), dtype="float32", num_slots=3, max_context_length=512, is_fused=is_fused
+        )
     )
 
 

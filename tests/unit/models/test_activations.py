@@ -11,7 +11,9 @@ from bench.tensor_trace import peak_bytes
 from hippo.cli.stack import BUNDLED_PAIR
 from hippo.models.base import DecodedMedia, VideoLanguageModel
 from hippo.models.cache import cache_dtype
-from hippo.models.loading import DTYPES, load_model
+from hippo.models.loading import load_model
+from hippo.models.placement import DTYPES
+from hippo.models.plan import LoadPlan
 from hippo.sizes import find_shape
 from tests.support.reference import clip, prefill, prepare, user
 
@@ -35,7 +37,7 @@ def computed(folder: Path, num_tokens: int, dtype: str) -> int:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_video_takes_what_is_computed_and_little_less(dtype: str) -> None:
     folder = BUNDLED_PAIR / "draft"
-    model = load_model(str(folder), dtype=dtype, max_context_length=8192)
+    model = load_model(LoadPlan(str(folder), dtype=dtype, max_context_length=8192))
     limits = model._prompts._processor.video_processor.size  # type: ignore[attr-defined]
     limits["longest_edge"] = 1 << 30
     peak, num_tokens = measured(model, clip(num_frames=48, size=280))
@@ -46,7 +48,7 @@ def test_a_video_takes_what_is_computed_and_little_less(dtype: str) -> None:
 
 def test_a_long_video_passes_the_tower_in_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = BUNDLED_PAIR / "draft"
-    model = load_model(str(folder), dtype="float32", max_context_length=2048)
+    model = load_model(LoadPlan(str(folder), dtype="float32", max_context_length=2048))
     prompt = prepare(model, user(0, "what?"), clip(num_frames=32, size=112))
     whole = model.embed_visual(prompt)
     peak = peak_bytes(lambda: model.embed_visual(prompt), CPU)
@@ -59,6 +61,6 @@ def test_a_long_video_passes_the_tower_in_stretches(monkeypatch: pytest.MonkeyPa
 
 
 def test_llava_onevisions_frames_take_no_more_than_is_computed(llava_checkpoint: Path) -> None:
-    model = load_model(str(llava_checkpoint), dtype="float32", max_context_length=2048)
+    model = load_model(LoadPlan(str(llava_checkpoint), dtype="float32", max_context_length=2048))
     peak, num_tokens = measured(model, clip(num_frames=40))
     assert peak <= computed(llava_checkpoint, num_tokens, "float32") <= 1.6 * peak

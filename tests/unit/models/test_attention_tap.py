@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from hippo.models.base import AttentionTap, Prompt, Scope, VideoLanguageModel
-from hippo.models.checkpoint import find_checkpoint
 from hippo.models.linear import has_half_linear
-from hippo.models.qwen2_5_vl import load
+from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
 from tests.support.attention import reference_scores
 from tests.support.reference import Reference, clip, image, prefill, prepare, user
 
@@ -117,14 +117,14 @@ def test_without_a_video_there_is_nothing_to_score(model: VideoLanguageModel) ->
 def test_weights_in_float16_score_nearly_the_same(
     target_checkpoint: Path, reference: Reference
 ) -> None:
-    model = load(
-        find_checkpoint(str(target_checkpoint), progress=lambda _stage, _share: None),
-        device=torch.device("cpu"),
-        dtype=torch.float16,
-        num_slots=1,
-        max_context_length=256,
-        served_name="half",
-        progress=lambda _stage, _share: None,
+    model = load_model(
+        LoadPlan(
+            str(target_checkpoint),
+            dtype="float16",
+            num_slots=1,
+            max_context_length=256,
+            served_name="half",
+        )
     )
     text = "what is in the thing?"
     prompt = prepare(model, user(0, text), clip())

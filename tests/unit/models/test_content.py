@@ -12,6 +12,7 @@ import torch
 from hippo.models.base import DecodedMedia, Prompt, VideoLanguageModel
 from hippo.models.content import visual_digest
 from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
 from hippo.types import MediaKind
 from tests.support.reference import clip, image, prepare, user
 
@@ -29,7 +30,7 @@ class Kept(dict[bytes, torch.Tensor]):
 def family(request: pytest.FixtureRequest) -> VideoLanguageModel:
     """A small model of each family."""
     folder: Path = request.getfixturevalue(request.param)
-    return load_model(str(folder), dtype="float32", num_slots=1, max_context_length=512)
+    return load_model(LoadPlan(str(folder), dtype="float32", num_slots=1, max_context_length=512))
 
 
 def several(model: VideoLanguageModel) -> Prompt:
@@ -132,7 +133,7 @@ def test_of_a_prompt_with_a_known_and_a_new_item_only_the_new_one_is_computed(
 def test_several_images_keep_their_features_and_a_lone_one_has_its_own(
     llava_checkpoint: Path,
 ) -> None:
-    model = load_model(str(llava_checkpoint), dtype="float32", max_context_length=512)
+    model = load_model(LoadPlan(str(llava_checkpoint), dtype="float32", max_context_length=512))
     lone = prepare(model, user(0, "what?"), image())
     two = prepare(model, user(0, 1, "what?"), image(), image(seed=1))
     three = prepare(model, user(0, 1, 2, "what?"), image(), image(seed=1), image(seed=2))

@@ -15,6 +15,7 @@ import torch
 from hippo.models.base import SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.linear import has_half_linear
 from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
 from hippo.pair import check_pair
 from tests.support.hub import HubServer
 from tests.support.hub_forms import HUB_FORMS, resave, write_hub_form
@@ -32,7 +33,7 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def _load(folder: Path, dtype: str = "float32") -> VideoLanguageModel:
-    return load_model(str(folder), dtype=dtype, max_context_length=2048)
+    return load_model(LoadPlan(str(folder), dtype=dtype, max_context_length=2048))
 
 
 def _reference(folder: Path) -> Any:
@@ -140,8 +141,9 @@ def test_an_image_of_the_hubs_sizes_gives_transformers_own_logits(
 HUB_SCRIPT = """
 import sys
 from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
 for name in sys.argv[1:]:
-    info = load_model(name, max_context_length=64).info
+    info = load_model(LoadPlan(name, max_context_length=64)).info
     sys.stdout.write(f"{info.name} {info.family}\\n")
 """
 

@@ -14,6 +14,7 @@ from hippo.errors import ModelLoadError
 from hippo.models.base import SequenceRows, StepPlan
 from hippo.models.linear import has_half_linear
 from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
 from hippo.pair import check_pair
 from tests.support.reference import clip, prefill, prepare, user
 
@@ -26,7 +27,7 @@ def test_logits_are_cut_to_the_tokenizers_ids(
     llava_checkpoint: Path, llava_draft_checkpoint: Path
 ) -> None:
     target, padded = (
-        load_model(str(folder), max_context_length=256)
+        load_model(LoadPlan(str(folder), max_context_length=256))
         for folder in (llava_checkpoint, llava_draft_checkpoint)
     )
     check_pair(padded.info, target.info)
@@ -44,7 +45,7 @@ def test_narrower_weights_stay_near_float32(
         pytest.skip("this torch has no fbgemm")
     results = []
     for name in ("float32", dtype):
-        model = load_model(str(llava_checkpoint), dtype=name, max_context_length=256)
+        model = load_model(LoadPlan(str(llava_checkpoint), dtype=name, max_context_length=256))
         assert model.info.dtype == name
         first = prefill(model, 0, prepare(model, user(0, "what?"), clip()))
         results.append(torch.cat((first[None], model.forward(step(5, 6, 7)))))
@@ -85,4 +86,4 @@ def test_a_checkpoint_that_cannot_work_is_refused(
         config[key] = {**config[key], **value} if isinstance(value, dict) else value
     path.write_text(json.dumps(config))
     with pytest.raises(ModelLoadError, match=said):
-        load_model(str(path.parent), max_context_length=256)
+        load_model(LoadPlan(str(path.parent), max_context_length=256))

@@ -16,8 +16,8 @@ from hippo.models.base import (
     StepPlan,
     VideoLanguageModel,
 )
-from hippo.models.checkpoint import find_checkpoint
-from hippo.models.llava_onevision import load
+from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
 from hippo.types import MediaKind
 from tests.support.attention import reference_scores
 from tests.support.llava import ORDERED_TEMPLATE, LlavaReference, write_llava_checkpoint
@@ -56,15 +56,15 @@ def ordered(
 
 
 def _load(folder: Path, *, is_fused: bool = True) -> VideoLanguageModel:
-    return load(
-        find_checkpoint(str(folder), progress=lambda _stage, _share: None),
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        num_slots=3,
-        max_context_length=512,
-        served_name="tiny",
-        progress=lambda _stage, _share: None,
-        is_fused=is_fused,
+    return load_model(
+        LoadPlan(
+            str(folder),
+            dtype="float32",
+            num_slots=3,
+            max_context_length=512,
+            served_name="tiny",
+            is_fused=is_fused,
+        )
     )
 
 

@@ -12,11 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hippo.config import SettingsError
 from hippo.errors import IncompatiblePairError, ModelLoadError
-from hippo.models import loading
+from hippo.models import placement
 from hippo.models.base import SequenceRows, StepPlan
 from hippo.models.linear import has_half_linear
 from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
 from hippo.pair import check_pair
 from tests.support.checkpoints import write_checkpoint
 from tests.support.reference import clip, prefill, prepare, user
@@ -36,9 +38,7 @@ def change_config(folder: Path, **values: object) -> None:
 def test_a_loaded_model_says_what_it_is(target_checkpoint: Path) -> None:
     seen: list[tuple[str, float]] = []
     model = load_model(
-        str(target_checkpoint),
-        num_slots=2,
-        max_context_length=64,
+        LoadPlan(str(target_checkpoint), num_slots=2, max_context_length=64),
         progress=lambda stage, share: seen.append((stage, share)),
     )
     info = model.info
@@ -56,8 +56,8 @@ def test_a_loaded_model_says_what_it_is(target_checkpoint: Path) -> None:
 def test_a_pair_with_other_vocabulary_sizes_over_one_tokenizer_fits(
     target_checkpoint: Path, draft_checkpoint: Path
 ) -> None:
-    target = load_model(str(target_checkpoint), max_context_length=256)
-    draft = load_model(str(draft_checkpoint), max_context_length=256, served_name="draft")
+    target = load_model(LoadPlan(str(target_checkpoint), max_context_length=256))
+    draft = load_model(LoadPlan(str(draft_checkpoint), max_context_length=256, served_name="draft"))
     check_pair(draft.info, target.info)
     assert draft.info.name == "draft"
     for model in (target, draft):
@@ -68,9 +68,9 @@ def test_a_pair_with_other_vocabulary_sizes_over_one_tokenizer_fits(
 def test_models_with_different_tokenizers_are_refused(
     target_checkpoint: Path, tmp_path: Path
 ) -> None:
-    target = load_model(str(target_checkpoint), max_context_length=64)
+    target = load_model(LoadPlan(str(target_checkpoint), max_context_length=64))
     folder = write_checkpoint(tmp_path / "other", merges=("h e", "i n", "o n", "a t"))
-    other = load_model(str(folder), max_context_length=64)
+    other = load_model(LoadPlan(str(folder), max_context_length=64))
     assert other.info.num_token_ids == target.info.num_token_ids
     with pytest.raises(IncompatiblePairError, match="different tokenizers"):
         check_pair(other.info, target.info)
@@ -84,7 +84,7 @@ def test_narrower_weights_stay_near_float32(
         pytest.skip("this torch has no fbgemm")
     results = []
     for name in ("float32", dtype):
-        model = load_model(str(target_checkpoint), dtype=name, max_context_length=256)
+        model = load_model(LoadPlan(str(target_checkpoint), dtype=name, max_context_length=256))
         assert model.info.dtype == name
         first = prefill(model, 0, prepare(model, user(0, "what?"), clip()))
         rows = model.forward(StepPlan((SequenceRows(0, 0, (5, 6, 7)),)))
@@ -99,17 +99,19 @@ def test_auto_is_half_precision_for_a_draft_on_a_cpu_that_multiplies_it(
 ) -> None:
     if can_multiply and not has_half_linear():
         pytest.skip("this torch has no fbgemm")
-    monkeypatch.setattr(loading, "has_half_linear", lambda: can_multiply)
+    monkeypatch.setattr(placement, "has_half_linear", lambda: can_multiply)
     change_config(copy, dtype="bfloat16")
     for dtype, expected in (("auto", "float16" if can_multiply else "float32"), ("bfloat16",) * 2):
-        model = load_model(str(copy), dtype=dtype, max_context_length=64, auto_is_half=True)
+        model = load_model(
+            LoadPlan(str(copy), dtype=dtype, max_context_length=64, auto_is_half=True)
+        )
         assert model.info.dtype == expected
 
 
 def test_end_tokens_fall_back_to_the_tokenizers(copy: Path) -> None:
     (copy / "generation_config.json").unlink()
     change_config(copy, text_config=_without(copy, "eos_token_id"))
-    assert load_model(str(copy), max_context_length=64).info.end_token_ids == (262,)
+    assert load_model(LoadPlan(str(copy), max_context_length=64)).info.end_token_ids == (262,)
 
 
 def _without(folder: Path, key: str) -> dict[str, object]:
@@ -120,24 +122,24 @@ def _without(folder: Path, key: str) -> dict[str, object]:
 @pytest.mark.parametrize("name", ["/nowhere/at/all", "./nothing", "some/deep/path"])
 def test_a_missing_folder_is_said_to_be_missing(name: str) -> None:
     with pytest.raises(ModelLoadError, match="does not exist"):
-        load_model(name)
+        load_model(LoadPlan(name))
 
 
 def test_a_folder_without_a_configuration_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"has no config\.json"):
-        load_model(str(tmp_path))
+        load_model(LoadPlan(str(tmp_path)))
 
 
 def test_an_unsupported_architecture_names_the_supported_ones(copy: Path) -> None:
     change_config(copy, model_type="llama")
     with pytest.raises(ModelLoadError, match=r"'llama'; supported: llava_onevision, qwen2_5_vl"):
-        load_model(str(copy))
+        load_model(LoadPlan(str(copy)))
 
 
 def test_absent_weights_are_named(copy: Path) -> None:
     (copy / "model.safetensors").unlink()
     with pytest.raises(ModelLoadError, match=r"lacks the weight file model\.safetensors"):
-        load_model(str(copy))
+        load_model(LoadPlan(str(copy)))
 
 
 @pytest.mark.parametrize("size", [4, 1000, -1])
@@ -145,7 +147,7 @@ def test_weights_cut_short_are_damaged(copy: Path, size: int) -> None:
     path = copy / "model.safetensors"
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(ModelLoadError, match="damaged or cut short"):
-        load_model(str(copy))
+        load_model(LoadPlan(str(copy)))
 
 
 def test_a_missing_tensor_is_named(copy: Path) -> None:
@@ -155,20 +157,20 @@ def test_a_missing_tensor_is_named(copy: Path) -> None:
     del tensors[name]
     save_file(tensors, path, metadata={"format": "pt"})
     with pytest.raises(ModelLoadError, match=r"missing or of another shape: .*down_proj"):
-        load_model(str(copy))
+        load_model(LoadPlan(str(copy)))
 
 
 def test_a_broken_tokenizer_is_reported(copy: Path) -> None:
     (copy / "tokenizer.json").write_text("{")
     with pytest.raises(ModelLoadError, match="tokenizer or processor cannot be read"):
-        load_model(str(copy))
+        load_model(LoadPlan(str(copy)))
 
 
 def test_a_model_that_does_not_fit_says_what_it_needs_and_what_helps(
     target_checkpoint: Path,
 ) -> None:
     with pytest.raises(ModelLoadError, match=r"needs about .* GiB .*lower --slots"):
-        load_model(str(target_checkpoint), num_slots=1000, max_context_length=10_000_000)
+        load_model(LoadPlan(str(target_checkpoint), num_slots=1000, max_context_length=10_000_000))
 
 
 @pytest.mark.parametrize(
@@ -183,8 +185,8 @@ def test_a_model_that_does_not_fit_says_what_it_needs_and_what_helps(
 def test_settings_that_cannot_be_are_refused(
     target_checkpoint: Path, options: dict[str, str | int], said: str
 ) -> None:
-    with pytest.raises(ModelLoadError, match=said):
-        load_model(str(target_checkpoint), **options)  # type: ignore[arg-type]
+    with pytest.raises((ModelLoadError, SettingsError), match=said):
+        load_model(LoadPlan(str(target_checkpoint), **options))  # type: ignore[arg-type]
 
 
 HUB_SCRIPT = """

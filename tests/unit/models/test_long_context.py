@@ -12,8 +12,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.tensor_trace import TensorTrace
 from hippo.models.base import Prompt, SequenceRows, StepPlan, VideoLanguageModel
-from hippo.models.checkpoint import find_checkpoint
-from hippo.models.qwen2_5_vl import load
+from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
 
 SHORT, LONG = 1024, 8192
 MASK_OPERATORS = {"aten.full.default", "aten.triu_.default", "aten.repeat_interleave.self_int"}
@@ -28,15 +28,15 @@ BATCH_MASK_OPERATORS = {
 @pytest.fixture(scope="module", params=["fused", "as transformers has it"])
 def model(target_checkpoint: Path, request: pytest.FixtureRequest) -> VideoLanguageModel:
     """A small model with four slots of a long context."""
-    return load(
-        find_checkpoint(str(target_checkpoint), progress=lambda _stage, _share: None),
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        num_slots=4,
-        max_context_length=LONG + 64,
-        served_name="tiny",
-        progress=lambda _stage, _share: None,
-        is_fused=request.param == "fused",
+    return load_model(
+        LoadPlan(
+            str(target_checkpoint),
+            dtype="float32",
+            num_slots=4,
+            max_context_length=LONG + 64,
+            served_name="tiny",
+            is_fused=request.param == "fused",
+        )
     )
 
 

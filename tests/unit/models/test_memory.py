@@ -12,7 +12,7 @@ import torch
 from hippo.errors import ModelLoadError
 from hippo.models import memory
 from hippo.models.loading import load_model
-from hippo.models.memory import MemoryPlan
+from hippo.models.plan import LoadPlan
 from hippo.sizes import GIB, MOST_AUTO_SLOTS, find_shape
 
 MIB = 1 << 20
@@ -21,7 +21,8 @@ CPU = torch.device("cpu")
 
 def check(*, num_slots: int | None = 5, budget_bytes: int | None = None, **changes: int) -> None:
     sizes = {"weight_bytes": 100 * MIB, "slot_bytes": 10 * MIB, "work_bytes": 10 * MIB}
-    plan = MemoryPlan(
+    plan = LoadPlan(
+        "m",
         max_context_length=512,
         num_slots=num_slots,
         reserved_bytes=changes.pop("reserved_bytes", 40 * MIB),
@@ -33,7 +34,7 @@ def check(*, num_slots: int | None = 5, budget_bytes: int | None = None, **chang
 def fitting(**changes: Any) -> int:
     sizes = {"slot_bytes": 10 * MIB, "work_bytes": 15 * MIB}
     named = {name: changes.pop(name) for name in (*sizes, "num_processes") if name in changes}
-    plan = MemoryPlan(max_context_length=512, **changes)
+    plan = LoadPlan("m", max_context_length=512, num_slots=None, **changes)
     return memory.fitting_slots(plan, device=CPU, **(sizes | named))
 
 
@@ -82,12 +83,12 @@ class TestSums:
         assert fitting(budget_bytes=50 * MIB) == 0
 
     def test_no_slot_is_an_error_that_says_what_one_takes(self) -> None:
-        plan = MemoryPlan(max_context_length=512)
+        plan = LoadPlan("m", max_context_length=512, num_slots=None)
         with pytest.raises(ModelLoadError, match=r"512 tokens takes 0\.01 GiB.*0\.20 GiB left"):
             memory.choose_slots("a model", plan, 0, slot_bytes=10 * MIB, device=CPU)
 
     def test_a_number_that_was_given_is_taken(self) -> None:
-        plan = MemoryPlan(max_context_length=512, num_slots=3)
+        plan = LoadPlan("m", max_context_length=512, num_slots=3)
         assert memory.choose_slots("a model", plan, 9, slot_bytes=MIB, device=CPU) == 3
 
 
@@ -99,7 +100,7 @@ def test_a_model_loaded_without_a_number_has_the_slots_that_its_memory_takes(
     work = shape.work_bytes(4096, bytes_each=4, cache_each=4)
     monkeypatch.setattr(memory, "available_bytes", lambda device: 2 * (work + 5 * slot))
     caplog.set_level(logging.INFO)
-    model = load_model(str(target_checkpoint), num_slots=None, max_context_length=4096)
+    model = load_model(LoadPlan(str(target_checkpoint), num_slots=None, max_context_length=4096))
     assert model.info.num_slots == 5
     assert "a sequence of 4096 tokens takes" in caplog.text
     assert "5 fit beside the weights" in caplog.text
@@ -109,6 +110,6 @@ def test_more_slots_than_are_of_use_are_not_taken(
     target_checkpoint: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    model = load_model(str(target_checkpoint), num_slots=None, max_context_length=256)
+    model = load_model(LoadPlan(str(target_checkpoint), num_slots=None, max_context_length=256))
     assert model.info.num_slots == MOST_AUTO_SLOTS
     assert f"{MOST_AUTO_SLOTS} slots are used (--slots for more)" in caplog.text

@@ -28,7 +28,7 @@ from hippo.parallel.group import RankGroup
 from hippo.parallel.model import ParallelModel, follow
 from hippo.parallel.source import ParallelSource
 from services.target.config import TargetSettings
-from tests.support.parallel import options
+from tests.support.parallel import plan_of
 from tests.support.reference import clip, prepare, user
 from tests.support.toy_model import ToyModel
 
@@ -192,7 +192,7 @@ def test_heads_that_cannot_be_shared_are_refused_before_any_process_starts(
 ) -> None:
     if torch.accelerator.is_available():
         pytest.skip("ranks on the CPU need the accelerator hidden: CUDA_VISIBLE_DEVICES=")
-    source = ParallelSource(options(target_checkpoint, devices=("cpu",) * 3))
+    source = ParallelSource(plan_of(target_checkpoint, tensor_parallel=3))
     with pytest.raises(ModelLoadError, match=r"2 key-value heads.*among 3 devices; possible: 2"):
         source.load(lambda _stage, _share: None)
     assert source.process_ids == ()
@@ -228,4 +228,4 @@ def test_settings_that_do_not_go_together_are_refused(changes: dict[str, Any], w
 def test_ranks_run_on_the_devices_that_are_named_or_follow(
     changes: dict[str, Any], devices: tuple[str, ...]
 ) -> None:
-    assert TargetSettings(model="m", tensor_parallel=2, **changes).rank_devices == devices
+    assert TargetSettings(model="m", tensor_parallel=2, **changes).load_plan.rank_devices == devices

@@ -13,6 +13,7 @@ from hippo.models.base import AttentionTap, Prompt, SequenceRows, StepPlan
 from hippo.models.base import VideoLanguageModel as Model
 from hippo.models.content import CachedRows, cached_places, cached_rows, no_rows, salted
 from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
 from hippo.types import ChatMessage, FramePlan, TextPart
 from tests.support.reference import clip, image, prepare, user
 
@@ -80,7 +81,7 @@ def test_a_conversation_that_goes_on_with_another_kind_of_media_shares_its_begin
 def test_frames_at_another_rate_have_other_positions_and_are_shared_that_far(
     target_checkpoint: Path,
 ) -> None:
-    model = load_model(str(target_checkpoint), dtype="float32", max_context_length=512)
+    model = load_model(LoadPlan(str(target_checkpoint), dtype="float32", max_context_length=512))
     one, other = (prepare(model, user(0, "?"), clip(fps=fps)) for fps in (2.0, 0.5))
     assert one.items[0].digest == other.items[0].digest
     length = shared(one, other)

@@ -16,6 +16,7 @@ from hippo.engine.warmup import warm_up
 from hippo.models.base import AttentionTap, Prompt, SequenceRows, StepPlan
 from hippo.models.base import VideoLanguageModel as Model
 from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
 from hippo.pruning.select import needs_attention
 from hippo.sampling import SampleRequest, TokenSampler
 from hippo.sampling.sampler import choose_step
@@ -69,9 +70,9 @@ def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         monkeypatch.setattr(torch.backends.cuda, "can_use_flash_attention", lambda _: True)
     folder: Path = request.getfixturevalue(name)
     options = {**options, "dtype": "float32", "num_slots": 4, "max_context_length": 512}
-    here = load_model(str(folder), **options)
+    here = load_model(LoadPlan(str(folder), **options))
     with pretend_cuda() as waits:
-        yield Pair(here, load_model(str(folder), device="cuda", **options), waits)
+        yield Pair(here, load_model(LoadPlan(str(folder), device="cuda", **options)), waits)
 
 
 def test_pixels_do_not_wait_for_the_tower(pair: Pair) -> None:

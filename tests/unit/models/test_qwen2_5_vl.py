@@ -14,6 +14,7 @@ from hippo.errors import ContextLengthError, InvalidRequestError, MediaError
 from hippo.models.base import Prompt, SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.family import CachedModel
 from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
 from hippo.types import ChatMessage, FramePlan, TextPart
 from tests.support.reference import Reference, clip, image, prefill, prepare, user
 
@@ -96,7 +97,7 @@ def test_a_forward_is_filled_up_where_numbers_of_rows_are_prepared(
     num_computed: int,
 ) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: is_packed)
-    model = load_model(str(target_checkpoint), dtype="float32", max_context_length=512)
+    model = load_model(LoadPlan(str(target_checkpoint), dtype="float32", max_context_length=512))
     assert isinstance(model, CachedModel)
     prefill(model, 0, prepare(model, user("what?")))
     numbers, run = [], model._stack.run

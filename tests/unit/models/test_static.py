@@ -14,13 +14,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hippo.errors import ContextLengthError, ModelLoadError
+from hippo.config import SettingsError
+from hippo.errors import ContextLengthError
 from hippo.models import static as static_module
 from hippo.models.base import DecodedMedia, Prompt, SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.family import CachedModel
 from hippo.models.graphs import CudaGraphs, Replay
 from hippo.models.linear import has_half_linear
 from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
 from hippo.models.static import CAPTURED_ROWS, StaticSteps, captured_stretch, split_rows, stretch
 from tests.support.graphs import RecordedGraphs
 from tests.support.reference import clip, prefill, prepare, user
@@ -38,7 +40,7 @@ DTYPES = (
 
 def _load(folder: Path, **changes: Any) -> VideoLanguageModel:
     options: dict[str, Any] = {"dtype": "float32", "num_slots": 3, "max_context_length": CONTEXT}
-    return load_model(str(folder), **{**options, **changes})
+    return load_model(LoadPlan(str(folder), **{**options, **changes}))
 
 
 @pytest.fixture(scope="module")
@@ -380,7 +382,7 @@ def test_graphs_of_exact_steps_keep_their_bits(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"cuda_graphs": "on"}, "--cuda-graphs on cannot be for a model on cpu"),
+        ({"cuda_graphs": "on"}, "--cuda-graphs on needs --device cuda"),
         ({"cuda_graphs": "always"}, "use auto, on or off"),
         ({"exact_rows": 0}, "must be 1 to 32"),
         ({"exact_rows": 33}, "must be 1 to 32"),
@@ -389,5 +391,5 @@ def test_graphs_of_exact_steps_keep_their_bits(
 def test_steps_that_cannot_be_are_refused(
     target_checkpoint: Path, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ModelLoadError, match=message):
+    with pytest.raises(SettingsError, match=message):
         _load(target_checkpoint, **changes)

@@ -1,0 +1,137 @@
+"""How a model is loaded: made once from the settings, and passed whole to whoever loads a part.
+
+Standard library only, so that a wrong flag is refused before torch is imported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, replace
+
+from hippo.config import SettingsError
+
+DTYPE_NAMES = ("float32", "bfloat16", "float16")
+
+# Rows of a sequence in one forward up to which the query heads of a group are rows of one product.
+MAX_GROUPED_ROWS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """What is loaded, where, and in which form. Raises SettingsError for what does not go together.
+
+    ``model`` is a checkpoint's folder or its name on the Hugging Face hub. ``dtype`` is float32,
+    bfloat16, float16 (on a CPU: weights in float16, arithmetic in float32) or auto: the
+    checkpoint's own, or with ``auto_is_half`` float16 on a CPU, and float32 where that CPU cannot
+    multiply float16. ``num_slots`` None: as many as fit.
+
+    ``tensor_parallel`` devices share the layers, a process each (a rank); they are ``devices``, or
+    ``device`` and those after it. ``cpu_cores`` pins each rank. ``reserved_bytes`` of the first
+    device are for something else (earlier media); ``budget_bytes`` bound what a process takes of
+    its device. ``cuda_graphs`` captures steps: auto (on one GPU), on or off. With ``exact_rows``
+    every step has that many rows, so that a token's logits do not depend on what was fed with it.
+    ``is_fused`` False runs transformers' own modules, slower.
+    """
+
+    model: str
+    _: KW_ONLY
+    device: str = "cpu"
+    tensor_parallel: int = 1
+    devices: tuple[str, ...] = ()
+    cpu_core: int | None = None
+    cpu_cores: tuple[int, ...] = ()
+    num_threads: int | None = None
+    dtype: str = "auto"
+    auto_is_half: bool = False
+    num_slots: int | None = 1
+    max_context_length: int = 4096
+    served_name: str | None = None
+    reserved_bytes: int = 0
+    budget_bytes: int | None = None
+    cuda_graphs: str = "off"
+    exact_rows: int | None = None
+    is_fused: bool = True
+    log_level: str = "info"  # of what the other ranks report
+
+    def __post_init__(self) -> None:
+        if (self.num_slots is not None and self.num_slots < 1) or self.max_context_length < 2:
+            raise SettingsError(
+                f"--slots {self.num_slots} and --max-context-length {self.max_context_length}: "
+                "there must be at least 1 slot of 2 tokens"
+            )
+        if self.dtype not in (*DTYPE_NAMES, "auto"):
+            raise SettingsError(
+                f"dtype {self.dtype!r} is unknown: use {', '.join(DTYPE_NAMES)} or auto"
+            )
+        if self.num_threads is not None and self.num_threads < 1:
+            raise SettingsError(f"--num-threads is {self.num_threads}; it must be at least 1")
+        if self.cpu_core is not None and (self.num_threads or 1) != 1:
+            raise SettingsError("--cpu-core pins one thread; leave --num-threads out")
+        self._check_ranks()
+        self._check_steps()
+
+    def _check_ranks(self) -> None:
+        size = self.tensor_parallel
+        if size < 1:
+            raise SettingsError(f"--tensor-parallel is {size}; it must be at least 1")
+        if size == 1 and (self.devices or self.cpu_cores):
+            raise SettingsError("--devices and --cpu-cores are for --tensor-parallel above 1")
+        if size > 1 and self.cpu_core is not None:
+            raise SettingsError("with --tensor-parallel use --cpu-cores instead of --cpu-core")
+        if self.devices and self.device != "cpu":
+            raise SettingsError("--devices says where to run; leave --device out")
+        for flag, values in (("--devices", self.devices), ("--cpu-cores", self.cpu_cores)):
+            if values and len(values) != size:
+                raise SettingsError(
+                    f"{flag} {','.join(map(str, values))}: --tensor-parallel {size} needs {size} "
+                    "of them"
+                )
+        if self.cpu_cores and (self.num_threads or 1) != 1:
+            raise SettingsError("--cpu-cores pins one thread each; leave --num-threads out")
+
+    def _check_steps(self) -> None:
+        if self.cuda_graphs not in ("auto", "on", "off"):
+            raise SettingsError(f"cuda_graphs {self.cuda_graphs!r} is unknown: use auto, on or off")
+        if self.cuda_graphs == "on" and not self.has_graphs:
+            if self.tensor_parallel > 1:
+                raise SettingsError(
+                    "--cuda-graphs on is for one device; leave --tensor-parallel out"
+                )
+            raise SettingsError("--cuda-graphs on needs --device cuda; leave it out on a CPU")
+        if self.exact_rows is None:
+            return
+        if not 1 <= self.exact_rows <= MAX_GROUPED_ROWS:
+            raise SettingsError(
+                f"--deterministic-rows is {self.exact_rows}; it must be 1 to {MAX_GROUPED_ROWS}"
+            )
+        if self.tensor_parallel > 1:
+            raise SettingsError("--deterministic is for one device; leave --tensor-parallel out")
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether steps are captured as CUDA graphs."""
+        is_one_gpu = self.tensor_parallel == 1 and self.device.partition(":")[0] == "cuda"
+        return is_one_gpu and self.cuda_graphs != "off"
+
+    @property
+    def rank_devices(self) -> tuple[str, ...]:
+        """The device of each rank; the vision tower is on the first."""
+        if self.devices:
+            return self.devices
+        kind, _, first = self.device.partition(":")
+        if self.tensor_parallel == 1:
+            return (self.device,)
+        if kind == "cpu":
+            return ("cpu",) * self.tensor_parallel
+        start = int(first) if first.isdecimal() else 0
+        return tuple(f"{kind}:{start + rank}" for rank in range(self.tensor_parallel))
+
+    def core_of(self, rank: int) -> int | None:
+        """The core that a rank's process is pinned to; None: none."""
+        return self.cpu_cores[rank] if self.cpu_cores else self.cpu_core
+
+    def for_followers(self, folder: str, devices: tuple[str, ...]) -> LoadPlan:
+        """The plan of the ranks after the first, of a checkpoint that is in ``folder`` by now.
+
+        Nothing is reserved on their devices: earlier media are kept on the first one.
+        """
+        return replace(self, model=folder, device="cpu", devices=devices, reserved_bytes=0)
