@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
 
-.PHONY: help demo test lint protos bench train clean
+.PHONY: help demo test check lint protos bench train clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -15,6 +15,9 @@ demo: $(VENV)/.engine  ## Install, start the pair, ask about a clip, print the m
 test: $(VENV)/.dev lint  ## Lint, type-check and run every test
 	@$(RUN) pytest -q -n 2 --dist loadfile --durations=15 tests/unit tests/contract tests/demo tests/integration; alone=$$?; \
 	$(RUN) pytest -q --durations=15 tests/e2e && exit $$alone
+
+check: $(VENV)/.dev lint  ## Lint, type-check and run the unit tests
+	$(RUN) pytest -q -n 2 --dist loadfile tests/unit
 
 lint: $(VENV)/.dev  ## ruff and mypy --strict
 	$(RUN) ruff check .

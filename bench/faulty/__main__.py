@@ -6,7 +6,6 @@ and target-only again, ``--repeats`` times each; the median run counts.
 
     python -m bench.faulty                                         all faults, float32
     python -m bench.faulty --faults slow:10 --dtype bfloat16 --out bench/out/faulty-slow.json
-    python -m bench.faulty --publish bench/out/faulty*.json        writes docs/performance-round.md
 
 What a fault is: bench/faulty/faults.py.
 """
@@ -18,7 +17,7 @@ import json
 import shlex
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,7 @@ from rich.console import Console
 from bench.clips import held_out_clips
 from bench.environment import ROOT, describe_environment
 from bench.faulty.faults import parse_fault
-from bench.publish import environment_line
 from bench.runs import bundled_pair, run_systems, running_stack
-from bench.sections import replace_section
 from bench.systems import TARGET_ONLY, systems
 
 FAULTS = (
@@ -43,17 +40,12 @@ FAULTS = (
     "right-then-wrong:40,40",
     "right-then-wrong:30,ever",
 )
-PAGE = ROOT / "docs/performance-round.md"
 _EVER_MS = 1500.0  # longer than what is left of any of these answers
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures, prints tables and writes JSON; or publishes what was measured."""
+    """Measures, prints tables and writes JSON."""
     args = _parse(argv)
-    if args.publish:
-        results = [json.loads(path.read_text(encoding="utf-8")) for path in args.publish]
-        replace_section(PAGE, "faulty", section(results))
-        return
     given = argv if argv is not None else sys.argv[1:]
     result: dict[str, Any] = {
         "command": f"python -m bench.faulty {shlex.join(given)}".strip(),
@@ -81,34 +73,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     console.print(f"written to {args.out}")
 
 
-def section(results: Sequence[Mapping[str, Any]]) -> str:
-    """A table of all runs of all results."""
-    lines = []
-    for result in results:
-        lines += [f"`{result['command']}`: {environment_line(result['environment'])}", ""]
-    lines += [
-        "| draft | dtype | clips | decode × mean [95 %] | slowest clip | end to end × "
-        "| tokens/forward | acceptance | draft step ms | equal |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for result in results:
-        for run in result["runs"]:
-            (row,) = (row for row in run["summary"] if row["system"] == "adaptive")
-            decode = row["decode_speedup"]
-            lines.append(
-                f"| {run['fault']} | {result['dtype']} | {row['num_clips']} "
-                f"| {decode['mean']:.3f} [{decode['low']:.3f}, {decode['high']:.3f}] "
-                f"| {decode['minimum']:.3f} | {row['end_to_end_speedup']['mean']:.3f} "
-                f"| {row['mean_tokens_per_forward']:.2f} | {_share(row['acceptance_rate'])} "
-                f"| {_share(row['draft_step_ms'])} | {row['num_equal']}/{row['num_answers']} |"
-            )
-    return "\n".join(lines)
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.faulty",
@@ -121,7 +85,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--num-clips", type=int, default=10, help="held-out clips")
     add("--repeats", type=int, default=1, help="runs of each answer; the median one counts")
     add("--out", type=Path, default=ROOT / "bench/out/faulty.json")
-    add("--publish", type=Path, nargs="+", metavar="FILE", help="write docs from these results")
     args = parser.parse_args(argv)
     for fault in args.faults:
         try:
