@@ -49,7 +49,6 @@ class Timeline:
                     "tokens": len(block.token_ids),
                     "step": _ms(block.step_ns),
                     "wait": _ms(block.wait_ns),
-                    "preempted": _ms(block.preempted_ns),
                 }
                 for now_ns, block in self.blocks
             ],

@@ -164,7 +164,6 @@ class Block:
     is_exhausted: bool = False  # nothing further comes until the next commit
     step_ns: int = 0  # device time of a drafted token, running mean
     wait_ns: int = 0  # how long the draft's device idled before this block
-    preempted_ns: int = 0  # how long its thread waited for its core since the last block of any
 
 
 @dataclass(frozen=True, slots=True)

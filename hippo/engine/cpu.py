@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import weakref
 from pathlib import Path
 
 import torch
@@ -44,29 +43,6 @@ def compute_alone() -> None:
     begins by waking its team: two threads on two cores were half as fast as one.
     """
     set_threads_here(1)
-
-
-class CoreWaits:
-    """How long the thread that makes this was ready to run while others had its core.
-
-    By Linux's own count; always 0 elsewhere. For one thread, which need not close it.
-    """
-
-    def __init__(self) -> None:
-        self._file: int | None = None
-        with contextlib.suppress(OSError):
-            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
-            weakref.finalize(self, os.close, self._file)
-        self._last_ns = 0
-        self.take_ns()
-
-    def take_ns(self) -> int:
-        """Nanoseconds since the last call."""
-        if self._file is None:
-            return 0
-        _, ready_ns, _ = map(int, os.pread(self._file, 100, 0).split())
-        waited_ns, self._last_ns = ready_ns - self._last_ns, ready_ns
-        return waited_ns
 
 
 def name_thread(name: str) -> None:

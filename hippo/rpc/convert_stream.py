@@ -36,7 +36,6 @@ def block_to_proto(block: Block) -> pb.Block:
         is_exhausted=block.is_exhausted,
         step_ns=block.step_ns,
         wait_ns=block.wait_ns,
-        preempted_ns=block.preempted_ns,
     )
 
 
@@ -57,7 +56,6 @@ def block_from_proto(message: pb.Block, *, num_token_ids: int | None = None) -> 
         message.is_exhausted,
         message.step_ns,
         message.wait_ns,
-        message.preempted_ns,
     )
 
 

@@ -59,18 +59,20 @@ class Coordinator:
         end_token_ids: Collection[int] = (),
     ) -> None:
         self._policy = policy
-        self._has_draft = has_draft
-        self._is_drafting = False  # its prefill is over
         self._max_tokens = max_tokens
         self._end_token_ids = frozenset(end_token_ids)
-        # Of what the draft has said: the index after its last token, that token's run, and whether
-        # it was an end token.
-        self._said_end = 0
-        self._said_epoch = 0
-        self._has_said_end_token = False
+        self._has_draft = has_draft
+        self._is_drafting = False  # its prefill is over
         self._committed: list[int] = []
         self._num_told = 0  # settled ids that the draft knows of
         self._epoch = 0
+        # The run that the draft has sent last.
+        self._run_epoch = 0
+        self._run_end = 0  # the index after its last token
+        self._is_run_broken = False  # a token of it was wrong
+        self._is_run_complete = False  # its last token is an end token
+        self._drafted: dict[int, int] = {}  # its tokens by index that were not compared yet
+        self._compared_end = 0  # all tokens before this index were compared, or never drafted
         self._is_finished = False
         self._was_conservative = False
         self._pace = self._wanted_pace()
@@ -102,18 +104,23 @@ class Coordinator:
     def owes_block(self) -> bool:
         """Whether the draft has all that it needs to say more, as far as is known here.
 
-        The rule of ``Drafter.is_exhausted``: a draft is silent in good order before its prefill is
-        over, while it rests, as far ahead as it may go, behind an end token, and where the target
-        gives the last token itself. Before the target's first token nobody waits for it.
+        A draft is silent in good order before its prefill is over, while it rests, as far ahead as
+        it may go, behind an end token, and where the target gives the last token itself. (The
+        block's ``is_exhausted`` says less: it holds until the next commit, which may be on its way
+        already.) Before the target's first token nobody waits for the draft.
         """
         if not self._is_drafting or not self._committed:
             return False
-        end = self._num_told
-        if self._said_epoch >= self._epoch and self._said_end > end:
-            if self._has_said_end_token:
-                return False
-            end = self._said_end
-        return end - self._num_told < self._pace.max_ahead and end < self._max_tokens - 1
+        if max(self._num_told, self._run_end) >= self._max_tokens - 1:
+            return False
+        if self._is_run_complete:
+            return False
+        return self._num_ahead < self._pace.max_ahead
+
+    @property
+    def _num_ahead(self) -> int:
+        """Tokens of an unbroken run behind what the draft knows to be settled."""
+        return 0 if self._is_run_broken else max(0, self._run_end - self._num_told)
 
     def on_block(self, block: Block, now_ns: int) -> list[Action]:
         """A block came from the draft."""
@@ -129,24 +136,29 @@ class Coordinator:
             if not self._is_finished:
                 stats.num_stale_tokens += len(block.token_ids)
             return []
-        self._said_end = stats.relayed_end_index = block.start_index + len(block.token_ids)
-        self._said_epoch = block.epoch
-        self._has_said_end_token = bool(
-            block.token_ids and block.token_ids[-1] in self._end_token_ids
-        )
+        stats.relayed_end_index = block.start_index + len(block.token_ids)
         self._is_drafting = True
-        self._policy.observe_block(block, now_ns)
+        self._enter(block.epoch)
+        if not self._is_run_broken:
+            self._run_end = stats.relayed_end_index
+            self._is_run_complete = not self._end_token_ids.isdisjoint(block.token_ids[-1:])
+            for index, token_id in enumerate(block.token_ids, block.start_index):
+                if index >= self._compared_end:
+                    self._drafted[index] = token_id
+            self._policy.observe_block(block, self._take_outcomes(), now_ns)
         return [SendBlock(block), *self._tell_draft(self._wanted_pace()), *self._update_pace()]
 
     def on_verdict(self, verdict: Verdict, now_ns: int) -> list[Action]:
         """A verdict came from the target."""
         self._count(verdict)
         self._committed.extend(verdict.token_ids)
+        outcomes = self._take_outcomes()
         self._epoch = max(self._epoch, verdict.epoch)
+        self._enter(self._epoch)
         if verdict.finish_reason is not None:
             self._is_finished = True
             return []
-        self._policy.observe_verdict(verdict, now_ns)
+        self._policy.observe_verdict(verdict, outcomes, now_ns)
         return [*self._tell_draft(self._wanted_pace()), *self._update_pace()]
 
     def on_draft_attached(self, num_committed: int = 0) -> list[Action]:
@@ -154,7 +166,7 @@ class Coordinator:
         if self._is_finished:
             return []
         self._has_draft, self._is_drafting = True, False
-        self._said_end = 0
+        self._begin_run()
         self._num_told = num_committed
         pace = self._wanted_pace()
         actions = self._tell_draft(pace)
@@ -175,6 +187,34 @@ class Coordinator:
         self._has_draft = self._is_drafting = False
         self.stats.num_draft_losses += 1
         return [] if self._is_finished else self._update_pace()
+
+    def _enter(self, epoch: int) -> None:
+        """A run of a later epoch has begun."""
+        if epoch > self._run_epoch:
+            self._run_epoch = epoch
+            self._begin_run()
+
+    def _begin_run(self) -> None:
+        self._run_end = 0
+        self._is_run_broken = self._is_run_complete = False
+        self._drafted.clear()
+
+    def _take_outcomes(self) -> list[bool]:
+        """Compares what was drafted with what is settled, each index once: was each right?
+
+        At most the last is wrong: what was drafted behind a wrong token says nothing.
+        """
+        outcomes = []
+        for index in sorted(self._drafted):
+            if index >= len(self._committed):
+                break
+            outcomes.append(self._drafted.pop(index) == self._committed[index])
+            self._compared_end = index + 1
+            if not outcomes[-1]:
+                self._begin_run()
+                self._is_run_broken = True
+                break
+        return outcomes
 
     def _wanted_pace(self) -> Pace:
         if self._is_drafting:

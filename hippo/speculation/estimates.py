@@ -1,212 +1,175 @@
-"""What a policy knows about the pair: costs of a step, load, acceptance, latency; running means."""
+"""What the adaptive policy measures, and the draft lengths that follow from it.
+
+docs/algorithms.md, "Which mode, and who decides", derives the formulas and the constants.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hippo.speculation.row_costs import RowCosts, moved
 from hippo.types import Timing
 
-LOADED = 1.5  # sequences in a forward, in the mean, from which on one is not alone
+_FIRST_RATE = 0.85  # acceptance rate that is assumed of a pair before anything was measured
+_PRIOR_WEIGHT = 4.0  # tokens that the assumption counts for
+_SEQUENCE_MEMORY, _PAIR_MEMORY = 0.97, 0.998  # a token's weight when one more has been compared
+_MOST_RATE = 0.995  # above it, the expected number of tokens would know no bound
 
-_NEW_LOAD = 0.2  # weight of a new measurement
-_NEW_MESSAGE = 0.1  # weight of a new message
-_QUICKER, _SLOWER = 0.5, 0.3  # the same of a draft step: nothing makes it look quicker than it is
+_NEW = 0.2  # weight of a new measurement in a running mean
+_OUTLIER = 3.0  # a measurement counts as so many times the expected value at most
+_FORWARD_MEMORY = 0.95  # a forward's weight when one more has been measured
+_TYPICAL_SLOPE = 0.05  # share of a mean forward that a row costs, where forwards tell nothing
 
 
-@dataclass(slots=True)
 class Acceptance:
-    """Decayed share of draft tokens that were right; the first of a run is counted apart."""
+    """Acceptance rate: the share of draft tokens that were right, recent ones counting more."""
 
-    prior: float = 0.85
-    prior_weight: float = 4.0
-    decay: float = 0.985  # below 1
-    num_trials: int = 0  # since the last reset
-    num_right: int = 0  # of these
-    _right: float = 0.0
-    _all: float = 0.0
-    _first_right: float = 0.0
-    _first_all: float = 0.0
-
-    def observe(self, *, is_right: bool, is_first: bool, count: int = 1) -> None:
-        """So many tokens in a row were right, or wrong; ``is_first``: the first of them is the
-        first of a run."""
-        kept = self.decay**count
-        new = (1 - kept) / (1 - self.decay)  # each counts less by those behind it
-        self.num_trials += count
-        self.num_right += count * is_right
-        self._right = self._right * kept + new * is_right
-        self._all = self._all * kept + new
-        if is_first:
-            self._first_right = self._first_right * 0.9 + is_right
-            self._first_all = self._first_all * 0.9 + 1
-
-    def forget(self) -> None:
-        """Keeps what is known as a weak prior only."""
-        self.prior = self.rate
-        self.prior_weight = 2.0
-        self.num_trials = self.num_right = 0
-        self._right = self._all = self._first_right = self._first_all = 0.0
+    def __init__(self, prior: float = _FIRST_RATE, *, memory: float = _SEQUENCE_MEMORY) -> None:
+        """``prior`` is the rate assumed at first; a token counts ``memory`` times what the next
+        one does."""
+        self._memory = memory
+        self._right = prior * _PRIOR_WEIGHT
+        self._all = _PRIOR_WEIGHT
 
     @property
     def rate(self) -> float:
-        """Probability that a draft token is right, given that all before it are."""
-        return (self._right + self.prior * self.prior_weight) / (self._all + self.prior_weight)
+        """Probability that a draft token is right if all tokens before it are."""
+        return self._right / self._all
+
+    def observe(self, outcomes: Iterable[bool]) -> None:
+        """Takes whether each token that was compared was right, in order."""
+        for is_right in outcomes:
+            self._right = self._memory * self._right + is_right
+            self._all = self._memory * self._all + 1
+
+
+class RunningMean:
+    """Exponentially weighted mean of times in nanoseconds; 0 before the first."""
+
+    def __init__(self, value: float = 0.0) -> None:
+        self.value = value
+
+    def observe(self, value: float) -> None:
+        """Moves the mean; an outlier moves it no further than ``_OUTLIER`` times the mean would."""
+        bounded = min(value, _OUTLIER * self.value) if self.value else value
+        self.value += (_NEW if self.value else 1.0) * (bounded - self.value)
+
+
+class ForwardTimes:
+    """Time of a target forward as a line over its rows, by weighted least squares.
+
+    The line through a single number of rows is not determined, so one row squared of weight pulls
+    the slope towards a typical one.
+    """
+
+    def __init__(self) -> None:
+        self._weight = self._rows = self._time = self._rows_rows = self._rows_time = 0.0
 
     @property
-    def first_rate(self) -> float:
-        """The same for the first token after a rejection."""
-        return (self._first_right + 3 * self.rate) / (self._first_all + 3)
+    def is_known(self) -> bool:
+        return self._weight > 0
 
+    def observe(self, num_rows: int, forward_ns: float) -> None:
+        """Takes a forward with ``num_rows`` rows of all its sequences together."""
+        if self.is_known:
+            fixed, per_row = self.line()
+            forward_ns = min(forward_ns, _OUTLIER * (fixed + per_row * num_rows))
+        keep = _FORWARD_MEMORY
+        self._weight = keep * self._weight + 1
+        self._rows = keep * self._rows + num_rows
+        self._time = keep * self._time + forward_ns
+        self._rows_rows = keep * self._rows_rows + num_rows * num_rows
+        self._rows_time = keep * self._rows_time + num_rows * forward_ns
 
-@dataclass(slots=True)
-class Latency:
-    """Times around the draft, in nanoseconds; 0 while unknown."""
-
-    draft_step_ns: float = 0.0
-    first_token_ns: float = 0.0  # from a rejection until its first draft token is at the target
-    message_ns: float = 0.0  # of the draft's processor, a block with all that it sets off
-
-    def observe_step(self, step_ns: int) -> None:
-        weight = _QUICKER if step_ns < self.draft_step_ns else _SLOWER
-        self.draft_step_ns = moved(self.draft_step_ns, step_ns, weight=weight)
-
-    def observe_message(self, preempted_ns: int) -> None:
-        self.message_ns += _NEW_MESSAGE * (preempted_ns - self.message_ns)
-
-    def observe_first_token(self, delay_ns: float) -> None:
-        self.first_token_ns = moved(self.first_token_ns, max(delay_ns, 1.0))
-
-
-class _Kind(NamedTuple):
-    """Which forwards have costs of their own."""
-
-    context: int  # see _context_key
-    is_shared: bool  # by several sequences
-
-    def distance(self, other: _Kind) -> tuple[int, bool]:
-        """The nearer, the more alike their costs."""
-        return abs(self.context - other.context), self.is_shared != other.is_shared
+    def line(self) -> tuple[float, float]:
+        """Nanoseconds of a forward without rows, and of each row; at least 0 both."""
+        if not self.is_known:
+            return 0.0, 0.0
+        rows, time = self._rows / self._weight, self._time / self._weight
+        variance = self._rows_rows / self._weight - rows * rows
+        covariance = self._rows_time / self._weight - rows * time
+        per_row = (covariance + _TYPICAL_SLOPE * time) / (variance + 1.0)
+        per_row = min(max(per_row, 0.0), time / rows)
+        return time - per_row * rows, per_row
 
 
 @dataclass(slots=True)
 class PairTimes:
     """What all sequences of one pair of services have measured together.
 
-    Shared by the policies of a gateway, so that a new sequence begins with what is known of the
-    machine and of the load. Costs are kept apart by context length, in steps of four times: what
-    is behind a long prompt takes longer, and its rows cost less beside the rest. And forwards of
-    one sequence are kept apart from those of several, which may run other code
-    (hippo.models.static).
+    The gateway's policies share it, so that a new sequence begins with what is known.
     """
 
-    latency: Latency = field(default_factory=Latency)
-    acceptance: Acceptance = field(default_factory=lambda: Acceptance(decay=0.998))
-    num_sequences: float = 1.0  # that share a forward of the target
-    _costs: dict[_Kind, RowCosts] = field(default_factory=dict)
-    _latest: int = 0  # the context last measured
+    acceptance: Acceptance = field(default_factory=lambda: Acceptance(memory=_PAIR_MEMORY))
+    draft_step: RunningMean = field(default_factory=RunningMean)  # of one drafted token
+    # From a rejection until the first draft token behind it.
+    restart: RunningMean = field(default_factory=RunningMean)
+    forwards: ForwardTimes = field(default_factory=ForwardTimes)
+    num_sequences: float = 1.0  # mean number that share a forward of the target
 
     @property
     def is_known(self) -> bool:
-        """Whether a pace can be chosen by it."""
-        return bool(self._costs) and self.latency.draft_step_ns > 0
+        """Whether draft lengths can be derived."""
+        return self.forwards.is_known and self.draft_step.value > 0
 
-    def costs(self, context_length: int | None = None) -> RowCosts:
-        """Costs at this load, behind about so many tokens (None: as the last forward had), or the
-        nearest that are known; empty ones if none are."""
-        context = self._latest if context_length is None else _context_key(context_length)
-        return self._nearest(_Kind(context, self.num_sequences >= LOADED))
+    @property
+    def one_row_ns(self) -> float:
+        """A target forward with one row of each sequence at this load: what a token costs without
+        a draft."""
+        return self.forwards_ns(0)[0]
 
-    def _nearest(self, kind: _Kind) -> RowCosts:
-        if not self._costs:
-            return RowCosts()
-        return self._costs[min(self._costs, key=kind.distance)]
-
-    def observe_forward(self, num_rows: int, timing: Timing) -> None:
-        """A sequence's ``num_rows`` rows ran in a forward."""
+    def observe_forward(self, timing: Timing) -> None:
+        """Takes the times of a forward of the target that one of the sequences had rows in."""
         shared = max(timing.num_sequences, 1)
-        rows = timing.num_batch_rows or num_rows
-        kind = _Kind(_context_key(timing.context_length), shared > 1)
-        if kind not in self._costs:
-            nearest = self._nearest(kind)
-            self._costs[kind] = nearest.scaled_to(rows, timing.forward_ns, num_sequences=shared)
-        self._latest = kind.context
-        self._costs[kind].observe(rows, timing.forward_ns, num_sequences=shared)
-        # Each of them says so once.
-        self.num_sequences += (shared - self.num_sequences) * _NEW_LOAD / shared
+        self.forwards.observe(timing.num_batch_rows or timing.num_rows or 1, timing.forward_ns)
+        # Each of the sequences that share the forward says so once.
+        self.num_sequences += _NEW * (shared - self.num_sequences) / shared
 
-    def observe_alone(self, timing: Timing) -> None:
-        """A forward of one row of one sequence, already observed, while the draft rests."""
-        kind = _Kind(_context_key(timing.context_length), is_shared=False)
-        self._costs[kind].observe_alone(timing.forward_ns)
+    def forwards_ns(self, most: int) -> list[float]:
+        """Nanoseconds of a forward with 0 to ``most`` draft tokens of each sequence at this load.
 
-    def cost_table(self, most_rows: int, *, context_length: int | None = None) -> list[float]:
-        """Nanoseconds of a forward at this load, if each sequence has 0, 1, ... rows in it.
-
-        Rows are dear under load: what one sequence adds, all wait for. Taking others to do as it
-        does, a sequence chooses what is best for all of them together.
+        What one sequence adds to a forward, all of them wait for. A sequence that takes the others
+        to do as it does chooses what is best for all of them together.
         """
-        return self.costs(context_length).table(most_rows, num_sequences=self.num_sequences)
-
-    def cost(self, num_rows: int, *, context_length: int | None = None) -> float:
-        """The same of one number of rows."""
-        costs = self.costs(context_length)
-        return costs.time_ns(num_rows, num_sequences=self.num_sequences)
-
-    def known_rows(self, context_length: int | None = None) -> float:
-        """How many rows of each sequence a forward may have at this load for its cost to be
-        more than a guess."""
-        weight = self.costs(context_length).known_weight
-        return (weight - self.num_sequences + 1) / self.num_sequences
+        fixed, per_row = self.forwards.line()
+        return [fixed + per_row * self.num_sequences * (num + 1) for num in range(most + 1)]
 
 
-def _context_key(context_length: int) -> int:
-    return context_length.bit_length() // 2
+class Lengths(NamedTuple):
+    """Numbers of draft tokens, and the speedup over target-only decoding expected of them."""
+
+    most: int  # in one forward
+    first: int  # that the idle target waits for behind a rejection; 0: it goes on alone
+    block: int  # in one message from the draft
+    speedup: float
 
 
-def expected_rate(
-    num_first: int,
-    num_most: int,
-    *,
-    costs: list[float],
-    acceptance: Acceptance,
-    latency: Latency,
-    held_up_ns: float = 0.0,
-) -> float:
-    """Expected tokens a nanosecond, if the target waits for ``num_first`` draft tokens after a
-    rejection and verifies at most ``num_most`` in a forward.
+def best_lengths(times: PairTimes, rate: float, most: int) -> Lengths:
+    """The lengths, at most ``most``, of the highest expected rate; ``times`` must be known.
 
-    One cycle goes from a rejection to the next: the draft's correction travels, the first block
-    is verified, and while blocks are accepted whole each next one holds what was drafted in the
-    meantime. ``costs[n]`` is the time of n rows, up to ``num_most + 1``; ``held_up_ns`` is what
-    each verdict takes from the draft's time.
+    ``rate`` is the acceptance rate. See docs/algorithms.md for the symbols: T is ``forward``, E is
+    ``tokens``, d is ``step`` and L is ``restart``.
     """
-    rate, first_rate = min(acceptance.rate, 0.995), min(acceptance.first_rate, 0.995)
-    step_ns = latency.draft_step_ns
-    cost = costs[num_first + 1]
-    tokens = 1 + first_rate * (1 - rate**num_first) / (1 - rate)
-    time_ns = cost
-    if num_first:
-        time_ns += latency.first_token_ns + (num_first - 1) * step_ns
-        queue = max(0.0, cost - held_up_ns) / step_ns
-    else:
-        queue = max(0.0, (cost - held_up_ns - latency.first_token_ns) / step_ns + 1)
-    going: float = first_rate * rate**num_first
-    for turn in range(8):
-        queue -= 1  # compared with the target's own token
-        if queue < 1:
-            time_ns += going * (1 - queue) * step_ns
-            queue = 1
-        num_tokens = min(int(queue), num_most)
-        cost = costs[num_tokens + 1]
-        survival = rate ** (num_tokens + 1)
-        weight = going / (1 - survival) if turn == 7 else going
-        tokens += weight * (1 - survival) / (1 - rate)
-        time_ns += weight * cost
-        going *= survival
-        if going < 0.02:
-            break
-        num_drafted = max(0.0, cost - held_up_ns) / step_ns
-        queue = min(queue - num_tokens + num_drafted, 2 * num_most)
-    return tokens / time_ns
+    rate = min(rate, _MOST_RATE)
+    step, restart = times.draft_step.value, times.restart.value or times.draft_step.value
+    forward = times.forwards_ns(most)
+    tokens = [(1 - rate ** (num + 1)) / (1 - rate) for num in range(most + 1)]
+    first_ns = [forward[0], *(forward[n] + restart + (n - 1) * step for n in range(1, most + 1))]
+    going_ns = [max(forward[num], (num + 1) * step) for num in range(most + 1)]
+
+    lengths = range(most + 1)
+    longest = max(lengths, key=lambda num: tokens[num] / forward[num])
+    first = max(lengths, key=lambda num: tokens[num] / first_ns[num])
+    going = max(lengths, key=lambda num: tokens[num] / going_ns[num])
+
+    survival = rate ** (first + 1)
+    num_going = survival / (1 - rate ** (going + 1))  # expected forwards until a rejection
+    run_tokens = tokens[first] + num_going * tokens[going]
+    run_ns = first_ns[first] + num_going * going_ns[going]
+    return Lengths(
+        most=max(longest, 1),
+        first=min(first, longest),
+        block=max(1, min(going, int(forward[0] / (2 * step)))),
+        speedup=forward[0] * run_tokens / run_ns,
+    )

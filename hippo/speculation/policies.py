@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from hippo.errors import InvalidRequestError
@@ -30,16 +30,20 @@ _LONG_WAIT_NS = 1_000_000_000
 
 
 class Policy(Protocol):
-    """Sees every verdict and every block of one sequence; its pace may change with either."""
+    """Sees every verdict and every block of one sequence; its pace may change with either.
+
+    ``outcomes`` are those of the draft tokens that the event allows to compare with the target's,
+    in order: is each right? At most the last is wrong, for the run ends there.
+    """
 
     @property
     def pace(self) -> Pace:
         """The pace that both sides should go at now."""
         ...
 
-    def observe_verdict(self, verdict: Verdict, now_ns: int) -> None: ...
+    def observe_verdict(self, verdict: Verdict, outcomes: Sequence[bool], now_ns: int) -> None: ...
 
-    def observe_block(self, block: Block, now_ns: int) -> None: ...
+    def observe_block(self, block: Block, outcomes: Sequence[bool], now_ns: int) -> None: ...
 
 
 class FixedPolicy:
@@ -52,10 +56,10 @@ class FixedPolicy:
     def pace(self) -> Pace:
         return self._pace
 
-    def observe_verdict(self, verdict: Verdict, now_ns: int) -> None:
+    def observe_verdict(self, verdict: Verdict, outcomes: Sequence[bool], now_ns: int) -> None:
         pass
 
-    def observe_block(self, block: Block, now_ns: int) -> None:
+    def observe_block(self, block: Block, outcomes: Sequence[bool], now_ns: int) -> None:
         pass
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -84,7 +83,6 @@ class Simulation:
         self._life = 0  # counts drafts, so that what a lost one still does is ignored
         self._last_arrival: dict[str, float] = {}
         self._draft_wait_ns = 0.0
-        self._draft_preempted_ns = 0.0
         self._draft_step_mean = StepMean()
         self._has_drafted = False  # the draft's prefill is over
         self._outcome = Outcome()
@@ -241,7 +239,6 @@ class Simulation:
             num_rows = len(step.token_ids) * self._num_sequences
             duration = self._costs.draft_ns(num_rows, context)
             if has_sent:  # what others do about the block holds this step up
-                self._draft_preempted_ns += self._costs.draft_message_ns
                 duration += self._costs.draft_disturbance * self._costs.draft_message_ns
             duration += self._costs.draft_cold_ns(num_rows) * self._draft.coldness
             self._draft.run(duration, partial(self._finish_draft, self._life, step))
@@ -268,8 +265,7 @@ class Simulation:
         self._draft_wait_ns += self._draft.take_idle_ns()
         block = drafter.take_block(self._draft_step_mean.token_ns, round(self._draft_wait_ns))
         if block is not None:
-            block = replace(block, preempted_ns=round(self._draft_preempted_ns))
-            self._draft_wait_ns = self._draft_preempted_ns = 0.0
+            self._draft_wait_ns = 0.0
             self._send(f"draft {self._life} to gateway", partial(self._on_block, self._life, block))
         return block is not None
 
@@ -319,7 +315,6 @@ class Simulation:
         is_busy = self._draft.is_busy
         duration = duration_ns * (1 + self._costs.draft_disturbance * is_busy)
         self._draft.disturb(duration, by_others=True)
-        self._draft_preempted_ns += duration_ns * is_busy
 
     def _beside_target(self) -> Device:
         draft = Device(self)

@@ -666,7 +666,6 @@ class Block(_message.Message):
     IS_EXHAUSTED_FIELD_NUMBER: _builtins.int
     STEP_NS_FIELD_NUMBER: _builtins.int
     WAIT_NS_FIELD_NUMBER: _builtins.int
-    PREEMPTED_NS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch in which they were drafted."""
     start_index: _builtins.int
@@ -677,10 +676,6 @@ class Block(_message.Message):
     """Device time of a drafted token, running mean: of a step over the tokens that came of it."""
     wait_ns: _builtins.int
     """How long the draft's device idled before this block."""
-    preempted_ns: _builtins.int
-    """How long the draft's device thread was ready to run while other threads had its core, since the
-    last block of any sequence: what messages cost a draft that shares its core with their senders.
-    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ids."""
@@ -694,11 +689,10 @@ class Block(_message.Message):
         is_exhausted: _builtins.bool = ...,
         step_ns: _builtins.int = ...,
         wait_ns: _builtins.int = ...,
-        preempted_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "is_exhausted", b"is_exhausted", "preempted_ns", b"preempted_ns", "start_index", b"start_index", "step_ns", b"step_ns", "token_ids", b"token_ids", "wait_ns", b"wait_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "is_exhausted", b"is_exhausted", "start_index", b"start_index", "step_ns", b"step_ns", "token_ids", b"token_ids", "wait_ns", b"wait_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

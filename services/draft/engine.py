@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import torch
 
 from hippo.engine.base import Engine
-from hippo.engine.cpu import CoreWaits
 from hippo.engine.jobs import Job
 from hippo.engine.sequence import EngineSequence
 from hippo.engine.slots import Reservation
@@ -51,11 +48,6 @@ class DraftSequence(EngineSequence):
 
 class DraftEngine(Engine[DraftSequence, DraftStep]):
     """Proposes tokens: the vision tower runs at once, the rest when the selection is there."""
-
-    @cached_property
-    def _core_waits(self) -> CoreWaits:
-        """The device thread's, which alone asks for it."""
-        return CoreWaits()
 
     def _begin(self, sequence: DraftSequence) -> None:
         sequence.drafter.set_max_tokens(sequence.max_tokens)
@@ -128,7 +120,6 @@ class DraftEngine(Engine[DraftSequence, DraftStep]):
         self._emit(sequence, timing)
         sequence.drafter.begin(token_id, text_ids(prompt))
         sequence.has_begun = True
-        self._core_waits.take_ns()  # those of the prefill
         self._offer_block(sequence)
 
     def _fed_ids(self, sequence: DraftSequence) -> Sequence[int]:
@@ -183,7 +174,6 @@ class DraftEngine(Engine[DraftSequence, DraftStep]):
             return
         block = sequence.drafter.take_block(sequence.step_mean.token_ns, sequence.wait_ns)
         if block is not None:
-            block = replace(block, preempted_ns=self._core_waits.take_ns())
             sequence.wait_ns = 0
             self._emit(sequence, block)
 

@@ -159,7 +159,7 @@ def test_a_value_that_the_wire_cannot_carry_is_an_invalid_request() -> None:
 
 def test_stream_values_survive_the_wire() -> None:
     timing = Timing(1, 2, 3, 4, 5)
-    block = Block(3, 17, (4, 5), is_exhausted=True, step_ns=9, wait_ns=8, preempted_ns=7)
+    block = Block(3, 17, (4, 5), is_exhausted=True, step_ns=9, wait_ns=8)
     commit = Commit(2, 7, (1, 0, 3))
     prompt = PromptInfo(b"h" * 32, 100, 64, 5, 6)
     selection = Selection((0, 3, 63), 64, 11)

@@ -1,18 +1,14 @@
-"""How many threads torch uses, thread by thread, and how long a thread waits for its core."""
+"""How many threads torch uses, thread by thread."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
-from hippo.engine.cpu import CoreWaits, compute_alone, set_threads_here
+from hippo.engine.cpu import compute_alone, set_threads_here
 
 
 @pytest.fixture
@@ -54,35 +50,3 @@ def test_the_device_thread_keeps_its_threads_when_another_one_computes_alone() -
 @pytest.mark.usefixtures("two_threads")
 def test_a_thread_that_computes_alone_stays_so() -> None:
     assert seen_in_a_thread(compute_alone, then=lambda: set_threads_here(2)) == 1
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux counts it")
-def test_a_thread_that_shares_its_core_with_a_busy_process_waits_for_it() -> None:
-    waited_ns: list[int] = []
-
-    def work() -> None:
-        core = min(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {core})  # of this thread alone
-        waits = CoreWaits()
-        busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])  # on the same core
-        try:
-            deadline = time.monotonic() + 20
-            while not waited_ns and time.monotonic() < deadline:
-                if (wait_ns := waits.take_ns()) > 0:
-                    waited_ns.append(wait_ns)
-        finally:
-            busy.kill()
-            busy.wait()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert waited_ns
-
-
-def test_where_nobody_counts_no_wait_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_args: object) -> int:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(os, "open", refuse)
-    assert CoreWaits().take_ns() == 0

@@ -73,12 +73,12 @@ def test_a_timeline_is_kept_and_reported_only_when_it_is_asked_for() -> None:
     records = [Record("vpsd", 0), Record("vpsd", 0, timeline=Timeline())]
     for record in records:
         record.add_verdict(Verdict(0, 0, (5,)), 50 * MS)
-        record.add_block(Block(0, 1, (6, 9), step_ns=MS, preempted_ns=2 * MS), 55 * MS)
+        record.add_block(Block(0, 1, (6, 9), step_ns=MS), 55 * MS)
         record.add_verdict(verdict, 60 * MS)
     without, having = (figures(record, REQUEST, Baseline()) for record in records)
     assert "timeline_ms" not in without
     timeline = having["timeline_ms"]
-    block = {"at": 5.0, "tokens": 2, "step": 1.0, "wait": 0.0, "preempted": 2.0}
+    block = {"at": 5.0, "tokens": 2, "step": 1.0, "wait": 0.0}
     assert timeline["blocks"] == [block]
     assert timeline["verdicts"][1] == {
         "at": 10.0,

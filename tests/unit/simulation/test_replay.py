@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import statistics
 
 import pytest
 
@@ -20,10 +19,8 @@ from hippo.simulation.replay import (
 )
 from hippo.simulation.sweeps import sweep, with_ratio
 from hippo.simulation.traces import Trace, Words, drawn_traces
-from hippo.speculation.coordinator import Action, Coordinator
 from hippo.speculation.policies import MAX_DRAFT_TOKENS
 from hippo.speculation.simulator import Outcome
-from hippo.types import Block
 
 FREE = Machine(name="free", target=StepTime(one_row_ms=10.0), draft=StepTime(one_row_ms=1.0))
 BUSY = dataclasses.replace(
@@ -163,23 +160,6 @@ def test_the_first_step_of_each_side_behind_its_rest_is_cold() -> None:
     draft_ms = pytest.approx(4 + 0.8 * 10 / 16, rel=0.04)
     assert 5 * serial.ms_per_token - 10 - 1.0 * 4.5 / 16 == draft_ms
     assert off.ms_per_token == pytest.approx(10)
-
-
-@pytest.mark.parametrize(("policy", "goes_on"), [("optimistic", True), ("serial", False)])
-def test_a_block_holds_up_the_draft_that_goes_on_behind_it(
-    policy: str, goes_on: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine = dataclasses.replace(FREE, draft_message_ms=0.3)
-    held_up_ms = []
-
-    def note(self: Coordinator, block: Block, now_ns: int) -> list[Action]:
-        held_up_ms.append(block.preempted_ns / 1e6)
-        return on_block(self, block, now_ns)
-
-    on_block = Coordinator.on_block
-    monkeypatch.setattr(Coordinator, "on_block", note)
-    replay(PolicyChoice(policy, 4), always_right(41)[0], machine)
-    assert statistics.median(held_up_ms) == pytest.approx(0.3 * goes_on)
 
 
 def test_the_first_steps_behind_the_prompt_are_cold_however_short_the_rest() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import pytest
 
@@ -208,6 +209,42 @@ def test_a_draft_owes_nothing_before_its_prefill_is_over_nor_once_it_is_gone() -
     assert not coordinator.owes_block
 
 
+def test_a_wrong_token_that_comes_late_ends_the_run() -> None:
+    owing = Owing()
+    assert owing.settles(2, at=1)
+    assert owing.says(7, 8, 9, 10, at=1)  # the target has settled another one
+
+
+class Listening(FixedPolicy):
+    """Notes the outcomes that it is told of."""
+
+    def __init__(self) -> None:
+        super().__init__(PACE)
+        self.outcomes: list[bool] = []
+
+    def observe_block(self, block: Block, outcomes: Sequence[bool], now_ns: int) -> None:
+        self.outcomes += outcomes
+
+    def observe_verdict(self, verdict: Verdict, outcomes: Sequence[bool], now_ns: int) -> None:
+        self.outcomes += outcomes
+
+
+def test_the_policy_hears_of_each_draft_token_once_whichever_side_was_first() -> None:
+    policy = Listening()
+    coordinator = Coordinator(policy)
+    coordinator.on_verdict(Verdict(0, 0, (1,)), 0)
+    coordinator.on_block(Block(0, 0, (1, 2)), 0)  # the target was first
+    assert policy.outcomes == [True]
+    coordinator.on_verdict(Verdict(0, 1, (2, 3)), 0)
+    assert policy.outcomes == [True, True]
+    coordinator.on_block(Block(0, 2, (4, 5)), 0)  # the run breaks: what is behind says nothing
+    coordinator.on_block(Block(0, 4, (3,)), 0)
+    coordinator.on_verdict(Verdict(1, 3, (6, 3)), 0)
+    assert policy.outcomes == [True, True, False]
+    coordinator.on_block(Block(1, 3, (7, 3, 8)), 0)  # of the next run, at an index once more
+    assert policy.outcomes == [True, True, False, False]
+
+
 def test_a_draft_as_far_ahead_as_it_may_go_owes_again_with_the_next_commit() -> None:
     owing = Owing()
     assert owing.says(2, 3, at=1)
@@ -234,7 +271,8 @@ def test_the_last_token_is_the_targets_alone() -> None:
     owing = Owing(optimistic_pace(16))
     assert owing.says(*range(9), at=1)
     assert not owing.says(9, at=10)
-    assert not owing.settles(*range(10), at=1)
+    assert not owing.settles(*range(9), at=1)
+    assert not owing.settles(9, at=10)
 
 
 def test_a_draft_at_rest_or_ahead_of_a_shorter_pace_owes_nothing() -> None:

@@ -56,11 +56,11 @@ class RestlessPolicy:
     def pace(self) -> Pace:
         return self._pace
 
-    def observe_verdict(self, verdict: Verdict, now_ns: int) -> None:
+    def observe_verdict(self, verdict: Verdict, outcomes: Sequence[bool], now_ns: int) -> None:
         if self._random.random() < 0.3:
             self._pace = self._any_pace()
 
-    def observe_block(self, block: Block, now_ns: int) -> None:
+    def observe_block(self, block: Block, outcomes: Sequence[bool], now_ns: int) -> None:
         if self._random.random() < 0.1:
             self._pace = self._any_pace()
 
@@ -410,6 +410,6 @@ def test_both_sides_count_the_same_epochs_when_nothing_is_lost(name: str) -> Non
 
 def test_a_fixed_policy_ignores_what_it_sees() -> None:
     policy = FixedPolicy(Pace())
-    policy.observe_block(Block(0, 0, (1,)), 0)
-    policy.observe_verdict(Verdict(0, 0, (1,)), 0)
+    policy.observe_block(Block(0, 0, (1,)), [True], 0)
+    policy.observe_verdict(Verdict(0, 0, (1,)), [False], 0)
     assert policy.pace == Pace()
