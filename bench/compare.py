@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import random
 import shlex
@@ -60,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     console = Console(width=120)
     STACK_LOG.parent.mkdir(parents=True, exist_ok=True)
     options = bundled_pair(args.dtype)
+    if args.draft_model is not None:
+        options = dataclasses.replace(options, draft_model=args.draft_model)
     with (
         tempfile.TemporaryDirectory() as folder,
         STACK_LOG.open("a", encoding="utf-8") as log,
@@ -245,6 +248,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("settings", nargs="+", help="arguments of a gateway, quoted; '' for none")
     add("--kind", default="short", choices=("short", "long"), help="of the held-out prompts")
     add("--dtype", default="float32")
+    add("--draft-model", help="another draft than the bundled one")
     add("--temperature", type=float, default=0.0)
     add("--num-clips", type=int, default=20)
     add("--repeats", type=int, default=5, help="times that each clip is asked about")
