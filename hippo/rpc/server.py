@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -11,6 +13,8 @@ from hippo.rpc.options import DEFAULT_MAX_MESSAGE_BYTES, TlsFiles, server_option
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_log = logging.getLogger(__name__)
+_grpc_log = logging.getLogger("grpc._cython.cygrpc")
 
 
 class RpcServer:
@@ -26,6 +30,7 @@ class RpcServer:
         tls: TlsFiles | None = None,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     ) -> None:
+        _grpc_log.addFilter(is_news)
         self.server = grpc.aio.server(options=server_options(max_message_bytes))
         self._service_name = service_name
         self._tls = tls
@@ -67,3 +72,16 @@ class RpcServer:
         """Refuses new calls, gives running ones ``grace_seconds``, then ends them."""
         await self._health.enter_graceful_shutdown()
         await self.server.stop(grace_seconds)
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Filter for gRPC's log: False for the traceback of a status that nobody was there to receive.
+
+    A client may be killed at any moment, also while the server sends its call's status. gRPC logs
+    that as an error of the servicer; here it is a line for debugging.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    if "SendStatusFromServerOperation" not in str(error):
+        return True
+    _log.debug("a client left before it had the status of its call")
+    return False
