@@ -9,7 +9,7 @@ per clip against target-only on that clip.
     python -m bench --kinds short --dtypes float32 --temperatures 0,0.8 --no-rivals
     python -m bench --draft-model random --systems adaptive    a draft that is never right
 
-Publish the figures with `python -m bench.publish FILE...`.
+`python -m bench.page` writes the figures into docs/results.md.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Every latency and load benchmark of the bundled pair, one after another, then the pages.
+"""Every latency and load benchmark of the bundled pair, one after another, then the page.
 
     python -m bench.all                       all of it: about 20 minutes on two quiet cores
     python -m bench.all --list                what it would run, and how long each takes
     python -m bench.all --only short,load     some of it
     python -m bench.all --quick               whether everything works; a few answers each
 
-A page is written when all its files are in bench/out, from this run or an earlier one; --quick and
---no-publish write none. Nothing else may run on the machine meanwhile.
+The page is made of all files in bench/out, from this run or an earlier one; --quick and
+--no-publish leave the page as it is. Nothing else may run on the machine meanwhile.
 """
 
 from __future__ import annotations
@@ -112,27 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if code:
             return code
     console.print(_table(steps, is_quick=args.quick, seconds=seconds))
-    return 0 if args.quick or not args.publish else _publish(console)
-
-
-def publications() -> list[list[str]]:
-    """The commands that write the pages of which every file is there, behind ``python -m``."""
-    commands = []
-    for module, words in (
-        ("bench", ["bench.publish"]),
-        ("bench.load", ["bench.load", "--publish"]),
-    ):
-        files = [step.out(is_quick=False) for step in STEPS if step.module == module]
-        if all(file.exists() for file in files):
-            commands.append([*words, *(str(file.relative_to(ROOT)) for file in files)])
-    return commands
-
-
-def _publish(console: Console) -> int:
-    for command in publications():
-        if code := _run(console, command):
-            return code
-    return 0
+    return 0 if args.quick or not args.publish else _run(console, ["bench.page"])
 
 
 def _run(console: Console, command: Sequence[str]) -> int:
@@ -168,7 +148,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--only", type=listed, default=[], help=", ".join(step.name for step in STEPS))
     add("--list", action="store_true", help="run nothing")
     add("--quick", action="store_true", help="a few answers each; publishes nothing")
-    add("--publish", action=argparse.BooleanOptionalAction, default=True, help="write the pages")
+    add("--publish", action=argparse.BooleanOptionalAction, default=True, help="write the page")
     args = parser.parse_args(argv)
     if unknown := set(args.only) - {step.name for step in STEPS}:
         parser.error(f"--only: no {', '.join(sorted(unknown))}")

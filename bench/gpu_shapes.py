@@ -28,7 +28,6 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.environment import ROOT, describe_environment
-from bench.tensor_trace import peak_bytes
 from hippo.cli.stack import BUNDLED_PAIR
 from hippo.models._torchvision import ensure_torchvision
 from hippo.models.base import Prompt, SequenceRows, StepPlan
@@ -193,10 +192,12 @@ def measure(
         def fill(prompt: Prompt = prompt) -> None:
             list(model.prefill(0, prompt, None, None))
 
-        peak = peak_bytes(fill, device)  # and warm
-        prefills.append(
-            {"tokens": context, "ms": timed(fill, device, seconds=0.0), "peak_bytes": peak}
-        )
+        fill()  # warm
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        prefills.append({"tokens": context, "ms": timed(fill, device, seconds=0.0)})
+        if device.type == "cuda":
+            prefills[-1]["peak_bytes"] = torch.cuda.max_memory_allocated(device)
         num_cached = shape.cache_bytes(context, bytes_each=cache.dtype.itemsize)
         floor_ms = 1e3 * (layers * dtype_bytes + num_cached) / bandwidth
         for count in rows:

@@ -22,9 +22,8 @@ run in turn that many times, and each line is the run of median throughput.
     python -m bench.load --kind long --clients 1,8
     python -m bench.load --clients 1,8 --questions-per-clip 6
     python -m bench.load --dtype bfloat16 --temperature 0.8
-    python -m bench.load --publish bench/out/load.json ...    writes docs/results-load.md
 
-What the columns are: docs/results-load.md.
+What the columns are: docs/results.md. `python -m bench.page` writes the figures there.
 """
 
 from __future__ import annotations
@@ -42,13 +41,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from rich.console import Console
+from rich.table import Table
 
 from bench.clips import Clip, Kind, held_out_clips
 from bench.environment import ROOT, describe_environment
 from bench.load_figures import Reading, service_figures, typical_lines
-from bench.load_page import publish, table, threads_table
 from bench.load_stack import LoadStack, load_stack
 from bench.measure import form_for, questions_about
+from bench.page import LOAD_COLUMNS, load_rows, load_title
 from bench.systems import TARGET_ONLY
 from hippo.benchmark.figures import summarise_load
 from hippo.benchmark.load import LoadRun, run_closed_loop
@@ -73,11 +73,8 @@ FURTHER_QUESTIONS = (
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures, prints the table and writes JSON; or publishes what was measured."""
+    """Measures, prints the table and writes JSON."""
     args = _parse(argv)
-    if args.publish:
-        publish([json.loads(path.read_text(encoding="utf-8")) for path in args.publish])
-        return
     given = argv if argv is not None else sys.argv[1:]
     result: dict[str, Any] = {
         "command": f"python -m bench.load {shlex.join(given)}",
@@ -99,8 +96,17 @@ def main(argv: Sequence[str] | None = None) -> None:
             result["loads"] = typical_lines(lines)
             args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     console.print(table(result))
-    console.print(threads_table(result))
     console.print(f"written to {args.out}")
+
+
+def table(result: dict[str, Any]) -> Table:
+    """The readable form of a result."""
+    shown = Table(title=load_title(result), title_justify="left")
+    for column in LOAD_COLUMNS:
+        shown.add_column(column, justify="left" if column == "system" else "right")
+    for cells in load_rows(result):
+        shown.add_row(*cells)
+    return shown
 
 
 class _Bench:
@@ -264,7 +270,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--draft-dtype", help="default: the draft service's own, float16 on a CPU")
     add("--quick", action="store_true", help="1 and 8 clients, target-only and adaptive")
     add("--out", type=Path, default=ROOT / "bench/out/load.json")
-    add("--publish", type=Path, nargs="+", metavar="FILE", help="write docs from these results")
     args = parser.parse_args(argv)
     if args.quick:
         args.clients, args.systems = [1, 8], [TARGET_ONLY, ADAPTIVE]

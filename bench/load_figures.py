@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hippo.benchmark.figures import share
@@ -28,26 +28,17 @@ class Reading:
     at_s: float
     samples: Mapping[str, Samples]  # of "target" and "draft"
     cpu_s: Mapping[str, float]  # "target", "draft", "gateway", "clients"
-    threads_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by kind of thread
 
 
 def service_figures(before: Reading, after: Reading) -> dict[str, Any]:
     """What the processes did between two readings.
 
-    ``cpu`` is processor seconds a second, ``threads`` the same by kind of thread; ``busy`` and
-    ``prefill`` are shares of the time in which the device thread worked. Rows and sequences are
-    means over decoding forwards.
+    ``cpu`` is processor seconds a second; ``busy`` and ``prefill`` are shares of the time in which
+    the device thread worked. Rows and sequences are means over decoding forwards.
     """
     seconds = after.at_s - before.at_s
     figures: dict[str, Any] = {
         "cpu": {name: (after.cpu_s[name] - before.cpu_s[name]) / seconds for name in before.cpu_s},
-        "threads": {
-            name: {
-                kind: (ran_s - before.threads_s[name].get(kind, 0.0)) / seconds
-                for kind, ran_s in of_threads.items()
-            }
-            for name, of_threads in after.threads_s.items()
-        },
     }
     for name, samples in after.samples.items():
 

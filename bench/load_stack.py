@@ -42,11 +42,8 @@ class LoadStack:
     def read(self) -> Reading:
         """Counters of all processes now; takes some milliseconds."""
         samples = {name: parse_samples(text) for name, text in self.metrics().items()}
-        threads_s = {name: session_threads_s(pid) for name, pid in self.pids().items()}
-        cpu_s = {name: sum(of_threads.values()) for name, of_threads in threads_s.items()}
-        return Reading(
-            time.perf_counter(), samples, {**cpu_s, "clients": time.process_time()}, threads_s
-        )
+        cpu_s = {name: session_cpu_s(pid) for name, pid in self.pids().items()}
+        return Reading(time.perf_counter(), samples, {**cpu_s, "clients": time.process_time()})
 
 
 @contextmanager
@@ -71,20 +68,13 @@ def load_stack(options: StackOptions, *, num_slots: int) -> Iterator[LoadStack]:
             yield LoadStack(stack, ports)
 
 
-def session_threads_s(session_id: int) -> dict[str, float]:
-    """Processor seconds of a service by kind of thread: "device", "loop" (the event loop),
-    "prepare" (prompts), "decode" (the processes that decode media) and "transport" (gRPC's)."""
-    seconds: dict[str, float] = {}
+def session_cpu_s(session_id: int) -> float:
+    """Processor seconds of a service's processes so far."""
+    seconds = 0.0
     for path in session_processes(session_id):
         with suppress(OSError):  # it has just ended
             for task in (path / "task").iterdir():
-                kind = "decode"
-                if path.name == str(session_id):
-                    name = (task / "comm").read_text().strip()
-                    others = name if name in ("device", "prepare") else "transport"
-                    kind = "loop" if task.name == path.name else others
-                ran_ns = int((task / "schedstat").read_text().split()[0])
-                seconds[kind] = seconds.get(kind, 0.0) + ran_ns / 1e9
+                seconds += int((task / "schedstat").read_text().split()[0]) / 1e9
     return seconds
 
 

@@ -1,15 +1,21 @@
-"""Times one model's forward by number of rows, and its prefill: ``python -m bench.step_time``."""
+"""A model's prefill, and its steps against their floor: ``python -m bench.step_time``.
+
+The floor of a step is its bytes (weights, cached tokens, logits) over this device's bandwidth. The
+bandwidth is that of a sum over as many bytes: a model that fits into a processor's cache has the
+cache's. The floor leaves out arithmetic and every call.
+"""
 
 from __future__ import annotations
 
-import functools
 import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -17,26 +23,30 @@ from rich.table import Table
 
 from bench.environment import describe_environment
 from hippo.config import load_settings, setting
-from hippo.models.base import DecodedMedia, SequenceRows, StepPlan, VideoLanguageModel
+from hippo.models.base import DecodedMedia, SequenceRows, StepPlan
+from hippo.models.family import CachedModel
 from hippo.models.loading import load_model
+from hippo.models.placement import DTYPES
 from hippo.models.plan import LoadPlan
 from hippo.types import ChatMessage, FramePlan, MediaKind, MediaPart, TextPart
 
 _ROUNDS = 15
+_COLUMNS = ("rows", "median ms", "fastest ms", "MB", "GB/s", "floor ms", "over the floor")
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimeSettings:
     """What is measured."""
 
-    model: str = setting(help="model folder or Hugging Face name")
+    model: str = setting("demo/models/target", help="model folder or Hugging Face name")
     device: str = setting("cpu", help="cpu, cuda or cuda:N")
-    dtype: str = setting("auto", help="float32, bfloat16 or auto")
+    dtype: str = setting("auto", help="float32, bfloat16, float16 or auto")
     rows: tuple[str, ...] = setting(("1", "2", "4", "8", "16"), help="rows of a forward")
+    exact_rows: int | None = setting(None, help="as the target's --deterministic-rows")
     frames: int = setting(8, help="frames of the random clip in the prompt")
     size: int = setting(112, help="height and width of a frame in pixels")
     threads: int = setting(1, help="CPU threads")
-    seconds: float = setting(1.0, help="time spent on each number of rows")
+    seconds: float = setting(1.0, help="time spent on each figure")
     output: str = setting("bench/out/step_time.json", help="where the figures go")
 
 
@@ -51,95 +61,108 @@ def main(argv: list[str]) -> None:
         description=__doc__ or "",
     )
     torch.set_num_threads(settings.threads)
-    model = load_model(
-        LoadPlan(
-            settings.model, device=settings.device, dtype=settings.dtype, max_context_length=8192
-        )
-    )
-    result = measure(model, settings)
+    result = measure(settings)
     Path(settings.output).parent.mkdir(parents=True, exist_ok=True)
     document = {"environment": describe_environment(), "model": settings.model, **result}
     Path(settings.output).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    _print(result)
+    title = (
+        f"{result['dtype']} on {settings.device}, {result['prompt_tokens']} prompt tokens: vision "
+        f"tower {result['vision_tower_ms']} ms, prefill {result['prefill_ms']} ms"
+    )
+    table = Table(title=title, title_justify="left")
+    for column in _COLUMNS:
+        table.add_column(column, justify="right")
+    for step in result["steps"]:
+        table.add_row(*(str(step[name]) for name in _COLUMNS))
+    Console(width=120).print(table)
 
 
-def measure(model: VideoLanguageModel, settings: StepTimeSettings) -> dict[str, object]:
-    """Medians and the fastest of every figure, in milliseconds."""
+def measure(settings: StepTimeSettings) -> dict[str, Any]:
+    """Vision tower, prefill, and a line for each number of rows."""
+    plan = LoadPlan(
+        settings.model,
+        device=settings.device,
+        dtype=settings.dtype,
+        max_context_length=8192,
+        exact_rows=settings.exact_rows,
+    )
+    model = load_model(plan)
+    assert isinstance(model, CachedModel)
     prompt = model.prepare(
         [ChatMessage("user", (MediaPart(0), TextPart("What happens?")))],
         [random_clip(settings.frames, settings.size)],
         FramePlan(),
     )
-    vision = _time(lambda: model.embed_visual(prompt), settings.seconds, model)
+    vision = _rounds_ms(lambda: model.embed_visual(prompt), settings)
     visual = model.embed_visual(prompt)
-    prefill = _time(lambda: list(model.prefill(0, prompt, visual, None)), settings.seconds, model)
-    steps = []
-    for count in map(int, settings.rows):
-        plan = StepPlan((SequenceRows(0, 0, tuple(range(1, count + 1))),))
-        action = functools.partial(model.forward, plan)
-        steps.append({"rows": count, **_time(action, settings.seconds, model)})
+    prefill = _rounds_ms(lambda: list(model.prefill(0, prompt, visual, None)), settings)
     return {
         "dtype": model.info.dtype,
-        "device": model.info.device,
         "num_parameters": model.info.num_parameters,
         "prompt_tokens": prompt.length,
-        "visual_tokens": int(prompt.visual_indices.shape[0]),
-        "vision_tower": vision,
-        "prefill": prefill,
-        "steps": steps,
+        "vision_tower_ms": round(statistics.median(vision), 2),
+        "prefill_ms": round(statistics.median(prefill), 2),
+        "steps": [
+            _step(model, prompt.length, count, settings) for count in map(int, settings.rows)
+        ],
     }
 
 
 def random_clip(num_frames: int, size: int) -> DecodedMedia:
     """Frames of noise, square, two a second."""
     generator = torch.Generator().manual_seed(0)
-    frames = torch.randint(
-        0, 256, (num_frames, size, size, 3), dtype=torch.uint8, generator=generator
-    )
+    shape = (num_frames, size, size, 3)
+    frames = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
     seconds = tuple(i / 2 for i in range(num_frames))
     return DecodedMedia(MediaKind.VIDEO, frames, seconds, 2.0)
 
 
-def _time(
-    action: Callable[[], object], seconds: float, model: VideoLanguageModel
-) -> dict[str, float]:
+def _step(
+    model: CachedModel, num_cached: int, num_rows: int, settings: StepTimeSettings
+) -> dict[str, object]:
+    plan = StepPlan((SequenceRows(0, 0, tuple(range(1, num_rows + 1))),))
+    rounds = _rounds_ms(partial(model.forward, plan), settings)
+    num_bytes = _moved_bytes(model, num_cached + num_rows, num_rows)
+    data = torch.ones(num_bytes // 4, device=settings.device)
+    floor_ms = statistics.median(_rounds_ms(data.sum, settings))
+    median_ms = statistics.median(rounds)
+    values = (
+        num_rows,
+        round(median_ms, 3),
+        round(min(rounds), 3),
+        round(num_bytes / 1e6, 1),
+        round(num_bytes / floor_ms / 1e6, 1),
+        round(floor_ms, 3),
+        round(median_ms / floor_ms, 2),
+    )
+    return dict(zip(_COLUMNS, values, strict=True))
+
+
+def _moved_bytes(model: CachedModel, num_tokens: int, num_rows: int) -> int:
+    """Weights, cached tokens read and written, logits."""
+    text, cache, ids = model.model.config.text_config, model._cache, model.info.num_token_ids
+    hidden, shape = text.hidden_size, cache.shape
+    key_values = 2 * shape.num_kv_heads * shape.head_dim
+    layer = hidden * (2 * hidden + key_values + 3 * text.intermediate_size)
+    weights = (shape.num_layers * layer + ids * hidden) * DTYPES[model.info.dtype].itemsize
+    cached = shape.num_layers * key_values * (num_tokens + num_rows) * cache.dtype.itemsize
+    return int(weights + cached + num_rows * ids * 4)
+
+
+def _rounds_ms(action: Callable[[], object], settings: StepTimeSettings) -> list[float]:
     """Rounds of repeated calls; a round's figure is its mean, so that timers cost nothing."""
-    is_cuda = model.info.device.startswith("cuda")
 
     def run(repeats: int) -> float:
-        start = time.perf_counter()
+        began = time.perf_counter()
         for _ in range(repeats):
             action()
-        if is_cuda:
-            torch.cuda.synchronize(model.info.device)
-        return (time.perf_counter() - start) / repeats * 1e3
+        if settings.device.startswith("cuda"):
+            torch.cuda.synchronize(settings.device)
+        return (time.perf_counter() - began) / repeats * 1e3
 
     run(2)
-    repeats = max(1, int(seconds * 1e3 / _ROUNDS / max(run(2), 1e-3)))
-    rounds = [run(repeats) for _ in range(_ROUNDS)]
-    return {"median_ms": round(statistics.median(rounds), 4), "min_ms": round(min(rounds), 4)}
-
-
-def _print(result: dict[str, object]) -> None:
-    table = Table(
-        title=f"{result['dtype']} on {result['device']}, {result['prompt_tokens']} prompt tokens"
-    )
-    for column in ("step", "median ms", "fastest ms", "over 1 row"):
-        table.add_column(column, justify="right")
-    steps = result["steps"]
-    assert isinstance(steps, list)
-    for name in ("vision_tower", "prefill"):
-        figures = result[name]
-        assert isinstance(figures, dict)
-        table.add_row(name, f"{figures['median_ms']:.2f}", f"{figures['min_ms']:.2f}", "")
-    for step in steps:
-        table.add_row(
-            f"{step['rows']} rows",
-            f"{step['median_ms']:.3f}",
-            f"{step['min_ms']:.3f}",
-            f"{step['min_ms'] / steps[0]['min_ms']:.2f}",
-        )
-    Console().print(table)
+    repeats = max(1, int(settings.seconds * 1e3 / _ROUNDS / max(run(2), 1e-3)))
+    return [run(repeats) for _ in range(_ROUNDS)]
 
 
 if __name__ == "__main__":

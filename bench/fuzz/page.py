@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.environment import ROOT
-from bench.publish import machine_line
+from bench.page import machine_line
 from bench.sections import replace_section
 
 PAGE = ROOT / "docs/reliability.md"

@@ -1,24 +1,14 @@
 """Evidence for semantic-aware token preservation, on held-out clips of the bundled pair's world.
 
-Each experiment writes bench/out/pruning/NAME.json; `python -m bench.pruning.publish` puts them
-into docs/results-pruning.md. Those before `offline` run the draft alone, along what the target said
-(`traces`, kept under bench/out/pruning; a run that is broken off goes on where it stopped). Those
-after it go through the real services, and want a machine that is quiet.
+Each experiment writes bench/out/pruning/NAME.json; `python -m bench.page` puts them into
+docs/results.md. All but `services` run the draft alone, along what the target said (the
+traces are kept under bench/out/pruning; a run that is broken off goes on where it stopped).
 
     traces      the target's greedy outputs, visual features and attention, layer by layer
-    costs       the draft's prefill time, cache bytes and share of serial decoding by ratio
-    ratio       agreement and accepted lengths by strategy and ratio
-    bias        how many kept tokens lie at a boundary
+    ratio       agreement by strategy and ratio
     ablation    holistic with one thing changed at a time
-    kinds       agreement by kind of question, prompt order and place of the object
-    offline     all of the above
     confirm     strategies again, on clips on which no default was chosen (traces them first)
-    strategies  speedup, acceptance and time to first token by strategy and ratio
-    policies    the same by policy, and the two papers' systems
-    overlap     the same by layers tapped; when all are, the prefills do not overlap
-    frames      the same by number of frames
-    first-token time to first token against target-only, in random order
-    online      the last five
+    services    speedup and acceptance by strategy and ratio, through the real services
 
     python -m bench.pruning traces --clips 200
     python -m bench.pruning ratio --clips 50 --records
@@ -32,7 +22,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,21 +33,15 @@ from bench.environment import describe_environment
 from bench.pruning import experiments, pair
 from bench.pruning.agreement import AgreementCache, DraftRunner
 from bench.pruning.choices import Choice
-from bench.pruning.costs import machine_from, measure_costs
-from bench.pruning.online import EXPERIMENTS as ONLINE
-from bench.pruning.online import OnlineBench, Row
-from bench.pruning.samples import CONFIRM_SEED, DESCRIPTION_KINDS, QUESTION_KINDS
-from bench.pruning.show import show_rows
-from bench.pruning.teacher import Group, Outcome, by_kind_and_place, run_choices
+from bench.pruning.samples import CONFIRM_SEED
+from bench.pruning.services import measure_strategies
+from bench.pruning.teacher import Outcome, run_choices
 from bench.pruning.traces import CACHE, TraceStore, stored_traces, trace_clips
 from hippo.cli.stack import BUNDLED_PAIR
 from hippo.models.base import VideoLanguageModel
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.pruning.select import default_score_layers
-
-_DEFAULT_CLIPS = {**dict.fromkeys((*ONLINE, "online"), 10), "frames": 3, "first-token": 20}
-_COST_CLIPS = 20
 
 
 @dataclass
@@ -109,16 +93,12 @@ class Bench:
         self,
         name: str,
         choices: Mapping[str, Choice],
-        kinds: Sequence[str],
-        group: Group | None = None,
     ) -> dict[str, Outcome]:
         """Judges the choices on the traced clips."""
         return run_choices(
             stored_traces(self.console, self.store, num_clips=self.args.clips, title=name),
             self.runner,
             choices,
-            kinds=kinds,
-            group=group,
             records=self.args.out / f"{name}-records.jsonl" if self.args.records else None,
         )
 
@@ -134,7 +114,6 @@ class Bench:
         }
         path = self.args.out / f"{name}.json"
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        show_rows(self.console, name, result)
         self.console.print(f"written to {path}")
 
 
@@ -143,109 +122,47 @@ def run_traces(bench: Bench) -> None:
     trace_clips(bench.console, bench.store, bench.target, bench.draft, num_clips=bench.args.clips)
 
 
-def run_costs(bench: Bench) -> None:
-    """Times the pair at each ratio, on the first clips."""
-    count = min(bench.args.clips, _COST_CLIPS)
-    clips = stored_traces(bench.console, bench.store, num_clips=count, title="costs")
-    per_token = pair.cache_bytes_per_token(bench.args.draft_model)
-    rows = measure_costs(clips, bench.target, bench.draft, cache_bytes_per_token=per_token)
-    bench.write("costs", {"rows": rows, "num_clips": count})
-
-
 def run_ratio(bench: Bench) -> None:
     """Every strategy at every ratio."""
-    outcomes = bench.run("ratio", experiments.ratio_choices(bench.num_layers), ["detailed"])
+    outcomes = bench.run("ratio", experiments.ratio_choices(bench.num_layers))
     rows = experiments.agreement_rows(outcomes, references=["none", "holistic 0.9"])
-    costs = bench.args.out / "costs.json"
-    if not costs.exists():
-        raise SystemExit("the accepted lengths need step times: run `costs` first")
-    machine = machine_from(json.loads(costs.read_text(encoding="utf-8"))["rows"])
-    experiments.add_readings(rows, outcomes, machine)
-    machine_ms = {
-        "target_ms": machine.target_ms,
-        "draft_ms": machine.target_ms / machine.step_ratio,
-    }
-    bench.write("ratio", {"rows": rows, "machine": machine_ms})
-
-
-def run_bias(bench: Bench) -> None:
-    """Shares at the boundary."""
-    choices = experiments.bias_choices(bench.num_layers, bench.most_layers)
-    outcomes = bench.run("bias", choices, ["detailed"])
-    bench.write("bias", {"rows": experiments.boundary_rows(outcomes)})
+    bench.write("ratio", {"rows": rows})
 
 
 def run_ablation(bench: Bench) -> None:
     """Holistic with one thing changed at a time."""
     choices = experiments.ablation_choices(bench.num_layers, bench.args.ratio, bench.most_layers)
-    outcomes = bench.run("ablation", choices, ["detailed"])
+    outcomes = bench.run("ablation", choices)
     rows = experiments.agreement_rows(outcomes, references=["none", experiments.BASE])
     bench.write("ablation", {"rows": rows, "ratio": bench.args.ratio})
 
 
-def run_kinds(bench: Bench) -> None:
-    """By kind of question, order and place."""
-    choices = experiments.kind_choices(bench.num_layers)
-    every = [*DESCRIPTION_KINDS, *QUESTION_KINDS]
-    outcomes = bench.run("kinds", choices, every, by_kind_and_place)
-    bench.write("kinds", {"rows": experiments.group_rows(outcomes)})
-
-
-def run_offline(bench: Bench) -> None:
-    """Everything that needs no services."""
-    for run in (run_traces, run_costs, run_ratio, run_bias, run_ablation, run_kinds):
-        run(bench)
-
-
 def run_confirm(bench: Bench) -> None:
     """Strategies again, on the clips of another seed."""
-    name, kinds, count = "confirm", ["detailed"], bench.args.clips
+    name, count = "confirm", bench.args.clips
     store = TraceStore(bench.args.out / f"traces-{name}-{bench.pair_name}")
-    trace_clips(
-        bench.console,
-        store,
-        bench.target,
-        bench.draft,
-        num_clips=count,
-        seed=CONFIRM_SEED,
-        kinds=kinds,
-    )
+    trace_clips(bench.console, store, bench.target, bench.draft, num_clips=count, seed=CONFIRM_SEED)
     cache = AgreementCache(bench.args.out / f"agreement-{name}-{bench.pair_name}.jsonl")
     outcomes = run_choices(
         stored_traces(bench.console, store, num_clips=count, title=name, seed=CONFIRM_SEED),
         DraftRunner(bench.draft, cache),
         experiments.confirmation_choices(bench.num_layers),
-        kinds=kinds,
     )
     rows = experiments.agreement_rows(outcomes, references=["none", "holistic 0.9"])
     bench.write(name, {"rows": rows})
 
 
-def run_services(bench: Bench, name: str) -> None:
-    """One experiment through the services; its file has what is measured so far."""
-    rows: list[Row] = []
-    for measured in ONLINE[name](OnlineBench(bench.console, bench.args)):
-        rows += measured
-        bench.write(name, {"rows": rows})
-
-
-def run_online(bench: Bench) -> None:
-    """Everything through the services."""
-    for name in ONLINE:
-        run_services(bench, name)
+def run_services(bench: Bench) -> None:
+    """Strategies through the services."""
+    bench.write("services", {"rows": measure_strategies(bench.console, bench.args.clips)})
 
 
 EXPERIMENTS: Mapping[str, Callable[[Bench], None]] = {
     "traces": run_traces,
-    "costs": run_costs,
     "ratio": run_ratio,
-    "bias": run_bias,
     "ablation": run_ablation,
-    "kinds": run_kinds,
-    "offline": run_offline,
     "confirm": run_confirm,
-    **{name: partial(run_services, name=name) for name in ONLINE},
-    "online": run_online,
+    "services": run_services,
 }
 
 
@@ -258,11 +175,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     add = parser.add_argument
     add("experiment", choices=list(EXPERIMENTS))
-    add(
-        "--clips",
-        type=int,
-        help="held-out clips (default: 200; online 10; frames 3; first-token 20)",
-    )
+    add("--clips", type=int, help="held-out clips (default: 200; services 10)")
     add("--layers", type=int, help="first layers tapped (default: as the target service)")
     add("--ratio", type=float, default=0.9, help="share pruned in the ablation")
     add("--records", action="store_true", help="also write kept indices and agreement by sample")
@@ -271,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--out", type=Path, default=CACHE)
     args = parser.parse_args(argv)
     if args.clips is None:
-        args.clips = _DEFAULT_CLIPS.get(args.experiment, 200)
+        args.clips = 10 if args.experiment == "services" else 200
     if args.clips < 1:
         parser.error("--clips must be at least 1")
     args.out.mkdir(parents=True, exist_ok=True)

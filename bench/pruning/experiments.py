@@ -7,10 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from bench.pruning.choices import Choice
-from bench.pruning.readings import Readings, read_traces
-from bench.pruning.statistics import Counts, difference, interval
+from bench.pruning.statistics import difference, interval
 from bench.pruning.teacher import Outcome
-from bench.simulate_policies import Machine
 from hippo.pruning.select import SelectionOptions
 from hippo.types import PruningStrategy
 
@@ -25,7 +23,6 @@ STRATEGIES = (
 )
 LAYERS = (1, 2, 3, 5, 10, 15, 20)
 BASE = "scores: attention + temporal + spatial"  # the ablation's reference
-POLICIES = (("adaptive", 5), ("vpsd", 5), ("serial", 5))
 
 
 def ratio_choices(num_layers: int) -> dict[str, Choice]:
@@ -40,15 +37,6 @@ def ratio_choices(num_layers: int) -> dict[str, Choice]:
                 strategy=strategy, ratio=ratio, num_layers=num_layers
             )
     return choices
-
-
-def kind_choices(num_layers: int) -> dict[str, Choice]:
-    """Every strategy at ratio 0.9, none and blind."""
-    return {
-        label: choice
-        for label, choice in ratio_choices(num_layers).items()
-        if choice.ratio in (0.0, 0.9, 1.0)
-    }
 
 
 def confirmation_choices(num_layers: int) -> dict[str, Choice]:
@@ -117,26 +105,6 @@ def ablation_choices(num_layers: int, ratio: float, most_layers: int) -> dict[st
     return choices
 
 
-def bias_choices(num_layers: int, most_layers: int) -> dict[str, Choice]:
-    """The top tenth by raw attention of first layers and of all, SpecVLM's and holistic's."""
-    base = Choice(strategy=PruningStrategy.HOLISTIC, ratio=0.9, num_layers=num_layers)
-    choices = {}
-    for count in dict.fromkeys((num_layers, most_layers)):
-        what = "all layers" if count == most_layers else f"first {count} layers"
-        for strategy in (
-            PruningStrategy.ATTENTION,
-            PruningStrategy.SPECVLM,
-            PruningStrategy.HOLISTIC,
-            PruningStrategy.HYBRID,
-        ):
-            choices[f"{strategy.value}, {what}"] = replace(
-                base, strategy=strategy, num_layers=count
-            )
-    for strategy in (PruningStrategy.UNIFORM, PruningStrategy.RANDOM):
-        choices[strategy.value] = replace(base, strategy=strategy)
-    return choices
-
-
 def agreement_rows(
     outcomes: Mapping[str, Outcome], *, references: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
@@ -150,9 +118,9 @@ def agreement_rows(
             "label": label,
             "strategy": outcome.choice.strategy.value,
             "ratio": outcome.choice.ratio,
-            "num_samples": len(outcome.traces),
+            "num_samples": outcome.num_samples,
             "num_clips": outcome.tokens.num_clips,
-            "kept_tokens": round(outcome.num_kept / len(outcome.traces), 1),
+            "kept_tokens": round(outcome.num_kept / outcome.num_samples, 1),
             "agreement": interval(outcome.tokens).as_dict(),
             "content_agreement": interval(outcome.content).as_dict(),
         }
@@ -163,64 +131,3 @@ def agreement_rows(
                 ).as_dict()
         rows.append(row)
     return rows
-
-
-def add_readings(
-    rows: Sequence[dict[str, Any]], outcomes: Mapping[str, Outcome], machine: Machine
-) -> None:
-    """Adds the simulator's readings of each policy to the rows."""
-    for row in rows:
-        row["readings"] = {
-            f"{policy} γ={gamma}" if policy != "adaptive" else policy: _as_dict(
-                read_traces(
-                    outcomes[row["label"]].traces, policy=policy, gamma=gamma, machine=machine
-                )
-            )
-            for policy, gamma in POLICIES
-        }
-
-
-def boundary_rows(outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:
-    """Shares of kept tokens at the boundary, both readings, over the shares present."""
-    rows = []
-    for label, outcome in outcomes.items():
-        row: dict[str, Any] = {"label": label}
-        for reading, boundary in (("ring", outcome.ring), ("ends", outcome.ends)):
-            share, present = interval(boundary.kept), boundary.present.share
-            row[reading] = {
-                "kept": share.as_dict(),
-                "present": round(present, 5),
-                "ratio": round(share.mean / present, 4),
-            }
-        rows.append(row)
-    return rows
-
-
-def group_rows(outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:
-    """A row a group: each choice's agreement in it."""
-    names = sorted({name for outcome in outcomes.values() for name in outcome.groups})
-    rows = []
-    for name in names:
-        of_group: dict[str, Counts] = {
-            label: outcome.groups[name] for label, outcome in outcomes.items()
-        }
-        first = next(iter(of_group.values()))
-        rows.append(
-            {
-                "group": name,
-                "num_tokens": int(sum(first.totals.values())),
-                "num_clips": first.num_clips,
-                "agreement": {
-                    label: interval(counts).as_dict() for label, counts in of_group.items()
-                },
-            }
-        )
-    return rows
-
-
-def _as_dict(readings: Readings) -> dict[str, float]:
-    return {
-        "mean_tokens_per_forward": round(readings.mean_tokens_per_forward, 4),
-        "mean_run_length": round(readings.mean_run_length, 4),
-        "decode_speedup": round(readings.decode_speedup, 4),
-    }

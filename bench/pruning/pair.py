@@ -19,13 +19,6 @@ def num_layers(model_folder: Path) -> int:
     return int(_text_config(model_folder)["num_hidden_layers"])
 
 
-def cache_bytes_per_token(model_folder: Path) -> int:
-    """Of keys and values in float32."""
-    text = _text_config(model_folder)
-    head_dim = text["hidden_size"] // text["num_attention_heads"]
-    return int(2 * text["num_hidden_layers"] * text["num_key_value_heads"] * head_dim * 4)
-
-
 def _text_config(model_folder: Path) -> dict[str, Any]:
     config = json.loads((model_folder / "config.json").read_text(encoding="utf-8"))
     text: dict[str, Any] = config.get("text_config", config)

@@ -20,17 +20,6 @@ _ABLATION_POINTS = 3.0  # what lies further below is written at the edge
 _BLUE, _PALE = "#2f6f9f", "#9fc3dd"
 
 
-def draw_all(results: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
-    """Draws what there are results for; returns the files."""
-    drawn = []
-    for name, result in results.items():
-        if (draw := DRAWERS.get(name)) is not None:
-            goal = folder / f"pruning-{name}.svg"
-            draw(result, goal)
-            drawn.append(goal)
-    return drawn
-
-
 def draw_ratio(result: Mapping[str, Any], goal: Path) -> None:
     """Agreement against ratio, a line a strategy."""
     figure, axes = _axes(7.6, 4.4)
@@ -43,49 +32,6 @@ def draw_ratio(result: Mapping[str, Any], goal: Path) -> None:
     axes.set_xlabel("share of visual tokens the draft does not see")
     axes.set_ylabel("tokens on which the draft agrees, %")
     _finish(figure, axes, goal, _title(result, "agreement with the target's greedy output"))
-
-
-def draw_costs(result: Mapping[str, Any], goal: Path) -> None:
-    """Prefill time and cache against ratio."""
-    rows = result["rows"]
-    names = [f"{row['ratio']:g}" for row in rows]
-    figure, axes = _axes(7.6, 3.2)
-    places = list(range(len(rows)))
-    times = [row["draft_prefill_ms"]["mean"] for row in rows]
-    axes.bar([place - 0.2 for place in places], times, 0.38, color=_BLUE, label="draft prefill, ms")
-    other = axes.twinx()
-    sizes = [row["draft_cache_kib"]["mean"] for row in rows]
-    other.bar([place + 0.2 for place in places], sizes, 0.38, color=_PALE, label="draft cache, KiB")
-    for place, value, size in zip(places, times, sizes, strict=True):
-        axes.text(place - 0.2, value, f"{value:.1f}", ha="center", va="bottom", fontsize=8)
-        other.text(place + 0.2, size, f"{size:.0f}", ha="center", va="bottom", fontsize=8)
-    axes.set_xticks(places, names)
-    axes.set_xlabel("share of visual tokens the draft does not see")
-    axes.set_ylabel("ms")
-    other.set_ylabel("KiB")
-    other.spines[["top"]].set_visible(False)
-    handles = [bars[0] for bars in (*axes.containers, *other.containers)]
-    axes.legend(handles, ["draft prefill, ms", "draft cache of the prompt, KiB"], fontsize=8)
-    _finish(figure, axes, goal, _title(result, "what the draft costs"), legend="none")
-
-
-def draw_bias(result: Mapping[str, Any], goal: Path) -> None:
-    """Share kept over share present, both readings."""
-    rows = list(reversed(result["rows"]))
-    figure, axes = _axes(7.6, 0.42 * len(rows) + 1.4)
-    for offset, key, label, colour in (
-        (0.2, "ring", "outer ring of each frame", _BLUE),
-        (-0.2, "ends", "first and last tenth of the sequence", _PALE),
-    ):
-        places = [index + offset for index in range(len(rows))]
-        values = [row[key]["ratio"] for row in rows]
-        axes.barh(places, values, 0.38, label=label, color=colour)
-        for place, value in zip(places, values, strict=True):
-            axes.text(value + 0.01, place, f"{value:.2f}", va="center", fontsize=8)
-    axes.axvline(1.0, color="#444444", linewidth=1, linestyle="--")
-    axes.set_yticks(range(len(rows)), [row["label"] for row in rows])
-    axes.set_xlabel("boundary tokens: share of those kept over share of all (1: no bias)")
-    _finish(figure, axes, goal, _title(result, "position bias of the kept tenth"), legend="below")
 
 
 def draw_ablation(result: Mapping[str, Any], goal: Path) -> None:
@@ -106,33 +52,22 @@ def draw_ablation(result: Mapping[str, Any], goal: Path) -> None:
     _finish(figure, axes, goal, title, legend="none")
 
 
-def draw_kinds(result: Mapping[str, Any], goal: Path) -> None:
-    """Agreement by group, a dot a strategy."""
+def draw_confirm(result: Mapping[str, Any], goal: Path) -> None:
+    """Agreement of every choice on the clips of another seed."""
     rows = list(reversed(result["rows"]))
-    figure, axes = _axes(7.6, 0.34 * len(rows) + 1.4)
-    for label in rows[0]["agreement"]:
-        strategy = label.split(" ")[0]
-        axes.plot(
-            [100 * row["agreement"][label]["mean"] for row in rows],
-            range(len(rows)),
-            "o",
-            markersize=5,
-            color=COLOURS[strategy],
-            label=label,
-        )
-    axes.set_yticks(range(len(rows)), [row["group"] for row in rows], fontsize=8)
-    axes.grid(axis="y", color="#eeeeee")
+    figure, axes = _axes(7.6, 0.3 * len(rows) + 1.2)
+    _dots(axes, [row["agreement"] for row in rows], [row["label"] for row in rows])
     axes.set_xlabel("tokens on which the draft agrees, %")
-    title = _title(result, "by kind of question and place of the object")
-    _finish(figure, axes, goal, title, legend="below")
+    title = _title(result, "clips on which nothing was chosen")
+    _finish(figure, axes, goal, title, legend="none")
 
 
-def draw_strategies(result: Mapping[str, Any], goal: Path) -> None:
+def draw_services(result: Mapping[str, Any], goal: Path) -> None:
     """Decode speedup against ratio through the services."""
     rows = [
         {**row, "label": row["system"], "strategy": row["system"].split(" ")[0]}
         for row in result["rows"]
-        if " " in row["system"]
+        if row["system"].split(" ")[0] in COLOURS and " " in row["system"]
     ]
     for row in rows:
         row["ratio"] = float(row["system"].split(" ")[1])
@@ -146,105 +81,11 @@ def draw_strategies(result: Mapping[str, Any], goal: Path) -> None:
     _finish(figure, axes, goal, _title(result, "adaptive policy, through the services"))
 
 
-def draw_policies(result: Mapping[str, Any], goal: Path) -> None:
-    """Decode and end-to-end speedup of each policy."""
-    rows = [row for row in result["rows"] if row["system"] != "target-only"]
-    _speedup_bars(rows, [row["system"] for row in rows], goal, _title(result, "policies"))
-
-
-def draw_overlap(result: Mapping[str, Any], goal: Path) -> None:
-    """Speedups by layers tapped."""
-    rows = [row for row in result["rows"] if row["system"] != "target-only"]
-    title = _title(result, "adaptive, holistic, ratio 0.9")
-    _speedup_bars(rows, [row["group"] for row in rows], goal, title)
-
-
-def _speedup_bars(
-    rows: Sequence[Mapping[str, Any]], labels: Sequence[str], goal: Path, title: str
-) -> None:
-    figure, axes = _axes(7.6, 0.42 * len(rows) + 1.6)
-    for offset, key, label, colour in (
-        (0.2, "decode_speedup", "decode (first token to last)", _BLUE),
-        (-0.2, "end_to_end_speedup", "end to end (both prefills included)", _PALE),
-    ):
-        values = [row[key] for row in reversed(rows)]
-        places = [index + offset for index in range(len(rows))]
-        means = [value["mean"] for value in values]
-        errors = [
-            [value["mean"] - value["low"] for value in values],
-            [value["high"] - value["mean"] for value in values],
-        ]
-        axes.barh(places, means, 0.38, xerr=errors, label=label, color=colour, capsize=2)
-        for place, mean in zip(places, means, strict=True):
-            axes.text(0.04, place, f"{mean:.2f}×", va="center", fontsize=8)
-    axes.axvline(1.0, color="#444444", linewidth=1, linestyle="--")
-    axes.set_yticks(range(len(rows)), list(reversed(labels)))
-    axes.set_xlabel("times as fast as target-only decoding")
-    _finish(figure, axes, goal, title, legend="below")
-
-
-def draw_first_token(result: Mapping[str, Any], goal: Path) -> None:
-    """Time to first token over target-only's."""
-    rows = list(reversed(result["rows"]))
-    figure, axes = _axes(7.6, 0.36 * len(rows) + 1.2)
-    _dots(axes, [row["ttft_ratio"] for row in rows], [row["system"] for row in rows], scale=1)
-    axes.axvline(1.03, color="#444444", linewidth=1, linestyle="--")
-    axes.set_xlabel("time to first token over target-only's (dashed: the goal)")
-    _finish(figure, axes, goal, _title(result, "time to first token"), legend="none")
-
-
-def draw_confirm(result: Mapping[str, Any], goal: Path) -> None:
-    """Agreement of every choice on the clips of another seed."""
-    rows = list(reversed(result["rows"]))
-    figure, axes = _axes(7.6, 0.3 * len(rows) + 1.2)
-    _dots(axes, [row["agreement"] for row in rows], [row["label"] for row in rows])
-    axes.set_xlabel("tokens on which the draft agrees, %")
-    title = _title(result, "clips on which nothing was chosen")
-    _finish(figure, axes, goal, title, legend="none")
-
-
-def draw_frames(result: Mapping[str, Any], goal: Path) -> None:
-    """Speedups against the number of frames."""
-    figure, axes = _axes(7.6, 3.8)
-    systems = dict.fromkeys(row["system"] for row in result["rows"])
-    colours = ("#222222", "#c2410c", "#e9a13b", "#2f6f9f")
-    chosen = [name for name in systems if name != "target-only"]
-    for name, colour in zip(chosen, colours, strict=False):
-        own = [row for row in result["rows"] if row["system"] == name]
-        counts = [row["num_frames"] for row in own]
-        for key, style, what in (
-            ("decode_speedup", "-o", "decode"),
-            ("end_to_end_speedup", "--o", "end to end"),
-        ):
-            axes.plot(
-                counts,
-                [row[key]["mean"] for row in own],
-                style,
-                markersize=4,
-                color=colour,
-                label=f"{name}, {what}",
-            )
-    axes.axhline(1.0, color="#444444", linewidth=1, linestyle=":")
-    axes.set_xscale("log", base=2)
-    counts = sorted({row["num_frames"] for row in result["rows"]})
-    axes.set_xticks(counts, [str(count) for count in counts])
-    axes.set_xlabel("frames (72 visual tokens each)")
-    axes.set_ylabel("times as fast as target-only")
-    _finish(figure, axes, goal, _title(result, "speedup by number of frames"))
-
-
 DRAWERS: Mapping[str, Callable[[Mapping[str, Any], Path], None]] = {
     "ratio": draw_ratio,
-    "costs": draw_costs,
-    "bias": draw_bias,
     "ablation": draw_ablation,
-    "kinds": draw_kinds,
-    "strategies": draw_strategies,
-    "policies": draw_policies,
-    "overlap": draw_overlap,
-    "frames": draw_frames,
-    "first-token": draw_first_token,
     "confirm": draw_confirm,
+    "services": draw_services,
 }
 
 

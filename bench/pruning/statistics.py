@@ -86,13 +86,6 @@ def difference(first: Counts, second: Counts, *, seed: int = 0) -> Interval:
     return _interval(first.share - second.share, shares[0] - shares[1])
 
 
-def mean_interval(values: Sequence[float], *, seed: int = 0) -> Interval:
-    """The mean of one value a clip, with its interval. Raises ValueError without values."""
-    each = np.asarray(values, np.float64)
-    draws = _draws(len(each), seed)
-    return _interval(float(each.mean()), each[draws].mean(1))
-
-
 def _arrays(
     counts: Counts, clips: Sequence[str]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:

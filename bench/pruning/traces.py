@@ -8,7 +8,7 @@ the draft. A run that is broken off goes on where it stopped.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -97,9 +97,8 @@ def trace_clips(
     *,
     num_clips: int,
     seed: int = SEED,
-    kinds: Collection[str] | None = None,
 ) -> None:
-    """Traces the clips of ``seed`` that are not in the store yet; ``kinds`` None: all samples."""
+    """Traces the clips of ``seed`` that are not in the store yet."""
     missing = [
         (index, clip)
         for index, clip in enumerate(held_out_clips(num_clips, seed))
@@ -107,9 +106,7 @@ def trace_clips(
     ]
     with progress_bar(console) as progress:
         for index, clip in progress.track(missing, description="traces of the target"):
-            samples = samples_of(clip, index, seed)
-            asked = [sample for sample in samples if kinds is None or sample.kind in kinds]
-            store.save(trace_clip(target, draft, clip, asked))
+            store.save(trace_clip(target, draft, clip, samples_of(clip, index, seed)))
 
 
 def stored_traces(

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from bench.environment import ROOT
-from bench.publish import environment_line
+from bench.page import environment_line
 from bench.sections import replace_section
 from hippo.benchmark.plots import draw_memory
 

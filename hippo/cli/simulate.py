@@ -39,8 +39,8 @@ of the target's tokens the draft would have proposed. Efficiency is the predicte
 the ideal: the same step times without transport, messages and scheduling.
 """
 _EXAMPLES = """\
-a machine (without any of these: the bundled pair on two CPU cores; docs/performance.md):
-  hippo simulate --pair qwen-7b-72b                     one of the papers' pairs on H200s
+a machine (without any of these: --pair qwen-7b-72b):
+  hippo simulate --pair qwen-7b-32b                     one of the papers' pairs on H200s
   hippo simulate --pair qwen-7b-72b --gpu a100 --target-gpus 4
   hippo simulate --target-ms 20 --draft-ms 4            step times that you know
   hippo simulate --machine machine.json                 all of it; --write-machine writes one

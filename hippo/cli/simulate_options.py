@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-from importlib import resources
 
 from hippo.errors import InvalidRequestError
 from hippo.simulation.hardware import GPUS, Placement
-from hippo.simulation.machine import Machine, StepTime, machine_from, read_machine
+from hippo.simulation.machine import Machine, StepTime, read_machine
 from hippo.simulation.pairs import PAIRS, Pair, find_pair, pair_machine
 from hippo.simulation.traces import (
     Trace,
@@ -18,11 +16,7 @@ from hippo.simulation.traces import (
     read_traces,
 )
 
-
-def bundled_machine() -> Machine:
-    """The bundled pair on two CPU cores, as it was fitted to measured answers."""
-    text = resources.files("hippo.simulation").joinpath("bundled.json").read_text("utf-8")
-    return machine_from(json.loads(text), where="the bundled machine")
+DEFAULT_PAIR = "qwen-7b-72b"
 
 
 def machine_of(arguments: argparse.Namespace) -> tuple[Pair | None, Machine]:
@@ -33,7 +27,7 @@ def machine_of(arguments: argparse.Namespace) -> tuple[Pair | None, Machine]:
         raise InvalidRequestError(
             "give one machine: --pair, --machine, or --target-ms with --draft-ms"
         )
-    if arguments.pair is None:
+    if sum(given) and arguments.pair is None:
         for name in ("gpu", "target_gpus", "ratio", "visual_tokens"):
             if getattr(arguments, name) is not None:
                 option = "--" + name.replace("_", "-")
@@ -41,16 +35,14 @@ def machine_of(arguments: argparse.Namespace) -> tuple[Pair | None, Machine]:
     if arguments.row_ms is not None and not has_steps:
         raise InvalidRequestError("--row-ms goes with --target-ms and --draft-ms")
     pair = None
-    if arguments.pair is not None:
-        pair = _sized(find_pair(arguments.pair), arguments)
+    if sum(given) == 0 or arguments.pair is not None:
+        pair = _sized(find_pair(arguments.pair or DEFAULT_PAIR), arguments)
         target, draft = placements_of(arguments, pair)
         machine = pair_machine(pair, target=target, draft=draft, ratio=ratio_of(arguments))
     elif arguments.machine is not None:
         machine = read_machine(arguments.machine)
-    elif has_steps:
-        machine = _stated(arguments)
     else:
-        machine = bundled_machine()
+        machine = _stated(arguments)
     changes = {
         "leg_ms": arguments.delay_ms,
         "draft_message_ms": arguments.message_ms,

@@ -41,7 +41,6 @@ def machine_table(machine: Machine) -> Table:
     target, draft = machine.target, machine.draft
     table.add_row("step, one row", f"{target.one_row_ms:.3f}", f"{draft.one_row_ms:.3f}")
     for title, name in (
-        ("  several rows, at once", "several_ms"),
         ("  each further row", "row_ms"),
         ("  each 1,000 cached tokens", "kilotoken_ms"),
         ("  the same, a further row", "row_kilotoken_ms"),
@@ -51,8 +50,7 @@ def machine_table(machine: Machine) -> Table:
     table.add_row("  may begin after", "-", _unless_zero(machine.selection_ms))
     for title, first, second in (
         ("a message, of the device", machine.target_message_ms, machine.draft_message_ms),
-        ("a verdict, of the device", 0.0, machine.draft_verdict_ms),
-        ("between two steps", machine.target_scheduling_ms, machine.draft_scheduling_ms),
+        ("between two steps", machine.target_scheduling_ms, 0.0),
         ("a message, one way", machine.leg_ms, machine.leg_ms),
     ):
         table.add_row(title, _unless_zero(first), _unless_zero(second))

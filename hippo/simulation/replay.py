@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hippo.errors import InvalidRequestError
+from hippo.simulation.devices import Outcome
 from hippo.simulation.machine import Machine
+from hippo.simulation.simulator import Simulation, TokenFunction
 from hippo.simulation.traces import Trace, Words
 from hippo.speculation.estimates import PairTimes
 from hippo.speculation.policies import MAX_DRAFT_TOKENS, POLICY_NAMES, Policy, make_policy
-from hippo.speculation.simulator import Outcome, Simulation, TokenFunction
 from hippo.types import FinishReason
 
 MAX_GUESSED = 4  # by the draft, where a trace says what was said; the service's default
@@ -150,9 +151,7 @@ class Totals:
     run_tokens: int = 0
     decode_ns: float = 0.0
     total_ns: float = 0.0
-    forward_ns: float = 0.0
     target_wait_ns: float = 0.0
-    draft_busy_ns: float = 0.0
 
     def add(self, outcome: Outcome) -> None:
         """Counts one sequence."""
@@ -166,9 +165,7 @@ class Totals:
         self.run_tokens += sum(runs)
         self.decode_ns += outcome.decode_ns
         self.total_ns += outcome.total_ns
-        self.forward_ns += stats.forward_ns
         self.target_wait_ns += stats.target_wait_ns
-        self.draft_busy_ns += outcome.draft_busy_ns
 
     @property
     def ms_per_token(self) -> float:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.faulty.faults import DraftFault
-from bench.simulate_policies import ROW_COSTS, interpolate
+from hippo.simulation.devices import Costs, Outcome
+from hippo.simulation.simulator import Simulation
 from hippo.simulation.traces import agreement_trace
 from hippo.speculation.policies import Policy, make_policy
-from hippo.speculation.simulator import Costs, Outcome, Simulation
+from tests.support.virtual import row_cost
 
 _MS = 1_000_000
 _WRONG = 1_000_000
@@ -33,7 +34,6 @@ def answer(policy: Policy, place: Place, fault: DraftFault, seed: int) -> Outcom
     """One answer; the fault's clock begins with its first draft step."""
     rng = random.Random(seed)
     agrees = agreement_trace(random.Random(f"{seed}"), place.num_tokens, place.agreement, 0.5)
-    points = ROW_COSTS[place.row_costs]
     began_ms: list[float] = []
 
     def target(history: Sequence[int]) -> int:
@@ -45,7 +45,12 @@ def answer(policy: Policy, place: Place, fault: DraftFault, seed: int) -> Outcom
         return target(history) + (0 if is_right else _WRONG)
 
     def target_ns(num_rows: int, _: int) -> float:
-        return place.target_ms * _MS * interpolate(points, num_rows) * rng.lognormvariate(0, 0.05)
+        return (
+            place.target_ms
+            * _MS
+            * row_cost(place.row_costs, num_rows)
+            * rng.lognormvariate(0, 0.05)
+        )
 
     def draft_ns(num_rows: int, _: int) -> float:
         now_ms = simulation.now / _MS

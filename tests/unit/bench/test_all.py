@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from bench import __main__ as latency
@@ -31,22 +29,6 @@ def test_the_issues_measurements_are_among_them() -> None:
     loads = load._parse(parsed["load"][1:])
     assert loads.clients == [1, 2, 4, 8, 16, 32]
     assert loads.systems == list(load.SYSTEMS)
-
-
-def test_a_page_is_written_once_all_its_files_are_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(every, "OUT", tmp_path / "bench/out")
-    monkeypatch.setattr(every, "ROOT", tmp_path)
-    every.OUT.mkdir(parents=True)
-    loads = [step for step in every.STEPS if step.module == "bench.load"]
-    for step in loads[1:]:
-        step.out(is_quick=False).touch()
-    assert every.publications() == []
-    loads[0].out(is_quick=False).touch()
-    (command,) = every.publications()
-    assert command[:3] == ["bench.load", "--publish", "bench/out/load.json"]
-    assert len(command) == 2 + len(loads)
 
 
 def test_nothing_is_run_to_list_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from bench.load import table
 from bench.load_figures import (
     Reading,
     parse_samples,
     service_figures,
     typical_lines,
 )
-from bench.load_page import table, threads_table
 from hippo.benchmark.answers import Answer
 from hippo.benchmark.figures import summarise_load
 from hippo.benchmark.load import Ended, LoadRun
@@ -49,8 +49,7 @@ def reading(at_s: float, factor: float) -> Reading:
     }
     names = ("target", "draft", "gateway", "clients")
     cpu_s = dict.fromkeys(names, 0.5 * factor)
-    threads_s = {"target": {"device": 0.4 * factor, "loop": 0.1 * factor}}
-    return Reading(at_s, {"target": samples, "draft": {}}, cpu_s, threads_s)
+    return Reading(at_s, {"target": samples, "draft": {}}, cpu_s)
 
 
 def test_what_the_services_did_is_the_rise_of_their_counters() -> None:
@@ -61,7 +60,6 @@ def test_what_the_services_did_is_the_rise_of_their_counters() -> None:
     assert target["forward_ms"] == pytest.approx(10)
     assert (target["busy"], target["prefill"]) == (0.5, 0.25)
     assert figures["cpu"]["gateway"] == 0.5
-    assert figures["threads"]["target"] == pytest.approx({"device": 0.4, "loop": 0.1})
     assert draft["rows_per_forward"] is None
 
 
@@ -78,10 +76,6 @@ def test_the_table_has_a_line_a_load() -> None:
         "loads": typical_lines(lines),
     }
     assert table(result).row_count == 2
-    threads = threads_table(result)
-    assert threads.row_count == 2
-    headers = [column.header for column in threads.columns]
-    assert headers == ["system", "clients", "target:\ndevice", "target:\nloop"]
 
 
 def test_the_typical_run_of_a_load_is_that_of_median_throughput() -> None:

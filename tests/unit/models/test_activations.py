@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.tensor_trace import peak_bytes
 from hippo.cli.stack import BUNDLED_PAIR
 from hippo.models.base import DecodedMedia, VideoLanguageModel
 from hippo.models.cache import cache_dtype
@@ -16,6 +15,7 @@ from hippo.models.placement import DTYPES
 from hippo.models.plan import LoadPlan
 from hippo.sizes import find_shape
 from tests.support.reference import clip, prefill, prepare, user
+from tests.support.tensor_trace import peak_bytes
 
 CPU = torch.device("cpu")
 

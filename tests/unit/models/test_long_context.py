@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from bench.tensor_trace import TensorTrace
 from hippo.models.base import Prompt, SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
+from tests.support.tensor_trace import TensorTrace
 
 SHORT, LONG = 1024, 8192
 MASK_OPERATORS = {"aten.full.default", "aten.triu_.default", "aten.repeat_interleave.self_int"}

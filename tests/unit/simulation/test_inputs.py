@@ -98,10 +98,6 @@ def test_a_machine_survives_json(tmp_path: Path) -> None:
     [
         ({"speed": 3}, "unknown field 'speed'"),
         ({"leg_ms": -1}, "at least 0"),
-        ({"target": {"one_row_ms": 5, "points": [[1, 0], [2, -5], [3, 1]]}}, "take no time"),
-        ({"target": {"one_row_ms": 5, "points": [[1, 0], [2, -1]]}}, "the last of target.points"),
-        ({"target": {"one_row_ms": 5, "cold_points": [[1, -0.1]]}}, "must not be below 0"),
-        ({"target": {"one_row_ms": 5, "cold_points": [1, 2]}}, "points are a list of pairs"),
         ({"leg_ms": "fast"}, "a number"),
         ({"draft": {"row_ms": 1}}, "one_row_ms"),
         ({"target": {"one_row_ms": 0}}, "above 0"),
@@ -113,25 +109,6 @@ def test_a_wrong_machine_is_refused_with_what_would_be_right(
     step = {"one_row_ms": 1.0}
     with pytest.raises(InvalidRequestError, match=part):
         machine_from({"target": step, "draft": step, **change}, where="here")
-
-
-def test_what_a_rest_costs_is_told_by_rows_and_stays_behind_the_last_of_them() -> None:
-    step = StepTime(one_row_ms=5.0, cold_points=((1, 2.0), (4, 3.5), (32, 1.0)))
-    assert [step.cold_ms(n) for n in (1, 2, 4, 32, 200)] == [2.0, 2.5, 3.5, 1.0, 1.0]
-    assert step.scaled(2.0).cold_ms(4) == 7.0
-    assert step.with_rows_scaled(2.0).cold_ms(4) == 3.5
-    assert StepTime(one_row_ms=5.0).cold_ms(4) == 0.0
-
-
-def test_measured_points_tell_what_more_rows_cost() -> None:
-    step = StepTime(one_row_ms=5.0, kilotoken_ms=1.0, points=((1, 0.0), (4, -0.6), (8, 1.0)))
-    assert [step.ms(rows, 0) for rows in (1, 2, 4, 6, 8, 12)] == pytest.approx(
-        [5.0, 4.8, 4.4, 5.2, 6.0, 7.6]
-    )
-    assert step.ms(4, 2000) == pytest.approx(6.4)
-    assert step.with_rows_scaled(2.0).ms(8, 0) == pytest.approx(7.0)
-    machine = Machine(name="x", target=step, draft=StepTime(one_row_ms=1.0))
-    assert machine_from(json.loads(json.dumps(machine.as_dict())), where="x") == machine
 
 
 def test_a_step_reads_the_weights_and_the_cache_once() -> None:

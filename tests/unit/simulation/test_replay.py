@@ -8,6 +8,7 @@ import itertools
 import pytest
 
 from hippo.errors import InvalidRequestError
+from hippo.simulation.devices import Outcome
 from hippo.simulation.machine import Machine, StepTime
 from hippo.simulation.replay import (
     PolicyChoice,
@@ -20,7 +21,6 @@ from hippo.simulation.replay import (
 from hippo.simulation.sweeps import sweep, with_ratio
 from hippo.simulation.traces import Trace, Words, drawn_traces
 from hippo.speculation.policies import MAX_DRAFT_TOKENS
-from hippo.speculation.simulator import Outcome
 
 FREE = Machine(name="free", target=StepTime(one_row_ms=10.0), draft=StepTime(one_row_ms=1.0))
 BUSY = dataclasses.replace(
@@ -33,11 +33,9 @@ def always_right(num_tokens: int) -> list[Trace]:
 
 
 def test_a_step_costs_by_its_rows_and_what_is_cached() -> None:
-    step = StepTime(
-        one_row_ms=4.0, several_ms=1.0, row_ms=0.5, kilotoken_ms=0.1, row_kilotoken_ms=0.05
-    )
+    step = StepTime(one_row_ms=4.0, row_ms=0.5, kilotoken_ms=0.1, row_kilotoken_ms=0.05)
     assert step.ms(1, 0) == 4.0
-    assert step.ms(3, 2000) == pytest.approx(4.0 + 1.0 + 2 * 0.5 + 2 * 0.1 + 2 * 2 * 0.05)
+    assert step.ms(3, 2000) == pytest.approx(4.0 + 2 * 0.5 + 2 * 0.1 + 2 * 2 * 0.05)
 
 
 def test_with_the_words_of_a_repetitive_answer_the_draft_guesses_as_it_does_in_service() -> None:
@@ -105,73 +103,6 @@ def test_the_ideal_has_the_steps_and_nothing_else() -> None:
     rows = compare([PolicyChoice("serial", 4)], always_right(200), BUSY)
     assert rows[0].efficiency < 1
     assert rows[0].ideal.ms_per_token == pytest.approx(14 / 5, rel=0.02)
-
-
-def test_a_block_takes_more_of_the_target_in_a_step_than_at_rest() -> None:
-    interrupted = dataclasses.replace(FREE, target_interruption_ms=0.5)
-    took = {
-        policy: [
-            replay(PolicyChoice(policy, 4), always_right(201)[0], machine).decode_ns
-            for machine in (FREE, interrupted, interrupted.ideal())
-        ]
-        for policy in ("serial", "vpsd")
-    }
-    free, slowed, ideal = took["serial"]  # whose draft is silent while the target steps
-    assert slowed == free == ideal
-    free, slowed, ideal = took["vpsd"]
-    assert slowed > 1.04 * free  # at least one block in each step of ten milliseconds
-    assert ideal == free
-
-
-def test_work_on_the_drafts_core_slows_a_draft_at_work_and_leaves_one_at_rest_waiting() -> None:
-    worked = dataclasses.replace(FREE, draft_verdict_ms=0.4, draft_token_ms=0.1)
-    disturbed = dataclasses.replace(worked, draft_disturbance=0.5)
-    serial, optimistic = (
-        [
-            replay(PolicyChoice(policy, 4), always_right(201)[0], machine)
-            for machine in (FREE, worked, disturbed, disturbed.ideal())
-        ]
-        for policy in ("serial", "optimistic")
-    )
-    free, busy, slowed, ideal = (outcome.decode_ns for outcome in serial)
-    num_verdicts = len(serial[0].verdicts) - 1
-    # The draft begins behind each verdict's work, and has that about the text in its first step.
-    assert busy == pytest.approx(free + num_verdicts * (0.4 + 5 * 0.1) * 1e6, rel=0.01)
-    assert slowed == pytest.approx(busy + num_verdicts * 0.5 * 5 * 0.1 * 1e6, rel=0.01)
-    assert ideal == free
-    waits = [outcome.stats.draft_wait_ns for outcome in serial]
-    assert waits[1] - waits[0] == pytest.approx(num_verdicts * 0.4e6, rel=0.05)
-    assert waits[2] == pytest.approx(waits[1])
-    busy_steps = [outcome.draft_busy_ns / outcome.num_draft_steps for outcome in optimistic]
-    assert busy_steps[0] < busy_steps[1] < busy_steps[2]
-    assert busy_steps[3] == pytest.approx(busy_steps[0])
-
-
-def test_the_first_step_of_each_side_behind_its_rest_is_cold() -> None:
-    cold = dataclasses.replace(
-        FREE,
-        target=dataclasses.replace(FREE.target, cold_points=((1, 9.0), (5, 1.0))),
-        draft=dataclasses.replace(FREE.draft, cold_points=((1, 0.8),)),
-    )
-    serial, off = (
-        replay_all(PolicyChoice(n, 4), always_right(501), cold) for n in ("serial", "off")
-    )
-    # The target rests for what the draft's four steps take, the draft for one step of five rows.
-    draft_ms = pytest.approx(4 + 0.8 * 10 / 16, rel=0.04)
-    assert 5 * serial.ms_per_token - 10 - 1.0 * 4.5 / 16 == draft_ms
-    assert off.ms_per_token == pytest.approx(10)
-
-
-def test_the_first_steps_behind_the_prompt_are_cold_however_short_the_rest() -> None:
-    cold = dataclasses.replace(
-        FREE,
-        target=dataclasses.replace(FREE.target, cold_points=((1, 4.0),)),
-        target_cold_start=0.5,
-    )
-    outcome = replay(PolicyChoice("off"), always_right(41)[0], cold)
-    steps_ms = [verdict.timing.forward_ns / 1e6 for verdict in outcome.verdicts[1:]]
-    assert steps_ms[:4] == pytest.approx([12.0, 12.0, 11.2, 10.72])
-    assert steps_ms[-1] == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize("policy", ["serial", "vpsd", "adaptive"])

@@ -6,17 +6,18 @@ import random
 
 import pytest
 
-from bench.simulate_policies import Machine, agreement_trace, mean_speedup, simulate
 from hippo.errors import InvalidRequestError
+from hippo.simulation.devices import Outcome
+from hippo.simulation.traces import agreement_trace
 from hippo.speculation.adaptive import AdaptivePolicy
 from hippo.speculation.policies import POLICY_NAMES, make_policy
-from hippo.speculation.simulator import Outcome
 from hippo.types import TARGET_ONLY, Block, Timing, Verdict
+from tests.support.virtual import VirtualMachine, mean_speedup, simulate
 
 MS = 1_000_000
 
 
-def run_adaptive(trace: list[bool], machine: Machine) -> tuple[AdaptivePolicy, Outcome]:
+def run_adaptive(trace: list[bool], machine: VirtualMachine) -> tuple[AdaptivePolicy, Outcome]:
     policy = AdaptivePolicy(16)
     return policy, simulate(policy, trace, machine, seed=0)
 
@@ -59,14 +60,14 @@ def test_vpsd_takes_the_first_token_after_a_rejection() -> None:
 def test_no_policy_exceeds_the_operators_limit(name: str, max_draft_tokens: int) -> None:
     policy = make_policy(name, gamma=5, max_draft_tokens=max_draft_tokens)
     trace = agreement_trace(random.Random(1), 100, 0.9, 0.5)
-    outcome = simulate(policy, trace, Machine(), seed=1)
+    outcome = simulate(policy, trace, VirtualMachine(), seed=1)
     most = max(verdict.num_draft_tokens for verdict in outcome.verdicts)
     assert most == (0 if name == "off" else 1 if name == "conservative" else most)
     assert most <= max_draft_tokens
 
 
 def test_adaptive_stops_a_useless_draft_and_tries_it_again() -> None:
-    policy, outcome = run_adaptive([False] * 200, Machine())
+    policy, outcome = run_adaptive([False] * 200, VirtualMachine())
     assert policy.acceptance_rate < 0.3
     assert outcome.stats.num_drafted_tokens < 200
     resting = [verdict.num_draft_tokens == 0 for verdict in outcome.verdicts]
@@ -74,21 +75,23 @@ def test_adaptive_stops_a_useless_draft_and_tries_it_again() -> None:
 
 
 def test_adaptive_finds_back_when_the_draft_becomes_good() -> None:
-    policy, outcome = run_adaptive([False] * 60 + [True] * 240, Machine())
+    policy, outcome = run_adaptive([False] * 60 + [True] * 240, VirtualMachine())
     assert policy.pace.max_ahead > 0
     assert policy.acceptance_rate > 0.9
     assert outcome.stats.num_forwards < 60 + 100
 
 
 def test_adaptive_keeps_a_good_draft_going() -> None:
-    policy, outcome = run_adaptive(agreement_trace(random.Random(2), 200, 0.95, 0.5), Machine())
+    policy, outcome = run_adaptive(
+        agreement_trace(random.Random(2), 200, 0.95, 0.5), VirtualMachine()
+    )
     assert outcome.stats.mean_tokens_per_forward > 3
     assert policy.pace.max_ahead > 8
 
 
 @pytest.mark.parametrize("step_ratio", [5.0, 8.3])
 def test_adaptive_beats_serial_in_virtual_time(step_ratio: float) -> None:
-    machine = Machine(step_ratio=step_ratio)
+    machine = VirtualMachine(step_ratio=step_ratio)
     traces = [agreement_trace(random.Random(seed), 128, 0.95, 0.5) for seed in range(4)]
 
     def speedup(name: str, gamma: int = 1) -> float:
@@ -102,7 +105,7 @@ def test_adaptive_beats_serial_in_virtual_time(step_ratio: float) -> None:
 def test_adaptive_costs_next_to_nothing_with_a_random_draft_in_virtual_time() -> None:
     traces = [[False] * 128] * 3
     speedup = mean_speedup(
-        lambda: make_policy("adaptive", gamma=5, max_draft_tokens=16), traces, Machine()
+        lambda: make_policy("adaptive", gamma=5, max_draft_tokens=16), traces, VirtualMachine()
     )
     assert speedup > 0.98
 
@@ -119,6 +122,6 @@ def test_adaptive_begins_with_a_trial_and_drafts_once_the_times_are_known() -> N
 
 
 def test_a_random_draft_is_never_waited_for() -> None:
-    _, outcome = run_adaptive([False] * 128, Machine())
+    _, outcome = run_adaptive([False] * 128, VirtualMachine())
     assert outcome.stats.target_wait_ns == 0
     assert outcome.stats.num_draft_tokens == 0

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hippo.simulation.devices import Costs, Outage, Outcome
+from hippo.simulation.simulator import Simulation, TokenFunction
 from hippo.speculation.coordinator import Action
 from hippo.speculation.policies import POLICY_NAMES, FixedPolicy, Policy, make_policy
-from hippo.speculation.simulator import Costs, Outage, Outcome, Simulation, TokenFunction
 from hippo.types import Block, Pace, StepLimits, Verdict
 
 _MS = 1_000_000
@@ -170,7 +171,6 @@ def check_verdicts(outcome: Outcome, max_tokens: int) -> None:
     assert ids == outcome.output_ids
     assert all(verdict.finish_reason is None for verdict in outcome.verdicts[:-1])
     assert outcome.verdicts[-1].finish_reason is not None
-    assert outcome.most_queued <= max_tokens
 
 
 def check_stats(outcome: Outcome) -> None:

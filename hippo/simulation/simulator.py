@@ -1,8 +1,8 @@
 """Drives the three cores in virtual time, so that a policy can be judged without hardware.
 
 Two devices, a gateway, four ordered message legs with their own delays. Models are functions of
-the completion ids before an index. Property tests use it with hostile delays and faults, and
-``python -m bench.simulate_policies`` with measured costs.
+the completion ids before an index. ``hippo simulate`` uses it with assumed costs, and property
+tests with hostile delays and faults.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
+from hippo.simulation.devices import Costs, Device, Outage, Outcome
 from hippo.speculation.coordinator import (
     Action,
     Coordinator,
@@ -25,7 +26,6 @@ from hippo.speculation.drafter import Drafter, DraftStep
 from hippo.speculation.policies import Policy
 from hippo.speculation.step_mean import StepMean
 from hippo.speculation.verifier import Verifier, VerifyStep, Wait
-from hippo.speculation.virtual_time import Costs, Device, Outage, Outcome, start_coldness
 from hippo.types import Block, Commit, Timing, Verdict
 
 __all__ = ["Costs", "Outage", "Outcome", "Simulation", "TokenFunction"]
@@ -78,7 +78,7 @@ class Simulation:
         pace = self._coordinator.pace
         self._verifier = Verifier(max_tokens=max_tokens, end_token_ids=end_token_ids, pace=pace)
         self._target = Device(self)
-        self._draft = self._beside_target()
+        self._draft = Device(self)
         self._drafter: Drafter | None = None
         self._life = 0  # counts drafts, so that what a lost one still does is ignored
         self._last_arrival: dict[str, float] = {}
@@ -94,7 +94,7 @@ class Simulation:
     def run(self, *, most_events: int = 1_000_000) -> Outcome:
         """Raises RuntimeError if the sequence does not end within ``most_events``."""
         self._open_draft()
-        self._target.run(self._costs.target_prefill_ns, self._begin_target, is_fixed=True)
+        self._target.run(self._costs.target_prefill_ns, self._begin_target)
         while not self._coordinator.is_finished:
             if not self._events or self._outcome.num_events >= most_events:
                 raise RuntimeError(
@@ -115,10 +115,8 @@ class Simulation:
         self.at(self.now + delay_ns, event)
 
     def _send(self, leg: str, deliver: Callable[[], None]) -> None:
-        """Delivers in order within a leg; the gateway shares the draft's core."""
-        receiver = self._target if leg.endswith("target") else self._draft
-        late_ns = self._costs.late_ns() if receiver.is_busy else 0.0
-        at = max(self.now + self._costs.leg_ns() + late_ns, self._last_arrival.get(leg, 0.0))
+        """Delivers in order within a leg."""
+        at = max(self.now + self._costs.leg_ns(), self._last_arrival.get(leg, 0.0))
         self._last_arrival[leg] = at
         self.at(at, deliver)
 
@@ -140,7 +138,6 @@ class Simulation:
             context = self._num_prompt_tokens + step.start_index
             num_rows = len(step.token_ids) * self._num_sequences
             duration = self._costs.target_ns(num_rows, context)
-            duration += self._costs.target_cold_ns(num_rows) * self._target_coldness()
             self._target.run(duration, partial(self._finish_target, step, wait_ns, context))
 
     def _finish_target(self, step: VerifyStep, wait_ns: float, context: int) -> None:
@@ -161,11 +158,6 @@ class Simulation:
         self._target.disturb(self._costs.target_scheduling_ns())
         self._drive_target()
 
-    def _target_coldness(self) -> float:
-        num_steps = len(self._outcome.verdicts) - 1  # the first one is the prefill's
-        start = self._costs.target_cold_start * start_coldness(num_steps)
-        return max(self._target.coldness, start)
-
     def _tell(self, verdict: Verdict) -> None:
         self._outcome.verdicts.append(verdict)
         if verdict.start_index == 0:
@@ -175,13 +167,11 @@ class Simulation:
         self._send("target to gateway", partial(self._on_verdict, verdict))
 
     def _at_target(self, action: Action) -> None:
-        interruption_ns = self._costs.target_interruption_ns if self._target.is_busy else 0.0
-        self._target.disturb(self._costs.target_message_ns + interruption_ns)
+        self._target.disturb(self._costs.target_message_ns)
         if isinstance(action, SendBlock):
             if not self._verifier.is_finished:
                 self._outcome.num_out_of_step += action.block.epoch > self._verifier.epoch
             self._verifier.add_block(action.block)
-            self._outcome.most_queued = max(self._outcome.most_queued, self._verifier.num_queued)
         elif isinstance(action, SetTargetPace):
             self._verifier.set_pace(action.pace)
         self._drive_target()
@@ -194,8 +184,7 @@ class Simulation:
         self._drafter = self._new_drafter()
         self._draft_step_mean = StepMean()
         self._draft.disturb(max(0.0, self._costs.draft_prefill_delay_ns - self.now))
-        begin = partial(self._begin_draft, self._life)
-        self._draft.run(self._costs.draft_prefill_ns, begin, is_fixed=True)
+        self._draft.run(self._costs.draft_prefill_ns, partial(self._begin_draft, self._life))
 
     def _new_drafter(self) -> Drafter:
         return Drafter(**self._drafter_options())
@@ -238,9 +227,6 @@ class Simulation:
             context = self._num_draft_prompt_tokens + step.start_index
             num_rows = len(step.token_ids) * self._num_sequences
             duration = self._costs.draft_ns(num_rows, context)
-            if has_sent:  # what others do about the block holds this step up
-                duration += self._costs.draft_disturbance * self._costs.draft_message_ns
-            duration += self._costs.draft_cold_ns(num_rows) * self._draft.coldness
             self._draft.run(duration, partial(self._finish_draft, self._life, step))
 
     def _finish_draft(self, life: int, step: DraftStep) -> None:
@@ -252,12 +238,10 @@ class Simulation:
                 token_ids.append(self._draft_tokens(history))
             num_drafted = self._drafter.finish_step(step, token_ids)
             self._count_draft_step(self.now - self._draft.began, step, num_drafted)
-            self._draft.disturb(self._costs.draft_scheduling_ns())
             self._drive_draft()
 
     def _count_draft_step(self, duration_ns: float, step: DraftStep, num_drafted: int) -> None:
         self._outcome.num_draft_steps += 1
-        self._outcome.draft_busy_ns += duration_ns
         num_settled = len(step.token_ids) - step.num_guessed
         self._draft_step_mean.observe(duration_ns, num_drafted=num_drafted, num_settled=num_settled)
 
@@ -272,7 +256,7 @@ class Simulation:
     def _at_draft(self, life: int, action: Action) -> None:
         if self._drafter is None or life != self._life:
             return
-        self._preempt_draft(self._costs.draft_message_ns)
+        self._draft.disturb(self._costs.draft_message_ns, by_others=True)
         if isinstance(action, SendCommit):
             self._commit(self._drafter, action.commit)
         elif isinstance(action, SetDraftPace):
@@ -289,13 +273,7 @@ class Simulation:
             self._act(self._coordinator.on_block(block, round(self.now)))
 
     def _on_verdict(self, verdict: Verdict) -> None:
-        # The gateway is through with a verdict when its commit leaves; the client, whose work grows
-        # with the text, begins as the draft does.
-        self._preempt_draft(self._costs.draft_verdict_ns)
         self._act(self._coordinator.on_verdict(verdict, round(self.now)))
-        text_ns = self._costs.draft_token_ns * len(verdict.token_ids)
-        if text_ns:
-            self.after(self._costs.leg_ns(), partial(self._preempt_draft, text_ns))
 
     def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -310,23 +288,10 @@ class Simulation:
             life = self._life
             self._send(f"gateway to draft {life}", partial(self._at_draft, life, action))
 
-    def _preempt_draft(self, duration_ns: float) -> None:
-        """Others need the draft's core."""
-        is_busy = self._draft.is_busy
-        duration = duration_ns * (1 + self._costs.draft_disturbance * is_busy)
-        self._draft.disturb(duration, by_others=True)
-
-    def _beside_target(self) -> Device:
-        draft = Device(self)
-        draft.stand_beside(self._target, self._costs.draft_contention)
-        self._target.stand_beside(draft, self._costs.target_contention)
-        return draft
-
     def _lose_draft(self) -> None:
         if self._drafter is not None:
             self._drafter = None
-            self._draft.stand_beside(None, 0.0)
-            self._draft = self._beside_target()
+            self._draft = Device(self)
             self._act(self._coordinator.on_draft_lost())
 
     def _attach_draft(self) -> None:

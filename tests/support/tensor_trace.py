@@ -67,16 +67,6 @@ class TensorTrace(TorchDispatchMode):
         self.peak_bytes = max(self.peak_bytes, sum(size for _, size in self._live.values()))
 
 
-def resident_bytes(name: str = "VmRSS", *, process_id: int | None = None) -> int:
-    """A line of a process's status in bytes (Linux): VmRSS now, VmHWM at most so far."""
-    path = f"/proc/{'self' if process_id is None else process_id}/status"
-    with open(path, encoding="ascii") as file:
-        for line in file:
-            if line.startswith(name + ":"):
-                return int(line.split()[1]) * 1024
-    raise OSError(f"{path} has no {name}")
-
-
 def peak_bytes(action: Callable[[], object], device: torch.device) -> int:
     """The most that an action's tensors held at once beside what there was before: by CUDA's
     allocator there, counted elsewhere."""

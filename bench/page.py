@@ -1,0 +1,312 @@
+"""The page of results: ``python -m bench.page [FILE ...]``.
+
+Writes docs/results.md between its markers, its pictures, README's figures and docs/results.json,
+which keeps what the tables are made of. FILE is the JSON of a measurement (default: all of
+bench/out); what was measured earlier and is not among the files stays as docs/results.json has it.
+Nothing in those places is typed by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.environment import ROOT
+from bench.pruning.plots import DRAWERS
+from bench.systems import TARGET_ONLY
+from hippo.benchmark.plots import draw_load, draw_speedups
+from hippo.benchmark.tables import interval, number
+
+Result = Mapping[str, Any]
+
+NAMES = (
+    *("short", "half", "long", "random"),
+    *("load", "load-bfloat16", "load-long"),
+    *("ratio", "ablation", "confirm", "services"),
+)
+LOAD_COLUMNS = (
+    *("system", "clients", "tokens/s", "answers/s", "TTFT ms p50 / p99", "ms/token p50 / p99"),
+    *("gap ms p99 / max", "acceptance", "tokens/forward", "rows/forward", "sequences/forward"),
+    *("target busy (prefill)", "draft busy (prefill)", "CPU target, draft, gateway, clients"),
+    "equal",
+)
+_LATENCY_COLUMNS = (
+    *("system", "decode", "slowest clip", "end to end", "ms/token", "TTFT ms", "tokens/forward"),
+    *("run length", "acceptance", "target waits ms", "dropped", "transport ms/round"),
+    *("step ms, target / draft", "equal"),
+)
+_BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
+_DOCS = ROOT / "docs"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Reads the measurements and rewrites the places."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.page",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", type=Path, nargs="*", help=f"named {', '.join(NAMES)}, and .json")
+    files: list[Path] = parser.parse_args(argv).file
+    if not files:
+        out = ROOT / "bench/out"
+        found = [folder / f"{name}.json" for name in NAMES for folder in (out, out / "pruning")]
+        files = [path for path in found if path.exists()]
+    if wrong := [path for path in files if path.stem not in NAMES]:
+        raise SystemExit(f"{wrong[0]} is none of {', '.join(NAMES)}")
+    kept = _DOCS / "results.json"
+    results: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
+    for path in files:
+        results[path.stem] = _without_records(json.loads(path.read_text(encoding="utf-8")))
+    results = {name: results[name] for name in NAMES if name in results}
+    kept.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    replace_measured(_DOCS / "results.md", page(results))
+    draw(results, _DOCS)
+    replace_measured(ROOT / "README.md", readme_lines(fastest_short_run(results)))
+
+
+def page(results: Mapping[str, Result]) -> str:
+    """The measured part of the page."""
+    return "\n\n".join(_section(name, result) for name, result in results.items())
+
+
+def draw(results: Mapping[str, Result], folder: Path) -> None:
+    """The pictures of what was measured."""
+    picture = fastest_short_run(results)
+    draw_speedups(picture["summary"], folder / "speedup.svg", title=_run_title(picture))
+    if "load" in results:
+        draw_load(results["load"]["loads"], folder / "load.svg", title=load_title(results["load"]))
+    for name, drawer in DRAWERS.items():
+        if name in results:
+            drawer(results[name], folder / f"pruning-{name}.svg")
+
+
+def environment_line(environment: Result) -> str:
+    """When, from which commit and on what a result was measured."""
+    return f"{environment['time']}, commit `{environment['commit']}`, {machine_line(environment)}"
+
+
+def machine_line(environment: Result) -> str:
+    """On what a result was measured."""
+    versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
+    return (
+        f"{environment['cpu']}, {environment['num_cores_machine']} cores, "
+        f"Python {environment['python']}, {versions}."
+    )
+
+
+def replace_measured(path: Path, body: str) -> None:
+    """Puts ``body`` between the markers of a file; raises SystemExit when it has none."""
+    text = path.read_text(encoding="utf-8")
+    pattern = re.compile(f"{re.escape(_BEGIN)}.*{re.escape(_END)}", re.DOTALL)
+    if not pattern.search(text):
+        raise SystemExit(f"{path} has no markers {_BEGIN} ... {_END}")
+    path.write_text(pattern.sub(lambda _: f"{_BEGIN}\n{body}\n{_END}", text), encoding="utf-8")
+
+
+def fastest_short_run(results: Mapping[str, Result]) -> Any:
+    """The greedy run on short prompts in the dtype in which target-only is fastest."""
+    runs = [
+        run
+        for result in results.values()
+        for run in result.get("runs", ())
+        if run["kind"] == "short"
+        and "rival" not in run
+        and run["temperature"] == 0
+        and run["draft"] != "random"
+    ]
+    if not runs:
+        raise SystemExit("no greedy run on short prompts in these results")
+    return min(runs, key=lambda run: float(_row(run, TARGET_ONLY)["decode_ms_per_token"]))
+
+
+def readme_lines(run: Result) -> str:
+    """What README says of a run."""
+    adaptive = _row(run, "adaptive")
+    decode, total = adaptive["decode_speedup"], adaptive["end_to_end_speedup"]
+    return (
+        f"Measured on the bundled pair ({_run_title(run)}; one CPU core a model): adaptive decodes "
+        f"**{decode['mean']:.2f}×** as fast as the target alone "
+        f"[{decode['low']:.2f}, {decode['high']:.2f}], end to end **{total['mean']:.2f}×** "
+        f"[{total['low']:.2f}, {total['high']:.2f}], with {adaptive['num_equal']} of "
+        f"{adaptive['num_answers']} answers equal token for token. All figures, and the command "
+        "beside each: [docs/results.md](docs/results.md)."
+    )
+
+
+def load_title(result: Result) -> str:
+    """What a measurement of load was of."""
+    count = result.get("questions_per_clip", 1)
+    questions = f"{count} questions a clip, " if count > 1 else ""
+    prompts = f"{result['kind']} prompts, {result['dtype']}, T={result['temperature']:g}"
+    return f"{prompts}, {questions}closed loop on two cores"
+
+
+def load_rows(result: Result) -> Iterator[list[str]]:
+    """A row a system and number of clients, by ``LOAD_COLUMNS``."""
+    for line in result["loads"]:
+        services = line["services"]
+        target, draft, cpu = services["target"], services["draft"], services["cpu"]
+        gaps = line["gap_ms"]
+        low, high = line["tokens_per_s_range"]
+        spread = f" [{low:.0f}, {high:.0f}]" if line["num_runs"] > 1 else ""
+        yield [
+            line["system"],
+            str(line["num_clients"]),
+            f"{line['tokens_per_s']:.0f}{spread}",
+            f"{line['answers_per_s']:.1f}",
+            f"{line['ttft_ms']['p50']:.0f} / {line['ttft_ms']['p99']:.0f}",
+            f"{line['tpot_ms']['p50']:.2f} / {line['tpot_ms']['p99']:.2f}",
+            "-" if gaps is None else f"{gaps['p99']:.0f} / {gaps['max']:.0f}",
+            number(line["acceptance_rate"], ".3f"),
+            f"{line['tokens_per_forward']:.2f}",
+            number(target["rows_per_forward"], ".1f"),
+            number(target["sequences_per_forward"], ".1f"),
+            f"{target['busy']:.0%} ({target['prefill']:.0%})",
+            f"{draft['busy']:.0%} ({draft['prefill']:.0%})",
+            " ".join(f"{cpu[name]:.2f}" for name in ("target", "draft", "gateway", "clients")),
+            f"{line['num_equal']}/{line['num_answers']}",
+        ]
+
+
+def _section(name: str, result: Result) -> str:
+    """The heading with the command, what it ran on, and the tables."""
+    parts = [f"## `{result['command'].strip()}`", environment_line(result["environment"])]
+    if "runs" in result:
+        for run in result["runs"]:
+            parts += _rival(run) if "summary" not in run else _latency(run)
+    elif "loads" in result:
+        parts += [f"### {load_title(result)}", _markdown(LOAD_COLUMNS, list(load_rows(result)))]
+    else:
+        parts += [f"{result['num_clips']} held-out clips.", f"![{name}](pruning-{name}.svg)"]
+        parts += _services(result) if name == "services" else _agreement(result)
+    return "\n\n".join(parts)
+
+
+def _row(run: Result, system: str) -> Any:
+    return next(row for row in run["summary"] if row["system"] == system)
+
+
+def _run_title(run: Result) -> str:
+    num_clips = run["summary"][0]["num_clips"]
+    return f"{run['kind']} prompts, {run['dtype']}, T={run['temperature']:g}, {num_clips} clips"
+
+
+def _latency(run: Result) -> list[str]:
+    name = f"rival: target-only with {run['rival']}, " if "rival" in run else ""
+    if run.get("draft") == "random":
+        name = "a draft with random weights: "
+    pruned: str = run["pruning"]["strategy"]
+    if pruned not in ("none", "blind"):
+        pruned += f", {run['pruning']['ratio']:.0%} pruned"
+    rows = [
+        [
+            row["system"],
+            interval(row["decode_speedup"]),
+            number(row["decode_speedup"]["minimum"], ".2f"),
+            interval(row["end_to_end_speedup"]),
+            f"{row['decode_ms_per_token']:.2f}",
+            f"{row['ttft_ms']:.0f}",
+            number(row["mean_tokens_per_forward"], ".2f"),
+            number(row["mean_run_length"], ".1f"),
+            number(row["acceptance_rate"], ".3f"),
+            number(row["target_wait_ms"], ".0f"),
+            number(row["dropped_tokens"], ".0f"),
+            number(row["transport_ms_per_round"], ".2f"),
+            f"{number(row['target_step_ms'], '.2f')} / {number(row['draft_step_ms'], '.2f')}",
+            f"{row['num_equal']}/{row['num_answers']}",
+        ]
+        for row in run["summary"]
+    ]
+    title = f"### {name}{_run_title(run)}, draft sees: {pruned}"
+    parts = [title, _markdown(_LATENCY_COLUMNS, rows)]
+    if (found := run.get("differences")) == []:
+        parts.append("No answer differs from target-only's, so there is no margin to report.")
+    elif found:
+        parts.append("First differences from target-only, and the margin of its best logit there:")
+        cells = [
+            [each["clip"], each["system"], str(each["index"]), f"{each['margin']:.4f}"]
+            for each in found
+        ]
+        parts.append(_markdown(("clip", "system", "index", "margin"), cells))
+    return parts
+
+
+def _rival(run: Result) -> list[str]:
+    tokens = sum(record["num_tokens"] for record in run["records"])
+    rows = []
+    for name in run["records"][0]["seconds"]:
+        total_ms = 1e3 * sum(record["seconds"][name] for record in run["records"])
+        rows.append([name, f"{total_ms / len(run['records']):.0f}", f"{total_ms / tokens:.2f}"])
+    head = ("system", "request to last token, ms a clip", "ms a token")
+    title = f"### rival: {run['rival']}, {run['kind']} prompts, {run['dtype']}"
+    return [title, _markdown(head, rows)]
+
+
+def _agreement(result: Result) -> list[str]:
+    """A table for each part of the labels before ":"; what each choice loses, paired by clip."""
+    groups: dict[str, list[Result]] = {}
+    for row in result["rows"]:
+        group, colon, _ = row["label"].partition(": ")
+        groups.setdefault(group if colon else "draft sees", []).append(row)
+    keys = (key for key in result["rows"][0] if key.startswith("minus "))
+    reference = next(key for key in keys if key != "minus none")
+    return [
+        _markdown(
+            (title, "agreement, %", "content words, %", "minus none", reference),
+            [
+                [
+                    row["label"].partition(": ")[2] or row["label"],
+                    percent(row["agreement"]),
+                    percent(row["content_agreement"]),
+                    percent(row["minus none"], is_signed=True),
+                    percent(row[reference], is_signed=True),
+                ]
+                for row in rows
+            ],
+        )
+        for title, rows in groups.items()
+    ]
+
+
+def _services(result: Result) -> list[str]:
+    rows = [
+        [
+            row["system"],
+            interval(row["decode_speedup"]),
+            interval(row["end_to_end_speedup"]),
+            number(row["acceptance_rate"], ".3f"),
+            number(row["mean_tokens_per_forward"], ".2f"),
+            f"{row['num_equal']}/{row['num_answers']}",
+        ]
+        for row in result["rows"]
+    ]
+    head = ("system", "decode", "end to end", "acceptance", "tokens/forward", "equal")
+    return [_markdown(head, rows)]
+
+
+def percent(value: Mapping[str, float], *, is_signed: bool = False) -> str:
+    """A share with half its interval, in percent."""
+    half = 50 * (value["high"] - value["low"])
+    return f"{100 * value['mean']:{'+.2f' if is_signed else '.2f'}} ±{half:.2f}"
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _without_records(result: Any) -> Any:
+    runs = [
+        {key: value for key, value in run.items() if key != "records" or "summary" not in run}
+        for run in result.get("runs", ())
+    ]
+    return {**result, "runs": runs} if runs else result
+
+
+if __name__ == "__main__":
+    main()

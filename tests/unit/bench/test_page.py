@@ -1,0 +1,64 @@
+"""The page of results is what its figures say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import page
+from bench.environment import ROOT
+
+RESULTS: dict[str, Any] = json.loads((ROOT / "docs/results.json").read_text(encoding="utf-8"))
+
+
+def test_the_page_is_made_of_the_figures_beside_it() -> None:
+    text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    assert page.page(RESULTS) in text, "run: python -m bench.page"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert page.readme_lines(page.fastest_short_run(RESULTS)) in readme
+
+
+def test_the_same_figures_give_the_same_pictures(tmp_path: Path) -> None:
+    pictures = []
+    for _ in range(2):
+        page.draw(RESULTS, tmp_path)
+        pictures.append({path.name: path.read_bytes() for path in tmp_path.iterdir()})
+    assert pictures[0] == pictures[1]
+    assert {"speedup.svg", "load.svg", "pruning-ratio.svg"} <= set(pictures[0])
+
+
+def test_a_new_measurement_takes_the_place_of_the_old_one_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("README.md", "docs/results.md"):
+        goal = tmp_path / name
+        goal.parent.mkdir(exist_ok=True)
+        goal.write_text("<!-- measured: begin --><!-- measured: end -->", encoding="utf-8")
+    kept = {name: RESULTS[name] for name in ("short", "confirm")}
+    (tmp_path / "docs/results.json").write_text(json.dumps(kept), encoding="utf-8")
+    new = {**RESULTS["confirm"], "command": "python -m bench.pruning confirm again"}
+    (tmp_path / "confirm.json").write_text(json.dumps(new), encoding="utf-8")
+    monkeypatch.setattr(page, "ROOT", tmp_path)
+    monkeypatch.setattr(page, "_DOCS", tmp_path / "docs")
+    page.main([str(tmp_path / "confirm.json")])
+    text = (tmp_path / "docs/results.md").read_text(encoding="utf-8")
+    assert "confirm again" in text and RESULTS["short"]["command"] in text
+
+
+def test_a_file_of_another_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="none of short"):
+        page.main([str(tmp_path / "other.json")])
+
+
+@pytest.mark.parametrize(
+    ("value", "is_signed", "text"),
+    [
+        ({"mean": 0.98, "low": 0.97, "high": 0.99}, False, "98.00 ±1.00"),
+        ({"mean": -0.01, "low": -0.02, "high": 0.0}, True, "-1.00 ±1.00"),
+    ],
+)
+def test_shares_are_shown_in_percent(value: dict[str, float], is_signed: bool, text: str) -> None:
+    assert page.percent(value, is_signed=is_signed) == text
