@@ -19,7 +19,7 @@ _MOST_RATE = 0.995  # above it, the expected number of tokens would know no boun
 _NEW = 0.2  # weight of a new measurement in a running mean
 _OUTLIER = 3.0  # a measurement counts as so many times the expected value at most
 _FORWARD_MEMORY = 0.95  # a forward's weight when one more has been measured
-_TYPICAL_SLOPE = 0.05  # share of a mean forward that a row costs, where forwards tell nothing
+_TYPICAL_SLOPE = 0.02  # share of a mean forward that a row costs, where forwards tell nothing
 
 
 class Acceptance:
@@ -160,16 +160,14 @@ def best_lengths(times: PairTimes, rate: float, most: int) -> Lengths:
 
     lengths = range(most + 1)
     longest = max(lengths, key=lambda num: tokens[num] / forward[num])
-    first = max(lengths, key=lambda num: tokens[num] / first_ns[num])
     going = max(lengths, key=lambda num: tokens[num] / going_ns[num])
-
-    survival = rate ** (first + 1)
-    num_going = survival / (1 - rate ** (going + 1))  # expected forwards until a rejection
-    run_tokens = tokens[first] + num_going * tokens[going]
-    run_ns = first_ns[first] + num_going * going_ns[going]
+    # Expected time of the forwards behind a run's first one, if there are any.
+    rest_ns = going_ns[going] / (1 - rate ** (going + 1))
+    run_ns = [first_ns[num] + rate ** (num + 1) * rest_ns for num in range(longest + 1)]
+    first = min(range(longest + 1), key=lambda num: run_ns[num])
     return Lengths(
         most=max(longest, 1),
-        first=min(first, longest),
+        first=first,
         block=max(1, min(going, int(forward[0] / (2 * step)))),
-        speedup=forward[0] * run_tokens / run_ns,
+        speedup=forward[0] / (1 - rate) / run_ns[first],
     )

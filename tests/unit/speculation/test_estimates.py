@@ -71,7 +71,7 @@ def test_where_all_forwards_had_the_same_rows_a_typical_slope_is_assumed() -> No
         times.observe(1, 10 * MS)
     fixed, per_row = times.line()
     assert fixed + per_row == pytest.approx(10 * MS)
-    assert per_row == pytest.approx(0.5 * MS)
+    assert per_row == pytest.approx(0.2 * MS)
 
 
 @settings(deadline=None)
@@ -121,9 +121,13 @@ def test_load_makes_forwards_shorter() -> None:
 
 
 def test_the_idle_target_waits_for_a_fair_draft_and_not_for_a_bad_one() -> None:
-    times = make_times(step_ms=1.0)
+    times = make_times(step_ms=0.3, restart_ms=0.5)
     assert best_lengths(times, 0.9, 31).first > 1
     assert best_lengths(times, 0.1, 31).first == 0
+
+
+def test_the_idle_target_goes_on_alone_where_a_run_begins_late() -> None:
+    assert best_lengths(make_times(step_ms=0.3, restart_ms=6), 0.9, 31).first == 0
 
 
 @pytest.mark.parametrize(("step_ms", "block"), [(0.5, 7), (1.0, 3), (2.0, 1), (9.0, 1)])
