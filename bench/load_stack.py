@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
+import psutil
+
 from bench.load_figures import Reading, parse_samples
-from bench.processes import session_processes
 from bench.runs import STACK_LOG
 from hippo.cli.stack import Stack, StackOptions
 
@@ -42,7 +43,7 @@ class LoadStack:
     def read(self) -> Reading:
         """Counters of all processes now; takes some milliseconds."""
         samples = {name: parse_samples(text) for name, text in self.metrics().items()}
-        cpu_s = {name: session_cpu_s(pid) for name, pid in self.pids().items()}
+        cpu_s = {name: tree_cpu_s(pid) for name, pid in self.pids().items()}
         return Reading(time.perf_counter(), samples, {**cpu_s, "clients": time.process_time()})
 
 
@@ -68,13 +69,15 @@ def load_stack(options: StackOptions, *, num_slots: int) -> Iterator[LoadStack]:
             yield LoadStack(stack, ports)
 
 
-def session_cpu_s(session_id: int) -> float:
-    """Processor seconds of a service's processes so far."""
+def tree_cpu_s(pid: int) -> float:
+    """Processor seconds so far of a process and those that it started."""
     seconds = 0.0
-    for path in session_processes(session_id):
-        with suppress(OSError):  # it has just ended
-            for task in (path / "task").iterdir():
-                seconds += int((task / "schedstat").read_text().split()[0]) / 1e9
+    with suppress(psutil.Error):  # it has just ended
+        parent = psutil.Process(pid)
+        for process in (parent, *parent.children(recursive=True)):
+            with suppress(psutil.Error):
+                times = process.cpu_times()
+                seconds += times.user + times.system
     return seconds
 
 

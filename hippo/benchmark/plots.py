@@ -50,28 +50,6 @@ def draw_speedups(rows: Sequence[Row], goal: Path, *, title: str) -> None:
     _finish(figure, goal)
 
 
-def draw_memory(
-    series: Mapping[str, Sequence[Row]], troubles: Sequence[Row], goal: Path, *, title: str
-) -> None:
-    """Megabytes of each process over minutes, and when the draft was killed or stopped."""
-    figure = _figure(8.4, 3.4)
-    axes = figure.subplots()
-    for (name, samples), colour in zip(series.items(), _COLOURS, strict=False):
-        at_min = [each["at_s"] / 60 for each in samples]
-        axes.plot(at_min, [each["resident_mb"] for each in samples], label=name, color=colour)
-    for kind, style in (("killed", "-"), ("stopped", ":")):
-        at_min = [each["at_s"] / 60 for each in troubles if each["kind"] == kind]
-        for number, at in enumerate(at_min):
-            label = f"draft {kind}" if number == 0 else None
-            axes.axvline(at, color=_GREY, linewidth=0.6, linestyle=style, label=label)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("minutes")
-    axes.set_ylabel("MB")
-    axes.set_title(title, fontsize=10, loc="left")
-    axes.legend(fontsize=8, loc="lower right")
-    _finish(figure, goal)
-
-
 def draw_answers(
     values: Mapping[str, Mapping[str, Sequence[float]]], goal: Path, *, title: str
 ) -> None:

@@ -22,7 +22,7 @@ def device_memory(device: torch.device) -> DeviceMemory:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return DeviceMemory(used_bytes=int(total - free), total_bytes=int(total))
-    import psutil  # type: ignore[import-untyped]
+    import psutil
 
     total = int(psutil.virtual_memory().total)
     limit = cgroup_value("memory.max")

@@ -128,7 +128,7 @@ def taken_bytes(device: torch.device) -> int:
     """What this process has of the device; of a CUDA device by torch's account."""
     if device.type == "cuda":
         return int(torch.cuda.memory_reserved(device))
-    import psutil  # type: ignore[import-untyped]
+    import psutil
 
     return int(psutil.Process().memory_info().rss)
 

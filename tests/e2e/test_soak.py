@@ -1,14 +1,14 @@
-"""Some seconds of ``python -m bench.soak`` on the stack of all tests, without kills."""
+"""Some seconds of ``python -m tests.soak`` on the stack of all tests, without kills."""
 
 from __future__ import annotations
 
 from rich.console import Console
 
 from bench.load_stack import LoadStack
-from bench.soak.__main__ import SAMPLINGS, Plan, expected, problems, soak
-from bench.soak.visitors import Task
 from hippo.benchmark.requests import Question
 from tests.e2e.support import Running, data_url, video_message
+from tests.soak.__main__ import SAMPLINGS, Plan, expected, problems, soak
+from tests.soak.visitors import Task
 
 
 def test_clients_of_all_kinds_leave_nothing_behind(running: Running) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.fuzz.corpus import encode
 from hippo.engine.settings import EngineSettings
 from hippo.errors import MediaError
 from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
 from hippo.video.limits import DecodeLimits
+from tests.fuzz.corpus import encode
 
 LIMITS = DecodeLimits(max_memory_bytes=256 << 20, timeout_s=100.0)
 

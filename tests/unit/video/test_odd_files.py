@@ -8,10 +8,10 @@ from typing import Any
 import av
 import pytest
 
-from bench.fuzz.corpus import IMAGES, VIDEOS, encode, patched, picture, sound_only, without
 from hippo.errors import MediaError
 from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
+from tests.fuzz.corpus import IMAGES, VIDEOS, encode, patched, picture, sound_only, without
 
 # Two frames a second of a clip of eight frames in two seconds, 64 x 32, unless it stands here.
 SHAPES: dict[str, tuple[int, int, int]] = {

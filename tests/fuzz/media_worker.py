@@ -1,7 +1,7 @@
 """Decodes mutated media in this process, one after the other, until it dies of one.
 
-``python -m bench.fuzz.media_worker SEED START END CORPUS LIMITS``: CORPUS is a folder that
-bench.fuzz.media wrote. A line of JSON an input goes to the standard output, in order, so that the
+``python -m tests.fuzz.media_worker SEED START END CORPUS LIMITS``: CORPUS is a folder that
+tests.fuzz.media wrote. A line of JSON an input goes to the standard output, in order, so that the
 parent knows which input a death belongs to.
 """
 
@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.fuzz.mutate import generator, mutated
 from hippo.types import MediaKind
 from hippo.video import worker
 from hippo.video.limits import DecodeLimits
 from hippo.video.sampling import ResolvedPlan
+from tests.fuzz.mutate import generator, mutated
 
 PLAN = ResolvedPlan(fps=2.0, min_frames=4, max_frames=8)
 

@@ -10,10 +10,6 @@ from typing import Any
 
 import grpc
 
-from bench.fuzz.findings import Findings
-from bench.fuzz.messages import mutate_message, random_message
-from bench.fuzz.mutate import generator, mutated
-from bench.fuzz.patience import patience
 from hippo.engine.service import EngineService
 from hippo.errors import MediaError
 from hippo.models.base import DecodedMedia
@@ -21,6 +17,9 @@ from hippo.rpc import convert
 from hippo.types import Block, FramePlan, Media, Pace, Selection, StepLimits
 from hippo.v1 import common_pb2 as pb
 from hippo.v1 import draft_pb2, target_pb2
+from tests.fuzz.findings import Findings
+from tests.fuzz.messages import mutate_message, random_message
+from tests.fuzz.mutate import generator, mutated
 from tests.support.services import (
     serving_draft,
     serving_target,
@@ -191,7 +190,7 @@ async def _play(rng: random.Random, method: Any, data: list[bytes]) -> str:
     call = method()
     ending = rng.choice(("close", "close", "close", "cancel"))
     try:
-        async with patience(_END_TIMEOUT_S):
+        async with asyncio.timeout(_END_TIMEOUT_S):
             try:
                 for index, message in enumerate(data):
                     if index == 0:
@@ -249,7 +248,7 @@ async def _check_good(
     good: Callable[[Any], Awaitable[list[int]]], client: Any, expected: list[int]
 ) -> str | None:
     try:
-        async with patience(_END_TIMEOUT_S):
+        async with asyncio.timeout(_END_TIMEOUT_S):
             found = await good(client)
     except Exception as error:
         return f"a good request fails: {error!r}"

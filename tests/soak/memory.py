@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import threading
 import time
@@ -10,9 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from bench.processes import session_processes
-
-_PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 1e6
+import psutil
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +21,16 @@ class Sample:
     resident_mb: float
 
 
-def session_mb(session_id: int) -> float:
-    """Resident memory of all processes of a session, in MB; what they share counts in each."""
-    pages = 0
-    for path in session_processes(session_id):
-        with suppress(OSError):  # it has just ended
-            pages += int((path / "statm").read_text().split()[1])
-    return pages * _PAGE_MB
+def tree_mb(pid: int) -> float:
+    """Resident memory of a process and those that it started, in MB; what they share counts in
+    each."""
+    total = 0
+    with suppress(psutil.Error):  # it has just ended
+        parent = psutil.Process(pid)
+        for process in (parent, *parent.children(recursive=True)):
+            with suppress(psutil.Error):
+                total += process.memory_info().rss
+    return total / 1e6
 
 
 def watch_memory(
@@ -44,7 +44,7 @@ def watch_memory(
     began_s = time.monotonic()
     while not stop.wait(every_s):
         for name, pid in pids().items():
-            sample = Sample(time.monotonic() - began_s, pid, session_mb(pid))
+            sample = Sample(time.monotonic() - began_s, pid, tree_mb(pid))
             samples.setdefault(name, []).append(sample)
 
 

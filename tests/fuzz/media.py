@@ -12,15 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.environment import ROOT
-from bench.fuzz.corpus import encode, seeds
-from bench.fuzz.findings import Findings
-from bench.fuzz.media_worker import PLAN, make_input, read_corpus
-from bench.fuzz.patience import patience
 from hippo.errors import MediaError
 from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
 from hippo.video.limits import DecodeLimits
+from tests.fuzz.corpus import encode, seeds
+from tests.fuzz.findings import Findings
+from tests.fuzz.media_worker import PLAN, make_input, read_corpus
 
 LIMITS = DecodeLimits(
     max_frames=16,
@@ -71,19 +69,19 @@ async def _run_worker(
     """Which input comes next, and what happened to the worker at it, if something did."""
     limits = json.dumps(dataclasses.asdict(LIMITS))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bench.fuzz.media_worker"),
+        *(sys.executable, "-m", "tests.fuzz.media_worker"),
         *(str(findings.seed), str(start), str(end), str(folder), limits),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
-        cwd=ROOT,
+        cwd=Path(__file__).parents[2],
     )
     assert process.stdout is not None
     number, why = start, ""
     try:
         while number < end:
-            timeout_s = _START_TIMEOUT_S if number == start else LIMITS.timeout_s
+            timeout_s = _START_TIMEOUT_S if number == start else 4 * LIMITS.timeout_s
             try:
-                async with patience(timeout_s):
+                async with asyncio.timeout(timeout_s):
                     line = await process.stdout.readline()
             except TimeoutError:
                 return number, "the decoder takes too long"

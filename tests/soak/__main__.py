@@ -1,8 +1,7 @@
 """Full load for minutes, with clients that leave and a draft that is killed and stopped.
 
-    python -m bench.soak                                     10 minutes, 12 clients on 8 slots
-    python -m bench.soak --minutes 2 --dtype bfloat16
-    python -m bench.soak --publish bench/out/soak.json       writes docs/reliability.md
+    python -m tests.soak                                     10 minutes, 12 clients on 8 slots
+    python -m tests.soak --minutes 2 --dtype bfloat16
 
 First target-only answers every task, one at a time. Then clients ask in closed loops, more of them
 than there are slots: most read their answer, which must be target-only's token for token, some
@@ -36,13 +35,12 @@ from bench.load_figures import parse_samples
 from bench.load_stack import LoadStack, load_stack
 from bench.measure import questions_about
 from bench.runs import bundled_pair
-from bench.soak.memory import Sample, growth_mb_a_minute, watch_memory
-from bench.soak.page import publish, table
-from bench.soak.trouble import Trouble, trouble_draft
-from bench.soak.visitors import Tally, Task, Visitor, body
 from hippo.benchmark.server import Server, document_of
 from hippo.benchmark.tables import progress_bar
 from hippo.cli.stack import StackOptions
+from tests.soak.memory import Sample, growth_mb_a_minute, watch_memory
+from tests.soak.trouble import Trouble, trouble_draft
+from tests.soak.visitors import Tally, Task, Visitor, body
 
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
@@ -70,11 +68,8 @@ class Plan:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs, prints a table and writes JSON; or publishes what was run."""
+    """Runs, prints a table for docs/reliability.md and writes JSON."""
     args = _parse(argv)
-    if args.publish:
-        publish(json.loads(args.publish.read_text(encoding="utf-8")))
-        return
     given = argv if argv is not None else sys.argv[1:]
     plan = Plan(args.minutes, args.clients, args.seed)
     console = Console()
@@ -85,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         clips = held_out_clips(Path(folder), kind="short", num_clips=args.num_clips)
         tasks = [Task(question, form) for question in questions_about(clips) for form in SAMPLINGS]
         result = {
-            "command": f"python -m bench.soak {shlex.join(given)}".strip(),
+            "command": f"python -m tests.soak {shlex.join(given)}".strip(),
             "environment": describe_environment(),
             "dtype": args.dtype,
             "slots": args.slots,
@@ -95,7 +90,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    console.print(table(result))
+    for name, figure in rows(result):
+        console.print(f"| {name} | {figure} |", highlight=False, soft_wrap=True)
     console.print(f"written to {args.out}")
     for problem in problems(result):
         console.print(f"[red]{problem}[/]", highlight=False)
@@ -176,6 +172,31 @@ def problems(result: dict[str, Any]) -> list[str]:
     return found
 
 
+def rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """What was done and what came of it, by name."""
+    outcomes, troubles = result["outcomes"], Counter(t["kind"] for t in result["troubles"])
+    finished = sum(count for name, count in outcomes.items() if name.endswith("equal answer"))
+    different = outcomes.get("answered differently", 0)
+    lines = [
+        ("minutes", f"{result['seconds'] / 60:.1f}"),
+        ("clients, slots", f"{result['num_clients']}, {result['slots']}"),
+        ("requests", f"{sum(outcomes.values()):,}"),
+        *((name, f"{count:,}") for name, count in outcomes.items()),
+        ("finished answers equal to target-only's", f"{finished:,} of {finished + different:,}"),
+        ("tokens of them", f"{result['num_tokens']:,}"),
+        ("draft killed and started again", f"{troubles['killed']}"),
+        ("draft stopped and continued", f"{troubles['stopped']}"),
+        ("what should not have been", f"{len(result['faults'])}"),
+        *((f"in use at the end: {name}", f"{count:g}") for name, count in result["left"].items()),
+        ("all free after the last client", f"{result['idle_after_s']:.2f} s"),
+    ]
+    for name, slope in result["growth_mb_a_minute"].items():
+        last = f"{result['memory'][name][-1]['resident_mb']:,.0f} MB at the end"
+        grew = "life too short" if slope is None else f"{slope:+.2f} MB a minute"
+        lines.append((f"resident memory of the {name}", f"{grew}, {last}"))
+    return lines
+
+
 def _wait(seconds: float, stop: threading.Event, console: Console) -> None:
     """Sets ``stop`` after so long, with a progress bar."""
     began_s = time.monotonic()
@@ -204,7 +225,7 @@ def _left_behind(stack: LoadStack) -> dict[str, Any]:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.soak",
+        prog="python -m tests.soak",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -217,7 +238,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--cache-mb", type=int, default=16, help="of both caches of media; small, to fill soon")
     add("--seed", type=int, default=0, help="of what clients do and of the trouble")
     add("--out", type=Path, default=ROOT / "bench/out/soak.json")
-    add("--publish", type=Path, metavar="FILE", help="write docs/reliability.md from this")
     return parser.parse_args(argv)
 
 

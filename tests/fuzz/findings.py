@@ -1,24 +1,14 @@
-"""What a fuzzing run counts, and how it is kept."""
+"""What a fuzzing run counts."""
 
 from __future__ import annotations
 
-import json
 import resource
-import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.environment import ROOT, describe_environment
-
 _MAX_KEPT = 50
-
-
-def out_path(name: str) -> Path:
-    """Where the result of a run is written unless it is said."""
-    return ROOT / "bench/out" / f"fuzz-{name}.json"
 
 
 def num_children() -> int:
@@ -37,7 +27,6 @@ class Findings:
     failures: list[dict[str, Any]] = field(default_factory=list)
     num_failures: int = 0
     figures: dict[str, float] = field(default_factory=dict)
-    began: float = field(default_factory=time.monotonic)
 
     def count(self, outcome: str) -> None:
         """One input more, and what became of it."""
@@ -55,20 +44,3 @@ class Findings:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         self.figures[f"MiB {when}"] = pages * resource.getpagesize() / 2**20
         self.figures[f"descriptors {when}"] = len(list(Path("/proc/self/fd").iterdir()))
-
-    def write(self, path: Path, command: Sequence[str]) -> None:
-        """Writes the run as JSON."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        content = {
-            "command": " ".join(command),
-            "environment": describe_environment(),
-            "name": self.name,
-            "seed": self.seed,
-            "num_inputs": self.num_inputs,
-            "outcomes": dict(self.outcomes.most_common()),
-            "num_failures": self.num_failures,
-            "failures": self.failures,
-            "seconds": round(time.monotonic() - self.began, 1),
-            "figures": {name: round(value, 1) for name, value in self.figures.items()},
-        }
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
