@@ -47,7 +47,7 @@ from hippo.types import (
     TextPart,
 )
 from hippo.video.decoder import MediaDecoder
-from services.draft.engine import text_ids
+from services.draft.sequence import text_ids
 
 AGREEMENT = ROOT / "bench/out/agreement.jsonl"
 _BRANCH = 64  # as far as a draft may be ahead of its target

@@ -8,7 +8,8 @@
 
 The inbox is looked at between layer groups, before a step is scheduled and again when its forward
 is over, so a closed stream frees its slot at the next forward boundary. With nothing to do the
-thread sleeps in the inbox.
+thread sleeps in the inbox. What is fed and said next each sequence's core decides
+(:mod:`hippo.speculation.core`).
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ import asyncio
 import logging
 import queue
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter_ns
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
+from hippo.engine.batch import sample_steps
 from hippo.engine.cpu import compute_alone, name_thread, set_threads_here
 from hippo.engine.fairness import prefill_budget_ns
 from hippo.engine.jobs import Job, Jobs, mark_on
@@ -39,29 +40,20 @@ from hippo.errors import HippoError, ModelLoadError, UnavailableError
 from hippo.models.base import Prompt, SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.content import CachedRows
 from hippo.models.family import CachedModel
+from hippo.sampling import TokenSampler
+from hippo.speculation.core import PROMPT_STEP, Step, Wait
+from hippo.types import Timing
 
 _LONGEST_SLEEP_NS = 3600 * 10**9  # of a wait that a client may have asked to last for ages
 _log = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
-SequenceT = TypeVar("SequenceT", bound=EngineSequence)
-
-
-class Step(Protocol):
-    """Rows that a core wants to be fed."""
-
-    @property
-    def start_index(self) -> int: ...
-    @property
-    def token_ids(self) -> tuple[int, ...]: ...
-
-
-StepT = TypeVar("StepT", bound=Step)
 Item = tuple[Callable[[Any, Any], None], Any, Any]
+SequenceStep = tuple[EngineSequence, Step]
 
 
-class Engine(ABC, Generic[SequenceT, StepT]):
-    """Owns the model from ``start`` to ``stop``; subclasses say what a sequence wants next.
+class Engine:
+    """Owns the model from ``start`` to ``stop``, and drives the sequences' prefills and cores.
 
     ``on_failure`` is called on the event loop when the device as a whole is of no use any more;
     every sequence has then failed, and later ones fail at once.
@@ -78,16 +70,15 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         self.counters = EngineCounters()
         self.vision_cache = VisionCache(reuse.vision_cache_bytes)
         self._keeps_prefixes = reuse.keeps_prefixes
-        self._device = torch.device(model.info.device)
+        self.device = torch.device(model.info.device)
         self._on_failure = on_failure
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._mailbox = LoopMailbox(asyncio.get_running_loop())
         self._num_threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._run, name="device")
-        self._sequences: dict[SequenceT, None] = {}  # an ordered set
-        self._jobs: Jobs[SequenceT] = Jobs(self.counters, mark_on(self._device))
+        self._sequences: dict[EngineSequence, None] = {}  # an ordered set
+        self.jobs = Jobs(self.counters, mark_on(self.device))
         self._num_stepped = 0  # sequences of the last forward; 0: there was nothing to feed
-        self._num_stepped_rows = 0  # of them all
         self._forward_ns = 0  # its duration
         self._tokens_each = 1.0  # that it gave each of them
         self._warm_prompt: Prompt | None = None
@@ -129,22 +120,24 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         return await done
 
     def _prepare_warm_prompt(self) -> Prompt:
-        if self._device.type == "cpu":
+        if self.device.type == "cpu":
             compute_alone()
         return warm_prompt(self.model)
 
-    def submit(self, sequence: SequenceT, read: ReadPrompt, slot: int, held: CachedRows) -> None:
+    def submit(
+        self, sequence: EngineSequence, read: ReadPrompt, slot: int, held: CachedRows
+    ) -> None:
         """Hands a sequence over; from here on only the device thread touches it.
 
         ``held`` is what the slot holds of the sequence before.
         """
         self._inbox.put((self._handle_submit, sequence, (read, slot, held, perf_counter_ns())))
 
-    def post(self, sequence: SequenceT, message: Any) -> None:
+    def post(self, sequence: EngineSequence, message: Any) -> None:
         """Hands over a message for a sequence, submitted or not."""
         self._inbox.put((self._handle_message, sequence, message))
 
-    def close(self, sequence: SequenceT) -> None:
+    def close(self, sequence: EngineSequence) -> None:
         """Ends a sequence and frees its slot at the next forward boundary."""
         self._inbox.put((self._handle_close, sequence, None))
 
@@ -157,47 +150,19 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         await done
         self._thread.join()
 
-    # --- what a subclass says (device thread) ---
+    # --- what a prefill uses (device thread) ---
 
-    @abstractmethod
-    def _begin(self, sequence: SequenceT) -> None:
-        """A sequence has a prompt and a slot now: start its first job."""
-
-    @abstractmethod
-    def _take_message(self, sequence: SequenceT, message: Any) -> None:
-        """A message arrived; raises HippoError for one that breaks the rules."""
-
-    @abstractmethod
-    def _schedule(self, now_ns: int) -> tuple[list[tuple[SequenceT, StepT]], int | None]:
-        """All steps that are ready, or the time to wait until (None: for the inbox alone)."""
-
-    @abstractmethod
-    def _sample(
-        self, steps: Sequence[tuple[SequenceT, StepT]], logits: torch.Tensor
-    ) -> list[list[int]]:
-        """Tokens of each step; the one wait for the device."""
-
-    @abstractmethod
-    def _finish(
-        self, sequence: SequenceT, step: StepT, token_ids: list[int], began_ns: int, ended_ns: int
-    ) -> int:
-        """Takes a step's tokens and emits what follows from them; how many came of it."""
-
-    @abstractmethod
-    def _fed_ids(self, sequence: SequenceT) -> Sequence[int]:
-        """The leading completion ids whose keys and values the slot holds, at a forward boundary
-        and whatever a forward in progress may have left behind them."""
-
-    # --- what a subclass uses (device thread) ---
-
-    def _emit(self, sequence: SequenceT, message: Any) -> None:
+    def emit(self, sequence: EngineSequence, message: Any) -> None:
+        """Says something on the sequence's stream."""
         self._mailbox.post(sequence.output.put, message)
 
-    def _start_job(self, sequence: SequenceT, job: Job) -> None:
+    def start_job(self, sequence: EngineSequence, job: Job) -> None:
         """Queues device work that is done piece by piece, a piece between two forwards."""
-        self._jobs.add(sequence, job)
+        self.jobs.add(sequence, job)
 
-    def _take_over(self, sequence: SequenceT, rows: CachedRows, *, most: int | None = None) -> int:
+    def take_over(
+        self, sequence: EngineSequence, rows: CachedRows, *, most: int | None = None
+    ) -> int:
         """A prefill of ``rows`` begins: how many of them its slot holds, at most ``most``.
 
         Where the slot of another running sequence holds more of them, they are copied first: of
@@ -215,17 +180,54 @@ class Engine(ABC, Generic[SequenceT, StepT]):
                 sequence.held = rows.first(num_held)
         return sequence.take_over(rows, most=most)
 
-    def _close(self, sequence: SequenceT, error: HippoError | None = None) -> None:
+    def finish_prefill(
+        self,
+        sequence: EngineSequence,
+        logits: torch.Tensor,
+        *,
+        rows: CachedRows,
+        num_reused: int,
+        queue_ns: int,
+        wait_ns: int = 0,
+    ) -> None:
+        """The prefill of ``rows`` gave ``logits`` (of one row): the sequence's core begins."""
+        [(token_ids, logprobs)] = sample_steps([(sequence, PROMPT_STEP)], logits[None])
+        sequence.held = rows
+        self.counters.count_prefill(len(rows), num_reused)
+        self._receive(0)
+        if sequence.is_closed:
+            return
+        sequence.ready_ns = perf_counter_ns()
+        timing = Timing(
+            queue_ns=queue_ns,
+            forward_ns=self.jobs.device_ns(sequence),
+            wait_ns=wait_ns,
+            num_rows=len(rows) - num_reused,
+            context_length=num_reused,
+        )
+        if sequence.tells_prefill:
+            self.emit(sequence, timing)
+        sequence.core.begin(token_ids[0], timing, logprobs)
+        self._tell(sequence)
+
+    def _tell(self, sequence: EngineSequence) -> None:
+        """Says what the core has to say, and closes a sequence that is over."""
+        for message in sequence.core.take_messages():
+            self.emit(sequence, message)
+        if sequence.core.is_finished:
+            self._close(sequence)
+
+    def _close(self, sequence: EngineSequence, error: HippoError | None = None) -> None:
         """Forgets the sequence; its slot is free when the event loop hears of it."""
         if sequence.is_closed:
             return
         sequence.is_closed = True
         self._sequences.pop(sequence, None)
         self.counters.num_sequences = len(self._sequences)
-        self._jobs.drop(sequence)
+        self.jobs.drop(sequence)
         held = None
         if error is None and self._keeps_prefixes:
-            held = sequence.held_at_end(self._fed_ids(sequence))
+            held = sequence.held_at_end(sequence.core.fed_ids)
         # First the slot: whoever hears of the end and asks again finds it free.
         self._mailbox.post(sequence.reservation.release, held)
         self._mailbox.post(sequence.output.close, error)
@@ -234,8 +236,8 @@ class Engine(ABC, Generic[SequenceT, StepT]):
 
     def _run(self) -> None:
         name_thread("device")
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # a thread begins on the first one
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # a thread begins on the first one
         set_threads_here(self._num_threads)
         while not self._is_stopping:
             try:
@@ -286,7 +288,7 @@ class Engine(ABC, Generic[SequenceT, StepT]):
             self._fail(sequence, error)
 
     def _handle_submit(
-        self, sequence: SequenceT, payload: tuple[ReadPrompt, int, CachedRows, int]
+        self, sequence: EngineSequence, payload: tuple[ReadPrompt, int, CachedRows, int]
     ) -> None:
         if sequence.is_closed:
             return
@@ -298,13 +300,22 @@ class Engine(ABC, Generic[SequenceT, StepT]):
         self._sequences[sequence] = None
         self.counters.num_sequences = len(self._sequences)
         self.counters.num_opened += 1
-        self._begin(sequence)
+        sequence.core.set_max_tokens(sequence.max_tokens)
+        sequence.sampler = TokenSampler(
+            sequence.request.sampling,
+            sequence.prompt.input_ids,
+            self.model.info.num_token_ids,
+            self.device,
+            end_token_ids=sequence.request.end_token_ids,
+        )
+        sequence.begin(self)
 
-    def _handle_message(self, sequence: SequenceT, message: Any) -> None:
+    def _handle_message(self, sequence: EngineSequence, message: Any) -> None:
         if not sequence.is_closed:
-            self._take_message(sequence, message)
+            sequence.receive(self, message)
+            self._tell(sequence)
 
-    def _handle_close(self, sequence: SequenceT, _: None) -> None:
+    def _handle_close(self, sequence: EngineSequence, _: None) -> None:
         self._close(sequence)
 
     def _handle_stop(self, _: None, done: asyncio.Future[Exception | None]) -> None:
@@ -321,42 +332,58 @@ class Engine(ABC, Generic[SequenceT, StepT]):
             error = raised
         self._mailbox.post(settle, done, result, error)
 
+    def _schedule(self, now_ns: int) -> tuple[list[SequenceStep], int | None]:
+        """All steps that are ready, and the time to wait until (None: for the inbox alone).
+
+        A sequence that waits holds up no other.
+        """
+        steps: list[SequenceStep] = []
+        until_ns: int | None = None
+        for sequence in self._sequences:
+            step = sequence.core.next_step(now_ns)
+            if isinstance(step, Wait):
+                until_ns = step.until_ns if until_ns is None else min(until_ns, step.until_ns)
+            elif step is not None:
+                steps.append((sequence, step))
+        return steps, until_ns
+
     def _advance_jobs(self) -> bool:
         """Runs pieces of the oldest jobs for as long as the running sequences can spare."""
-        has_worked = len(self._jobs) > 0
+        has_worked = len(self.jobs) > 0
         until_ns = perf_counter_ns() + prefill_budget_ns(
-            num_waiting=len(self._jobs),
+            num_waiting=len(self.jobs),
             num_running=self._num_stepped,
             forward_ns=self._forward_ns,
             tokens_each=self._tokens_each,
         )
-        while (sequence := self._jobs.next()) is not None:
+        while (sequence := self.jobs.next()) is not None:
             self._advance_job(sequence)
             self._receive(0)
             if perf_counter_ns() >= until_ns:
                 break
         return has_worked
 
-    def _advance_job(self, sequence: SequenceT) -> None:
+    def _advance_job(self, sequence: EngineSequence) -> None:
         """See Jobs.advance; a failure ends the sequence."""
         try:
-            self._jobs.advance(sequence)
+            self.jobs.advance(sequence)
         except Exception as error:
             self._fail(sequence, error)
             self._check_device(error, sequence.slot)
 
-    def _step(self, steps: list[tuple[SequenceT, StepT]]) -> None:
+    def _step(self, steps: list[SequenceStep]) -> None:
         """One forward; if it fails, each sequence alone, so that only the culprit ends."""
-        rows = tuple(
-            SequenceRows(sequence.slot, step.start_index, step.token_ids)
-            for sequence, step in steps
+        plan = StepPlan(
+            tuple(
+                SequenceRows(sequence.slot, step.start_index, step.token_ids)
+                for sequence, step in steps
+            )
         )
-        plan = StepPlan(rows)
         began_ns = perf_counter_ns()
         try:
             logits = self.model.forward(plan)
-            began_ns = max(began_ns, self._jobs.settle())  # a GPU begins when the piece is over
-            token_ids = self._sample(steps, logits)
+            began_ns = max(began_ns, self.jobs.settle())  # a GPU begins when the piece is over
+            sampled = sample_steps(steps, logits)
         except Exception as error:
             if len(steps) > 1:
                 for pair in steps:
@@ -367,20 +394,22 @@ class Engine(ABC, Generic[SequenceT, StepT]):
             return
         ended_ns = perf_counter_ns()
         self._forward_ns = ended_ns - began_ns
-        self._num_stepped = len(rows)
-        self._num_stepped_rows = plan.num_rows
-        self.counters.count_forward(self._forward_ns, self._num_stepped_rows, len(rows))
+        self._num_stepped = len(steps)
+        self.counters.count_forward(self._forward_ns, plan.num_rows, len(steps))
         self._receive(0)
         num_tokens = 0
-        for (sequence, step), ids in zip(steps, token_ids, strict=True):
-            if not sequence.is_closed:
-                try:
-                    num_tokens += self._finish(sequence, step, ids, began_ns, ended_ns)
-                except Exception as error:
-                    self._fail(sequence, error)
+        for (sequence, step), (token_ids, logprobs) in zip(steps, sampled, strict=True):
+            if sequence.is_closed:
+                continue
+            timing = sequence.time_step(step, plan, began_ns=began_ns, ended_ns=ended_ns)
+            try:
+                num_tokens += sequence.core.finish_step(step, token_ids, timing, logprobs)
+                self._tell(sequence)
+            except Exception as error:
+                self._fail(sequence, error)
         self._tokens_each = num_tokens / len(steps)
 
-    def _fail(self, sequence: SequenceT, error: Exception) -> None:
+    def _fail(self, sequence: EngineSequence, error: Exception) -> None:
         """Ends one sequence by an error; the caller of the service sees it."""
         if not isinstance(error, HippoError):
             self.counters.num_failed += 1

@@ -7,7 +7,6 @@ import enum
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
 
 from hippo.engine.base import Engine
 from hippo.engine.prompts import PromptReader
@@ -15,8 +14,6 @@ from hippo.engine.slots import SlotPool
 from hippo.engine.stats import EngineStats
 from hippo.errors import UnavailableError
 from hippo.types import ModelInfo
-
-EngineT = TypeVar("EngineT", bound=Engine[Any, Any])
 
 
 class HostState(enum.Enum):
@@ -29,21 +26,21 @@ class HostState(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Backend(Generic[EngineT]):
+class Backend:
     """What a loaded service serves with."""
 
     info: ModelInfo
-    engine: EngineT
+    engine: Engine
     slots: SlotPool
     prompts: PromptReader
 
 
-class ServiceHost(Generic[EngineT]):
+class ServiceHost:
     """Hands the backend to servicers while the service serves; event loop only."""
 
     def __init__(self) -> None:
         self.state = HostState.LOADING
-        self.backend: Backend[EngineT] | None = None
+        self.backend: Backend | None = None
         self._num_streams = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -56,7 +53,7 @@ class ServiceHost(Generic[EngineT]):
         return self.backend.info
 
     @contextmanager
-    def stream(self) -> Iterator[Backend[EngineT]]:
+    def stream(self) -> Iterator[Backend]:
         """Counts one stream; raises UnavailableError unless the service serves."""
         if self.state is not HostState.SERVING or self.backend is None:
             raise UnavailableError(self.state.value)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from time import perf_counter_ns
-from typing import Generic, TypeVar
 
 import torch
 
@@ -22,8 +21,6 @@ Job = Generator[None, None, None]
 
 Mark = Callable[[], Callable[[], None]]
 """Notes what the device was handed by now; gives what waits until that is done."""
-
-SequenceT = TypeVar("SequenceT", bound=EngineSequence)
 
 
 def mark_on(device: torch.device) -> Mark:
@@ -46,15 +43,15 @@ def _nothing_to_wait_for() -> None:
     pass
 
 
-class Jobs(Generic[SequenceT]):
+class Jobs:
     """The jobs of all sequences, the oldest first. For the device thread alone."""
 
     def __init__(self, counters: EngineCounters, mark: Mark = _nothing_to_mark) -> None:
         self._counters = counters
         self._mark = mark
         self._wait_for_last = _nothing_to_wait_for
-        self._last: SequenceT | None = None  # whose piece that is
-        self._entries: list[tuple[SequenceT, Job]] = []
+        self._last: EngineSequence | None = None  # whose piece that is
+        self._entries: list[tuple[EngineSequence, Job]] = []
         self._running: Job | None = None
         self._piece_began_ns = 0
 
@@ -66,19 +63,19 @@ class Jobs(Generic[SequenceT]):
         """When the piece in progress began (inside a job)."""
         return self._piece_began_ns
 
-    def device_ns(self, sequence: SequenceT) -> int:
+    def device_ns(self, sequence: EngineSequence) -> int:
         """Device time of the sequence's jobs, up to now (inside a job)."""
         return sequence.job_ns + perf_counter_ns() - self._piece_began_ns
 
-    def add(self, sequence: SequenceT, job: Job) -> None:
+    def add(self, sequence: EngineSequence, job: Job) -> None:
         """Queues a job, which has not begun."""
         self._entries.append((sequence, job))
 
-    def next(self) -> SequenceT | None:
+    def next(self) -> EngineSequence | None:
         """The sequence whose job is the oldest; None without a job."""
         return self._entries[0][0] if self._entries else None
 
-    def advance(self, sequence: SequenceT) -> None:
+    def advance(self, sequence: EngineSequence) -> None:
         """Runs the next piece of a sequence's oldest job and raises what it raises, which ends
         the job."""
         entry = next(entry for entry in self._entries if entry[0] is sequence)
@@ -117,14 +114,14 @@ class Jobs(Generic[SequenceT]):
             self._last.job_ns += ended_ns - began_ns
         return ended_ns
 
-    def _wait_for_one_before(self, sequence: SequenceT) -> None:
+    def _wait_for_one_before(self, sequence: EngineSequence) -> None:
         """Leaves the piece that was just handed over under way, and waits for that before it."""
         before, self._wait_for_last = self._wait_for_last, _nothing_to_wait_for
         self._wait_for_last = self._mark()
         self._last = None if sequence.is_closed else sequence
         before()
 
-    def drop(self, sequence: SequenceT) -> None:
+    def drop(self, sequence: EngineSequence) -> None:
         """Ends the sequence's jobs; one whose piece is in progress, when that is over."""
         for entry in [entry for entry in self._entries if entry[0] is sequence]:
             self._entries.remove(entry)

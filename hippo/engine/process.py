@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 from hippo import event_loop
 from hippo.engine.cpu import prepare_cpu
 from hippo.engine.mailbox import settle
-from hippo.engine.service import AnyService
+from hippo.engine.service import EngineService
 from hippo.engine.settings import EngineSettings
 from hippo.errors import HippoError, UnavailableError
 from hippo.logs import setup_logging
@@ -49,7 +49,7 @@ class ModelSource(Protocol):
 
 def run_process(
     name: str,
-    build: Callable[[], AnyService],
+    build: Callable[[], EngineService],
     settings: EngineSettings,
     port: int,
     source: ModelSource | None = None,
@@ -79,7 +79,7 @@ def run_process(
 
 
 async def serve(
-    build: Callable[[], AnyService], settings: EngineSettings, port: int, source: ModelSource
+    build: Callable[[], EngineService], settings: EngineSettings, port: int, source: ModelSource
 ) -> None:
     """Builds, starts, loads the model, serves until SIGTERM or SIGINT, drains and stops.
 
@@ -116,7 +116,7 @@ async def serve(
     _log.info("stopped")
 
 
-async def _wait_lost(service: AnyService, source: ModelSource) -> HippoError:
+async def _wait_lost(service: EngineService, source: ModelSource) -> HippoError:
     """Why the model is of no use any more. What ran on a device that has failed has been answered
     by then, so that its clients hear of that and not of a connection that broke."""
     lost = asyncio.wrap_future(source.lost)
@@ -129,7 +129,7 @@ async def _wait_lost(service: AnyService, source: ModelSource) -> HippoError:
     return source.lost.result()
 
 
-async def _stop(service: AnyService, source: ModelSource) -> None:
+async def _stop(service: EngineService, source: ModelSource) -> None:
     """Stops the service, then what its model has outside this process."""
     stopping = asyncio.ensure_future(service.stop())
     # When the model is lost, the device thread may wait for what has gone, and not stop at all.
@@ -141,7 +141,7 @@ async def _stop(service: AnyService, source: ModelSource) -> None:
 
 
 async def _load_and_serve(
-    service: AnyService, source: ModelSource, decoder: MediaDecoder
+    service: EngineService, source: ModelSource, decoder: MediaDecoder
 ) -> VideoLanguageModel:
     await decoder.start()
     model = await _in_daemon_thread(lambda: _load(source))

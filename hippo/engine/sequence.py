@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hippo.engine.slots import Reservation
-from hippo.models.base import Prompt
+from hippo.models.base import Prompt, StepPlan
 from hippo.models.content import CachedRows, no_rows
 from hippo.rpc.queue import StreamQueue
 from hippo.sampling import TokenSampler
-from hippo.types import OpenRequest
+from hippo.speculation.core import Core, Step
+from hippo.types import OpenRequest, Timing
+
+if TYPE_CHECKING:
+    from hippo.engine.base import Engine
 
 
-class EngineSequence:
-    """What both engines keep of a sequence.
+class EngineSequence(ABC):
+    """What an engine keeps of a sequence; a service's own kind says how its prefill goes.
 
     The event loop creates it, reads ``output`` and sets ``is_submitted``; everything else is the
     device thread's. ``prompt``, ``rows`` (the whole prompt's), ``max_tokens`` (as many as fit
@@ -29,9 +34,20 @@ class EngineSequence:
     submitted_ns: int
     sampler: TokenSampler
 
-    def __init__(self, request: OpenRequest, reservation: Reservation) -> None:
+    tells_prefill = False  # whether the prefill's timing is a message of its own
+
+    def __init__(
+        self,
+        request: OpenRequest,
+        reservation: Reservation,
+        core: Core,
+        *,
+        num_top_logprobs: int | None = None,
+    ) -> None:
         self.request = request
         self.reservation = reservation
+        self.core = core
+        self.num_top_logprobs = num_top_logprobs  # of each token; None: none at all
         self.output: StreamQueue[Any] = StreamQueue()
         self.held = no_rows()
         self.is_submitted = False
@@ -39,6 +55,30 @@ class EngineSequence:
         self.job_ns = 0  # device time of its prefill
         self.wait_ns = 0  # time the device idled since this was last reported
         self.began_ns = 0  # start of its first device work
+        self.ready_ns = 0  # end of its last step or prefill
+
+    @abstractmethod
+    def begin(self, engine: Engine) -> None:
+        """It has a prompt and a slot now: start its first job (device thread)."""
+
+    def receive(self, engine: Engine, message: Any) -> None:
+        """A message arrived; raises HippoError for one that breaks the rules (device thread)."""
+        self.core.receive(message)
+
+    def time_step(self, step: Step, plan: StepPlan, *, began_ns: int, ended_ns: int) -> Timing:
+        """Where the time went since the last step ended; ``plan`` is the forward's."""
+        wait_ns = self.take_wait_ns()
+        queue_ns = max(began_ns - self.ready_ns - wait_ns, 0)
+        self.ready_ns = ended_ns
+        return Timing(
+            queue_ns=queue_ns,
+            forward_ns=ended_ns - began_ns,
+            wait_ns=wait_ns,
+            num_rows=len(step.token_ids),
+            context_length=self.prompt.length + step.start_index,
+            num_sequences=len(plan.sequences),
+            num_batch_rows=plan.num_rows,
+        )
 
     def take_over(self, rows: CachedRows, *, most: int | None = None) -> int:
         """A prefill of ``rows`` begins: how many of them the slot holds already.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, Generic
 
-from hippo.engine.host import Backend, EngineT, HostState, ServiceHost
+from hippo.engine.base import Engine
+from hippo.engine.host import Backend, HostState, ServiceHost
 from hippo.engine.mailbox import settle
 from hippo.engine.media_cache import Decoder
 from hippo.engine.metrics import MetricsServer, start_metrics
 from hippo.engine.prompts import PromptReader
+from hippo.engine.settings import NO_REUSE, ReuseOptions
 from hippo.engine.slots import SlotPool
 from hippo.models.base import VideoLanguageModel
 from hippo.rpc.options import DEFAULT_MAX_MESSAGE_BYTES, TlsFiles
@@ -20,27 +21,34 @@ from hippo.rpc.server import RpcServer
 _log = logging.getLogger(__name__)
 
 
-class EngineService(Generic[EngineT]):
+def _accept(_: VideoLanguageModel) -> None:
+    return None
+
+
+class EngineService:
     """Assembles one service: ``start``, ``serve_model``, ``drain``, ``stop``, in this order.
 
     The caller registers its servicer, made with ``host``, with ``rpc.server`` before ``start``.
     ``max_waiting`` sequences may wait for a slot; ``media_cache_bytes`` of decoded media are kept.
+    ``check_model`` raises ModelLoadError for a model that the settings do not fit.
     ``stop`` may be called at any point.
     """
 
     def __init__(
         self,
         service_name: str,
-        make_engine: Callable[..., EngineT],
         *,
         max_waiting: int,
+        reuse: ReuseOptions = NO_REUSE,
+        check_model: Callable[[VideoLanguageModel], object] = _accept,
         media_cache_bytes: int = 0,
         tls: TlsFiles | None = None,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     ) -> None:
         self.rpc = RpcServer(service_name, tls=tls, max_message_bytes=max_message_bytes)
-        self.host: ServiceHost[EngineT] = ServiceHost()
-        self._make_engine = make_engine
+        self.host: ServiceHost = ServiceHost()
+        self._reuse = reuse
+        self._check_model = check_model
         self._max_waiting = max_waiting
         self._media_cache_bytes = media_cache_bytes
         self.port: int | None = None  # while it listens
@@ -64,7 +72,8 @@ class EngineService(Generic[EngineT]):
     async def serve_model(self, model: VideoLanguageModel, decoder: Decoder) -> None:
         """Warms the model up and serves; ``decoder`` stays the caller's to close."""
         info = model.info
-        engine = self._make_engine(model, on_failure=self.fail)
+        self._check_model(model)
+        engine = Engine(model, on_failure=self.fail, reuse=self._reuse)
         self.host.backend = Backend(
             info=info,
             engine=engine,
@@ -101,6 +110,3 @@ class EngineService(Generic[EngineT]):
             self.host.backend.prompts.close()
         if self._metrics is not None:
             await asyncio.to_thread(self._metrics.stop)
-
-
-AnyService = EngineService[Any]

@@ -13,8 +13,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from hippo.engine.base import Engine
-from hippo.engine.host import Backend, EngineT, ServiceHost
+from hippo.engine.host import Backend, ServiceHost
 from hippo.engine.sequence import EngineSequence
 from hippo.engine.slots import Reservation
 from hippo.errors import HippoError, InvalidRequestError
@@ -30,13 +29,13 @@ SequenceT = TypeVar("SequenceT", bound=EngineSequence)
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
-class SequenceStreams(ABC, Generic[SequenceT, EngineT]):
+class SequenceStreams(ABC, Generic[SequenceT]):
     """Reads a stream into the engine and writes what comes of it; one writer a stream.
 
     Subclasses decode requests (and enforce their order) and encode responses.
     """
 
-    def __init__(self, host: ServiceHost[EngineT]) -> None:
+    def __init__(self, host: ServiceHost) -> None:
         self._host = host
         self._readers: set[asyncio.Task[None]] = set()
 
@@ -63,7 +62,7 @@ class SequenceStreams(ABC, Generic[SequenceT, EngineT]):
         """Raises InvalidRequestError for a request that this service cannot take."""
 
     @abstractmethod
-    def take(self, sequence: SequenceT, request: Any, backend: Backend[EngineT]) -> Any:
+    def take(self, sequence: SequenceT, request: Any, backend: Backend) -> Any:
         """Decodes one request after open; raises InvalidRequestError for one out of order."""
 
     @abstractmethod
@@ -73,7 +72,7 @@ class SequenceStreams(ABC, Generic[SequenceT, EngineT]):
     def announce(self, sequence: SequenceT, prompt: Prompt) -> None:
         """Queues what can be said as soon as the prompt is read."""
 
-    async def _read_open(self, context: Context, backend: Backend[EngineT]) -> OpenRequest:
+    async def _read_open(self, context: Context, backend: Backend) -> OpenRequest:
         first = await _read_message(context)
         kind = "nothing" if first is _EOF else first.WhichOneof("message")
         if kind != "open":
@@ -82,7 +81,7 @@ class SequenceStreams(ABC, Generic[SequenceT, EngineT]):
             )
         return convert.open_from_proto(first.open, num_token_ids=backend.info.num_token_ids)
 
-    async def _run(self, context: Context, backend: Backend[EngineT], sequence: SequenceT) -> None:
+    async def _run(self, context: Context, backend: Backend, sequence: SequenceT) -> None:
         reader = self._start_reader(context, backend, sequence)
         handing_over = asyncio.create_task(self._hand_over(backend, sequence))
         try:
@@ -100,7 +99,7 @@ class SequenceStreams(ABC, Generic[SequenceT, EngineT]):
             del handing_over  # its error holds this frame, which holds the sequence
 
     def _start_reader(
-        self, context: Context, backend: Backend[EngineT], sequence: SequenceT
+        self, context: Context, backend: Backend, sequence: SequenceT
     ) -> asyncio.Task[None]:
         """The task that reads the stream; it ends with it.
 
@@ -113,7 +112,7 @@ class SequenceStreams(ABC, Generic[SequenceT, EngineT]):
         reader.add_done_callback(_error_of)  # seen here when nobody waits for it any more
         return reader
 
-    async def _hand_over(self, backend: Backend[EngineT], sequence: SequenceT) -> None:
+    async def _hand_over(self, backend: Backend, sequence: SequenceT) -> None:
         """Reads the prompt, waits for the slot, and gives the sequence to the engine."""
         read = await backend.prompts.read(sequence.request)
         prompt = read.prompt
@@ -133,12 +132,11 @@ class SequenceStreams(ABC, Generic[SequenceT, EngineT]):
         sequence.is_submitted = True
         backend.engine.submit(sequence, read, slot, held)
 
-    async def _read(self, context: Context, backend: Backend[EngineT], sequence: SequenceT) -> None:
+    async def _read(self, context: Context, backend: Backend, sequence: SequenceT) -> None:
         """Posts requests to the engine until the client closes its side."""
-        engine: Engine[Any, Any] = backend.engine
         try:
             while (request := await _read_message(context)) is not _EOF:
-                engine.post(sequence, self.take(sequence, request, backend))
+                backend.engine.post(sequence, self.take(sequence, request, backend))
         finally:
             del sequence  # gRPC keeps what reading failed with, and that keeps this frame
 

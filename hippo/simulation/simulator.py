@@ -22,11 +22,11 @@ from hippo.speculation.coordinator import (
     SetDraftPace,
     SetTargetPace,
 )
-from hippo.speculation.drafter import Drafter, DraftStep
+from hippo.speculation.core import Step, Wait
+from hippo.speculation.drafter import Drafter
 from hippo.speculation.policies import Policy
-from hippo.speculation.step_mean import StepMean
-from hippo.speculation.verifier import Verifier, VerifyStep, Wait
-from hippo.types import Block, Commit, Timing, Verdict
+from hippo.speculation.verifier import Verifier
+from hippo.types import Block, Timing, Verdict
 
 __all__ = ["Costs", "Outage", "Outcome", "Simulation", "TokenFunction"]
 
@@ -82,8 +82,6 @@ class Simulation:
         self._drafter: Drafter | None = None
         self._life = 0  # counts drafts, so that what a lost one still does is ignored
         self._last_arrival: dict[str, float] = {}
-        self._draft_wait_ns = 0.0
-        self._draft_step_mean = StepMean()
         self._has_drafted = False  # the draft's prefill is over
         self._outcome = Outcome()
         for outage in outages:
@@ -124,7 +122,8 @@ class Simulation:
 
     def _begin_target(self) -> None:
         timing = Timing(forward_ns=self._costs.target_prefill_ns)
-        self._tell(self._verifier.begin(self._target_tokens([]), timing))
+        self._verifier.begin(self._target_tokens([]), timing)
+        self._tell()
         self._drive_target()
 
     def _drive_target(self) -> None:
@@ -140,7 +139,7 @@ class Simulation:
             duration = self._costs.target_ns(num_rows, context)
             self._target.run(duration, partial(self._finish_target, step, wait_ns, context))
 
-    def _finish_target(self, step: VerifyStep, wait_ns: float, context: int) -> None:
+    def _finish_target(self, step: Step, wait_ns: float, context: int) -> None:
         history = list(self._verifier.committed_ids)
         target_ids = [self._target_tokens(history)]
         for draft_id in step.token_ids[1:]:
@@ -154,11 +153,13 @@ class Simulation:
             num_sequences=self._num_sequences,
             num_batch_rows=len(step.token_ids) * self._num_sequences,
         )
-        self._tell(self._verifier.finish_step(step, target_ids, timing))
+        self._verifier.finish_step(step, target_ids, timing)
+        self._tell()
         self._target.disturb(self._costs.target_scheduling_ns())
         self._drive_target()
 
-    def _tell(self, verdict: Verdict) -> None:
+    def _tell(self) -> None:
+        [verdict] = self._verifier.take_messages()
         self._outcome.verdicts.append(verdict)
         if verdict.start_index == 0:
             self._outcome.first_token_ns = self.now
@@ -171,9 +172,9 @@ class Simulation:
         if isinstance(action, SendBlock):
             if not self._verifier.is_finished:
                 self._outcome.num_out_of_step += action.block.epoch > self._verifier.epoch
-            self._verifier.add_block(action.block)
+            self._verifier.receive(action.block)
         elif isinstance(action, SetTargetPace):
-            self._verifier.set_pace(action.pace)
+            self._verifier.receive(action.pace)
         self._drive_target()
 
     # The draft.
@@ -182,7 +183,6 @@ class Simulation:
         self._life += 1
         self._has_drafted = False
         self._drafter = self._new_drafter()
-        self._draft_step_mean = StepMean()
         self._draft.disturb(max(0.0, self._costs.draft_prefill_delay_ns - self.now))
         self._draft.run(self._costs.draft_prefill_ns, partial(self._begin_draft, self._life))
 
@@ -201,7 +201,8 @@ class Simulation:
 
     def _begin_draft(self, life: int) -> None:
         if self._drafter is not None and life == self._life:
-            self._drafter.begin(self._draft_tokens([]), self._text_ids)
+            self._drafter.read_text(self._text_ids)
+            self._drafter.begin(self._draft_tokens([]))
             self._has_drafted = True
             self._say_draft_is_ready()
             self._drive_draft()
@@ -229,42 +230,36 @@ class Simulation:
             duration = self._costs.draft_ns(num_rows, context)
             self._draft.run(duration, partial(self._finish_draft, self._life, step))
 
-    def _finish_draft(self, life: int, step: DraftStep) -> None:
+    def _finish_draft(self, life: int, step: Step) -> None:
         if self._drafter is not None and life == self._life:
             history = [*self._drafter.history(step)]
             token_ids = [self._draft_tokens(history)]
             for guessed_id in step.guess:
                 history.append(guessed_id)
                 token_ids.append(self._draft_tokens(history))
-            num_drafted = self._drafter.finish_step(step, token_ids)
-            self._count_draft_step(self.now - self._draft.began, step, num_drafted)
+            timing = Timing(
+                forward_ns=round(self.now - self._draft.began),
+                wait_ns=round(self._draft.take_idle_ns()),
+            )
+            self._drafter.finish_step(step, token_ids, timing)
+            self._outcome.num_draft_steps += 1
             self._drive_draft()
 
-    def _count_draft_step(self, duration_ns: float, step: DraftStep, num_drafted: int) -> None:
-        self._outcome.num_draft_steps += 1
-        num_settled = len(step.token_ids) - step.num_guessed
-        self._draft_step_mean.observe(duration_ns, num_drafted=num_drafted, num_settled=num_settled)
-
     def _send_block(self, drafter: Drafter) -> bool:
-        self._draft_wait_ns += self._draft.take_idle_ns()
-        block = drafter.take_block(self._draft_step_mean.token_ns, round(self._draft_wait_ns))
-        if block is not None:
-            self._draft_wait_ns = 0.0
+        blocks = drafter.take_messages()
+        for block in blocks:
             self._send(f"draft {self._life} to gateway", partial(self._on_block, self._life, block))
-        return block is not None
+        return bool(blocks)
 
     def _at_draft(self, life: int, action: Action) -> None:
         if self._drafter is None or life != self._life:
             return
         self._draft.disturb(self._costs.draft_message_ns, by_others=True)
         if isinstance(action, SendCommit):
-            self._commit(self._drafter, action.commit)
+            self._drafter.receive(action.commit)
         elif isinstance(action, SetDraftPace):
-            self._drafter.set_pace(action.pace)
+            self._drafter.receive(action.pace)
         self._drive_draft()
-
-    def _commit(self, drafter: Drafter, commit: Commit) -> None:
-        drafter.add_commit(commit)
 
     # The gateway.
 

@@ -23,43 +23,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from hippo.errors import InvalidRequestError
 from hippo.speculation.continuations import BrokenRun, Continuations
-from hippo.types import Block, Commit, Pace
+from hippo.speculation.core import Step
+from hippo.speculation.step_mean import StepMean
+from hippo.types import Block, Commit, Pace, Timing, TokenLogprobs
 
 _BROKEN_RUN = (
     3  # a broken run is right more often than a guess, so as many times its length is tried
 )
 _FIRST_BLOCK = 4  # tokens of a run at most before the first are sent
-
-
-@dataclass(frozen=True, slots=True)
-class DraftStep:
-    """One forward: ids to feed at completion indices from ``start_index`` on.
-
-    The cache must be rolled back to ``start_index`` completion ids before it. The last
-    ``num_guessed`` ids are a guess. The logits of the last ``num_guessed + 1`` rows are of use,
-    for the indices from ``first_index`` on.
-    """
-
-    start_index: int
-    token_ids: tuple[int, ...]
-    num_guessed: int = 0
-
-    @property
-    def first_index(self) -> int:
-        """The index that the first row of use has logits for."""
-        return self.start_index + len(self.token_ids) - self.num_guessed
-
-    @property
-    def guess(self) -> tuple[int, ...]:
-        return self.token_ids[len(self.token_ids) - self.num_guessed :]
+_UNTIMED = Timing()
 
 
 class Drafter:
-    """Proposes the tokens of one sequence; knows no device, no network and no clock.
+    """Proposes the tokens of one sequence; a :class:`hippo.speculation.core.Core`.
 
     The prefill is of the prompt alone, without completion ids: a draft that joins in mid-answer
     (``committed_ids``) is told by ``next_step`` to feed them. A step guesses at most
@@ -89,7 +68,9 @@ class Drafter:
         self._max_guessed = max_guessed
         self._continuations = Continuations()
         self._broken_run = BrokenRun()
-        self._step: DraftStep | None = None
+        self._step: Step | None = None
+        self._step_mean = StepMean()
+        self._wait_ns = 0  # of the device, since the last block
         self._step_history: list[int] = []
 
     @property
@@ -120,14 +101,24 @@ class Drafter:
             or len(self._ids) - self._num_committed >= self._pace.max_ahead
         )
 
+    @property
+    def is_finished(self) -> bool:
+        """Never: the gateway ends a draft's stream."""
+        return False
+
     def set_max_tokens(self, max_tokens: int) -> None:
-        """Another limit than at first; before ``begin``."""
         assert not self._has_begun and max_tokens >= 1
         self._max_tokens = max_tokens
 
     def set_pace(self, pace: Pace) -> None:
-        """Takes effect at the next ``next_step`` and ``take_block``."""
+        """Takes effect at the next ``next_step`` and ``take_messages``."""
         self._pace = pace
+
+    def receive(self, message: Commit | Pace) -> None:
+        if isinstance(message, Commit):
+            self.add_commit(message)
+        else:
+            self.set_pace(message)
 
     def add_commit(self, commit: Commit) -> None:
         """Compares settled ids with what was drafted, and rolls back where they differ.
@@ -159,47 +150,55 @@ class Drafter:
         elif is_sent_rejected:
             self._epoch += 1
 
-    def begin(self, token_id: int, prompt_ids: Sequence[int] = ()) -> None:
-        """The prefill is over and its logits gave ``token_id`` for index 0.
+    def read_text(self, text_ids: Sequence[int]) -> None:
+        """Takes the prompt's text, to guess from."""
+        if self._max_guessed:
+            self._continuations = Continuations(text_ids)
 
-        The token is ignored if index 0 is settled already, or if nothing is to be drafted.
-        ``prompt_ids`` are the prompt's text, to guess from.
-        """
+    def begin(
+        self, token_id: int, timing: Timing = _UNTIMED, logprobs: Sequence[TokenLogprobs] = ()
+    ) -> None:
+        """The token is ignored if index 0 is settled already, or if nothing is to be drafted."""
         assert not self._has_begun, "begin is called once"
         self._has_begun = True
-        if self._max_guessed:
-            self._continuations = Continuations(prompt_ids)
         if not self._ids and not self.is_exhausted:
             self._ids.append(token_id)
 
-    def next_step(self) -> DraftStep | None:
-        """What to feed next; None until a commit or a pace arrives (or the prefill is over).
-
-        A step that is returned must be finished before the next call.
-        """
+    def next_step(self, now_ns: int = 0) -> Step | None:
         assert self._step is None, "the last step is not finished"
         if not self._has_begun or self.is_exhausted or self._num_fed == len(self._ids):
             return None
         guess = self._guess()
         known = self._ids[self._num_fed :]
-        self._step = DraftStep(self._num_fed, (*known, *guess), len(guess))
+        self._step = Step(self._num_fed, (*known, *guess), len(guess))
         self._step_history = self._ids.copy()
         return self._step
 
-    def history(self, step: DraftStep) -> Sequence[int]:
-        """The completion ids before ``step.first_index``, as they were when the step began."""
-        assert step is self._step, "not the step in progress"
+    def history(self, step: Step) -> Sequence[int]:
         return self._step_history
 
-    def finish_step(self, step: DraftStep, token_ids: Sequence[int]) -> int:
-        """Takes the draft's tokens for ``step.first_index`` and after; how many were of use.
-
-        None is if commits since the step began changed what it was fed; those that only went on
-        along it leave what comes behind them.
-        """
+    def finish_step(
+        self,
+        step: Step,
+        token_ids: Sequence[int],
+        timing: Timing = _UNTIMED,
+        logprobs: Sequence[TokenLogprobs] = (),
+    ) -> int:
+        """No token is of use if commits since the step began changed what it was fed; commits that
+        only went on along it leave what comes behind them."""
         assert step is self._step, "not the step in progress"
         assert len(token_ids) == step.num_guessed + 1, "a token for each row of use"
         self._step = None
+        num_drafted = self._take_tokens(step, token_ids)
+        self._wait_ns += timing.wait_ns
+        self._step_mean.observe(
+            timing.forward_ns,
+            num_drafted=num_drafted,
+            num_settled=len(step.token_ids) - step.num_guessed,
+        )
+        return num_drafted
+
+    def _take_tokens(self, step: Step, token_ids: Sequence[int]) -> int:
         if self._num_fed != step.start_index:  # rolled back to before all that was fed
             return 0
         ids, num_before = self._ids, len(self._ids)
@@ -217,31 +216,32 @@ class Drafter:
         self._num_fed = min(end, len(ids) - 1)
         return len(ids) - num_before
 
-    def take_block(self, step_ns: int, wait_ns: int) -> Block | None:
-        """The next block, if one is due; ask after every step, commit and pace.
+    def take_messages(self) -> list[Block]:
+        """The next block, if one is due.
 
         Due: ``block_size`` ids; as the first block of a run, just as many as the conservative
         limits wait for, because the target idles after a rejection, or a few where it goes on
         alone; whatever there is when nothing further can be drafted.
         """
-        num_unsent = len(self._ids) - self._num_sent
+        num_unsent = len(self._ids) - self._num_sent if self._has_begun else 0
         size = self._pace.block_size
         if self._is_fresh:
             size = self._pace.conservative.min_draft_tokens or min(size, _FIRST_BLOCK)
         is_exhausted = self.is_exhausted
         if num_unsent < 1 or not (is_exhausted or num_unsent >= size):
-            return None
+            return []
         block = Block(
             epoch=self._epoch,
             start_index=self._num_sent,
             token_ids=tuple(self._ids[self._num_sent :]),
             is_exhausted=is_exhausted,
-            step_ns=step_ns,
-            wait_ns=wait_ns,
+            step_ns=self._step_mean.token_ns,
+            wait_ns=self._wait_ns,
         )
         self._num_sent = len(self._ids)
         self._is_fresh = False
-        return block
+        self._wait_ns = 0
+        return [block]
 
     def _guess(self) -> tuple[int, ...]:
         """What may follow the ids so far, within what is to be drafted at all."""

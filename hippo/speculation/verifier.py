@@ -23,33 +23,16 @@ target's token at its index. Epochs only save work on tokens that cannot be righ
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
-from hippo.types import Block, FinishReason, Pace, StepLimits, Timing, Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyStep:
-    """One forward: the last settled id (at completion index ``start_index``), then draft ids."""
-
-    start_index: int
-    token_ids: tuple[int, ...]
-    is_conservative: bool = False
-
-    @property
-    def num_draft_tokens(self) -> int:
-        return len(self.token_ids) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Nothing to do before ``until_ns``, unless a block or a pace arrives."""
-
-    until_ns: int
+from hippo.speculation.core import PROMPT_STEP, Step, Wait
+from hippo.types import Block, FinishReason, Pace, StepLimits, Timing, TokenLogprobs, Verdict
 
 
 class Verifier:
-    """Settles the tokens of one sequence; knows no device, no network and no clock."""
+    """Settles the tokens of one sequence; a :class:`hippo.speculation.core.Core`.
+
+    A step feeds the last settled id and guesses at the draft's.
+    """
 
     def __init__(self, *, max_tokens: int, end_token_ids: Collection[int], pace: Pace) -> None:
         if max_tokens < 1:
@@ -65,13 +48,20 @@ class Verifier:
         self._is_exhausted = False  # the draft sends nothing more before the next commit
         self._is_finished = False
         self._idle_since_ns: int | None = None
-        self._step: VerifyStep | None = None
+        self._step: Step | None = None
+        self._is_step_conservative = False
         self._num_dropped = 0  # since the last verdict
+        self._verdicts: list[Verdict] = []  # not taken yet
 
     @property
     def committed_ids(self) -> Sequence[int]:
         """The settled ids, from completion index 0; a live view."""
         return self._committed
+
+    @property
+    def fed_ids(self) -> Sequence[int]:
+        """The last settled id is fed by the next step."""
+        return self._committed[:-1]
 
     @property
     def epoch(self) -> int:
@@ -92,13 +82,22 @@ class Verifier:
         return len(self._run)
 
     def set_max_tokens(self, max_tokens: int) -> None:
-        """Another limit than at first; before ``begin``."""
         assert not self._committed and max_tokens >= 1
         self._max_tokens = max_tokens
 
     def set_pace(self, pace: Pace) -> None:
         """Takes effect at the next ``next_step``, a wait in progress included."""
         self._pace = pace
+
+    def receive(self, message: Block | Pace) -> None:
+        if isinstance(message, Block):
+            self.add_block(message)
+        else:
+            self.set_pace(message)
+
+    def take_messages(self) -> list[Verdict]:
+        verdicts, self._verdicts = self._verdicts, []
+        return verdicts
 
     def add_block(self, block: Block) -> int:
         """Queues a block's ids; any time, also while a forward runs.
@@ -131,16 +130,16 @@ class Verifier:
                 num_taken += self._enqueue(index, token_id)
         return len(ids) - num_taken
 
-    def begin(self, token_id: int, timing: Timing) -> Verdict:
-        """Settles the token of index 0, which the prefill's logits gave."""
+    def begin(self, token_id: int, timing: Timing, logprobs: Sequence[TokenLogprobs] = ()) -> None:
+        """Settles the token of index 0."""
         assert not self._committed, "begin is called once"
-        return self._settle((token_id,), VerifyStep(-1, (0,)), 0, timing)
+        self._settle((token_id,), PROMPT_STEP, 0, timing, logprobs)
 
-    def next_step(self, now_ns: int) -> VerifyStep | Wait | None:
-        """What the device does next; None when the sequence has not begun or is finished.
+    def history(self, step: Step) -> Sequence[int]:
+        return self._committed
 
-        A step that is returned must be finished before the next call.
-        """
+    def next_step(self, now_ns: int) -> Step | Wait | None:
+        """None when the sequence has not begun or is finished."""
         assert self._step is None, "the last step is not finished"
         if self._is_finished or not self._committed:
             return None
@@ -153,27 +152,32 @@ class Verifier:
         until_ns = self._idle_since_ns + limits.wait_ns
         if len(self._run) < num_wanted and not self._has_all() and now_ns < until_ns:
             return Wait(until_ns)
-        self._step = VerifyStep(
-            start_index=len(self._committed) - 1,
-            token_ids=(self._committed[-1], *self._run[:num_most]),
-            is_conservative=self._is_conservative,
-        )
+        draft_ids = self._run[:num_most]
+        start_index = len(self._committed) - 1
+        self._step = Step(start_index, (self._committed[-1], *draft_ids), len(draft_ids))
+        self._is_step_conservative = self._is_conservative
         return self._step
 
-    def finish_step(self, step: VerifyStep, target_ids: Sequence[int], timing: Timing) -> Verdict:
+    def finish_step(
+        self,
+        step: Step,
+        target_ids: Sequence[int],
+        timing: Timing,
+        logprobs: Sequence[TokenLogprobs] = (),
+    ) -> int:
         """Settles a forward's tokens; ``target_ids[k]`` is the target's token after row k.
 
-        Every block that has arrived must have been added before: the target's last token is
-        compared with the draft's if that is here.
+        The last one is compared with the draft's if that is here.
         """
         assert step is self._step, "not the step in progress"
         assert len(target_ids) == len(step.token_ids), "one target token a row"
         num_accepted = 0
-        for draft_id, target_id in zip(step.token_ids[1:], target_ids, strict=False):
+        for draft_id, target_id in zip(step.guess, target_ids, strict=False):
             if draft_id != target_id:
                 break
             num_accepted += 1
-        return self._settle(tuple(target_ids[: num_accepted + 1]), step, num_accepted, timing)
+        settled = tuple(target_ids[: num_accepted + 1])
+        return self._settle(settled, step, num_accepted, timing, logprobs)
 
     @property
     def _limits(self) -> StepLimits:
@@ -184,8 +188,13 @@ class Verifier:
         return self._is_exhausted or bool(self._run and self._run[-1] in self._end_token_ids)
 
     def _settle(
-        self, token_ids: tuple[int, ...], step: VerifyStep, num_accepted: int, timing: Timing
-    ) -> Verdict:
+        self,
+        token_ids: tuple[int, ...],
+        step: Step,
+        num_accepted: int,
+        timing: Timing,
+        logprobs: Sequence[TokenLogprobs],
+    ) -> int:
         start_index = len(self._committed)
         finish_reason = None
         for position, token_id in enumerate(token_ids):
@@ -209,18 +218,21 @@ class Verifier:
         self._idle_since_ns = None
         self._is_exhausted = False
         num_dropped, self._num_dropped = self._num_dropped, 0
-        return Verdict(
+        verdict = Verdict(
             epoch=self._epoch,
             start_index=start_index,
             token_ids=token_ids,
-            num_draft_tokens=step.num_draft_tokens,
+            num_draft_tokens=step.num_guessed,
             num_accepted_tokens=min(num_accepted, len(token_ids)),
             is_rejection=is_rejection,
             num_dropped_tokens=num_dropped,
             finish_reason=finish_reason,
             timing=timing,
-            is_conservative=step.is_conservative,
+            is_conservative=self._is_step_conservative,
+            logprobs=tuple(logprobs[: len(token_ids)]),
         )
+        self._verdicts.append(verdict)
+        return len(token_ids)
 
     @property
     def _end_index(self) -> int:

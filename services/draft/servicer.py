@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from hippo.engine.host import Backend, ServiceHost
@@ -17,13 +16,13 @@ from hippo.rpc.errors import Context, answering_errors
 from hippo.types import Block, Commit, OpenRequest, Pace, PromptInfo, Selection, Timing
 from hippo.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from services.draft.config import DraftSettings
-from services.draft.engine import DraftEngine, DraftSequence
+from services.draft.sequence import DraftSequence
 
 
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     """DraftService over an engine that the host hands out."""
 
-    def __init__(self, host: ServiceHost[DraftEngine], *, max_guessed: int = 0) -> None:
+    def __init__(self, host: ServiceHost, *, max_guessed: int = 0) -> None:
         self._host = host
         self._streams = _DraftStreams(host, max_guessed)
 
@@ -40,11 +39,11 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         return convert.model_to_proto(self._host.info)
 
 
-def build_service(settings: DraftSettings) -> EngineService[DraftEngine]:
+def build_service(settings: DraftSettings) -> EngineService:
     """The service with its servicer registered; needs a running event loop."""
     service = EngineService(
         DRAFT_SERVICE,
-        partial(DraftEngine, reuse=settings.reuse),
+        reuse=settings.reuse,
         max_waiting=0,
         media_cache_bytes=settings.media_cache_bytes,
         tls=settings.tls,
@@ -56,8 +55,8 @@ def build_service(settings: DraftSettings) -> EngineService[DraftEngine]:
     return service
 
 
-class _DraftStreams(SequenceStreams[DraftSequence, DraftEngine]):
-    def __init__(self, host: ServiceHost[DraftEngine], max_guessed: int) -> None:
+class _DraftStreams(SequenceStreams[DraftSequence]):
+    def __init__(self, host: ServiceHost, max_guessed: int) -> None:
         super().__init__(host)
         self._max_guessed = max_guessed
 
@@ -68,7 +67,7 @@ class _DraftStreams(SequenceStreams[DraftSequence, DraftEngine]):
         self,
         sequence: DraftSequence,
         request: draft_pb2.DraftRequest,
-        backend: Backend[DraftEngine],
+        backend: Backend,
     ) -> Commit | Pace | Selection:
         kind = request.WhichOneof("message")
         if kind == "commit":

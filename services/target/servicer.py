@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, cast
 
 from hippo.engine.host import Backend, ServiceHost
@@ -19,16 +18,16 @@ from hippo.rpc.errors import Context, answering_errors
 from hippo.types import Block, OpenRequest, Pace, PromptInfo, Selection, SpatialScore, Verdict
 from hippo.v1 import common_pb2, target_pb2, target_pb2_grpc
 from services.target.config import TargetSettings
-from services.target.engine import TargetEngine, TargetSequence
 from services.target.selection import needs_scores, select_without_scores
+from services.target.sequence import Scoring, TargetSequence
 
 
 class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     """TargetService over an engine that the host hands out."""
 
-    def __init__(self, host: ServiceHost[TargetEngine]) -> None:
+    def __init__(self, host: ServiceHost, scoring: Scoring) -> None:
         self._host = host
-        self._streams = _VerifyStreams(host)
+        self._streams = _VerifyStreams(host, scoring)
 
     @answering_errors
     async def Verify(  # type: ignore[override]
@@ -43,30 +42,31 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         return convert.model_to_proto(self._host.info)
 
 
-def build_service(settings: TargetSettings) -> EngineService[TargetEngine]:
+def build_service(settings: TargetSettings) -> EngineService:
     """The service with its servicer registered; needs a running event loop."""
+    spatial = cast(SpatialScore, settings.spatial_score)
+    options = SelectionOptions(spatial=spatial, spread=settings.spread)
+    scoring = Scoring(settings.score_layers, options)
     service = EngineService(
         TARGET_SERVICE,
-        partial(
-            TargetEngine,
-            reuse=settings.reuse,
-            score_layers=settings.score_layers,
-            options=SelectionOptions(
-                spatial=cast(SpatialScore, settings.spatial_score), spread=settings.spread
-            ),
-        ),
+        reuse=settings.reuse,
+        check_model=scoring.layers_of,
         max_waiting=settings.max_queue,
         media_cache_bytes=settings.media_cache_bytes,
         tls=settings.tls,
         max_message_bytes=settings.max_message_bytes,
     )
     target_pb2_grpc.add_TargetServiceServicer_to_server(
-        TargetServicer(service.host), service.rpc.server
+        TargetServicer(service.host, scoring), service.rpc.server
     )
     return service
 
 
-class _VerifyStreams(SequenceStreams[TargetSequence, TargetEngine]):
+class _VerifyStreams(SequenceStreams[TargetSequence]):
+    def __init__(self, host: ServiceHost, scoring: Scoring) -> None:
+        super().__init__(host)
+        self._scoring = scoring
+
     def check(self, request: OpenRequest) -> None:
         if request.committed_ids:
             raise InvalidRequestError(
@@ -75,7 +75,7 @@ class _VerifyStreams(SequenceStreams[TargetSequence, TargetEngine]):
             )
 
     def new_sequence(self, request: OpenRequest, reservation: Reservation) -> TargetSequence:
-        return TargetSequence(request, reservation)
+        return TargetSequence(request, reservation, scoring=self._scoring)
 
     def announce(self, sequence: TargetSequence, prompt: Prompt) -> None:
         """A choice that needs no scores goes out before any device work; the engine says others."""
@@ -87,7 +87,7 @@ class _VerifyStreams(SequenceStreams[TargetSequence, TargetEngine]):
         self,
         sequence: TargetSequence,
         request: target_pb2.VerifyRequest,
-        backend: Backend[TargetEngine],
+        backend: Backend,
     ) -> Block | Pace:
         kind = request.WhichOneof("message")
         if kind == "verify":

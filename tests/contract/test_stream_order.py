@@ -28,13 +28,13 @@ FOREIGN_ID = NUM_TOKEN_IDS
 
 
 @pytest.fixture
-async def draft() -> AsyncIterator[tuple[EngineService[Any], str]]:
+async def draft() -> AsyncIterator[tuple[EngineService, str]]:
     async with serving_draft(ToyModel()) as (service, client):
         yield service, client.address
 
 
 @pytest.fixture
-async def target() -> AsyncIterator[tuple[EngineService[Any], str]]:
+async def target() -> AsyncIterator[tuple[EngineService, str]]:
     async with serving_target(ToyModel()) as (service, client):
         yield service, client.address
 
@@ -93,7 +93,7 @@ D, V = draft_pb2.DraftRequest, target_pb2.VerifyRequest
     ],
 )
 async def test_a_breach_of_the_draft_streams_order_is_invalid_and_frees_the_slot(
-    draft: tuple[EngineService[Any], str], messages: list[Any], words: str
+    draft: tuple[EngineService, str], messages: list[Any], words: str
 ) -> None:
     service, address = draft
 
@@ -119,7 +119,7 @@ async def test_a_breach_of_the_draft_streams_order_is_invalid_and_frees_the_slot
     ],
 )
 async def test_a_breach_of_the_target_streams_order_is_invalid_and_frees_the_slot(
-    target: tuple[EngineService[Any], str], messages: list[Any], words: str
+    target: tuple[EngineService, str], messages: list[Any], words: str
 ) -> None:
     service, address = target
     service.host.backend.engine.model.on_forward = _slowly  # type: ignore[union-attr]
@@ -141,7 +141,7 @@ async def test_a_breach_of_the_target_streams_order_is_invalid_and_frees_the_slo
     ],
 )
 async def test_a_request_that_the_target_cannot_take_is_refused(
-    target: tuple[EngineService[Any], str],
+    target: tuple[EngineService, str],
     changes: dict[str, Any],
     code: grpc.StatusCode,
     words: str,
@@ -159,7 +159,7 @@ async def test_a_request_that_the_target_cannot_take_is_refused(
 
 @pytest.mark.parametrize("method", ["Draft", "Verify"])
 async def test_another_protocol_version_is_a_failed_precondition(
-    draft: tuple[EngineService[Any], str], target: tuple[EngineService[Any], str], method: str
+    draft: tuple[EngineService, str], target: tuple[EngineService, str], method: str
 ) -> None:
     other = pb.Open()
     other.CopyFrom(OPEN)
@@ -174,7 +174,7 @@ async def test_another_protocol_version_is_a_failed_precondition(
 
 
 async def test_a_client_that_closes_its_side_ends_the_sequence_in_good_order(
-    draft: tuple[EngineService[Any], str],
+    draft: tuple[EngineService, str],
 ) -> None:
     service, address = draft
     async with grpc.aio.insecure_channel(address) as channel:
@@ -194,7 +194,7 @@ async def test_a_client_that_closes_its_side_ends_the_sequence_in_good_order(
 
 
 async def test_a_stream_that_says_nothing_is_invalid(
-    target: tuple[EngineService[Any], str],
+    target: tuple[EngineService, str],
 ) -> None:
     async with grpc.aio.insecure_channel(target[1]) as channel:
         stub: Any = target_pb2_grpc.TargetServiceStub(channel)
@@ -204,7 +204,7 @@ async def test_a_stream_that_says_nothing_is_invalid(
 
 
 async def test_a_wait_for_ages_leaves_the_service_whole(
-    target: tuple[EngineService[Any], str],
+    target: tuple[EngineService, str],
 ) -> None:
     service, address = target
     ages = StepLimits(4, 4, 2**64 - 1)

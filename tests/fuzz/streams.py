@@ -231,7 +231,7 @@ def _problem(outcome: str) -> str | None:
     return f"ended with {outcome}"
 
 
-async def _left_behind(service: EngineService[Any]) -> str | None:
+async def _left_behind(service: EngineService) -> str | None:
     """What the stream left in the service, once it had time to go."""
     for _ in range(2000):
         stats = stats_of(service)

@@ -53,11 +53,11 @@ async def pair(
     waits, settled = list[str](), list[int]()
     run: Any = Engine._run
 
-    def run_there(engine: Engine[Any, Any]) -> None:
+    def run_there(engine: Engine) -> None:
         with on_thread(waits):
             run(engine)
 
-    def settle(jobs: Jobs[Any]) -> int:
+    def settle(jobs: Jobs) -> int:
         settled.append(settle_really(jobs))
         return settled[-1]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
 
 import pytest
 
@@ -117,7 +116,7 @@ async def test_a_drafts_slots_hold_what_it_fed_across_rollbacks(strategy: Prunin
             assert stats_of(service).counters.num_prefix_hits >= 5
 
 
-def assert_slots_hold_what_they_are_said_to(service: EngineService[Any], model: ToyModel) -> int:
+def assert_slots_hold_what_they_are_said_to(service: EngineService, model: ToyModel) -> int:
     """How many rows the free slots are said to hold, all of them."""
     assert service.host.backend is not None
     free = service.host.backend.slots._free

@@ -16,7 +16,7 @@ import torch
 
 from hippo.config import load_settings
 from hippo.engine.process import LocalSource, run_process
-from hippo.engine.service import AnyService
+from hippo.engine.service import EngineService
 from hippo.engine.settings import EngineSettings
 from hippo.models.base import StepPlan, VideoLanguageModel
 from hippo.models.checkpoint import Progress
@@ -55,7 +55,7 @@ def main(service: str, failure_file: str, flags: list[str]) -> int:
         kind, flags, os.environ, env_prefix="HIPPO_TEST_", prog=service, description=""
     )
     module: Any = draft_servicer if service == "draft" else target_servicer
-    build: Callable[[], AnyService] = partial(module.build_service, settings)
+    build: Callable[[], EngineService] = partial(module.build_service, settings)
     source = FailingSource(settings, Path(failure_file))
     return run_process(service, build, settings, settings.port, source)
 

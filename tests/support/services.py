@@ -39,16 +39,14 @@ from hippo.types import (
 )
 from services.draft import servicer as draft_servicer
 from services.draft.config import DraftSettings
-from services.draft.engine import DraftEngine
 from services.target import servicer as target_servicer
 from services.target.config import TargetSettings
-from services.target.engine import TargetEngine
 from tests.support.toy_model import ToyDecoder
 
 POLICIES = ("off", "serial", "vpsd", "adaptive", "optimistic", "conservative")
 
 
-def stats_of(service: EngineService[Any]) -> EngineStats:
+def stats_of(service: EngineService) -> EngineStats:
     stats = service.host.stats()
     assert stats is not None
     return stats
@@ -60,11 +58,11 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-def build_draft(**changes: Any) -> EngineService[DraftEngine]:
+def build_draft(**changes: Any) -> EngineService:
     return draft_servicer.build_service(DraftSettings(model="toy", **changes))
 
 
-def build_target(max_waiting: int = 4, **changes: Any) -> EngineService[TargetEngine]:
+def build_target(max_waiting: int = 4, **changes: Any) -> EngineService:
     settings = TargetSettings(model="toy", max_queue=max_waiting, **changes)
     return target_servicer.build_service(settings)
 
@@ -72,7 +70,7 @@ def build_target(max_waiting: int = 4, **changes: Any) -> EngineService[TargetEn
 @asynccontextmanager
 async def serving_draft(
     model: VideoLanguageModel, decoder: Decoder | None = None, **changes: Any
-) -> AsyncIterator[tuple[EngineService[DraftEngine], DraftClient]]:
+) -> AsyncIterator[tuple[EngineService, DraftClient]]:
     """``changes`` are of the service's settings."""
     service = build_draft(**changes)
     client = DraftClient(f"127.0.0.1:{await service.start('127.0.0.1', 0)}")
@@ -91,7 +89,7 @@ async def serving_target(
     *,
     max_waiting: int = 4,
     **changes: Any,
-) -> AsyncIterator[tuple[EngineService[TargetEngine], TargetClient]]:
+) -> AsyncIterator[tuple[EngineService, TargetClient]]:
     """``changes`` are of the service's settings."""
     service = build_target(max_waiting, **changes)
     client = TargetClient(f"127.0.0.1:{await service.start('127.0.0.1', 0)}")

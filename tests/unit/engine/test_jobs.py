@@ -12,11 +12,12 @@ from hippo.engine.jobs import Job, Jobs
 from hippo.engine.sequence import EngineSequence
 from hippo.engine.slots import SlotPool
 from hippo.engine.stats import EngineCounters
+from services.draft.sequence import DraftSequence
 from tests.support.services import toy_request
 
 
 def sequence() -> EngineSequence:
-    return EngineSequence(toy_request(), SlotPool(1, max_waiting=0).reserve())
+    return DraftSequence(toy_request(), SlotPool(1, max_waiting=0).reserve())
 
 
 class Recorder:
@@ -38,16 +39,16 @@ class Recorder:
 
 
 @pytest.fixture
-def jobs() -> Jobs[EngineSequence]:
+def jobs() -> Jobs:
     return Jobs(EngineCounters())
 
 
-def run(jobs: Jobs[EngineSequence]) -> None:
+def run(jobs: Jobs) -> None:
     while (one := jobs.next()) is not None:
         jobs.advance(one)
 
 
-def test_the_oldest_runs_to_its_end_first(jobs: Jobs[EngineSequence]) -> None:
+def test_the_oldest_runs_to_its_end_first(jobs: Jobs) -> None:
     recorder = Recorder()
     jobs.add(sequence(), recorder.job("a", 1))
     jobs.add(sequence(), recorder.job("b", 1))
@@ -56,7 +57,7 @@ def test_the_oldest_runs_to_its_end_first(jobs: Jobs[EngineSequence]) -> None:
     assert len(jobs) == 0
 
 
-def test_jobs_of_one_sequence_run_one_after_another(jobs: Jobs[EngineSequence]) -> None:
+def test_jobs_of_one_sequence_run_one_after_another(jobs: Jobs) -> None:
     recorder, one = Recorder(), sequence()
     jobs.add(one, recorder.job("a", 1))
     jobs.add(one, recorder.job("b"))
@@ -64,7 +65,7 @@ def test_jobs_of_one_sequence_run_one_after_another(jobs: Jobs[EngineSequence]) 
     assert recorder.events == ["a0", "a over", "b over"]
 
 
-def test_a_failure_ends_the_job_and_is_raised(jobs: Jobs[EngineSequence]) -> None:
+def test_a_failure_ends_the_job_and_is_raised(jobs: Jobs) -> None:
     def failing() -> Job:
         yield
         raise ValueError("broken")
@@ -77,7 +78,7 @@ def test_a_failure_ends_the_job_and_is_raised(jobs: Jobs[EngineSequence]) -> Non
     assert len(jobs) == 0
 
 
-def test_dropped_jobs_are_closed(jobs: Jobs[EngineSequence]) -> None:
+def test_dropped_jobs_are_closed(jobs: Jobs) -> None:
     recorder, one, other = Recorder(), sequence(), sequence()
     jobs.add(one, recorder.job("a", 1))
     jobs.add(other, recorder.job("b", 1))
@@ -87,7 +88,7 @@ def test_dropped_jobs_are_closed(jobs: Jobs[EngineSequence]) -> None:
     assert recorder.events == ["a0", "a closed", "b0", "b over"]
 
 
-def test_a_job_that_drops_itself_is_closed_behind_its_piece(jobs: Jobs[EngineSequence]) -> None:
+def test_a_job_that_drops_itself_is_closed_behind_its_piece(jobs: Jobs) -> None:
     events: list[str] = []
 
     def leaving() -> Job:
@@ -109,7 +110,7 @@ def test_a_job_that_drops_itself_is_closed_behind_its_piece(jobs: Jobs[EngineSeq
 
 def test_device_time_is_counted_for_sequence_and_service() -> None:
     counters = EngineCounters()
-    jobs: Jobs[EngineSequence] = Jobs(counters)
+    jobs: Jobs = Jobs(counters)
     one, seen = sequence(), []
 
     def measuring() -> Job:
@@ -138,7 +139,7 @@ def test_at_most_one_piece_is_under_way_and_each_costs_what_the_device_takes() -
 
     counters, recorder, one = EngineCounters(), Recorder(), sequence()
     recorder.events = events
-    jobs: Jobs[EngineSequence] = Jobs(counters, mark)
+    jobs: Jobs = Jobs(counters, mark)
     jobs.add(one, recorder.job("a", 2))
     run(jobs)
     assert events == ["a0", "a1", "0 done", "a over", "1 done"]
@@ -154,7 +155,7 @@ def test_at_most_one_piece_is_under_way_and_each_costs_what_the_device_takes() -
 
 @pytest.mark.parametrize("ends_in_piece", [False, True])
 def test_a_sequence_that_ended_is_held_by_nobody(ends_in_piece: bool) -> None:
-    jobs: Jobs[EngineSequence] = Jobs(EngineCounters(), lambda: lambda: None)
+    jobs: Jobs = Jobs(EngineCounters(), lambda: lambda: None)
 
     def end(one: EngineSequence) -> None:
         one.is_closed = True
@@ -180,7 +181,7 @@ def test_a_device_that_fails_leaves_no_job_behind() -> None:
         raise RuntimeError("CUDA error")
 
     one = sequence()
-    jobs: Jobs[EngineSequence] = Jobs(EngineCounters(), mark)
+    jobs: Jobs = Jobs(EngineCounters(), mark)
     jobs.add(one, Recorder().job("a"))
     with pytest.raises(RuntimeError, match="CUDA error"):
         jobs.advance(one)

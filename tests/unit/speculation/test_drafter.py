@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hippo.errors import InvalidRequestError
-from hippo.speculation.drafter import Drafter, DraftStep
+from hippo.speculation.core import Step
+from hippo.speculation.drafter import Drafter
 from hippo.types import Block, Commit, Pace, StepLimits
 
 END = 99
@@ -39,7 +40,7 @@ def make_drafter(
     return drafter
 
 
-def start(drafter: Drafter) -> DraftStep:
+def start(drafter: Drafter) -> Step:
     step = drafter.next_step()
     assert step is not None
     return step
@@ -51,8 +52,7 @@ def draft(drafter: Drafter, *ids: int) -> None:
 
 
 def take(drafter: Drafter) -> Block:
-    block = drafter.take_block(1, 2)
-    assert block is not None
+    [block] = drafter.take_messages()
     return block
 
 
@@ -63,39 +63,39 @@ def test_nothing_is_drafted_before_the_prefill_is_over() -> None:
 
 def test_the_prefills_token_is_the_first_and_is_fed_next() -> None:
     drafter = make_drafter()
-    assert take(drafter) == Block(0, 0, (10,), step_ns=1, wait_ns=2)
-    assert drafter.next_step() == DraftStep(0, (10,))
+    assert take(drafter) == Block(0, 0, (10,))
+    assert drafter.next_step() == Step(0, (10,))
 
 
 def test_a_first_token_that_is_settled_already_wins_over_the_drafts() -> None:
     drafter = Drafter(max_tokens=9, end_token_ids=[], pace=make_pace())
     drafter.add_commit(Commit(0, 0, (7, 8)))
     drafter.begin(10)
-    assert drafter.next_step() == DraftStep(0, (7, 8))
+    assert drafter.next_step() == Step(0, (7, 8))
 
 
 def test_blocks_are_collected_to_their_size() -> None:
     drafter = make_drafter(pace=make_pace(block_size=3, num_first=3))
     draft(drafter, 11)
-    assert drafter.take_block(0, 0) is None
+    assert drafter.take_messages() == []
     draft(drafter, 12)
     assert take(drafter).token_ids == (10, 11, 12)
     draft(drafter, 13)
-    assert drafter.take_block(0, 0) is None
+    assert drafter.take_messages() == []
 
 
 def test_the_first_block_of_a_run_is_what_the_idle_target_waits_for() -> None:
     drafter = make_drafter(pace=make_pace(block_size=3, num_first=2))
-    assert drafter.take_block(0, 0) is None
+    assert drafter.take_messages() == []
     draft(drafter, 11)
     assert take(drafter).token_ids == (10, 11)
     draft(drafter, 12, 13)
-    assert drafter.take_block(0, 0) is None
+    assert drafter.take_messages() == []
     drafter.add_commit(Commit(1, 0, (10, 55)))
     draft(drafter, 56)
-    assert drafter.take_block(0, 0) is None
+    assert drafter.take_messages() == []
     draft(drafter, 57)
-    assert take(drafter) == Block(1, 2, (56, 57), step_ns=1, wait_ns=2)
+    assert take(drafter) == Block(1, 2, (56, 57))
 
 
 def test_drafting_stops_at_max_ahead_and_goes_on_after_a_commit() -> None:
@@ -104,14 +104,14 @@ def test_drafting_stops_at_max_ahead_and_goes_on_after_a_commit() -> None:
     assert drafter.next_step() is None
     assert take(drafter).is_exhausted
     drafter.add_commit(Commit(0, 0, (10,)))
-    assert drafter.next_step() == DraftStep(1, (11,))
+    assert drafter.next_step() == Step(1, (11,))
 
 
 def test_an_end_token_stops_drafting() -> None:
     drafter = make_drafter(pace=make_pace(block_size=4, num_first=4))
     draft(drafter, END)
     assert drafter.next_step() is None
-    assert take(drafter) == Block(0, 0, (10, END), is_exhausted=True, step_ns=1, wait_ns=2)
+    assert take(drafter) == Block(0, 0, (10, END), is_exhausted=True)
 
 
 def test_the_last_token_is_left_to_the_target() -> None:
@@ -127,7 +127,7 @@ def test_an_equal_commit_keeps_the_run_alive() -> None:
     take(drafter)
     drafter.add_commit(Commit(0, 0, (10, 11)))
     assert list(drafter.ids) == [10, 11, 12, 13]
-    assert drafter.next_step() == DraftStep(3, (13,))
+    assert drafter.next_step() == Step(3, (13,))
     assert drafter.epoch == 0
 
 
@@ -137,7 +137,7 @@ def test_a_rollback_feeds_all_ids_since_the_common_prefix_at_once() -> None:
     take(drafter)
     drafter.add_commit(Commit(1, 0, (10, 11, 52, 53)))
     assert drafter.epoch == 1
-    assert drafter.next_step() == DraftStep(2, (52, 53))
+    assert drafter.next_step() == Step(2, (52, 53))
 
 
 def test_a_difference_in_what_was_sent_raises_the_epoch_without_being_told() -> None:
@@ -177,7 +177,7 @@ def test_a_commit_that_makes_the_running_step_stale_discards_its_token() -> None
     drafter.add_commit(Commit(1, 0, (10, 51)))
     assert list(drafter.history(step)) == [10, 11]
     drafter.finish_step(step, [12])
-    assert drafter.next_step() == DraftStep(1, (51,))
+    assert drafter.next_step() == Step(1, (51,))
 
 
 def test_a_commit_that_agrees_with_the_running_step_leaves_it_alone() -> None:
@@ -195,7 +195,7 @@ def test_what_a_stale_step_fed_rightly_is_not_fed_again() -> None:
     step = start(drafter)
     drafter.add_commit(Commit(0, 0, (10, 11, 52)))
     drafter.finish_step(step, [12])
-    assert drafter.next_step() == DraftStep(2, (52,))
+    assert drafter.next_step() == Step(2, (52,))
 
 
 def test_a_draft_that_fell_behind_feeds_all_it_missed_at_once() -> None:
@@ -203,28 +203,28 @@ def test_a_draft_that_fell_behind_feeds_all_it_missed_at_once() -> None:
     take(drafter)
     drafter.add_commit(Commit(0, 0, (10, 11, 12, 13)))
     step = start(drafter)
-    assert step == DraftStep(0, (10, 11, 12, 13))
+    assert step == Step(0, (10, 11, 12, 13))
     drafter.finish_step(step, [14])
     assert take(drafter).start_index == 4
 
 
 def test_a_draft_that_joins_in_mid_answer_feeds_what_is_settled() -> None:
     drafter = make_drafter(committed_ids=(10, 11, 12), epoch=4, first_id=77)
-    assert drafter.take_block(0, 0) is None
+    assert drafter.take_messages() == []
     step = start(drafter)
-    assert step == DraftStep(0, (10, 11, 12))
+    assert step == Step(0, (10, 11, 12))
     drafter.finish_step(step, [13])
-    assert take(drafter) == Block(4, 3, (13,), step_ns=1, wait_ns=2)
+    assert take(drafter) == Block(4, 3, (13,))
 
 
 def test_a_draft_at_rest_does_nothing_until_the_pace_changes() -> None:
     drafter = make_drafter(pace=Pace())
     assert drafter.next_step() is None
-    assert drafter.take_block(0, 0) is None
+    assert drafter.take_messages() == []
     drafter.add_commit(Commit(0, 0, (10, 11)))
     assert drafter.next_step() is None
     drafter.set_pace(make_pace())
-    assert drafter.next_step() == DraftStep(0, (10, 11))
+    assert drafter.next_step() == Step(0, (10, 11))
 
 
 def test_a_commit_that_comes_twice_counts_once() -> None:
@@ -249,7 +249,8 @@ def make_guessing(
         pace=make_pace(max_ahead=max_ahead),
         max_guessed=max_guessed,
     )
-    drafter.begin(10, prompt)
+    drafter.read_text(prompt)
+    drafter.begin(10)
     return drafter
 
 
@@ -275,7 +276,7 @@ def test_what_a_broken_run_said_next_is_tried_first() -> None:
     take(drafter)
     drafter.add_commit(Commit(1, 0, (10, 51)))
     step = start(drafter)
-    assert step == DraftStep(1, (51, 12, 13, 14), num_guessed=3)
+    assert step == Step(1, (51, 12, 13, 14), num_guessed=3)
     assert drafter.finish_step(step, [12, 13, 88, 89]) == 3
     assert take(drafter).token_ids == (12, 13, 88)
 
@@ -348,7 +349,8 @@ def test_only_what_the_draft_itself_says_is_drafted_however_it_guesses(
         pace=make_pace(max_ahead=data.draw(st.integers(1, 12))),
         max_guessed=data.draw(st.integers(0, 4)),
     )
-    drafter.begin(says([]), [rng.randrange(4) for _ in range(seed % 7)])
+    drafter.read_text([rng.randrange(4) for _ in range(seed % 7)])
+    drafter.begin(says([]))
     settled: list[int] = []
     for _ in range(40):
         step = drafter.next_step()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from hippo.speculation.verifier import Verifier, VerifyStep, Wait
+from hippo.speculation.core import Step, Wait
+from hippo.speculation.verifier import Verifier
 from hippo.types import Block, FinishReason, Pace, StepLimits, Timing, Verdict
 
 END = 99
@@ -21,18 +24,30 @@ def make_verifier(
         optimistic or StepLimits(1, 8, 1000), conservative or StepLimits(1, 2, 500), max_ahead=16
     )
     verifier = Verifier(max_tokens=max_tokens, end_token_ids=[END], pace=pace)
-    verifier.begin(first_id, Timing())
+    begin(verifier, first_id, Timing())
     return verifier
 
 
-def start(verifier: Verifier, now_ns: int = 0) -> VerifyStep:
+def begin(verifier: Verifier, token_id: int, timing: Timing) -> Verdict:
+    verifier.begin(token_id, timing)
+    [verdict] = verifier.take_messages()
+    return verdict
+
+
+def finish(verifier: Verifier, step: Step, target_ids: Sequence[int]) -> Verdict:
+    verifier.finish_step(step, target_ids, Timing())
+    [verdict] = verifier.take_messages()
+    return verdict
+
+
+def start(verifier: Verifier, now_ns: int = 0) -> Step:
     step = verifier.next_step(now_ns)
-    assert isinstance(step, VerifyStep)
+    assert isinstance(step, Step)
     return step
 
 
 def verify(verifier: Verifier, *target_ids: int, now_ns: int = 0) -> Verdict:
-    return verifier.finish_step(start(verifier, now_ns), target_ids, Timing())
+    return finish(verifier, start(verifier, now_ns), target_ids)
 
 
 def block(*ids: int, start: int = 1, epoch: int = 0, is_exhausted: bool = False) -> Block:
@@ -47,7 +62,7 @@ def test_nothing_is_verified_before_the_prefill_is_over() -> None:
 def test_the_prefills_token_is_compared_with_the_drafts_first() -> None:
     verifier = Verifier(max_tokens=5, end_token_ids=[], pace=Pace())
     verifier.add_block(block(7, 8, start=0))
-    verdict = verifier.begin(7, Timing(num_rows=30))
+    verdict = begin(verifier, 7, Timing(num_rows=30))
     assert verdict == Verdict(0, 0, (7,), timing=Timing(num_rows=30))
     assert verifier.num_queued == 1
 
@@ -55,7 +70,7 @@ def test_the_prefills_token_is_compared_with_the_drafts_first() -> None:
 def test_a_wrong_first_token_ends_the_run_at_once() -> None:
     verifier = Verifier(max_tokens=5, end_token_ids=[], pace=Pace())
     verifier.add_block(block(7, 8, start=0))
-    verdict = verifier.begin(6, Timing())
+    verdict = begin(verifier, 6, Timing())
     assert (verdict.is_rejection, verdict.num_dropped_tokens, verdict.epoch) == (True, 2, 1)
     assert verifier.num_queued == 0
     assert verifier.is_conservative
@@ -65,8 +80,8 @@ def test_a_block_accepted_whole_settles_one_token_more() -> None:
     verifier = make_verifier()
     verifier.add_block(block(11, 12))
     step = start(verifier)
-    assert (step.start_index, step.token_ids, step.num_draft_tokens) == (0, (10, 11, 12), 2)
-    verdict = verifier.finish_step(step, [11, 12, 13], Timing())
+    assert (step.start_index, step.token_ids, step.num_guessed) == (0, (10, 11, 12), 2)
+    verdict = finish(verifier, step, [11, 12, 13])
     assert verdict.token_ids == (11, 12, 13)
     assert (verdict.start_index, verdict.num_accepted_tokens) == (1, 2)
     assert not verdict.is_rejection
@@ -78,7 +93,7 @@ def test_the_targets_own_token_keeps_the_run_alive_if_the_draft_has_it_too() -> 
     verifier.add_block(block(11, 12))
     step = start(verifier)
     verifier.add_block(block(13, 14, start=3))
-    verdict = verifier.finish_step(step, [11, 12, 13], Timing())
+    verdict = finish(verifier, step, [11, 12, 13])
     assert not verdict.is_rejection
     assert start(verifier).token_ids == (13, 14)
 
@@ -88,7 +103,7 @@ def test_the_targets_own_token_ends_the_run_if_the_draft_has_another() -> None:
     verifier.add_block(block(11, 12))
     step = start(verifier)
     verifier.add_block(block(77, 14, start=3))
-    verdict = verifier.finish_step(step, [11, 12, 13], Timing())
+    verdict = finish(verifier, step, [11, 12, 13])
     assert verdict.is_rejection
     assert (verdict.num_accepted_tokens, verdict.num_dropped_tokens, verdict.epoch) == (2, 2, 1)
 
@@ -172,7 +187,7 @@ def test_a_step_never_settles_more_than_is_left() -> None:
 
 def test_a_single_token_is_the_prefills() -> None:
     verifier = Verifier(max_tokens=1, end_token_ids=[END], pace=Pace())
-    assert verifier.begin(10, Timing()).finish_reason is FinishReason.LENGTH
+    assert begin(verifier, 10, Timing()).finish_reason is FinishReason.LENGTH
     assert verifier.next_step(0) is None
 
 
@@ -188,7 +203,7 @@ def test_enough_tokens_end_the_wait() -> None:
     verifier = make_verifier(optimistic=StepLimits(2, 8, 1000))
     assert isinstance(verifier.next_step(0), Wait)
     verifier.add_block(block(11, 12))
-    assert start(verifier, 1).num_draft_tokens == 2
+    assert start(verifier, 1).num_guessed == 2
 
 
 @pytest.mark.parametrize(
@@ -197,7 +212,7 @@ def test_enough_tokens_end_the_wait() -> None:
 def test_a_draft_that_has_no_more_is_not_waited_for(last: Block) -> None:
     verifier = make_verifier(optimistic=StepLimits(4, 8, 1000))
     verifier.add_block(last)
-    assert isinstance(verifier.next_step(0), VerifyStep)
+    assert isinstance(verifier.next_step(0), Step)
 
 
 def test_an_exhausted_draft_is_waited_for_again_after_the_next_verdict() -> None:

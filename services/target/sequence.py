@@ -1,0 +1,95 @@
+"""A target's sequence: its prefill scores the visual tokens, in the course of its layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hippo.engine.base import Engine
+from hippo.engine.jobs import Job
+from hippo.engine.sequence import EngineSequence
+from hippo.engine.slots import Reservation
+from hippo.errors import ModelLoadError
+from hippo.models.base import VideoLanguageModel
+from hippo.models.content import has_visual_from
+from hippo.pruning.select import (
+    DEFAULT_OPTIONS,
+    SelectionOptions,
+    default_score_layers,
+    needs_features,
+)
+from hippo.speculation.verifier import Verifier
+from hippo.types import OpenRequest
+from services.target.selection import ScoredSelection, needs_scores
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """The first ``score_layers`` layers score visual tokens (None: half of the model's), and
+    ``options`` say how they are chosen by their scores."""
+
+    score_layers: int | None = None
+    options: SelectionOptions = DEFAULT_OPTIONS
+
+    def layers_of(self, model: VideoLanguageModel) -> int:
+        """How many layers score; raises ModelLoadError when the model has not so many."""
+        if self.score_layers is not None and self.score_layers > model.num_layers:
+            raise ModelLoadError(
+                f"--score-layers is {self.score_layers}, but {model.info.name} has "
+                f"{model.num_layers}"
+            )
+        return self.score_layers or default_score_layers(model.num_layers)
+
+
+class TargetSequence(EngineSequence):
+    """One sequence and its verifier."""
+
+    def __init__(self, request: OpenRequest, reservation: Reservation, *, scoring: Scoring) -> None:
+        verifier = Verifier(
+            max_tokens=request.max_tokens,
+            end_token_ids=request.end_token_ids,
+            pace=request.pace,
+        )
+        super().__init__(request, reservation, verifier, num_top_logprobs=request.num_top_logprobs)
+        self._scoring = scoring
+
+    def begin(self, engine: Engine) -> None:
+        engine.start_job(self, self._prefill(engine))
+
+    def _prefill(self, engine: Engine) -> Job:
+        prompt, pruning, model = self.prompt, self.request.pruning, engine.model
+        queue_ns = engine.jobs.piece_began_ns - self.submitted_ns
+        is_scored = needs_scores(pruning, int(prompt.visual_indices.shape[0]))
+        # Scores need the question's queries: its rows are run, wherever they stand.
+        most = int(prompt.question_indices[0]) if is_scored else None
+        num_reused = engine.take_over(self, self.rows, most=most)
+        visual = None
+        if has_visual_from(prompt, num_reused) or (is_scored and needs_features(pruning.strategy)):
+            visual = model.embed_visual(prompt, engine.vision_cache)
+        selection = tap = None
+        if is_scored:
+            selection = ScoredSelection(
+                pruning,
+                prompt,
+                visual,
+                score_layers=self._scoring.layers_of(model),
+                options=self._scoring.options,
+            )
+            tap = selection.tap
+        logits = None
+        yield None
+        for logits in model.prefill(self.slot, prompt, visual, None, tap, num_reused):
+            if logits is None:
+                self._tell_selection(engine, selection)
+                yield None
+        assert logits is not None, "a prefill ends with logits"
+        self._tell_selection(engine, selection, is_last=True)
+        engine.finish_prefill(
+            self, logits, rows=self.rows, num_reused=num_reused, queue_ns=queue_ns
+        )
+
+    def _tell_selection(
+        self, engine: Engine, selection: ScoredSelection | None, *, is_last: bool = False
+    ) -> None:
+        message = None if selection is None else selection.take(is_last=is_last)
+        if message is not None:
+            engine.emit(self, message)
