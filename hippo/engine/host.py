@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hippo.engine.base import Engine
+from hippo.engine.engine import Engine
 from hippo.engine.prompts import PromptReader
 from hippo.engine.slots import SlotPool
 from hippo.engine.stats import EngineStats

@@ -6,6 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from hippo.engine.prompts import ReadPrompt
 from hippo.engine.slots import Reservation
 from hippo.models.base import Prompt, StepPlan
 from hippo.models.content import CachedRows, no_rows
@@ -15,21 +18,20 @@ from hippo.speculation.core import Core, Step
 from hippo.types import OpenRequest, Timing
 
 if TYPE_CHECKING:
-    from hippo.engine.base import Engine
+    from hippo.engine.engine import Engine
 
 
 class EngineSequence(ABC):
     """What an engine keeps of a sequence; a service's own kind says how its prefill goes.
 
     The event loop creates it, reads ``output`` and sets ``is_submitted``; everything else is the
-    device thread's. ``prompt``, ``rows`` (the whole prompt's), ``max_tokens`` (as many as fit
-    behind it), ``slot`` and ``sampler`` are there once it is submitted. ``held`` is what its slot
+    device thread's. ``prompt``, ``rows`` (the whole prompt's), ``slot`` and ``sampler`` are there
+    once it is submitted. ``held`` is what its slot
     holds for certain, the completion left out.
     """
 
     prompt: Prompt
     rows: CachedRows
-    max_tokens: int
     slot: int
     submitted_ns: int
     sampler: TokenSampler
@@ -57,9 +59,31 @@ class EngineSequence(ABC):
         self.began_ns = 0  # start of its first device work
         self.ready_ns = 0  # end of its last step or prefill
 
+    def prepare(
+        self,
+        read: ReadPrompt,
+        slot: int,
+        held: CachedRows,
+        *,
+        submitted_ns: int,
+        num_token_ids: int,
+        device: torch.device,
+    ) -> None:
+        """It has a prompt and a slot now (device thread)."""
+        self.slot, self.held, self.submitted_ns = slot, held, submitted_ns
+        self.prompt, self.rows = read.prompt, read.rows
+        self.core.set_max_tokens(read.max_tokens)
+        self.sampler = TokenSampler(
+            self.request.sampling,
+            read.prompt.input_ids,
+            num_token_ids,
+            device,
+            end_token_ids=self.request.end_token_ids,
+        )
+
     @abstractmethod
     def begin(self, engine: Engine) -> None:
-        """It has a prompt and a slot now: start its first job (device thread)."""
+        """Starts the first job (device thread)."""
 
     def receive(self, engine: Engine, message: Any) -> None:
         """A message arrived; raises HippoError for one that breaks the rules (device thread)."""

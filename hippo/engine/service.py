@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from hippo.engine.base import Engine
+from hippo.engine.engine import Engine
 from hippo.engine.host import Backend, HostState, ServiceHost
 from hippo.engine.mailbox import settle
 from hippo.engine.media_cache import Decoder

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
 import torch
 
+from hippo.engine.cpu import compute_alone
+from hippo.errors import HippoError, ModelLoadError
 from hippo.models.base import (
     AttentionTap,
     DecodedMedia,
@@ -12,13 +20,46 @@ from hippo.models.base import (
     StepPlan,
     VideoLanguageModel,
 )
+from hippo.models.family import CachedModel
 from hippo.models.linear import padded_rows
 from hippo.types import ChatMessage, FramePlan, MediaKind, MediaPart, TextPart
+
+_log = logging.getLogger(__name__)
 
 _NUM_FRAMES = 4
 _FRAME_SIZE = 112
 _FRAMES_PER_SECOND = 2.0
 _MAX_ROWS = 128
+
+
+async def warm_up_model(
+    model: VideoLanguageModel,
+    device: torch.device,
+    call: Callable[[Callable[[], Any]], Awaitable[Any]],
+) -> Prompt:
+    """Runs a prompt with a video and forwards of 1 row to many by ``call``, which runs a function
+    on the device thread; the prompt. Raises ModelLoadError when the model cannot do that."""
+
+    def prepare() -> Prompt:
+        if device.type == "cpu":
+            compute_alone()
+        return warm_prompt(model)
+
+    prompt = await asyncio.to_thread(prepare)
+    try:
+        if isinstance(model, CachedModel):
+            capturing = model.capture_steps()
+            while await call(partial(next, capturing, 0)):
+                pass
+        await call(partial(warm_up, model, prompt, slot=0))
+    except HippoError:
+        raise
+    except Exception as error:
+        _log.error("the first forwards failed", exc_info=error)
+        raise ModelLoadError(
+            f"the model is loaded, but its first forwards fail: {error}"
+        ) from error
+    return prompt
 
 
 def warm_prompt(model: VideoLanguageModel) -> Prompt:

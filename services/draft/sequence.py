@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hippo.engine.base import Engine
+from hippo.engine.engine import Engine
 from hippo.engine.jobs import Job
 from hippo.engine.sequence import EngineSequence
 from hippo.engine.slots import Reservation

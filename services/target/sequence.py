@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hippo.engine.base import Engine
+from hippo.engine.engine import Engine
 from hippo.engine.jobs import Job
 from hippo.engine.sequence import EngineSequence
 from hippo.engine.slots import Reservation

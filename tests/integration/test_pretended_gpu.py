@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from hippo.engine.base import Engine
+from hippo.engine.device_thread import DeviceThread
 from hippo.engine.jobs import Jobs
 from hippo.models.base import VideoLanguageModel
 from hippo.models.loading import load_model
@@ -51,18 +51,18 @@ async def pair(
     draft_checkpoint: Path, target_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Pair]:
     waits, settled = list[str](), list[int]()
-    run: Any = Engine._run
+    run: Any = DeviceThread._run
 
-    def run_there(engine: Engine) -> None:
+    def run_there(thread: DeviceThread) -> None:
         with on_thread(waits):
-            run(engine)
+            run(thread)
 
     def settle(jobs: Jobs) -> int:
         settled.append(settle_really(jobs))
         return settled[-1]
 
     settle_really = Jobs.settle
-    monkeypatch.setattr(Engine, "_run", run_there)
+    monkeypatch.setattr(DeviceThread, "_run", run_there)
     monkeypatch.setattr(Jobs, "settle", settle)
     with pretended_device():
         with on_thread([]):

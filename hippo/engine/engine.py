@@ -14,10 +14,7 @@ thread sleeps in the inbox. What is fed and said next each sequence's core decid
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import queue
-import threading
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter_ns
@@ -26,29 +23,24 @@ from typing import Any, TypeVar
 import torch
 
 from hippo.engine.batch import sample_steps
-from hippo.engine.cpu import compute_alone, name_thread, set_threads_here
+from hippo.engine.device_thread import DeviceThread
 from hippo.engine.fairness import prefill_budget_ns
 from hippo.engine.jobs import Job, Jobs, mark_on
-from hippo.engine.mailbox import LoopMailbox, settle
 from hippo.engine.prompts import ReadPrompt
 from hippo.engine.sequence import EngineSequence
 from hippo.engine.settings import NO_REUSE, ReuseOptions
 from hippo.engine.stats import EngineCounters
 from hippo.engine.vision_cache import VisionCache
-from hippo.engine.warmup import warm_prompt, warm_up
-from hippo.errors import HippoError, ModelLoadError, UnavailableError
+from hippo.engine.warmup import warm_up, warm_up_model
+from hippo.errors import HippoError, UnavailableError
 from hippo.models.base import Prompt, SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.content import CachedRows
-from hippo.models.family import CachedModel
-from hippo.sampling import TokenSampler
 from hippo.speculation.core import PROMPT_STEP, Step, Wait
 from hippo.types import Timing
 
-_LONGEST_SLEEP_NS = 3600 * 10**9  # of a wait that a client may have asked to last for ages
 _log = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
-Item = tuple[Callable[[Any, Any], None], Any, Any]
 SequenceStep = tuple[EngineSequence, Step]
 
 
@@ -72,17 +64,15 @@ class Engine:
         self._keeps_prefixes = reuse.keeps_prefixes
         self.device = torch.device(model.info.device)
         self._on_failure = on_failure
-        self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        self._mailbox = LoopMailbox(asyncio.get_running_loop())
-        self._num_threads = torch.get_num_threads()
-        self._thread = threading.Thread(target=self._run, name="device")
+        self._thread = DeviceThread(
+            self.device, turn=self._turn, on_error=self._fail_device, on_idle=self._count_idle
+        )
         self._sequences: dict[EngineSequence, None] = {}  # an ordered set
         self.jobs = Jobs(self.counters, mark_on(self.device))
         self._num_stepped = 0  # sequences of the last forward; 0: there was nothing to feed
         self._forward_ns = 0  # its duration
         self._tokens_each = 1.0  # that it gave each of them
         self._warm_prompt: Prompt | None = None
-        self._is_stopping = False
         self._failure: Exception | None = None
 
     # --- event loop ---
@@ -91,38 +81,12 @@ class Engine:
         self._thread.start()
 
     async def warm_up(self) -> None:
-        """Runs a prompt with a video and forwards of 1 row to many.
-
-        Raises ModelLoadError when the model cannot do that.
-        """
-        prompt = self._warm_prompt = await asyncio.to_thread(self._prepare_warm_prompt)
-        try:
-            if isinstance(self.model, CachedModel):
-                capturing = self.model.capture_steps()
-                while await self.call(partial(next, capturing, 0)):
-                    pass
-            await self.call(partial(warm_up, self.model, prompt, slot=0))
-        except HippoError:
-            raise
-        except Exception as error:
-            _log.error("the first forwards failed", exc_info=error)
-            raise ModelLoadError(
-                f"the model is loaded, but its first forwards fail: {error}"
-            ) from error
+        """See :func:`hippo.engine.warmup.warm_up_model`."""
+        self._warm_prompt = await warm_up_model(self.model, self.device, self.call)
 
     async def call(self, function: Callable[[], ResultT]) -> ResultT:
-        """Runs it on the device thread, between two forwards; what it raises is raised here.
-
-        From ``start`` to ``stop``: at other times nobody answers.
-        """
-        done: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
-        self._inbox.put((self._handle_call, function, done))
-        return await done
-
-    def _prepare_warm_prompt(self) -> Prompt:
-        if self.device.type == "cpu":
-            compute_alone()
-        return warm_prompt(self.model)
+        """See DeviceThread.call."""
+        return await self._thread.call(function)
 
     def submit(
         self, sequence: EngineSequence, read: ReadPrompt, slot: int, held: CachedRows
@@ -131,30 +95,47 @@ class Engine:
 
         ``held`` is what the slot holds of the sequence before.
         """
-        self._inbox.put((self._handle_submit, sequence, (read, slot, held, perf_counter_ns())))
+        prepare = partial(
+            sequence.prepare,
+            read,
+            slot,
+            held,
+            submitted_ns=perf_counter_ns(),
+            num_token_ids=self.model.info.num_token_ids,
+            device=self.device,
+        )
+        self._put(sequence, lambda: self._open(sequence, prepare))
 
     def post(self, sequence: EngineSequence, message: Any) -> None:
         """Hands over a message for a sequence, submitted or not."""
-        self._inbox.put((self._handle_message, sequence, message))
+        self._put(sequence, lambda: self._take_message(sequence, message))
 
     def close(self, sequence: EngineSequence) -> None:
         """Ends a sequence and frees its slot at the next forward boundary."""
-        self._inbox.put((self._handle_close, sequence, None))
+        self._put(sequence, lambda: self._close(sequence))
 
     async def stop(self) -> None:
         """Ends all sequences and the thread."""
-        if not self._thread.is_alive():
-            return
-        done: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
-        self._inbox.put((self._handle_stop, None, done))
-        await done
-        self._thread.join()
+        await self._thread.stop(
+            lambda: self._close_all(UnavailableError("the service is stopping"))
+        )
+
+    def _put(self, sequence: EngineSequence, function: Callable[[], None]) -> None:
+        """Has the device thread call it; what it raises ends the sequence."""
+
+        def handle() -> None:
+            try:
+                function()
+            except Exception as error:
+                self._fail(sequence, error)
+
+        self._thread.put(handle)
 
     # --- what a prefill uses (device thread) ---
 
     def emit(self, sequence: EngineSequence, message: Any) -> None:
         """Says something on the sequence's stream."""
-        self._mailbox.post(sequence.output.put, message)
+        self._thread.post(sequence.output.put, message)
 
     def start_job(self, sequence: EngineSequence, job: Job) -> None:
         """Queues device work that is done piece by piece, a piece between two forwards."""
@@ -170,12 +151,9 @@ class Engine:
         """
         if self._keeps_prefixes:
             limit = len(rows) - 1 if most is None else min(most, len(rows) - 1)
-            best, num_held = None, min(rows.common_length(sequence.held), limit)
-            for other in self._sequences:
-                num_common = min(rows.common_length(other.held), limit)
-                if num_common > num_held:
-                    best, num_held = other, num_common
-            if best is not None:
+            best = max((sequence, *self._sequences), key=lambda one: rows.common_length(one.held))
+            num_held = min(rows.common_length(best.held), limit)
+            if num_held > rows.common_length(sequence.held):
                 self.model.copy_rows(best.slot, sequence.slot, num_held)
                 sequence.held = rows.first(num_held)
         return sequence.take_over(rows, most=most)
@@ -194,7 +172,7 @@ class Engine:
         [(token_ids, logprobs)] = sample_steps([(sequence, PROMPT_STEP)], logits[None])
         sequence.held = rows
         self.counters.count_prefill(len(rows), num_reused)
-        self._receive(0)
+        self._thread.receive()
         if sequence.is_closed:
             return
         sequence.ready_ns = perf_counter_ns()
@@ -229,23 +207,10 @@ class Engine:
         if error is None and self._keeps_prefixes:
             held = sequence.held_at_end(sequence.core.fed_ids)
         # First the slot: whoever hears of the end and asks again finds it free.
-        self._mailbox.post(sequence.reservation.release, held)
-        self._mailbox.post(sequence.output.close, error)
+        self._thread.post(sequence.reservation.release, held)
+        self._thread.post(sequence.output.close, error)
 
     # --- the thread ---
-
-    def _run(self) -> None:
-        name_thread("device")
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)  # a thread begins on the first one
-        set_threads_here(self._num_threads)
-        while not self._is_stopping:
-            try:
-                delay_ns = self._turn()
-            except Exception as error:
-                self._fail_device(error)
-                delay_ns = None
-            self._receive(delay_ns)
 
     def _turn(self) -> int | None:
         """Pieces of prefills and one forward; how long to sleep in the inbox afterwards."""
@@ -259,78 +224,26 @@ class Engine:
             return 0
         return None if until_ns is None else max(until_ns - perf_counter_ns(), 0)
 
-    def _receive(self, delay_ns: int | None) -> None:
-        """Handles all that arrived; with an empty inbox sleeps up to ``delay_ns`` (None: long)."""
-        inbox = self._inbox
-        if delay_ns != 0 and inbox.empty():
-            item = None
-            began_ns = perf_counter_ns()
-            try:
-                item = inbox.get(
-                    timeout=None if delay_ns is None else min(delay_ns, _LONGEST_SLEEP_NS) / 1e9
-                )
-            except queue.Empty:
-                pass
-            idle_ns = perf_counter_ns() - began_ns
-            self.counters.idle_ns += idle_ns
-            for sequence in self._sequences:
-                sequence.wait_ns += idle_ns
-            if item is not None:
-                self._handle(item)
-        while not inbox.empty():
-            self._handle(inbox.get_nowait())
+    def _count_idle(self, idle_ns: int) -> None:
+        self.counters.idle_ns += idle_ns
+        for sequence in self._sequences:
+            sequence.wait_ns += idle_ns
 
-    def _handle(self, item: Item) -> None:
-        handler, sequence, payload = item
-        try:
-            handler(sequence, payload)
-        except Exception as error:
-            self._fail(sequence, error)
-
-    def _handle_submit(
-        self, sequence: EngineSequence, payload: tuple[ReadPrompt, int, CachedRows, int]
-    ) -> None:
+    def _open(self, sequence: EngineSequence, prepare: Callable[[], None]) -> None:
         if sequence.is_closed:
             return
         if self._failure is not None:
             raise UnavailableError("the service's device has failed")
-        read, sequence.slot, sequence.held, sequence.submitted_ns = payload
-        sequence.prompt, sequence.rows = read.prompt, read.rows
-        sequence.max_tokens = read.max_tokens
+        prepare()
         self._sequences[sequence] = None
         self.counters.num_sequences = len(self._sequences)
         self.counters.num_opened += 1
-        sequence.core.set_max_tokens(sequence.max_tokens)
-        sequence.sampler = TokenSampler(
-            sequence.request.sampling,
-            sequence.prompt.input_ids,
-            self.model.info.num_token_ids,
-            self.device,
-            end_token_ids=sequence.request.end_token_ids,
-        )
         sequence.begin(self)
 
-    def _handle_message(self, sequence: EngineSequence, message: Any) -> None:
+    def _take_message(self, sequence: EngineSequence, message: Any) -> None:
         if not sequence.is_closed:
             sequence.receive(self, message)
             self._tell(sequence)
-
-    def _handle_close(self, sequence: EngineSequence, _: None) -> None:
-        self._close(sequence)
-
-    def _handle_stop(self, _: None, done: asyncio.Future[Exception | None]) -> None:
-        self._is_stopping = True
-        for sequence in list(self._sequences):
-            self._close(sequence, UnavailableError("the service is stopping"))
-        self._mailbox.post(done.set_result, None)
-
-    def _handle_call(self, function: Callable[[], Any], done: asyncio.Future[Any]) -> None:
-        result, error = None, None
-        try:
-            result = function()
-        except Exception as raised:
-            error = raised
-        self._mailbox.post(settle, done, result, error)
 
     def _schedule(self, now_ns: int) -> tuple[list[SequenceStep], int | None]:
         """All steps that are ready, and the time to wait until (None: for the inbox alone).
@@ -358,7 +271,7 @@ class Engine:
         )
         while (sequence := self.jobs.next()) is not None:
             self._advance_job(sequence)
-            self._receive(0)
+            self._thread.receive()
             if perf_counter_ns() >= until_ns:
                 break
         return has_worked
@@ -396,7 +309,7 @@ class Engine:
         self._forward_ns = ended_ns - began_ns
         self._num_stepped = len(steps)
         self.counters.count_forward(self._forward_ns, plan.num_rows, len(steps))
-        self._receive(0)
+        self._thread.receive()
         num_tokens = 0
         for (sequence, step), (token_ids, logprobs) in zip(steps, sampled, strict=True):
             if sequence.is_closed:
@@ -429,6 +342,9 @@ class Engine:
     def _fail_device(self, error: Exception) -> None:
         _log.critical("the device failed; the service stops serving", exc_info=error)
         self._failure = error
+        self._close_all(UnavailableError("the service's device has failed"))
+        self._thread.post(self._on_failure, error)
+
+    def _close_all(self, error: HippoError) -> None:
         for sequence in list(self._sequences):
-            self._close(sequence, UnavailableError("the service's device has failed"))
-        self._mailbox.post(self._on_failure, error)
+            self._close(sequence, error)
