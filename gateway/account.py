@@ -6,13 +6,13 @@ import time
 
 from gateway.baseline import Baseline
 from gateway.metrics import GatewayMetrics, ModelMetrics
-from gateway.report import Record
+from gateway.report import AnswerRecord
 from hippo.metrics.gateway import Waste
 from hippo.types import OpenRequest
 
 
 def count(
-    record: Record,
+    record: AnswerRecord,
     request: OpenRequest,
     *,
     metrics: GatewayMetrics,
@@ -34,7 +34,7 @@ def count(
         metrics.visual_tokens.labels(strategy, "pruned").inc(num_pruned)
 
 
-def _count_as_vllm_does(record: Record, model: ModelMetrics) -> None:
+def _count_as_vllm_does(record: AnswerRecord, model: ModelMetrics) -> None:
     stats = record.stats
     reason = "abort"
     if record.has_failed:
@@ -71,7 +71,7 @@ def _count_as_vllm_does(record: Record, model: ModelMetrics) -> None:
         model.e2e_request_latency.observe((record.last_verdict_ns - record.received_ns) / 1e9)
 
 
-def _count_outcome(record: Record, metrics: GatewayMetrics) -> None:
+def _count_outcome(record: AnswerRecord, metrics: GatewayMetrics) -> None:
     outcome = "cancelled"
     if record.has_failed:
         outcome = "error"
@@ -81,7 +81,7 @@ def _count_outcome(record: Record, metrics: GatewayMetrics) -> None:
     metrics.calibrations.inc(record.is_calibration)
 
 
-def _count_speedup(record: Record, metrics: GatewayMetrics, baseline: Baseline) -> None:
+def _count_speedup(record: AnswerRecord, metrics: GatewayMetrics, baseline: Baseline) -> None:
     baseline_ns = record.baseline_ns(baseline)
     if baseline_ns is None:
         return
@@ -93,7 +93,7 @@ def _count_speedup(record: Record, metrics: GatewayMetrics, baseline: Baseline) 
         metrics.request_speedup.observe(baseline_ns / record.decode_ns)
 
 
-def _count_times(record: Record, metrics: GatewayMetrics) -> None:
+def _count_times(record: AnswerRecord, metrics: GatewayMetrics) -> None:
     stats = record.stats
     target_prefill, draft_prefill = record.target_prefill, record.draft_prefill
     metrics.mode_time.labels("optimistic").inc(stats.optimistic_ns / 1e9)
@@ -112,7 +112,7 @@ def _count_times(record: Record, metrics: GatewayMetrics) -> None:
         metrics.round_transport.observe(seconds)
 
 
-def _count_draft(record: Record, metrics: GatewayMetrics) -> None:
+def _count_draft(record: AnswerRecord, metrics: GatewayMetrics) -> None:
     stats = record.stats
     metrics.blocks.inc(stats.num_blocks)
     metrics.stale_blocks.inc(stats.num_stale_blocks)
@@ -130,7 +130,7 @@ def _count_draft(record: Record, metrics: GatewayMetrics) -> None:
     metrics.draft_recoveries.inc(record.num_draft_recoveries)
 
 
-def wasted_tokens(record: Record) -> dict[Waste, int]:
+def wasted_tokens(record: AnswerRecord) -> dict[Waste, int]:
     """Draft tokens that came and were not accepted, by cause; all of them."""
     stats = record.stats
     wasted = {

@@ -19,7 +19,7 @@ _LEAST_TOKENS = 16  # a shorter answer teaches too little to be worth running it
 
 
 @dataclass(slots=True)
-class StepSums:
+class OneRowTimes:
     """Target-only steps, added up."""
 
     num_steps: int = 0
@@ -33,7 +33,7 @@ class StepSums:
         self.total_context += context_length
 
 
-StepsByContext = dict[int, StepSums]
+StepsByContext = dict[int, OneRowTimes]
 """Sums by the index of their range of context lengths."""
 
 
@@ -48,7 +48,7 @@ class _Mean:
     step_ns: float = 0.0
     context: float = 0.0
 
-    def add(self, sums: StepSums) -> None:
+    def add(self, sums: OneRowTimes) -> None:
         self.weight = min(self.weight + sums.num_steps, _MEMORY_STEPS)
         share = min(1.0, sums.num_steps / self.weight)
         self.step_ns += (sums.total_ns / sums.num_steps - self.step_ns) * share

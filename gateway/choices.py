@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 
 from prometheus_client import Gauge
 
-from gateway.coordinator import Completion
-from gateway.report import Record
+from gateway.completion import Completion
+from gateway.report import AnswerRecord
 from gateway.sse import Usage
 from gateway.text import Piece
 from hippo.tasks import cancel_all
@@ -43,7 +43,7 @@ class Choices:
         await self._stack.aclose()
 
     @property
-    def records(self) -> list[Record]:
+    def records(self) -> list[AnswerRecord]:
         """What happened in each."""
         return [completion.record for completion in self.completions]
 

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.baseline import Baseline, StepsByContext, StepSums, context_range
+from gateway.baseline import Baseline, OneRowTimes, StepsByContext, context_range
 from hippo.metrics.gateway import DraftLoss
 from hippo.speculation.stats import SpeculationStats
 from hippo.types import (
@@ -56,7 +56,7 @@ class Timeline:
 
 
 @dataclass(slots=True)
-class Record:
+class AnswerRecord:
     """Facts of one completion, gathered as it runs. Times are of the gateway's monotonic clock."""
 
     policy: str
@@ -95,7 +95,7 @@ class Record:
             if is_alone and self.was_alone and not verdict.num_draft_tokens:
                 context_length = verdict.timing.context_length
                 index = context_range(context_length)
-                self.alone_steps.setdefault(index, StepSums()).add(duration_ns, context_length)
+                self.alone_steps.setdefault(index, OneRowTimes()).add(duration_ns, context_length)
         self.was_alone = is_alone
         self.last_verdict_ns = now_ns
         if self.timeline is not None:
@@ -148,7 +148,7 @@ class Record:
         return self.decode_ns - busy_ns
 
 
-def figures(record: Record, request: OpenRequest, baseline: Baseline) -> dict[str, Any]:
+def figures(record: AnswerRecord, request: OpenRequest, baseline: Baseline) -> dict[str, Any]:
     """The ``hippo`` object; docs/api.md explains each name."""
     stats, selection = record.stats, record.selection
     draft_prefill = record.draft_prefill
@@ -194,7 +194,7 @@ def figures(record: Record, request: OpenRequest, baseline: Baseline) -> dict[st
     return facts
 
 
-def client_metrics(record: Record) -> dict[str, Any]:
+def client_metrics(record: AnswerRecord) -> dict[str, Any]:
     """The ``metrics`` object, by the names that vLLM's clients read; docs/api.md explains each."""
     stats = record.stats
     num_later = record.num_completion_tokens - 1
@@ -222,7 +222,7 @@ def client_metrics(record: Record) -> dict[str, Any]:
     }
 
 
-def _timings(record: Record) -> dict[str, float | None]:
+def _timings(record: AnswerRecord) -> dict[str, float | None]:
     stats = record.stats
     target, draft = record.target_prompt, record.draft_prompt
     target_prefill, draft_prefill = record.target_prefill, record.draft_prefill

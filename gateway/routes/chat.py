@@ -17,12 +17,12 @@ from starlette.types import Receive, Scope, Send
 from gateway import account, report, sse, translate
 from gateway.backends import Pair
 from gateway.choices import Choices
-from gateway.coordinator import Completion
+from gateway.completion import Completion
 from gateway.errors import describe
 from gateway.fields import in_clients_words
 from gateway.keys import Allowance
 from gateway.openapi import CHAT_ANSWERED, answers
-from gateway.report import Record, Timeline
+from gateway.report import AnswerRecord, Timeline
 from gateway.schemas import ChatCompletionRequest, StreamOptions
 from gateway.state import GatewayState, State
 from gateway.text import Piece, join
@@ -207,7 +207,7 @@ class ChatResponse(Response):
             stops=body.stop,
             draft_stall_s=settings.draft_stall_s,
             timeout_s=settings.request_timeout_s or None,
-            record=Record(
+            record=AnswerRecord(
                 policy=plan.policy_name,
                 received_ns=self._received_ns,
                 opened_ns=time.monotonic_ns(),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 from rich.console import Console
 
-from hippo.cli.client import Answer, ask, media_part, served_model
+from hippo.cli.client import ShownAnswer, ask, media_part, served_model
 from hippo.cli.compare import Comparison, compare, comparison_table
 from hippo.errors import InvalidRequestError
 from hippo.speculation.policies import POLICY_NAMES
@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def ask_streaming(client: httpx.Client, body: Mapping[str, Any]) -> Answer:
+def ask_streaming(client: httpx.Client, body: Mapping[str, Any]) -> ShownAnswer:
     """Asks, with the answer on stdout as it comes."""
 
     def show(text: str) -> None:
@@ -118,7 +118,7 @@ def ask_streaming(client: httpx.Client, body: Mapping[str, Any]) -> Answer:
     return answer
 
 
-def figures_line(answer: Answer) -> str:
+def figures_line(answer: ShownAnswer) -> str:
     """What the answer took, in one line."""
     figures = answer.figures
     rate = (answer.num_tokens - 1) / answer.decode_s if answer.decode_s else 0.0
@@ -141,7 +141,7 @@ def figures_line(answer: Answer) -> str:
     return "; ".join(parts)
 
 
-def _as_json(answer: Answer, comparison: Comparison | None) -> dict[str, Any]:
+def _as_json(answer: ShownAnswer, comparison: Comparison | None) -> dict[str, Any]:
     result: dict[str, Any] = {
         "text": answer.text,
         "finish_reason": answer.finish_reason,

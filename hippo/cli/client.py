@@ -20,7 +20,7 @@ _IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ShownAnswer:
     """One answer, with this side's clock and the gateway's figures."""
 
     text: str
@@ -74,7 +74,7 @@ def ask(
     body: Mapping[str, Any],
     *,
     on_text: Callable[[str], None] = lambda text: None,
-) -> Answer:
+) -> ShownAnswer:
     """Streams one answer. Raises HippoError with the server's message."""
     payload = json.dumps(
         {**body, "stream": True, "stream_options": {"include_usage": True}}
@@ -95,7 +95,7 @@ def ask(
         raise UnavailableError(f"the connection to {client.base_url} failed: {error}") from None
     end_to_end_s = time.perf_counter() - start
     streamed = reader.answer(start)
-    return Answer(
+    return ShownAnswer(
         text=streamed.text,
         num_tokens=streamed.num_tokens,
         finish_reason=streamed.finish_reason,

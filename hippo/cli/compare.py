@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 from rich.table import Table
 
-from hippo.cli.client import Answer, ask
+from hippo.cli.client import ShownAnswer, ask
 from hippo.errors import UnavailableError
 
 _MOST_CALIBRATIONS = 4  # one after another; their share is far below one half
@@ -21,8 +21,8 @@ _MOST_CALIBRATIONS = 4  # one after another; their share is far below one half
 class Comparison:
     """Timed answers of target-only decoding and of the pair."""
 
-    target_only: tuple[Answer, ...]
-    speculative: tuple[Answer, ...]
+    target_only: tuple[ShownAnswer, ...]
+    speculative: tuple[ShownAnswer, ...]
 
     @property
     def is_equal(self) -> bool:
@@ -79,11 +79,11 @@ def compare(
     return Comparison(tuple(target_only), tuple(speculative))
 
 
-def _ask_anew(client: httpx.Client, body: Mapping[str, Any]) -> Answer:
+def _ask_anew(client: httpx.Client, body: Mapping[str, Any]) -> ShownAnswer:
     return ask(client, {**body, "cache_salt": uuid.uuid4().hex})  # nothing cached helps it
 
 
-def _ask_pair(client: httpx.Client, body: Mapping[str, Any]) -> Answer:
+def _ask_pair(client: httpx.Client, body: Mapping[str, Any]) -> ShownAnswer:
     """An answer that the gateway did not choose to run target-only for its baseline."""
     for _ in range(_MOST_CALIBRATIONS):
         answer = _ask_anew(client, body)
@@ -143,28 +143,28 @@ def comparison_table(comparison: Comparison) -> Table:
     return table
 
 
-def _decode(answer: Answer) -> float:
+def _decode(answer: ShownAnswer) -> float:
     return answer.decode_s
 
 
-def _end_to_end(answer: Answer) -> float:
+def _end_to_end(answer: ShownAnswer) -> float:
     return answer.end_to_end_s
 
 
-def _rate(answer: Answer) -> float:
+def _rate(answer: ShownAnswer) -> float:
     return (answer.num_tokens - 1) / answer.decode_s if answer.decode_s else 0.0
 
 
-def _median(answers: tuple[Answer, ...], value: Callable[[Answer], float]) -> float:
+def _median(answers: tuple[ShownAnswer, ...], value: Callable[[ShownAnswer], float]) -> float:
     return statistics.median(map(value, answers))
 
 
-def _ratio(comparison: Comparison, value: Callable[[Answer], float]) -> float:
+def _ratio(comparison: Comparison, value: Callable[[ShownAnswer], float]) -> float:
     pair = _median(comparison.speculative, value)
     return _median(comparison.target_only, value) / pair if pair else 1.0
 
 
-def _times(answer: Answer) -> dict[str, float]:
+def _times(answer: ShownAnswer) -> dict[str, float]:
     return {
         "decode_s": round(answer.decode_s, 4),
         "end_to_end_s": round(answer.end_to_end_s, 4),

@@ -23,7 +23,7 @@ from hippo.cli.simulate_options import (
 from hippo.errors import InvalidRequestError
 from hippo.simulation.hardware import GPUS
 from hippo.simulation.machine import Machine
-from hippo.simulation.pairs import PAIRS, Pair
+from hippo.simulation.pairs import PAIRS, ModelPair
 from hippo.simulation.plots import draw_sweeps
 from hippo.simulation.replay import Row, compare, parse_policies
 from hippo.simulation.sweeps import QUANTITIES, VALUES, Quantity, Sweep, sweep
@@ -157,7 +157,7 @@ def _sweeps(
     quantities: Sequence[Quantity],
     machine: Machine,
     traces: list[Trace],
-    pair: Pair | None,
+    pair: ModelPair | None,
 ) -> list[Sweep]:
     if not quantities:
         return []

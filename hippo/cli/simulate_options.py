@@ -7,8 +7,8 @@ import dataclasses
 
 from hippo.errors import InvalidRequestError
 from hippo.simulation.hardware import GPUS, Placement
-from hippo.simulation.machine import Machine, StepTime, read_machine
-from hippo.simulation.pairs import PAIRS, Pair, find_pair, pair_machine
+from hippo.simulation.machine import ForwardTime, Machine, read_machine
+from hippo.simulation.pairs import PAIRS, ModelPair, find_pair, pair_machine
 from hippo.simulation.traces import (
     Trace,
     agreement_of_run_length,
@@ -19,7 +19,7 @@ from hippo.simulation.traces import (
 DEFAULT_PAIR = "qwen-7b-72b"
 
 
-def machine_of(arguments: argparse.Namespace) -> tuple[Pair | None, Machine]:
+def machine_of(arguments: argparse.Namespace) -> tuple[ModelPair | None, Machine]:
     """The machine asked for and, with --pair, the pair. Raises InvalidRequestError."""
     has_steps = arguments.target_ms is not None or arguments.draft_ms is not None
     given = [arguments.pair is not None, arguments.machine is not None, has_steps]
@@ -64,14 +64,14 @@ def _stated(arguments: argparse.Namespace) -> Machine:
     row_ms = 0.02 * target_ms if arguments.row_ms is None else arguments.row_ms
     return Machine(
         name=f"steps of {target_ms:g} and {draft_ms:g} ms",
-        target=StepTime(one_row_ms=target_ms, row_ms=row_ms),
-        draft=StepTime(one_row_ms=draft_ms),
+        target=ForwardTime(one_row_ms=target_ms, row_ms=row_ms),
+        draft=ForwardTime(one_row_ms=draft_ms),
         leg_ms=0.25,
         sources=("step times as stated; 0.25 ms a message unless --delay-ms says otherwise",),
     )
 
 
-def _sized(pair: Pair, arguments: argparse.Namespace) -> Pair:
+def _sized(pair: ModelPair, arguments: argparse.Namespace) -> ModelPair:
     changes = {
         "num_target_gpus": arguments.target_gpus,
         "num_visual_tokens": arguments.visual_tokens,
@@ -84,7 +84,7 @@ def _sized(pair: Pair, arguments: argparse.Namespace) -> Pair:
     return dataclasses.replace(pair, **{k: v for k, v in changes.items() if v is not None})
 
 
-def placements_of(arguments: argparse.Namespace, pair: Pair) -> tuple[Placement, Placement]:
+def placements_of(arguments: argparse.Namespace, pair: ModelPair) -> tuple[Placement, Placement]:
     """Where the pair's target and draft stand."""
     gpu = GPUS[arguments.gpu or "h200"]
     return Placement(gpu=gpu, num_gpus=pair.num_target_gpus), Placement(gpu=gpu)
@@ -95,7 +95,7 @@ def ratio_of(arguments: argparse.Namespace) -> float:
     return 0.9 if arguments.ratio is None else float(arguments.ratio)
 
 
-def traces_of(arguments: argparse.Namespace, pair: Pair | None) -> list[Trace]:
+def traces_of(arguments: argparse.Namespace, pair: ModelPair | None) -> list[Trace]:
     """The traces asked for: of a file, or drawn. Raises InvalidRequestError."""
     if arguments.traces is not None:
         for name in ("burstiness", "num_traces", "tokens", "seed"):
@@ -112,7 +112,7 @@ def traces_of(arguments: argparse.Namespace, pair: Pair | None) -> list[Trace]:
     return drawn_of(arguments, pair, rate)
 
 
-def drawn_of(arguments: argparse.Namespace, pair: Pair | None, rate: float) -> list[Trace]:
+def drawn_of(arguments: argparse.Namespace, pair: ModelPair | None, rate: float) -> list[Trace]:
     """Answers drawn at a rate."""
     burstiness = 0.5 if arguments.burstiness is None else arguments.burstiness
     num_traces = 12 if arguments.num_traces is None else arguments.num_traces

@@ -10,8 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from hippo.simulation.hardware import Placement
-from hippo.simulation.machine import Machine, StepTime
-from hippo.simulation.pairs import Pair
+from hippo.simulation.machine import ForwardTime, Machine
+from hippo.simulation.pairs import ModelPair
 from hippo.simulation.replay import Row
 from hippo.simulation.sweeps import Sweep
 
@@ -57,7 +57,7 @@ def machine_table(machine: Machine) -> Table:
     return table
 
 
-def memory_table(pair: Pair, target: Placement, draft: Placement, ratio: float) -> Table:
+def memory_table(pair: ModelPair, target: Placement, draft: Placement, ratio: float) -> Table:
     """Weights and cache on each device, against what it has."""
     table = Table(title=f"{pair.title}: memory with {pair.num_visual_tokens:,} visual tokens")
     for column in ("", "GPUs", "weights GiB", "cache GiB", "on each GPU", "it has"):
@@ -143,7 +143,7 @@ def sweep_table(sweep: Sweep) -> Table:
     return table
 
 
-def _part(step: StepTime, name: str) -> float:
+def _part(step: ForwardTime, name: str) -> float:
     return float(getattr(step, name))
 
 

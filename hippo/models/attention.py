@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from hippo.models.batch import MASK_ALIGNMENT, BatchStep
+from hippo.models.batch import MASK_ALIGNMENT, BatchPart
 from hippo.models.cache import KeyValueCache
 from hippo.models.flash import attend_flash
 from hippo.models.plan import MAX_GROUPED_ROWS
@@ -24,7 +24,7 @@ ATTENTION_NAME = "hippo"
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceStep:
+class SequencePart:
     """One sequence's rows of a forward and the stretch of the cache that they see.
 
     ``written``, ``keys`` and ``values`` hold a view of the cache a layer; the rows are the last
@@ -59,7 +59,7 @@ class QueryTap:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class AttentionPlan:
     """One forward over the flattened rows of its sequences, in order; the last rows may be padding,
     which attends to nothing and is not cached.
 
@@ -67,7 +67,7 @@ class Step:
     only: all that is wanted of a prompt's last layer.
     """
 
-    sequences: tuple[SequenceStep | BatchStep, ...]
+    sequences: tuple[SequencePart | BatchPart, ...]
     dtype: torch.dtype  # the cache's, in which attention runs
     taps: tuple[QueryTap, ...] = ()
     num_padding: int = 0
@@ -104,7 +104,7 @@ def plan_sequence(
     groups: int,
     chunk_mask: ChunkMask | None = None,
     is_flash: bool = False,
-) -> SequenceStep:
+) -> SequencePart:
     """Places ``num_rows`` flattened rows at cache indices ``start`` and on.
 
     ``groups`` is the number of query heads that share a key-value head. ``chunk_mask`` is that of
@@ -126,7 +126,7 @@ def plan_sequence(
             mask = mask.repeat_interleave(groups, 0)
         mask = mask[:, :end]
     keys, values = cache.seen(slot, end)
-    return SequenceStep(
+    return SequencePart(
         first_row=first_row,
         num_rows=num_rows,
         written=cache.written(slot, start, end),
@@ -140,7 +140,7 @@ def plan_sequence(
 
 
 def attend(
-    query: torch.Tensor, key_value: torch.Tensor, step: Step, layer: int, scaling: float
+    query: torch.Tensor, key_value: torch.Tensor, step: AttentionPlan, layer: int, scaling: float
 ) -> torch.Tensor:
     """Writes the rows' keys and values to the cache and attends, one batch or sequence after
     another.
@@ -154,7 +154,7 @@ def attend(
         tap.keep(layer, query)
     if step.wants_last_row:
         (sequence,) = step.sequences
-        assert isinstance(sequence, SequenceStep)
+        assert isinstance(sequence, SequencePart)
         _write(key_value, sequence, layer)
         last = replace(sequence, mask=None, is_causal=False, is_grouped=True)  # it sees all
         return _read(query[-1:], last, layer, scaling)
@@ -173,17 +173,17 @@ def attend(
 def _attend_part(
     query: torch.Tensor,
     key_value: torch.Tensor,
-    part: SequenceStep | BatchStep,
+    part: SequencePart | BatchPart,
     layer: int,
     scaling: float,
 ) -> torch.Tensor:
-    if isinstance(part, BatchStep):
+    if isinstance(part, BatchPart):
         return part.attend(query, key_value, layer, scaling)
     _write(key_value, part, layer)
     return _read(query, part, layer, scaling)
 
 
-def _write(key_value: torch.Tensor, sequence: SequenceStep, layer: int) -> None:
+def _write(key_value: torch.Tensor, sequence: SequencePart, layer: int) -> None:
     new = key_value.permute(1, 2, 0, 3)
     if sequence.places is None:
         sequence.written[layer].copy_(new)
@@ -191,7 +191,7 @@ def _write(key_value: torch.Tensor, sequence: SequenceStep, layer: int) -> None:
         sequence.written[layer].index_copy_(2, sequence.places, new)
 
 
-def _read(query: torch.Tensor, sequence: SequenceStep, layer: int, scaling: float) -> torch.Tensor:
+def _read(query: torch.Tensor, sequence: SequencePart, layer: int, scaling: float) -> torch.Tensor:
     key, value = sequence.keys[layer], sequence.values[layer]
     rows, num_kv_heads, groups, head_dim = query.shape
     if sequence.is_flash:
@@ -228,7 +228,7 @@ def transformers_attention(
     attention_mask: torch.Tensor | None,
     *,
     scaling: float,
-    step: Step,
+    step: AttentionPlan,
     **_ignored: Any,
 ) -> tuple[torch.Tensor, None]:
     """``attend`` in the form that transformers calls; ``[1, heads, rows, head_dim]`` tensors."""

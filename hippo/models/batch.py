@@ -64,7 +64,7 @@ def _is_worth(rows: Sequence[PlacedRows], scores_of_calls: int, most_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
-class BatchStep:
+class BatchPart:
     """Rows of several sequences, one after another, and the slots that they belong to."""
 
     first_row: int
@@ -107,7 +107,7 @@ class BatchStep:
 
 def plan_batch(
     cache: KeyValueCache, rows: Sequence[PlacedRows], *, first_row: int, groups: int
-) -> BatchStep:
+) -> BatchPart:
     """The step of sequences in ascending slots, whose rows stand one after another from
     ``first_row`` on; ``groups`` is the number of query heads that share a key-value head."""
     first_slot, num_slots = rows[0].slot, rows[-1].slot - rows[0].slot + 1
@@ -141,7 +141,7 @@ def plan_batch(
     mask = mask.masked_fill_((columns > seen_at[:, None])[:, None], -torch.inf)
     mask = mask.expand(-1, groups, -1).reshape(num_slots, 1, rows_each * groups, width)
     keys, values = cache.seen_together(first_slot, num_slots, num_tokens)
-    return BatchStep(
+    return BatchPart(
         first_row=first_row,
         num_rows=len(places),
         written=cache.written_together(first_slot, num_slots),

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hippo.models.attention import ATTENTION_NAME, Step, register_attention
+from hippo.models.attention import ATTENTION_NAME, AttentionPlan, register_attention
 
 
 class DecoderStack(Protocol):
@@ -32,7 +32,7 @@ class DecoderStack(Protocol):
         self,
         hidden: torch.Tensor,
         rotary: torch.Tensor,
-        step: Step,
+        step: AttentionPlan,
         first_layer: int,
         last_layer: int,
     ) -> torch.Tensor:
@@ -83,7 +83,7 @@ class TransformersStack:
         self,
         hidden: torch.Tensor,
         rotary: torch.Tensor,
-        step: Step,
+        step: AttentionPlan,
         first_layer: int,
         last_layer: int,
     ) -> torch.Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from hippo.errors import ContextLengthError
-from hippo.models.attention import ChunkMask, SequenceStep, Step, plan_sequence
+from hippo.models.attention import AttentionPlan, ChunkMask, SequencePart, plan_sequence
 from hippo.models.base import (
     AttentionTap,
     DecodedMedia,
@@ -20,7 +20,7 @@ from hippo.models.base import (
     SequenceRows,
     StepPlan,
 )
-from hippo.models.batch import BatchStep, plan_batch, worth_batching
+from hippo.models.batch import BatchPart, plan_batch, worth_batching
 from hippo.models.content import cached_places
 from hippo.models.flash import has_flash
 from hippo.models.linear import padded_rows
@@ -193,7 +193,7 @@ class CachedModel(ABC):
         yield logits
 
     def _run_chunk(
-        self, hidden: torch.Tensor, rotary: torch.Tensor, step: Step, first: int, last: int
+        self, hidden: torch.Tensor, rotary: torch.Tensor, step: AttentionPlan, first: int, last: int
     ) -> None:
         """Layers ``first:last`` on a chunk of a prompt, in place."""
         output = self._stack.run(hidden, rotary, step, first, last)
@@ -212,19 +212,21 @@ class CachedModel(ABC):
         wanted = None if rows.wanted is None else to_device(rows.wanted, device)
         hidden = torch.embedding(self.embedding, token_ids)
         rotary = rows.rotary(self._rotary_table)
-        step = Step(self._plan(rows.by_slot), self._cache.dtype, num_padding=rows.num_padding)
+        step = AttentionPlan(
+            self._plan(rows.by_slot), self._cache.dtype, num_padding=rows.num_padding
+        )
         hidden = self._stack.run(hidden, rotary, step, 0, self.num_layers)
         if wanted is not None:
             hidden = hidden.index_select(0, wanted)
         return self._stack.logits(hidden)[: rows.num_wanted]
 
-    def _plan(self, by_slot: Sequence[PlacedRows]) -> tuple[SequenceStep | BatchStep, ...]:
+    def _plan(self, by_slot: Sequence[PlacedRows]) -> tuple[SequencePart | BatchPart, ...]:
         """What is attended together, in order of slots."""
-        parts: list[SequenceStep | BatchStep] = []
+        parts: list[SequencePart | BatchPart] = []
         first_row = 0
         for group in worth_batching(by_slot, self._cache.device, has_flash=self._has_flash):
             if len(group) > 1:
-                part: SequenceStep | BatchStep = plan_batch(
+                part: SequencePart | BatchPart = plan_batch(
                     self._cache, group, first_row=first_row, groups=self._groups
                 )
             else:
@@ -314,7 +316,9 @@ class CachedModel(ABC):
         assert hidden.shape[0] > 0, "the last row is never reused: its logits are wanted"
         return hidden, self._stack.rotary(positions)
 
-    def _chunks(self, slot: int, num_reused: int, num_rows: int) -> list[tuple[slice, Step]]:
+    def _chunks(
+        self, slot: int, num_reused: int, num_rows: int
+    ) -> list[tuple[slice, AttentionPlan]]:
         """Stretches of the ``num_rows`` rows that are run, and the step of each."""
         end = num_reused + num_rows
         chunks = []
@@ -336,7 +340,7 @@ class CachedModel(ABC):
                 chunk_mask=mask,
                 is_flash=self._has_flash,
             )
-            chunks.append((rows, Step((sequence,), self._cache.dtype)))
+            chunks.append((rows, AttentionPlan((sequence,), self._cache.dtype)))
         return chunks
 
     def _completion_rotary(self, position: int, num_rows: int) -> torch.Tensor:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import silu
 
-from hippo.models.attention import Step, attend
+from hippo.models.attention import AttentionPlan, attend
 from hippo.models.decoder import rotary_tables
 from hippo.models.linear import Linear, MakeLinear
 
@@ -72,7 +72,7 @@ class FusedStack:
         self,
         hidden: torch.Tensor,
         rotary: torch.Tensor,
-        step: Step,
+        step: AttentionPlan,
         first_layer: int,
         last_layer: int,
     ) -> torch.Tensor:
@@ -163,7 +163,7 @@ class _FusedLayer:
         return self._qkv, self._output, self._gate_up, self._down
 
     def __call__(
-        self, hidden: torch.Tensor, rotary: torch.Tensor, step: Step, index: int
+        self, hidden: torch.Tensor, rotary: torch.Tensor, step: AttentionPlan, index: int
     ) -> torch.Tensor:
         qkv = self._qkv(self._input_norm(hidden)).to(torch.float32)
         pairs = torch.view_as_complex(qkv.view(self._pair_shape))

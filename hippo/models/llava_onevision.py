@@ -11,7 +11,7 @@ from hippo.errors import ModelLoadError
 from hippo.models.base import DecodedMedia, Prompt
 from hippo.models.checkpoint import Checkpoint, Progress
 from hippo.models.family import CachedModel
-from hippo.models.llava_prompt import PromptBuilder, split_frames
+from hippo.models.llava_prompt import LlavaPromptBuilder, split_frames
 from hippo.models.plan import LoadPlan
 from hippo.models.pretrained import Pretrained, load_pretrained
 from hippo.models.vision import replace_products
@@ -28,7 +28,7 @@ class LlavaOnevision(CachedModel):
 
     def __init__(self, pretrained: Pretrained) -> None:
         super().__init__(pretrained, num_axes=1)
-        self._prompts = PromptBuilder(
+        self._prompts = LlavaPromptBuilder(
             pretrained.processor, max_context_length=pretrained.info.max_context_length
         )
 

@@ -23,7 +23,7 @@ from hippo.models.question import question_indices
 from hippo.types import ChatMessage, FramePlan, MediaKind
 
 
-class PromptBuilder:
+class LlavaPromptBuilder:
     """Turns chat messages and decoded frames into a Prompt; usable from any thread.
 
     A video is its frames' pooled grids, one after the other, and one newline token, which is

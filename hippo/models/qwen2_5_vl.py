@@ -12,7 +12,7 @@ from hippo.models.checkpoint import Checkpoint, Progress
 from hippo.models.family import CachedModel
 from hippo.models.plan import LoadPlan
 from hippo.models.pretrained import Pretrained, load_pretrained
-from hippo.models.qwen_prompt import IMAGE_EXTRAS, VIDEO_EXTRAS, PromptBuilder, split_patches
+from hippo.models.qwen_prompt import IMAGE_EXTRAS, VIDEO_EXTRAS, QwenPromptBuilder, split_patches
 from hippo.models.vision import place_beside_first, speed_up_vision
 from hippo.models.windows import WINDOWS_NAME, register_windows
 from hippo.sizes import VISION_PATCHES
@@ -28,7 +28,7 @@ class Qwen2_5_VL(CachedModel):
 
     def __init__(self, pretrained: Pretrained) -> None:
         super().__init__(pretrained, num_axes=3)
-        self._prompts = PromptBuilder(
+        self._prompts = QwenPromptBuilder(
             pretrained.processor,
             pretrained.model.model.get_rope_index,
             max_context_length=pretrained.info.max_context_length,

@@ -29,7 +29,7 @@ IMAGE_EXTRAS = ("pixel_values", "image_grid_thw")
 _IMAGE_TYPE, _VIDEO_TYPE = 1, 2  # mm_token_type_ids
 
 
-class PromptBuilder:
+class QwenPromptBuilder:
     """Turns chat messages and decoded frames into a Prompt; usable from any thread.
 
     ``extras`` of the prompt: ``pixel_values_videos`` and ``video_grid_thw`` with videos;

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hippo.models.attention import SequenceStep, Step
+from hippo.models.attention import AttentionPlan, SequencePart
 from hippo.models.batch import MASK_ALIGNMENT
 from hippo.models.cache import KeyValueCache
 from hippo.models.decoder import DecoderStack
@@ -90,7 +90,7 @@ def split_rows(start: int, num_rows: int, *, max_rows: int, capacity: int) -> li
     return pieces
 
 
-class StaticStep:
+class StaticForward:
     """One shape's buffers, and the forward over them.
 
     ``fill`` says what is fed, ``run`` computes from what the buffers hold and nothing else: no
@@ -118,7 +118,7 @@ class StaticStep:
         self._columns = torch.arange(tokens, device=device)
         self._mask = torch.zeros(rows, groups, tokens, dtype=cache.dtype, device=device)
         keys, values = cache.seen(shape.slot, tokens)
-        sequence = SequenceStep(
+        sequence = SequencePart(
             first_row=0,
             num_rows=rows,
             written=cache.slot(shape.slot),
@@ -129,7 +129,7 @@ class StaticStep:
             is_grouped=True,
             places=self._fed[1],
         )
-        self._step = Step((sequence,), cache.dtype)
+        self._step = AttentionPlan((sequence,), cache.dtype)
 
     def fill(self, start: int, token_ids: Sequence[int], rotary: torch.Tensor) -> None:
         """Tokens for cache indices ``start`` and on; the last one is fed again as padding."""
@@ -177,7 +177,7 @@ class StaticSteps:
         self._groups = groups
         self._exact_rows = exact_rows
         self._graphs = graphs
-        self._steps: OrderedDict[StaticShape, tuple[StaticStep, Replay]] = OrderedDict()
+        self._steps: OrderedDict[StaticShape, tuple[StaticForward, Replay]] = OrderedDict()
         self._logits: torch.Tensor | None = None  # made with the first shape, which tells its width
 
     @property
@@ -261,7 +261,7 @@ class StaticSteps:
 
     def _make(
         self, shape: StaticShape, start: int, token_ids: Sequence[int], rotary: torch.Tensor
-    ) -> tuple[StaticStep, Replay]:
+    ) -> tuple[StaticForward, Replay]:
         """The shape's buffers, and its graph if there are to be graphs."""
         step = self._new_step(shape, rotary)
         if self._graphs is None:
@@ -284,8 +284,8 @@ class StaticSteps:
             return step, step.run
         return step, replay
 
-    def _new_step(self, shape: StaticShape, rotary: torch.Tensor) -> StaticStep:
-        return StaticStep(
+    def _new_step(self, shape: StaticShape, rotary: torch.Tensor) -> StaticForward:
+        return StaticForward(
             shape,
             self._stack,
             self._cache,

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hippo.errors import InvalidRequestError
-from hippo.simulation.machine import StepTime
+from hippo.simulation.machine import ForwardTime
 
 _BYTES = 2  # of a weight and of a cached number: bfloat16
-_ROWS = 16  # the rows at which the line of StepTime meets the roofline
+_ROWS = 16  # the rows at which the line of ForwardTime meets the roofline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ GPUS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
+class DecoderShape:
     """What a step reads: the language model by its published config.json, and the vision tower."""
 
     name: str
@@ -93,34 +93,34 @@ class Placement:
     sum_us: float = 12.0
     step_us: float = 150.0
 
-    def step_ms(self, shape: ModelShape, num_rows: int, context: int) -> float:
+    def step_ms(self, shape: DecoderShape, num_rows: int, context: int) -> float:
         """One forward of ``num_rows`` rows behind ``context`` cached tokens, by the roofline."""
         read = _BYTES * shape.num_read_parameters + shape.cache_bytes_per_token * context
         memory_ms = 1e3 * read / self._bandwidth
         compute_ms = 1e3 * self._flops_of(shape, num_rows, context) / self._flops
         return max(memory_ms, compute_ms) + self._overhead_ms(shape)
 
-    def step_time(self, shape: ModelShape, context: int) -> StepTime:
+    def step_time(self, shape: DecoderShape, context: int) -> ForwardTime:
         """``step_ms`` as a line, right for 1 and 16 rows at ``context``."""
         base = self.step_ms(shape, 1, 0)
         slope = (self.step_ms(shape, _ROWS, context) - self.step_ms(shape, 1, context)) / (
             _ROWS - 1
         )
         per_kilotoken = 1e6 * shape.cache_bytes_per_token / self._bandwidth
-        return StepTime(one_row_ms=base, row_ms=slope, kilotoken_ms=per_kilotoken)
+        return ForwardTime(one_row_ms=base, row_ms=slope, kilotoken_ms=per_kilotoken)
 
-    def prefill_ms(self, shape: ModelShape, num_tokens: int) -> float:
+    def prefill_ms(self, shape: DecoderShape, num_tokens: int) -> float:
         """Prefill of so many tokens: arithmetic alone, the vision tower left out."""
         linear = 2 * shape.num_layers * shape.num_layer_parameters * num_tokens
         attention = 2 * shape.num_layers * shape.num_heads * shape.head_dim * num_tokens**2
         return 1e3 * (linear + attention) / self._flops + self._overhead_ms(shape)
 
-    def memory_gib(self, shape: ModelShape, num_tokens: int) -> float:
+    def memory_gib(self, shape: DecoderShape, num_tokens: int) -> float:
         """Weights and the cache of ``num_tokens``, on each GPU."""
         cache = shape.cache_bytes_per_token * num_tokens
         return (shape.weight_bytes + cache) / self.num_gpus / 2**30
 
-    def check(self, shape: ModelShape, num_tokens: int) -> None:
+    def check(self, shape: DecoderShape, num_tokens: int) -> None:
         """Raises InvalidRequestError when that does not fit, with the number of GPUs it takes."""
         if shape.num_kv_heads % self.num_gpus:
             fits = [n for n in range(1, shape.num_kv_heads + 1) if shape.num_kv_heads % n == 0]
@@ -145,10 +145,10 @@ class Placement:
     def _flops(self) -> float:
         return 1e12 * self.gpu.tflops * self.compute_share * self.num_gpus
 
-    def _flops_of(self, shape: ModelShape, num_rows: int, context: int) -> float:
+    def _flops_of(self, shape: DecoderShape, num_rows: int, context: int) -> float:
         attention = 4 * shape.num_layers * shape.num_heads * shape.head_dim * context
         return num_rows * (2 * shape.num_read_parameters + attention)
 
-    def _overhead_ms(self, shape: ModelShape) -> float:
+    def _overhead_ms(self, shape: DecoderShape) -> float:
         sums_us = 2 * self.sum_us if self.num_gpus > 1 else 0.0
         return (self.step_us + shape.num_layers * (self.layer_us + sums_us)) / 1e3

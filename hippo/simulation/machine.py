@@ -17,7 +17,7 @@ _MS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTime:
+class ForwardTime:
     """Time of one forward: linear in rows and in cached tokens."""
 
     one_row_ms: float
@@ -31,9 +31,9 @@ class StepTime:
         per_kilotoken = self.kilotoken_ms + self.row_kilotoken_ms * num_more
         return self.one_row_ms + self.row_ms * num_more + per_kilotoken * context / 1000
 
-    def scaled(self, factor: float) -> StepTime:
+    def scaled(self, factor: float) -> ForwardTime:
         """The same of a device that takes ``factor`` times as long."""
-        return StepTime(**{name: factor * ms for name, ms in dataclasses.asdict(self).items()})
+        return ForwardTime(**{name: factor * ms for name, ms in dataclasses.asdict(self).items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +46,8 @@ class Machine:
     """
 
     name: str
-    target: StepTime
-    draft: StepTime
+    target: ForwardTime
+    draft: ForwardTime
     target_prefill_ms: float = 0.0
     draft_prefill_ms: float = 0.0
     selection_ms: float = 0.0  # from the start until the draft may begin its prefill
@@ -107,13 +107,13 @@ def machine_from(values: Mapping[str, Any], *, where: str) -> Machine:
     steps = {}
     for side in ("target", "draft"):
         step = values.get(side)
-        names = {each.name for each in dataclasses.fields(StepTime)}
+        names = {each.name for each in dataclasses.fields(ForwardTime)}
         if not isinstance(step, Mapping) or "one_row_ms" not in step or set(step) - names:
             raise InvalidRequestError(
                 f"{where}: {side!r} must be an object with one_row_ms and, as you like, "
                 f"{', '.join(sorted(names - {'one_row_ms'}))}"
             )
-        steps[side] = StepTime(**{name: _number(step[name], where, name) for name in step})
+        steps[side] = ForwardTime(**{name: _number(step[name], where, name) for name in step})
         if steps[side].one_row_ms <= 0:
             raise InvalidRequestError(f"{where}: {side}.one_row_ms must be above 0")
     texts = {"name", "target", "draft", "sources"}

@@ -5,30 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hippo.errors import InvalidRequestError
-from hippo.simulation.hardware import ModelShape, Placement
+from hippo.simulation.hardware import DecoderShape, Placement
 from hippo.simulation.machine import Machine
 
 _QWEN_VISION, _LLAVA_VISION = 0.67e9, 0.43e9
 
 _SHAPES = {
-    "0.5b": ModelShape(
+    "0.5b": DecoderShape(
         name="0.5B", num_layers=24, hidden=896, intermediate=4864, num_heads=14, num_kv_heads=2,
         head_dim=64, num_token_ids=152_000, has_tied_embedding=True,
         num_vision_parameters=_LLAVA_VISION,
     ),
-    "3b": ModelShape(
+    "3b": DecoderShape(
         name="3B", num_layers=36, hidden=2048, intermediate=11008, num_heads=16, num_kv_heads=2,
         num_token_ids=151_936, has_tied_embedding=True, num_vision_parameters=_QWEN_VISION,
     ),
-    "7b": ModelShape(
+    "7b": DecoderShape(
         name="7B", num_layers=28, hidden=3584, intermediate=18944, num_heads=28, num_kv_heads=4,
         num_token_ids=152_064, num_vision_parameters=_QWEN_VISION,
     ),
-    "32b": ModelShape(
+    "32b": DecoderShape(
         name="32B", num_layers=64, hidden=5120, intermediate=27648, num_heads=40, num_kv_heads=8,
         num_token_ids=152_064, num_vision_parameters=_QWEN_VISION,
     ),
-    "72b": ModelShape(
+    "72b": DecoderShape(
         name="72B", num_layers=80, hidden=8192, intermediate=29568, num_heads=64, num_kv_heads=8,
         num_token_ids=152_064, num_vision_parameters=_QWEN_VISION,
     ),
@@ -36,13 +36,13 @@ _SHAPES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class ModelPair:
     """A draft and a target of one family, with the prompt of the papers' set-up."""
 
     name: str
     title: str
-    draft: ModelShape
-    target: ModelShape
+    draft: DecoderShape
+    target: DecoderShape
     num_target_gpus: int = 1  # the fewest H200 that hold it
     num_visual_tokens: int = 25_000
     num_text_tokens: int = 100
@@ -60,32 +60,32 @@ class Pair:
 PAIRS = {
     pair.name: pair
     for pair in (
-        Pair(
+        ModelPair(
             name="qwen-7b-72b",
             title="Qwen2.5-VL 7B / 72B",
             draft=_SHAPES["7b"],
             target=_SHAPES["72b"],
             num_target_gpus=2,
         ),
-        Pair(
+        ModelPair(
             name="qwen-7b-32b",
             title="Qwen2.5-VL 7B / 32B",
             draft=_SHAPES["7b"],
             target=_SHAPES["32b"],
         ),
-        Pair(
+        ModelPair(
             name="qwen-3b-7b",
             title="Qwen2.5-VL 3B / 7B",
             draft=_SHAPES["3b"],
             target=_SHAPES["7b"],
         ),
-        Pair(
+        ModelPair(
             name="llava-0.5b-7b",
             title="LLaVA-OneVision 0.5B / 7B",
             draft=_SHAPES["0.5b"],
             target=_SHAPES["7b"],
         ),
-        Pair(
+        ModelPair(
             name="llava-7b-72b",
             title="LLaVA-OneVision 7B / 72B",
             draft=_SHAPES["7b"],
@@ -96,7 +96,7 @@ PAIRS = {
 }
 
 
-def find_pair(name: str) -> Pair:
+def find_pair(name: str) -> ModelPair:
     """A pair by its name; raises InvalidRequestError with the names there are."""
     if name not in PAIRS:
         raise InvalidRequestError(f"unknown pair {name!r}; choose one of {', '.join(PAIRS)}")
@@ -104,7 +104,7 @@ def find_pair(name: str) -> Pair:
 
 
 def pair_machine(
-    pair: Pair,
+    pair: ModelPair,
     *,
     target: Placement,
     draft: Placement,

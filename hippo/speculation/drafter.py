@@ -27,7 +27,7 @@ from collections.abc import Collection, Sequence
 from hippo.errors import InvalidRequestError
 from hippo.speculation.continuations import BrokenRun, Continuations
 from hippo.speculation.core import Step
-from hippo.speculation.step_mean import StepMean
+from hippo.speculation.draft_time import DraftTimeMean
 from hippo.types import Block, Commit, Pace, Timing, TokenLogprobs
 
 _BROKEN_RUN = (
@@ -69,7 +69,7 @@ class Drafter:
         self._continuations = Continuations()
         self._broken_run = BrokenRun()
         self._step: Step | None = None
-        self._step_mean = StepMean()
+        self._step_mean = DraftTimeMean()
         self._wait_ns = 0  # of the device, since the last block
         self._step_history: list[int] = []
 

@@ -14,8 +14,8 @@ import pytest
 import uvicorn
 
 from gateway.app import create_app
+from gateway.completion import Completion
 from gateway.config import GatewaySettings
-from gateway.coordinator import Completion
 from gateway.routes.chat import ChatResponse
 from hippo.rpc.client import ClientStream
 from hippo.types import OpenRequest

@@ -15,8 +15,8 @@ from tokenizers.models import WordLevel
 
 from gateway.backends import Backends
 from gateway.baseline import Baseline
-from gateway.coordinator import Completion
-from gateway.report import Record, Timeline
+from gateway.completion import Completion
+from gateway.report import AnswerRecord, Timeline
 from gateway.translate import SpeculationPlan
 from hippo.metrics.gateway import DraftLoss
 from hippo.models.base import StepPlan
@@ -91,7 +91,7 @@ async def pair(
 async def answer(
     backends: Backends, policy: str, *, max_draft_tokens: int = 4, stall_s: float = STALL_S
 ) -> Completion:
-    record = Record(policy=policy, received_ns=time.monotonic_ns(), timeline=Timeline())
+    record = AnswerRecord(policy=policy, received_ns=time.monotonic_ns(), timeline=Timeline())
     completion = Completion(
         REQUEST,
         plan=SpeculationPlan(policy, 4, max_draft_tokens, Pruning()),

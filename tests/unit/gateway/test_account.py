@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gateway import account
-from gateway.baseline import Baseline, StepSums
+from gateway.baseline import Baseline, OneRowTimes
 from gateway.metrics import GatewayMetrics
-from gateway.report import Record
+from gateway.report import AnswerRecord
 from hippo.metrics import GATEWAY_METRICS, VLLM_METRICS
 from hippo.metrics.gateway import DraftLoss, Waste
 from hippo.speculation.coordinator import Coordinator
@@ -55,7 +55,7 @@ def _values(metrics: GatewayMetrics) -> dict[str, float]:
     }
 
 
-def _spoken(record: Record) -> None:
+def _spoken(record: AnswerRecord) -> None:
     """An answer of eight tokens: two verified and accepted, one rejected with one behind it, one
     right but late, a stale block, and a token that the end cut off."""
     coordinator = Coordinator(make_policy("vpsd", gamma=2, max_draft_tokens=4))
@@ -90,7 +90,7 @@ def _spoken(record: Record) -> None:
 
 
 def test_every_draft_token_that_came_was_accepted_or_wasted_for_a_named_cause() -> None:
-    record = Record(policy="vpsd", received_ns=0)
+    record = AnswerRecord(policy="vpsd", received_ns=0)
     _spoken(record)
     wasted = account.wasted_tokens(record)
     assert wasted == {
@@ -108,7 +108,7 @@ def test_every_draft_token_that_came_was_accepted_or_wasted_for_a_named_cause() 
 def test_tokens_under_way_when_the_client_left_or_a_stop_string_came_were_not_verified(
     finish_reason: FinishReason | None,
 ) -> None:
-    record = Record(policy="vpsd", received_ns=0, finish_reason=finish_reason)
+    record = AnswerRecord(policy="vpsd", received_ns=0, finish_reason=finish_reason)
     coordinator = Coordinator(make_policy("vpsd", gamma=2, max_draft_tokens=4))
     record.stats = coordinator.stats
     coordinator.on_block(Block(0, 0, (1, 2, 3)), 100 * MS)
@@ -121,7 +121,7 @@ def test_tokens_under_way_when_the_client_left_or_a_stop_string_came_were_not_ve
 def test_an_answer_adds_to_vllms_names_as_vllm_means_them() -> None:
     baseline = Baseline()
     metrics = _metrics(baseline)
-    record = Record(policy="vpsd", received_ns=0)
+    record = AnswerRecord(policy="vpsd", received_ns=0)
     record.target_prompt = PromptInfo(b"", 50, 10, queue_ns=7 * MS)
     _spoken(record)
     record.target_prefill = Timing(num_rows=18, context_length=32)
@@ -153,11 +153,11 @@ def test_an_answer_adds_to_vllms_names_as_vllm_means_them() -> None:
 
 def test_an_answer_adds_to_the_pairs_own_figures() -> None:
     baseline = Baseline()
-    sums = StepSums()
+    sums = OneRowTimes()
     sums.add(20 * MS, 100)
     baseline.learn({0: sums}, now_ns=1)
     metrics = _metrics(baseline)
-    record = Record(policy="vpsd", received_ns=0, draft_losses=[DraftLoss.STALLED])
+    record = AnswerRecord(policy="vpsd", received_ns=0, draft_losses=[DraftLoss.STALLED])
     record.selection = Selection((1, 2, 3), 10)
     record.draft_prefill = Timing(forward_ns=5 * MS)
     _spoken(record)
@@ -181,11 +181,11 @@ def test_an_answer_adds_to_the_pairs_own_figures() -> None:
 
 def test_target_only_answers_have_no_runs_and_no_speedup_of_their_own() -> None:
     baseline = Baseline()
-    sums = StepSums()
+    sums = OneRowTimes()
     sums.add(20 * MS, 100)
     baseline.learn({0: sums}, now_ns=1)
     metrics = _metrics(baseline)
-    record = Record(policy="off", received_ns=0, is_calibration=True, num_completion_tokens=2)
+    record = AnswerRecord(policy="off", received_ns=0, is_calibration=True, num_completion_tokens=2)
     coordinator = Coordinator(make_policy("off", gamma=1, max_draft_tokens=1), has_draft=False)
     record.stats = coordinator.stats
     for index in range(2):
@@ -214,7 +214,7 @@ def test_series_begin_at_zero_and_none_is_a_time_stamp() -> None:
 
 def test_what_is_exported_is_what_is_declared() -> None:
     baseline = Baseline()
-    sums = StepSums()
+    sums = OneRowTimes()
     sums.add(20 * MS, 100)
     baseline.learn({0: sums}, now_ns=1)
     metrics = _metrics(baseline)
@@ -229,7 +229,7 @@ def test_vllm_bench_serve_finds_its_counts() -> None:
     """It adds up lines by parts of their names, whatever their labels."""
     baseline = Baseline()
     metrics = _metrics(baseline)
-    record = Record(policy="vpsd", received_ns=0)
+    record = AnswerRecord(policy="vpsd", received_ns=0)
     _spoken(record)
     account.count(record, REQUEST, metrics=metrics, model=metrics.model("hippo"), baseline=baseline)
     found = {"num_drafts": 0, "num_draft_tokens": 0, "per_pos": 0, "num_accepted_tokens": 0}

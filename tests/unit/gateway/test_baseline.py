@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.baseline import Baseline, Calibration, StepSums, context_range
-from gateway.report import Record
+from gateway.baseline import Baseline, Calibration, OneRowTimes, context_range
+from gateway.report import AnswerRecord
 from hippo.types import PromptInfo, Timing, Verdict
 
 MS = 1_000_000
@@ -15,7 +15,7 @@ def _baseline(*steps: tuple[int, int]) -> Baseline:
     """Learnt from (context length, milliseconds) pairs."""
     baseline = Baseline()
     for context, duration_ms in steps:
-        sums = StepSums()
+        sums = OneRowTimes()
         sums.add(duration_ms * MS, context)
         baseline.learn({context_range(context): sums}, now_ns=1)
     return baseline
@@ -41,7 +41,7 @@ def test_the_first_token_is_no_part_of_the_decoding() -> None:
 
 def test_old_steps_are_forgotten_at_last() -> None:
     baseline = _baseline((100, 10))
-    sums = StepSums()
+    sums = OneRowTimes()
     for _ in range(5000):
         sums.add(2 * MS, 100)
     baseline.learn({0: sums}, now_ns=2)
@@ -60,7 +60,7 @@ def _verdict(index: int, *, num_draft_tokens: int = 0) -> Verdict:
 
 
 def test_only_steps_of_a_stretch_without_the_draft_are_learnt_from() -> None:
-    record = Record(policy="adaptive", received_ns=0)
+    record = AnswerRecord(policy="adaptive", received_ns=0)
     times = iter(range(10, 100, 10))
     for index, is_alone, num_draft_tokens in (
         (0, True, 0),
@@ -78,7 +78,7 @@ def test_only_steps_of_a_stretch_without_the_draft_are_learnt_from() -> None:
 
 
 def test_an_answer_is_compared_with_the_same_tokens_at_the_same_context() -> None:
-    record = Record(policy="adaptive", received_ns=0, num_completion_tokens=21)
+    record = AnswerRecord(policy="adaptive", received_ns=0, num_completion_tokens=21)
     record.target_prompt = PromptInfo(b"", num_prompt_tokens=90, num_visual_tokens=0)
     record.add_verdict(_verdict(0), 50 * MS)
     record.add_verdict(_verdict(1), 70 * MS)

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import Gauge
 
 from gateway.choices import Choices
-from gateway.coordinator import Completion
+from gateway.completion import Completion
 from gateway.text import Piece
 from hippo.errors import HippoError, OverloadedError, UnavailableError
 

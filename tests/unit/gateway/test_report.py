@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.baseline import Baseline
-from gateway.report import Record, Timeline, client_metrics, figures
+from gateway.report import AnswerRecord, Timeline, client_metrics, figures
 from hippo.types import (
     Block,
     FramePlan,
@@ -35,7 +35,7 @@ REQUEST = OpenRequest(
 def test_the_drafts_first_block_is_timed_against_the_end_of_the_targets_prefill(
     block_ms: int | None, reported: float | None
 ) -> None:
-    record = Record(policy="vpsd", received_ns=0)
+    record = AnswerRecord(policy="vpsd", received_ns=0)
     if block_ms is not None:
         record.add_block(Block(0, 0, (5,)), block_ms * MS)
         record.add_block(Block(0, 1, (6,)), 80 * MS)
@@ -47,7 +47,7 @@ def test_the_drafts_first_block_is_timed_against_the_end_of_the_targets_prefill(
 
 
 def test_prompt_tokens_that_each_side_had_cached_are_reported() -> None:
-    record = Record(policy="vpsd", received_ns=0)
+    record = AnswerRecord(policy="vpsd", received_ns=0)
     assert figures(record, REQUEST, Baseline())["num_cached_tokens"] == {"target": 0, "draft": None}
     record.add_verdict(Verdict(0, 0, (5,), timing=Timing(num_rows=8, context_length=92)), MS)
     record.draft_prefill = Timing(num_rows=60, context_length=40)
@@ -56,7 +56,7 @@ def test_prompt_tokens_that_each_side_had_cached_are_reported() -> None:
 
 
 def test_what_the_draft_saw_and_how_long_the_choice_took_are_reported() -> None:
-    record = Record(policy="vpsd", received_ns=0)
+    record = AnswerRecord(policy="vpsd", received_ns=0)
     record.selection = Selection((0, 4, 7), 27, score_ns=3 * MS)
     answer = figures(record, REQUEST, Baseline())
     assert answer["pruning"] == {
@@ -70,7 +70,7 @@ def test_what_the_draft_saw_and_how_long_the_choice_took_are_reported() -> None:
 
 def test_a_timeline_is_kept_and_reported_only_when_it_is_asked_for() -> None:
     verdict = Verdict(0, 1, (6, 7), timing=Timing(0, 4 * MS, 2 * MS, 3, 100), is_rejection=True)
-    records = [Record("vpsd", 0), Record("vpsd", 0, timeline=Timeline())]
+    records = [AnswerRecord("vpsd", 0), AnswerRecord("vpsd", 0, timeline=Timeline())]
     for record in records:
         record.add_verdict(Verdict(0, 0, (5,)), 50 * MS)
         record.add_block(Block(0, 1, (6, 9), step_ns=MS), 55 * MS)
@@ -93,7 +93,7 @@ def test_a_timeline_is_kept_and_reported_only_when_it_is_asked_for() -> None:
 
 
 def test_vllms_clients_find_their_figures_and_they_add_up() -> None:
-    record = Record(policy="serial", received_ns=10 * MS)
+    record = AnswerRecord(policy="serial", received_ns=10 * MS)
     record.add_verdict(Verdict(0, 0, (5,)), 50 * MS)
     record.add_verdict(Verdict(0, 1, (6, 7, 8)), 70 * MS)
     record.num_completion_tokens = 4
@@ -112,7 +112,7 @@ def test_vllms_clients_find_their_figures_and_they_add_up() -> None:
 
 
 def test_an_answer_without_a_draft_has_no_speculative_figures() -> None:
-    record = Record(policy="off", received_ns=0)
+    record = AnswerRecord(policy="off", received_ns=0)
     record.add_verdict(Verdict(0, 0, (5,)), MS)
     record.num_completion_tokens = 1
     metrics = client_metrics(record)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from hippo.models.attention import Step, attend, plan_sequence
+from hippo.models.attention import AttentionPlan, attend, plan_sequence
 from hippo.models.batch import plan_batch, worth_batching
 from hippo.models.cache import CacheShape, KeyValueCache
 from hippo.models.flash import attend_flash, has_flash
@@ -84,7 +84,7 @@ def test_a_batch_attends_and_writes_as_its_sequences_do(
     key_value = torch.randn(num_rows, 2, KV_HEADS, HEAD_DIM, generator=generator)
     before = [cache.stretch(each.slot, each.end)[LAYER].clone() for each in rows]
     part = plan_batch(cache, rows, first_row=0, groups=GROUPS)
-    found = attend(query, key_value, Step((part,), torch.float32), LAYER, SCALING)
+    found = attend(query, key_value, AttentionPlan((part,), torch.float32), LAYER, SCALING)
     first = 0
     for each, old in zip(rows, before, strict=True):
         own = slice(first, first + each.num_rows)
@@ -110,7 +110,7 @@ def test_a_sequence_attends_without_a_mask_as_a_gpu_has_it(
         cache, 2, first_row=0, start=start, num_rows=num_rows, groups=GROUPS, is_flash=True
     )
     assert part.mask is None
-    step = Step((part,), torch.float32, wants_last_row=wants_last_row)
+    step = AttentionPlan((part,), torch.float32, wants_last_row=wants_last_row)
     with mock.patch("hippo.models.flash._kernel", attend_lower_right):
         found = attend(query, key_value, step, LAYER, SCALING)
     wanted = expected(cache, rows, query)

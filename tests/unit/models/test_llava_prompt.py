@@ -10,7 +10,7 @@ import torch
 
 from hippo.errors import ContextLengthError, InvalidRequestError
 from hippo.models.base import DecodedMedia, Prompt
-from hippo.models.llava_prompt import PromptBuilder
+from hippo.models.llava_prompt import LlavaPromptBuilder
 from hippo.types import ChatMessage, FramePlan, TextPart
 from tests.support.llava import ORDERED_TEMPLATE, llava_processor
 from tests.support.reference import clip, image, user
@@ -34,7 +34,7 @@ def build(
     plan: FramePlan | None = None,
     room: int = 4096,
 ) -> Prompt:
-    return PromptBuilder(processor, max_context_length=room).build(
+    return LlavaPromptBuilder(processor, max_context_length=room).build(
         messages, media, plan or FramePlan()
     )
 

@@ -10,7 +10,7 @@ import torch
 from hippo.errors import MediaError
 from hippo.models.base import DecodedMedia
 from hippo.models.qwen_pixels import VideoPatches, fast_patches
-from hippo.models.qwen_prompt import PromptBuilder
+from hippo.models.qwen_prompt import QwenPromptBuilder
 from hippo.types import ChatMessage, FramePlan, MediaKind, TextPart
 from tests.support.reference import Reference, image, user
 
@@ -20,8 +20,8 @@ def processor(reference: Reference) -> Any:
     return reference.processor
 
 
-def builder(reference: Reference, *, is_fast: bool) -> PromptBuilder:
-    return PromptBuilder(
+def builder(reference: Reference, *, is_fast: bool) -> QwenPromptBuilder:
+    return QwenPromptBuilder(
         reference.processor,
         reference.model.model.get_rope_index,
         max_context_length=4096,

@@ -10,7 +10,7 @@ import pytest
 
 from hippo.errors import InvalidRequestError
 from hippo.simulation.hardware import GPUS, Placement
-from hippo.simulation.machine import Machine, StepTime, machine_from, read_machine
+from hippo.simulation.machine import ForwardTime, Machine, machine_from, read_machine
 from hippo.simulation.pairs import PAIRS, find_pair, pair_machine
 from hippo.simulation.traces import (
     Words,
@@ -86,7 +86,7 @@ def test_a_run_length_is_turned_into_a_rate_and_back() -> None:
 
 
 def test_a_machine_survives_json(tmp_path: Path) -> None:
-    step = StepTime(one_row_ms=2.0, row_ms=0.1)
+    step = ForwardTime(one_row_ms=2.0, row_ms=0.1)
     machine = Machine(name="m", target=step, draft=step, leg_ms=0.2, sources=("here",))
     path = tmp_path / "machine.json"
     path.write_text(json.dumps(machine.as_dict()))

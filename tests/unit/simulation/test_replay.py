@@ -9,7 +9,7 @@ import pytest
 
 from hippo.errors import InvalidRequestError
 from hippo.simulation.devices import Outcome
-from hippo.simulation.machine import Machine, StepTime
+from hippo.simulation.machine import ForwardTime, Machine
 from hippo.simulation.replay import (
     PolicyChoice,
     compare,
@@ -22,7 +22,7 @@ from hippo.simulation.sweeps import sweep, with_ratio
 from hippo.simulation.traces import Trace, Words, drawn_traces
 from hippo.speculation.policies import MAX_DRAFT_TOKENS
 
-FREE = Machine(name="free", target=StepTime(one_row_ms=10.0), draft=StepTime(one_row_ms=1.0))
+FREE = Machine(name="free", target=ForwardTime(one_row_ms=10.0), draft=ForwardTime(one_row_ms=1.0))
 BUSY = dataclasses.replace(
     FREE, leg_ms=0.3, draft_message_ms=0.1, target_message_ms=0.05, target_scheduling_ms=0.2
 )
@@ -33,7 +33,7 @@ def always_right(num_tokens: int) -> list[Trace]:
 
 
 def test_a_step_costs_by_its_rows_and_what_is_cached() -> None:
-    step = StepTime(one_row_ms=4.0, row_ms=0.5, kilotoken_ms=0.1, row_kilotoken_ms=0.05)
+    step = ForwardTime(one_row_ms=4.0, row_ms=0.5, kilotoken_ms=0.1, row_kilotoken_ms=0.05)
     assert step.ms(1, 0) == 4.0
     assert step.ms(3, 2000) == pytest.approx(4.0 + 2 * 0.5 + 2 * 0.1 + 2 * 2 * 0.05)
 
@@ -59,7 +59,7 @@ def test_behind_a_wrong_token_the_draft_goes_on_as_it_did_and_its_target_is_not_
 
 
 def test_what_adaptive_measured_in_one_answer_it_knows_in_the_next() -> None:
-    quick = dataclasses.replace(FREE, draft=StepTime(one_row_ms=0.2))
+    quick = dataclasses.replace(FREE, draft=ForwardTime(one_row_ms=0.2))
     traces = always_right(100) * 3
     alone = replay(PolicyChoice("adaptive"), traces[0], quick)
     first, *_, last = replay_each(PolicyChoice("adaptive"), traces, quick)

@@ -21,7 +21,7 @@ from typing import Any
 
 from gateway import report
 from gateway.backends import Pair
-from gateway.report import Record
+from gateway.report import AnswerRecord
 from gateway.text import AnswerText, Piece, join
 from gateway.translate import SpeculationPlan
 from hippo.errors import (
@@ -51,7 +51,7 @@ from hippo.types import (
     Verdict,
 )
 
-logger = logging.getLogger("gateway.coordinator")
+logger = logging.getLogger("gateway.completion")
 
 # Services end a sequence by themselves so long after its limit, should this process hang.
 _SERVICES_GRACE_S = 1.0
@@ -77,7 +77,7 @@ class Completion:
         stops: Sequence[str],
         draft_stall_s: float,
         timeout_s: float | None,
-        record: Record,
+        record: AnswerRecord,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._pair = pair

@@ -7,7 +7,7 @@ _OUTLIER = 3.0  # one step counts as so many times the mean at most: a stall is 
 _CATCHING_UP = 8  # settled ids in a step that say that it did more than draft
 
 
-class StepMean:
+class DraftTimeMean:
     """Running mean over the last steps of one sequence; knows no clock.
 
     A step that feeds many settled ids (after a rest, or a draft that joins in mid-answer) says
