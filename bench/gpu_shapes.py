@@ -32,7 +32,7 @@ from hippo.cli.stack import BUNDLED_PAIR
 from hippo.models._torchvision import ensure_torchvision
 from hippo.models.base import Prompt, SequenceRows, StepPlan
 from hippo.models.cache import CacheShape, KeyValueCache, cache_dtype
-from hippo.models.fused import FusedStack
+from hippo.models.decoder import DecoderStack
 from hippo.models.linear import make_linear
 from hippo.models.memory import available_bytes
 from hippo.models.placement import DTYPES, parse_device
@@ -144,7 +144,7 @@ def random_model(
     text = model.config.text_config
     num_ids = int(text.vocab_size)
     with torch.inference_mode():
-        stack = FusedStack(model.model.language_model, model.lm_head, num_ids, make_linear)
+        stack = DecoderStack(model.model.language_model, model.lm_head, num_ids, make_linear)
         speed_up_vision(model.model.visual, make_linear)
     shape = CacheShape(
         num_layers=text.num_hidden_layers,

@@ -1,16 +1,14 @@
-"""Attention over the in-place cache, and its registration with transformers.
+"""Attention over the in-place cache.
 
 Rows of several sequences come flattened; each sequence's rows stand at the end of its own cached
 tokens, so row k of n sees all but the last ``n - 1 - k`` of them (the causal rule aligned at the
-bottom right). What a step needs travels as one keyword argument, ``step``, through transformers'
-decoder layers; nothing is kept in module or global state.
+bottom right).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -19,8 +17,6 @@ from hippo.models.batch import MASK_ALIGNMENT, BatchPart
 from hippo.models.cache import KeyValueCache
 from hippo.models.flash import attend_flash
 from hippo.models.plan import MAX_GROUPED_ROWS
-
-ATTENTION_NAME = "hippo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,41 +214,3 @@ def _read(query: torch.Tensor, sequence: SequencePart, layer: int, scaling: floa
         scale=scaling,
     )  # [num_kv_heads, groups, rows, head_dim]
     return output.permute(2, 0, 1, 3).reshape(rows, -1)
-
-
-def transformers_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    scaling: float,
-    step: AttentionPlan,
-    **_ignored: Any,
-) -> tuple[torch.Tensor, None]:
-    """``attend`` in the form that transformers calls; ``[1, heads, rows, head_dim]`` tensors."""
-    assert attention_mask is None, "the step carries its own masks"
-    _, num_heads, rows, head_dim = query.shape
-    num_kv_heads = key.shape[1]
-    key_value = torch.stack((key[0].transpose(0, 1), value[0].transpose(0, 1)), 1)
-    output = attend(
-        query[0].transpose(0, 1).reshape(rows, num_kv_heads, -1, head_dim).to(step.dtype),
-        key_value.to(step.dtype),
-        step,
-        int(module.layer_idx),  # type: ignore[arg-type]
-        scaling,
-    )
-    return output.view(1, rows, num_heads, head_dim).to(query.dtype), None
-
-
-def register_attention() -> None:
-    """Makes ``ATTENTION_NAME`` known to transformers, for attention and (as no mask) for masks."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(ATTENTION_NAME, transformers_attention)
-    AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
-
-
-def _no_mask(*_args: Any, **_kwargs: Any) -> None:
-    return None

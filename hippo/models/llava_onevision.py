@@ -89,9 +89,8 @@ def load(
         checkpoint, "LlavaOnevisionForConditionalGeneration", plan, progress, shards
     )
     _check_processor(checkpoint, pretrained)
-    if pretrained.make_linear is not None:
-        replace_products(pretrained.model.model.vision_tower, pretrained.make_linear)
-        replace_products(pretrained.model.model.multi_modal_projector, pretrained.make_linear)
+    replace_products(pretrained.model.model.vision_tower, pretrained.make_linear)
+    replace_products(pretrained.model.model.multi_modal_projector, pretrained.make_linear)
     return LlavaOnevision(pretrained)
 
 

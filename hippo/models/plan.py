@@ -29,7 +29,6 @@ class LoadPlan:
     device are for something else (earlier media); ``budget_bytes`` bound what a process takes of
     its device. ``cuda_graphs`` captures steps: auto (on one GPU), on or off. With ``exact_rows``
     every step has that many rows, so that a token's logits do not depend on what was fed with it.
-    ``is_fused`` False runs transformers' own modules, slower.
     """
 
     model: str
@@ -49,7 +48,6 @@ class LoadPlan:
     budget_bytes: int | None = None
     cuda_graphs: str = "off"
     exact_rows: int | None = None
-    is_fused: bool = True
     log_level: str = "info"  # of what the other ranks report
 
     def __post_init__(self) -> None:

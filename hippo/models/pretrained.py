@@ -15,8 +15,7 @@ from hippo.errors import ModelLoadError
 from hippo.models._torchvision import ensure_torchvision
 from hippo.models.cache import CacheShape, KeyValueCache, cache_dtype
 from hippo.models.checkpoint import Checkpoint, Progress
-from hippo.models.decoder import DecoderStack, TransformersStack
-from hippo.models.fused import FusedStack
+from hippo.models.decoder import DecoderStack
 from hippo.models.graphs import CudaGraphs
 from hippo.models.linear import (
     MakeLinear,
@@ -44,7 +43,7 @@ class Pretrained:
     stack: DecoderStack  # has taken over the weights of the text model's layers, if fused
     cache: KeyValueCache
     info: ModelInfo
-    make_linear: MakeLinear | None  # None: modules stay as transformers wrote them
+    make_linear: MakeLinear  # the form of products
     static: StaticSteps | None = None  # forwards of fixed shape, where they are asked for
 
 
@@ -80,8 +79,8 @@ def load_pretrained(
     model.eval().requires_grad_(False).to(device)
     progress("loading", 0.7)
     num_ids = num_token_ids(processor.tokenizer, config.text_config.vocab_size)
-    make_linear = _linear_of(plan, sizes)
-    stack = _make_stack(model, num_ids, make_linear, shards)
+    make_product = make_half_linear if sizes.is_half_on_cpu else make_linear
+    stack = _make_stack(model, num_ids, make_product, shards)
     num_slots = _number_of_slots(plan, checkpoint.name, sizes, device, shards)
     cache = KeyValueCache(
         replace(sizes.cache, num_slots=num_slots), dtype=sizes.cache_dtype, device=device
@@ -101,7 +100,7 @@ def load_pretrained(
         device_uuids=device_uuids((device,) if shards is None else shards.group.devices),
     )
     static = _fixed_steps(plan, model, stack, cache) if sizes.cache.num_spare else None
-    return Pretrained(model, processor, stack, cache, info, make_linear, static)
+    return Pretrained(model, processor, stack, cache, info, make_product, static)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +139,7 @@ class _Sizes:
         """Raises ModelLoadError where ranks cannot share the layers, or a CPU has no float16."""
         text = config.text_config
         dtype = dtype_of(plan, checkpoint, device)
-        is_half_on_cpu = plan.is_fused and dtype == torch.float16 and device.type == "cpu"
+        is_half_on_cpu = dtype == torch.float16 and device.type == "cpu"
         working_dtype = torch.float32 if is_half_on_cpu else dtype
         num_ranks, num_processes, weight_share = 1, 1, 1.0
         if shards is not None:
@@ -233,23 +232,13 @@ def _read_weights(
     return model
 
 
-def _linear_of(plan: LoadPlan, sizes: _Sizes) -> MakeLinear | None:
-    """The form of products; None: modules stay as transformers wrote them."""
-    if not plan.is_fused:
-        return None
-    return make_half_linear if sizes.is_half_on_cpu else make_linear
-
-
 def _make_stack(
-    model: Any, num_ids: int, make_linear: MakeLinear | None, shards: Shards | None
+    model: Any, num_ids: int, make_linear: MakeLinear, shards: Shards | None
 ) -> DecoderStack:
-    """The decoder layers; fused ones take over the weights of transformers' modules."""
-    text_model = model.model.language_model
-    if make_linear is None:
-        return TransformersStack(text_model, model.lm_head, num_ids)
+    """The decoder layers, which take over the weights of transformers' modules."""
     if shards is not None:
         shards.unwrap(model)
-    stack = FusedStack(text_model, model.lm_head, num_ids, make_linear, shards)
+    stack = DecoderStack(model.model.language_model, model.lm_head, num_ids, make_linear, shards)
     if shards is not None:
         shards.free_head(model)
     return stack

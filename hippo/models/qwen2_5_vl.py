@@ -77,10 +77,9 @@ def load(
         checkpoint, "Qwen2_5_VLForConditionalGeneration", plan, progress, shards
     )
     visual = pretrained.model.model.visual
-    if pretrained.make_linear is not None:
-        speed_up_vision(visual, pretrained.make_linear)
-        register_windows()
-        visual.config._attn_implementation = WINDOWS_NAME  # the tower's own config
+    speed_up_vision(visual, pretrained.make_linear)
+    register_windows()
+    visual.config._attn_implementation = WINDOWS_NAME  # the tower's own config
     # The tower works out positions where the grid is: on the host, which reads that in each layer.
     visual.rotary_pos_emb.register_forward_pre_hook(place_beside_first)
     return Qwen2_5_VL(pretrained)

@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.config import GatewaySettings
-from services.draft.config import DraftSettings
-from services.target.config import TargetSettings
+from deploy import env
 from tests.support.compose import (
     COMPOSES,
     ROOT,
@@ -25,15 +23,8 @@ from tests.support.compose import (
     StrictLoader,
     clean_environment,
     composes,
-    files,
-    variables,
 )
 
-SETTINGS = {
-    "DRAFT": DraftSettings,
-    "TARGET": TargetSettings,
-    "GATEWAY": GatewaySettings,
-}
 GPUS = {
     "gpus": {"draft": ["0"], "target": ["1"]},
     "one gpu": {"draft": ["0"], "target": ["0"]},
@@ -57,15 +48,7 @@ NOT_KNOBS = {
 }
 
 
-def _explained() -> dict[str, str]:
-    text = (ROOT / ".env.example").read_text(encoding="utf-8")
-    pairs = re.findall(r"^# (\w+)=(.*)$", text, flags=re.MULTILINE)
-    knobs = [(name, value) for name, value in pairs if name != "COMPOSE_FILE"]
-    assert len(dict(knobs)) == len(knobs), "a knob is explained twice"
-    return dict(knobs)
-
-
-@pytest.mark.parametrize("path", files(), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", env.compose_files(), ids=lambda path: path.name)
 def test_no_key_of_a_file_is_given_twice(path: Path) -> None:
     assert yaml.load(path.read_text(encoding="utf-8"), StrictLoader)["services"]
 
@@ -75,42 +58,22 @@ def test_a_key_that_is_given_twice_is_found() -> None:
         yaml.load("a: {b: , c: , b: }", StrictLoader)
 
 
-def test_every_variable_of_the_stack_is_explained_and_no_other() -> None:
-    assert set(_explained()) == set(variables())
+def test_the_file_of_all_knobs_is_up_to_date_and_explains_each() -> None:
+    text = env.GOAL.read_text(encoding="utf-8")
+    assert text == env.text(), "run: python -m deploy.env"
+    explained = re.findall(r"^# ([A-Z_]+)=", text, flags=re.MULTILINE)
+    assert sorted(explained) == sorted(env.variables())
 
 
-def test_the_values_shown_are_the_defaults() -> None:
-    defaults = variables()
-    for service, settings in SETTINGS.items():
-        for field in dataclasses.fields(settings):
-            name = f"HIPPO_{service}_{field.name}".upper()
-            if name in defaults and field.default is not dataclasses.MISSING:
-                defaults[name].add(_as_variable(field.default))
-    wrong = {
-        name: (shown, defaults[name])
-        for name, shown in _explained().items()
-        if shown not in (defaults[name] or {""})
-    }
-    assert wrong == {}
-
-
-def _as_variable(default: object) -> str:
-    if isinstance(default, bool):
-        return str(default).lower()
-    if isinstance(default, tuple):
-        return ",".join(default)
-    return "" if default is None else str(default)
-
-
-@pytest.mark.parametrize("service", SETTINGS)
+@pytest.mark.parametrize("service", env.SETTINGS)
 def test_every_setting_of_a_service_is_a_knob_of_the_stack_or_fixed_by_it(service: str) -> None:
     given: set[str] = set()
-    for path in files():
+    for path in env.compose_files():
         stack = yaml.safe_load(path.read_text(encoding="utf-8"))
         given |= set(stack["services"].get(service.lower(), {}).get("environment", {}))
     settings = {
         f"HIPPO_{service}_{field.name}".upper()
-        for field in dataclasses.fields(SETTINGS[service])
+        for field in dataclasses.fields(env.SETTINGS[service])
         if field.name not in NOT_KNOBS
     }
     assert settings == {name for name in given if name.startswith(f"HIPPO_{service}_")}
@@ -188,7 +151,7 @@ def test_the_gateway_waits_for_healthy_services(compose: str) -> None:
 
 
 def test_a_dashboard_with_a_login_needs_a_password(compose: str) -> None:
-    with_login = (*STACKS["dashboard"], "docker-compose.login.yml")
+    with_login = (*STACKS["dashboard"], "deploy/compose/login.yml")
     refused = _config(compose, with_login)
     assert refused.returncode != 0
     assert "name the file that holds the password" in refused.stderr

@@ -27,6 +27,7 @@ import openai
 import pytest
 import yaml
 
+from deploy import env
 from tests.e2e.support import GREEDY, data_url, free_port, video_message
 from tests.support.compose import (
     COMPOSES,
@@ -34,7 +35,6 @@ from tests.support.compose import (
     STACKS,
     clean_environment,
     composes,
-    variables,
 )
 
 # Where these are set, something else takes the place of what cannot be had.
@@ -108,8 +108,7 @@ class Containers:
 
 def _image(variable: str) -> str:
     """What an image's variable is set to, or its default."""
-    (default,) = variables()[variable]
-    return os.environ.get(variable, default)
+    return os.environ.get(variable, env.variables()[variable])
 
 
 def _can_have(image: str) -> bool:
@@ -163,7 +162,7 @@ def containers(
     stack = Containers(
         command=COMPOSES[request.param],
         project=f"hippo-test-{uuid.uuid4().hex[:8]}",
-        files=(*STACKS["cpu"], "docker-compose.dashboard.yml", str(override)),
+        files=(*STACKS["cpu"], "deploy/compose/dashboard.yml", str(override)),
         environment=environment,
         services=tuple(services),
         port=int(environment["HIPPO_PORT"]),

@@ -57,14 +57,13 @@ class NoiseDecoder:
 @pytest.fixture(
     scope="module",
     params=[
-        ("target_checkpoint", "draft_checkpoint", True),
-        ("target_checkpoint", "draft_checkpoint", False),
-        ("llava_checkpoint", "llava_draft_checkpoint", True),
+        ("target_checkpoint", "draft_checkpoint"),
+        ("llava_checkpoint", "llava_draft_checkpoint"),
     ],
-    ids=["qwen2.5-vl", "qwen2.5-vl as transformers has it", "llava-onevision"],
+    ids=["qwen2.5-vl", "llava-onevision"],
 )
 def models(request: pytest.FixtureRequest) -> Iterator[Models]:
-    target, draft, is_fused = request.param
+    target, draft = request.param
     folder: Path = request.getfixturevalue(target)
     one, small = (
         load_model(
@@ -73,14 +72,13 @@ def models(request: pytest.FixtureRequest) -> Iterator[Models]:
                 dtype="float32",
                 num_slots=3,
                 max_context_length=512,
-                is_fused=is_fused,
             )
         )
         for name in (target, draft)
     )
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with two_ranks(folder, is_fused=is_fused) as (two, _):
+    with two_ranks(folder) as (two, _):
         yield Models(one, two, small)
     torch.set_num_threads(threads)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -17,11 +16,11 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPOSES = {"docker compose": ["docker", "compose"], "docker-compose": ["docker-compose"]}
 BASE = "docker-compose.yml"
 STACKS = {
-    "gpus": (BASE, "docker-compose.override.yml"),
-    "one gpu": (BASE, "docker-compose.one-gpu.yml"),
-    "tensor parallel": (BASE, "docker-compose.tensor-parallel.yml"),
-    "cpu": (BASE, "docker-compose.cpu.yml"),
-    "dashboard": (BASE, "docker-compose.override.yml", "docker-compose.dashboard.yml"),
+    "gpus": (BASE, "deploy/compose/two-gpus.yml"),
+    "one gpu": (BASE, "deploy/compose/one-gpu.yml"),
+    "tensor parallel": (BASE, "deploy/compose/tensor-parallel.yml"),
+    "cpu": (BASE, "deploy/compose/cpu.yml"),
+    "dashboard": (BASE, "deploy/compose/two-gpus.yml", "deploy/compose/dashboard.yml"),
 }
 
 
@@ -36,25 +35,6 @@ class StrictLoader(yaml.SafeLoader):
                 None, None, f"given twice: {sorted(twice)}", node.start_mark
             )
         return super().construct_mapping(node, deep)
-
-
-def files() -> list[Path]:
-    """All of them."""
-    return sorted(ROOT.glob("docker-compose*.yml"))
-
-
-def variables() -> dict[str, set[str]]:
-    """Every variable that an operator can set, with its defaults ("" where there is none)."""
-    found: dict[str, set[str]] = {}
-    for path in files():
-        text = re.sub(r"^\s*#.*$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-        for name, default in re.findall(r"\$\{(\w+)(?::?-([^}]*)|:\?[^}]*)?\}", text):
-            found.setdefault(name, set()).add(default)
-        for service in yaml.safe_load(text)["services"].values():
-            for name, value in service.get("environment", {}).items():
-                if value is None:
-                    found.setdefault(name, set())
-    return found
 
 
 @functools.cache

@@ -31,9 +31,9 @@ def reference(target_checkpoint: Path) -> Reference:
     return Reference(target_checkpoint)
 
 
-@pytest.fixture(scope="session", params=["fused", "as transformers has it"])
-def model(target_checkpoint: Path, request: pytest.FixtureRequest) -> VideoLanguageModel:
-    """The adapter in float32 with three slots, on both of its ways to run a layer."""
+@pytest.fixture(scope="session")
+def model(target_checkpoint: Path) -> VideoLanguageModel:
+    """The adapter in float32 with three slots."""
     return load_model(
         LoadPlan(
             str(target_checkpoint),
@@ -41,29 +41,19 @@ def model(target_checkpoint: Path, request: pytest.FixtureRequest) -> VideoLangu
             num_slots=3,
             max_context_length=512,
             served_name="tiny",
-            is_fused=request.param == "fused",
         )
     )
 
 
 @pytest.fixture(
     scope="module",
-    params=[
-        ("target_checkpoint", True),
-        ("target_checkpoint", False),
-        ("llava_checkpoint", True),
-    ],
-    ids=["qwen2.5-vl", "qwen2.5-vl as transformers has it", "llava-onevision"],
+    params=["target_checkpoint", "llava_checkpoint"],
+    ids=["qwen2.5-vl", "llava-onevision"],
 )
 def family(request: pytest.FixtureRequest) -> VideoLanguageModel:
-    """Each family, and both ways to run a layer, in float32 with three slots."""
-    name, is_fused = request.param
-    folder: Path = request.getfixturevalue(name)
-    return load_model(
-        LoadPlan(
-            str(folder), dtype="float32", num_slots=3, max_context_length=512, is_fused=is_fused
-        )
-    )
+    """Each family in float32 with three slots."""
+    folder: Path = request.getfixturevalue(request.param)
+    return load_model(LoadPlan(str(folder), dtype="float32", num_slots=3, max_context_length=512))
 
 
 @pytest.fixture

@@ -40,9 +40,9 @@ def reference(llava_checkpoint: Path) -> LlavaReference:
     return LlavaReference(llava_checkpoint)
 
 
-@pytest.fixture(scope="module", params=["fused", "as transformers has it"])
-def model(llava_checkpoint: Path, request: pytest.FixtureRequest) -> VideoLanguageModel:
-    return _load(llava_checkpoint, is_fused=request.param == "fused")
+@pytest.fixture(scope="module")
+def model(llava_checkpoint: Path) -> VideoLanguageModel:
+    return _load(llava_checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def ordered(
     return _load(folder), LlavaReference(folder)
 
 
-def _load(folder: Path, *, is_fused: bool = True) -> VideoLanguageModel:
+def _load(folder: Path) -> VideoLanguageModel:
     return load_model(
         LoadPlan(
             str(folder),
@@ -63,7 +63,6 @@ def _load(folder: Path, *, is_fused: bool = True) -> VideoLanguageModel:
             num_slots=3,
             max_context_length=512,
             served_name="tiny",
-            is_fused=is_fused,
         )
     )
 

@@ -25,8 +25,8 @@ BATCH_MASK_OPERATORS = {
 }
 
 
-@pytest.fixture(scope="module", params=["fused", "as transformers has it"])
-def model(target_checkpoint: Path, request: pytest.FixtureRequest) -> VideoLanguageModel:
+@pytest.fixture(scope="module")
+def model(target_checkpoint: Path) -> VideoLanguageModel:
     """A small model with four slots of a long context."""
     return load_model(
         LoadPlan(
@@ -35,7 +35,6 @@ def model(target_checkpoint: Path, request: pytest.FixtureRequest) -> VideoLangu
             num_slots=4,
             max_context_length=LONG + 64,
             served_name="tiny",
-            is_fused=request.param == "fused",
         )
     )
 

@@ -27,7 +27,6 @@ from tests.support.reference import clip, prepare, user
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2.5-vl": ("target_checkpoint", {}),
-    "qwen2.5-vl as transformers has it": ("target_checkpoint", {"is_fused": False}),
     "qwen2.5-vl, steps of fixed shape": ("target_checkpoint", {"exact_rows": 8}),
     "llava-onevision": ("llava_checkpoint", {}),
 }

@@ -48,9 +48,9 @@ def ordinary(target_checkpoint: Path) -> VideoLanguageModel:
     return _load(target_checkpoint)
 
 
-@pytest.fixture(scope="module", params=["fused", "as transformers has it"])
-def exact(target_checkpoint: Path, request: pytest.FixtureRequest) -> VideoLanguageModel:
-    return _load(target_checkpoint, exact_rows=5, is_fused=request.param == "fused")
+@pytest.fixture(scope="module")
+def exact(target_checkpoint: Path) -> VideoLanguageModel:
+    return _load(target_checkpoint, exact_rows=5)
 
 
 @pytest.fixture(scope="module")
@@ -120,15 +120,14 @@ def test_steps_of_fixed_shape_equal_ordinary_ones(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("is_fused", "exact_rows"), [(True, 3), (True, 8), (False, 8)])
+@pytest.mark.parametrize("exact_rows", [3, 8])
 def test_a_tokens_logits_have_the_same_bits_however_it_was_fed(
     target_checkpoint: Path,
     prompts: list[Prompt],
     dtype: str,
-    is_fused: bool,
     exact_rows: int,
 ) -> None:
-    model = _load(target_checkpoint, dtype=dtype, is_fused=is_fused, exact_rows=exact_rows)
+    model = _load(target_checkpoint, dtype=dtype, exact_rows=exact_rows)
     generator = torch.Generator().manual_seed(1)
     num_tokens = CONTEXT - prompts[0].length
     ids: list[int] = torch.randint(1, 250, (num_tokens,), generator=generator).tolist()
