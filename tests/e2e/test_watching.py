@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from bench.random_draft import write_random_draft
-from deploy.grafana.panels import WINDOW as PANEL_WINDOW
 from hippo.cli.compare import compare
 from hippo.cli.processes import Child
 from tests.e2e.support import Running, free_port, wait_until
-from tests.e2e.watched import CHAT, PANELS, Watched
+from tests.e2e.watched import CHAT, Watched
+from tests.support.dashboards import PANEL_WINDOW, PANELS
 from tests.support.prometheus import BINARY, WINDOW, hurried_rules, prometheus
 
 pytestmark = pytest.mark.skipif(
@@ -57,7 +57,7 @@ def watched(running: Running, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def _panel_expressions() -> list[str]:
-    return [query.expr.replace(PANEL_WINDOW, WINDOW) for panel in PANELS for query in panel.queries]
+    return [expr.replace(PANEL_WINDOW, WINDOW) for panel in PANELS for expr in panel.exprs]
 
 
 def _rule_expressions() -> list[str]:

@@ -15,13 +15,11 @@ from typing import Any
 
 import httpx
 
-from deploy.grafana.build import DASHBOARDS
-from deploy.grafana.panels import WINDOW as PANEL_WINDOW
 from tests.e2e.support import GREEDY, Running, data_url, video_message
+from tests.support.dashboards import PANEL_WINDOW, PANELS
 from tests.support.prometheus import WINDOW, Prometheus
 
 CHAT = "/v1/chat/completions"
-PANELS = [panel for dashboard in DASHBOARDS.values() for panel in dashboard.panels]
 
 
 @dataclass(slots=True)
@@ -52,7 +50,7 @@ class Watched:
     def panel(self, title: str, **labels: str) -> float:
         """What the first query of a panel shows for these labels now; NaN for nothing."""
         (panel,) = [panel for panel in PANELS if panel.title == title]
-        samples = self.prometheus.query(panel.queries[0].expr.replace(PANEL_WINDOW, WINDOW))
+        samples = self.prometheus.query(panel.exprs[0].replace(PANEL_WINDOW, WINDOW))
         values = [item.value for item in samples if labels.items() <= item.labels.items()]
         assert len(values) <= 1, title
         return values[0] if values else math.nan
