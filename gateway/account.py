@@ -7,6 +7,8 @@ import time
 from gateway.baseline import Baseline
 from gateway.metrics import GatewayMetrics, ModelMetrics
 from gateway.report import AnswerRecord
+from hippo.metrics import gateway as own
+from hippo.metrics import vllm
 from hippo.metrics.gateway import Waste
 from hippo.types import OpenRequest
 
@@ -30,8 +32,8 @@ def count(
         num_kept = len(record.selection.kept_indices)
         strategy = request.pruning.strategy.value
         num_pruned = record.selection.num_visual_tokens - num_kept
-        metrics.visual_tokens.labels(strategy, "kept").inc(num_kept)
-        metrics.visual_tokens.labels(strategy, "pruned").inc(num_pruned)
+        metrics[own.VISUAL_TOKENS].labels(strategy, "kept").inc(num_kept)
+        metrics[own.VISUAL_TOKENS].labels(strategy, "pruned").inc(num_pruned)
 
 
 def _count_as_vllm_does(record: AnswerRecord, model: ModelMetrics) -> None:
@@ -42,33 +44,35 @@ def _count_as_vllm_does(record: AnswerRecord, model: ModelMetrics) -> None:
     elif record.finish_reason is not None:
         reason = record.finish_reason.value
     model.ended[reason].inc()
-    model.prompt_tokens.inc(record.num_prompt_tokens)
-    model.generation_tokens.inc(record.num_completion_tokens)
-    model.num_drafts.inc(stats.num_forwards - stats.num_one_row_forwards)
-    model.num_draft_tokens.inc(stats.num_draft_tokens)
-    model.num_accepted_tokens.inc(stats.num_accepted_tokens)
+    model[vllm.NUM_PROMPT_TOKENS].inc(record.num_prompt_tokens)
+    model[vllm.NUM_GENERATION_TOKENS].inc(record.num_completion_tokens)
+    model[vllm.NUM_DRAFTS].inc(stats.num_forwards - stats.num_one_row_forwards)
+    model[vllm.NUM_DRAFT_TOKENS].inc(stats.num_draft_tokens)
+    model[vllm.NUM_ACCEPTED_TOKENS].inc(stats.num_accepted_tokens)
     pairs = zip(model.accepted_per_position, stats.accepted_per_position, strict=False)
     for accepted, num_accepted in pairs:
         accepted.inc(num_accepted)
     if record.target_prompt is not None:
-        model.request_queue_time.observe(record.target_prompt.queue_ns / 1e9)
-        model.request_prompt_tokens.observe(record.num_prompt_tokens)
+        model[vllm.REQUEST_QUEUE_TIME].observe(record.target_prompt.queue_ns / 1e9)
+        model[vllm.REQUEST_PROMPT_TOKENS].observe(record.num_prompt_tokens)
     if record.first_verdict_ns:
-        model.time_to_first_token.observe((record.first_verdict_ns - record.received_ns) / 1e9)
-        model.request_generation_tokens.observe(record.num_completion_tokens)
-        model.request_decode_time.observe(record.decode_ns / 1e9)
+        model[vllm.TIME_TO_FIRST_TOKEN].observe(
+            (record.first_verdict_ns - record.received_ns) / 1e9
+        )
+        model[vllm.REQUEST_GENERATION_TOKENS].observe(record.num_completion_tokens)
+        model[vllm.REQUEST_DECODE_TIME].observe(record.decode_ns / 1e9)
     if record.target_prefill is not None:
-        model.prefix_cache_queries.inc(record.num_prompt_tokens)
-        model.prefix_cache_hits.inc(record.num_cached_tokens)
-        model.request_prefill_time.observe(record.target_prefill.forward_ns / 1e9)
+        model[vllm.PREFIX_CACHE_QUERIES].inc(record.num_prompt_tokens)
+        model[vllm.PREFIX_CACHE_HITS].inc(record.num_cached_tokens)
+        model[vllm.REQUEST_PREFILL_TIME].observe(record.target_prefill.forward_ns / 1e9)
     for interval_ns in record.intervals_ns:
-        model.inter_token_latency.observe(interval_ns / 1e9)
+        model[vllm.INTER_TOKEN_LATENCY].observe(interval_ns / 1e9)
     if record.num_completion_tokens > 1:
-        model.request_time_per_output_token.observe(
+        model[vllm.REQUEST_TIME_PER_OUTPUT_TOKEN].observe(
             record.decode_ns / 1e9 / (record.num_completion_tokens - 1)
         )
     if record.finish_reason is not None:
-        model.e2e_request_latency.observe((record.last_verdict_ns - record.received_ns) / 1e9)
+        model[vllm.E2E_REQUEST_LATENCY].observe((record.last_verdict_ns - record.received_ns) / 1e9)
 
 
 def _count_outcome(record: AnswerRecord, metrics: GatewayMetrics) -> None:
@@ -77,57 +81,57 @@ def _count_outcome(record: AnswerRecord, metrics: GatewayMetrics) -> None:
         outcome = "error"
     elif record.finish_reason is not None:
         outcome = record.finish_reason.value
-    metrics.completions.labels(record.policy, outcome).inc()
-    metrics.calibrations.inc(record.is_calibration)
+    metrics[own.COMPLETIONS].labels(record.policy, outcome).inc()
+    metrics[own.CALIBRATIONS].inc(record.is_calibration)
 
 
 def _count_speedup(record: AnswerRecord, metrics: GatewayMetrics, baseline: Baseline) -> None:
     baseline_ns = record.baseline_ns(baseline)
     if baseline_ns is None:
         return
-    metrics.decode_time.labels(record.policy).inc(record.decode_ns / 1e9)
-    metrics.decode_baseline.labels(record.policy).inc(baseline_ns / 1e9)
+    metrics[own.DECODE_TIME].labels(record.policy).inc(record.decode_ns / 1e9)
+    metrics[own.DECODE_BASELINE].labels(record.policy).inc(baseline_ns / 1e9)
     first_token_ns = record.first_verdict_ns - record.received_ns
-    metrics.first_token_time.labels(record.policy).inc(first_token_ns / 1e9)
+    metrics[own.FIRST_TOKEN_TIME].labels(record.policy).inc(first_token_ns / 1e9)
     if record.policy != "off":
-        metrics.request_speedup.observe(baseline_ns / record.decode_ns)
+        metrics[own.REQUEST_SPEEDUP].observe(baseline_ns / record.decode_ns)
 
 
 def _count_times(record: AnswerRecord, metrics: GatewayMetrics) -> None:
     stats = record.stats
     target_prefill, draft_prefill = record.target_prefill, record.draft_prefill
-    metrics.mode_time.labels("optimistic").inc(stats.optimistic_ns / 1e9)
-    metrics.mode_time.labels("conservative").inc(stats.conservative_ns / 1e9)
-    metrics.mode_time.labels("target_only").inc(stats.target_only_ns / 1e9)
-    metrics.mode_switches.inc(stats.num_mode_switches)
-    metrics.busy_time.labels("target").inc((stats.prefill_ns + stats.forward_ns) / 1e9)
+    metrics[own.MODE_TIME].labels("optimistic").inc(stats.optimistic_ns / 1e9)
+    metrics[own.MODE_TIME].labels("conservative").inc(stats.conservative_ns / 1e9)
+    metrics[own.MODE_TIME].labels("target_only").inc(stats.target_only_ns / 1e9)
+    metrics[own.MODE_SWITCHES].inc(stats.num_mode_switches)
+    metrics[own.BUSY_TIME].labels("target").inc((stats.prefill_ns + stats.forward_ns) / 1e9)
     waited_ns = stats.target_wait_ns - (target_prefill.wait_ns if target_prefill else 0)
-    metrics.wait_time.labels("target").inc(waited_ns / 1e9)
+    metrics[own.WAIT_TIME].labels("target").inc(waited_ns / 1e9)
     prefill_ns = draft_prefill.forward_ns if draft_prefill else 0
-    metrics.busy_time.labels("draft").inc((prefill_ns + stats.drafting_ns) / 1e9)
-    metrics.wait_time.labels("draft").inc(stats.draft_wait_ns / 1e9)
-    metrics.target_forwards.inc(stats.num_forwards)
+    metrics[own.BUSY_TIME].labels("draft").inc((prefill_ns + stats.drafting_ns) / 1e9)
+    metrics[own.WAIT_TIME].labels("draft").inc(stats.draft_wait_ns / 1e9)
+    metrics[own.TARGET_FORWARDS].inc(stats.num_forwards)
     if stats.num_forwards:
         seconds = max(record.transport_ns, 0) / stats.num_forwards / 1e9
-        metrics.round_transport.observe(seconds)
+        metrics[own.ROUND_TRANSPORT].observe(seconds)
 
 
 def _count_draft(record: AnswerRecord, metrics: GatewayMetrics) -> None:
     stats = record.stats
-    metrics.blocks.inc(stats.num_blocks)
-    metrics.stale_blocks.inc(stats.num_stale_blocks)
-    metrics.drafted_tokens.inc(stats.num_drafted_tokens)
+    metrics[own.BLOCKS].inc(stats.num_blocks)
+    metrics[own.STALE_BLOCKS].inc(stats.num_stale_blocks)
+    metrics[own.DRAFTED_TOKENS].inc(stats.num_drafted_tokens)
     for cause, num_tokens in wasted_tokens(record).items():
-        metrics.wasted_tokens.labels(cause.value).inc(num_tokens)
+        metrics[own.WASTED_TOKENS].labels(cause.value).inc(num_tokens)
     if record.policy != "off":
         for length in stats.all_run_lengths:
-            metrics.run_length.observe(length)
+            metrics[own.RUN_LENGTH].observe(length)
     if record.first_block_ns and record.first_verdict_ns and not record.num_draft_recoveries:
         delay_ns = record.first_block_ns - record.first_verdict_ns
-        metrics.first_block_delay.observe(delay_ns / 1e9)
+        metrics[own.FIRST_BLOCK_DELAY].observe(delay_ns / 1e9)
     for loss in record.draft_losses:
-        metrics.draft_losses.labels(loss.value).inc()
-    metrics.draft_recoveries.inc(record.num_draft_recoveries)
+        metrics[own.DRAFT_LOSSES].labels(loss.value).inc()
+    metrics[own.DRAFT_RECOVERIES].inc(record.num_draft_recoveries)
 
 
 def wasted_tokens(record: AnswerRecord) -> dict[Waste, int]:

@@ -27,6 +27,7 @@ from gateway.schemas import ChatCompletionRequest, StreamOptions
 from gateway.state import GatewayState, State
 from gateway.text import Piece, join
 from hippo.errors import DeadlineError, HippoError, InvalidRequestError, UnavailableError
+from hippo.metrics import vllm
 from hippo.types import Media, OpenRequest, Pruning, PruningStrategy
 
 router = APIRouter(prefix="/v1", tags=["chat"])
@@ -165,8 +166,8 @@ class ChatResponse(Response):
                 self._completion(one, plan, pair, is_calibration=is_calibration)
                 for one in translate.choice_requests(request, count)
             ],
-            waiting=counted.num_waiting,
-            running=counted.num_running,
+            waiting=counted[vllm.NUM_REQUESTS_WAITING],
+            running=counted[vllm.NUM_REQUESTS_RUNNING],
         )
         try:
             async with choices:

@@ -9,6 +9,7 @@ from gateway.openapi import ANSWERED, answers
 from gateway.responses import Health, NumUp, Ready, Versions
 from gateway.state import State
 from hippo.errors import UnavailableError
+from hippo.metrics import gateway as own
 from hippo.types import PROTOCOL_VERSION
 
 router = APIRouter(tags=["status"])
@@ -47,11 +48,11 @@ async def metrics(state: State) -> Response:
         target_is_up = True
     except UnavailableError:
         target_is_up = False
-    shown.service_up.labels("target").set(target_is_up)
-    shown.services_ready.labels("target").set(backends.num_targets_up)
+    shown[own.SERVICE_UP].labels("target").set(target_is_up)
+    shown[own.SERVICES_READY].labels("target").set(backends.num_targets_up)
     if backends.drafts:
-        shown.service_up.labels("draft").set(backends.has_draft)
-        shown.services_ready.labels("draft").set(backends.num_drafts_up)
+        shown[own.SERVICE_UP].labels("draft").set(backends.has_draft)
+        shown[own.SERVICES_READY].labels("draft").set(backends.num_drafts_up)
     return Response(shown.render(), media_type=shown.content_type)
 
 

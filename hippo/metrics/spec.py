@@ -53,28 +53,20 @@ class Metric:
         return list(itertools.product(*(label.values for label in self.labels)))
 
 
-def counter(metric: Metric, registry: CollectorRegistry) -> Counter:
-    """A counter that begins at 0 for every known label value, so that the first event shows."""
-    assert metric.kind is Kind.COUNTER, metric.name
-    made = Counter(metric.name, metric.text, metric.label_names, registry=registry)
-    if metric.labels:
+def collector(metric: Metric, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
+    """What counts a metric. A counter begins at 0 for every known label value, so that its first
+    event shows; series of others begin when they are set."""
+    if metric.kind is Kind.HISTOGRAM:
+        assert metric.buckets, metric.name
+        return Histogram(
+            metric.name, metric.text, metric.label_names, buckets=metric.buckets, registry=registry
+        )
+    kind = Counter if metric.kind is Kind.COUNTER else Gauge
+    made = kind(metric.name, metric.text, metric.label_names, registry=registry)
+    if metric.kind is Kind.COUNTER and metric.labels:
         for values in metric.known_label_values():
             made.labels(*values)
     return made
-
-
-def gauge(metric: Metric, registry: CollectorRegistry) -> Gauge:
-    """A gauge; series with labels begin when they are set."""
-    assert metric.kind is Kind.GAUGE, metric.name
-    return Gauge(metric.name, metric.text, metric.label_names, registry=registry)
-
-
-def histogram(metric: Metric, registry: CollectorRegistry) -> Histogram:
-    """A histogram with the metric's buckets."""
-    assert metric.kind is Kind.HISTOGRAM and metric.buckets, metric.name
-    return Histogram(
-        metric.name, metric.text, metric.label_names, buckets=metric.buckets, registry=registry
-    )
 
 
 class WithoutCreated(Collector):

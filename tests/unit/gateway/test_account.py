@@ -9,6 +9,7 @@ from gateway.baseline import Baseline, OneRowTimes
 from gateway.metrics import GatewayMetrics
 from gateway.report import AnswerRecord
 from hippo.metrics import GATEWAY_METRICS, VLLM_METRICS
+from hippo.metrics import gateway as own
 from hippo.metrics.gateway import DraftLoss, Waste
 from hippo.speculation.coordinator import Coordinator
 from hippo.speculation.policies import make_policy
@@ -219,8 +220,8 @@ def test_what_is_exported_is_what_is_declared() -> None:
     baseline.learn({0: sums}, now_ns=1)
     metrics = _metrics(baseline)
     metrics.model("hippo")
-    metrics.service_up.labels("draft").set(1)
-    metrics.services_ready.labels("draft").set(1)
+    metrics[own.SERVICE_UP].labels("draft").set(1)
+    metrics[own.SERVICES_READY].labels("draft").set(1)
     metrics.count_request("/health", 200)
     check_exported(metrics.render().decode(), (*VLLM_METRICS, *GATEWAY_METRICS))
 
