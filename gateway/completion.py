@@ -20,10 +20,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from gateway import report
-from gateway.backends import Pair
+from gateway.debt import Debt, loss_of
+from gateway.pieces import Pieces, is_set
 from gateway.report import AnswerRecord
-from gateway.text import AnswerText, Piece, join
-from gateway.translate import SpeculationPlan
+from gateway.speculation import SpeculationPlan
+from gateway.targets import Pair
+from gateway.text import AnswerText, Piece
 from hippo.errors import (
     DeadlineError,
     HippoError,
@@ -38,13 +40,12 @@ from hippo.speculation.coordinator import (
     Coordinator,
     SendBlock,
     SendCommit,
+    SetDraftPace,
     SetTargetPace,
 )
 from hippo.types import (
     Block,
-    Commit,
     OpenRequest,
-    Pace,
     PromptInfo,
     Selection,
     Timing,
@@ -92,7 +93,6 @@ class Completion:
         )
         self._request = dataclasses.replace(request, pace=self._coordinator.pace)
         self._clock_ns = clock_ns
-        self._draft_stall_ns = int(draft_stall_s * 1e9)
         self._timeout_s = timeout_s
         self._text = AnswerText(
             pair.tokenizer,
@@ -108,14 +108,10 @@ class Completion:
         self._target_stream: TargetStream | None = None
         self._draft_stream: DraftStream | None = None
         self._draft_client: DraftClient | None = None  # where that stream is or was
-        self._target_prompt: PromptInfo | None = None
-        self._draft_prompt: PromptInfo | None = None
-        self._selection: Selection | None = None
-        self._owed_since_ns: int | None = None  # the draft has more to say, and was silent
+        self._debt = Debt(draft_stall_s)
         self._num_stalls = 0
 
-        self._pieces: list[Piece] = []
-        self._wakeup = asyncio.Event()
+        self._pieces = Pieces()
         self._begun = asyncio.Event()  # the prompt was read, or it all failed
         self._is_over = False
         self._error: HippoError | None = None
@@ -152,27 +148,17 @@ class Completion:
     async def wait_begun(self, idle_s: float | None = None) -> bool:
         """Returns whether the target has read the prompt, after ``idle_s`` at the latest. Raises
         what went wrong before that."""
-        if not await _is_set(self._begun, idle_s):
+        if not await is_set(self._begun, idle_s):
             return False
-        if self._error is not None and self._target_prompt is None:
+        if self._error is not None and self.record.target_prompt is None:
             raise self._error
         return True
 
     async def pieces(self, idle_s: float | None = None) -> AsyncIterator[Piece]:
         """Text as it settles, to its end; an empty one when there was none for ``idle_s``. Raises
         what ended it early."""
-        while True:
-            if not await _is_set(self._wakeup, idle_s):
-                yield Piece()
-                continue
-            self._wakeup.clear()
-            is_over = self._is_over
-            if self._pieces:
-                piece = join(self._pieces)
-                self._pieces.clear()
-                yield piece
-            if is_over:
-                break
+        async for piece in self._pieces.read(idle_s):
+            yield piece
         if self._error is not None:
             raise self._error
 
@@ -181,7 +167,10 @@ class Completion:
             async with asyncio.timeout(self._remaining_s()):
                 if self._wants_draft:
                     self._draft_task = asyncio.create_task(self._run_draft(self._first_draft))
-                await self._run_target()
+                with self._pair.at_target():
+                    is_finished = await self._follow_target()
+                if not is_finished:
+                    raise UnavailableError("the target service ended the answer before its end")
         except HippoError as error:
             self._error = error
             if isinstance(error, UnavailableError):
@@ -190,14 +179,12 @@ class Completion:
             self._error = DeadlineError(
                 f"the request took longer than {self._timeout_s:g} s, this server's limit"
             )
-        except asyncio.CancelledError:
-            raise
         except Exception:
             logger.exception("a completion failed unexpectedly")
             self._error = HippoError("an internal error occurred; it is in the server's log")
         finally:
             self._is_over = True
-            self._wakeup.set()
+            self._pieces.end()
             self._begun.set()
             if self._draft_task is not None:
                 self._draft_task.cancel()
@@ -210,12 +197,6 @@ class Completion:
         elapsed_s = (self._clock_ns() - self.record.received_ns) / 1e9
         return max(self._timeout_s + grace_s - elapsed_s, 0.0)
 
-    async def _run_target(self) -> None:
-        with self._pair.at_target():
-            is_finished = await self._follow_target()
-        if not is_finished:
-            raise UnavailableError("the target service ended the answer before its last token")
-
     async def _follow_target(self) -> bool:
         """Whether the last verdict came before the end of the stream."""
         timeout_s = self._remaining_s(_SERVICES_GRACE_S)
@@ -227,12 +208,10 @@ class Completion:
                     if self.record.finish_reason is not None:
                         return True
                 elif isinstance(message, Selection):
-                    self._selection = message
                     self.record.selection = message
-                    if self._draft_stream is not None:
-                        await self._tell_draft(message)
+                    await self._tell(self._draft_stream, message)
                 else:
-                    self._target_prompt = self.record.target_prompt = message
+                    self.record.target_prompt = message
                     self._begun.set()
                     try:
                         self._check_prompts()
@@ -249,11 +228,9 @@ class Completion:
         self.record.num_completion_tokens = self._text.num_tokens
         self.record.finish_reason = self._text.finish_reason
         if piece:
-            self._pieces.append(piece)
-            self._wakeup.set()
-        self._note_debt(now_ns)
-        owed_since_ns = self._owed_since_ns
-        if owed_since_ns is not None and now_ns - owed_since_ns > self._draft_stall_ns:
+            self._pieces.add(piece)
+        self._debt.note(self._coordinator.owes_block, now_ns)
+        if self._debt.is_overdue(now_ns):
             await self._give_up_stalled_draft()
 
     async def _run_draft(self, client: DraftClient | None) -> None:
@@ -265,7 +242,7 @@ class Completion:
             try:
                 await self._draft_with(client, joins=joins)
             except HippoError as error:
-                await self._lose_draft(error.message, _loss_of(error))
+                await self._lose_draft(error.message, loss_of(error))
                 if isinstance(error, UnavailableError):
                     self._pair.report_draft_failure(client)
                 elif not isinstance(error, OverloadedError):
@@ -300,8 +277,8 @@ class Completion:
     ) -> None:
         self._draft_stream = stream
         self.record.num_draft_streams += 1
-        if self._selection is not None:
-            await self._tell_draft(self._selection)
+        if self.record.selection is not None:
+            await self._tell(self._draft_stream, self.record.selection)
         if joins:
             await self._carry_out(self._coordinator.on_draft_attached(num_known))
         async for message in stream:
@@ -314,47 +291,32 @@ class Completion:
         if isinstance(message, Block):
             self.record.add_block(message, now_ns)
             await self._carry_out(self._coordinator.on_block(message, now_ns))
-            self._note_debt(now_ns, is_heard=True)
+            self._debt.note(self._coordinator.owes_block, now_ns, is_heard=True)
         elif isinstance(message, Timing):
             self.record.draft_prefill = message
             await self._carry_out(self._coordinator.on_draft_ready())
-            self._note_debt(now_ns, is_heard=True)
+            self._debt.note(self._coordinator.owes_block, now_ns, is_heard=True)
         else:
-            self._draft_prompt = self.record.draft_prompt = message
+            self.record.draft_prompt = message
             self._check_prompts()
 
     async def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
-            if isinstance(action, SendBlock):
-                await self._tell_target(action.block)
-            elif isinstance(action, SendCommit):
-                await self._tell_draft(action.commit)
-            elif isinstance(action, SetTargetPace):
-                await self._tell_target(action.pace)
-            else:
-                await self._tell_draft(action.pace)
+            match action:
+                case SendBlock(message) | SetTargetPace(message):
+                    await self._tell(self._target_stream, message)
+                case SendCommit(message) | SetDraftPace(message):
+                    await self._tell(self._draft_stream, message)
 
-    async def _tell_target(self, message: Pace | Block) -> None:
-        if self._target_stream is not None:
-            # If the stream broke, the task that reads it has the error.
+    async def _tell(self, stream: TargetStream | DraftStream | None, message: Any) -> None:
+        """Sends; if the stream broke, the task that reads it has the error."""
+        if stream is not None:
             with contextlib.suppress(HippoError):
-                await self._target_stream.send(message)
-
-    async def _tell_draft(self, message: Selection | Pace | Commit) -> None:
-        if self._draft_stream is not None:
-            with contextlib.suppress(HippoError):
-                await self._draft_stream.send(message)
-
-    def _note_debt(self, now_ns: int, *, is_heard: bool = False) -> None:
-        """After each event: since when the draft owes a block; anew if it was heard."""
-        if not self._coordinator.owes_block:
-            self._owed_since_ns = None
-        elif is_heard or self._owed_since_ns is None:
-            self._owed_since_ns = now_ns
+                await stream.send(message)
 
     def _check_prompts(self) -> None:
         """Raises IncompatiblePairError when the two services read different prompts."""
-        target, draft = self._target_prompt, self._draft_prompt
+        target, draft = self.record.target_prompt, self.record.draft_prompt
         if target is not None and draft is not None and target.prompt_hash != draft.prompt_hash:
             raise IncompatiblePairError("the draft read another prompt than the target")
 
@@ -376,28 +338,11 @@ class Completion:
             self._draft_task = asyncio.create_task(self._run_draft(None))
 
     async def _lose_draft(self, problem: str, cause: DraftLoss) -> None:
-        self._draft_stream = self._owed_since_ns = None
-        self._draft_prompt = None
+        self._draft_stream = None
+        self._debt.forgive()
         self.record.draft_problem = problem
         if self._coordinator.has_draft:
             self.record.draft_losses.append(cause)
         if not self._is_over:
             logger.warning("the answer goes on without the draft: %s", problem)
         await self._carry_out(self._coordinator.on_draft_lost())
-
-
-def _loss_of(error: HippoError) -> DraftLoss:
-    if isinstance(error, OverloadedError):
-        return DraftLoss.OVERLOADED
-    if isinstance(error, UnavailableError):
-        return DraftLoss.UNAVAILABLE
-    return DraftLoss.INCOMPATIBLE if isinstance(error, IncompatiblePairError) else DraftLoss.ERROR
-
-
-async def _is_set(event: asyncio.Event, timeout_s: float | None) -> bool:
-    """Waits for an event, for so long at most."""
-    if not event.is_set():
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await event.wait()
-    return event.is_set()

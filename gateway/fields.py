@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gateway.schemas import ChatCompletionRequest, MediaLoading, MediaProcessing
+from gateway.media_schemas import MediaLoading, MediaProcessing
+from gateway.schemas import ChatCompletionRequest
 from hippo.errors import InvalidRequestError, MediaError
 from hippo.types import MediaKind
 

@@ -6,13 +6,12 @@ refused by name. Ranges of sampling values are checked by hippo.validation.
 
 from __future__ import annotations
 
-import itertools
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from hippo.types import MediaKind
+from gateway.media_schemas import ContentPart, MediaLoading, MediaProcessing, Model, refusal
 from hippo.validation import MAX_TOP_LOGPROBS
 
 MAX_STOP_STRINGS = 16
@@ -21,69 +20,11 @@ MAX_SALT_LENGTH = 256
 MAX_MESSAGES = 1024
 
 
-def _refusal(message: str) -> PydanticCustomError:
-    # The message is a template with braces to fill: a plain one must not contain any.
-    return PydanticCustomError("unsupported", "{text}", {"text": message})
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class MediaUrl(_Model):
-    """Where a video or image is."""
-
-    url: str = Field(
-        description="A data: URL (data:video/mp4;base64,..., or frames as "
-        "data:video/jpeg;base64,<jpg>,<jpg>,...), an http(s) URL of an allowed "
-        "domain, a path (also as file:// URL) under an allowed directory, or the id of a video "
-        "uploaded before (POST /v1/videos)."
-    )
-    detail: Literal["auto", "low", "high"] | None = Field(
-        default=None, description="Inert; frame sizes are set by mm_processor_kwargs."
-    )
-
-
-class ContentPart(_Model):
-    """A piece of a message."""
-
-    type: Literal["text", "video_url", "image_url"]
-    text: str | None = None
-    video_url: MediaUrl | None = None
-    image_url: MediaUrl | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_what_its_type_says(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            raise _refusal("expected an object with a type, such as {'type': 'text', 'text': ...}")
-        kind = value.get("type")
-        if kind not in ("text", "video_url", "image_url"):
-            raise _refusal(f"type is {kind!r}; expected 'text', 'video_url' or 'image_url'")
-        if value.get(kind) is None:
-            raise _refusal(f"a part of type {kind!r} needs the field {kind!r}")
-        for other in {"text", "video_url", "image_url"} - {kind}:
-            if value.get(other) is not None:
-                raise _refusal(f"a part of type {kind!r} cannot have the field {other!r}")
-        if kind != "text" and isinstance(value[kind], str):
-            return {**value, kind: {"url": value[kind]}}
-        return value
-
-    @property
-    def media(self) -> tuple[MediaKind, MediaUrl] | None:
-        """The media item that the part refers to, if it does."""
-        if self.video_url is not None:
-            return MediaKind.VIDEO, self.video_url
-        if self.image_url is not None:
-            return MediaKind.IMAGE, self.image_url
-        return None
-
-
 def _text_as_part(value: Any) -> Any:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-class Message(_Model):
+class Message(Model):
     """One chat turn."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -95,7 +36,7 @@ class Message(_Model):
     refusal: None = Field(default=None, description="Inert; clients send back what they got.")
 
 
-class StreamOptions(_Model):
+class StreamOptions(Model):
     """Options of a stream."""
 
     include_usage: bool = Field(default=False, description="Ends the stream with a usage chunk.")
@@ -110,76 +51,11 @@ class StreamOptions(_Model):
     @model_validator(mode="after")
     def _usage_is_wanted(self) -> StreamOptions:
         if self.continuous_usage_stats and not self.include_usage:
-            raise _refusal("continuous_usage_stats is only with include_usage")
+            raise refusal("continuous_usage_stats is only with include_usage")
         return self
 
 
-class MediaProcessing(_Model):
-    """Which frames of the videos are looked at."""
-
-    fps: float | None = Field(default=None, gt=0, le=120)
-    min_frames: int | None = Field(default=None, ge=1, le=65536)
-    max_frames: int | None = Field(default=None, ge=1, le=65536)
-    num_frames: int | None = Field(
-        default=None, ge=1, le=65536, description="Another name of max_frames."
-    )
-    max_pixels: int | None = Field(default=None, ge=1, le=2**31 - 1)
-
-    @model_validator(mode="after")
-    def _one_frame_limit(self) -> MediaProcessing:
-        if self.max_frames is not None and self.num_frames is not None:
-            raise _refusal("max_frames and num_frames mean the same; give one of them")
-        return self
-
-
-class VideoLoading(_Model):
-    """How a video is read, in vLLM's words."""
-
-    num_frames: int | None = Field(
-        default=None, ge=-1, le=65536, description="Most frames; -1: no limit but the server's."
-    )
-    fps: float | None = Field(default=None, ge=-1, le=120, description="0 or less: not set.")
-    frames_indices: tuple[int, ...] | None = Field(
-        default=None,
-        min_length=1,
-        max_length=65536,
-        description="Of frames sent as video/jpeg: their numbers in the video they come from, "
-        "ascending, at `fps` of that video.",
-    )
-    total_num_frames: int | None = Field(
-        default=None, ge=1, le=2**31 - 1, description="Frames of the video they come from."
-    )
-    duration: float | None = Field(
-        default=None, gt=0, allow_inf_nan=False, description="Its length in seconds."
-    )
-    do_sample_frames: Literal[False] | None = Field(
-        default=None, description="Inert: frames sent as video/jpeg are all looked at."
-    )
-
-    @property
-    def timing_fields(self) -> tuple[str, ...]:
-        """The fields given that say when frames sent one by one were taken."""
-        names = ("frames_indices", "total_num_frames", "duration")
-        return tuple(name for name in names if getattr(self, name) is not None)
-
-    @model_validator(mode="after")
-    def _indices_ascend(self) -> VideoLoading:
-        indices = self.frames_indices or ()
-        ascends = all(a < b for a, b in itertools.pairwise(indices))
-        if indices and not (ascends and 0 <= indices[0] and indices[-1] < 2**31):
-            raise _refusal("frames_indices must ascend from 0 or more")
-        if indices and self.total_num_frames is not None and self.total_num_frames <= indices[-1]:
-            raise _refusal("total_num_frames must be more than the last of frames_indices")
-        return self
-
-
-class MediaLoading(_Model):
-    """vLLM's media_io_kwargs: the same choice of frames under its other name."""
-
-    video: VideoLoading = VideoLoading()
-
-
-class PruningOptions(_Model):
+class PruningOptions(Model):
     """Which visual tokens the draft sees; the answer does not depend on it."""
 
     strategy: (
@@ -193,7 +69,7 @@ class PruningOptions(_Model):
     )
 
 
-class SpeculationOptions(_Model):
+class SpeculationOptions(Model):
     """How the answer is sped up; the answer does not depend on it."""
 
     preset: Literal["hippo", "specvlm"] | None = Field(
@@ -209,7 +85,7 @@ class SpeculationOptions(_Model):
     pruning: PruningOptions = PruningOptions()
 
 
-class ChatCompletionRequest(_Model):
+class ChatCompletionRequest(Model):
     """A request for one completion."""
 
     model_config = ConfigDict(
@@ -331,7 +207,7 @@ class ChatCompletionRequest(_Model):
     @classmethod
     def _refuse_what_is_not_supported(cls, value: Any) -> Any:
         if not isinstance(value, dict):
-            raise _refusal("the request body must be a JSON object")
+            raise refusal("the request body must be a JSON object")
         neutral: dict[str, tuple[Any, ...]] = {
             "tools": ([],),
             "tool_choice": ("none", "auto"),

@@ -5,22 +5,15 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import replace
 
 from gateway.config import GatewaySettings
 from gateway.fields import frame_fields, limit_field, media_parts
 from gateway.media import FrameTimes, MediaSource
-from gateway.schemas import (
-    ChatCompletionRequest,
-    MediaLoading,
-    MediaProcessing,
-    SpeculationOptions,
-    VideoLoading,
-)
+from gateway.media_schemas import MediaLoading, MediaProcessing, VideoLoading
+from gateway.schemas import ChatCompletionRequest
+from gateway.speculation import given_or
 from hippo.errors import ContextLengthError, InvalidRequestError
-from hippo.speculation.estimates import PairTimes
-from hippo.speculation.policies import Policy, make_policy
 from hippo.types import (
     ChatMessage,
     ContentPart,
@@ -30,13 +23,10 @@ from hippo.types import (
     ModelInfo,
     OpenRequest,
     Pruning,
-    PruningStrategy,
     SamplingParams,
     TextPart,
 )
 from hippo.validation import validate_sampling
-
-ValueT = TypeVar("ValueT")
 
 # OpenAI's default: sampling from the model's own distribution, whatever the checkpoint prefers.
 DEFAULT_TEMPERATURE = 1.0
@@ -45,46 +35,6 @@ DEFAULT_LISTED_FPS = 1.0
 _MOST_DIGITS = 10  # of a token id
 # Seeds that are drawn here fit a double, so that every JSON reader can send them back.
 _SEED_BITS = 53
-
-
-@dataclass(frozen=True, slots=True)
-class Preset:
-    """A published system, as it goes before the operator's defaults."""
-
-    policy_name: str
-    pruning_strategy: PruningStrategy
-    pruning_ratio: float
-
-
-PRESETS = {
-    "hippo": Preset("vpsd", PruningStrategy.HOLISTIC, 0.9),
-    "specvlm": Preset("serial", PruningStrategy.SPECVLM, 0.9),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculationPlan:
-    """How a request is sped up, the operator's limits applied."""
-
-    policy_name: str
-    gamma: int
-    max_draft_tokens: int
-    pruning: Pruning
-    is_default: bool = False  # the request left the speed to the operator
-
-    def make_policy(self, times: PairTimes | None = None) -> Policy:
-        """The policy of one sequence; ``times`` is what earlier ones have measured of the pair."""
-        return make_policy(
-            self.policy_name,
-            gamma=self.gamma,
-            max_draft_tokens=self.max_draft_tokens,
-            times=times,
-        )
-
-    @property
-    def wants_draft(self) -> bool:
-        """Whether a draft has any part in it."""
-        return self.policy_name != "off"
 
 
 def media_sources(request: ChatCompletionRequest) -> list[MediaSource]:
@@ -160,87 +110,19 @@ def sampling_params(request: ChatCompletionRequest, info: ModelInfo) -> Sampling
             )
         biases.append((int(key), bias))
     params = SamplingParams(
-        temperature=_given(request.temperature, neutral.temperature),
+        temperature=given_or(request.temperature, neutral.temperature),
         top_k=0 if request.top_k in (None, -1) else request.top_k,
-        top_p=_given(request.top_p, neutral.top_p),
-        min_p=_given(request.min_p, neutral.min_p),
-        repetition_penalty=_given(request.repetition_penalty, neutral.repetition_penalty),
-        presence_penalty=_given(request.presence_penalty, neutral.presence_penalty),
-        frequency_penalty=_given(request.frequency_penalty, neutral.frequency_penalty),
+        top_p=given_or(request.top_p, neutral.top_p),
+        min_p=given_or(request.min_p, neutral.min_p),
+        repetition_penalty=given_or(request.repetition_penalty, neutral.repetition_penalty),
+        presence_penalty=given_or(request.presence_penalty, neutral.presence_penalty),
+        frequency_penalty=given_or(request.frequency_penalty, neutral.frequency_penalty),
         logit_bias=tuple(biases),
         seed=seed,
-        min_tokens=_given(request.min_tokens, neutral.min_tokens),
+        min_tokens=given_or(request.min_tokens, neutral.min_tokens),
     )
     validate_sampling(params, num_token_ids=info.num_token_ids)
     return params
-
-
-def speculation_plan(
-    options: SpeculationOptions | None, settings: GatewaySettings
-) -> SpeculationPlan:
-    """What the request asks for, its preset, or the operator's default, in this order.
-
-    Raises InvalidRequestError for what the operator does not allow.
-    """
-    options = options or SpeculationOptions()
-    most = settings.max_draft_tokens
-    for name in ("gamma", "max_draft_tokens"):
-        value = getattr(options, name)
-        if value is not None and value > most:
-            raise InvalidRequestError(
-                f"speculative.{name} is {value}; this server allows {most}",
-                param=f"speculative.{name}",
-            )
-    default = Preset(
-        settings.policy, PruningStrategy(settings.pruning_strategy), settings.pruning_ratio
-    )
-    preset = PRESETS[options.preset] if options.preset else default
-    policy_name = options.policy or preset.policy_name
-    return SpeculationPlan(
-        policy_name=policy_name,
-        gamma=min(_given(options.gamma, settings.gamma), most),
-        max_draft_tokens=_given(options.max_draft_tokens, most),
-        pruning=Pruning(
-            strategy=_pruning_strategy(options, preset, settings),
-            ratio=_given(options.pruning.ratio, preset.pruning_ratio),
-            seed=options.pruning.seed,
-            min_visual_tokens=_min_visual_tokens(options, settings),
-        ),
-        is_default=not (
-            options.preset or options.policy or options.gamma or options.max_draft_tokens
-        ),
-    )
-
-
-def _min_visual_tokens(options: SpeculationOptions, settings: GatewaySettings) -> int:
-    """The operator's threshold is part of the operator's default: a request that says how to
-    prune is taken at its word."""
-    pruning = options.pruning
-    says_how = options.preset or pruning.strategy or pruning.ratio is not None
-    default = 0 if says_how else settings.pruning_min_visual_tokens
-    return _given(pruning.min_visual_tokens, default)
-
-
-def target_only(plan: SpeculationPlan) -> SpeculationPlan:
-    """The plan without speculation: the answer is the same."""
-    return replace(plan, policy_name="off")
-
-
-def _pruning_strategy(
-    options: SpeculationOptions, preset: Preset, settings: GatewaySettings
-) -> PruningStrategy:
-    given = options.pruning.strategy
-    strategy = PruningStrategy(given) if given else preset.pruning_strategy
-    if strategy.value not in settings.allowed_pruning_strategies:
-        # The default is among those allowed, so the request asked for it by one of the two.
-        field = "pruning.strategy" if given else "preset"
-        allowed = ", ".join(settings.allowed_pruning_strategies)
-        asked = given or f"{options.preset} (strategy {strategy.value})"
-        raise InvalidRequestError(
-            f"speculative.{field} is {asked}; this server allows the strategies {allowed}",
-            param=f"speculative.{field}",
-        )
-    return strategy
 
 
 def open_request(
@@ -355,7 +237,3 @@ def _end_token_ids(request: ChatCompletionRequest, info: ModelInfo) -> tuple[int
                 param="stop_token_ids",
             )
     return tuple(dict.fromkeys((*ends, *given)))
-
-
-def _given(value: ValueT | None, default: ValueT) -> ValueT:
-    return default if value is None else value

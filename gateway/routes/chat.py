@@ -14,8 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from gateway import account, report, sse, translate
-from gateway.backends import Pair
+from gateway import account, report, speculation, sse, translate
 from gateway.choices import Choices
 from gateway.completion import Completion
 from gateway.errors import describe
@@ -25,6 +24,7 @@ from gateway.openapi import CHAT_ANSWERED, answers
 from gateway.report import AnswerRecord, Timeline
 from gateway.schemas import ChatCompletionRequest, StreamOptions
 from gateway.state import GatewayState, State
+from gateway.targets import Pair
 from gateway.text import Piece, join
 from hippo.errors import DeadlineError, HippoError, InvalidRequestError, UnavailableError
 from hippo.metrics import vllm
@@ -138,7 +138,7 @@ class ChatResponse(Response):
     async def _answer(self, count: int, scope: Scope, receive: Receive, send: Send) -> None:
         body, state = self._body, self._state
         settings, backends = state.settings, state.backends
-        plan = translate.speculation_plan(body.speculative, settings)
+        plan = speculation.speculation_plan(body.speculative, settings)
         sampling = translate.sampling_params(body, backends.model(body.model))
         messages = translate.chat_messages(body)
         media = await self._read_media()
@@ -158,7 +158,7 @@ class ChatResponse(Response):
         can_calibrate = plan.is_default and plan.wants_draft and pair.draft is not None
         is_calibration = can_calibrate and pair.calibration.is_due(request.max_tokens)
         if is_calibration:
-            plan = translate.target_only(plan)
+            plan = speculation.target_only(plan)
             request = replace(request, pruning=_NO_PRUNING)
         counted = state.metrics.model(info.name)
         choices = Choices(
@@ -195,7 +195,7 @@ class ChatResponse(Response):
     def _completion(
         self,
         request: OpenRequest,
-        plan: translate.SpeculationPlan,
+        plan: speculation.SpeculationPlan,
         pair: Pair,
         *,
         is_calibration: bool,

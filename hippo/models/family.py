@@ -25,16 +25,13 @@ from hippo.models.content import cached_places
 from hippo.models.flash import has_flash
 from hippo.models.linear import padded_rows
 from hippo.models.pretrained import Pretrained
-from hippo.models.rows import PlacedRows, lay_out
+from hippo.models.rows import PlacedRows, lay_out, layer_groups
 from hippo.models.tap import KeptQueries, fill_tap, tap_question
 from hippo.sizes import CHUNK_ROWS as _CHUNK_ROWS
 from hippo.transfer import to_device
 from hippo.types import ChatMessage, FramePlan, ModelInfo
 
 _log = logging.getLogger(__name__)
-
-_LEAST_LAYER_GROUPS = 8  # of a prefill, which can be left between two of their chunks
-_GROUP_ROWS = 256  # prompt rows for which that many groups are short enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +172,7 @@ class CachedModel(ABC):
             question = prompt.question_indices - num_reused
             taps = [tap_question(question, rows, queries, device) for rows, _ in chunks]
         visual_places = to_device(prompt.visual_indices, device)
-        bounds = self._group_bounds(num_tapped, hidden.shape[0])
+        bounds = layer_groups(self.num_layers, num_tapped, hidden.shape[0])
         for first, last in itertools.pairwise(bounds):
             for index, (rows, step) in enumerate(chunks):
                 if first < num_tapped and (query_tap := taps[index]) is not None:
@@ -267,13 +264,6 @@ class CachedModel(ABC):
         self._slots.pop(slot, None)
         self._cache.forget(slot)
         self._cover_positions(prompt.next_position + capacity - num_cached)  # not in a step
-
-    def _group_bounds(self, num_tapped: int, num_rows: int) -> list[int]:
-        """The layers at which groups begin and end, in order."""
-        num_groups = min(_LEAST_LAYER_GROUPS * -(-num_rows // _GROUP_ROWS), self.num_layers)
-        num_groups = max(num_groups, _LEAST_LAYER_GROUPS)
-        bounds = {round(self.num_layers * i / num_groups) for i in range(num_groups)}
-        return sorted(bounds | {num_tapped, self.num_layers - 1, self.num_layers})
 
     def _fill_tap(
         self,

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+_LEAST_LAYER_GROUPS = 8  # of a prefill, which can be left between two of their chunks
+_GROUP_ROWS = 256  # prompt rows for which that many groups are short enough
+
 
 @dataclass(frozen=True, slots=True)
 class PlacedRows:
@@ -74,3 +77,12 @@ def _wanted_rows(placed: Sequence[PlacedRows], by_slot: Sequence[PlacedRows]) ->
         num_rows += rows.num_rows
     assert len(firsts) == len(placed), "a slot is stepped once"
     return [firsts[one.slot] + row for one in placed for row in range(one.num_rows)]
+
+
+def layer_groups(num_layers: int, num_tapped: int, num_rows: int) -> list[int]:
+    """The layers at which the groups of a prefill of ``num_rows`` begin and end, in order; one of
+    them ends behind the first ``num_tapped``."""
+    num_groups = min(_LEAST_LAYER_GROUPS * -(-num_rows // _GROUP_ROWS), num_layers)
+    num_groups = max(num_groups, _LEAST_LAYER_GROUPS)
+    bounds = {round(num_layers * i / num_groups) for i in range(num_groups)}
+    return sorted(bounds | {num_tapped, num_layers - 1, num_layers})

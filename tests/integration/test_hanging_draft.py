@@ -17,7 +17,7 @@ from gateway.backends import Backends
 from gateway.baseline import Baseline
 from gateway.completion import Completion
 from gateway.report import AnswerRecord, Timeline
-from gateway.translate import SpeculationPlan
+from gateway.speculation import SpeculationPlan
 from hippo.metrics.gateway import DraftLoss
 from hippo.models.base import StepPlan
 from hippo.speculation.coordinator import Action, Coordinator

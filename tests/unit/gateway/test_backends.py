@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from gateway.backends import Backends, choose
+from gateway.backends import Backends
 from gateway.baseline import Baseline
 from gateway.errors import ModelNotFoundError
+from gateway.targets import choose
 from hippo.errors import UnavailableError
 from hippo.rpc.client import DraftClient, TargetClient
 from hippo.types import ModelInfo

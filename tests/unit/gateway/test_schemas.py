@@ -12,7 +12,9 @@ from pydantic import ValidationError
 from gateway import translate
 from gateway.config import GatewaySettings
 from gateway.media import FrameTimes
-from gateway.schemas import ChatCompletionRequest, MediaProcessing
+from gateway.media_schemas import MediaProcessing
+from gateway.schemas import ChatCompletionRequest
+from gateway.speculation import speculation_plan
 from hippo.config import SettingsError, load_settings
 from hippo.errors import InvalidRequestError
 from hippo.types import MediaKind, MediaPart, OpenRequest, PruningStrategy, TextPart
@@ -35,7 +37,7 @@ def _open(**fields: Any) -> OpenRequest:
         messages=translate.chat_messages(request),
         media=(),
         sampling=translate.sampling_params(request, INFO),
-        pruning=translate.speculation_plan(request.speculative, SETTINGS).pruning,
+        pruning=speculation_plan(request.speculative, SETTINGS).pruning,
         info=INFO,
         settings=SETTINGS,
     )
@@ -187,20 +189,20 @@ def test_speculation_is_chosen_within_the_operators_limits() -> None:
     options = _parse(
         speculative={"policy": "vpsd", "gamma": 3, "pruning": {"strategy": "none"}}
     ).speculative
-    plan = translate.speculation_plan(options, SETTINGS)
+    plan = speculation_plan(options, SETTINGS)
     assert (plan.policy_name, plan.pruning.strategy) == ("vpsd", PruningStrategy.NONE)
     assert plan.make_policy().pace.optimistic.max_draft_tokens == 3
-    default = translate.speculation_plan(None, SETTINGS)
+    default = speculation_plan(None, SETTINGS)
     assert default.policy_name == "adaptive"
     assert default.pruning.ratio == SETTINGS.pruning_ratio
     most = SETTINGS.max_draft_tokens
     beyond = _parse(speculative={"max_draft_tokens": most + 1}).speculative
     with pytest.raises(InvalidRequestError, match=f"this server allows {most}"):
-        translate.speculation_plan(beyond, SETTINGS)
+        speculation_plan(beyond, SETTINGS)
 
 
 def test_the_policy_off_wants_no_draft() -> None:
-    off = translate.speculation_plan(_parse(speculative={"policy": "off"}).speculative, SETTINGS)
+    off = speculation_plan(_parse(speculative={"policy": "off"}).speculative, SETTINGS)
     assert not off.wants_draft
 
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from gateway.config import PRUNING_STRATEGIES, GatewaySettings
 from gateway.errors import install_error_handlers
 from gateway.schemas import ChatCompletionRequest, SpeculationOptions
-from gateway.translate import PRESETS, SpeculationPlan, speculation_plan
+from gateway.speculation import PRESETS, SpeculationPlan, speculation_plan
 from hippo.config import load_settings
 from hippo.errors import InvalidRequestError
 from hippo.types import Pruning, PruningStrategy
