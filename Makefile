@@ -13,8 +13,7 @@ demo: $(VENV)/.engine  ## Install, start the pair, ask about a clip, print the m
 	$(BIN)/hippo demo
 
 test: $(VENV)/.dev lint  ## Lint, type-check and run every test
-	@$(RUN) pytest -q -n 2 --dist loadfile --durations=15 tests/unit tests/contract tests/demo tests/integration; alone=$$?; \
-	$(RUN) pytest -q --durations=15 tests/e2e && exit $$alone
+	$(RUN) pytest -q -n 2 --dist loadfile --durations=15 tests
 
 check: $(VENV)/.dev lint  ## Lint, type-check and run the unit tests
 	$(RUN) pytest -q -n 2 --dist loadfile tests/unit
