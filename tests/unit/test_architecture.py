@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs/architecture.md").read_text(encoding="utf-8")
-WAY = re.findall(r"^\| `([\w.]+)` \|", TEXT.partition("### The way of one token")[2], re.MULTILINE)
+SECTION = TEXT.partition("### The way of one token")[2].partition("\n## ")[0]
+WAY = re.findall(r"^\| `([\w.]+)` \|", SECTION, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", WAY)
