@@ -19,7 +19,7 @@ from hippo.benchmark.plots import check_plot
 from hippo.benchmark.requests import Question, RequestForm
 from hippo.benchmark.server import Server
 from hippo.cli.client import media_part
-from hippo.cli.stack import BUNDLED_PAIR
+from hippo.cli.stack import BUNDLED_CLIPS
 from hippo.errors import InvalidRequestError
 from hippo.simulation.replay import parse_policies
 
@@ -48,7 +48,6 @@ The client takes processor time, too: run it on a core that draft and target do 
 KEY_VARIABLE = "HIPPO_API_KEY"
 _PROMPT = "Describe the video in detail."
 _SECONDS = 20.0
-_CLIPS = BUNDLED_PAIR.parent / "clips"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,11 +255,11 @@ def _question(video: str | None, prompt: str, seed: int) -> Question:
 
 
 def _bundled_clips() -> Sequence[tuple[str, str]]:
-    facts = _CLIPS / "facts.json"
+    facts = BUNDLED_CLIPS / "facts.json"
     if not facts.is_file():
-        raise InvalidRequestError(f"there are no bundled clips in {_CLIPS}; give a --video")
+        raise InvalidRequestError(f"there are no bundled clips in {BUNDLED_CLIPS}; give a --video")
     entries = json.loads(facts.read_text(encoding="utf-8"))
-    return [(str(_CLIPS / entry["file"]), entry["question"]) for entry in entries]
+    return [(str(BUNDLED_CLIPS / entry["file"]), entry["question"]) for entry in entries]
 
 
 def _command(arguments: argparse.Namespace) -> str:

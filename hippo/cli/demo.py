@@ -15,14 +15,13 @@ from rich.console import Console
 from hippo.cli.ask import ask_streaming, figures_line
 from hippo.cli.client import media_part
 from hippo.cli.compare import compare, comparison_table
-from hippo.cli.stack import BUNDLED_PAIR, Stack
+from hippo.cli.stack import BUNDLED_CLIPS, Stack
 from hippo.cli.up import add_stack_arguments, bring_up, log_printer, quiet, stack_options
 from hippo.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-_CLIPS = BUNDLED_PAIR.parent / "clips"
 _QUESTION = "Describe the video."
 
 _EXAMPLES = """\
@@ -95,7 +94,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _bundled_clip() -> Path:
-    clips = sorted(_CLIPS.glob("*.mp4"))
+    clips = sorted(BUNDLED_CLIPS.glob("*.mp4"))
     if not clips:
-        raise InvalidRequestError(f"there are no bundled clips in {_CLIPS}; give one with --video")
+        raise InvalidRequestError(
+            f"there are no bundled clips in {BUNDLED_CLIPS}; give one with --video"
+        )
     return clips[0]

@@ -15,7 +15,12 @@ import httpx
 
 from hippo.cli.processes import Child, StackError
 
-BUNDLED_PAIR = Path(__file__).resolve().parents[2] / "demo" / "models"
+_HIPPO = Path(__file__).resolve().parents[1]
+_CHECKOUT = _HIPPO.parent / "demo"
+# In a checkout where it is trained, else where setup.py installs it.
+BUNDLED = _CHECKOUT if (_CHECKOUT / "models").is_dir() else _HIPPO / "bundled"
+BUNDLED_PAIR = BUNDLED / "models"
+BUNDLED_CLIPS = BUNDLED / "clips"
 _POLL_S = 0.05
 
 

@@ -1,0 +1,18 @@
+"""What pyproject.toml cannot say: the bundled pair and its clips lie in demo/ and are installed as
+``hippo.bundled``, so that ``hippo demo`` works without a checkout."""
+
+from setuptools import find_namespace_packages, setup
+
+setup(
+    packages=[
+        *find_namespace_packages(include=["hippo*", "services*", "gateway*"]),
+        "hippo.bundled.models",
+        "hippo.bundled.clips",
+    ],
+    package_dir={"hippo.bundled.models": "demo/models", "hippo.bundled.clips": "demo/clips"},
+    package_data={
+        "hippo": ["py.typed"],
+        "hippo.bundled.models": ["target/*", "draft/*"],
+        "hippo.bundled.clips": ["*.mp4", "facts.json"],
+    },
+)

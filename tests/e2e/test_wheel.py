@@ -1,0 +1,46 @@
+"""The wheel holds all that ``hippo demo`` needs, without a checkout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel's contents."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"  # a build leaves files behind
+    for name in ("hippo", "gateway", "services", "demo/models", "demo/clips"):
+        shutil.copytree(ROOT / name, source / name)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    build = ["wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(source)]
+    subprocess.run([*pip, *build], check=True, timeout=300)
+    (wheel,) = folder.glob("*.whl")
+    site = folder / "site"
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(wheel)], check=True)
+    return site
+
+
+def test_the_demo_runs_from_the_wheel_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
+    assert not (installed / "demo").exists()
+    assert (installed / "hippo/bundled/models/target/model.safetensors").is_file()
+    done = subprocess.run(
+        [sys.executable, "-m", "hippo.cli", "demo", "--repeats", "1", "--max-tokens", "24"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(installed), "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "crowd.mp4" in done.stdout
