@@ -13,7 +13,8 @@ demo: $(VENV)/.engine  ## Install, start the pair, ask about a clip, print the m
 	$(BIN)/hippo demo
 
 test: $(VENV)/.dev lint  ## Lint, type-check and run every test
-	$(RUN) pytest -q -n 2 --dist loadfile --durations=15 tests
+	@$(RUN) pytest -q -n 2 --dist loadfile --durations=15 tests/unit tests/contract tests/demo tests/integration; alone=$$?; \
+	$(RUN) pytest -q -n 2 --dist loadfile --durations=15 tests/e2e && exit $$alone
 
 check: $(VENV)/.dev lint  ## Lint, type-check and run the unit tests
 	$(RUN) pytest -q -n 2 --dist loadfile tests/unit
