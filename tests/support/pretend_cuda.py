@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -131,10 +132,14 @@ def _really(value: Any) -> Any:
     return torch.device("cpu") if is_there else value
 
 
+_ROOT = Path(__file__).resolve().parents[2]  # a folder that may itself be called hippo
+_PROJECT = (f"{_ROOT}/hippo/", f"{_ROOT}/services/")
+
+
 def _caller() -> str:
     """The project's line that is running."""
     for frame in reversed(traceback.extract_stack()):
-        if "/hippo/" in frame.filename or "/services/" in frame.filename:
+        if frame.filename.startswith(_PROJECT):
             return f"{frame.filename.rpartition('/')[2]}:{frame.lineno}"
     return "a test"
 
