@@ -1,4 +1,4 @@
-"""The pictures of docs/results-pruning.md, as SVG."""
+"""The pictures of docs/results.md, as SVG."""
 
 from __future__ import annotations
 

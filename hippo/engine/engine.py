@@ -41,7 +41,7 @@ from hippo.types import Timing
 _log = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
-SequencePart = tuple[EngineSequence, Step]
+Work = tuple[EngineSequence, Step]
 
 
 class Engine:
@@ -245,12 +245,12 @@ class Engine:
             sequence.receive(self, message)
             self._tell(sequence)
 
-    def _schedule(self, now_ns: int) -> tuple[list[SequencePart], int | None]:
+    def _schedule(self, now_ns: int) -> tuple[list[Work], int | None]:
         """All steps that are ready, and the time to wait until (None: for the inbox alone).
 
         A sequence that waits holds up no other.
         """
-        steps: list[SequencePart] = []
+        steps: list[Work] = []
         until_ns: int | None = None
         for sequence in self._sequences:
             step = sequence.core.next_step(now_ns)
@@ -284,7 +284,7 @@ class Engine:
             self._fail(sequence, error)
             self._check_device(error, sequence.slot)
 
-    def _step(self, steps: list[SequencePart]) -> None:
+    def _step(self, steps: list[Work]) -> None:
         """One forward; if it fails, each sequence alone, so that only the culprit ends."""
         plan = StepPlan(
             tuple(
