@@ -13,8 +13,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from hippo.errors import HippoError, UnavailableError
-from hippo.rpc import convert
-from hippo.rpc import convert_stream as stream_convert
+from hippo.rpc import codec, convert
 from hippo.rpc.errors import error_from_rpc, error_from_status
 from hippo.rpc.options import (
     DEFAULT_MAX_MESSAGE_BYTES,
@@ -60,13 +59,10 @@ class ClientStream(Generic[SentT, ReceivedT]):
         start: Callable[[], Any],
         opening: Any,
         *,
-        encode: Callable[[SentT], Any],
-        decode: Callable[[Any], ReceivedT],
         peer: str,
     ) -> None:
         self._start = start
-        self._encode = encode
-        self._decode = decode
+        self._envelope = type(opening)
         self._peer = peer
         self._outgoing: StreamQueue[Any] = StreamQueue()
         self._incoming: StreamQueue[Any] = StreamQueue()
@@ -101,13 +97,17 @@ class ClientStream(Generic[SentT, ReceivedT]):
         """
         if self._call.done() and await self._call.code() is not grpc.StatusCode.OK:
             raise await self._error()
-        self._outgoing.put(self._encode(message))
+        self._outgoing.put(codec.wrap(self._envelope, message))
 
     def __aiter__(self) -> ClientStream[SentT, ReceivedT]:
         return self
 
     async def __anext__(self) -> ReceivedT:
-        return self._decode(await anext(self._incoming))
+        while True:
+            envelope = await anext(self._incoming)
+            if envelope.WhichOneof("message") is not None:  # else of a kind of a later release
+                received: ReceivedT = codec.unwrap(envelope)
+                return received
 
     async def _read_all(self) -> None:
         """Reads until the call is over, in a task of its own that nobody cancels.
@@ -241,8 +241,6 @@ class DraftClient(_ServiceClient):
         return ClientStream(
             partial(self._stub.Draft, timeout=timeout_s),
             draft_pb2.DraftRequest(open=convert.open_to_proto(request)),
-            encode=_encode_draft,
-            decode=_decode_draft,
             peer=self._peer,
         )
 
@@ -260,39 +258,5 @@ class TargetClient(_ServiceClient):
         return ClientStream(
             partial(self._stub.Verify, timeout=timeout_s),
             target_pb2.VerifyRequest(open=convert.open_to_proto(request)),
-            encode=_encode_verify,
-            decode=_decode_verify,
             peer=self._peer,
         )
-
-
-def _encode_draft(message: Selection | Pace | Commit) -> draft_pb2.DraftRequest:
-    if isinstance(message, Commit):
-        return draft_pb2.DraftRequest(commit=stream_convert.commit_to_proto(message))
-    if isinstance(message, Pace):
-        return draft_pb2.DraftRequest(pace=convert.pace_to_proto(message))
-    return draft_pb2.DraftRequest(select=stream_convert.selection_to_proto(message))
-
-
-def _decode_draft(response: draft_pb2.DraftResponse) -> PromptInfo | Timing | Block:
-    kind = response.WhichOneof("message")
-    if kind == "block":
-        return stream_convert.block_from_proto(response.block)
-    if kind == "prefill":
-        return stream_convert.timing_from_proto(response.prefill)
-    return stream_convert.prompt_from_proto(response.prompt)
-
-
-def _encode_verify(message: Pace | Block) -> target_pb2.VerifyRequest:
-    if isinstance(message, Block):
-        return target_pb2.VerifyRequest(verify=stream_convert.block_to_proto(message))
-    return target_pb2.VerifyRequest(pace=convert.pace_to_proto(message))
-
-
-def _decode_verify(response: target_pb2.VerifyResponse) -> PromptInfo | Selection | Verdict:
-    kind = response.WhichOneof("message")
-    if kind == "verdict":
-        return stream_convert.verdict_from_proto(response.verdict)
-    if kind == "selection":
-        return stream_convert.selection_from_proto(response.selection)
-    return stream_convert.prompt_from_proto(response.prompt)

@@ -9,8 +9,7 @@ from hippo.engine.service import EngineService
 from hippo.engine.slots import Reservation
 from hippo.engine.streams import SequenceStreams
 from hippo.errors import InvalidRequestError
-from hippo.rpc import convert
-from hippo.rpc import convert_stream as stream_convert
+from hippo.rpc import codec, convert
 from hippo.rpc.client import DRAFT_SERVICE
 from hippo.rpc.errors import Context, answering_errors
 from hippo.types import Block, Commit, OpenRequest, Pace, PromptInfo, Selection, Timing
@@ -36,7 +35,8 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     async def GetModel(
         self, _: common_pb2.GetModelRequest, context: Context
     ) -> common_pb2.GetModelResponse:
-        return convert.model_to_proto(self._host.info)
+        response: common_pb2.GetModelResponse = codec.encode(self._host.info)
+        return response
 
 
 def build_service(settings: DraftSettings) -> EngineService:
@@ -68,26 +68,17 @@ class _DraftStreams(SequenceStreams[DraftSequence]):
         sequence: DraftSequence,
         request: draft_pb2.DraftRequest,
         backend: Backend,
-    ) -> Commit | Pace | Selection:
+    ) -> Block | Commit | Pace | Selection:
         kind = request.WhichOneof("message")
-        if kind == "commit":
-            return stream_convert.commit_from_proto(
-                request.commit, num_token_ids=backend.info.num_token_ids
-            )
-        if kind == "pace":
-            return convert.pace_from_proto(request.pace)
+        if kind is None:
+            raise InvalidRequestError("an empty message; expected select, pace or commit")
+        if kind == "open":
+            raise InvalidRequestError("open came twice; one stream is one sequence", param="open")
         if kind == "select":
             if sequence.has_select:
                 raise InvalidRequestError("select came twice; it is sent once", param="select")
             sequence.has_select = True
-            return stream_convert.selection_from_proto(request.select)
-        if kind == "open":
-            raise InvalidRequestError("open came twice; one stream is one sequence", param="open")
-        raise InvalidRequestError("an empty message; expected select, pace or commit")
+        return convert.from_stream(request, num_token_ids=backend.info.num_token_ids)
 
     def encode(self, message: Block | Timing | PromptInfo) -> draft_pb2.DraftResponse:
-        if isinstance(message, Block):
-            return draft_pb2.DraftResponse(block=stream_convert.block_to_proto(message))
-        if isinstance(message, Timing):
-            return draft_pb2.DraftResponse(prefill=stream_convert.timing_to_proto(message))
-        return draft_pb2.DraftResponse(prompt=stream_convert.prompt_to_proto(message))
+        return codec.wrap(draft_pb2.DraftResponse, message)

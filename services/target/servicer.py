@@ -11,11 +11,19 @@ from hippo.engine.streams import SequenceStreams
 from hippo.errors import InvalidRequestError
 from hippo.models.base import Prompt
 from hippo.pruning.select import SelectionOptions
-from hippo.rpc import convert
-from hippo.rpc import convert_stream as stream_convert
+from hippo.rpc import codec, convert
 from hippo.rpc.client import TARGET_SERVICE
 from hippo.rpc.errors import Context, answering_errors
-from hippo.types import Block, OpenRequest, Pace, PromptInfo, Selection, SpatialScore, Verdict
+from hippo.types import (
+    Block,
+    Commit,
+    OpenRequest,
+    Pace,
+    PromptInfo,
+    Selection,
+    SpatialScore,
+    Verdict,
+)
 from hippo.v1 import common_pb2, target_pb2, target_pb2_grpc
 from services.target.config import TargetSettings
 from services.target.selection import needs_scores, select_without_scores
@@ -39,7 +47,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     async def GetModel(
         self, _: common_pb2.GetModelRequest, context: Context
     ) -> common_pb2.GetModelResponse:
-        return convert.model_to_proto(self._host.info)
+        response: common_pb2.GetModelResponse = codec.encode(self._host.info)
+        return response
 
 
 def build_service(settings: TargetSettings) -> EngineService:
@@ -88,21 +97,13 @@ class _VerifyStreams(SequenceStreams[TargetSequence]):
         sequence: TargetSequence,
         request: target_pb2.VerifyRequest,
         backend: Backend,
-    ) -> Block | Pace:
+    ) -> Block | Commit | Pace | Selection:
         kind = request.WhichOneof("message")
-        if kind == "verify":
-            return stream_convert.block_from_proto(
-                request.verify, num_token_ids=backend.info.num_token_ids
-            )
-        if kind == "pace":
-            return convert.pace_from_proto(request.pace)
+        if kind is None:
+            raise InvalidRequestError("an empty message; expected pace or verify")
         if kind == "open":
             raise InvalidRequestError("open came twice; one stream is one sequence", param="open")
-        raise InvalidRequestError("an empty message; expected pace or verify")
+        return convert.from_stream(request, num_token_ids=backend.info.num_token_ids)
 
     def encode(self, message: Verdict | Selection | PromptInfo) -> target_pb2.VerifyResponse:
-        if isinstance(message, Verdict):
-            return target_pb2.VerifyResponse(verdict=stream_convert.verdict_to_proto(message))
-        if isinstance(message, Selection):
-            return target_pb2.VerifyResponse(selection=stream_convert.selection_to_proto(message))
-        return target_pb2.VerifyResponse(prompt=stream_convert.prompt_to_proto(message))
+        return codec.wrap(target_pb2.VerifyResponse, message)

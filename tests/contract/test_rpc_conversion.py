@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from google.protobuf.message import Message
 
 from hippo.errors import IncompatiblePairError, InvalidRequestError
-from hippo.rpc import convert, convert_stream
+from hippo.rpc import codec, convert
 from hippo.types import (
     Block,
     ChatMessage,
@@ -35,6 +36,7 @@ from hippo.types import (
     Verdict,
 )
 from hippo.v1 import common_pb2 as pb
+from hippo.v1 import draft_pb2, target_pb2
 
 REQUEST = OpenRequest(
     request_id="r1",
@@ -157,59 +159,65 @@ def test_a_value_that_the_wire_cannot_carry_is_an_invalid_request() -> None:
         convert.open_to_proto(dataclasses.replace(REQUEST, max_tokens=-1))
 
 
-def test_stream_values_survive_the_wire() -> None:
-    timing = Timing(1, 2, 3, 4, 5)
-    block = Block(3, 17, (4, 5), is_exhausted=True, step_ns=9, wait_ns=8)
-    commit = Commit(2, 7, (1, 0, 3))
-    prompt = PromptInfo(b"h" * 32, 100, 64, 5, 6)
-    selection = Selection((0, 3, 63), 64, 11)
-
-    assert convert_stream.timing_from_proto(convert_stream.timing_to_proto(timing)) == timing
-    assert convert_stream.block_from_proto(convert_stream.block_to_proto(block)) == block
-    assert convert_stream.commit_from_proto(convert_stream.commit_to_proto(commit)) == commit
-    assert convert_stream.prompt_from_proto(convert_stream.prompt_to_proto(prompt)) == prompt
-    back = convert_stream.selection_from_proto(convert_stream.selection_to_proto(selection))
-    assert back == selection
-
-
-@pytest.mark.parametrize("reason", [None, *FinishReason])
-def test_a_verdict_survives_the_wire(reason: FinishReason | None) -> None:
-    verdict = Verdict(2, 5, (1, 2), 3, 1, True, 2, reason, Timing(1, 2, 3, 4, 5), True)
-
-    assert convert_stream.verdict_from_proto(convert_stream.verdict_to_proto(verdict)) == verdict
-
-
-def test_log_probabilities_survive_the_wire() -> None:
-    logprobs = (TokenLogprobs(-0.5), TokenLogprobs(-math.inf, ((3, -0.25), (9, -1.5))))
-    verdict = Verdict(0, 0, (1, 2), logprobs=logprobs)
-
-    message = pb.Verdict.FromString(convert_stream.verdict_to_proto(verdict).SerializeToString())
-
-    assert convert_stream.verdict_from_proto(message) == verdict
+LOGPROBS = (TokenLogprobs(-0.5), TokenLogprobs(-math.inf, ((3, -0.25), (9, -1.5))))
 
 
 @pytest.mark.parametrize(
-    "read",
+    "value",
     [
-        lambda: convert_stream.block_from_proto(pb.Block(epoch=1)),
-        lambda: convert_stream.block_from_proto(pb.Block(token_ids=[50]), num_token_ids=50),
-        lambda: convert_stream.commit_from_proto(pb.Commit()),
-        lambda: convert_stream.commit_from_proto(pb.Commit(token_ids=[50]), num_token_ids=50),
-        lambda: convert_stream.selection_from_proto(
-            pb.Selection(kept_indices=[1, 1], num_visual_tokens=4)
-        ),
-        lambda: convert_stream.selection_from_proto(
-            pb.Selection(kept_indices=[4], num_visual_tokens=4)
-        ),
+        Timing(1, 2, 3, 4, 5),
+        Block(3, 17, (4, 5), is_exhausted=True, step_ns=9, wait_ns=8),
+        Commit(2, 7, (1, 0, 3)),
+        PromptInfo(b"h" * 32, 100, 64, 5, 6),
+        Selection((0, 3, 63), 64, 11),
+        Verdict(2, 5, (1, 2), 3, 1, True, 2, None, Timing(1, 2, 3, 4, 5), True),
+        Verdict(2, 5, (1,), finish_reason=FinishReason.STOP),
+        Verdict(2, 5, (1,), finish_reason=FinishReason.LENGTH),
+        Verdict(0, 0, (1, 2), logprobs=LOGPROBS),
     ],
 )
-def test_malformed_stream_values_are_refused(read: Callable[[], object]) -> None:
+def test_stream_values_survive_the_wire(value: object) -> None:
+    message = codec.encode(value)
+
+    assert codec.decode(type(message).FromString(message.SerializeToString())) == value
+
+
+@pytest.mark.parametrize(
+    ("envelope", "value"),
+    [
+        (draft_pb2.DraftRequest, Selection((0, 3), 64)),
+        (draft_pb2.DraftRequest, Commit(2, 7, (1,))),
+        (draft_pb2.DraftResponse, Timing(1)),
+        (target_pb2.VerifyRequest, Pace(StepLimits(1, 8, 5), max_ahead=3)),
+        (target_pb2.VerifyResponse, Verdict(1, 2, (3,))),
+    ],
+)
+def test_a_streams_message_carries_a_value(envelope: type[Message], value: object) -> None:
+    assert codec.unwrap(codec.wrap(envelope, value)) == value
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        target_pb2.VerifyRequest(verify=pb.Block(epoch=1)),
+        target_pb2.VerifyRequest(verify=pb.Block(token_ids=[50])),
+        target_pb2.VerifyRequest(verify=pb.Block(token_ids=[5], epoch=2**31 + 1)),
+        target_pb2.VerifyRequest(pace=pb.Pace()),
+        draft_pb2.DraftRequest(commit=pb.Commit()),
+        draft_pb2.DraftRequest(commit=pb.Commit(token_ids=[50])),
+        draft_pb2.DraftRequest(select=pb.Selection(kept_indices=[1, 1], num_visual_tokens=4)),
+        draft_pb2.DraftRequest(select=pb.Selection(kept_indices=[4], num_visual_tokens=4)),
+    ],
+)
+def test_malformed_stream_values_are_refused(message: Message) -> None:
     with pytest.raises(InvalidRequestError):
-        read()
+        convert.from_stream(message, num_token_ids=50)
 
 
 def test_an_exhausted_block_may_be_empty() -> None:
-    assert convert_stream.block_from_proto(pb.Block(is_exhausted=True)).is_exhausted
+    message = target_pb2.VerifyRequest(verify=pb.Block(is_exhausted=True))
+
+    assert convert.from_stream(message, num_token_ids=50) == Block(0, 0, (), is_exhausted=True)
 
 
 def test_model_info_survives_the_wire_and_another_version_is_refused() -> None:
@@ -217,7 +225,7 @@ def test_model_info_survives_the_wire_and_another_version_is_refused() -> None:
         "m", "toy", "cpu", "float32", b"h", b"{}", 50, (1, 2), 512, 4, 10**10,
         device_uuids=("0a1b", "2c3d"),
     )  # fmt: skip
-    message = convert.model_to_proto(info)
+    message = codec.encode(info)
 
     assert convert.model_from_proto(message, peer="the service") == info
     message.protocol_version = 9

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from hippo.engine.service import EngineService
-from hippo.rpc import convert
+from hippo.rpc import codec, convert
 from hippo.types import OpenRequest, Pace, StepLimits
 from hippo.v1 import common_pb2 as pb
 from hippo.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
@@ -22,7 +22,7 @@ DRAFTS = Pace(StepLimits(0, 4, 0), StepLimits(0, 4, 0), max_ahead=8, block_size=
 OPEN = convert.open_to_proto(toy_request(pace=DRAFTS))
 SELECT = pb.Selection(kept_indices=[1, 3], num_visual_tokens=16)
 COMMIT = pb.Commit(start_index=0, token_ids=[5])
-PACE = convert.pace_to_proto(DRAFTS)
+PACE = codec.encode(DRAFTS)
 BAD_PACE = pb.Pace(block_size=0)
 FOREIGN_ID = NUM_TOKEN_IDS
 

@@ -13,7 +13,7 @@ import grpc
 from hippo.engine.service import EngineService
 from hippo.errors import MediaError
 from hippo.models.base import DecodedMedia
-from hippo.rpc import convert
+from hippo.rpc import codec, convert
 from hippo.types import Block, FramePlan, Media, Pace, Selection, StepLimits
 from hippo.v1 import common_pb2 as pb
 from hippo.v1 import draft_pb2, target_pb2
@@ -150,7 +150,7 @@ def script(rng: random.Random, name: str) -> list[bytes]:
 
 def _good_script(rng: random.Random, name: str) -> list[Any]:
     is_draft = name == "draft-stream"
-    pace = convert.pace_to_proto(_PACE)
+    pace = codec.encode(_PACE)
     if rng.random() < 0.2:  # the target waits for draft tokens
         for limits in (pace.optimistic, pace.conservative):
             limits.min_draft_tokens = rng.choice((1, 4))

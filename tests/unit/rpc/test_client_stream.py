@@ -30,9 +30,7 @@ class BrokenCall:
 
 
 async def test_an_error_of_the_transport_is_raised_where_the_stream_is_read() -> None:
-    stream: ClientStream[Any, Any] = ClientStream(
-        BrokenCall, "open", encode=lambda message: message, decode=lambda message: message, peer="x"
-    )
+    stream: ClientStream[Any, Any] = ClientStream(BrokenCall, "open", peer="x")
     async with asyncio.timeout(5), stream:
         with pytest.raises(grpc.aio.InternalError, match="the transport is gone"):
             await anext(stream)

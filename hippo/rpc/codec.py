@@ -1,0 +1,146 @@
+"""hippo.types to protocol messages and back, field by field, by the names that the two share.
+
+A value's message has a field of the same name for each of its fields. Enumerations are matched by
+name (``FinishReason.STOP`` is ``FINISH_REASON_STOP``, None the unspecified one), tuples of two are
+messages of two fields, and a field that is not set gives the value's default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from hippo import types
+from hippo.v1 import common_pb2 as pb
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+_MESSAGES: Mapping[type, type[Message]] = {
+    types.Media: pb.Media,
+    types.TextPart: pb.ContentPart,
+    types.MediaPart: pb.ContentPart,
+    types.ChatMessage: pb.ChatMessage,
+    types.SamplingParams: pb.SamplingParams,
+    types.FramePlan: pb.FramePlan,
+    types.Pruning: pb.Pruning,
+    types.StepLimits: pb.StepLimits,
+    types.Pace: pb.Pace,
+    types.OpenRequest: pb.Open,
+    types.Timing: pb.Timing,
+    types.PromptInfo: pb.Prompt,
+    types.Selection: pb.Selection,
+    types.Block: pb.Block,
+    types.TokenLogprobs: pb.TokenLogprobs,
+    types.Verdict: pb.Verdict,
+    types.Commit: pb.Commit,
+    types.ModelInfo: pb.GetModelResponse,
+}
+_VALUES = {message: value for value, message in _MESSAGES.items() if message is not pb.ContentPart}
+
+_Convert = Callable[[Any], Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Field:
+    """How one field goes over the wire; None: as it is."""
+
+    name: str
+    encode: _Convert | None
+    decode: _Convert | None
+    has_presence: bool = False
+    absent: Any = None  # the value where it is not set; None: the dataclass's own
+
+
+def encode(value: Any) -> Any:
+    """The message of a value. Raises ValueError for what the wire cannot carry."""
+    message = _MESSAGES[type(value)]
+    fields = {}
+    for field in _FIELDS[type(value)]:
+        item = getattr(value, field.name)
+        fields[field.name] = item if field.encode is None else field.encode(item)
+    return message(**fields)
+
+
+def decode(message: Message) -> Any:
+    """The value of a message; what it says is not checked."""
+    if isinstance(message, pb.ContentPart):
+        is_text = message.WhichOneof("part") == "text"
+        return types.TextPart(message.text) if is_text else types.MediaPart(message.media_index)
+    value = _VALUES[type(message)]
+    fields = {}
+    for field in _FIELDS[value]:
+        if field.has_presence and not message.HasField(field.name):
+            if field.absent is not None:
+                fields[field.name] = field.absent
+            continue
+        item = getattr(message, field.name)
+        fields[field.name] = item if field.decode is None else field.decode(item)
+    return value(**fields)
+
+
+def wrap(envelope: type[MessageT], value: Any) -> MessageT:
+    """A stream's message that carries a value: its oneof ``message`` has a field of that type."""
+    message = encode(value)
+    places = envelope.DESCRIPTOR.oneofs_by_name["message"].fields
+    place = next(each.name for each in places if each.message_type is message.DESCRIPTOR)
+    return envelope(**{place: message})
+
+
+def unwrap(envelope: Message) -> Any:
+    """The value that a stream's message carries; it must carry one."""
+    kind = envelope.WhichOneof("message")
+    assert kind is not None, "an empty message"
+    return decode(getattr(envelope, kind))
+
+
+def _fields(value: type, message: Any) -> tuple[_Field, ...]:
+    hints = typing.get_type_hints(value, vars(types))
+    described = message.DESCRIPTOR.fields_by_name
+    return tuple(
+        _field(described[each.name], hints[each.name]) for each in dataclasses.fields(value)
+    )
+
+
+def _field(field: Any, hint: Any) -> _Field:
+    if field.enum_type is not None:
+        to_number = _numbers(field.enum_type, hint)
+        from_number = {number: member for member, number in to_number.items()}
+        return _Field(field.name, to_number.__getitem__, from_number.get)
+    if not field.is_repeated:
+        if field.message_type is None:
+            return _Field(field.name, None, None, field.has_presence)
+        return _Field(field.name, encode, decode, has_presence=True, absent=hint())
+    if field.message_type is None:
+        return _Field(field.name, None, tuple)
+    if typing.get_origin(typing.get_args(hint)[0]) is not tuple:
+        return _Field(field.name, _each(encode, list), _each(decode, tuple))
+    first, second = (each.name for each in field.message_type.fields)
+    return _Field(
+        field.name,
+        lambda pairs: [{first: one, second: other} for one, other in pairs],
+        lambda pairs: tuple((getattr(pair, first), getattr(pair, second)) for pair in pairs),
+    )
+
+
+def _each(convert: _Convert, collect: _Convert) -> _Convert:
+    return lambda items: collect(map(convert, items))
+
+
+def _numbers(described: Any, hint: Any) -> dict[enum.Enum | None, int]:
+    """The numbers of an enumeration's members, and of None."""
+    unspecified = described.values_by_number[0]
+    prefix = unspecified.name.removesuffix("UNSPECIFIED")
+    numbers: dict[enum.Enum | None, int] = {None: unspecified.number}
+    kinds = (hint, *typing.get_args(hint))
+    members: Any = next(kind for kind in kinds if isinstance(kind, enum.EnumType))
+    for member in members:
+        numbers[member] = described.values_by_name[prefix + member.name].number
+    return numbers
+
+
+_FIELDS = {value: _fields(value, message) for value, message in _MESSAGES.items()}
