@@ -5,6 +5,5 @@ server.py    any OpenAI-compatible server: its address, its models, what its req
 latency.py   one question at a time, target-only and policies in turn
 load.py      many clients at once, in a closed loop
 figures.py   means with bootstrap intervals, percentiles, summaries
-reported.py  what a stack's own metrics say of the same answers
 tables.py, plots.py
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,9 +83,8 @@ def measure(
     systems: Sequence[System],
     *,
     num_repeats: int = 1,
-    on_start: Callable[[], None] = lambda: None,
 ) -> Iterator[Record]:
-    """Yields records of a hippo gateway, question by question; ``on_start`` once all is warm.
+    """Yields records of a hippo gateway, question by question.
 
     Target-only runs before and after the other systems on each question; the baseline is the mean
     of the two, and their ratio (system "target-only", twice a question) shows the drift of the
@@ -103,7 +102,6 @@ def measure(
         warm_up = replace(form, max_tokens=min(_WARM_UP_TOKENS, form.max_tokens))
         for system in (off, *others):
             connection.ask(warm_up.request(questions[0], system.speculative).body())
-        on_start()
         for number, question in enumerate(questions):
             shift = number % len(others) if others else 0
             before = run(off, question)

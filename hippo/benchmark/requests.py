@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hippo.benchmark.answers import Answer
@@ -60,6 +60,7 @@ class RequestForm:
     budget_name: str = "max_tokens"  # newer models of OpenAI take max_completion_tokens alone
     is_hippo: bool = False
     has_timeline: bool = False  # every verdict and block in a gateway's figures
+    further: Mapping[str, Any] = field(default_factory=dict)  # fields of every request
 
     def request(self, question: Question, speculative: Mapping[str, Any] | None = None) -> Request:
         """The question as a streamed chat completion; ``speculative`` for a gateway of ours."""
@@ -69,6 +70,7 @@ class RequestForm:
             self.budget_name: self.max_tokens,
             "temperature": self.temperature,
             "stream": True,
+            **self.further,
         }
         if "stream_options" in self.optional:
             body["stream_options"] = {"include_usage": True}

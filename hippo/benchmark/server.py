@@ -5,12 +5,11 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import urlsplit
 
-from hippo.benchmark.answers import Answer, error_message, read_answer
+from hippo.benchmark.answers import Answer, AnswerReader, error_message, read_answer
 from hippo.errors import (
     ForbiddenError,
     HippoError,
@@ -19,6 +18,9 @@ from hippo.errors import (
     OverloadedError,
     UnavailableError,
 )
+
+KEY_VARIABLE = "HIPPO_API_KEY"
+"""Where the commands look for an API key."""
 
 _READ_BYTES = 1 << 16
 _ERRORS: Mapping[int, type[HippoError]] = {
@@ -78,7 +80,7 @@ class Server:
         where = f"{self.url.rstrip('/')} (asked for {self.path}/models)"
         if status != 200:
             error = error_from(status, data)
-            if isinstance(error, ForbiddenError):
+            if isinstance(error, ForbiddenError | UnavailableError):
                 raise error
             raise NotFoundError(f"there is no OpenAI-compatible server at {where}: status {status}")
         try:
@@ -100,18 +102,22 @@ class Connection:
         assert parts.hostname is not None
         self._connection = kind(parts.hostname, parts.port, timeout=server.timeout_s)
 
-    def ask(self, body: bytes) -> Answer:
+    def ask(self, body: bytes, *, on_text: Callable[[str], None] | None = None) -> Answer:
         """Streams one answer to a request whose ``stream`` is true.
 
         What comes is only stored with its time, and read when all is there: the client takes
-        little from a core that it may share with the server. Raises HippoError, by the status and
-        with the server's message.
+        little from a core that it may share with the server. With ``on_text`` it is told each
+        piece of text as it comes. Raises HippoError, by the status and with the server's message.
         """
         asked_s, response = self._request("POST", "/chat/completions", body)
         parts: list[tuple[float, bytes]] = []
+        shown = AnswerReader()
         try:
             while data := response.read1(_READ_BYTES):
                 parts.append((time.perf_counter(), data))
+                if on_text is not None and response.status == 200:
+                    for piece in shown.feed(data, 0.0):
+                        on_text(piece)
             response.close()  # read1() does not notice the end of a content of known length
         except (OSError, http.client.HTTPException) as error:
             self.close()
@@ -174,8 +180,3 @@ def error_from(status: int, content: bytes) -> HippoError:
         message = None
     words = message or content[:200].decode("utf-8", "replace").strip() or "no reason given"
     return _ERRORS.get(status, HippoError)(f"the server answered {status}: {words}")
-
-
-def document_of(body: Mapping[str, Any]) -> bytes:
-    """A request's body."""
-    return json.dumps(body).encode()

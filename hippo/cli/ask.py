@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from contextlib import closing
+from typing import Any
 
-import httpx
 from rich.console import Console
 
-from hippo.cli.client import ShownAnswer, ask, media_part, served_model
-from hippo.cli.compare import Comparison, compare, comparison_table
+from hippo.benchmark.answers import Answer
+from hippo.benchmark.requests import Question, RequestForm
+from hippo.benchmark.server import KEY_VARIABLE, Server
+from hippo.cli.compare import compare
+from hippo.cli.media import media_part
+from hippo.cli.parsers import Subparsers, add_command
 from hippo.errors import InvalidRequestError
 from hippo.speculation.policies import POLICY_NAMES
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _EXAMPLES = """\
 examples:
@@ -29,40 +31,41 @@ examples:
   hippo ask clip.mp4 "Describe the video." --json | jq .figures
   hippo ask "What can you do?"                             no video
 
-The gateway must run: `hippo up`.
+The gateway must run: `hippo up`. If it asks for a key, give one in HIPPO_API_KEY.
 """
 
 
 def add_parser(commands: Subparsers) -> None:
     """Adds the command."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "ask",
+        run,
         help="ask a question about a video",
         description="Asks a running gateway and streams the answer, then a line of figures.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "inputs",
         nargs="+",
         metavar="[VIDEO] QUESTION",
         help="a video or image (file or URL), and the question; or the question alone",
     )
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the gateway's address")
-    parser.add_argument("--policy", choices=POLICY_NAMES, help="default: the gateway's")
-    parser.add_argument("--gamma", type=int, help="block length of serial and vpsd")
-    parser.add_argument("--max-tokens", type=int, default=256, help="default: %(default)s")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
-    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    parser.add_argument("--fps", type=float, help="frames per second that are looked at")
-    parser.add_argument(
+    add("--url", default="http://127.0.0.1:8000", help="the gateway's address")
+    add("--policy", choices=POLICY_NAMES, help="default: the gateway's")
+    add("--gamma", type=int, help="block length of serial and vpsd")
+    add("--max-tokens", type=int, default=256, help="default: %(default)s")
+    add("--temperature", type=float, default=0.0, help="0, the default, is greedy")
+    add("--seed", type=int, default=0, help="default: %(default)s")
+    add("--fps", type=float, help="frames per second that are looked at")
+    add(
         "--compare",
         action="store_true",
         help="then time it and the target alone, in turn, both warm",
     )
-    parser.add_argument("--repeats", type=int, default=3, help="timed runs of each, with --compare")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
-    parser.set_defaults(run=run)
+    add("--repeats", type=int, default=3, help="timed runs of each, with --compare")
+    add("--json", action="store_true", help="print one JSON object instead")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -71,60 +74,72 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidRequestError("expected a video and a question, in quotes")
     if arguments.repeats < 1:
         raise InvalidRequestError("--repeats must be at least 1")
-    *videos, question = arguments.inputs
-    content = [media_part(video) for video in videos] + [{"type": "text", "text": question}]
-    speculative = {
-        key: value
-        for key, value in (("policy", arguments.policy), ("gamma", arguments.gamma))
-        if value is not None
-    }
+    *videos, text = arguments.inputs
+    content = [*map(media_part, videos), {"type": "text", "text": text}]
+    question = Question(text, [{"role": "user", "content": content}], arguments.seed)
+    wishes = {"policy": arguments.policy, "gamma": arguments.gamma}
+    speculative = {name: value for name, value in wishes.items() if value is not None}
+    server = Server(arguments.url, api_key=os.environ.get(KEY_VARIABLE) or None)
+    form = RequestForm(
+        model=server.models()[0],
+        max_tokens=arguments.max_tokens,
+        temperature=arguments.temperature,
+        is_hippo=True,
+        further={} if arguments.fps is None else {"mm_processor_kwargs": {"fps": arguments.fps}},
+    )
     console = Console()
-    with httpx.Client(base_url=arguments.url, trust_env=False, timeout=None) as client:
-        body: dict[str, Any] = {
-            "model": served_model(client),
-            "messages": [{"role": "user", "content": content}],
-            "max_tokens": arguments.max_tokens,
-            "temperature": arguments.temperature,
-            "seed": arguments.seed,
-            "speculative": speculative,
-        }
-        if arguments.fps is not None:
-            body["mm_processor_kwargs"] = {"fps": arguments.fps}
-        comparison = None
-        if arguments.json:
-            answer = ask(client, body)
-            if arguments.compare:
-                comparison = compare(client, body, repeats=arguments.repeats)
-            sys.stdout.write(json.dumps(_as_json(answer, comparison), indent=2) + "\n")
-            return 0
-        answer = ask_streaming(client, body)
+    answer = ask(server, form, question, speculative, is_shown=not arguments.json)
+    if not arguments.json:
         console.print(figures_line(answer), style="dim", highlight=False, soft_wrap=True)
-        if arguments.compare:
-            with Console(stderr=True).status("measuring ..."):
-                comparison = compare(client, body, repeats=arguments.repeats)
-            console.print(comparison_table(comparison))
+    comparison = None
+    if arguments.compare:
+        comparison = compare(
+            server,
+            form,
+            question,
+            speculative,
+            repeats=arguments.repeats,
+            console=Console(stderr=True),
+        )
+    if arguments.json:
+        found = _as_json(answer)
+        if comparison is not None:
+            found["comparison"] = comparison.as_dict()
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+    elif comparison is not None:
+        comparison.show(console)
     return 0
 
 
-def ask_streaming(client: httpx.Client, body: Mapping[str, Any]) -> ShownAnswer:
-    """Asks, with the answer on stdout as it comes."""
+def ask(
+    server: Server,
+    form: RequestForm,
+    question: Question,
+    speculative: Mapping[str, Any],
+    *,
+    is_shown: bool = True,
+) -> Answer:
+    """Asks, with the answer on stdout as it comes if ``is_shown``."""
 
     def show(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
 
-    answer = ask(client, body, on_text=show)
-    sys.stdout.write("\n")
+    request = form.request(question, speculative)
+    with closing(server.connect()) as connection:
+        answer = connection.ask(request.body(), on_text=show if is_shown else None)
+    if is_shown:
+        sys.stdout.write("\n")
     return answer
 
 
-def figures_line(answer: ShownAnswer) -> str:
+def figures_line(answer: Answer) -> str:
     """What the answer took, in one line."""
     figures = answer.figures
-    rate = (answer.num_tokens - 1) / answer.decode_s if answer.decode_s else 0.0
+    rate = 1 / answer.decode_s_per_token if answer.decode_s_per_token else 0.0
     parts = [
         f"{answer.num_tokens} tokens in {answer.end_to_end_s:.2f} s",
-        f"first after {answer.first_text_s:.2f} s",
+        f"first after {answer.ttft_s:.2f} s",
         f"then {rate:.0f} a second",
         f"policy {figures['policy']}",
     ]
@@ -141,16 +156,13 @@ def figures_line(answer: ShownAnswer) -> str:
     return "; ".join(parts)
 
 
-def _as_json(answer: ShownAnswer, comparison: Comparison | None) -> dict[str, Any]:
-    result: dict[str, Any] = {
+def _as_json(answer: Answer) -> dict[str, Any]:
+    return {
         "text": answer.text,
         "finish_reason": answer.finish_reason,
         "num_tokens": answer.num_tokens,
         "end_to_end_s": round(answer.end_to_end_s, 4),
-        "first_text_s": round(answer.first_text_s, 4),
+        "first_text_s": round(answer.ttft_s, 4),
         "decode_s": round(answer.decode_s, 4),
         "figures": answer.figures,
     }
-    if comparison is not None:
-        result["comparison"] = comparison.as_dict()
-    return result

@@ -7,10 +7,10 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
@@ -27,28 +27,25 @@ from hippo.benchmark.latency import (
 )
 from hippo.benchmark.load import LoadRun, run_closed_loop
 from hippo.benchmark.plots import draw_answers, draw_load, draw_speedups
-from hippo.benchmark.reported import Prometheus, Reported, compare_reported
 from hippo.benchmark.requests import Question, RequestForm, probe
 from hippo.cli.bench_options import DESCRIPTION, EXAMPLES, Plan, add_options, plan_of
+from hippo.cli.parsers import Subparsers, add_command
 from hippo.errors import ForbiddenError, HippoError, InvalidRequestError, NotFoundError
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 Document = dict[str, Any]
 
 
 def add_parser(commands: Subparsers) -> None:
     """Adds the command."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "bench",
+        run,
         help="measure a running server: latency side by side, or many clients at once",
         description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=EXAMPLES,
     )
     add_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -80,16 +77,13 @@ class _Bench:
     def run(self) -> Document:
         """What was measured, for JSON. Raises HippoError."""
         plan = self._plan
-        prometheus = None if plan.prometheus is None else Prometheus(plan.prometheus)
-        if prometheus is not None:
-            prometheus.check()
         self._form = self._find_form()
         self._check_plan()
         measured: Document
         if plan.concurrency:
             measured = {"load": self._load()}
         elif self._form.is_hippo:
-            measured = {"latency": self._side_by_side(prometheus)}
+            measured = {"latency": self._side_by_side()}
         else:
             measured = {"latency": self._alone()}
         if plan.plot is not None:
@@ -145,33 +139,20 @@ class _Bench:
         """Raises InvalidRequestError for what only a gateway of ours can be asked."""
         if self._form.is_hippo:
             return
-        for option, is_given in (
-            ("--policies", self._plan.policies is not None),
-            ("--prometheus", self._plan.prometheus is not None),
-        ):
-            if is_given:
-                raise InvalidRequestError(
-                    f"{option} is for a hippo gateway, and the answers of {self._plan.server.url} "
-                    "are not those of one"
-                )
+        if self._plan.policies is not None:
+            raise InvalidRequestError(
+                f"--policies is for a hippo gateway, and the answers of {self._plan.server.url} "
+                "are not those of one"
+            )
 
-    def _side_by_side(self, prometheus: Prometheus | None) -> Document:
+    def _side_by_side(self) -> Document:
         """Target-only and the policies in turn, at a gateway of ours."""
         plan = self._plan
         systems = plan.policies or (System("adaptive", {"policy": "adaptive"}),)
-        if prometheus is not None:  # the gateway calibrates on requests that name no policy
-            systems = (System("ordinary", {}), *systems)
         records: list[Record] = []
-        start_s: list[float] = []
         with tables.progress_bar(self._progress) as progress:
             task = progress.add_task("side by side", total=num_answers(systems, plan.num_asked))
-            for record in measure(
-                plan.server,
-                self._form,
-                plan.asked,
-                systems,
-                on_start=lambda: start_s.append(time.monotonic()),
-            ):
+            for record in measure(plan.server, self._form, plan.asked, systems):
                 records.append(record)
                 progress.advance(task)
         rows = summarise(records)
@@ -179,14 +160,6 @@ class _Bench:
         self._console.print(tables.latency_table(title, rows))
         self._notes(records)
         result: Document = {"summary": rows, "records": [each.as_dict() for each in records]}
-        if prometheus is not None:
-            policy = str(systems[-1].speculative["policy"])
-            with self._progress.status("waiting for Prometheus ..."):
-                reported = compare_reported(
-                    prometheus, records, policy=policy, system=systems[-1].name, start_s=start_s[0]
-                )
-            self._say_reported(reported)
-            result["reported"] = asdict(reported)
         if plan.plot is not None:
             draw_speedups(rows, plan.plot, title=title)
         return result
@@ -295,14 +268,6 @@ class _Bench:
             )
         for problem in dict.fromkeys(_draft_problems(records)):
             self.say(f"no draft took part in some answers: {problem}")
-
-    def _say_reported(self, reported: Reported) -> None:
-        self.say(
-            f"{reported.policy}, decode speedup: side by side {reported.measured_decode:.2f}, by "
-            f"the stack's metrics {reported.reported_decode:.2f} ({reported.difference:+.1%}); "
-            f"target-only against the calibrated baseline {reported.reported_target_only:.2f}; "
-            f"{reported.num_calibrations} calibrations"
-        )
 
     def _say_counted(self, counted_by: Sequence[str]) -> None:
         if "pieces" in counted_by:

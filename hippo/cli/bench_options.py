@@ -17,8 +17,8 @@ from typing import Any
 from hippo.benchmark.latency import TARGET_ONLY, System
 from hippo.benchmark.plots import check_plot
 from hippo.benchmark.requests import Question, RequestForm
-from hippo.benchmark.server import Server
-from hippo.cli.client import media_part
+from hippo.benchmark.server import KEY_VARIABLE, Server
+from hippo.cli.media import media_part
 from hippo.cli.stack import BUNDLED_CLIPS
 from hippo.errors import InvalidRequestError
 from hippo.simulation.replay import parse_policies
@@ -34,8 +34,6 @@ examples:
   hippo bench                                         the pair that `hippo up` serves
   hippo bench --policies adaptive,vpsd:7,serial:10 --rounds 3 --plot speedup.svg
   hippo bench --video a.mp4 b.mp4 --prompt "What happens?" --temperature 0.8
-  hippo bench --url http://gpu:8000 --prometheus http://gpu:9090
-                                                      and what its own metrics say of it
   hippo bench --url http://vllm:8000 --no-video --prompt "Tell me about hippos."
 
 examples, many clients:
@@ -45,7 +43,6 @@ examples, many clients:
 
 The client takes processor time, too: run it on a core that draft and target do not use.
 """
-KEY_VARIABLE = "HIPPO_API_KEY"
 _PROMPT = "Describe the video in detail."
 _SECONDS = 20.0
 
@@ -63,7 +60,6 @@ class Plan:
     concurrency: tuple[int, ...]
     requests: int | None  # one of the two, of each load
     seconds: float | None
-    prometheus: str | None
     out: str | None
     plot: Path | None
     command: str
@@ -119,11 +115,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("latency, one question at a time")
     add = group.add_argument
     add("--rounds", type=int, help="times that all questions are asked (default: 1)")
-    add(
-        "--prometheus",
-        metavar="URL",
-        help="ask this Prometheus, too, for the last policy's speedup by the stack's own metrics",
-    )
     group = parser.add_argument_group("load, many clients at once")
     add = group.add_argument
     add("--concurrency", metavar="N,N,...", help="numbers of clients, such as 1,2,4,8")
@@ -167,7 +158,6 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         concurrency=concurrency,
         requests=arguments.requests,
         seconds=seconds,
-        prometheus=arguments.prometheus,
         out=arguments.out,
         plot=arguments.plot,
         command=_command(arguments),
@@ -186,7 +176,7 @@ def _check(arguments: argparse.Namespace, *, has_load: bool) -> None:
         value = getattr(arguments, name)
         if value is not None and value <= 0:
             raise InvalidRequestError(f"--{name} must be above 0")
-    useless = ("rounds", "prometheus") if has_load else ("requests", "seconds")
+    useless = ("rounds",) if has_load else ("requests", "seconds")
     for name in useless:
         if getattr(arguments, name) is not None:
             where = "has no effect with" if has_load else "needs"

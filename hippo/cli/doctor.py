@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import TYPE_CHECKING
 
 import httpx
 from rich.console import Console
 
 from hippo.cli.diagnosis import Finding, Readings, Severity, diagnose, read
+from hippo.cli.parsers import Subparsers, add_command
 from hippo.errors import InvalidRequestError, UnavailableError
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _EXAMPLES = """\
 examples:
@@ -29,19 +26,19 @@ _MARKS = {Severity.GOOD: "ok", Severity.UNKNOWN: "??", Severity.PROBLEM: "!!"}
 
 def add_parser(commands: Subparsers) -> None:
     """Adds the command."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "doctor",
+        run,
         help="read a running gateway's figures and say what is wrong",
         description="Reads /metrics of a running gateway and says how fast the pair is, whether "
         "anything is wrong, which failure it is, and what to do.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
     )
     parser.add_argument("url", metavar="URL", help="the gateway's address")
     parser.add_argument(
         "--seconds", type=float, metavar="S", help="watch for so long; default: all since its start"
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

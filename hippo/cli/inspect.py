@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from hippo.cli.parsers import Subparsers, add_command
 from hippo.cli.stack import BUNDLED_PAIR
 from hippo.errors import HippoError, InvalidRequestError
 from hippo.types import FramePlan, Pruning, PruningStrategy
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from hippo.models.base import DecodedMedia, Prompt, VideoLanguageModel
     from hippo.pruning.select import VisualScores
 
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _STRATEGIES = ("holistic", "attention", "specvlm", "uniform")
 _CHOICES = tuple(strategy.value for strategy in PruningStrategy)
@@ -36,13 +36,14 @@ Nothing needs to be running: the target is loaded here, and only its first layer
 
 def add_parser(commands: Subparsers) -> None:
     """Adds the command."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "inspect",
+        run,
         help="draw which visual tokens the draft would see",
         description="Draws the frames of a video with the visual tokens marked that the draft "
         "would see, a row a strategy.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
     )
     parser.add_argument("video", help="a video file")
     parser.add_argument(
@@ -75,7 +76,6 @@ def add_parser(commands: Subparsers) -> None:
     parser.add_argument(
         "--max-context-length", type=int, default=16384, help="default: %(default)s"
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

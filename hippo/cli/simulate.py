@@ -8,11 +8,11 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from hippo.cli import simulate_show as show
+from hippo.cli.parsers import Subparsers, add_command
 from hippo.cli.simulate_options import (
     drawn_of,
     machine_of,
@@ -28,9 +28,6 @@ from hippo.simulation.plots import draw_sweeps
 from hippo.simulation.replay import Row, compare, parse_policies
 from hippo.simulation.sweeps import QUANTITIES, VALUES, Quantity, Sweep, sweep
 from hippo.simulation.traces import Trace, mean_agreement
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
 Predicts how fast each policy decodes, by running the services' own three cores (drafter, verifier,
@@ -61,12 +58,13 @@ Nothing here is measured: step times of a --pair come from its bytes over the GP
 
 def add_parser(commands: Subparsers) -> None:
     """Adds the command."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "simulate",
+        run,
         help="predict the speedup of each policy on a given machine",
         description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
     )
     machine = parser.add_argument_group("machine")
     add = machine.add_argument
@@ -100,7 +98,6 @@ def add_parser(commands: Subparsers) -> None:
     add("--sweep", default="", help=f"comma-separated, of {', '.join(QUANTITIES)}")
     add("--plot", type=Path, help="draw the sweeps into an SVG file")
     add("--json", type=Path, help="write all figures")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -8,11 +8,12 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from hippo.cli.parsers import Subparsers, add_command
 from hippo.errors import InvalidRequestError
 from hippo.sizes import (
     DEVICE_BYTES,
@@ -26,9 +27,6 @@ from hippo.sizes import (
     memory,
     most_slots,
 )
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _MOST_DEVICES = 8
 _PAIRS = (
@@ -53,12 +51,13 @@ config.json of a folder.
 
 def add_parser(commands: Subparsers) -> None:
     """Adds the command."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "sizes",
+        run,
         help="work out the memory that a pair takes",
         description="Works out the memory of weights and cache, and on which devices it fits.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
     )
     models = parser.add_mutually_exclusive_group(required=True)
     models.add_argument("--target", metavar="MODEL", help="public name, or folder with config.json")
@@ -88,7 +87,6 @@ def add_parser(commands: Subparsers) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object")
     form.add_argument("--markdown", action="store_true", help="a table for a document")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

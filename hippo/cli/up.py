@@ -5,15 +5,12 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 
+from hippo.cli.parsers import Subparsers, add_command
 from hippo.cli.stack import BUNDLED_PAIR, Stack, StackOptions, default_cores
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _COLOURS = {"draft": "cyan", "target": "magenta", "gateway": "green"}
 _WATCH_S = 0.2
@@ -33,15 +30,15 @@ On a CPU with two cores or more, the target gets one core, draft and gateway sha
 
 def add_parser(commands: Subparsers) -> None:
     """Adds the command."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "up",
+        run,
         help="start draft, target and gateway on this machine",
         description="Starts draft, target and gateway on this machine and stops them on Ctrl-C.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
     )
     add_stack_arguments(parser, port=8000)
-    parser.set_defaults(run=run)
 
 
 def add_stack_arguments(parser: argparse.ArgumentParser, *, port: int) -> None:

@@ -7,16 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from hippo.cli.processes import Child
 from tests.e2e.support import Running, free_port, wait_until
 from tests.support.plain_server import PlainServer, serving
-from tests.support.prometheus import BINARY, prometheus
 
 TEXT = ("--no-video", "--prompt", "Hello?")
 
@@ -151,10 +146,6 @@ def test_what_cannot_be_measured_is_said_plainly(running: Running, tmp_path: Pat
             "it serves plain": ("--url", plain.url, *TEXT, "--model", "none"),
             "--policies is for a hippo gateway": ("--url", plain.url, *TEXT, "--policies", "off"),
             "the server answered 400": ("--url", running.url, "--video", str(text)),
-            "no Prometheus answers": (
-                "--url", running.url, *TEXT, "--prometheus", f"http://127.0.0.1:{free_port()}",
-            ),
-            "is no Prometheus": ("--url", running.url, *TEXT, "--prometheus", plain.url),
         }  # fmt: skip
         for message, arguments in cases.items():
             done = bench(*arguments)
@@ -187,40 +178,3 @@ def test_an_interrupt_ends_a_load_at_once() -> None:
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output.decode()
     assert b"Traceback" not in output
-
-
-@pytest.mark.skipif(BINARY is None, reason="prometheus is not installed")
-def test_the_stacks_own_speedup_stands_beside_the_measured_one(
-    running: Running, clip: Path, tmp_path: Path
-) -> None:
-    port, scraper = free_port(), free_port()
-    gateway = Child("benched", lambda name, line: None)
-    gateway.start(
-        "gateway",
-        [
-            "--port", str(port),
-            "--target", f"127.0.0.1:{running.stack.port('target')}",
-            "--draft", f"127.0.0.1:{running.stack.port('draft')}",
-            "--calibration-share", "0.5",
-        ],
-    )  # fmt: skip
-    try:
-        with prometheus(tmp_path, scraper, {"hippo-gateway": f"127.0.0.1:{port}"}) as server:
-            wait_until(lambda: server.value("sum(up)") == 1)
-            time.sleep(1)  # so that counters have been scraped before they rise
-            document = found(
-                "--url", f"http://127.0.0.1:{port}", "--video", str(clip), "--max-tokens", "32",
-                "--rounds", "4", "--policies", "optimistic",
-                "--prometheus", f"http://127.0.0.1:{scraper}",
-            )  # fmt: skip
-    finally:
-        gateway.send_signal(signal.SIGTERM)
-        assert gateway.wait(20)
-    latency = document["latency"]
-    systems = [row["system"] for row in latency["summary"]]
-    assert systems == ["target-only", "ordinary", "optimistic"]
-    reported = latency["reported"]
-    assert reported["policy"] == "optimistic"
-    assert reported["num_calibrations"] >= 1
-    assert min(reported["reported_decode"], reported["reported_target_only"]) > 0
-    assert reported["measured_decode"] > 0

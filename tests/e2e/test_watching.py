@@ -12,8 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from bench.random_draft import write_random_draft
+from hippo.benchmark.requests import Question, RequestForm
+from hippo.benchmark.server import Server
 from hippo.cli.compare import compare
 from hippo.cli.processes import Child
 from tests.e2e.support import Running, free_port, wait_until
@@ -134,11 +137,15 @@ def test_draft_tokens_add_up(watched: Watched) -> None:
 
 
 def test_a_comparison_leaves_calibrations_out(watched: Watched) -> None:
-    before = watched.prometheus.value("hippo_calibrations_total")
-    with watched.client() as client:
-        compared = compare(client, watched.body(), repeats=6)  # one in five is a calibration
-    assert {answer.figures["policy"] for answer in compared.speculative} == {"adaptive"}
-    wait_until(lambda: watched.prometheus.value("hippo_calibrations_total") > before)
+    question = Question("", watched.body()["messages"])
+    form = RequestForm(model="hippo", max_tokens=48, is_hippo=True)
+    console = Console(stderr=True)
+    compared = compare(
+        Server(watched.running.url), form, question, {}, repeats=6, console=console
+    )  # one in five that name no policy is a calibration
+    pair = [record for record in compared.records if record.system != "target-only"]
+    assert {record.figures["policy"] for record in pair} == {"adaptive"}
+    assert len(pair) == 6 and compared.is_equal
 
 
 def test_a_draft_that_is_never_right_is_told(

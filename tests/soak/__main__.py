@@ -35,7 +35,7 @@ from bench.load_figures import parse_samples
 from bench.load_stack import LoadStack, load_stack
 from bench.measure import questions_about
 from bench.runs import bundled_pair
-from hippo.benchmark.server import Server, document_of
+from hippo.benchmark.server import Server
 from hippo.benchmark.tables import progress_bar
 from hippo.cli.stack import StackOptions
 from tests.soak.memory import Sample, growth_mb_a_minute, watch_memory
@@ -109,7 +109,7 @@ def expected(url: str, tasks: Sequence[Task], console: Console) -> list[Task]:
     done = []
     with progress_bar(console) as progress:
         for task in progress.track(tasks, description="target-only's answers"):
-            answer = connection.ask(document_of(body(task, policy="off")))
+            answer = connection.ask(json.dumps(body(task, policy="off")).encode())
             done.append(replace(task, expected=(answer.token_ids, answer.finish_reason)))
     connection.close()
     return done
