@@ -47,10 +47,8 @@ from hippo.types import (
     TextPart,
 )
 from hippo.video.decoder import MediaDecoder
-from services.draft.sequence import text_ids
 
 AGREEMENT = ROOT / "bench/out/agreement.jsonl"
-_BRANCH = 64  # as far as a draft may be ahead of its target
 _RATIOS = {"short": 0.0, "long": 0.9}  # those of `python -m bench`
 
 
@@ -103,10 +101,8 @@ def agreement(
 ) -> dict[str, Any]:
     """The trace of one clip and the lengths of both prompts.
 
-    ``answer`` (the true one) only saves time. ``branches``: what the draft says behind its wrong
-    tokens, by place. ``second_ids`` are its second choices and ``margins`` how far the first are
-    ahead of them, in logits. ``agrees``: "1" for each token of the target's greedy answer, its end
-    token included, that the draft would have proposed there, else "0".
+    ``answer`` (the true one) only saves time. ``agrees``: "1" for each token of the target's greedy
+    answer, its end token included, that the draft would have proposed there, else "0".
     """
     media = [asyncio.run(_decoded(clip.path))]
     parts: tuple[MediaPart | TextPart, ...] = (MediaPart(0), TextPart(clip.question))
@@ -130,52 +126,13 @@ def agreement(
     rows = [logits[None]]  # [1 or the rest, num_token_ids]
     if len(output) > 1:
         rows.append(draft.forward(StepPlan((SequenceRows(0, 0, output[:-1]),))))
-    said, seconds, margins = _choices(torch.cat(rows))
+    said = torch.cat(rows).argmax(-1).tolist()
     num_dropped = 0 if kept is None else num_visual - int(kept.shape[0])
-    branches = {
-        place: _branch(draft, output, place, said[place])
-        for place in range(len(output))
-        if said[place] != output[place]
-    }
     return {
-        "token_ids": list(output),
-        "draft_ids": said,
-        "second_ids": seconds,
-        "margins": margins,
-        "branches": {place: ids for place, (ids, _) in branches.items()},
-        "branch_margins": {place: gaps for place, (_, gaps) in branches.items()},
-        "text_ids": text_ids(draft_prompt),
         "num_prompt_tokens": prompt.length,
         "num_draft_prompt_tokens": prompt.length - num_dropped,
         "agrees": "".join("1" if a == b else "0" for a, b in zip(said, output, strict=True)),
     }
-
-
-def _choices(logits: torch.Tensor) -> tuple[list[int], list[int], list[float]]:
-    """First and second choice of each row, and the distance between their logits."""
-    first = logits.argmax(-1, keepdim=True)  # the lowest id of equals, as the token rule has it
-    others = logits.scatter(-1, first, -torch.inf)
-    second = others.argmax(-1, keepdim=True)
-    margins = (logits.gather(-1, first) - others.gather(-1, second))[:, 0].tolist()
-    return first[:, 0].tolist(), second[:, 0].tolist(), [round(margin, 4) for margin in margins]
-
-
-def _branch(
-    draft: VideoLanguageModel, output: Sequence[int], place: int, wrong_id: int
-) -> tuple[list[int], list[float]]:
-    """What the draft goes on with behind its own token at ``place``, and the margins of that; its
-    slot is prefilled."""
-    ids, start = [*output[:place], wrong_id], 0  # all of it again: branches overwrite each other
-    margins: list[float] = []
-    for _ in range(_BRANCH):
-        rows = SequenceRows(0, start, tuple(ids[start:]))
-        start = len(ids)
-        [first], _, [margin] = _choices(draft.forward(StepPlan((rows,)))[-1:])
-        ids.append(first)
-        margins.append(margin)
-        if ids[-1] in draft.info.end_token_ids:
-            break
-    return ids[place + 1 :], margins
 
 
 async def _decoded(path: Path) -> DecodedMedia:

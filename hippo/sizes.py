@@ -56,6 +56,7 @@ class ModelShape:
     family: str
     num_parameters: int
     num_shared_parameters: int  # of them those that tensor-parallel ranks divide among them
+    num_head_parameters: int  # the output embedding's, tied or not
     num_layers: int
     hidden_size: int
     num_heads: int
@@ -250,6 +251,7 @@ def _shape(
         family=family,
         num_parameters=embeddings + num_layers * per_layer + width + tower,
         num_shared_parameters=num_layers * products,
+        num_head_parameters=text["vocab_size"] * width,
         num_layers=num_layers,
         hidden_size=width,
         num_heads=num_heads,

@@ -40,7 +40,6 @@ a machine (without any of these: --pair qwen-7b-72b):
   hippo simulate --pair qwen-7b-32b                     one of the papers' pairs on H200s
   hippo simulate --pair qwen-7b-72b --gpu a100 --target-gpus 4
   hippo simulate --target-ms 20 --draft-ms 4            step times that you know
-  hippo simulate --machine machine.json                 all of it; --write-machine writes one
 
 agreement (without any of these: a share of 0.9):
   hippo simulate --acceptance 0.95 --burstiness 0
@@ -73,7 +72,6 @@ def add_parser(commands: Subparsers) -> None:
     add("--target-gpus", type=int, help="GPUs that share the target of a --pair")
     add("--ratio", type=float, help="share of visual tokens pruned for its draft (default: 0.9)")
     add("--visual-tokens", type=int, help="of its prompt (default: 25000)")
-    add("--machine", type=Path, help="a JSON file with all costs, in milliseconds")
     add("--target-ms", type=float, help="the target's step with one row; with --draft-ms")
     add("--draft-ms", type=float, help="the draft's step")
     add("--row-ms", type=float, help="each further row of the target (default: 2%% of a step)")
@@ -81,7 +79,6 @@ def add_parser(commands: Subparsers) -> None:
     add("--message-ms", type=float, help="processor time of a message on either device")
     add("--scheduling-ms", type=float, help="the target's host between two steps")
     add("--jitter", type=float, help="spread of all times, such as 0.05 (default: the machine's)")
-    add("--write-machine", type=Path, help="write the machine as JSON, to be edited")
     group = parser.add_argument_group("agreement")
     add = group.add_mutually_exclusive_group().add_argument
     add("--acceptance", type=float, help="share of tokens on which the draft agrees")
@@ -107,8 +104,6 @@ def run(arguments: argparse.Namespace) -> int:
     quantities = _quantities(arguments)
     pair, machine = machine_of(arguments)
     traces = traces_of(arguments, pair)
-    if arguments.write_machine is not None:
-        _write(arguments.write_machine, json.dumps(machine.as_dict(), indent=1) + "\n")
     with console.status("replaying ..."):
         rows = compare(policies, traces, machine)
     console.print(show.machine_table(machine))
@@ -141,7 +136,7 @@ def _quantities(arguments: argparse.Namespace) -> list[Quantity]:
             raise InvalidRequestError(f"--plot is {arguments.plot}; its name must end in .svg")
     if "acceptance" in chosen and arguments.traces is not None:
         raise InvalidRequestError("--sweep acceptance draws its answers; leave --traces out")
-    for option in ("plot", "json", "write_machine"):
+    for option in ("plot", "json"):
         path = getattr(arguments, option)
         if path is not None and not path.parent.is_dir():
             raise InvalidRequestError(f"--{option}: there is no folder {path.parent}")
@@ -179,7 +174,7 @@ def _document(
     machine: Machine, traces: Sequence[Trace], rows: Sequence[Row], sweeps: Sequence[Sweep]
 ) -> dict[str, object]:
     return {
-        "machine": machine.as_dict(),
+        "machine": dataclasses.asdict(machine),
         "num_traces": len(traces),
         "agreement": mean_agreement(traces),
         "policies": [show.row_figures(row) for row in rows],

@@ -7,7 +7,7 @@ import dataclasses
 
 from hippo.errors import InvalidRequestError
 from hippo.simulation.hardware import GPUS, Placement
-from hippo.simulation.machine import ForwardTime, Machine, read_machine
+from hippo.simulation.machine import ForwardTime, Machine
 from hippo.simulation.pairs import PAIRS, ModelPair, find_pair, pair_machine
 from hippo.simulation.traces import (
     Trace,
@@ -22,12 +22,9 @@ DEFAULT_PAIR = "qwen-7b-72b"
 def machine_of(arguments: argparse.Namespace) -> tuple[ModelPair | None, Machine]:
     """The machine asked for and, with --pair, the pair. Raises InvalidRequestError."""
     has_steps = arguments.target_ms is not None or arguments.draft_ms is not None
-    given = [arguments.pair is not None, arguments.machine is not None, has_steps]
-    if sum(given) > 1:
-        raise InvalidRequestError(
-            "give one machine: --pair, --machine, or --target-ms with --draft-ms"
-        )
-    if sum(given) and arguments.pair is None:
+    if has_steps and arguments.pair is not None:
+        raise InvalidRequestError("give one machine: --pair, or --target-ms with --draft-ms")
+    if has_steps:
         for name in ("gpu", "target_gpus", "ratio", "visual_tokens"):
             if getattr(arguments, name) is not None:
                 option = "--" + name.replace("_", "-")
@@ -35,14 +32,12 @@ def machine_of(arguments: argparse.Namespace) -> tuple[ModelPair | None, Machine
     if arguments.row_ms is not None and not has_steps:
         raise InvalidRequestError("--row-ms goes with --target-ms and --draft-ms")
     pair = None
-    if sum(given) == 0 or arguments.pair is not None:
+    if has_steps:
+        machine = _stated(arguments)
+    else:
         pair = _sized(find_pair(arguments.pair or DEFAULT_PAIR), arguments)
         target, draft = placements_of(arguments, pair)
         machine = pair_machine(pair, target=target, draft=draft, ratio=ratio_of(arguments))
-    elif arguments.machine is not None:
-        machine = read_machine(arguments.machine)
-    else:
-        machine = _stated(arguments)
     changes = {
         "leg_ms": arguments.delay_ms,
         "draft_message_ms": arguments.message_ms,

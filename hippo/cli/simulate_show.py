@@ -14,6 +14,7 @@ from hippo.simulation.machine import ForwardTime, Machine
 from hippo.simulation.pairs import ModelPair
 from hippo.simulation.replay import Row
 from hippo.simulation.sweeps import Sweep
+from hippo.sizes import GIB
 
 _NUM_NEW_TOKENS = 256
 
@@ -68,10 +69,10 @@ def memory_table(pair: ModelPair, target: Placement, draft: Placement, ratio: fl
     ):
         num_tokens = tokens + _NUM_NEW_TOKENS
         table.add_row(
-            f"{name} {shape.name}",
+            f"{name} {shape.name.rpartition('/')[2]}",
             f"{place.num_gpus} {place.gpu.name}",
-            f"{shape.weight_bytes / 2**30:.1f}",
-            f"{shape.cache_bytes_per_token * num_tokens / 2**30:.2f}",
+            f"{2 * shape.num_parameters / GIB:.1f}",
+            f"{shape.cache_bytes(num_tokens) / GIB:.2f}",
             f"{place.memory_gib(shape, num_tokens):.1f}",
             f"{place.gpu.memory_gib:g}",
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from hippo.errors import InvalidRequestError
 from hippo.simulation.machine import ForwardTime
+from hippo.sizes import GIB, ModelShape
 
 _BYTES = 2  # of a weight and of a cached number: bfloat16
 _ROWS = 16  # the rows at which the line of ForwardTime meets the roofline
@@ -39,44 +40,6 @@ GPUS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderShape:
-    """What a step reads: the language model by its published config.json, and the vision tower."""
-
-    name: str
-    num_layers: int
-    hidden: int
-    intermediate: int
-    num_heads: int
-    num_kv_heads: int
-    num_token_ids: int
-    head_dim: int = 128
-    has_tied_embedding: bool = False
-    num_vision_parameters: float = 0.0
-
-    @property
-    def num_layer_parameters(self) -> int:
-        """Of one decoder layer, biases and norms left out."""
-        attention = 2 * self.hidden * self.head_dim * (self.num_heads + self.num_kv_heads)
-        return attention + 3 * self.hidden * self.intermediate
-
-    @property
-    def num_read_parameters(self) -> int:
-        """That a decode step reads: all layers and the head."""
-        return self.num_layers * self.num_layer_parameters + self.num_token_ids * self.hidden
-
-    @property
-    def weight_bytes(self) -> float:
-        """Of everything that must be in memory."""
-        embedding = 0 if self.has_tied_embedding else self.num_token_ids * self.hidden
-        return _BYTES * (self.num_read_parameters + embedding + self.num_vision_parameters)
-
-    @property
-    def cache_bytes_per_token(self) -> int:
-        """Keys and values."""
-        return 2 * _BYTES * self.num_layers * self.num_kv_heads * self.head_dim
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     """GPUs of one model and what is assumed of them.
 
@@ -93,34 +56,34 @@ class Placement:
     sum_us: float = 12.0
     step_us: float = 150.0
 
-    def step_ms(self, shape: DecoderShape, num_rows: int, context: int) -> float:
+    def step_ms(self, shape: ModelShape, num_rows: int, context: int) -> float:
         """One forward of ``num_rows`` rows behind ``context`` cached tokens, by the roofline."""
-        read = _BYTES * shape.num_read_parameters + shape.cache_bytes_per_token * context
+        read = _BYTES * read_parameters(shape) + shape.cache_bytes(1) * context
         memory_ms = 1e3 * read / self._bandwidth
         compute_ms = 1e3 * self._flops_of(shape, num_rows, context) / self._flops
         return max(memory_ms, compute_ms) + self._overhead_ms(shape)
 
-    def step_time(self, shape: DecoderShape, context: int) -> ForwardTime:
+    def step_time(self, shape: ModelShape, context: int) -> ForwardTime:
         """``step_ms`` as a line, right for 1 and 16 rows at ``context``."""
         base = self.step_ms(shape, 1, 0)
         slope = (self.step_ms(shape, _ROWS, context) - self.step_ms(shape, 1, context)) / (
             _ROWS - 1
         )
-        per_kilotoken = 1e6 * shape.cache_bytes_per_token / self._bandwidth
+        per_kilotoken = 1e6 * shape.cache_bytes(1) / self._bandwidth
         return ForwardTime(one_row_ms=base, row_ms=slope, kilotoken_ms=per_kilotoken)
 
-    def prefill_ms(self, shape: DecoderShape, num_tokens: int) -> float:
+    def prefill_ms(self, shape: ModelShape, num_tokens: int) -> float:
         """Prefill of so many tokens: arithmetic alone, the vision tower left out."""
-        linear = 2 * shape.num_layers * shape.num_layer_parameters * num_tokens
+        linear = 2 * shape.num_shared_parameters * num_tokens
         attention = 2 * shape.num_layers * shape.num_heads * shape.head_dim * num_tokens**2
         return 1e3 * (linear + attention) / self._flops + self._overhead_ms(shape)
 
-    def memory_gib(self, shape: DecoderShape, num_tokens: int) -> float:
+    def memory_gib(self, shape: ModelShape, num_tokens: int) -> float:
         """Weights and the cache of ``num_tokens``, on each GPU."""
-        cache = shape.cache_bytes_per_token * num_tokens
-        return (shape.weight_bytes + cache) / self.num_gpus / 2**30
+        cache = shape.cache_bytes(num_tokens)
+        return (_BYTES * shape.num_parameters + cache) / self.num_gpus / GIB
 
-    def check(self, shape: DecoderShape, num_tokens: int) -> None:
+    def check(self, shape: ModelShape, num_tokens: int) -> None:
         """Raises InvalidRequestError when that does not fit, with the number of GPUs it takes."""
         if shape.num_kv_heads % self.num_gpus:
             fits = [n for n in range(1, shape.num_kv_heads + 1) if shape.num_kv_heads % n == 0]
@@ -145,10 +108,15 @@ class Placement:
     def _flops(self) -> float:
         return 1e12 * self.gpu.tflops * self.compute_share * self.num_gpus
 
-    def _flops_of(self, shape: DecoderShape, num_rows: int, context: int) -> float:
+    def _flops_of(self, shape: ModelShape, num_rows: int, context: int) -> float:
         attention = 4 * shape.num_layers * shape.num_heads * shape.head_dim * context
-        return num_rows * (2 * shape.num_read_parameters + attention)
+        return num_rows * (2 * read_parameters(shape) + attention)
 
-    def _overhead_ms(self, shape: DecoderShape) -> float:
+    def _overhead_ms(self, shape: ModelShape) -> float:
         sums_us = 2 * self.sum_us if self.num_gpus > 1 else 0.0
         return (self.step_us + shape.num_layers * (self.layer_us + sums_us)) / 1e3
+
+
+def read_parameters(shape: ModelShape) -> int:
+    """What a decode step reads: the products of all layers, and the head."""
+    return shape.num_shared_parameters + shape.num_head_parameters

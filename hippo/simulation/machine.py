@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
-from hippo.errors import InvalidRequestError
 from hippo.simulation.devices import Costs
 
 _MS = 1_000_000
@@ -88,60 +83,3 @@ class Machine:
             target_scheduling_ms=0.0,
             jitter=0.0,
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON; ``read_machine`` is its inverse."""
-        return dataclasses.asdict(self)
-
-
-def machine_from(values: Mapping[str, Any], *, where: str) -> Machine:
-    """The inverse of ``as_dict``; raises InvalidRequestError that says what is wrong in ``where``.
-
-    Fields that are left out take their defaults; ``target`` and ``draft`` need ``one_row_ms``.
-    """
-    known = {each.name for each in dataclasses.fields(Machine)}
-    if unknown := sorted(set(values) - known):
-        raise InvalidRequestError(
-            f"{where}: unknown field {unknown[0]!r}; a machine has {', '.join(sorted(known))}"
-        )
-    steps = {}
-    for side in ("target", "draft"):
-        step = values.get(side)
-        names = {each.name for each in dataclasses.fields(ForwardTime)}
-        if not isinstance(step, Mapping) or "one_row_ms" not in step or set(step) - names:
-            raise InvalidRequestError(
-                f"{where}: {side!r} must be an object with one_row_ms and, as you like, "
-                f"{', '.join(sorted(names - {'one_row_ms'}))}"
-            )
-        steps[side] = ForwardTime(**{name: _number(step[name], where, name) for name in step})
-        if steps[side].one_row_ms <= 0:
-            raise InvalidRequestError(f"{where}: {side}.one_row_ms must be above 0")
-    texts = {"name", "target", "draft", "sources"}
-    numbers = {name: _number(values[name], where, name) for name in values if name not in texts}
-    sources = tuple(str(source) for source in values.get("sources", ()))
-    return Machine(
-        name=str(values.get("name", where)),
-        target=steps["target"],
-        draft=steps["draft"],
-        sources=sources,
-        **numbers,
-    )
-
-
-def read_machine(path: Path) -> Machine:
-    """A machine from a JSON file; raises InvalidRequestError when it cannot be read as one."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise InvalidRequestError(f"{path} is no JSON: {error}") from None
-    if not isinstance(values, Mapping):
-        raise InvalidRequestError(f"{path}: expected an object with the fields of a machine")
-    return machine_from(values, where=str(path))
-
-
-def _number(value: Any, where: str, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
-        raise InvalidRequestError(f"{where}: {name} is {value!r}; it must be a number, at least 0")
-    return float(value)

@@ -1,38 +1,15 @@
-"""The papers' pairs, as machines: shapes by their config.json, times by :mod:`.hardware`."""
+"""The papers' pairs, as machines: shapes by :mod:`hippo.sizes`, times by :mod:`.hardware`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from hippo.errors import InvalidRequestError
-from hippo.simulation.hardware import DecoderShape, Placement
+from hippo.simulation.hardware import Placement
 from hippo.simulation.machine import Machine
+from hippo.sizes import ModelShape, find_shape
 
-_QWEN_VISION, _LLAVA_VISION = 0.67e9, 0.43e9
-
-_SHAPES = {
-    "0.5b": DecoderShape(
-        name="0.5B", num_layers=24, hidden=896, intermediate=4864, num_heads=14, num_kv_heads=2,
-        head_dim=64, num_token_ids=152_000, has_tied_embedding=True,
-        num_vision_parameters=_LLAVA_VISION,
-    ),
-    "3b": DecoderShape(
-        name="3B", num_layers=36, hidden=2048, intermediate=11008, num_heads=16, num_kv_heads=2,
-        num_token_ids=151_936, has_tied_embedding=True, num_vision_parameters=_QWEN_VISION,
-    ),
-    "7b": DecoderShape(
-        name="7B", num_layers=28, hidden=3584, intermediate=18944, num_heads=28, num_kv_heads=4,
-        num_token_ids=152_064, num_vision_parameters=_QWEN_VISION,
-    ),
-    "32b": DecoderShape(
-        name="32B", num_layers=64, hidden=5120, intermediate=27648, num_heads=40, num_kv_heads=8,
-        num_token_ids=152_064, num_vision_parameters=_QWEN_VISION,
-    ),
-    "72b": DecoderShape(
-        name="72B", num_layers=80, hidden=8192, intermediate=29568, num_heads=64, num_kv_heads=8,
-        num_token_ids=152_064, num_vision_parameters=_QWEN_VISION,
-    ),
-}  # fmt: skip
+_QWEN, _LLAVA = "Qwen/Qwen2.5-VL-{}-Instruct", "llava-hf/llava-onevision-qwen2-{}-ov-hf"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +18,8 @@ class ModelPair:
 
     name: str
     title: str
-    draft: DecoderShape
-    target: DecoderShape
+    draft: ModelShape
+    target: ModelShape
     num_target_gpus: int = 1  # the fewest H200 that hold it
     num_visual_tokens: int = 25_000
     num_text_tokens: int = 100
@@ -57,41 +34,25 @@ class ModelPair:
         return self.num_text_tokens + self.num_visual_tokens
 
 
+def _pair(name: str, family: str, draft: str, target: str, num_target_gpus: int = 1) -> ModelPair:
+    title = "Qwen2.5-VL" if family is _QWEN else "LLaVA-OneVision"
+    return ModelPair(
+        name=name,
+        title=f"{title} {draft.upper()} / {target.upper()}",
+        draft=find_shape(family.format(draft)),
+        target=find_shape(family.format(target)),
+        num_target_gpus=num_target_gpus,
+    )
+
+
 PAIRS = {
     pair.name: pair
     for pair in (
-        ModelPair(
-            name="qwen-7b-72b",
-            title="Qwen2.5-VL 7B / 72B",
-            draft=_SHAPES["7b"],
-            target=_SHAPES["72b"],
-            num_target_gpus=2,
-        ),
-        ModelPair(
-            name="qwen-7b-32b",
-            title="Qwen2.5-VL 7B / 32B",
-            draft=_SHAPES["7b"],
-            target=_SHAPES["32b"],
-        ),
-        ModelPair(
-            name="qwen-3b-7b",
-            title="Qwen2.5-VL 3B / 7B",
-            draft=_SHAPES["3b"],
-            target=_SHAPES["7b"],
-        ),
-        ModelPair(
-            name="llava-0.5b-7b",
-            title="LLaVA-OneVision 0.5B / 7B",
-            draft=_SHAPES["0.5b"],
-            target=_SHAPES["7b"],
-        ),
-        ModelPair(
-            name="llava-7b-72b",
-            title="LLaVA-OneVision 7B / 72B",
-            draft=_SHAPES["7b"],
-            target=_SHAPES["72b"],
-            num_target_gpus=2,
-        ),
+        _pair("qwen-7b-72b", _QWEN, "7B", "72B", num_target_gpus=2),
+        _pair("qwen-7b-32b", _QWEN, "7B", "32B"),
+        _pair("qwen-3b-7b", _QWEN, "3B", "7B"),
+        _pair("llava-0.5b-7b", _LLAVA, "0.5b", "7b"),
+        _pair("llava-7b-72b", _LLAVA, "7b", "72b", num_target_gpus=2),
     )
 }
 

@@ -9,12 +9,11 @@ from hippo.errors import InvalidRequestError
 from hippo.simulation.devices import Outcome
 from hippo.simulation.machine import Machine
 from hippo.simulation.simulator import Simulation, TokenFunction
-from hippo.simulation.traces import Trace, Words
+from hippo.simulation.traces import Trace
 from hippo.speculation.estimates import PairTimes
 from hippo.speculation.policies import MAX_DRAFT_TOKENS, POLICY_NAMES, Policy, make_policy
 from hippo.types import FinishReason
 
-MAX_GUESSED = 4  # by the draft, where a trace says what was said; the service's default
 _END, _WRONG = 1_000_000, 2_000_000
 _MS = 1e6
 
@@ -82,7 +81,7 @@ def replay(
     answer's length beforehand.
     """
     length = len(trace.agrees)
-    target, draft = _spoken(trace.words) if trace.words else _unspoken(trace.agrees)
+    target, draft = _sides(trace.agrees)
     simulation = Simulation(
         target=target,
         draft=draft,
@@ -92,16 +91,14 @@ def replay(
         end_token_ids=(_END,),
         num_prompt_tokens=trace.num_prompt_tokens,
         num_draft_prompt_tokens=trace.num_draft_prompt_tokens,
-        max_guessed=MAX_GUESSED if trace.words else 0,
-        text_ids=trace.words.text_ids if trace.words else (),
     )
     outcome = simulation.run(most_events=4000 + 1000 * length)
     assert outcome.verdicts[-1].finish_reason is FinishReason.STOP, "a trace ends with its token"
     return outcome
 
 
-def _unspoken(agrees: Sequence[bool]) -> tuple[TokenFunction, TokenFunction]:
-    """Target and draft of a trace without words: a token is its own place."""
+def _sides(agrees: Sequence[bool]) -> tuple[TokenFunction, TokenFunction]:
+    """Target and draft of a trace; a token is its own place."""
     length = len(agrees)
 
     def target(history: Sequence[int]) -> int:
@@ -110,31 +107,6 @@ def _unspoken(agrees: Sequence[bool]) -> tuple[TokenFunction, TokenFunction]:
     def draft(history: Sequence[int]) -> int:
         place = len(history)
         return target(history) if place < length and agrees[place] else _WRONG + place
-
-    return target, draft
-
-
-def _spoken(words: Words) -> tuple[TokenFunction, TokenFunction]:
-    """Target and draft that say what they said; behind what nobody asked them, nothing right."""
-    ids = [*words.token_ids[:-1], _END]
-    draft_ids = list(words.draft_ids)
-    if draft_ids[-1] == words.token_ids[-1]:
-        draft_ids[-1] = _END
-
-    def target(history: Sequence[int]) -> int:
-        place = len(history)
-        return ids[place] if place < len(ids) else _WRONG + place
-
-    def draft(history: Sequence[int]) -> int:
-        place, said = len(history), list(history)
-        if said == ids[:place]:
-            return draft_ids[place] if place < len(ids) else _WRONG + place
-        at = next((k for k, (a, b) in enumerate(zip(said, ids, strict=False)) if a != b), len(ids))
-        if at < len(ids):
-            branch = (draft_ids[at], *words.branches.get(at, ()))
-            if tuple(said[at:]) == branch[: place - at] and place - at < len(branch):
-                return branch[place - at]
-        return _WRONG + place
 
     return target, draft
 

@@ -52,11 +52,10 @@ class Simulation:
         outages: Sequence[Outage] = (),
         repeat: Callable[[Action], bool] = lambda action: False,
         max_guessed: int = 0,
-        text_ids: Sequence[int] = (),
         num_sequences: int = 1,
     ) -> None:
         """The prompts' lengths, those that each model caches, are part of the context that costs
-        depend on; ``text_ids`` are what the draft guesses from. ``repeat`` tells which of the
+        depend on. ``repeat`` tells which of the
         gateway's messages are sent once more later. With ``num_sequences`` so many share each
         forward of either device and do as this one does: costs are of the rows of them all.
         """
@@ -72,7 +71,6 @@ class Simulation:
         self._num_draft_prompt_tokens = num_draft_prompt_tokens
         self._repeat = repeat
         self._max_guessed = max_guessed
-        self._text_ids = text_ids
         self._num_sequences = num_sequences
         self._coordinator = Coordinator(policy, max_tokens=max_tokens, end_token_ids=end_token_ids)
         pace = self._coordinator.pace
@@ -201,7 +199,6 @@ class Simulation:
 
     def _begin_draft(self, life: int) -> None:
         if self._drafter is not None and life == self._life:
-            self._drafter.read_text(self._text_ids)
             self._drafter.begin(self._draft_tokens([]))
             self._has_drafted = True
             self._say_draft_is_ready()

@@ -8,28 +8,11 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hippo.errors import InvalidRequestError
-
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    """What was said, where it is known: with it the draft's guesses can be replayed, too."""
-
-    token_ids: tuple[int, ...]  # the target's answer
-    draft_ids: tuple[int, ...]  # the draft's choice at each place, behind the target's tokens
-    # What the draft goes on with behind its own choice, where that is not the target's.
-    branches: Mapping[int, tuple[int, ...]]
-    text_ids: tuple[int, ...]  # the prompt's, without those that stand for visual tokens
-    # The draft's second choices, and how far the first are ahead of them, by place; those behind
-    # its own wrong choices by the place of these. Empty where it was not recorded.
-    second_ids: tuple[int, ...] = ()
-    margins: tuple[float, ...] = ()
-    branch_margins: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +26,6 @@ class Trace:
     num_prompt_tokens: int = 0
     num_draft_prompt_tokens: int = 0
     name: str = ""
-    words: Words | None = None
 
 
 def agreement_trace(
@@ -108,11 +90,9 @@ def read_traces(path: Path, *, num_prompt_tokens: int = 0) -> list[Trace]:
     """Traces from a file: a line each, "0110..." or a JSON object with ``agrees``.
 
     JSON lines may have ``num_prompt_tokens``, ``num_draft_prompt_tokens`` and ``clip`` (or
-    ``key``), as ``python -m bench.agreement`` and ``bench.pruning`` write them, and the former's
-    ``token_ids``, ``draft_ids``, ``branches`` and ``text_ids``, and with these ``second_ids``,
-    ``margins`` and ``branch_margins``. Traces of a single token, which the
-    prefill settles, are left out. Raises InvalidRequestError with the number of the line that is
-    wrong.
+    ``key``), as ``python -m bench.agreement`` and ``bench.pruning`` write them. Traces of a single
+    token, which the prefill settles, are left out. Raises InvalidRequestError with the number of
+    the line that is wrong.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -136,7 +116,6 @@ def mean_agreement(traces: Sequence[Trace]) -> float:
 
 def _trace(line: str, where: str, num_prompt_tokens: int) -> Trace:
     marks, name, lengths = line, where, (num_prompt_tokens, num_prompt_tokens)
-    words = None
     if line.startswith("{"):
         try:
             entry = json.loads(line)
@@ -146,42 +125,9 @@ def _trace(line: str, where: str, num_prompt_tokens: int) -> Trace:
         name = str(entry.get("clip") or entry.get("key") or where)
         own = int(entry.get("num_prompt_tokens", num_prompt_tokens))
         lengths = (own, int(entry.get("num_draft_prompt_tokens", own)))
-        words = _words(entry, where) if "token_ids" in entry else None
     if not isinstance(marks, str) or set(marks) - {"0", "1"} or not marks:
         raise InvalidRequestError(
             f'{where}: expected a trace such as 110111 ("1": the draft agrees), or a JSON object '
             'that has one as "agrees"'
         )
-    if words is not None and len(words.token_ids) != len(marks):
-        raise InvalidRequestError(
-            f"{where}: {len(words.token_ids)} token_ids, but agrees is of {len(marks)} tokens"
-        )
-    return Trace(tuple(mark == "1" for mark in marks), *lengths, name, words)
-
-
-def _words(entry: Mapping[str, Any], where: str) -> Words:
-    try:
-        words = Words(
-            token_ids=tuple(map(int, entry["token_ids"])),
-            draft_ids=tuple(map(int, entry["draft_ids"])),
-            branches={int(place): tuple(map(int, ids)) for place, ids in entry["branches"].items()},
-            text_ids=tuple(map(int, entry["text_ids"])),
-            second_ids=tuple(map(int, entry.get("second_ids", ()))),
-            margins=tuple(map(float, entry.get("margins", ()))),
-            branch_margins={
-                int(place): tuple(map(float, margins))
-                for place, margins in entry.get("branch_margins", {}).items()
-            },
-        )
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise InvalidRequestError(
-            f"{where}: token_ids come with draft_ids and text_ids, lists of ids, and branches, an "
-            "object of such lists by place"
-        ) from None
-    if len(words.draft_ids) != len(words.token_ids):
-        raise InvalidRequestError(f"{where}: token_ids and draft_ids differ in length")
-    if {len(words.second_ids), len(words.margins)} not in ({0}, {len(words.token_ids)}):
-        raise InvalidRequestError(
-            f"{where}: second_ids and margins come together, one for each of the token_ids"
-        )
-    return words
+    return Trace(tuple(mark == "1" for mark in marks), *lengths, name)

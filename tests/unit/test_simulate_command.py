@@ -24,16 +24,14 @@ def test_a_pair_is_predicted_without_any_argument(
 def test_a_pair_is_predicted_with_its_memory_and_written_as_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    goal, machine = tmp_path / "out.json", tmp_path / "machine.json"
-    arguments = ["--pair", "qwen-7b-72b", "--json", str(goal), "--write-machine", str(machine)]
-    assert main([*QUICK, *arguments]) == 0
+    goal = tmp_path / "out.json"
+    assert main([*QUICK, "--pair", "qwen-7b-72b", "--json", str(goal)]) == 0
     assert "GiB" in capsys.readouterr().out
     found = json.loads(goal.read_text())
     assert [row["policy"] for row in found["policies"]] == ["serial γ=4", "adaptive"]
     serial, adaptive = (row["efficiency"] for row in found["policies"])
     assert 0 < serial <= 1.02
     assert 0 < adaptive <= 1.1  # with other delays it chooses other paces, at times better ones
-    assert main([*QUICK, "--machine", str(machine)]) == 0
 
 
 def test_sweeps_are_drawn_into_an_svg_file(tmp_path: Path) -> None:
@@ -58,7 +56,6 @@ def test_sweeps_are_drawn_into_an_svg_file(tmp_path: Path) -> None:
         (["--sweep", "speed"], "acceptance, ratio, delay"),
         (["--plot", "x.svg"], "add --sweep"),
         (["--sweep", "delay", "--plot", "x.png"], ".svg"),
-        (["--machine", "nowhere.json"], "cannot be read"),
         (["--policies", "best"], "unknown policy"),
     ],
 )

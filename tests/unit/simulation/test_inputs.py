@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from hippo.errors import InvalidRequestError
-from hippo.simulation.hardware import GPUS, Placement
-from hippo.simulation.machine import ForwardTime, Machine, machine_from, read_machine
+from hippo.simulation.hardware import GPUS, Placement, read_parameters
 from hippo.simulation.pairs import PAIRS, find_pair, pair_machine
 from hippo.simulation.traces import (
-    Words,
     agreement_of_run_length,
     drawn_traces,
     mean_agreement,
@@ -31,28 +29,6 @@ def test_traces_are_read_plain_and_as_json_and_short_ones_left_out(tmp_path: Pat
     assert plain.agrees == (True, True, False, True)
     assert plain.num_prompt_tokens == plain.num_draft_prompt_tokens == 5
     assert (rich.name, rich.num_prompt_tokens, rich.num_draft_prompt_tokens) == ("a", 7, 7)
-
-
-def test_a_trace_may_have_its_words_and_they_must_fit_it(tmp_path: Path) -> None:
-    path = tmp_path / "traces.jsonl"
-    line = {
-        "agrees": "101",
-        "token_ids": [4, 5, 6],
-        "draft_ids": [4, 9, 6],
-        "branches": {"1": [7, 8]},
-        "text_ids": [1, 2],
-    }
-    path.write_text(json.dumps(line))
-    (trace,) = read_traces(path)
-    assert trace.words == Words((4, 5, 6), (4, 9, 6), {1: (7, 8)}, (1, 2))
-    for broken, part in (
-        ({**line, "agrees": "10"}, "3 token_ids"),
-        ({**line, "draft_ids": [4]}, "differ in length"),
-        ({**line, "branches": [7]}, "branches"),
-    ):
-        path.write_text(json.dumps(broken))
-        with pytest.raises(InvalidRequestError, match=part):
-            read_traces(path)
 
 
 @pytest.mark.parametrize(
@@ -85,38 +61,11 @@ def test_a_run_length_is_turned_into_a_rate_and_back() -> None:
         agreement_of_run_length(0.5)
 
 
-def test_a_machine_survives_json(tmp_path: Path) -> None:
-    step = ForwardTime(one_row_ms=2.0, row_ms=0.1)
-    machine = Machine(name="m", target=step, draft=step, leg_ms=0.2, sources=("here",))
-    path = tmp_path / "machine.json"
-    path.write_text(json.dumps(machine.as_dict()))
-    assert read_machine(path) == machine
-
-
-@pytest.mark.parametrize(
-    ("change", "part"),
-    [
-        ({"speed": 3}, "unknown field 'speed'"),
-        ({"leg_ms": -1}, "at least 0"),
-        ({"leg_ms": "fast"}, "a number"),
-        ({"draft": {"row_ms": 1}}, "one_row_ms"),
-        ({"target": {"one_row_ms": 0}}, "above 0"),
-    ],
-)
-def test_a_wrong_machine_is_refused_with_what_would_be_right(
-    change: dict[str, object], part: str
-) -> None:
-    step = {"one_row_ms": 1.0}
-    with pytest.raises(InvalidRequestError, match=part):
-        machine_from({"target": step, "draft": step, **change}, where="here")
-
-
 def test_a_step_reads_the_weights_and_the_cache_once() -> None:
     shape = PAIRS["qwen-7b-72b"].target
-    assert shape.num_read_parameters == pytest.approx(71.4e9, rel=0.01)  # 72.7e9 and an embedding
-    assert shape.cache_bytes_per_token == 2 * 2 * 80 * 8 * 128
+    assert read_parameters(shape) == pytest.approx(71.4e9, rel=0.01)  # 72.7e9 and an embedding
     place = Placement(gpu=H200, num_gpus=2, bandwidth_share=1.0, layer_us=0, sum_us=0, step_us=0)
-    expected = 1e3 * (2 * shape.num_read_parameters + 1000 * shape.cache_bytes_per_token) / 9.6e12
+    expected = 1e3 * (2 * read_parameters(shape) + shape.cache_bytes(1000)) / 9.6e12
     assert place.step_ms(shape, 1, 1000) == pytest.approx(expected)
     assert place.step_ms(shape, 16, 1000) == pytest.approx(expected)  # still the memory
     assert place.step_ms(shape, 512, 1000) > 1.5 * expected  # arithmetic by now

@@ -19,7 +19,7 @@ from hippo.simulation.replay import (
     replay_each,
 )
 from hippo.simulation.sweeps import sweep, with_ratio
-from hippo.simulation.traces import Trace, Words, drawn_traces
+from hippo.simulation.traces import Trace, drawn_traces
 from hippo.speculation.policies import MAX_DRAFT_TOKENS
 
 FREE = Machine(name="free", target=ForwardTime(one_row_ms=10.0), draft=ForwardTime(one_row_ms=1.0))
@@ -36,26 +36,6 @@ def test_a_step_costs_by_its_rows_and_what_is_cached() -> None:
     step = ForwardTime(one_row_ms=4.0, row_ms=0.5, kilotoken_ms=0.1, row_kilotoken_ms=0.05)
     assert step.ms(1, 0) == 4.0
     assert step.ms(3, 2000) == pytest.approx(4.0 + 2 * 0.5 + 2 * 0.1 + 2 * 2 * 0.05)
-
-
-def test_with_the_words_of_a_repetitive_answer_the_draft_guesses_as_it_does_in_service() -> None:
-    token_ids = (11, 12, 13, 14, 15) * 8
-    silent = Trace((True,) * 40)
-    spoken = dataclasses.replace(silent, words=Words(token_ids, token_ids, {}, ()))
-    outcomes = [replay(PolicyChoice("serial", 10), trace, FREE) for trace in (silent, spoken)]
-    assert [len(outcome.output_ids) for outcome in outcomes] == [40, 40]
-    assert outcomes[1].num_draft_steps < outcomes[0].num_draft_steps / 2
-    assert outcomes[1].output_ids[:-1] == list(token_ids[:-1])
-
-
-def test_behind_a_wrong_token_the_draft_goes_on_as_it_did_and_its_target_is_not_misled() -> None:
-    token_ids, draft_ids = tuple(range(50, 80)), [*range(50, 80)]
-    draft_ids[9] = 1
-    agrees = tuple(a == b for a, b in zip(token_ids, draft_ids, strict=True))
-    words = Words(token_ids, tuple(draft_ids), {9: (60, 61, 2)}, ())
-    outcome = replay(PolicyChoice("serial", 6), Trace(agrees, words=words), FREE)
-    assert outcome.output_ids[:-1] == list(token_ids[:-1])
-    assert outcome.stats.num_rejections == 1
 
 
 def test_what_adaptive_measured_in_one_answer_it_knows_in_the_next() -> None:
