@@ -29,11 +29,11 @@ from rich.console import Console
 
 from bench.clips import Clip, Kind, held_out_clips
 from bench.environment import ROOT, describe_environment
-from bench.random_draft import write_random_draft
 from bench.runs import differences, run_systems, run_transformers, running_stack
 from bench.systems import TARGET_ONLY, System, systems
 from hippo.benchmark.tables import wide_console
 from hippo.cli.stack import BUNDLED_PAIR, StackOptions, default_cores
+from tests.support.random_draft import write_random_draft
 
 RIVAL_DTYPES = ("float32", "bfloat16")  # in which transformers computes on a CPU
 

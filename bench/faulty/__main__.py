@@ -7,7 +7,7 @@ and target-only again, ``--repeats`` times each; the median run counts.
     python -m bench.faulty                                         all faults, float32
     python -m bench.faulty --faults slow:10 --dtype bfloat16 --out bench/out/faulty-slow.json
 
-What a fault is: bench/faulty/faults.py.
+What a fault is: tests/support/faults.py.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from rich.console import Console
 
 from bench.clips import held_out_clips
 from bench.environment import ROOT, describe_environment
-from bench.faulty.faults import parse_fault
 from bench.runs import bundled_pair, run_systems, running_stack
 from bench.systems import TARGET_ONLY, systems
+from tests.support.faults import parse_fault
 
 FAULTS = (
     "none",
@@ -80,7 +80,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--faults", nargs="+", default=list(FAULTS), help="see bench/faulty/faults.py")
+    add("--faults", nargs="+", default=list(FAULTS), help="see tests/support/faults.py")
     add("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     add("--num-clips", type=int, default=10, help="held-out clips")
     add("--repeats", type=int, default=1, help="runs of each answer; the median one counts")

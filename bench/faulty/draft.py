@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from bench.faulty.faults import DraftFault, parse_fault
 from bench.faulty.model import FaultyModel
 from hippo.config import load_settings
 from hippo.engine.process import LocalSource, run_process
@@ -17,6 +16,7 @@ from hippo.models.base import VideoLanguageModel
 from hippo.models.checkpoint import Progress
 from services.draft.config import ENV_PREFIX, DraftSettings
 from services.draft.servicer import build_service
+from tests.support.faults import DraftFault, parse_fault
 
 _FLAG = "--draft-fault"
 

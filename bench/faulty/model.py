@@ -1,4 +1,4 @@
-"""A draft model that misbehaves as a :class:`bench.faulty.faults.DraftFault` says."""
+"""A draft model that misbehaves as a :class:`tests.support.faults.DraftFault` says."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from bench.faulty.faults import DraftFault
 from hippo.models.base import (
     AttentionTap,
     DecodedMedia,
@@ -17,6 +16,7 @@ from hippo.models.base import (
     VideoLanguageModel,
 )
 from hippo.types import ChatMessage, FramePlan, ModelInfo
+from tests.support.faults import DraftFault
 
 
 class FaultyModel:

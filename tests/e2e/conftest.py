@@ -10,8 +10,9 @@ import httpx
 import openai
 import pytest
 
-from hippo.cli.stack import BUNDLED_PAIR, Stack, StackOptions
-from tests.e2e.support import Running, free_port, write_clip
+from hippo.cli.stack import BUNDLED_PAIR, StackOptions
+from tests.e2e.support import Running, write_clip
+from tests.support.stack import run_stack
 
 MAX_CONTEXT_LENGTH = 4096
 
@@ -31,22 +32,18 @@ def running(pair: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> I
     """Draft, target and gateway, ready."""
     media_folder = tmp_path_factory.mktemp("media")
     clip = write_clip(media_folder / "clip.mp4")
-    metrics_ports = {"draft": free_port(), "target": free_port()}
-    lines: list[str] = []
     options = StackOptions(
         target_model=pair["target"],
         draft_model=pair["draft"],
         dtype="float32",  # in which equality is exact
         port=0,
         target_args=(
-            "--metrics-port", str(metrics_ports["target"]),
             "--slots", "2",
             "--max-queue", "2",
             "--max-context-length", str(MAX_CONTEXT_LENGTH),
             "--num-threads", "1",
         ),
         draft_args=(
-            "--metrics-port", str(metrics_ports["draft"]),
             "--slots", "2",
             "--max-context-length", str(MAX_CONTEXT_LENGTH),
             "--num-threads", "1",
@@ -63,18 +60,17 @@ def running(pair: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> I
             "--max-media-items", "2",
         ),
     )  # fmt: skip
-    with Stack(options, lambda name, line: lines.append(f"{name}: {line}")) as stack:
-        stack.start()
-        stack.wait_ready(timeout_s=200)
+    with run_stack(options) as started:
+        lines = started.lines
         yield Running(
-            stack=stack,
-            metrics_ports=metrics_ports,
+            started.stack,
+            started.metrics_ports,
+            lines,
             media_folder=media_folder,
             clip=clip,
             max_context_length=MAX_CONTEXT_LENGTH,
-            lines=lines,
         )
-        stack.check()
+        started.stack.check()
     tracebacks = [
         at for at, line in enumerate(lines) if "Traceback" in line or "never awaited" in line
     ]

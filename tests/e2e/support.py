@@ -9,7 +9,6 @@ import http.server
 import io
 import json
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +22,9 @@ import numpy as np
 from PIL import Image
 
 from hippo.cli.processes import Child
-from hippo.cli.stack import Stack
+from tests.support.stack import RunningStack, free_port
+
+__all__ = ["free_port"]  # and all that is defined here
 
 CHAT = "/v1/chat/completions"
 GREEDY: dict[str, Any] = {"temperature": 0}
@@ -31,41 +32,12 @@ SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 20261121}
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """A running stack, and what tests need to look behind the gateway."""
+class Running(RunningStack):
+    """The stack of all tests, and what it may read."""
 
-    stack: Stack
-    metrics_ports: dict[str, int]
     media_folder: Path
     clip: Path
     max_context_length: int
-    lines: list[str]  # what the processes logged so far, each line after the process's name
-
-    @property
-    def url(self) -> str:
-        return self.stack.url
-
-    def metric(self, service: str, name: str) -> float:
-        """The value of one metric of "draft" or "target"; 0 until it serves."""
-        try:
-            text = httpx.get(
-                f"http://127.0.0.1:{self.metrics_ports[service]}/metrics", trust_env=False
-            ).text
-        except httpx.ConnectError:
-            return 0.0
-        lines = (line for line in text.splitlines() if line.startswith(name + " "))
-        return next((float(line.split()[-1]) for line in lines), 0.0)
-
-    def slots_used(self) -> float:
-        """Slots in use on both services."""
-        return sum(self.metric(service, "hippo_slots_used") for service in ("draft", "target"))
-
-    def gateway_metric(self, line_start: str) -> float:
-        """The value of one series of the gateway."""
-        text = httpx.get(f"{self.url}/metrics", trust_env=False).text
-        return next(
-            (float(li.split()[-1]) for li in text.splitlines() if li.startswith(line_start)), 0.0
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +105,6 @@ def wait_until(condition: Callable[[], bool]) -> None:
     """Polls; the test's timeout ends it."""
     while not condition():
         time.sleep(0.01)
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def write_clip(path: Path, *, num_frames: int = 16, width: int = 112, height: int = 112) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from bench.load_stack import LoadStack
 from hippo.benchmark.requests import Question
 from tests.e2e.support import Running, data_url, video_message
 from tests.soak.__main__ import SAMPLINGS, Plan, expected, problems, soak
@@ -12,10 +11,9 @@ from tests.soak.visitors import Task
 
 
 def test_clients_of_all_kinds_leave_nothing_behind(running: Running) -> None:
-    stack = LoadStack(running.stack, running.metrics_ports)
     question = Question("clip", [video_message(data_url(running.clip))])
     console = Console(quiet=True)
-    tasks = expected(stack.url, [Task(question, form) for form in SAMPLINGS], console)
-    result = soak(stack, tasks, Plan(minutes=0.08, num_clients=4, seed=1), console, kills=False)
+    tasks = expected(running.url, [Task(question, form) for form in SAMPLINGS], console)
+    result = soak(running, tasks, Plan(minutes=0.08, num_clients=4, seed=1), console, kills=False)
     assert problems(result) == []
     assert result["outcomes"].get("reads: equal answer", 0) > 0

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bench.random_draft import write_random_draft
 from hippo.benchmark.requests import Question, RequestForm
 from hippo.benchmark.server import Server
 from hippo.cli.compare import compare
@@ -23,6 +22,7 @@ from tests.e2e.support import Running, free_port, wait_until
 from tests.e2e.watched import CHAT, Watched
 from tests.support.dashboards import PANEL_WINDOW, PANELS
 from tests.support.prometheus import BINARY, WINDOW, hurried_rules, prometheus
+from tests.support.random_draft import write_random_draft
 
 pytestmark = pytest.mark.skipif(
     BINARY is None, reason="prometheus is not installed (Debian: apt-get install prometheus)"

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shlex
 import sys
@@ -29,18 +30,16 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.clips import held_out_clips
-from bench.environment import ROOT, describe_environment
-from bench.load_figures import parse_samples
-from bench.load_stack import LoadStack, load_stack
-from bench.measure import questions_about
-from bench.runs import bundled_pair
+from demo.clips import write_bench_clips
+from hippo.benchmark.requests import Question
 from hippo.benchmark.server import Server
 from hippo.benchmark.tables import progress_bar
-from hippo.cli.stack import StackOptions
+from hippo.cli.media import media_part
+from hippo.cli.stack import BUNDLED_PAIR, StackOptions, default_cores
 from tests.soak.memory import Sample, growth_mb_a_minute, watch_memory
 from tests.soak.trouble import Trouble, trouble_draft
 from tests.soak.visitors import Tally, Task, Visitor, body
+from tests.support.stack import RunningStack, run_stack
 
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
@@ -75,13 +74,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     console = Console()
     with (
         tempfile.TemporaryDirectory() as folder,
-        load_stack(_pair(args.dtype, args.cache_mb), num_slots=args.slots) as stack,
+        run_stack(_pair(args)) as stack,
     ):
-        clips = held_out_clips(Path(folder), kind="short", num_clips=args.num_clips)
-        tasks = [Task(question, form) for question in questions_about(clips) for form in SAMPLINGS]
+        questions = _questions(Path(folder), args.num_clips)
+        tasks = [Task(question, form) for question in questions for form in SAMPLINGS]
         result = {
             "command": f"python -m tests.soak {shlex.join(given)}".strip(),
-            "environment": describe_environment(),
             "dtype": args.dtype,
             "slots": args.slots,
             "cache_mb": args.cache_mb,
@@ -98,9 +96,34 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.exit(1 if problems(result) else 0)
 
 
-def _pair(dtype: str, cache_mb: int) -> StackOptions:
-    caches = ("--vision-cache-mb", str(cache_mb), "--media-cache-mb", str(cache_mb))
-    return bundled_pair(dtype, target_args=caches, draft_args=caches)
+def _pair(args: argparse.Namespace) -> StackOptions:
+    """The bundled pair, each model on a core, and this process on the draft's."""
+    target_core, draft_core = default_cores("cpu", "cpu")
+    if draft_core is not None:
+        os.sched_setaffinity(0, {draft_core})
+    caches = (
+        *("--slots", str(args.slots)),
+        *("--vision-cache-mb", str(args.cache_mb), "--media-cache-mb", str(args.cache_mb)),
+    )
+    return StackOptions(
+        target_model=str(BUNDLED_PAIR / "target"),
+        draft_model=str(BUNDLED_PAIR / "draft"),
+        dtype=args.dtype,
+        target_core=target_core,
+        draft_core=draft_core,
+        port=0,
+        target_args=caches,
+        draft_args=caches,
+    )
+
+
+def _questions(folder: Path, num_clips: int) -> list[Question]:
+    """One about each of so many held-out clips, which are written to the folder."""
+    questions = []
+    for facts in write_bench_clips(folder, num_clips=num_clips, kind="short"):
+        content = [media_part(str(folder / facts.file)), {"type": "text", "text": facts.question}]
+        questions.append(Question(facts.file, [{"role": "user", "content": content}]))
+    return questions
 
 
 def expected(url: str, tasks: Sequence[Task], console: Console) -> list[Task]:
@@ -116,7 +139,7 @@ def expected(url: str, tasks: Sequence[Task], console: Console) -> list[Task]:
 
 
 def soak(
-    stack: LoadStack, tasks: Sequence[Task], plan: Plan, console: Console, *, kills: bool = True
+    stack: RunningStack, tasks: Sequence[Task], plan: Plan, console: Console, *, kills: bool = True
 ) -> dict[str, Any]:
     """Runs the clients and the trouble beside each other; returns what came of it."""
     tally, stop = Tally(), threading.Event()
@@ -207,15 +230,14 @@ def _wait(seconds: float, stop: threading.Event, console: Console) -> None:
     stop.set()
 
 
-def _left_behind(stack: LoadStack) -> dict[str, Any]:
+def _left_behind(stack: RunningStack) -> dict[str, Any]:
     """Slots in use once it is quiet, or after a while; and how long that took."""
     began_s = time.monotonic()
     stack.stack.wait_ready()  # a draft that was just started again
     while True:
-        samples = {name: parse_samples(text) for name, text in stack.metrics().items()}
         left = {
-            "slots of the target": samples["target"]["hippo_slots_used"],
-            "slots of the draft": samples["draft"]["hippo_slots_used"],
+            f"slots of the {name}": stack.metric(name, "hippo_slots_used")
+            for name in ("target", "draft")
         }
         took_s = time.monotonic() - began_s
         if not any(left.values()) or took_s > _IDLE_S:
@@ -237,7 +259,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     add("--cache-mb", type=int, default=16, help="of both caches of media; small, to fill soon")
     add("--seed", type=int, default=0, help="of what clients do and of the trouble")
-    add("--out", type=Path, default=ROOT / "bench/out/soak.json")
+    add("--out", type=Path, default=Path("bench/out/soak.json"))
     return parser.parse_args(argv)
 
 

@@ -6,11 +6,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.faulty.faults import DraftFault
 from hippo.simulation.devices import Costs, Outcome
 from hippo.simulation.simulator import Simulation
 from hippo.simulation.traces import agreement_trace
 from hippo.speculation.policies import Policy, make_policy
+from tests.support.faults import DraftFault
 from tests.support.virtual import row_cost
 
 _MS = 1_000_000

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from bench.faulty.faults import parse_fault
 from hippo.speculation.adaptive import AdaptivePolicy
 from hippo.speculation.estimates import PairTimes
+from tests.support.faults import parse_fault
 from tests.support.faulty import Place, speedup
 
 FAULTS = (
