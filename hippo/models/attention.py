@@ -65,7 +65,7 @@ class AttentionPlan:
 
     sequences: tuple[SequencePart | BatchPart, ...]
     dtype: torch.dtype  # the cache's, in which attention runs
-    taps: tuple[QueryTap, ...] = ()
+    tap: QueryTap | None = None
     num_padding: int = 0
     wants_last_row: bool = False
 
@@ -143,11 +143,11 @@ def attend(
 
     ``query`` is ``[rows, num_kv_heads, groups, head_dim]``, ``key_value`` is
     ``[rows, 2, num_kv_heads, head_dim]``, both of the cache's dtype; gives
-    ``[rows, num_heads * head_dim]``, or one row if the step wants the last one only. Taps
-    keep their rows' queries.
+    ``[rows, num_heads * head_dim]``, or one row if the step wants the last one only. A tap
+    keeps its rows' queries.
     """
-    for tap in step.taps:
-        tap.keep(layer, query)
+    if step.tap is not None:
+        step.tap.keep(layer, query)
     if step.wants_last_row:
         (sequence,) = step.sequences
         assert isinstance(sequence, SequencePart)

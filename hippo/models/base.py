@@ -194,8 +194,4 @@ class VideoLanguageModel(Protocol):
         Row k of a sequence sees its slot's prompt, the completion before ``start_index`` as last
         written, and its own rows up to k; its logits are those of completion token
         ``start_index + k + 1``.
-
-        Tails' rows are run along, as ``prefill`` would run them, and fill their slots; of their
-        logits there are only those of completion token 0, a row each behind all others. Their taps
-        are of equally many layers.
         """

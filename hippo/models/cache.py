@@ -35,7 +35,7 @@ class CacheShape:
     num_kv_heads: int
     capacity: int  # tokens a slot
     head_dim: int
-    num_spare: int = 0  # places after a slot's capacity, where padding of static steps may go
+    num_spare: int = 0  # places after a slot's capacity, where padding of fixed shapes may go
 
     def num_bytes(self, dtype: torch.dtype) -> int:
         """Memory of keys and values together."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from hippo.errors import ContextLengthError
-from hippo.models.attention import AttentionPlan, ChunkMask, SequencePart, plan_sequence
+from hippo.models.attention import AttentionPlan, ChunkMask, plan_sequence
 from hippo.models.base import (
     AttentionTap,
     DecodedMedia,
@@ -20,12 +20,10 @@ from hippo.models.base import (
     SequenceRows,
     StepPlan,
 )
-from hippo.models.batch import BatchPart, plan_batch, worth_batching
 from hippo.models.content import cached_places
-from hippo.models.flash import has_flash
-from hippo.models.linear import padded_rows
+from hippo.models.eager import EagerRunner
 from hippo.models.pretrained import Pretrained
-from hippo.models.rows import PlacedRows, lay_out, layer_groups
+from hippo.models.rows import PlacedRows, layer_groups
 from hippo.models.tap import KeptQueries, fill_tap, tap_question
 from hippo.sizes import CHUNK_ROWS as _CHUNK_ROWS
 from hippo.transfer import to_device
@@ -54,23 +52,22 @@ class CachedModel(ABC):
         self._stack = pretrained.stack
         self._cache = pretrained.cache
         self._info = pretrained.info
-        self._static = pretrained.static
+        self._fixed = pretrained.fixed
         self._num_axes = num_axes
-        self._padded: Callable[[int], int] = padded_rows if self._stack.prepares_rows else int
         self.embedding: torch.Tensor = pretrained.model.get_input_embeddings().weight
         text = pretrained.model.config.text_config
         self._groups = text.num_attention_heads // text.num_key_value_heads
         self._scaling = (text.hidden_size // text.num_attention_heads) ** -0.5
-        self._has_flash = has_flash(
-            self._cache.device,
-            self._cache.dtype,
-            num_heads=self._groups * self._cache.shape.num_kv_heads,
-            num_kv_heads=self._cache.shape.num_kv_heads,
-            head_dim=self._cache.shape.head_dim,
-        )
         self._slots: dict[int, _Slot] = {}
         with torch.inference_mode():
             self._rotary_table = self._text_rotary(min(2048, self._info.max_context_length))
+        self._eager = EagerRunner(
+            self._stack,
+            self._cache,
+            self.embedding,
+            groups=self._groups,
+            rotary=self._rotary_table,
+        )
 
     @property
     def info(self) -> ModelInfo:
@@ -91,10 +88,10 @@ class CachedModel(ABC):
     def capture_steps(self) -> Iterator[int]:
         """Captures steps as CUDA graphs, one at a time, if the model is to have them; before any
         prompt. Gives how many there are by then."""
-        if self._static is None:
+        if self._fixed is None:
             return
         count = 0
-        for count in self._static.capture_all(self._rotary_table):
+        for count in self._fixed.capture_all(self._rotary_table):
             yield count
         if count:
             _log.info("captured %d shapes of steps as CUDA graphs", count)
@@ -176,7 +173,7 @@ class CachedModel(ABC):
         for first, last in itertools.pairwise(bounds):
             for index, (rows, step) in enumerate(chunks):
                 if first < num_tapped and (query_tap := taps[index]) is not None:
-                    step = replace(step, taps=(query_tap,))
+                    step = replace(step, tap=query_tap)
                 if first == self.num_layers - 1:
                     step = replace(step, wants_last_row=True)
                 with torch.inference_mode():
@@ -200,45 +197,9 @@ class CachedModel(ABC):
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """See VideoLanguageModel.forward; ContextLengthError when a slot is full."""
         placed = [self._place(sequence) for sequence in plan.sequences]
-        if self._static is not None and self._static.covers(placed):
-            return self._static.forward(placed)
-        rows = lay_out(placed, padded=self._padded)
-        device = self.embedding.device
-        # To the device before any layer: a copy behind them would wait for them.
-        token_ids = to_device(rows.token_ids, device)
-        wanted = None if rows.wanted is None else to_device(rows.wanted, device)
-        hidden = torch.embedding(self.embedding, token_ids)
-        rotary = rows.rotary(self._rotary_table)
-        step = AttentionPlan(
-            self._plan(rows.by_slot), self._cache.dtype, num_padding=rows.num_padding
-        )
-        hidden = self._stack.run(hidden, rotary, step, 0, self.num_layers)
-        if wanted is not None:
-            hidden = hidden.index_select(0, wanted)
-        return self._stack.logits(hidden)[: rows.num_wanted]
-
-    def _plan(self, by_slot: Sequence[PlacedRows]) -> tuple[SequencePart | BatchPart, ...]:
-        """What is attended together, in order of slots."""
-        parts: list[SequencePart | BatchPart] = []
-        first_row = 0
-        for group in worth_batching(by_slot, self._cache.device, has_flash=self._has_flash):
-            if len(group) > 1:
-                part: SequencePart | BatchPart = plan_batch(
-                    self._cache, group, first_row=first_row, groups=self._groups
-                )
-            else:
-                part = plan_sequence(
-                    self._cache,
-                    group[0].slot,
-                    first_row=first_row,
-                    start=group[0].start,
-                    num_rows=group[0].num_rows,
-                    groups=self._groups,
-                    is_flash=self._has_flash,
-                )
-            parts.append(part)
-            first_row += part.num_rows
-        return tuple(parts)
+        if self._fixed is not None and self._fixed.covers(placed):
+            return self._fixed.forward(placed)
+        return self._eager.forward(placed)
 
     def _place(self, sequence: SequenceRows) -> PlacedRows:
         """Where a sequence's rows go; ContextLengthError when its slot is full."""
@@ -314,7 +275,7 @@ class CachedModel(ABC):
         chunks = []
         starts = range(num_reused, end, _CHUNK_ROWS)
         mask = None
-        if starts[-1] > 0 and not self._has_flash:
+        if starts[-1] > 0 and not self._eager.has_flash:
             mask = ChunkMask(
                 self._cache, num_rows=min(_CHUNK_ROWS, num_rows), last_start=starts[-1]
             )
@@ -328,7 +289,7 @@ class CachedModel(ABC):
                 num_rows=rows.stop - rows.start,
                 groups=self._groups,
                 chunk_mask=mask,
-                is_flash=self._has_flash,
+                is_flash=self._eager.has_flash,
             )
             chunks.append((rows, AttentionPlan((sequence,), self._cache.dtype)))
         return chunks

@@ -16,6 +16,7 @@ from hippo.models._torchvision import ensure_torchvision
 from hippo.models.cache import CacheShape, KeyValueCache, cache_dtype
 from hippo.models.checkpoint import Checkpoint, Progress
 from hippo.models.decoder import DecoderStack
+from hippo.models.fixed import CAPTURED_ROWS, FixedRunner, graph_bytes, spare_places
 from hippo.models.graphs import CudaGraphs
 from hippo.models.linear import (
     MakeLinear,
@@ -25,7 +26,6 @@ from hippo.models.linear import (
 from hippo.models.memory import check_fits, choose_slots, device_uuids, fitting_slots
 from hippo.models.placement import device_of, dtype_of
 from hippo.models.plan import LoadPlan
-from hippo.models.static import CAPTURED_ROWS, StaticSteps, graph_bytes, spare_places
 from hippo.models.vocabulary import end_token_ids, num_token_ids, tokenizer_hash
 from hippo.sizes import shape_of
 from hippo.types import ModelInfo
@@ -44,7 +44,7 @@ class Pretrained:
     cache: KeyValueCache
     info: ModelInfo
     make_linear: MakeLinear  # the form of products
-    static: StaticSteps | None = None  # forwards of fixed shape, where they are asked for
+    fixed: FixedRunner | None = None  # forwards of fixed shape, where they are asked for
 
 
 def load_pretrained(
@@ -99,8 +99,8 @@ def load_pretrained(
         num_parameters=checkpoint.num_parameters,
         device_uuids=device_uuids((device,) if shards is None else shards.group.devices),
     )
-    static = _fixed_steps(plan, model, stack, cache) if sizes.cache.num_spare else None
-    return Pretrained(model, processor, stack, cache, info, make_product, static)
+    fixed = _fixed_runner(plan, model, stack, cache) if sizes.cache.num_spare else None
+    return Pretrained(model, processor, stack, cache, info, make_product, fixed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,11 +260,11 @@ def _number_of_slots(
     return choose_slots(name, plan, num_fitting, slot_bytes=sizes.slot_bytes, device=device)
 
 
-def _fixed_steps(
+def _fixed_runner(
     plan: LoadPlan, model: Any, stack: DecoderStack, cache: KeyValueCache
-) -> StaticSteps:
+) -> FixedRunner:
     text = model.config.text_config
-    return StaticSteps(
+    return FixedRunner(
         stack,
         cache,
         model.get_input_embeddings().weight,

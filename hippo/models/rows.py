@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -52,6 +53,15 @@ class RowLayout:
         if self.num_padding:
             parts.append(of_padding[: self.num_padding])
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+class Runner(Protocol):
+    """Runs rows of several sequences that are placed in the cache: as they come
+    (hippo.models.eager), or in few fixed shapes (hippo.models.fixed)."""
+
+    def forward(self, sequences: Sequence[PlacedRows]) -> torch.Tensor:
+        """Float32 logits ``[all rows, num_token_ids]``, in the order asked for; valid until the
+        next call."""
 
 
 def lay_out(placed: Sequence[PlacedRows], *, padded: Callable[[int], int]) -> RowLayout:

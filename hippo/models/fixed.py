@@ -44,7 +44,7 @@ _TOLERANCE = 1e-3  # of the largest logit, between a graph and what it was captu
 
 
 @dataclass(frozen=True, slots=True)
-class StaticShape:
+class FixedShape:
     """What one set of buffers, and one graph, is for."""
 
     slot: int
@@ -90,7 +90,7 @@ def split_rows(start: int, num_rows: int, *, max_rows: int, capacity: int) -> li
     return pieces
 
 
-class StaticForward:
+class FixedForward:
     """One shape's buffers, and the forward over them.
 
     ``fill`` says what is fed, ``run`` computes from what the buffers hold and nothing else: no
@@ -100,7 +100,7 @@ class StaticForward:
 
     def __init__(
         self,
-        shape: StaticShape,
+        shape: FixedShape,
         stack: DecoderStack,
         cache: KeyValueCache,
         embedding: torch.Tensor,
@@ -149,7 +149,7 @@ class StaticForward:
         return logits if self._logits is None else self._logits.copy_(logits)
 
 
-class StaticSteps:
+class FixedRunner:
     """Chooses the shape for what is fed, and keeps the buffers and graphs of those in use.
 
     ``exact_rows``: every forward has that many rows, as the module says; None: as many as fit
@@ -177,7 +177,7 @@ class StaticSteps:
         self._groups = groups
         self._exact_rows = exact_rows
         self._graphs = graphs
-        self._steps: OrderedDict[StaticShape, tuple[StaticForward, Replay]] = OrderedDict()
+        self._steps: OrderedDict[FixedShape, tuple[FixedForward, Replay]] = OrderedDict()
         self._logits: torch.Tensor | None = None  # made with the first shape, which tells its width
 
     @property
@@ -234,13 +234,13 @@ class StaticSteps:
                     return
                 yield len(self._steps)
 
-    def _shape(self, slot: int, places: range) -> StaticShape:
+    def _shape(self, slot: int, places: range) -> FixedShape:
         """That in which rows are fed at these cache indices."""
         capacity = self._cache.shape.capacity
         if self._exact_rows is not None:
-            return StaticShape(slot, self._exact_rows, stretch(places[-1], capacity))
+            return FixedShape(slot, self._exact_rows, stretch(places[-1], capacity))
         num_rows = next(size for size in CAPTURED_ROWS if size >= len(places))
-        return StaticShape(slot, num_rows, captured_stretch(places[-1], capacity))
+        return FixedShape(slot, num_rows, captured_stretch(places[-1], capacity))
 
     def _piece(self, rows: PlacedRows, places: range) -> torch.Tensor:
         shape = self._shape(rows.slot, places)
@@ -260,8 +260,8 @@ class StaticSteps:
         return replay()[: len(places)]
 
     def _make(
-        self, shape: StaticShape, start: int, token_ids: Sequence[int], rotary: torch.Tensor
-    ) -> tuple[StaticForward, Replay]:
+        self, shape: FixedShape, start: int, token_ids: Sequence[int], rotary: torch.Tensor
+    ) -> tuple[FixedForward, Replay]:
         """The shape's buffers, and its graph if there are to be graphs."""
         step = self._new_step(shape, rotary)
         if self._graphs is None:
@@ -284,8 +284,8 @@ class StaticSteps:
             return step, step.run
         return step, replay
 
-    def _new_step(self, shape: StaticShape, rotary: torch.Tensor) -> StaticForward:
-        return StaticForward(
+    def _new_step(self, shape: FixedShape, rotary: torch.Tensor) -> FixedForward:
+        return FixedForward(
             shape,
             self._stack,
             self._cache,

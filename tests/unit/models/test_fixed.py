@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from hippo.config import SettingsError
 from hippo.errors import ContextLengthError
-from hippo.models import static as static_module
+from hippo.models import fixed as fixed_module
 from hippo.models.base import DecodedMedia, Prompt, SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.family import CachedModel
+from hippo.models.fixed import CAPTURED_ROWS, FixedRunner, captured_stretch, split_rows, stretch
 from hippo.models.graphs import CudaGraphs, Replay
 from hippo.models.linear import has_half_linear
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
-from hippo.models.static import CAPTURED_ROWS, StaticSteps, captured_stretch, split_rows, stretch
 from tests.support.graphs import RecordedGraphs
 from tests.support.reference import clip, prefill, prepare, user
 
@@ -67,13 +67,13 @@ def _step(slot: int, start: int, *ids: int) -> StepPlan:
     return StepPlan((SequenceRows(slot, start, ids),))
 
 
-def _graphed(model: VideoLanguageModel, graphs: Any) -> StaticSteps:
+def _graphed(model: VideoLanguageModel, graphs: Any) -> FixedRunner:
     """Gives the model, of which only the cache's spare places must be there, steps with graphs."""
     assert isinstance(model, CachedModel)
-    model._static = StaticSteps(
+    model._fixed = FixedRunner(
         model._stack, model._cache, model.embedding, groups=model._groups, graphs=graphs
     )
-    return model._static
+    return model._fixed
 
 
 @given(st.integers(0, 40_000), st.integers(1, 40_000))
@@ -196,7 +196,7 @@ def test_replayed_steps_equal_ordinary_ones(
     data: st.DataObject,
 ) -> None:
     graphs = RecordedGraphs()
-    before = exact._static  # type: ignore[attr-defined]
+    before = exact._fixed  # type: ignore[attr-defined]
     _graphed(exact, graphs)
     num_alone = start = 0
     try:
@@ -214,7 +214,7 @@ def test_replayed_steps_equal_ordinary_ones(
             torch.testing.assert_close(actual, expected, rtol=1e-4, atol=5e-5)
             start = data.draw(st.integers(0, start + len(ids)))
     finally:
-        exact._static = before  # type: ignore[attr-defined]
+        exact._fixed = before  # type: ignore[attr-defined]
     assert graphs.num_replays == num_alone + graphs.num_captured, "one more after each capture"
     assert graphs.num_captured <= num_alone
 
@@ -256,8 +256,8 @@ def test_what_there_is_no_room_to_capture_runs_in_the_ordinary_way(
     prompts: list[Prompt],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(static_module, "_MAX_KEPT", 2)
-    monkeypatch.setattr(static_module, "_CAPTURED_STRETCHES", (256, 512))
+    monkeypatch.setattr(fixed_module, "_MAX_KEPT", 2)
+    monkeypatch.setattr(fixed_module, "_CAPTURED_STRETCHES", (256, 512))
     model, graphs = _load(target_checkpoint, exact_rows=1), RecordedGraphs()
     _graphed(model, graphs)
     for one in (ordinary, model):
@@ -360,7 +360,7 @@ def test_graphs_of_exact_steps_keep_their_bits(
     prefill(model, 0, prompts[0])
     expected = model.forward(_step(0, 0, *ids)).clone()
     graphs = RecordedGraphs()
-    model._static = StaticSteps(
+    model._fixed = FixedRunner(
         model._stack,
         model._cache,
         model.embedding,

@@ -1,0 +1,82 @@
+"""Forwards of any number of rows, each operation launched as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from hippo.models.attention import AttentionPlan, SequencePart, plan_sequence
+from hippo.models.batch import BatchPart, plan_batch, worth_batching
+from hippo.models.cache import KeyValueCache
+from hippo.models.decoder import DecoderStack
+from hippo.models.flash import has_flash
+from hippo.models.linear import padded_rows
+from hippo.models.rows import PlacedRows, lay_out
+from hippo.transfer import to_device
+
+
+class EagerRunner:
+    """See hippo.models.rows.Runner. ``rotary`` are rotary factors of any rows, for padding."""
+
+    def __init__(
+        self,
+        stack: DecoderStack,
+        cache: KeyValueCache,
+        embedding: torch.Tensor,
+        *,
+        groups: int,
+        rotary: torch.Tensor,
+    ) -> None:
+        self._stack = stack
+        self._cache = cache
+        self._embedding = embedding
+        self._groups = groups
+        self._rotary = rotary
+        self._padded: Callable[[int], int] = padded_rows if stack.prepares_rows else int
+        self.has_flash = has_flash(
+            cache.device,
+            cache.dtype,
+            num_heads=groups * cache.shape.num_kv_heads,
+            num_kv_heads=cache.shape.num_kv_heads,
+            head_dim=cache.shape.head_dim,
+        )
+
+    def forward(self, sequences: Sequence[PlacedRows]) -> torch.Tensor:
+        """Float32 logits ``[all rows, num_token_ids]``, in the order asked for."""
+        rows = lay_out(sequences, padded=self._padded)
+        device = self._embedding.device
+        # To the device before any layer: a copy behind them would wait for them.
+        token_ids = to_device(rows.token_ids, device)
+        wanted = None if rows.wanted is None else to_device(rows.wanted, device)
+        hidden = torch.embedding(self._embedding, token_ids)
+        plan = AttentionPlan(
+            self._parts(rows.by_slot), self._cache.dtype, num_padding=rows.num_padding
+        )
+        hidden = self._stack.run(hidden, rows.rotary(self._rotary), plan, 0, self._stack.num_layers)
+        if wanted is not None:
+            hidden = hidden.index_select(0, wanted)
+        return self._stack.logits(hidden)[: rows.num_wanted]
+
+    def _parts(self, by_slot: Sequence[PlacedRows]) -> tuple[SequencePart | BatchPart, ...]:
+        """What is attended together, in order of slots."""
+        parts: list[SequencePart | BatchPart] = []
+        first_row = 0
+        for group in worth_batching(by_slot, self._cache.device, has_flash=self.has_flash):
+            if len(group) > 1:
+                part: SequencePart | BatchPart = plan_batch(
+                    self._cache, group, first_row=first_row, groups=self._groups
+                )
+            else:
+                part = plan_sequence(
+                    self._cache,
+                    group[0].slot,
+                    first_row=first_row,
+                    start=group[0].start,
+                    num_rows=group[0].num_rows,
+                    groups=self._groups,
+                    is_flash=self.has_flash,
+                )
+            parts.append(part)
+            first_row += part.num_rows
+        return tuple(parts)
