@@ -10,7 +10,12 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -24,7 +29,7 @@ from prometheus_client.registry import Collector
 from gateway.baseline import Baseline
 from hippo.metrics import gateway as own
 from hippo.metrics import vllm
-from hippo.metrics.spec import Metric, WithoutCreated, collector
+from hippo.metrics.spec import Metric, collector
 
 
 class ModelMetrics:
@@ -61,7 +66,10 @@ class GatewayMetrics:
     ) -> None:
         self._max_draft_tokens = max_draft_tokens
         self._models: dict[str, ModelMetrics] = {}
-        registry = CollectorRegistry()
+        # Clients that look for a counter by a part of its name, as `vllm bench serve` does, would
+        # add the time stamps of `_created` series to it.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        registry = self._registry = CollectorRegistry()
         rendered = (own.BASELINE_STEP, own.BASELINE_STEPS, own.BASELINE_AGE)
         self._made = {
             metric: collector(metric, registry)
@@ -69,10 +77,9 @@ class GatewayMetrics:
             if metric not in (*rendered, vllm.TIME_PER_OUTPUT_TOKEN)
         }
         self[own.BUILD_INFO].labels(version, str(protocol_version)).set(1)
-        self._shown = CollectorRegistry()
-        others = [_OlderName(self[vllm.INTER_TOKEN_LATENCY]), _OfBaselines(baselines)]
-        self._shown.register(WithoutCreated([registry, *others]))
-        ProcessCollector(registry=self._shown)
+        registry.register(_OlderName(self[vllm.INTER_TOKEN_LATENCY]))
+        registry.register(_OfBaselines(baselines))
+        ProcessCollector(registry=registry)
 
     def __getitem__(self, metric: Metric) -> Any:
         return self._made[metric]
@@ -91,7 +98,7 @@ class GatewayMetrics:
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""
-        return generate_latest(self._shown)
+        return generate_latest(self._registry)
 
 
 class _OfBaselines(Collector):

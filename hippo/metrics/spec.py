@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import Metric as Family
-from prometheus_client.registry import Collector
 
 
 class Kind(enum.Enum):
@@ -67,20 +64,3 @@ def collector(metric: Metric, registry: CollectorRegistry) -> Counter | Gauge | 
         for values in metric.known_label_values():
             made.labels(*values)
     return made
-
-
-class WithoutCreated(Collector):
-    """What other collectors give, without ``_created`` series.
-
-    They double what is scraped, and clients that look for a counter by a part of its name (as
-    `vllm bench serve` does) would add time stamps to it.
-    """
-
-    def __init__(self, collectors: Sequence[Collector]) -> None:
-        self._collectors = collectors
-
-    def collect(self) -> Iterator[Family]:
-        for collector in self._collectors:
-            for family in collector.collect():
-                family.samples = [s for s in family.samples if not s.name.endswith("_created")]
-                yield family

@@ -168,17 +168,6 @@ def test_up_ends_when_one_of_its_processes_does(pair: dict[str, str], tmp_path: 
     assert "process ended (signal 9)" in log.read_text()
 
 
-def test_the_demo_runs_from_start_to_speedup(pair: dict[str, str], clip: Path) -> None:
-    done = _hippo(
-        "demo", "--target-model", pair["target"], "--draft-model", pair["draft"],
-        "--video", str(clip), "--max-tokens", "24", "--repeats", "1",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "decode ×" in done.stdout
-    assert "end to end" in done.stdout
-    assert "Outputs are equal." in done.stdout
-
-
 @pytest.mark.parametrize("command", [[], ["up"], ["ask"], ["bench"], ["demo"]])
 def test_help_teaches_with_examples(command: list[str]) -> None:
     done = _hippo(*command, "--help")

@@ -43,4 +43,5 @@ def test_the_demo_runs_from_the_wheel_in_an_empty_folder(installed: Path, tmp_pa
         timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "crowd.mp4" in done.stdout
+    assert "crowd.mp4" in done.stdout and "decode ×" in done.stdout
+    assert "Outputs are equal." in done.stdout

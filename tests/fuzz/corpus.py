@@ -1,7 +1,7 @@
 """Odd media files, made here with PyAV and Pillow: what the decoder meets in the wild, in small.
 
 They are the seeds of the media fuzzing, and each has its expected answer in
-tests/unit/video/test_odd_files.py.
+tests/integration/video/test_odd_files.py.
 """
 
 from __future__ import annotations

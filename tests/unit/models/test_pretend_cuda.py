@@ -61,17 +61,18 @@ class Pair:
         return expected
 
 
-@pytest.fixture(params=[*FAMILIES, FLASH])
-def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+@pytest.fixture(params=[*FAMILIES, FLASH], scope="module")
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """A family on both."""
     name, options = FAMILIES.get(request.param, ("target_checkpoint", {}))
-    if request.param == FLASH:
-        monkeypatch.setattr(torch.backends.cuda, "can_use_flash_attention", lambda _: True)
     folder: Path = request.getfixturevalue(name)
     options = {**options, "dtype": "float32", "num_slots": 4, "max_context_length": 512}
     here = load_model(LoadPlan(str(folder), **options))
-    with pretend_cuda() as waits:
-        yield Pair(here, load_model(LoadPlan(str(folder), device="cuda", **options)), waits)
+    with pytest.MonkeyPatch.context() as patched:
+        if request.param == FLASH:
+            patched.setattr(torch.backends.cuda, "can_use_flash_attention", lambda _: True)
+        with pretend_cuda() as waits:
+            yield Pair(here, load_model(LoadPlan(str(folder), device="cuda", **options)), waits)
 
 
 def test_pixels_do_not_wait_for_the_tower(pair: Pair) -> None:
