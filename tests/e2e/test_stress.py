@@ -60,14 +60,15 @@ def test_a_reader_that_does_not_read_holds_no_slot(
     http: httpx.Client, running: Running, clip: Path
 ) -> None:
     expected = http.post(CHAT, json=_body(clip, 100)).json()["choices"][0]["message"]["content"]
-    # More to send than what buffers on the way take: an event a token, with usage.
-    usage = {"include_usage": True, "continuous_usage_stats": True}
-    num_tokens = 1200
+    # More to send than what buffers on the way take: an event a token, each of two kilobytes.
+    num_tokens = 300
     body = _body(
         clip,
         num_tokens,
         stream=True,
-        stream_options=usage,
+        stream_options={"include_usage": True},
+        logprobs=True,
+        top_logprobs=20,
         speculative={"policy": "off"},
     )
     with socket.socket() as reader:
