@@ -51,7 +51,7 @@ from bench.measure import form_for, questions_about
 from bench.page import LOAD_COLUMNS, load_rows, load_title
 from bench.systems import TARGET_ONLY
 from hippo.benchmark.figures import summarise_load
-from hippo.benchmark.load import LoadRun, run_closed_loop
+from hippo.benchmark.load import ClosedLoop, LoadRun
 from hippo.benchmark.requests import RequestForm
 from hippo.benchmark.server import Server
 from hippo.benchmark.tables import progress_bar, wide_console
@@ -229,7 +229,7 @@ class _Bench:
         form = form_for(servers[0], self._questions[0], form)
         with progress_bar(self._console) as progress:
             task = progress.add_task(title, total=num_clients + num_answers)
-            return run_closed_loop(
+            return ClosedLoop(
                 servers,
                 [form.request(question, speculative) for question in self._questions],
                 num_clients=num_clients,
@@ -237,7 +237,7 @@ class _Bench:
                 num_together=num_together,
                 on_start=on_start,
                 on_answer=lambda: progress.advance(task),
-            )
+            ).run()
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -25,7 +25,7 @@ from hippo.benchmark.latency import (
     measure_alone,
     num_answers,
 )
-from hippo.benchmark.load import LoadRun, run_closed_loop
+from hippo.benchmark.load import ClosedLoop, LoadRun
 from hippo.benchmark.plots import draw_answers, draw_load, draw_speedups
 from hippo.benchmark.requests import Question, RequestForm, probe
 from hippo.cli.bench_options import DESCRIPTION, EXAMPLES, Plan, add_options, plan_of
@@ -248,7 +248,7 @@ class _Bench:
                     seconds = time.perf_counter() - start_s[0]
                     progress.update(task, completed=min(int(seconds), total or 0))
 
-            return run_closed_loop(
+            return ClosedLoop(
                 [plan.server],
                 requests,
                 num_clients=num_clients,
@@ -257,7 +257,7 @@ class _Bench:
                 tolerates_errors=True,
                 on_start=lambda: start_s.append(time.perf_counter()),
                 on_answer=advance,
-            )
+            ).run()
 
     def _notes(self, records: Sequence[Record]) -> None:
         unequal = sum(not record.is_equal for record in records)

@@ -7,7 +7,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,9 +41,9 @@ class StackOptions:
     port: int = 8000
     target_port: int = 0
     draft_port: int = 0
-    target_args: tuple[str, ...] = ()
-    draft_args: tuple[str, ...] = ()
-    gateway_args: tuple[str, ...] = ()
+    target_args: Sequence[str] = ()
+    draft_args: Sequence[str] = ()
+    gateway_args: Sequence[str] = ()
     draft_module: str = "services.draft"  # benchmarks start one of their own
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import fields, replace
 
 from rich.console import Console
 from rich.markup import escape
@@ -63,6 +64,7 @@ def add_stack_arguments(parser: argparse.ArgumentParser, *, port: int) -> None:
         group.add_argument(
             f"--{role}-arg",
             action="append",
+            dest=f"{role}_args",
             default=[],
             metavar="FLAG",
             help=f"further flag for the {role} service, as --{role}-arg=--slots=8; repeatable",
@@ -88,6 +90,7 @@ def add_stack_arguments(parser: argparse.ArgumentParser, *, port: int) -> None:
     group.add_argument(
         "--gateway-arg",
         action="append",
+        dest="gateway_args",
         default=[],
         metavar="FLAG",
         help="further flag for the gateway; repeatable",
@@ -98,27 +101,17 @@ def stack_options(arguments: argparse.Namespace) -> StackOptions:
     """The options that the arguments mean."""
     cores: tuple[int | None, int | None] = (None, None)
     on_cpu = arguments.target_device == arguments.draft_device == "cpu"
-    if any(flag.startswith("--tensor-parallel") for flag in arguments.target_arg):
-        on_cpu = on_cpu and not any("cuda" in flag for flag in arguments.target_arg)
+    if any(flag.startswith("--tensor-parallel") for flag in arguments.target_args):
+        on_cpu = on_cpu and not any("cuda" in flag for flag in arguments.target_args)
     elif not arguments.no_pin:
         cores = default_cores(arguments.target_device, arguments.draft_device)
-    return StackOptions(
-        target_model=arguments.target_model,
-        draft_model=arguments.draft_model,
-        served_name=arguments.served_name,
-        target_device=arguments.target_device,
-        draft_device=arguments.draft_device,
+    names = {field.name for field in fields(StackOptions)}
+    options = StackOptions(**{key: value for key, value in vars(arguments).items() if key in names})
+    return replace(
+        options,
         dtype=arguments.dtype or ("float32" if on_cpu else "auto"),
-        draft_dtype=arguments.draft_dtype,
         target_core=cores[0] if arguments.target_core is None else arguments.target_core,
         draft_core=cores[1] if arguments.draft_core is None else arguments.draft_core,
-        host=arguments.host,
-        port=arguments.port,
-        target_port=arguments.target_port,
-        draft_port=arguments.draft_port,
-        target_args=tuple(arguments.target_arg),
-        draft_args=tuple(arguments.draft_arg),
-        gateway_args=tuple(arguments.gateway_arg),
     )
 
 

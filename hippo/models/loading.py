@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
 from hippo.errors import ModelLoadError
 from hippo.models.base import VideoLanguageModel
-from hippo.models.checkpoint import Checkpoint, Progress, find_checkpoint
+from hippo.models.checkpoint import Progress, find_checkpoint
 from hippo.models.placement import device_of
 from hippo.models.plan import LoadPlan
 
@@ -18,34 +19,14 @@ if TYPE_CHECKING:
     from hippo.parallel.shards import Shards
 
 
-class LoadFamily(Protocol):
-    """Loads a checkpoint of one architecture; see load_model."""
-
-    def __call__(
-        self, checkpoint: Checkpoint, plan: LoadPlan, progress: Progress, shards: Shards | None
-    ) -> VideoLanguageModel: ...
-
-
-def _load_qwen2_5_vl(
-    checkpoint: Checkpoint, plan: LoadPlan, progress: Progress, shards: Shards | None
-) -> VideoLanguageModel:
-    from hippo.models.qwen2_5_vl import load
-
-    return load(checkpoint, plan, progress, shards)
-
-
-def _load_llava_onevision(
-    checkpoint: Checkpoint, plan: LoadPlan, progress: Progress, shards: Shards | None
-) -> VideoLanguageModel:
-    from hippo.models.llava_onevision import load
-
-    return load(checkpoint, plan, progress, shards)
-
-
-FAMILIES: Mapping[str, LoadFamily] = MappingProxyType(
-    {"llava_onevision": _load_llava_onevision, "qwen2_5_vl": _load_qwen2_5_vl}
+FAMILIES: Mapping[str, str] = MappingProxyType(
+    {
+        "llava_onevision": "hippo.models.llava_onevision",
+        "qwen2_5_vl": "hippo.models.qwen2_5_vl",
+    }
 )
-"""Loader of each supported architecture, by the ``model_type`` of its config.json."""
+"""The module of each supported architecture, by the ``model_type`` of its config.json; its ``load``
+takes the checkpoint, the plan, the progress and the shards."""
 
 
 def load_model(
@@ -60,8 +41,7 @@ def load_model(
     report = progress or (lambda _stage, _share: None)
     device = device_of(plan, shards)
     checkpoint = find_checkpoint(plan.model, progress=report)
-    load_family = FAMILIES.get(checkpoint.model_type)
-    if load_family is None:
+    if checkpoint.model_type not in FAMILIES:
         raise ModelLoadError(
             f"{checkpoint.name} is of architecture {checkpoint.model_type or 'unknown'!r}; "
             f"supported: {', '.join(sorted(FAMILIES))}"
@@ -71,6 +51,7 @@ def load_model(
         # length that it meets: for every step of an answer.
         torch.backends.cuda.enable_cudnn_sdp(False)
     report("loading", 0.0)
-    model = load_family(checkpoint, plan, report, shards)
+    family = importlib.import_module(FAMILIES[checkpoint.model_type])
+    model: VideoLanguageModel = family.load(checkpoint, plan, report, shards)
     report("loading", 1.0)
     return model

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from hippo.benchmark.load import run_closed_loop
+from hippo.benchmark.load import ClosedLoop
 from hippo.benchmark.requests import Question, Request, RequestForm
 from hippo.benchmark.server import Server
 from hippo.errors import UnavailableError
@@ -26,14 +26,14 @@ def test_all_questions_are_asked_in_turn_until_enough_answers_have_ended() -> No
     # They take their time, so that no client is done before the other one begins.
     slow = [PlainServer(pause_s=0.02) for _ in range(2)]
     with serving(slow[0]) as one, serving(slow[1]) as other:
-        run = run_closed_loop(
+        run = ClosedLoop(
             [Server(one.url), Server(other.url)],
             requests(3),
             num_clients=2,
             num_answers=7,
             on_start=lambda: started.append(1),
             on_answer=lambda: answered.append(1),
-        )
+        ).run()
     assert len(run.answers) == len(answered) == 9
     assert len(run.counted) == 7
     assert len(started) == 1
@@ -48,9 +48,9 @@ def test_all_questions_are_asked_in_turn_until_enough_answers_have_ended() -> No
 
 def test_questions_taken_together_are_one_client_s_and_share_a_salt() -> None:
     with serving(PlainServer(pause_s=0.005)) as plain:
-        run_closed_loop(
+        ClosedLoop(
             [Server(plain.url)], requests(6), num_clients=2, num_answers=24, num_together=3
-        )
+        ).run()
         by_salt: dict[str, list[int]] = {}
         for body in plain.bodies:
             question = int(str(body["messages"][0]["content"]))
@@ -64,19 +64,19 @@ def test_questions_taken_together_are_one_client_s_and_share_a_salt() -> None:
 
 def test_questions_asked_one_by_one_share_no_salt() -> None:
     with serving(PlainServer()) as plain:
-        run_closed_loop([Server(plain.url)], requests(2), num_clients=1, num_answers=5)
+        ClosedLoop([Server(plain.url)], requests(2), num_clients=1, num_answers=5).run()
     assert len({str(body["cache_salt"]) for body in plain.bodies}) == len(plain.bodies)
 
 
 def test_as_many_requests_as_clients_are_open_at_once() -> None:
     with serving(PlainServer(pause_s=0.02)) as plain:
-        run_closed_loop([Server(plain.url)], requests(1), num_clients=4, num_answers=8)
+        ClosedLoop([Server(plain.url)], requests(1), num_clients=4, num_answers=8).run()
     assert plain.most_open == 4
 
 
 def test_a_loop_of_some_seconds_ends_with_an_answer_after_them() -> None:
     with serving(PlainServer(pause_s=0.005)) as plain:
-        run = run_closed_loop([Server(plain.url)], requests(1), num_clients=2, seconds=0.2)
+        run = ClosedLoop([Server(plain.url)], requests(1), num_clients=2, seconds=0.2).run()
     assert run.seconds >= 0.2
     assert len(run.counted) >= 1
 
@@ -86,18 +86,18 @@ def test_a_servers_refusal_ends_the_run_with_its_words() -> None:
         serving(PlainServer(failing=range(100))) as plain,
         pytest.raises(UnavailableError, match="503: all slots are taken"),
     ):
-        run_closed_loop([Server(plain.url)], requests(1), num_clients=3, num_answers=3)
+        ClosedLoop([Server(plain.url)], requests(1), num_clients=3, num_answers=3).run()
 
 
 def test_tolerated_errors_are_counted_beside_the_answers() -> None:
     with serving(PlainServer(failing=(2, 4))) as plain:
-        run = run_closed_loop(
+        run = ClosedLoop(
             [Server(plain.url)],
             requests(1),
             num_clients=1,
             num_answers=6,
             tolerates_errors=True,
-        )
+        ).run()
     assert len(run.counted) == 4
     assert run.errors == ["the server answered 503: all slots are taken"] * 2
 
@@ -107,11 +107,11 @@ def test_a_server_that_answers_nobody_ends_the_run_though_errors_are_tolerated()
         serving(PlainServer(failing=range(100))) as plain,
         pytest.raises(UnavailableError, match="all slots are taken"),
     ):
-        run_closed_loop(
+        ClosedLoop(
             [Server(plain.url)], requests(1), num_clients=2, seconds=60, tolerates_errors=True
-        )
+        ).run()
 
 
 def test_the_end_of_a_run_is_a_number_or_a_time() -> None:
     with pytest.raises(ValueError, match="either"):
-        run_closed_loop([], [], num_clients=1)
+        ClosedLoop([], [], num_clients=1).run()

@@ -1,14 +1,14 @@
-"""The tables of docs/metrics.md: ``python -m hippo.metrics.page`` writes them anew."""
+"""The tables of docs/metrics.md: ``python -m bench.metrics_page`` writes them anew."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
+from bench.environment import ROOT
 from hippo.metrics import GATEWAY_METRICS, SERVICE_METRICS, VLLM_METRICS
 from hippo.metrics.spec import Kind, Label, Metric
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+PAGE = ROOT / "docs/metrics.md"
 _TABLES: dict[str, tuple[Metric, ...]] = {
     "vllm": VLLM_METRICS,
     "gateway": GATEWAY_METRICS,
