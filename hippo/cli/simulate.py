@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -14,7 +13,6 @@ from rich.console import Console
 from hippo.cli import simulate_show as show
 from hippo.cli.parsers import Subparsers, add_command
 from hippo.cli.simulate_options import (
-    drawn_of,
     machine_of,
     placements_of,
     ratio_of,
@@ -23,10 +21,8 @@ from hippo.cli.simulate_options import (
 from hippo.errors import InvalidRequestError
 from hippo.simulation.hardware import GPUS
 from hippo.simulation.machine import Machine
-from hippo.simulation.pairs import PAIRS, ModelPair
-from hippo.simulation.plots import draw_sweeps
+from hippo.simulation.pairs import PAIRS
 from hippo.simulation.replay import Row, compare, parse_policies
-from hippo.simulation.sweeps import QUANTITIES, VALUES, Quantity, Sweep, sweep
 from hippo.simulation.traces import Trace, mean_agreement
 
 _DESCRIPTION = """\
@@ -48,7 +44,6 @@ agreement (without any of these: a share of 0.9):
 
 what if:
   hippo simulate --pair llava-7b-72b --delay-ms 2       the services are far apart
-  hippo simulate --pair qwen-7b-32b --sweep acceptance,ratio,delay --plot speedup.svg
   hippo simulate --policies adaptive,serial:best,vpsd:7 --json out.json
 
 Nothing here is measured: step times of a --pair come from its bytes over the GPU's bandwidth.
@@ -92,8 +87,6 @@ def add_parser(commands: Subparsers) -> None:
     group = parser.add_argument_group("output")
     add = group.add_argument
     add("--policies", default="serial:best,vpsd:best,adaptive", help="default: %(default)s")
-    add("--sweep", default="", help=f"comma-separated, of {', '.join(QUANTITIES)}")
-    add("--plot", type=Path, help="draw the sweeps into an SVG file")
     add("--json", type=Path, help="write all figures")
 
 
@@ -101,7 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Predicts; the exit code."""
     console = Console()
     policies = parse_policies(arguments.policies)
-    quantities = _quantities(arguments)
+    if arguments.json is not None and not arguments.json.parent.is_dir():
+        raise InvalidRequestError(f"--json: there is no folder {arguments.json.parent}")
     pair, machine = machine_of(arguments)
     traces = traces_of(arguments, pair)
     with console.status("replaying ..."):
@@ -111,80 +105,19 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(show.memory_table(pair, *placements_of(arguments, pair), ratio_of(arguments)))
     agreement = mean_agreement(traces)
     console.print(show.policy_table(rows, num_traces=len(traces), agreement=agreement))
-    sweeps = _sweeps(arguments, console, quantities, machine, traces, pair)
-    for each in sweeps:
-        console.print(show.sweep_table(each))
-    if arguments.plot is not None:
-        draw_sweeps(sweeps, arguments.plot, title=f"predicted: {machine.name}")
-        console.print(f"written to {arguments.plot}", highlight=False, soft_wrap=True)
     if arguments.json is not None:
-        document = _document(machine, traces, rows, sweeps)
+        document = _document(machine, traces, rows)
         _write(arguments.json, json.dumps(document, indent=1) + "\n")
         console.print(f"written to {arguments.json}", highlight=False, soft_wrap=True)
     return 0
 
 
-def _quantities(arguments: argparse.Namespace) -> list[Quantity]:
-    names = [name.strip() for name in arguments.sweep.split(",") if name.strip()]
-    chosen = [quantity for quantity in QUANTITIES if quantity in names]
-    if unknown := sorted(set(names) - set(QUANTITIES)):
-        raise InvalidRequestError(f"--sweep: {unknown[0]!r} is none of {', '.join(QUANTITIES)}")
-    if arguments.plot is not None:
-        if not chosen:
-            raise InvalidRequestError(f"--plot draws sweeps: add --sweep {','.join(QUANTITIES)}")
-        if arguments.plot.suffix.lower() != ".svg":
-            raise InvalidRequestError(f"--plot is {arguments.plot}; its name must end in .svg")
-    if "acceptance" in chosen and arguments.traces is not None:
-        raise InvalidRequestError("--sweep acceptance draws its answers; leave --traces out")
-    for option in ("plot", "json"):
-        path = getattr(arguments, option)
-        if path is not None and not path.parent.is_dir():
-            raise InvalidRequestError(f"--{option}: there is no folder {path.parent}")
-    return chosen
-
-
-def _sweeps(
-    arguments: argparse.Namespace,
-    console: Console,
-    quantities: Sequence[Quantity],
-    machine: Machine,
-    traces: list[Trace],
-    pair: ModelPair | None,
-) -> list[Sweep]:
-    if not quantities:
-        return []
-    draw: Callable[[float], list[Trace]] = partial(drawn_of, arguments, pair)
-    total = sum(len(VALUES[quantity]) for quantity in quantities)
-    with show.progress_bar(console) as progress:
-        task = progress.add_task("sweeps", total=total)
-        return [
-            sweep(
-                quantity,
-                machine,
-                policies=parse_policies(arguments.policies),
-                traces_at=draw if quantity == "acceptance" else lambda _: traces,
-                acceptance=mean_agreement(traces),
-                advance=lambda: progress.advance(task),
-            )
-            for quantity in quantities
-        ]
-
-
-def _document(
-    machine: Machine, traces: Sequence[Trace], rows: Sequence[Row], sweeps: Sequence[Sweep]
-) -> dict[str, object]:
+def _document(machine: Machine, traces: Sequence[Trace], rows: Sequence[Row]) -> dict[str, object]:
     return {
         "machine": dataclasses.asdict(machine),
         "num_traces": len(traces),
         "agreement": mean_agreement(traces),
         "policies": [show.row_figures(row) for row in rows],
-        "sweeps": [
-            {
-                "quantity": each.quantity,
-                "points": [dataclasses.asdict(point) for point in each.points],
-            }
-            for each in sweeps
-        ],
     }
 
 

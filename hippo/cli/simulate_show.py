@@ -5,30 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from hippo.simulation.hardware import Placement
 from hippo.simulation.machine import ForwardTime, Machine
 from hippo.simulation.pairs import ModelPair
 from hippo.simulation.replay import Row
-from hippo.simulation.sweeps import Sweep
 from hippo.sizes import GIB
 
 _NUM_NEW_TOKENS = 256
-
-
-def progress_bar(console: Console) -> Progress:
-    """What runs and how long it will take; gone when done."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )
 
 
 def machine_table(machine: Machine) -> Table:
@@ -126,22 +111,6 @@ def row_figures(row: Row) -> dict[str, float | str]:
         "acceptance_rate": totals.acceptance,
         "target_wait_share": totals.target_wait_ns / totals.decode_ns,
     }
-
-
-def sweep_table(sweep: Sweep) -> Table:
-    """Decode speedups by value; the best block length in brackets."""
-    names = {"acceptance": "agreement", "ratio": "target / draft", "delay": "ms one way"}
-    table = Table(title=f"predicted decode speedup over {sweep.quantity}")
-    table.add_column(names[sweep.quantity], justify="right")
-    for name in sweep.points[0].speedups:
-        table.add_column(name, justify="right")
-    for point in sweep.points:
-        cells = []
-        for name, speedup in point.speedups.items():
-            gamma = point.gammas.get(name)
-            cells.append(f"{speedup:.2f}" + (f" (γ={gamma})" if gamma is not None else ""))
-        table.add_row(f"{point.value:g}", *cells)
-    return table
 
 
 def _part(step: ForwardTime, name: str) -> float:

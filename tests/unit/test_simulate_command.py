@@ -34,13 +34,6 @@ def test_a_pair_is_predicted_with_its_memory_and_written_as_json(
     assert 0 < adaptive <= 1.1  # with other delays it chooses other paces, at times better ones
 
 
-def test_sweeps_are_drawn_into_an_svg_file(tmp_path: Path) -> None:
-    goal = tmp_path / "curves.svg"
-    steps = ["--target-ms", "20", "--draft-ms", "4"]
-    assert main([*QUICK, *steps, "--sweep", "delay", "--plot", str(goal)]) == 0
-    assert goal.read_text().startswith("<?xml")
-
-
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
@@ -53,9 +46,6 @@ def test_sweeps_are_drawn_into_an_svg_file(tmp_path: Path) -> None:
         (["--run-length", "0.5"], "1 or more"),
         (["--traces", "nowhere.jsonl"], "drawn answers"),
         (["--delay-ms", "-1"], "at least 0"),
-        (["--sweep", "speed"], "acceptance, ratio, delay"),
-        (["--plot", "x.svg"], "add --sweep"),
-        (["--sweep", "delay", "--plot", "x.png"], ".svg"),
         (["--policies", "best"], "unknown policy"),
     ],
 )
