@@ -139,7 +139,7 @@ class Completion:
 
     @property
     def told(self) -> dict[str, Any]:
-        """``figures`` and ``metrics``, as they stand beside the answer's text."""
+        """``figures`` and ``metrics`` of the answer so far."""
         return {
             "figures": report.figures(self.record, self._request, self._pair.baseline),
             "metrics": report.client_metrics(self.record),

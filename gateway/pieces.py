@@ -1,4 +1,4 @@
-"""Pieces of an answer's text on their way from the target to whoever reads the answer."""
+"""Pieces of an answer's text on their way from the target to the task that reads the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several things at once, of which none outlives the others' failure; standard library only."""
+"""Several tasks at once that end together when one fails; standard library only."""
 
 from __future__ import annotations
 

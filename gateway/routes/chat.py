@@ -116,7 +116,7 @@ class ChatResponse(Response):
         """Returns when the client goes away before all is sent."""
         while (await receive())["type"] != "http.disconnect":
             pass
-        if self._is_sent:  # of which the server says the same
+        if self._is_sent:  # the server says the same when all is sent
             await asyncio.Event().wait()
 
     def _longest_s(self) -> float | None:
@@ -293,7 +293,7 @@ class ChatResponse(Response):
         except asyncio.CancelledError:
             if self._ending is not None:
                 choices.fail()
-                # Whoever does not read does not hold up the end.
+                # A client that does not read does not hold up the end.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_LAST_WORD_S):
                         await send_bytes(writer.error(describe(self._ending)), more=False)

@@ -36,7 +36,7 @@ def set_threads_here(num_threads: int) -> None:
 
 
 def compute_alone() -> None:
-    """Has torch compute in this thread alone, as befits one beside a CPU's device thread.
+    """Has torch compute in this thread alone, for threads that run beside a CPU's device thread.
 
     Each thread that computes with several has a team of them. With more of these in a process than
     cores, idle or not, OpenMP waits for none by spinning, and every operation of the device thread

@@ -206,7 +206,7 @@ class Engine:
         held = None
         if error is None and self._keeps_prefixes:
             held = sequence.held_at_end(sequence.core.fed_ids)
-        # First the slot: whoever hears of the end and asks again finds it free.
+        # First the slot: a client that hears of the end and asks again finds it free.
         self._thread.post(sequence.reservation.release, held)
         self._thread.post(sequence.output.close, error)
 

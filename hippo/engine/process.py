@@ -214,7 +214,7 @@ async def _in_daemon_thread(function: Callable[[], ResultT]) -> ResultT:
 
 
 def _write_port(path: Path, port: int) -> None:
-    """Whole or not at all: whoever waits for the file may read it at once."""
+    """Writes the file in one step, because another process may read it as soon as it exists."""
     partial = path.with_name(path.name + ".partial")
     partial.write_text(f"{port}\n")
     partial.replace(path)

@@ -74,7 +74,7 @@ class PromptReader:
         except InvalidRequestError as error:
             if error.param is not None:
                 raise
-            # A new one: whoever waits for the same decoding gets the same error.
+            # A new error: other requests that wait for the same decoding get the first one.
             raise type(error)(error.message, param=f"media[{index}]") from None
 
     def _prepare(

@@ -2,8 +2,7 @@
 
     digest of pixels and grid  ──►  features [num_tokens, hidden], on the model's device
 
-Equal digests are equal pixels (SHA-256), whoever sent them under whatever name; nothing else is
-ever handed out.
+Equal digests mean equal pixels (SHA-256), so an entry is used only for the same pixels.
 """
 
 from __future__ import annotations

@@ -26,8 +26,7 @@ NUM_PROMPT_TOKENS = Metric(
 PREFIX_CACHE_QUERIES = Metric(
     "vllm:prefix_cache_queries",
     Kind.COUNTER,
-    "Prompt tokens of which the target could have had keys and values already: those of all "
-    "prefills.",
+    "Prompt tokens whose keys and values the target could have had already: those of all prefills.",
     (MODEL_NAME,),
 )
 PREFIX_CACHE_HITS = Metric(

@@ -56,7 +56,7 @@ class KeyValueCache:
 
         data    # [num_layers, num_slots, 2, num_kv_heads, num_places, head_dim]
 
-    A slot's valid length is known by whoever steps it, and writing at an earlier index is the
+    The caller knows a slot's valid length, and writing at an earlier index is the
     rollback. Only what is read beyond that length, and masked, must hold numbers: see ``define``.
     """
 

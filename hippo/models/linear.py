@@ -79,7 +79,7 @@ class _Plain:
     prepares_rows = False
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        # A tensor of its own: whoever hands over a module's parameter may empty that afterwards.
+        # A tensor of its own: the caller may empty the module's parameter afterwards.
         self._weight = weight.detach()
         self._bias = None if bias is None else bias.detach()
 

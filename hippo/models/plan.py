@@ -1,4 +1,4 @@
-"""How a model is loaded: made once from the settings, and passed whole to whoever loads a part.
+"""How a model is loaded: made once from the settings, and passed whole to all that load.
 
 Standard library only, so that a wrong flag is refused before torch is imported.
 """

@@ -44,7 +44,9 @@ class RowLayout:
     by_slot: Sequence[PlacedRows]
     token_ids: Sequence[int]
     num_padding: int
-    wanted: Sequence[int] | None  # whose logits, in the order asked for; None: all as they stand
+    wanted: (
+        Sequence[int] | None
+    )  # whose logits, in the order asked for; None: all, in order of slots
     num_wanted: int  # the rest is padding
 
     def rotary(self, of_padding: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,7 @@ class Rendezvous:
 class RankGroup:
     """This process's place among the ranks; ``devices`` holds one a rank.
 
-    It is torch.distributed's default group, of which a process has one. Collectives must be
+    It is torch.distributed's default group; a process has one. Collectives must be
     called by all ranks in the same order; they raise RuntimeError when a rank has gone.
     """
 

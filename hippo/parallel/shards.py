@@ -108,13 +108,13 @@ class Shards:
                     module._parameters[name] = local
 
     def free_head(self, model: Any) -> None:
-        """Gives up the whole head's weight, of which ``gathered`` has copied a part."""
+        """Frees the whole head's weight; ``gathered`` has copied this rank's part of it."""
         weight = model.lm_head.weight
         if weight is not model.get_input_embeddings().weight:
             weight.data = weight.data.new_empty(0)
 
     def summed(self, make_linear: MakeLinear) -> MakeLinear:
-        """Makes products of which each rank has some inputs: their sum over ranks."""
+        """Makes products whose inputs are split over ranks: the sum of the ranks' parts."""
 
         def make(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
             assert bias is None, "each rank would add it"
@@ -123,7 +123,7 @@ class Shards:
         return make
 
     def gathered(self, make_linear: MakeLinear) -> MakeLinear:
-        """Makes products of a whole weight of which each rank computes a share of the outputs."""
+        """Makes products of a whole weight whose outputs are split over ranks."""
 
         def make(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
             assert bias is None, "a head has none"

@@ -112,8 +112,8 @@ class ClientStream(Generic[SentT, ReceivedT]):
     async def _read_all(self) -> None:
         """Reads until the call is over, in a task of its own that nobody cancels.
 
-        Whoever iterates may be cancelled, and grpc.aio never frees what a cancelled read holds
-        (https://github.com/grpc/grpc/issues/43360).
+        The task that iterates may be cancelled, and grpc.aio never frees what a cancelled read
+        holds (https://github.com/grpc/grpc/issues/43360).
         """
         try:
             while (message := await self._call.read()) is not _EOF:
@@ -122,17 +122,18 @@ class ClientStream(Generic[SentT, ReceivedT]):
             self._incoming.close(error_from_rpc(error, peer=self._peer))
         except asyncio.CancelledError:  # how the call reports CANCELLED, from here or from the peer
             self._incoming.close(await self._error())
-        except Exception as error:  # of gRPC's own: whoever iterates must hear of it
+        except Exception as error:  # of gRPC's own: raised where the stream is iterated
             self._incoming.close(error)
         else:
             self._incoming.close()
 
     async def _write_all(self) -> None:
-        """Writes what is queued until the call is over, whose status is for whoever iterates.
+        """Writes what is queued until the call is over.
 
-        A write that meets the service's closing of the stream fails. ``call.write`` then overrules
-        the status, and what the service said before it closed can no longer be read; so messages
-        after the first go to the call beneath it, where a failed write is only that.
+        The call's status is raised where the stream is iterated. A write that meets the service's
+        closing of the stream fails. ``call.write`` then overrules the status, and what the service
+        said before it closed can no longer be read; so messages after the first go to the call
+        beneath it, where a failed write is only that.
         """
         try:
             await self._call.write(await anext(self._outgoing))

@@ -24,7 +24,7 @@ class DraftTimeMean:
         return round(self._mean_ns / self._mean_drafted) if self._mean_drafted else 0
 
     def observe(self, duration_ns: float, *, num_drafted: int, num_settled: int) -> None:
-        """A step of which so many tokens came, and that was fed so many settled ids."""
+        """A step gave so many tokens and was fed so many settled ids."""
         if num_settled > _CATCHING_UP:
             self._mean_ns = self._mean_drafted = 0.0
         elif num_drafted:

@@ -193,7 +193,7 @@ def _decoded(media: Media, reply: dict[str, Any], result: int) -> DecodedMedia:
 
 def _memory(result: int, size: int) -> torch.Tensor:
     """A shared file's bytes. They may be kept for long, so no descriptor stays open for them, and
-    few bytes, of which there may be many, are copied to where they need no mapping of their own."""
+    small results are copied, so that they need no mapping of their own."""
     path = f"/proc/self/fd/{result}"
     if size >= LARGE_BYTES and os.path.exists(path):
         return torch.from_file(path, shared=True, size=size, dtype=torch.uint8)

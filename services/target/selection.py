@@ -41,8 +41,8 @@ def select_without_scores(pruning: Pruning, prompt: Prompt) -> Selection:
 class ScoredSelection:
     """A choice that is made while the prefill runs; device thread.
 
-    ``tap`` is for the prefill. ``visual`` are the rows of the vision tower, of which the prunable
-    ones come first.
+    ``tap`` is for the prefill. ``visual`` are the rows of the vision tower, the prunable ones
+    first.
     """
 
     def __init__(
