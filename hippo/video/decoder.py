@@ -1,4 +1,4 @@
-"""Decoding media in worker processes: untrusted bytes cannot stall, swamp or crash a service."""
+"""Decoding media in a worker process: untrusted bytes cannot stall, swamp or crash a service."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import dataclasses
 import fcntl
 import json
 import os
-import subprocess
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,29 +18,25 @@ from hippo.errors import HippoError, MediaError, UnavailableError
 from hippo.models.base import DecodedMedia
 from hippo.types import FramePlan, Media
 from hippo.video.limits import DecodeLimits
-from hippo.video.process import LARGE_BYTES, WorkerDiedError, WorkerProcess
+from hippo.video.process import WorkerDiedError, WorkerProcess
 from hippo.video.sampling import resolve_plan
 from hippo.video.worker import SECONDS_ITEM_SIZE, map_whole
 
+ResultT = TypeVar("ResultT")
+
+_LARGE_BYTES = 4 << 20  # mapped, not copied
+_CLOSED = "the media decoder is closed"
 _NOT_STARTED = "the media decoder does not start: is hippo-serve[engine] installed whole?"
 
 
 class MediaDecoder:
-    """Decodes media in ``num_workers`` processes; belongs to one event loop.
+    """Decodes media in a worker process, one item after another; belongs to one event loop.
 
-    Processes are started once, by ``start`` or the first ``decode``, and replaced when one
-    crashes or exceeds a limit. ``cpu_core`` pins them. Must be closed.
+    The process is started once, by ``start`` or the first ``decode``, and replaced when it crashes
+    or exceeds a limit. ``cpu_core`` pins it. Must be closed.
     """
 
-    def __init__(
-        self,
-        limits: DecodeLimits | None = None,
-        *,
-        num_workers: int = 1,
-        cpu_core: int | None = None,
-    ) -> None:
-        if num_workers < 1:
-            raise ValueError(f"num_workers is {num_workers}; it must be at least 1")
+    def __init__(self, limits: DecodeLimits | None = None, *, cpu_core: int | None = None) -> None:
         self.limits = limits or DecodeLimits()
         self._settings = json.dumps(
             {
@@ -49,24 +45,24 @@ class MediaDecoder:
                 "num_threads": 1 if cpu_core is not None else min(4, os.cpu_count() or 1),
             }
         )
-        self._num_workers = num_workers
-        self._workers: set[WorkerProcess] = set()
-        self._idle: asyncio.Queue[WorkerProcess] = asyncio.Queue()
-        self._reaping: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Lock()
+        self._worker: WorkerProcess | None = None
+        self._working: asyncio.Future[Any] | None = None  # the thread that asks it
+        self._ending: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
     @property
-    def worker_pids(self) -> list[int]:
-        """Process ids of the workers that run."""
-        return [worker.process.pid for worker in self._workers]
+    def worker_pid(self) -> int | None:
+        """Process id of the worker, if it runs."""
+        return None if self._worker is None else self._worker.process.pid
 
     async def start(self) -> None:
-        """Starts the workers and waits until they are ready; UnavailableError if they are not."""
-        self._start_missing()
-        try:
-            await asyncio.gather(*(worker.wait_ready() for worker in self._workers))
-        except WorkerDiedError:
-            raise UnavailableError(_NOT_STARTED) from None
+        """Starts the worker and waits until it is ready; UnavailableError if it is not."""
+        async with self._turn:
+            try:
+                await self._with_worker(WorkerProcess.wait_ready)
+            except WorkerDiedError:
+                raise UnavailableError(_NOT_STARTED) from None
 
     async def decode(self, media: Media, plan: FramePlan) -> DecodedMedia:
         """The item's planned frames, in memory that is freed with the tensor.
@@ -83,40 +79,31 @@ class MediaDecoder:
                 f"{self.limits.max_bytes:,} are allowed: send a shorter or smaller one"
             )
         request = {"kind": media.kind.value, "plan": dataclasses.asdict(resolved)}
-        self._start_missing()
-        worker = await self._idle.get()
-        try:
+
+        def work(worker: WorkerProcess) -> DecodedMedia | dict[str, Any]:
+            reply, result = worker.ask(request, media.data)
+            return _decoded(media, reply, result) if "shape" in reply else reply
+
+        async with self._turn:
             # A crash may have come from outside, and memory may have been short because of the
             # item before: both get one more chance, in a fresh process.
             for is_last in (False, True):
-                reply, result = await self._ask(worker, request, media.data)
-                if "shape" in reply:
-                    if os.fstat(result).st_size < LARGE_BYTES:
-                        return _decoded(media, reply, result)
-                    return await asyncio.to_thread(_decoded, media, reply, result)
-                if "error" in reply:
-                    raise MediaError(reply["error"])
-                worker = self._replace(worker)
+                found = await self._ask(media, work)
+                if isinstance(found, DecodedMedia):
+                    return found
+                if "error" in found:
+                    raise MediaError(found["error"])
+                self._retire()
                 if is_last:
-                    raise _failure(media, reply, self.limits)
-            raise AssertionError("unreachable")
-        except (asyncio.CancelledError, TimeoutError) as error:
-            worker = self._replace(worker)
-            if isinstance(error, TimeoutError):
-                raise MediaError(
-                    f"decoding the {media.kind.value} takes longer than the "
-                    f"{self.limits.timeout_s:g} s allowed: send a shorter or smaller one"
-                ) from None
-            raise
-        finally:
-            self._idle.put_nowait(worker)
+                    raise _failure(media, found, self.limits)
+        raise AssertionError("unreachable")
 
     async def close(self) -> None:
-        """Ends all workers, also those at work; decodes in flight raise UnavailableError."""
+        """Ends the worker, also at work; decodes in flight raise UnavailableError."""
         self._is_closed = True
-        for worker in list(self._workers):
-            self._retire(worker)
-        await asyncio.gather(*self._reaping)
+        self._retire()
+        async with self._turn:
+            await asyncio.gather(*self._ending)
 
     async def __aenter__(self) -> MediaDecoder:
         await self.start()
@@ -131,47 +118,62 @@ class MediaDecoder:
         await self.close()
 
     async def _ask(
-        self, worker: WorkerProcess, request: dict[str, Any], data: bytes
-    ) -> tuple[dict[str, Any], int]:
-        """The worker's reply and its result's descriptor; if it died, whether at its start."""
+        self, media: Media, work: Callable[[WorkerProcess], DecodedMedia | dict[str, Any]]
+    ) -> DecodedMedia | dict[str, Any]:
+        """What the worker gave; if it died, whether at its start."""
         try:
-            await worker.wait_ready()
-            async with asyncio.timeout(self.limits.timeout_s):
-                return await worker.ask(request, data)
+            if self._worker is None or not self._worker.is_ready:
+                await self._with_worker(WorkerProcess.wait_ready)
+            return await self._with_worker(work, timeout_s=self.limits.timeout_s)
         except WorkerDiedError as died:
+            return {"is_not_started": not died.was_ready}
+        except TimeoutError:
+            raise MediaError(
+                f"decoding the {media.kind.value} takes longer than the "
+                f"{self.limits.timeout_s:g} s allowed: send a shorter or smaller one"
+            ) from None
+
+    async def _with_worker(
+        self, work: Callable[[WorkerProcess], ResultT], *, timeout_s: float | None = None
+    ) -> ResultT:
+        """Runs ``work`` on a thread; a worker whose work is not waited for is replaced.
+
+        Raises UnavailableError when the decoder is closed, TimeoutError, WorkerDiedError.
+        """
+        if self._is_closed:
+            raise UnavailableError(_CLOSED)
+        worker = self._worker = self._worker or WorkerProcess(self._settings)
+        self._working = asyncio.ensure_future(asyncio.to_thread(work, worker))
+        try:
+            async with asyncio.timeout(timeout_s):
+                result: ResultT = await asyncio.shield(self._working)
+                return result
+        except WorkerDiedError:
+            self._retire()
             if self._is_closed:
-                raise UnavailableError("the media decoder is closed") from None
-            return {"is_not_started": not died.was_ready}, -1
+                raise UnavailableError(_CLOSED) from None
+            raise
+        except (asyncio.CancelledError, TimeoutError):
+            self._retire()
+            raise
+        finally:
+            self._working = None  # its error holds this frame
 
-    def _start_missing(self) -> None:
-        if self._is_closed:
-            raise UnavailableError("the media decoder is closed")
-        while len(self._workers) < self._num_workers:
-            worker = WorkerProcess(self._settings)
-            self._workers.add(worker)
-            self._idle.put_nowait(worker)
-
-    def _replace(self, worker: WorkerProcess) -> WorkerProcess:
-        """Kills the worker; a new one in its place, unless the decoder is closed."""
-        self._retire(worker)
-        if self._is_closed:
-            return worker
-        fresh = WorkerProcess(self._settings)
-        self._workers.add(fresh)
-        return fresh
-
-    def _retire(self, worker: WorkerProcess) -> None:
-        if worker not in self._workers:
+    def _retire(self) -> None:
+        """Kills the worker, and cleans up when the thread that asks it is through."""
+        worker, self._worker, working = self._worker, None, self._working
+        if worker is None:
             return
-        self._workers.discard(worker)
         worker.kill()
-        task = asyncio.create_task(asyncio.to_thread(_wait, worker.process))
-        self._reaping.add(task)
-        task.add_done_callback(self._reaping.discard)
 
+        async def end() -> None:
+            if working is not None:
+                await asyncio.gather(working, return_exceptions=True)
+            await asyncio.to_thread(worker.clean_up)
 
-def _wait(process: subprocess.Popen[bytes]) -> None:
-    process.wait()
+        task = asyncio.create_task(end())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
 
 def _decoded(media: Media, reply: dict[str, Any], result: int) -> DecodedMedia:
@@ -195,7 +197,7 @@ def _memory(result: int, size: int) -> torch.Tensor:
     """A shared file's bytes. They may be kept for long, so no descriptor stays open for them, and
     small results are copied, so that they need no mapping of their own."""
     path = f"/proc/self/fd/{result}"
-    if size >= LARGE_BYTES and os.path.exists(path):
+    if size >= _LARGE_BYTES and os.path.exists(path):
         return torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
     with map_whole(result, size) as memory:
         return torch.frombuffer(bytearray(memory), dtype=torch.uint8)

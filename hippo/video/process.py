@@ -1,8 +1,7 @@
-"""One worker process as its parent sees it: starting, asking, killing."""
+"""One worker process as its parent sees it: starting, asking, killing. All calls block."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -15,7 +14,6 @@ from hippo.errors import HippoError
 from hippo.subprocesses import importing_environment
 from hippo.video.worker import receive_line, shared_file
 
-LARGE_BYTES = 4 << 20  # copied or mapped on a thread, so that the event loop goes on
 _START_TIMEOUT_S = 60.0
 
 
@@ -28,7 +26,7 @@ class WorkerDiedError(HippoError):
 
 
 class WorkerProcess:
-    """One process and the socket to it; at most one request at a time."""
+    """One process and the socket to it; one thread at a time asks, any may kill it meanwhile."""
 
     def __init__(self, settings: str) -> None:
         ours, theirs = socket.socketpair()
@@ -46,77 +44,52 @@ class WorkerProcess:
                 },
             )
             on_failure.pop_all()
-        ours.setblocking(False)
         self._channel = ours
-        self._is_ready = False
-        self._starting = asyncio.Lock()
-        self._readable: asyncio.Future[None] | None = None  # what a request in flight waits for
+        self.is_ready = False
 
-    async def wait_ready(self) -> None:
-        """Waits for the process to have started; at once if it has."""
-        async with self._starting:
-            if self._is_ready:
-                return
-            try:
-                async with asyncio.timeout(_START_TIMEOUT_S):
-                    await self._receive()
-            except TimeoutError:
-                raise WorkerDiedError(was_ready=False) from None
-            self._is_ready = True
+    def wait_ready(self) -> None:
+        """Waits for the process to have started; WorkerDiedError if it does not."""
+        if not self.is_ready:
+            self._channel.settimeout(_START_TIMEOUT_S)
+            self._receive()
+            self._channel.settimeout(None)
+            self.is_ready = True
 
-    async def ask(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], int]:
-        """Sends a request and waits for its reply and descriptor (-1: none)."""
-        if len(data) < LARGE_BYTES:
-            descriptor = _shared_copy(data)
-        else:
-            copying = asyncio.ensure_future(asyncio.to_thread(_shared_copy, data))
-            try:
-                descriptor = await asyncio.shield(copying)
-            except asyncio.CancelledError:
-                copying.add_done_callback(lambda done: os.close(done.result()))
-                raise
+    def ask(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], int]:
+        """The reply to a request about ``data``, and the descriptor that came with it (-1: none).
+
+        Raises WorkerDiedError.
+        """
+        descriptor = _shared_copy(data)
         try:
-            line = json.dumps(request).encode() + b"\n"
-            socket.send_fds(self._channel, [line], [descriptor])
+            socket.send_fds(self._channel, [json.dumps(request).encode() + b"\n"], [descriptor])
         except OSError:
             raise WorkerDiedError(was_ready=True) from None
         finally:
             os.close(descriptor)
-        return await self._receive()
+        return self._receive()
 
     def kill(self) -> None:
-        """Ends the process, to be waited for; a request in flight sees it as dead."""
+        """Ends the process; a request in flight sees it as dead."""
         self.process.kill()
-        if self._readable is not None:
-            asyncio.get_running_loop().remove_reader(self._channel)
-            _resolve(self._readable)
+        with contextlib.suppress(OSError):
+            self._channel.shutdown(socket.SHUT_RDWR)
+
+    def clean_up(self) -> None:
+        """After ``kill``, when nothing is asked any more: waits for the process to be gone."""
+        self.process.wait()
         self._channel.close()
 
-    async def _wait_readable(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._readable = loop.create_future()
-        loop.add_reader(self._channel, _resolve, self._readable)
-        try:
-            await self._readable
-        finally:
-            self._readable = None
-            if self._channel.fileno() >= 0:
-                loop.remove_reader(self._channel)
-
-    async def _receive(self) -> tuple[dict[str, Any], int]:
+    def _receive(self) -> tuple[dict[str, Any], int]:
         pending, fds = bytearray(), list[int]()
         try:
             while not pending.endswith(b"\n"):
-                if self._channel.fileno() >= 0:
-                    await self._wait_readable()
-                with contextlib.suppress(BlockingIOError):
-                    if not receive_line(self._channel, pending, fds):
-                        raise WorkerDiedError(was_ready=self._is_ready)
-            reply = json.loads(pending)
-            assert isinstance(reply, dict)
+                if not receive_line(self._channel, pending, fds):
+                    raise WorkerDiedError(was_ready=self.is_ready)
+            reply: dict[str, Any] = json.loads(pending)
             return reply, fds.pop() if fds else -1
         except OSError:
-            raise WorkerDiedError(was_ready=self._is_ready) from None
+            raise WorkerDiedError(was_ready=self.is_ready) from None
         finally:
             for descriptor in fds:
                 os.close(descriptor)
@@ -129,8 +102,3 @@ def _shared_copy(data: bytes) -> int:
     while view:
         view = view[os.write(descriptor, view) :]
     return descriptor
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -174,10 +174,10 @@ async def test_a_decoder_that_needs_too_much_memory_is_stopped_and_replaced(
 ) -> None:
     large = make_video(4, width=4096, height=4096, codec="mpeg4")
     async with MediaDecoder(DecodeLimits(max_memory_bytes=200 << 20)) as decoder:
-        pids = decoder.worker_pids
+        pid = decoder.worker_pid
         message = await refusal(decoder, large)
         assert message.startswith("decoding the video needs more than the 200 MiB of memory")
-        assert decoder.worker_pids != pids
+        assert decoder.worker_pid != pid
         media = await decoder.decode(Media(MediaKind.VIDEO, make_video(8)), FramePlan())
         assert len(media.frames) == 4
 
@@ -185,9 +185,9 @@ async def test_a_decoder_that_needs_too_much_memory_is_stopped_and_replaced(
 async def test_after_every_kind_of_bad_media_the_same_worker_goes_on(
     decoder: MediaDecoder, make_video: MakeVideo
 ) -> None:
-    pids = decoder.worker_pids
+    pid = decoder.worker_pid
     for data in (b"", b"text", make_video()[:500], make_video(0, has_audio=True)):
         await refusal(decoder, data)
     media = await decoder.decode(Media(MediaKind.VIDEO, make_video(16)), FramePlan())
     assert len(media.frames) == 4
-    assert decoder.worker_pids == pids
+    assert decoder.worker_pid == pid

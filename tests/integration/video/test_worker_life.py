@@ -27,34 +27,34 @@ async def test_a_decode_over_its_time_is_ended_and_the_next_one_works(
     make_video: MakeVideo,
 ) -> None:
     async with MediaDecoder(DecodeLimits(timeout_s=0.5)) as decoder:
-        [pid] = decoder.worker_pids
-        os.kill(pid, signal.SIGSTOP)  # a decoder that gets nowhere
+        pid = decoder.worker_pid
+        os.kill(pid or 0, signal.SIGSTOP)  # a decoder that gets nowhere
         with pytest.raises(MediaError, match=r"takes longer than the 0\.5 s allowed"):
             await decoder.decode(video(make_video()), FramePlan())
-        assert decoder.worker_pids != [pid]
+        assert decoder.worker_pid != pid
     async with MediaDecoder() as decoder:
-        [pid] = decoder.worker_pids
+        pid = decoder.worker_pid
         assert len((await decoder.decode(video(make_video()), FramePlan())).frames) == 4
 
 
 async def test_a_worker_killed_between_two_items_is_replaced(
     decoder: MediaDecoder, make_video: MakeVideo
 ) -> None:
-    [pid] = decoder.worker_pids
-    os.kill(pid, signal.SIGKILL)
+    pid = decoder.worker_pid
+    os.kill(pid or 0, signal.SIGKILL)
     media = await decoder.decode(video(make_video()), FramePlan())
     assert len(media.frames) == 4
-    assert decoder.worker_pids != [pid]
+    assert decoder.worker_pid != pid
 
 
 async def test_a_worker_killed_at_work_is_replaced_and_the_item_decoded_again(
     decoder: MediaDecoder, make_video: MakeVideo
 ) -> None:
-    [pid] = decoder.worker_pids
-    os.kill(pid, signal.SIGSTOP)
+    pid = decoder.worker_pid
+    os.kill(pid or 0, signal.SIGSTOP)
     task = asyncio.create_task(decoder.decode(video(make_video()), FramePlan()))
     await asyncio.sleep(0.05)
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid or 0, signal.SIGKILL)
     assert len((await task).frames) == 4
 
 
@@ -95,15 +95,14 @@ async def test_starting_and_decoding_at_once_share_the_workers(make_video: MakeV
     media = decoder.decode(video(make_video()), FramePlan())
     _, decoded, _ = await asyncio.gather(decoder.start(), media, decoder.start())
     assert len(decoded.frames) == 4
-    assert len(decoder.worker_pids) == 1
     await decoder.close()
 
 
 async def test_a_cancelled_decode_frees_its_worker_for_the_next(
     decoder: MediaDecoder, make_video: MakeVideo
 ) -> None:
-    [pid] = decoder.worker_pids
-    os.kill(pid, signal.SIGSTOP)
+    pid = decoder.worker_pid
+    os.kill(pid or 0, signal.SIGSTOP)
     task = asyncio.create_task(decoder.decode(video(make_video()), FramePlan()))
     await asyncio.sleep(0.05)
     task.cancel()
@@ -112,14 +111,10 @@ async def test_a_cancelled_decode_frees_its_worker_for_the_next(
     assert len((await decoder.decode(video(make_video()), FramePlan())).frames) == 4
 
 
-async def test_more_items_than_workers_wait_their_turn(make_video: MakeVideo) -> None:
-    async with MediaDecoder(num_workers=2) as decoder:
-        plans = [FramePlan(max_frames=2 + 2 * (i % 3)) for i in range(9)]
-        results = await asyncio.gather(
-            *(decoder.decode(video(make_video(32)), plan) for plan in plans)
-        )
-        assert [len(media.frames) for media in results] == [plan.max_frames for plan in plans]
-        assert len(decoder.worker_pids) == 2
+async def test_items_wait_their_turn(decoder: MediaDecoder, make_video: MakeVideo) -> None:
+    plans = [FramePlan(max_frames=2 + 2 * (i % 3)) for i in range(6)]
+    results = await asyncio.gather(*(decoder.decode(video(make_video(32)), plan) for plan in plans))
+    assert [len(media.frames) for media in results] == [plan.max_frames for plan in plans]
 
 
 async def test_large_files_and_large_results_are_carried(make_video: MakeVideo) -> None:
@@ -141,8 +136,8 @@ async def test_large_files_and_large_results_are_carried(make_video: MakeVideo) 
 async def test_closing_ends_decodes_in_flight(make_video: MakeVideo) -> None:
     decoder = MediaDecoder()
     await decoder.start()
-    [pid] = decoder.worker_pids
-    os.kill(pid, signal.SIGSTOP)
+    pid = decoder.worker_pid
+    os.kill(pid or 0, signal.SIGSTOP)
     tasks = [
         asyncio.create_task(decoder.decode(video(make_video()), FramePlan())) for _ in range(2)
     ]
@@ -161,25 +156,25 @@ async def test_closing_ends_decodes_in_flight(make_video: MakeVideo) -> None:
     for task in tasks:
         with pytest.raises(UnavailableError, match="closed"):
             await task
-    assert decoder.worker_pids == []
+    assert decoder.worker_pid is None
 
 
 async def test_a_stop_signal_to_the_group_does_not_reach_the_workers(
     decoder: MediaDecoder, make_video: MakeVideo
 ) -> None:
-    [pid] = decoder.worker_pids
-    os.kill(pid, signal.SIGINT)
-    os.kill(pid, signal.SIGTERM)
+    pid = decoder.worker_pid
+    os.kill(pid or 0, signal.SIGINT)
+    os.kill(pid or 0, signal.SIGTERM)
     assert len((await decoder.decode(video(make_video()), FramePlan())).frames) == 4
-    assert decoder.worker_pids == [pid]
+    assert decoder.worker_pid == pid
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="cores cannot be chosen here")
 async def test_workers_run_on_the_given_core() -> None:
     core = max(os.sched_getaffinity(0))
     async with MediaDecoder(cpu_core=core) as decoder:
-        [pid] = decoder.worker_pids
-        assert os.sched_getaffinity(pid) == {core}
+        pid = decoder.worker_pid
+        assert os.sched_getaffinity(pid or 0) == {core}
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
@@ -197,15 +192,10 @@ async def test_nothing_is_left_behind(make_video: MakeVideo) -> None:
             media = await decoder.decode(video(make_video(16)), FramePlan())
             with pytest.raises(MediaError):
                 await decoder.decode(video(b"nonsense"), FramePlan())
-            os.kill(decoder.worker_pids[0], signal.SIGKILL)
+            os.kill(decoder.worker_pid or 0, signal.SIGKILL)
             await decoder.decode(video(make_video(16)), FramePlan())
             del media
     assert resources() == before
-
-
-def test_a_pool_without_workers_is_refused() -> None:
-    with pytest.raises(ValueError, match="num_workers"):
-        MediaDecoder(num_workers=0)
 
 
 @pytest.mark.parametrize("side", [64, 512])  # of a few kilobytes, and of some megabytes
