@@ -35,8 +35,15 @@ LOAD_COLUMNS = (
     "equal",
 )
 _LATENCY_COLUMNS = (
-    *("system", "decode", "slowest clip", "end to end", "ms/token", "TTFT ms", "tokens/forward"),
-    *("run length", "acceptance", "target waits ms", "dropped", "transport ms/round"),
+    *("dtype, T", "system", "decode", "slowest clip", "end to end", "ms/token", "TTFT ms"),
+    *(
+        "tokens/forward",
+        "run length",
+        "acceptance",
+        "target waits ms",
+        "dropped",
+        "transport ms/round",
+    ),
     *("step ms, target / draft", "equal"),
 )
 _BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -177,8 +184,13 @@ def _section(name: str, result: Result) -> str:
     """The heading with the command, what it ran on, and the tables."""
     parts = [f"## `{result['command'].strip()}`", environment_line(result["environment"])]
     if "runs" in result:
+        titles: dict[str, list[list[str]]] = {}
         for run in result["runs"]:
-            parts += _rival(run) if "summary" not in run else _latency(run)
+            if "summary" in run:
+                titles.setdefault(_latency_title(run), []).extend(_latency_rows(run))
+        for title, rows in titles.items():
+            parts += [title, _markdown(_LATENCY_COLUMNS, rows)]
+        parts += _differences(result["runs"]) + _rivals(result["runs"])
     elif "loads" in result:
         parts += [f"### {load_title(result)}", _markdown(LOAD_COLUMNS, list(load_rows(result)))]
     else:
@@ -191,21 +203,30 @@ def _row(run: Result, system: str) -> Any:
     return next(row for row in run["summary"] if row["system"] == system)
 
 
+def _num_clips(run: Result) -> int:
+    return int(run["summary"][0]["num_clips"])
+
+
 def _run_title(run: Result) -> str:
-    num_clips = run["summary"][0]["num_clips"]
-    return f"{run['kind']} prompts, {run['dtype']}, T={run['temperature']:g}, {num_clips} clips"
+    temperature, num_clips = run["temperature"], _num_clips(run)
+    return f"{run['kind']} prompts, {run['dtype']}, T={temperature:g}, {num_clips} clips"
 
 
-def _latency(run: Result) -> list[str]:
+def _latency_title(run: Result) -> str:
     name = f"rival: target-only with {run['rival']}, " if "rival" in run else ""
     if run.get("draft") == "random":
         name = "a draft with random weights: "
     pruned: str = run["pruning"]["strategy"]
     if pruned not in ("none", "blind"):
         pruned += f", {run['pruning']['ratio']:.0%} pruned"
-    rows = [
+    return f"### {name}{run['kind']} prompts, {_num_clips(run)} clips, draft sees: {pruned}"
+
+
+def _latency_rows(run: Result) -> list[list[str]]:
+    return [
         [
-            row["system"],
+            f"{run['dtype']}, {run['temperature']:g}",
+            name,
             interval(row["decode_speedup"]),
             number(row["decode_speedup"]["minimum"], ".2f"),
             interval(row["end_to_end_speedup"]),
@@ -220,57 +241,69 @@ def _latency(run: Result) -> list[str]:
             f"{number(row['target_step_ms'], '.2f')} / {number(row['draft_step_ms'], '.2f')}",
             f"{row['num_equal']}/{row['num_answers']}",
         ]
-        for row in run["summary"]
+        for name, row in _at_the_best_lengths(run)
     ]
-    title = f"### {name}{_run_title(run)}, draft sees: {pruned}"
-    parts = [title, _markdown(_LATENCY_COLUMNS, rows)]
-    if (found := run.get("differences")) == []:
-        parts.append("No answer differs from target-only's, so there is no margin to report.")
-    elif found:
-        parts.append("First differences from target-only, and the margin of its best logit there:")
-        cells = [
-            [each["clip"], each["system"], str(each["index"]), f"{each['margin']:.4f}"]
-            for each in found
-        ]
-        parts.append(_markdown(("clip", "system", "index", "margin"), cells))
-    return parts
 
 
-def _rival(run: Result) -> list[str]:
-    tokens = sum(record["num_tokens"] for record in run["records"])
+def _differences(runs: Sequence[Result]) -> list[str]:
+    cells = [
+        [run["dtype"], each["clip"], each["system"], str(each["index"]), f"{each['margin']:.4f}"]
+        for run in runs
+        for each in run.get("differences") or ()
+    ]
+    if not cells:
+        return []
+    title = "First differences from target-only, and the margin of its best logit there:"
+    return [title, _markdown(("dtype", "clip", "system", "index", "margin"), cells)]
+
+
+def _at_the_best_lengths(run: Result) -> Iterator[tuple[str, Any]]:
+    """Names and rows; of a policy with several draft lengths γ, the one that decodes fastest."""
+    lengths: dict[str, list[Any]] = {}
+    for row in run["summary"]:
+        lengths.setdefault(row["system"].partition("γ=")[0], []).append(row)
+    for rows in lengths.values():
+        best = max(rows, key=lambda row: row["decode_speedup"]["mean"])
+        others = ", ".join(row["system"].partition("γ=")[2] for row in rows)
+        yield best["system"] + (f" (best of {others})" if len(rows) > 1 else ""), best
+
+
+def _rivals(runs: Sequence[Result]) -> list[str]:
     rows = []
-    for name in run["records"][0]["seconds"]:
-        total_ms = 1e3 * sum(record["seconds"][name] for record in run["records"])
-        rows.append([name, f"{total_ms / len(run['records']):.0f}", f"{total_ms / tokens:.2f}"])
-    head = ("system", "request to last token, ms a clip", "ms a token")
-    title = f"### rival: {run['rival']}, {run['kind']} prompts, {run['dtype']}"
-    return [title, _markdown(head, rows)]
+    for run in runs:
+        if "summary" in run:
+            continue
+        name = f"{run['rival']}, {run['kind']} prompts, {run['dtype']}"
+        tokens = sum(record["num_tokens"] for record in run["records"])
+        for system in run["records"][0]["seconds"]:
+            total_ms = 1e3 * sum(record["seconds"][system] for record in run["records"])
+            clip_ms = f"{total_ms / len(run['records']):.0f}"
+            rows.append([name, system, clip_ms, f"{total_ms / tokens:.2f}"])
+    head = ("rival", "system", "request to last token, ms a clip", "ms a token")
+    return ["### Rivals", _markdown(head, rows)] if rows else []
 
 
 def _agreement(result: Result) -> list[str]:
-    """A table for each part of the labels before ":"; what each choice loses, paired by clip."""
-    groups: dict[str, list[Result]] = {}
-    for row in result["rows"]:
-        group, colon, _ = row["label"].partition(": ")
-        groups.setdefault(group if colon else "draft sees", []).append(row)
+    """One table: what each choice loses, paired by clip. The reference is shown once."""
     keys = (key for key in result["rows"][0] if key.startswith("minus "))
     reference = next(key for key in keys if key != "minus none")
-    return [
-        _markdown(
-            (title, "agreement, %", "content words, %", "minus none", reference),
-            [
-                [
-                    row["label"].partition(": ")[2] or row["label"],
-                    percent(row["agreement"]),
-                    percent(row["content_agreement"]),
-                    percent(row["minus none"], is_signed=True),
-                    percent(row[reference], is_signed=True),
-                ]
-                for row in rows
-            ],
-        )
-        for title, rows in groups.items()
+    shown = [
+        row
+        for row in result["rows"]
+        if row["label"] == reference.removeprefix("minus ") or any(row[reference].values())
     ]
+    rows = [
+        [
+            row["label"],
+            percent(row["agreement"]),
+            percent(row["content_agreement"]),
+            percent(row["minus none"], is_signed=True),
+            percent(row[reference], is_signed=True),
+        ]
+        for row in shown
+    ]
+    head = ("draft sees", "agreement, %", "content words, %", "minus none", reference)
+    return [_markdown(head, rows)]
 
 
 def _services(result: Result) -> list[str]:

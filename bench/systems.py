@@ -23,7 +23,7 @@ def systems(strategy: str, ratio: float) -> tuple[System, ...]:
             system(f"serial γ={gamma}", "serial", gamma=gamma)
             for gamma in (3, 5, 7, 10, 15, 20, 30)
         ),
-        *(system(f"vpsd γ={gamma}", "vpsd", gamma=gamma) for gamma in (3, 5, 7)),
+        *(system(f"vpsd γ={gamma}", "vpsd", gamma=gamma) for gamma in (3, 5, 7, 10, 15)),
         system("always optimistic", "optimistic"),
         system("always conservative", "conservative"),
         system("adaptive", "adaptive"),

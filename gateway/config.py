@@ -84,7 +84,7 @@ class GatewaySettings:
         "all users of a machine: use the environment or --api-keys-file",
     )
     api_keys_file: str = setting(
-        "", help="TOML file of further keys, by name, with limits of their own (docs/operations.md)"
+        "", help="TOML file of further keys, by name, with limits of their own (docs/api.md)"
     )
     key_requests_per_minute: int = setting(0, help="most requests a minute of a key; 0: no limit")
     key_concurrent_requests: int = setting(0, help="most requests of a key at once; 0: no limit")
