@@ -1,4 +1,4 @@
-"""Gumbel noise from an integer hash: the same bits on every device and in every batch shape.
+"""Gumbel noise from an integer hash: the same integers on every device and in every batch shape.
 
 The hash works on 32-bit words held in int64 tensors. A multiplier is stored as a signed 32-bit
 number, so that a product of it and an unsigned word never leaves int64, and the mask brings the
