@@ -77,5 +77,5 @@ def test_the_services_rows_are_fixed_only_when_asked_for() -> None:
 
 
 def test_no_prefixes_are_reused_where_bits_count() -> None:
-    assert TargetSettings(model="m").reuse.keeps_prefixes
-    assert not TargetSettings(model="m", deterministic=True).reuse.keeps_prefixes
+    assert TargetSettings(model="m").keeps_prefixes
+    assert not TargetSettings(model="m", deterministic=True).keeps_prefixes

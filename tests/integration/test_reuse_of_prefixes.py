@@ -31,13 +31,13 @@ from hippo.types import (
 from tests.support.reference import clip
 from tests.support.services import (
     Answer,
+    backend_of,
     relay,
     serving_draft,
     serving_target,
-    stats_of,
     target_only,
     toy_request,
-    until,
+    until_free,
 )
 
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=11, presence_penalty=0.3)
@@ -140,14 +140,14 @@ async def test_warm_answers_equal_cold_ones_with_and_without_a_draft(
                 assert answer.token_ids == expected.token_ids
                 assert answer.selection is not None and expected.selection is not None
                 assert answer.selection.kept_indices == expected.selection.kept_indices
-                await until(lambda: stats_of(target_service).num_slots_used == 0)
-                await until(lambda: stats_of(draft_service).num_slots_used == 0)
-        counters = stats_of(target_service).counters
+                await until_free(target_service)
+                await until_free(draft_service)
+        counters = backend_of(target_service).engine.counters
         assert counters.num_prefix_hits >= 6
         assert counters.num_reused_rows > counters.num_prompt_rows // 3
-        assert stats_of(target_service).vision_cache.num_misses == 2
-        assert stats_of(draft_service).vision_cache.num_misses == 2
-        assert stats_of(draft_service).counters.num_prefix_hits >= 3
+        assert backend_of(target_service).engine.vision_cache.num_misses == 2
+        assert backend_of(draft_service).engine.vision_cache.num_misses == 2
+        assert backend_of(draft_service).engine.counters.num_prefix_hits >= 3
 
 
 async def test_a_second_question_runs_only_its_own_rows(pair: Pair) -> None:
@@ -174,9 +174,9 @@ async def test_a_second_turn_runs_only_what_follows_the_first_answer(pair: Pair)
 async def test_without_the_options_nothing_is_kept(pair: Pair) -> None:
     async with serving_target(pair.target, NoiseDecoder(), **COLD) as (service, client):
         answers = [await target_only(client, question("what?")) for _ in range(2)]
-        stats = stats_of(service)
-        assert stats.counters.num_prefix_hits == stats.counters.num_reused_rows == 0
-        assert (stats.vision_cache.num_hits, stats.vision_cache.num_bytes) == (0, 0)
+        engine = backend_of(service).engine
+        assert engine.counters.num_prefix_hits == engine.counters.num_reused_rows == 0
+        assert (engine.vision_cache.num_hits, engine.vision_cache.num_bytes) == (0, 0)
     assert [num_reused(answer) for answer in answers] == [0, 0]
 
 
@@ -185,8 +185,8 @@ async def test_requests_of_different_salts_share_nothing(pair: Pair) -> None:
         for salt in ("", "one", "other"):
             answer = await target_only(client, question("what?", cache_salt=salt))
             assert num_reused(answer) == 0
-        assert stats_of(service).vision_cache.num_hits == 0
-        assert stats_of(service).media_cache.num_hits == 0
+        assert backend_of(service).engine.vision_cache.num_hits == 0
+        assert backend_of(service).prompts.media_cache.num_hits == 0
         again = await target_only(client, question("what?", cache_salt="other"))
         assert num_reused(again) > 0
 
@@ -225,9 +225,9 @@ async def test_any_order_of_questions_turns_and_departures_gives_cold_answers(
         for _ in range(8):
             indices = [chance.randrange(len(pool)) for _ in range(chance.randrange(1, 5))]
             await asyncio.gather(*(one(target, index) for index in indices))
-        await until(lambda: stats_of(service).num_slots_used == 0)
-        assert stats_of(service).counters.num_failed == 0
-        assert stats_of(service).counters.num_prefix_hits > 4
+        await until_free(service)
+        assert backend_of(service).engine.counters.num_failed == 0
+        assert backend_of(service).engine.counters.num_prefix_hits > 4
 
 
 async def leave_early(target: TargetClient, request: OpenRequest, *, num_messages: int) -> None:
@@ -253,7 +253,7 @@ async def test_an_image_and_a_video_of_the_same_frames_are_not_the_same(pair: Pa
     async with serving_target(pair.target, NoiseDecoder()) as (service, target):
         for one, expected in zip(requests, cold, strict=True):
             assert (await target_only(target, one)).token_ids == expected.token_ids
-        assert stats_of(service).vision_cache.num_misses == 2
+        assert backend_of(service).engine.vision_cache.num_misses == 2
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hippo.types import Media, MediaKind, Pruning, PruningStrategy
 from tests.support.services import (
+    backend_of,
     relay,
     serving_draft,
     serving_target,
-    stats_of,
     target_only,
     toy_request,
 )
@@ -25,7 +25,7 @@ async def test_a_second_question_about_a_clip_skips_the_vision_tower_of_both_ser
             request = toy_request(text, pruning=Pruning(PruningStrategy.HOLISTIC, 0.5))
             await relay(draft_client, target_client, request, "vpsd")
         for service in (target_service, draft_service):
-            vision = stats_of(service).vision_cache
+            vision = backend_of(service).engine.vision_cache
             assert (vision.num_hits, vision.num_misses) == (1, 1)
             assert vision.num_bytes == 16 * 4 * 4
     assert (target.num_embedded, draft.num_embedded) == (embedded[0] + 1, embedded[1] + 1)
@@ -35,5 +35,5 @@ async def test_another_clip_is_looked_at() -> None:
     async with serving_target(ToyModel(), prefix_cache=False) as (service, client):
         for data in (b"toy:4", b"toy:5", b"toy:4"):
             await target_only(client, toy_request(media=(Media(MediaKind.VIDEO, data),)))
-        vision = stats_of(service).vision_cache
+        vision = backend_of(service).engine.vision_cache
         assert (vision.num_hits, vision.num_misses) == (1, 2)

@@ -33,13 +33,14 @@ from hippo.types import (
 from services.target.config import TargetSettings
 from tests.support.gate import Gate
 from tests.support.services import (
+    backend_of,
     relay,
     serving_draft,
     serving_target,
-    stats_of,
     target_only,
     toy_request,
     until,
+    until_free,
 )
 from tests.support.toy_model import ToyModel
 
@@ -126,11 +127,11 @@ async def test_cancelling_between_the_tap_and_the_end_of_the_prefill_frees_the_s
             assert isinstance(await anext(stream), PromptInfo)
             assert isinstance(await anext(stream), Selection)
             await until(gate.has_arrived.is_set)
-        await until(lambda: stats_of(service).num_streams == 0)
+        await until(lambda: service.num_streams == 0)
         gate.open()
-        await until(lambda: stats_of(service).num_slots_used == 0)
-        assert stats_of(service).counters.num_prefills == 0
-        assert stats_of(service).counters.num_sequences == 0
+        await until_free(service)
+        assert backend_of(service).engine.counters.num_prefills == 0
+        assert backend_of(service).engine.counters.num_sequences == 0
 
 
 async def test_half_of_the_layers_is_tapped_unless_the_operator_says_otherwise() -> None:

@@ -24,14 +24,14 @@ from hippo.rpc.server import RpcServer
 from hippo.types import PromptInfo
 from tests.support.metrics import check_exported
 from tests.support.services import (
+    backend_of,
     build_draft,
     build_target,
     serving_draft,
     serving_target,
-    stats_of,
     target_only,
     toy_request,
-    until,
+    until_free,
 )
 from tests.support.toy_model import ToyDecoder, ToyModel
 
@@ -208,10 +208,10 @@ async def test_the_metrics_show_slots_and_forwards() -> None:
             await service.serve_model(ToyModel(), ToyDecoder())
             client = TargetClient(f"127.0.0.1:{service.port}")
             await target_only(client, toy_request(max_tokens=5, end_token_ids=()))
-            await until(lambda: stats_of(service).num_slots_used == 0)
+            await until_free(service)
             await target_only(client, toy_request("what else?", max_tokens=1))
             await client.close()
-            await until(lambda: stats_of(service).num_slots_used == 0)
+            await until_free(service)
             text = (await http.get(url)).text
     finally:
         await service.stop()
@@ -267,8 +267,7 @@ def test_a_missing_tls_file_is_named() -> None:
 
 async def test_what_is_called_on_the_device_thread_gives_raises_or_is_given_up() -> None:
     async with serving_target(ToyModel()) as (service, client):
-        assert service.host.backend is not None
-        engine = service.host.backend.engine
+        engine = backend_of(service).engine
         names: list[str] = []
         await engine.call(lambda: names.append(threading.current_thread().name))
         assert names == ["device"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hippo.engine.vision_cache import VisionCache
+from hippo.engine.bounded import VisionCache
 
 ROW_BYTES = 4 * 8
 
