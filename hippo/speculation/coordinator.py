@@ -12,34 +12,20 @@ from hippo.types import TARGET_ONLY, Block, Commit, Pace, StepLimits, Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class SendBlock:
-    """To the target."""
+class ToTarget:
+    """A message on the target's stream."""
 
-    block: Block
-
-
-@dataclass(frozen=True, slots=True)
-class SendCommit:
-    """To the draft."""
-
-    commit: Commit
+    message: Block | Pace
 
 
 @dataclass(frozen=True, slots=True)
-class SetTargetPace:
-    """To the target."""
+class ToDraft:
+    """A message on the draft's stream, if one is attached."""
 
-    pace: Pace
-
-
-@dataclass(frozen=True, slots=True)
-class SetDraftPace:
-    """To the draft, if one is attached."""
-
-    pace: Pace
+    message: Commit | Pace
 
 
-Action = SendBlock | SendCommit | SetTargetPace | SetDraftPace
+Action = ToTarget | ToDraft
 
 
 class Coordinator:
@@ -146,7 +132,7 @@ class Coordinator:
                 if index >= self._compared_end:
                     self._drafted[index] = token_id
             self._policy.observe_block(block, self._take_outcomes(), now_ns)
-        return [SendBlock(block), *self._tell_draft(self._wanted_pace()), *self._update_pace()]
+        return [ToTarget(block), *self._tell_draft(self._wanted_pace()), *self._update_pace()]
 
     def on_verdict(self, verdict: Verdict, now_ns: int) -> list[Action]:
         """A verdict came from the target."""
@@ -171,7 +157,7 @@ class Coordinator:
         pace = self._wanted_pace()
         actions = self._tell_draft(pace)
         self._pace = pace
-        return [*actions, SetTargetPace(pace), SetDraftPace(pace)]
+        return [*actions, ToTarget(pace), ToDraft(pace)]
 
     def on_draft_ready(self) -> list[Action]:
         """The draft's prefill is over: from here on the target may wait for it."""
@@ -226,9 +212,9 @@ class Coordinator:
         before, self._pace = self._pace, self._wanted_pace()
         actions: list[Action] = []
         if self._pace.for_target != before.for_target:
-            actions.append(SetTargetPace(self._pace))
+            actions.append(ToTarget(self._pace))
         if self._has_draft and self._pace.for_draft != before.for_draft:
-            actions.append(SetDraftPace(self._pace))
+            actions.append(ToDraft(self._pace))
         return actions
 
     def _tell_draft(self, pace: Pace) -> list[Action]:
@@ -238,7 +224,7 @@ class Coordinator:
             return []
         commit = Commit(self._epoch, self._num_told, tuple(self._committed[self._num_told :]))
         self._num_told = num_settled
-        return [SendCommit(commit)]
+        return [ToDraft(commit)]
 
     def _count(self, verdict: Verdict) -> None:
         stats, timing = self.stats, verdict.timing

@@ -19,7 +19,7 @@ from hippo.rpc.client import (
     TargetClient,
     TargetStream,
 )
-from hippo.speculation.coordinator import Action, Coordinator, SendBlock, SendCommit
+from hippo.speculation.coordinator import Action, Coordinator, ToTarget
 from hippo.speculation.policies import make_policy
 from hippo.types import (
     Block,
@@ -154,12 +154,10 @@ async def relay(
 
     async def act(actions: list[Action], draft: DraftStream, target: TargetStream) -> None:
         for action in actions:
-            if isinstance(action, SendBlock):
-                await target.send(action.block)
-            elif isinstance(action, SendCommit):
-                await draft.send(action.commit)
+            if isinstance(action, ToTarget):
+                await target.send(action.message)
             else:
-                await asyncio.gather(draft.send(action.pace), target.send(action.pace))
+                await draft.send(action.message)
 
     async def pump_blocks(draft: DraftStream, target: TargetStream) -> None:
         async for message in draft:

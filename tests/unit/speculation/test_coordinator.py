@@ -9,10 +9,8 @@ import pytest
 
 from hippo.speculation.coordinator import (
     Coordinator,
-    SendBlock,
-    SendCommit,
-    SetDraftPace,
-    SetTargetPace,
+    ToDraft,
+    ToTarget,
 )
 from hippo.speculation.policies import (
     FixedPolicy,
@@ -52,8 +50,8 @@ def test_blocks_go_to_the_target_and_verdicts_to_the_draft() -> None:
     coordinator = Coordinator(FixedPolicy(PACE))
     coordinator.on_draft_ready()
     block = Block(0, 0, (1, 2))
-    assert coordinator.on_block(block, 0) == [SendBlock(block)]
-    assert coordinator.on_verdict(Verdict(0, 0, (1,)), 0) == [SendCommit(Commit(0, 0, (1,)))]
+    assert coordinator.on_block(block, 0) == [ToTarget(block)]
+    assert coordinator.on_verdict(Verdict(0, 0, (1,)), 0) == [ToDraft(Commit(0, 0, (1,)))]
     assert list(coordinator.committed_ids) == [1]
 
 
@@ -70,7 +68,7 @@ def test_a_changed_pace_is_told_once_to_both() -> None:
     coordinator = Coordinator(policy)
     policy.steer(serial_pace(2))
     told = coordinator.on_block(Block(0, 0, (1,)), 0)[1:]
-    assert told == [SetTargetPace(serial_pace(2)), SetDraftPace(serial_pace(2))]
+    assert told == [ToTarget(serial_pace(2)), ToDraft(serial_pace(2))]
     assert coordinator.pace == serial_pace(2)
     assert len(coordinator.on_block(Block(0, 1, (1,)), 0)) == 1
 
@@ -86,10 +84,10 @@ def test_nobody_is_told_of_a_pace_that_is_the_same_for_it() -> None:
     coordinator.on_draft_ready()
     for index, (pace, expected) in enumerate(
         [
-            (waits_longer, [SetTargetPace(waits_longer)]),
-            (larger_blocks, [SetDraftPace(larger_blocks)]),
-            (larger_first, [SetTargetPace(larger_first), SetDraftPace(larger_first)]),
-            (TARGET_ONLY, [SetTargetPace(TARGET_ONLY), SetDraftPace(TARGET_ONLY)]),
+            (waits_longer, [ToTarget(waits_longer)]),
+            (larger_blocks, [ToDraft(larger_blocks)]),
+            (larger_first, [ToTarget(larger_first), ToDraft(larger_first)]),
+            (TARGET_ONLY, [ToTarget(TARGET_ONLY), ToDraft(TARGET_ONLY)]),
         ]
     ):
         policy.steer(pace)
@@ -104,9 +102,9 @@ def test_a_draft_at_rest_hears_of_nothing_until_it_is_needed() -> None:
     assert coordinator.on_verdict(Verdict(0, 1, (2,)), 0) == []
     policy.steer(PACE)
     assert coordinator.on_verdict(Verdict(0, 2, (3,)), 0) == [
-        SendCommit(Commit(0, 0, (1, 2, 3))),
-        SetTargetPace(PACE),
-        SetDraftPace(PACE),
+        ToDraft(Commit(0, 0, (1, 2, 3))),
+        ToTarget(PACE),
+        ToDraft(PACE),
     ]
 
 
@@ -118,7 +116,7 @@ def test_without_a_draft_the_target_goes_alone() -> None:
 
 def test_a_lost_draft_is_no_longer_waited_for() -> None:
     coordinator = Coordinator(FixedPolicy(PACE))
-    assert coordinator.on_draft_lost() == [SetTargetPace(TARGET_ONLY)]
+    assert coordinator.on_draft_lost() == [ToTarget(TARGET_ONLY)]
     assert coordinator.on_draft_lost() == []
     assert coordinator.on_block(Block(0, 0, (1,)), 0) == []
     assert coordinator.stats.num_draft_losses == 1
@@ -131,8 +129,8 @@ def test_a_draft_that_joins_is_told_what_was_settled_since_it_was_opened() -> No
     num_known = len(coordinator.committed_ids)
     coordinator.on_verdict(Verdict(2, 1, (2, 3)), 0)
     commit, *paces = coordinator.on_draft_attached(num_known)
-    assert commit == SendCommit(Commit(2, 1, (2, 3)))
-    assert paces == [SetTargetPace(coordinator.pace), SetDraftPace(coordinator.pace)]
+    assert commit == ToDraft(Commit(2, 1, (2, 3)))
+    assert paces == [ToTarget(coordinator.pace), ToDraft(coordinator.pace)]
     assert coordinator.has_draft
 
 
@@ -148,8 +146,8 @@ def test_the_target_waits_for_a_draft_only_when_its_prefill_is_over(pace: Pace) 
         )
         == pace
     )  # the draft's part is as it will be
-    assert coordinator.on_verdict(Verdict(0, 0, (1,)), 0) == [SendCommit(Commit(0, 0, (1,)))]
-    assert coordinator.on_draft_ready() == [SetTargetPace(pace)]
+    assert coordinator.on_verdict(Verdict(0, 0, (1,)), 0) == [ToDraft(Commit(0, 0, (1,)))]
+    assert coordinator.on_draft_ready() == [ToTarget(pace)]
     assert coordinator.on_draft_ready() == []
 
 
@@ -160,15 +158,15 @@ def test_nor_is_a_draft_waited_for_that_joins_before_it_drafts(pace: Pace) -> No
     coordinator.on_draft_lost()
     coordinator.on_verdict(Verdict(0, 0, (1,)), 0)
     for action in coordinator.on_draft_attached(1):
-        assert isinstance(action, SetTargetPace | SetDraftPace)
-        assert waits_of(action.pace) == {0}
-    assert coordinator.on_draft_ready() == [SetTargetPace(pace)]
+        assert isinstance(action.message, Pace)
+        assert waits_of(action.message) == {0}
+    assert coordinator.on_draft_ready() == [ToTarget(pace)]
 
 
 def test_a_block_says_that_the_draft_drafts_too() -> None:
     coordinator = Coordinator(FixedPolicy(PACE))
     block = Block(0, 0, (1,))
-    assert coordinator.on_block(block, 0) == [SendBlock(block), SetTargetPace(PACE)]
+    assert coordinator.on_block(block, 0) == [ToTarget(block), ToTarget(PACE)]
 
 
 def test_adaptive_has_one_pace_before_and_after_the_prefill() -> None:
