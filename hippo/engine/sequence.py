@@ -13,7 +13,7 @@ from hippo.engine.slots import SlotPool
 from hippo.models.base import Prompt, StepPlan
 from hippo.models.content import CachedRows, no_rows
 from hippo.rpc.queue import StreamQueue
-from hippo.sampling import TokenSampler
+from hippo.sampling.sampler import TokenSampler
 from hippo.speculation.core import Core, Step
 from hippo.types import OpenRequest, PromptInfo, Timing
 
