@@ -5,20 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-import torch
 
-from hippo.models.base import DecodedMedia, VideoLanguageModel
-from hippo.models.loading import load_model
-from hippo.models.plan import LoadPlan
 from hippo.rpc.client import TargetClient
 from hippo.types import (
     ChatMessage,
-    FramePlan,
     Media,
     MediaKind,
     MediaPart,
@@ -28,7 +21,7 @@ from hippo.types import (
     SamplingParams,
     TextPart,
 )
-from tests.support.reference import clip
+from tests.support.pairs import NoiseDecoder, Pair
 from tests.support.services import (
     Answer,
     backend_of,
@@ -44,41 +37,7 @@ SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=11, presence_penalty=
 COLD: dict[str, Any] = {"prefix_cache": False, "vision_cache_mb": 0}
 
 
-class NoiseDecoder:
-    """Frames of noise by the data instead of a decoded file."""
-
-    async def decode(self, media: Media, plan: FramePlan) -> DecodedMedia:
-        frames = clip(num_frames=4, size=56, seed=int.from_bytes(media.data, "little"))
-        return dataclasses.replace(frames, kind=media.kind)
-
-
-class Pair(NamedTuple):
-    target: VideoLanguageModel
-    draft: VideoLanguageModel
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        ("target_checkpoint", "draft_checkpoint"),
-        ("llava_checkpoint", "llava_draft_checkpoint"),
-    ],
-    ids=["qwen2.5-vl", "llava-onevision"],
-)
-def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    folders: list[Path] = [request.getfixturevalue(name) for name in request.param]
-    yield Pair(
-        *(
-            load_model(LoadPlan(str(folder), dtype="float32", num_slots=2, max_context_length=512))
-            for folder in folders
-        )
-    )
-    torch.set_num_threads(threads)
-
-
-def question(text: str, data: bytes = b"a", **changes: Any) -> OpenRequest:
+def question(text: str, data: bytes = b"aaaa", **changes: Any) -> OpenRequest:
     """A question after a clip, 20 tokens of answer."""
     values: dict[str, Any] = {
         "media": (Media(MediaKind.VIDEO, data),),
@@ -123,7 +82,7 @@ async def test_warm_answers_equal_cold_ones_with_and_without_a_draft(
         question("where does the man go?", pruning=pruning, sampling=sampling),
         first,  # once more: the question's rows are run if they are to score
         next_turn(first, "a hat", "and then?"),
-        question("what is in the thing?", b"b", pruning=pruning, sampling=sampling),
+        question("what is in the thing?", b"bbbb", pruning=pruning, sampling=sampling),
     ]
     cold = await cold_answers(pair, requests)
     decoder = NoiseDecoder()
@@ -154,7 +113,7 @@ async def test_a_second_question_runs_only_its_own_rows(pair: Pair) -> None:
     async with serving_target(pair.target, NoiseDecoder()) as (_, client):
         first = await target_only(client, question("what is in the thing?"))
         second = await target_only(client, question("where does the man go?"))
-        other = await target_only(client, question("where does the man go?", b"b"))
+        other = await target_only(client, question("where does the man go?", b"bbbb"))
     assert num_reused(first) == 0
     timing = second.verdicts[0].timing
     assert timing.context_length > timing.num_rows
@@ -200,7 +159,7 @@ async def test_any_order_of_questions_turns_and_departures_gives_cold_answers(
     for _ in range(10):
         request = question(
             chance.choice(("what?", "what is it?", "who is in the hat?")),
-            chance.choice((b"a", b"b")),
+            chance.choice((b"aaaa", b"bbbb")),
             sampling=chance.choice((SamplingParams(), SAMPLED)),
             pruning=Pruning(chance.choice((PruningStrategy.NONE, PruningStrategy.ATTENTION)), 0.5),
             max_tokens=chance.randrange(1, 9),
@@ -245,7 +204,7 @@ async def test_an_image_and_a_video_of_the_same_frames_are_not_the_same(pair: Pa
     request = question(
         "",
         messages=(ChatMessage("user", parts),),
-        media=tuple(Media(kind, b"a") for kind in kinds),
+        media=tuple(Media(kind, b"aaaa") for kind in kinds),
     )
     swapped = dataclasses.replace(request, media=request.media[::-1])
     requests = [request, swapped, request]

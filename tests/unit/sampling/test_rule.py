@@ -45,25 +45,6 @@ def test_filters_equal_the_plain_implementation(
     assert set(kept_ids(row, params)) == plain.survivors(scaled_rows([row])[0].tolist(), params)
 
 
-def test_top_k_keeps_exactly_k_and_of_equals_the_lower_ids() -> None:
-    assert kept_ids([1.0, 3.0, 1.0, 3.0, 1.0], SamplingParams(top_k=3)) == [0, 1, 3]
-
-
-def test_top_p_keeps_of_equals_the_lower_ids() -> None:
-    assert kept_ids([0.0, 0.0, 0.0, 0.0], SamplingParams(top_p=0.4)) == [0, 1]
-
-
-def test_top_p_is_taken_of_what_top_k_has_left() -> None:
-    row = [math.log(p) for p in (0.4, 0.3, 0.2, 0.1)]
-    assert kept_ids(row, SamplingParams(top_p=0.5)) == [0, 1]
-    assert kept_ids(row, SamplingParams(top_p=0.5, top_k=2)) == [0]
-
-
-def test_the_likeliest_token_survives_every_filter() -> None:
-    params = SamplingParams(top_k=1, top_p=1e-9, min_p=1.0)
-    assert kept_ids([0.0, 2.0, 1.0], params) == [1]
-
-
 def test_filters_of_a_large_vocabulary_do_not_overflow(device: str) -> None:
     flat = torch.zeros(1, 152_064, dtype=torch.float64, device=device)
     mask = keep_mask(flat, SamplingParams(top_p=0.25))
@@ -104,14 +85,6 @@ def test_penalties_equal_the_plain_implementation(
     expected = plain.penalised(torch.tensor(row), params, prompt, output)
     torch.testing.assert_close(actual[0], torch.tensor(expected))
     assert logits[0].tolist() == row, "the given logits stay as they are"
-
-
-def test_repetition_penalty_takes_prompt_and_output_but_frequency_the_output_only() -> None:
-    logits = torch.tensor([[4.0, 4.0, -4.0, 4.0]])
-    sampler = TokenSampler(SamplingParams(repetition_penalty=2.0), [0, 2], 4)
-    assert sample(sampler, logits, [1]) == [3]
-    sampler = TokenSampler(SamplingParams(frequency_penalty=1.0), [0, 2], 4)
-    assert sample(sampler, logits, [1]) == [0]
 
 
 def test_the_lowest_id_wins_a_tie(device: str) -> None:

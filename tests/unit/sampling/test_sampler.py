@@ -139,18 +139,6 @@ def test_greedy_sequences_that_are_past_min_tokens_are_plain_again() -> None:
     assert TokenSampler(SamplingParams(min_tokens=3), [], NUM_IDS).is_plain_greedy(0)
 
 
-def test_the_draft_and_the_target_draw_alike_from_equal_logits() -> None:
-    params = SamplingParams(temperature=1.0, seed=99)
-    draft, target = (TokenSampler(params, [], NUM_IDS) for _ in range(2))
-    logits = logits_of(9, 1)
-    ids: list[int] = []
-    for index in range(9):
-        ids += sample(draft, logits[index : index + 1], ids)
-    assert sample(target, logits, [], ids[:-1]) == ids
-    other = TokenSampler(SamplingParams(temperature=1.0, seed=99, choice_index=1), [], NUM_IDS)
-    assert sample(other, logits, [], ids[:-1]) != ids
-
-
 def test_noise_does_not_depend_on_the_order_in_which_indices_are_asked_for() -> None:
     params = SamplingParams(temperature=1.0, seed=8)
     logits = torch.zeros(1, 20_000)  # the noise alone decides
