@@ -67,18 +67,6 @@ async def test_a_sequence_that_is_left_in_a_forward_keeps_what_was_settled_befor
         assert backend_of(service).engine.counters.num_failed == 0
 
 
-async def test_a_prefill_that_never_began_leaves_the_slot_as_it_was() -> None:
-    model = ToyModel(num_slots=1)
-    async with serving_target(model) as (_, client):
-        first = toy_request("who is it?", pruning=UNPRUNED)
-        await target_only(client, first)
-        for _ in range(5):
-            async with client.verify(toy_request("something else", pruning=UNPRUNED)):
-                pass  # left at once, often before the prompt is read
-        await target_only(client, first)
-    assert model.reused[-1] >= 0  # the toy has checked its content
-
-
 async def test_a_failed_sequence_leaves_an_empty_slot() -> None:
     model = ToyModel(num_slots=1)
     async with serving_target(model) as (service, client):
@@ -95,26 +83,6 @@ async def test_a_failed_sequence_leaves_an_empty_slot() -> None:
         await until_free(service)
         assert (await target_only(client, request)).token_ids == expected.token_ids
     assert model.reused[-1] == 0
-
-
-@pytest.mark.parametrize("strategy", [PruningStrategy.NONE, PruningStrategy.UNIFORM])
-async def test_a_drafts_slots_hold_what_it_fed_across_rollbacks(strategy: PruningStrategy) -> None:
-    pruning = Pruning(strategy, 0.5)
-    target, draft = ToyModel(), ToyModel(noise=0.5, num_slots=1)
-    async with (
-        serving_target(target) as (target_service, target_client),
-        serving_draft(draft) as (draft_service, draft_client),
-    ):
-        for text in ("who is it?", "who is it?", "who was it?", "what?"):
-            for sampling in (SamplingParams(), SAMPLED):
-                request = toy_request(text, pruning=pruning, sampling=sampling)
-                alone = await target_only(target_client, request)
-                answer = await relay(draft_client, target_client, request, "vpsd")
-                assert answer.token_ids == alone.token_ids
-                await until_free(draft_service)
-        for service in (target_service, draft_service):
-            assert backend_of(service).engine.counters.num_failed == 0
-            assert backend_of(service).engine.counters.num_prefix_hits >= 5
 
 
 def assert_slots_hold_what_they_are_said_to(service: EngineService, model: ToyModel) -> int:
@@ -191,37 +159,3 @@ async def test_a_draft_that_joins_again_in_mid_answer_reuses_the_prompt() -> Non
             await until_free(service)
         assert backend_of(service).engine.counters.num_failed == 0
     assert draft.reused[-1] == 16 + len("what happens?") - 1
-
-
-@pytest.mark.parametrize("seed", range(3))
-async def test_many_at_once_that_come_and_go_never_meet_foreign_rows(seed: int) -> None:
-    chance = random.Random(seed)
-    model = ToyModel(num_slots=3)
-    requests = [
-        toy_request(
-            text, media=(media,), pruning=Pruning(strategy, 0.5), max_tokens=chance.randrange(1, 30)
-        )
-        for text in ("who?", "who is it?", "what?")
-        for media in (toy_request().media[0],)
-        for strategy in (PruningStrategy.NONE, PruningStrategy.HOLISTIC)
-    ]
-    async with serving_target(model, prefix_cache=False) as (_, client):
-        cold = [(await target_only(client, request)).token_ids for request in requests]
-
-    async with serving_target(model, max_waiting=16) as (service, client):
-
-        async def one(index: int) -> None:
-            if chance.random() < 0.4:
-                async with client.verify(requests[index]) as stream:
-                    for _ in range(chance.randrange(4)):
-                        await anext(aiter(stream), None)
-            else:
-                answer = await target_only(client, requests[index])
-                assert answer.token_ids == cold[index]
-
-        for _ in range(6):
-            indices = [chance.randrange(len(requests)) for _ in range(8)]
-            await asyncio.gather(*(one(index) for index in indices))
-        await until_free(service)
-        assert backend_of(service).engine.counters.num_failed == 0
-        assert backend_of(service).engine.counters.num_prefix_hits > 5

@@ -295,15 +295,6 @@ async def test_a_request_above_the_message_limit_is_an_invalid_request() -> None
             await target_only(client, request)
 
 
-async def test_max_tokens_of_one_ends_with_the_prefill() -> None:
-    async with serving_target(ToyModel()) as (service, client):
-        answer = await target_only(client, toy_request(max_tokens=1))
-
-        assert len(answer.verdicts) == 1
-        assert answer.verdicts[0].finish_reason is not None
-        await until_free(service)
-
-
 async def test_blocks_sent_after_the_end_are_ignored() -> None:
     async with serving_target(ToyModel()) as (_, client):
         async with client.verify(toy_request(max_tokens=2, end_token_ids=())) as stream:

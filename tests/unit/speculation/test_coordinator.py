@@ -195,18 +195,6 @@ class Owing:
         return self.coordinator.owes_block
 
 
-def test_a_draft_owes_nothing_before_its_prefill_is_over_nor_once_it_is_gone() -> None:
-    coordinator = Coordinator(FixedPolicy(PACE))
-    coordinator.on_verdict(Verdict(0, 0, (1,)), 0)
-    assert not coordinator.owes_block
-    coordinator.on_draft_ready()
-    assert coordinator.owes_block
-    coordinator.on_draft_lost()
-    assert not coordinator.owes_block
-    coordinator.on_draft_attached(1)
-    assert not coordinator.owes_block
-
-
 def test_a_wrong_token_that_comes_late_ends_the_run() -> None:
     owing = Owing()
     assert owing.settles(2, at=1)
@@ -243,13 +231,6 @@ def test_the_policy_hears_of_each_draft_token_once_whichever_side_was_first() ->
     assert policy.outcomes == [True, True, False, False]
 
 
-def test_a_draft_as_far_ahead_as_it_may_go_owes_again_with_the_next_commit() -> None:
-    owing = Owing()
-    assert owing.says(2, 3, at=1)
-    assert not owing.says(4, 5, at=3)
-    assert owing.settles(2, 3, 4, 5, 6, at=1)  # accepted whole
-
-
 def test_a_late_block_of_a_broken_run_pays_no_debt() -> None:
     owing = Owing()
     owing.says(2, 3, 4, 5, at=1)
@@ -263,25 +244,6 @@ def test_behind_an_end_token_a_draft_owes_nothing_until_that_was_wrong() -> None
     assert not owing.says(2, 3, 99, at=1)
     assert not owing.settles(2, at=1)
     assert owing.settles(3, 4, at=2, epoch=1)
-
-
-def test_the_last_token_is_the_targets_alone() -> None:
-    owing = Owing(optimistic_pace(16))
-    assert owing.says(*range(9), at=1)
-    assert not owing.says(9, at=10)
-    assert not owing.settles(*range(9), at=1)
-    assert not owing.settles(9, at=10)
-
-
-def test_a_draft_at_rest_or_ahead_of_a_shorter_pace_owes_nothing() -> None:
-    owing = Owing(optimistic_pace(4))
-    owing.says(2, 3, 4, 5, 6, at=1)
-    owing.policy.steer(serial_pace(2))
-    assert not owing.settles(2, at=1)  # four ahead of it, and two are allowed
-    assert not owing.settles(3, 4, at=2)
-    assert owing.settles(5, at=4)
-    owing.policy.steer(TARGET_ONLY)
-    assert not owing.settles(6, at=5)
 
 
 def test_nothing_is_sent_after_the_last_verdict() -> None:
