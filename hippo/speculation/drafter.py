@@ -47,6 +47,8 @@ class Drafter:
     ``max_guessed`` tokens, or three times as many of a broken run.
     """
 
+    is_finished = False  # never: the gateway ends a draft's stream
+
     def __init__(
         self,
         *,
@@ -64,7 +66,7 @@ class Drafter:
         self._num_committed = len(self._ids)
         self._num_sent = len(self._ids)  # settled or sent: all before the first unsent id
         self._num_fed = 0  # leading ids that are in the cache
-        self._epoch = epoch
+        self.epoch = epoch
         self._has_begun = False
         self._is_fresh = True  # nothing of this run was sent since it began
         self._max_guessed = max_guessed
@@ -86,14 +88,6 @@ class Drafter:
         return self._ids[: self._num_fed]
 
     @property
-    def epoch(self) -> int:
-        return self._epoch
-
-    @property
-    def num_committed(self) -> int:
-        return self._num_committed
-
-    @property
     def is_exhausted(self) -> bool:
         """Whether nothing can be drafted before the next commit or pace."""
         return (
@@ -102,11 +96,6 @@ class Drafter:
             or len(self._ids) >= self._max_tokens - 1
             or len(self._ids) - self._num_committed >= self._pace.max_ahead
         )
-
-    @property
-    def is_finished(self) -> bool:
-        """Never: the gateway ends a draft's stream."""
-        return False
 
     def set_max_tokens(self, max_tokens: int) -> None:
         assert not self._has_begun and max_tokens >= 1
@@ -145,12 +134,12 @@ class Drafter:
             self._num_sent = max(self._num_sent, end)
         else:
             is_sent_rejected = False
-        if commit.epoch > self._epoch:
-            self._epoch = commit.epoch
+        if commit.epoch > self.epoch:
+            self.epoch = commit.epoch
             self._num_sent = self._num_committed
             self._is_fresh = True
         elif is_sent_rejected:
-            self._epoch += 1
+            self.epoch += 1
 
     def read_text(self, text_ids: Sequence[int]) -> None:
         """Takes the prompt's text, to guess from."""
@@ -233,7 +222,7 @@ class Drafter:
         if num_unsent < 1 or not (is_exhausted or num_unsent >= size):
             return []
         block = Block(
-            epoch=self._epoch,
+            epoch=self.epoch,
             start_index=self._num_sent,
             token_ids=tuple(self._ids[self._num_sent :]),
             is_exhausted=is_exhausted,

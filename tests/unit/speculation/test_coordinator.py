@@ -35,13 +35,6 @@ PACE = serial_pace(4)
 PATIENT_PACES = [serial_pace(4), vpsd_pace(4), optimistic_pace(8), conservative_pace(8)]
 
 
-class SteeredPolicy(FixedPolicy):
-    """Its pace is set by the test."""
-
-    def steer(self, pace: Pace) -> None:
-        self._pace = pace
-
-
 def waits_of(pace: Pace) -> set[int]:
     return {limits.wait_ns for limits in (pace.optimistic, pace.conservative)}
 
@@ -64,9 +57,9 @@ def test_a_block_of_an_older_epoch_goes_no_further() -> None:
 
 
 def test_a_changed_pace_is_told_once_to_both() -> None:
-    policy = SteeredPolicy(PACE)
+    policy = FixedPolicy(PACE)
     coordinator = Coordinator(policy)
-    policy.steer(serial_pace(2))
+    policy.pace = serial_pace(2)
     told = coordinator.on_block(Block(0, 0, (1,)), 0)[1:]
     assert told == [ToTarget(serial_pace(2)), ToDraft(serial_pace(2))]
     assert coordinator.pace == serial_pace(2)
@@ -79,7 +72,7 @@ def test_nobody_is_told_of_a_pace_that_is_the_same_for_it() -> None:
     larger_blocks = dataclasses.replace(waits_longer, block_size=4)
     # A run's first block has as many tokens as the target waits for.
     larger_first = dataclasses.replace(larger_blocks, conservative=StepLimits(4, 8, 10))
-    policy = SteeredPolicy(first)
+    policy = FixedPolicy(first)
     coordinator = Coordinator(policy)
     coordinator.on_draft_ready()
     for index, (pace, expected) in enumerate(
@@ -90,17 +83,17 @@ def test_nobody_is_told_of_a_pace_that_is_the_same_for_it() -> None:
             (TARGET_ONLY, [ToTarget(TARGET_ONLY), ToDraft(TARGET_ONLY)]),
         ]
     ):
-        policy.steer(pace)
+        policy.pace = pace
         assert coordinator.on_block(Block(0, index, (1,)), 0)[1:] == expected
 
 
 def test_a_draft_at_rest_hears_of_nothing_until_it_is_needed() -> None:
-    policy = SteeredPolicy(TARGET_ONLY)
+    policy = FixedPolicy(TARGET_ONLY)
     coordinator = Coordinator(policy)
     assert coordinator.on_draft_ready() == []
     assert coordinator.on_verdict(Verdict(0, 0, (1,)), 0) == []
     assert coordinator.on_verdict(Verdict(0, 1, (2,)), 0) == []
-    policy.steer(PACE)
+    policy.pace = PACE
     assert coordinator.on_verdict(Verdict(0, 2, (3,)), 0) == [
         ToDraft(Commit(0, 0, (1, 2, 3))),
         ToTarget(PACE),
@@ -179,7 +172,7 @@ class Owing:
     draft's prefill over."""
 
     def __init__(self, pace: Pace = PACE) -> None:
-        self.policy = SteeredPolicy(pace)
+        self.policy = FixedPolicy(pace)
         self.coordinator = Coordinator(self.policy, max_tokens=12, end_token_ids=(99,))
         self.coordinator.on_draft_ready()
         assert not self.coordinator.owes_block
