@@ -156,16 +156,12 @@ async def test_the_draft_proposes_while_nobody_commits_and_stops_at_its_limit() 
             assert isinstance(await anext(stream), PromptInfo)
             await stream.send(Selection(tuple(range(16)), 16))
             assert isinstance(await anext(stream), Timing)
-            blocks = [await anext(stream)]
-            while not blocks[-1].is_exhausted:  # type: ignore[union-attr]
-                blocks.append(await anext(stream))
-            drafted = [i for block in blocks for i in block.token_ids]  # type: ignore[union-attr]
+            blocks = [block async for block in _until_exhausted(stream)]
+            drafted = [token_id for block in blocks for token_id in block.token_ids]
             assert len(drafted) == 8
             for earlier, later in pairwise(blocks):
-                assert isinstance(earlier, Block)
-                assert isinstance(later, Block)
                 assert later.start_index == earlier.start_index + len(earlier.token_ids)
-            assert all(block.step_ns > 0 for block in blocks[1:])  # type: ignore[union-attr]
+            assert all(block.step_ns > 0 for block in blocks[1:])
 
             await stream.send(Commit(0, 0, tuple(drafted[:3])))
             following = await anext(stream)

@@ -56,13 +56,6 @@ def test_what_is_larger_than_the_bound_is_not_kept_and_pushes_nothing_out() -> N
     assert cache.get(b"small") is not None
 
 
-def test_an_item_that_is_put_twice_is_counted_once() -> None:
-    cache = VisionCache(10 * ROW_BYTES)
-    for _ in range(3):
-        cache.put(b"same", rows(4))
-    assert cache.num_bytes == 4 * ROW_BYTES
-
-
 def test_a_view_does_not_keep_what_it_is_a_view_of() -> None:
     cache = VisionCache(10 * ROW_BYTES)
     whole = rows(1000, 2.0)
