@@ -29,9 +29,8 @@ from hippo.speculation.continuations import BrokenRun, Continuations
 from hippo.speculation.core import Step
 from hippo.types import Block, Commit, Pace, Timing, TokenLogprobs
 
-_BROKEN_RUN = (
-    3  # a broken run is right more often than a guess, so as many times its length is tried
-)
+# A broken run is right more often than a guess, so as many times its length is tried.
+_BROKEN_RUN = 3
 _FIRST_BLOCK = 4  # tokens of a run at most before the first are sent
 _UNTIMED = Timing()
 _LOOK_BACK = 8  # steps
