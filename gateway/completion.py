@@ -35,14 +35,7 @@ from hippo.errors import (
 )
 from hippo.metrics.gateway import DraftLoss
 from hippo.rpc.client import DraftClient, DraftStream, TargetStream
-from hippo.speculation.coordinator import (
-    Action,
-    Coordinator,
-    SendBlock,
-    SendCommit,
-    SetDraftPace,
-    SetTargetPace,
-)
+from hippo.speculation.coordinator import Action, Coordinator, ToTarget
 from hippo.types import (
     Block,
     OpenRequest,
@@ -302,11 +295,9 @@ class Completion:
 
     async def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
-            match action:
-                case SendBlock(message) | SetTargetPace(message):
-                    await self._tell(self._target_stream, message)
-                case SendCommit(message) | SetDraftPace(message):
-                    await self._tell(self._draft_stream, message)
+            is_targets = isinstance(action, ToTarget)
+            stream = self._target_stream if is_targets else self._draft_stream
+            await self._tell(stream, action.message)
 
     async def _tell(self, stream: TargetStream | DraftStream | None, message: Any) -> None:
         """Sends; if the stream broke, the task that reads it has the error."""

@@ -94,6 +94,15 @@ def load_settings(
     return cls(**values)
 
 
+def require_least(settings: object, least: int, *names: str) -> None:
+    """Raises SettingsError for a setting of these names that is below ``least``; None is not."""
+    words = f"be at least {least}" if least else "not be below 0"
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and value < least:
+            raise SettingsError(f"{_flag(name)} is {value:g}; it must {words}")
+
+
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 

@@ -13,11 +13,19 @@ request_id_var: contextvars.ContextVar[str] = contextvars.ContextVar("request_id
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-class _JsonFormatter(logging.Formatter):
+class _Formatter(logging.Formatter):
     def __init__(self, service: str) -> None:
         super().__init__()
         self._service = service
 
+    def _extras(self, record: logging.LogRecord) -> dict[str, object]:
+        """The request's id, and what the record was given besides its message."""
+        request_id = request_id_var.get()
+        extras: dict[str, object] = {"request_id": request_id} if request_id else {}
+        return extras | {k: v for k, v in vars(record).items() if k not in _STANDARD}
+
+
+class _JsonFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         fields: dict[str, object] = {
@@ -26,26 +34,17 @@ class _JsonFormatter(logging.Formatter):
             "service": self._service,
             "logger": record.name,
             "message": record.getMessage(),
+            **self._extras(record),
         }
-        if request_id := request_id_var.get():
-            fields["request_id"] = request_id
-        fields.update({k: v for k, v in vars(record).items() if k not in _STANDARD})
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return json.dumps(fields, default=str)
 
 
-class _TextFormatter(logging.Formatter):
-    def __init__(self, service: str) -> None:
-        super().__init__()
-        self._service = service
-
+class _TextFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%H:%M:%S", time.localtime(record.created))
-        extras = {k: v for k, v in vars(record).items() if k not in _STANDARD}
-        if request_id := request_id_var.get():
-            extras = {"request_id": request_id, **extras}
-        tail = "".join(f" {key}={value}" for key, value in extras.items())
+        tail = "".join(f" {key}={value}" for key, value in self._extras(record).items())
         line = f"{stamp} {record.levelname.lower():7} {self._service:7} {record.getMessage()}{tail}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from hippo.engine.sequence import EngineSequence
-from hippo.sampling import SampleRequest, sample_step, sample_with_logprobs
+from hippo.sampling.sampler import SampleRequest, sample_step
 from hippo.speculation.core import Step
 from hippo.transfer import to_device
 from hippo.types import TokenLogprobs
@@ -21,19 +21,15 @@ def sample_steps(
 
     ``logits`` (rows, ids) are of all rows of the forward, or of those of use alone.
     """
-    num_rows = [step.num_guessed + 1 for _, step in steps]
-    if logits.shape[0] != sum(num_rows):
+    if logits.shape[0] != sum(step.num_guessed + 1 for _, step in steps):
         logits = logits.index_select(0, to_device(_used_rows(steps), logits.device))
     requests = [
-        SampleRequest(sequence.sampler, step.first_index, sequence.core.history(step), step.guess)
+        SampleRequest(
+            sequence.sampler, sequence.core.history(step), step.guess, sequence.num_top_logprobs
+        )
         for sequence, step in steps
     ]
-    num_top = [sequence.num_top_logprobs for sequence, _ in steps]
-    if all(wanted is None for wanted in num_top):
-        token_ids = sample_step(requests, logits, num_rows=num_rows)
-        return [(ids, []) for ids in token_ids]
-    token_ids, logprobs = sample_with_logprobs(requests, logits, num_rows=num_rows, num_top=num_top)
-    return list(zip(token_ids, logprobs, strict=True))
+    return sample_step(requests, logits)
 
 
 def _used_rows(steps: Sequence[tuple[EngineSequence, Step]]) -> list[int]:

@@ -1,9 +1,11 @@
-"""A cache that is bounded in bytes: the least recently used give way."""
+"""Caches that are bounded in bytes: the least recently used give way."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
+
+import torch
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 ValueT = TypeVar("ValueT")
@@ -47,3 +49,21 @@ class BoundedCache(Generic[KeyT, ValueT]):
         value = self._values.pop(key, None)
         if value is not None:
             self.num_bytes -= self._size(value)
+
+
+class VisionCache(BoundedCache[bytes, torch.Tensor]):
+    """The vision tower's output by content: a second question about a clip does not look at it
+    again. The device thread's.
+
+    digest of pixels and grid  ──►  features [num_tokens, hidden], on the model's device
+
+    Equal digests mean equal pixels (SHA-256), so an entry is used only for the same pixels.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(max_bytes, size=lambda features: features.nbytes)
+
+    def put(self, key: bytes, value: torch.Tensor) -> None:
+        """Keeps an item's features; a view is copied, so that what is counted is what is held."""
+        is_view = value.untyped_storage().nbytes() != value.nbytes
+        super().put(key, value.clone() if is_view and value.nbytes <= self.max_bytes else value)

@@ -23,14 +23,13 @@ from typing import Any, TypeVar
 import torch
 
 from hippo.engine.batch import sample_steps
+from hippo.engine.bounded import VisionCache
 from hippo.engine.device_thread import DeviceThread
 from hippo.engine.fairness import prefill_budget_ns
 from hippo.engine.jobs import Job, Jobs, mark_on
 from hippo.engine.prompts import ReadPrompt
 from hippo.engine.sequence import EngineSequence
-from hippo.engine.settings import NO_REUSE, ReuseOptions
 from hippo.engine.stats import EngineCounters
-from hippo.engine.vision_cache import VisionCache
 from hippo.engine.warmup import warm_up, warm_up_model
 from hippo.errors import HippoError, UnavailableError
 from hippo.models.base import Prompt, SequenceRows, StepPlan, VideoLanguageModel
@@ -56,12 +55,13 @@ class Engine:
         model: VideoLanguageModel,
         *,
         on_failure: Callable[[Exception], None],
-        reuse: ReuseOptions = NO_REUSE,
+        vision_cache_bytes: int,
+        keeps_prefixes: bool,
     ) -> None:
         self.model = model
         self.counters = EngineCounters()
-        self.vision_cache = VisionCache(reuse.vision_cache_bytes)
-        self._keeps_prefixes = reuse.keeps_prefixes
+        self.vision_cache = VisionCache(vision_cache_bytes)
+        self._keeps_prefixes = keeps_prefixes
         self.device = torch.device(model.info.device)
         self._on_failure = on_failure
         self._thread = DeviceThread(

@@ -53,19 +53,14 @@ class Jobs:
         self._last: EngineSequence | None = None  # whose piece that is
         self._entries: list[tuple[EngineSequence, Job]] = []
         self._running: Job | None = None
-        self._piece_began_ns = 0
+        self.piece_began_ns = 0  # when the piece in progress began, for its job
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    @property
-    def piece_began_ns(self) -> int:
-        """When the piece in progress began (inside a job)."""
-        return self._piece_began_ns
-
     def device_ns(self, sequence: EngineSequence) -> int:
         """Device time of the sequence's jobs, up to now (inside a job)."""
-        return sequence.job_ns + perf_counter_ns() - self._piece_began_ns
+        return sequence.job_ns + perf_counter_ns() - self.piece_began_ns
 
     def add(self, sequence: EngineSequence, job: Job) -> None:
         """Queues a job, which has not begun."""
@@ -80,7 +75,7 @@ class Jobs:
         the job."""
         entry = next(entry for entry in self._entries if entry[0] is sequence)
         job = entry[1]
-        self._running, self._piece_began_ns = job, perf_counter_ns()
+        self._running, self.piece_began_ns = job, perf_counter_ns()
         is_over = True
         try:
             next(job)
@@ -92,7 +87,7 @@ class Jobs:
             try:
                 self._wait_for_one_before(sequence)
             finally:
-                duration_ns = perf_counter_ns() - self._piece_began_ns
+                duration_ns = perf_counter_ns() - self.piece_began_ns
                 sequence.job_ns += duration_ns
                 self._counters.prefill_ns += duration_ns
                 if is_over and entry in self._entries:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIServer
 
+import psutil
 import torch
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import (
@@ -18,37 +20,39 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from hippo.engine.device_memory import device_memory
-from hippo.engine.stats import EngineStats
 from hippo.errors import UnavailableError
 from hippo.metrics import services as own
+from hippo.models.memory import cgroup_value
+
+if TYPE_CHECKING:
+    from hippo.engine.service import EngineService
 
 
 class EngineCollector(Collector):
-    """Turns ``stats`` into metrics; none while the model loads."""
+    """Turns what a service counts into metrics; none while the model loads."""
 
-    def __init__(self, stats: Callable[[], EngineStats | None]) -> None:
-        self._stats = stats
+    def __init__(self, service: EngineService) -> None:
+        self._service = service
 
     def collect(self) -> Iterator[Family]:
-        stats = self._stats()
-        if stats is None:
+        backend = self._service.backend
+        if backend is None:
             return
-        counters, model = stats.counters, stats.model
-        vision, media = stats.vision_cache, stats.media_cache
-        memory = device_memory(torch.device(model.device))
+        counters, model, slots = backend.engine.counters, backend.info, backend.slots
+        vision, media = backend.engine.vision_cache, backend.prompts.media_cache
+        memory_used, memory_total = _device_memory(torch.device(model.device))
         for metric, value in (
-            (own.SLOTS, stats.num_slots),
-            (own.SLOTS_USED, stats.num_slots_used),
-            (own.QUEUE_LENGTH, stats.num_waiting),
-            (own.QUEUE_CAPACITY, stats.max_waiting),
-            (own.STREAMS, stats.num_streams),
+            (own.SLOTS, slots.num_slots),
+            (own.SLOTS_USED, slots.num_used),
+            (own.QUEUE_LENGTH, slots.num_waiting),
+            (own.QUEUE_CAPACITY, slots.max_waiting),
+            (own.STREAMS, self._service.num_streams),
             (own.VISION_CACHE_USED, vision.num_bytes),
             (own.VISION_CACHE_CAPACITY, vision.max_bytes),
             (own.MEDIA_CACHE_USED, media.num_bytes),
             (own.MEDIA_CACHE_CAPACITY, media.max_bytes),
-            (own.MEMORY_USED, memory.used_bytes),
-            (own.MEMORY_TOTAL, memory.total_bytes),
+            (own.MEMORY_USED, memory_used),
+            (own.MEMORY_TOTAL, memory_total),
         ):
             yield GaugeMetricFamily(metric.name, metric.text, value=value)
         for metric, total in (
@@ -75,6 +79,17 @@ class EngineCollector(Collector):
         family = GaugeMetricFamily(info.name, info.text, labels=info.label_names)
         family.add_metric([model.name, model.family, model.device, model.dtype], 1)
         yield family
+
+
+def _device_memory(device: torch.device) -> tuple[int, int]:
+    """Bytes in use and in all, as the driver tells them; on a CPU those of this process and those
+    that it may have."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return int(total - free), int(total)
+    total = int(psutil.virtual_memory().total)
+    limit = cgroup_value("memory.max")
+    return int(psutil.Process().memory_info().rss), total if limit is None else min(total, limit)
 
 
 def _forward_histogram(counts: list[int], sum_seconds: float) -> HistogramMetricFamily:
@@ -105,12 +120,10 @@ class MetricsServer:
         return self.server.server_port
 
 
-def start_metrics(
-    stats: Callable[[], EngineStats | None], *, host: str, port: int
-) -> MetricsServer:
+def start_metrics(service: EngineService, *, host: str, port: int) -> MetricsServer:
     """Serves /metrics; raises UnavailableError when the port is taken."""
     registry = CollectorRegistry()
-    registry.register(EngineCollector(stats))
+    registry.register(EngineCollector(service))
     ProcessCollector(registry=registry)
     try:
         server, thread = start_http_server(port, addr=host, registry=registry)

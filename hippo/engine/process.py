@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 from hippo import event_loop
 from hippo.engine.cpu import prepare_cpu
-from hippo.engine.mailbox import settle
+from hippo.engine.device_thread import settle
 from hippo.engine.service import EngineService
 from hippo.engine.settings import EngineSettings
 from hippo.errors import HippoError, UnavailableError
@@ -122,7 +122,7 @@ async def _wait_lost(service: EngineService, source: ModelSource) -> HippoError:
     lost = asyncio.wrap_future(source.lost)
     await asyncio.wait((lost, service.failed), return_when=asyncio.FIRST_COMPLETED)
     if service.failed.done():
-        await service.host.wait_idle(_ANSWER_SECONDS)
+        await service.wait_idle(_ANSWER_SECONDS)
         reason = str(service.failed.result()).partition("\n")[0]
         with contextlib.suppress(InvalidStateError):  # the source may have a reason of its own
             source.lost.set_result(UnavailableError(f"the device failed: {reason}"))

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hippo.engine.prompts import ReadPrompt
-from hippo.engine.slots import Reservation
+from hippo.engine.slots import SlotPool
 from hippo.models.base import Prompt, StepPlan
 from hippo.models.content import CachedRows, no_rows
 from hippo.rpc.queue import StreamQueue
-from hippo.sampling import TokenSampler
+from hippo.sampling.sampler import TokenSampler
 from hippo.speculation.core import Core, Step
-from hippo.types import OpenRequest, Timing
+from hippo.types import OpenRequest, PromptInfo, Timing
 
 if TYPE_CHECKING:
     from hippo.engine.engine import Engine
@@ -41,13 +41,14 @@ class EngineSequence(ABC):
     def __init__(
         self,
         request: OpenRequest,
-        reservation: Reservation,
+        slots: SlotPool,
         core: Core,
         *,
         num_top_logprobs: int | None = None,
     ) -> None:
+        """Raises OverloadedError where neither a slot nor a place in the queue is free."""
         self.request = request
-        self.reservation = reservation
+        self.reservation = slots.reserve()
         self.core = core
         self.num_top_logprobs = num_top_logprobs  # of each token; None: none at all
         self.output: StreamQueue[Any] = StreamQueue()
@@ -58,6 +59,10 @@ class EngineSequence(ABC):
         self.wait_ns = 0  # time the device idled since this was last reported
         self.began_ns = 0  # start of its first device work
         self.ready_ns = 0  # end of its last step or prefill
+
+    def announce(self, info: PromptInfo, prompt: Prompt) -> None:
+        """The prompt is read: says what can be said now (event loop)."""
+        self.output.put(info)
 
     def prepare(
         self,

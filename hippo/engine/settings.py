@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from hippo.config import SettingsError, setting
+from hippo.config import SettingsError, require_least, setting
 from hippo.models.plan import LoadPlan
 from hippo.rpc.options import TlsFiles
 from hippo.sizes import GIB, MOST_AUTO_SLOTS, USED_SHARE
@@ -12,17 +13,6 @@ from hippo.video.limits import DecodeLimits
 
 _MIB = 1024 * 1024
 _MB = 1_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReuseOptions:
-    """What an engine keeps of earlier requests for those that come; the default is nothing."""
-
-    vision_cache_bytes: int = 0
-    keeps_prefixes: bool = False
-
-
-NO_REUSE = ReuseOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,18 +84,8 @@ class EngineSettings:
             raise SettingsError(f"--slots is {self.slots}; it must be auto or at least 1")
         if self.memory_gib is not None and not self.memory_gib > 0:
             raise SettingsError(f"--memory-gib is {self.memory_gib:g}; it must be above 0")
-        for name in ("max_context_length", "max_message_mib"):
-            if getattr(self, name) < 1:
-                flag = "--" + name.replace("_", "-")
-                raise SettingsError(f"{flag} is {getattr(self, name)}; it must be at least 1")
-        for name in ("vision_cache_mb", "media_cache_mb"):
-            if getattr(self, name) < 0:
-                flag = "--" + name.replace("_", "-")
-                raise SettingsError(f"{flag} is {getattr(self, name)}; it must not be below 0")
-        if self.drain_seconds < 0:
-            raise SettingsError(
-                f"--drain-seconds is {self.drain_seconds:g}; it must not be below 0"
-            )
+        require_least(self, 1, "max_context_length", "max_message_mib")
+        require_least(self, 0, "vision_cache_mb", "media_cache_mb", "drain_seconds")
         if bool(self.tls_cert) != bool(self.tls_key) or (self.tls_ca and not self.tls_cert):
             raise SettingsError("TLS needs --tls-cert and --tls-key; --tls-ca is besides them")
         try:
@@ -117,42 +97,25 @@ class EngineSettings:
     @property
     def load_plan(self) -> LoadPlan:
         """How the service's model is loaded; raises SettingsError for what does not go together."""
-        return self._load_plan()
-
-    def _load_plan(
-        self,
-        *,
-        auto_is_half: bool = False,
-        tensor_parallel: int = 1,
-        devices: tuple[str, ...] = (),
-        cpu_cores: tuple[int, ...] = (),
-        exact_rows: int | None = None,
-    ) -> LoadPlan:
-        """The plan of these settings with what one of the services adds."""
         return LoadPlan(
             self.model,
             device=self.device,
-            tensor_parallel=tensor_parallel,
-            devices=devices,
             cpu_core=self.cpu_core,
-            cpu_cores=cpu_cores,
             num_threads=self.num_threads,
             dtype=self.dtype,
-            auto_is_half=auto_is_half,
             num_slots=self.num_slots,
             max_context_length=self.max_context_length,
             served_name=self.served_name,
             reserved_bytes=self.reserved_bytes,
             budget_bytes=self.memory_bytes,
             cuda_graphs=self.cuda_graphs,
-            exact_rows=exact_rows,
             log_level=self.log_level,
+            **self._own_plan(),
         )
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether all steps of the model have one shape."""
-        return False
+    def _own_plan(self) -> dict[str, Any]:
+        """What only one of the services says in its plan: fields of LoadPlan."""
+        return {}
 
     @property
     def tls(self) -> TlsFiles | None:
@@ -174,15 +137,13 @@ class EngineSettings:
         return self.max_message_mib * _MIB
 
     @property
-    def reuse(self) -> ReuseOptions:
-        """What is kept of earlier requests.
+    def keeps_prefixes(self) -> bool:
+        """Not where steps are all alike: where a prefill begins changes its last bits."""
+        return self.prefix_cache and self.load_plan.exact_rows is None
 
-        Where steps are all alike no prefixes: where a prefill begins changes its last bits.
-        """
-        return ReuseOptions(
-            vision_cache_bytes=self.vision_cache_mb * _MB,
-            keeps_prefixes=self.prefix_cache and not self.is_exact,
-        )
+    @property
+    def vision_cache_bytes(self) -> int:
+        return self.vision_cache_mb * _MB
 
     @property
     def media_cache_bytes(self) -> int:
@@ -192,7 +153,7 @@ class EngineSettings:
     def reserved_bytes(self) -> int:
         """What is kept of earlier media where the model is."""
         on_host = self.media_cache_bytes if self.first_device == "cpu" else 0
-        return self.reuse.vision_cache_bytes + on_host
+        return self.vision_cache_bytes + on_host
 
     @property
     def first_device(self) -> str:

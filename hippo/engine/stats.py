@@ -5,10 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from hippo.engine.media_cache import MediaCache
-from hippo.engine.vision_cache import VisionCache
 from hippo.metrics.buckets import FORWARD_SECONDS
-from hippo.types import ModelInfo
 
 _BUCKETS_NS = tuple(int(seconds * 1e9) for seconds in FORWARD_SECONDS)
 
@@ -49,18 +46,3 @@ class EngineCounters:
         self.num_stepped += num_sequences
         self.forward_ns += duration_ns
         self.forward_counts[bisect_left(_BUCKETS_NS, duration_ns)] += 1
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """Where a service stands."""
-
-    num_slots: int
-    num_slots_used: int
-    num_waiting: int  # for a slot
-    max_waiting: int
-    num_streams: int
-    counters: EngineCounters
-    vision_cache: VisionCache
-    media_cache: MediaCache
-    model: ModelInfo

@@ -4,73 +4,67 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter_ns
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
-from hippo.engine.host import Backend, ServiceHost
 from hippo.engine.sequence import EngineSequence
-from hippo.engine.slots import Reservation
+from hippo.engine.service import Backend, EngineService
+from hippo.engine.slots import SlotPool
 from hippo.errors import HippoError, InvalidRequestError
 from hippo.logs import request_id_var
-from hippo.models.base import Prompt
-from hippo.rpc import convert
-from hippo.rpc.errors import Context
+from hippo.rpc import codec, convert
+from hippo.rpc.errors import Context, answering_errors
 from hippo.types import OpenRequest, PromptInfo
+from hippo.v1 import common_pb2
 
 _log = logging.getLogger(__name__)
 
-SequenceT = TypeVar("SequenceT", bound=EngineSequence)
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
-class SequenceStreams(ABC, Generic[SequenceT]):
-    """Reads a stream into the engine and writes what comes of it; one writer a stream.
+class SequenceStreams:
+    """Both servicers' base: reads a stream into the engine and writes what comes of it.
 
-    Subclasses decode requests (and enforce their order) and encode responses.
+    ``response`` is the message in which the service says something on a stream; ``new_sequence``
+    makes a sequence of the service's kind, which claims one of the slots. One writer a stream.
     """
 
-    def __init__(self, host: ServiceHost) -> None:
-        self._host = host
+    def __init__(
+        self,
+        service: EngineService,
+        response: type[Message],
+        new_sequence: Callable[[OpenRequest, SlotPool], EngineSequence],
+    ) -> None:
+        self._service = service
+        self._response = response
+        self._new_sequence = new_sequence
         self._readers: set[asyncio.Task[None]] = set()
+
+    @answering_errors
+    async def GetModel(
+        self, _: common_pb2.GetModelRequest, context: Context
+    ) -> common_pb2.GetModelResponse:
+        response: common_pb2.GetModelResponse = codec.encode(self._service.info)
+        return response
 
     async def serve(self, context: Context) -> None:
         """Runs one stream to its end; raises what it failed with."""
-        with self._host.stream() as backend:
+        with self._service.stream() as backend:
             request = await self._read_open(context, backend)
             request_id_var.set(request.request_id)
             with _logging_the_end():
-                self.check(request)
-                sequence = self.new_sequence(request, backend.slots.reserve())
+                sequence = self._new_sequence(request, backend.slots)
                 try:
                     await self._run(context, backend, sequence)
                 finally:
                     if not sequence.is_submitted:
                         sequence.reservation.release()
                     backend.engine.close(sequence)
-
-    @abstractmethod
-    def new_sequence(self, request: OpenRequest, reservation: Reservation) -> SequenceT:
-        """A sequence of the engine's kind."""
-
-    def check(self, request: OpenRequest) -> None:
-        """Raises InvalidRequestError for a request that this service cannot take."""
-
-    @abstractmethod
-    def take(self, sequence: SequenceT, request: Any, backend: Backend) -> Any:
-        """Decodes one request after open; raises InvalidRequestError for one out of order."""
-
-    @abstractmethod
-    def encode(self, message: Any) -> Any:
-        """The response that carries ``message``."""
-
-    def announce(self, sequence: SequenceT, prompt: Prompt) -> None:
-        """Queues what can be said as soon as the prompt is read."""
 
     async def _read_open(self, context: Context, backend: Backend) -> OpenRequest:
         first = await _read_message(context)
@@ -81,7 +75,7 @@ class SequenceStreams(ABC, Generic[SequenceT]):
             )
         return convert.open_from_proto(first.open, num_token_ids=backend.info.num_token_ids)
 
-    async def _run(self, context: Context, backend: Backend, sequence: SequenceT) -> None:
+    async def _run(self, context: Context, backend: Backend, sequence: EngineSequence) -> None:
         reader = self._start_reader(context, backend, sequence)
         handing_over = asyncio.create_task(self._hand_over(backend, sequence))
         try:
@@ -92,14 +86,14 @@ class SequenceStreams(ABC, Generic[SequenceT]):
             if handing_over.done():
                 handing_over.result()
             async for message in sequence.output:
-                await context.write(self.encode(message))
+                await context.write(codec.wrap(self._response, message))
         finally:
             handing_over.cancel()
             await asyncio.gather(handing_over, return_exceptions=True)
             del handing_over  # its error holds this frame, which holds the sequence
 
     def _start_reader(
-        self, context: Context, backend: Backend, sequence: SequenceT
+        self, context: Context, backend: Backend, sequence: EngineSequence
     ) -> asyncio.Task[None]:
         """The task that reads the stream; it ends with it.
 
@@ -112,7 +106,7 @@ class SequenceStreams(ABC, Generic[SequenceT]):
         reader.add_done_callback(_error_of)  # seen here when nobody waits for it any more
         return reader
 
-    async def _hand_over(self, backend: Backend, sequence: SequenceT) -> None:
+    async def _hand_over(self, backend: Backend, sequence: EngineSequence) -> None:
         """Reads the prompt, waits for the slot, and gives the sequence to the engine."""
         read = await backend.prompts.read(sequence.request)
         prompt = read.prompt
@@ -127,16 +121,17 @@ class SequenceStreams(ABC, Generic[SequenceT]):
             queue_ns=perf_counter_ns() - queued_ns,
             preprocess_ns=read.preprocess_ns,
         )
-        sequence.output.put(info)
-        self.announce(sequence, prompt)
+        sequence.announce(info, prompt)
         sequence.is_submitted = True
         backend.engine.submit(sequence, read, slot, held)
 
-    async def _read(self, context: Context, backend: Backend, sequence: SequenceT) -> None:
+    async def _read(self, context: Context, backend: Backend, sequence: EngineSequence) -> None:
         """Posts requests to the engine until the client closes its side."""
         try:
             while (request := await _read_message(context)) is not _EOF:
-                backend.engine.post(sequence, self.take(sequence, request, backend))
+                num_token_ids = backend.info.num_token_ids
+                message = convert.from_stream(request, num_token_ids=num_token_ids)
+                backend.engine.post(sequence, message)
         finally:
             del sequence  # gRPC keeps what reading failed with, and that keeps this frame
 

@@ -75,6 +75,13 @@ def open_from_proto(message: pb.Open, *, num_token_ids: int) -> OpenRequest:
 
 def from_stream(envelope: Message, *, num_token_ids: int) -> Block | Commit | Pace | Selection:
     """What a message of a running sequence says to a service."""
+    kind = envelope.WhichOneof("message")
+    if kind is None:
+        fields = envelope.DESCRIPTOR.oneofs_by_name["message"].fields
+        names = " or ".join(field.name for field in fields if field.name != "open")
+        raise InvalidRequestError(f"an empty message; expected {names}")
+    if kind == "open":
+        raise InvalidRequestError("open came twice; one stream is one sequence", param="open")
     value: Any = codec.unwrap(envelope)
     if isinstance(value, Block):
         _check_block(value, num_token_ids)

@@ -13,50 +13,23 @@ from typing import Any, TypeVar, cast
 
 import grpc
 
-from hippo.errors import (
-    ContextLengthError,
-    DeadlineError,
-    ForbiddenError,
-    HippoError,
-    IncompatiblePairError,
-    InvalidRequestError,
-    MediaError,
-    ModelLoadError,
-    NotFoundError,
-    OverloadedError,
-    UnavailableError,
-)
+from hippo import errors
+from hippo.errors import HippoError
 
 _TYPE_KEY = "hippo-error-type"
 _PARAM_KEY = "hippo-error-param"
 _TOO_LARGE = "message larger than max"
 
 _ERRORS: dict[str, type[HippoError]] = {
-    cls.__name__: cls
-    for cls in (
-        HippoError,
-        InvalidRequestError,
-        MediaError,
-        ContextLengthError,
-        NotFoundError,
-        ForbiddenError,
-        OverloadedError,
-        IncompatiblePairError,
-        UnavailableError,
-        DeadlineError,
-        ModelLoadError,
-    )
+    name: cls
+    for name, cls in vars(errors).items()
+    if isinstance(cls, type) and issubclass(cls, HippoError)
 }
+# Of a status that is not of our making; of the errors with one code the first of the tree.
 _BY_CODE: dict[grpc.StatusCode, type[HippoError]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
-    grpc.StatusCode.NOT_FOUND: NotFoundError,
-    grpc.StatusCode.PERMISSION_DENIED: ForbiddenError,
-    grpc.StatusCode.UNAUTHENTICATED: ForbiddenError,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: OverloadedError,
-    grpc.StatusCode.FAILED_PRECONDITION: IncompatiblePairError,
-    grpc.StatusCode.UNAVAILABLE: UnavailableError,
-    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
-    grpc.StatusCode.CANCELLED: UnavailableError,
+    **{grpc.StatusCode[cls.grpc_code]: cls for cls in reversed(_ERRORS.values())},
+    grpc.StatusCode.UNAUTHENTICATED: errors.ForbiddenError,
+    grpc.StatusCode.CANCELLED: errors.UnavailableError,
 }
 
 _log = logging.getLogger(__name__)
@@ -88,7 +61,7 @@ def error_from_status(
         return named(details or code_name(code), param=values.get(_PARAM_KEY))
     kind = _BY_CODE.get(code, HippoError) if code is not None else HippoError
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in (details or ""):
-        kind = InvalidRequestError  # gRPC's code for this is the one for a full queue
+        kind = errors.InvalidRequestError  # gRPC's code for this is the one for a full queue
     return kind(f"{peer}: {code_name(code)}: {details or 'no details'}")
 
 

@@ -68,10 +68,10 @@ class RpcServer:
         await self._health.set("", status)
         await self._health.set(self._service_name, status)
 
-    async def stop(self, grace_seconds: float = 0.0) -> None:
-        """Refuses new calls, gives running ones ``grace_seconds``, then ends them."""
+    async def stop(self) -> None:
+        """Refuses new calls and ends running ones."""
         await self._health.enter_graceful_shutdown()
-        await self.server.stop(grace_seconds)
+        await self.server.stop(0.0)
 
 
 def is_news(record: logging.LogRecord) -> bool:

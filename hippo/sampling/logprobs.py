@@ -9,47 +9,19 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 
-from hippo.sampling.sampler import SampleRequest, check_usable, choose_step, split_rows
 from hippo.types import TokenLogprobs
 
-Logprobs = list[TokenLogprobs]
 
-
-def sample_with_logprobs(
-    requests: Sequence[SampleRequest],
-    logits: torch.Tensor,
-    *,
-    num_rows: Sequence[int],
-    num_top: Sequence[int | None],
-) -> tuple[list[list[int]], list[Logprobs]]:
-    """The tokens of ``sample_step``, and of each its log-probability with that of the likeliest
-    ids: ``num_top[s]`` of them (None: nothing for this sequence). One wait for the device.
-    """
-    chosen = choose_step(requests, logits, num_rows=num_rows)
-    parts = [chosen]
-    begins = itertools.accumulate(num_rows, initial=0)
-    for begin, count, wanted in zip(begins, num_rows, num_top, strict=False):
-        if wanted is not None:
-            end = begin + count
-            parts += _measure(logits[begin:end], chosen[begin:end], wanted)
-    # One copy from the device: numbers travel as the bits of float64 in the ids' int64.
-    values = iter(torch.cat(parts).tolist())
-    token_ids = check_usable(list(itertools.islice(values, chosen.shape[0])))
-    width = logits.shape[1]
-    logprobs: list[Logprobs] = [
-        [] if wanted is None else _read(values, count, min(wanted, width))
-        for count, wanted in zip(num_rows, num_top, strict=True)
-    ]
-    return split_rows(token_ids, num_rows), logprobs
-
-
-def _measure(logits: torch.Tensor, chosen: torch.Tensor, num_top: int) -> list[torch.Tensor]:
+def measure(logits: torch.Tensor, chosen: torch.Tensor, num_top: int) -> list[torch.Tensor]:
     """Flat int64 tensors: log-probabilities of ``chosen`` ``[rows]``, the likeliest ids
-    ``[rows * num_top]`` and their log-probabilities."""
+    ``[rows * num_top]`` and their log-probabilities, these as the bits of float64.
+
+    ``logits`` are ``[rows, num_ids]``; of fewer than ``num_top`` ids all are taken.
+    """
     normaliser = logits.logsumexp(dim=-1, keepdim=True)  # [rows, 1]
     own = logits.gather(1, chosen.clamp(min=0)[:, None]) - normaliser
     if not num_top:
@@ -63,8 +35,9 @@ def _bits(logprobs: torch.Tensor) -> torch.Tensor:
     return logprobs.clamp(max=0.0).double().view(torch.int64).flatten()
 
 
-def _read(values: Iterator[int], num_rows: int, num_top: int) -> Logprobs:
-    """The other side of ``_measure``."""
+def read(values: Iterator[int], num_rows: int, num_top: int, num_ids: int) -> list[TokenLogprobs]:
+    """The other side of ``measure``: of each row, from the numbers that it gave."""
+    num_top = min(num_top, num_ids)
     own = _floats(itertools.islice(values, num_rows))
     ids = list(itertools.islice(values, num_rows * num_top))
     top = list(zip(ids, _floats(itertools.islice(values, num_rows * num_top)), strict=True))

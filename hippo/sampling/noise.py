@@ -52,13 +52,6 @@ def noise_rows(
     return uniform.log_().neg_().log_().neg_()
 
 
-def gumbel_noise(
-    seed: int, choice_index: int, index: int, num_ids: int, device: torch.device | str = "cpu"
-) -> torch.Tensor:
-    """Standard Gumbel noise of one completion index: float64 ``[num_ids]``, finite."""
-    return noise_rows(noise_key(seed, choice_index), (index,), num_ids, device)[0]
-
-
 def _mix32(x: torch.Tensor) -> torch.Tensor:
     """A bijection of 32-bit words, elementwise; ``x`` is not changed."""
     x = x ^ (x >> 16)

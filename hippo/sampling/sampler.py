@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import torch
 
 from hippo.errors import HippoError
+from hippo.sampling.logprobs import measure, read
 from hippo.sampling.noise import noise_key, noise_rows
 from hippo.sampling.rule import choose_tokens
 from hippo.transfer import to_device
-from hippo.types import SamplingParams
+from hippo.types import SamplingParams, TokenLogprobs
 
 _NOISE_ELEMENTS = 1 << 14  # computed at once: small vocabularies share the launches of many rows
 _KEPT_ELEMENTS = 1 << 18  # of 8 bytes, a sequence: a block's of a large vocabulary would be 40 MB
@@ -75,40 +76,23 @@ class TokenSampler:
             and (self._end_ids is None or first_index >= self.params.min_tokens)
         )
 
-    def sample(
-        self,
-        logits: torch.Tensor,
-        *,
-        first_index: int,
-        output_ids: Sequence[int],
-        draft_ids: Sequence[int] = (),
-    ) -> list[int]:
-        """Row k's token has completion index ``first_index + k``; one wait for the device.
-
-        ``logits`` are float32 ``[rows, num_token_ids]``. Row k's history is ``output_ids`` (all
-        ids before ``first_index``) and ``draft_ids[:k]``. Raises HippoError when a row's logits
-        are unusable (see ``choose_tokens``).
-        """
-        request = SampleRequest(self, first_index, output_ids, draft_ids)
-        return sample_step([request], logits, num_rows=[logits.shape[0]])[0]
-
     def choose(
-        self,
-        logits: torch.Tensor,
-        *,
-        first_index: int,
-        output_ids: Sequence[int],
-        draft_ids: Sequence[int] = (),
+        self, logits: torch.Tensor, output_ids: Sequence[int], draft_ids: Sequence[int]
     ) -> torch.Tensor:
-        """As ``sample``, but int64 ``[rows]`` left on the device, -1 for an unusable row."""
+        """Tokens as int64 ``[rows]`` on the device, -1 for an unusable row (``choose_tokens``).
+
+        ``logits`` are float32 ``[len(draft_ids) + 1, num_token_ids]``. Row k's history is
+        ``output_ids`` and ``draft_ids[:k]``, so its token has the completion index
+        ``len(output_ids) + k``.
+        """
         num_rows, width = logits.shape
+        first_index = len(output_ids)
         assert width == self._num_ids, f"logits of {width} ids, expected {self._num_ids}"
-        assert len(output_ids) == first_index, "output_ids are the ids before first_index"
-        assert len(draft_ids) >= num_rows - 1, "every row after the first follows a draft id"
+        assert num_rows == len(draft_ids) + 1, "every row after the first follows a draft id"
         counts = None
         if self._counts is not None:
             self._count(output_ids)
-            counts = self._row_counts(draft_ids[: num_rows - 1])
+            counts = self._row_counts(draft_ids)
         noise = None
         if self.params.temperature > 0.0:
             noise = self._noise_for(first_index, num_rows)
@@ -181,58 +165,60 @@ class TokenSampler:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """One sequence's part in a step; the fields are those of ``TokenSampler.sample``."""
+    """One sequence's part in a step: a row for the token after ``output_ids``, and one after each
+    of ``draft_ids``; with log-probabilities of the ``num_top`` likeliest ids (None: none at all).
+    """
 
     sampler: TokenSampler
-    first_index: int
     output_ids: Sequence[int]
     draft_ids: Sequence[int] = ()
+    num_top: int | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.draft_ids) + 1
 
 
 def sample_step(
-    requests: Sequence[SampleRequest], logits: torch.Tensor, *, num_rows: Sequence[int]
-) -> list[list[int]]:
-    """Tokens of all sequences of one forward, with one wait for the device.
+    requests: Sequence[SampleRequest], logits: torch.Tensor
+) -> list[tuple[list[int], list[TokenLogprobs]]]:
+    """Each sequence's tokens and their log-probabilities, with one wait for the device.
 
-    ``logits`` are float32 ``[sum(num_rows), num_token_ids]``, ``num_rows[s]`` consecutive rows for
-    ``requests[s]``. Raises HippoError when a row's logits are unusable.
+    ``logits`` are float32 ``[rows, num_token_ids]``, each request's rows behind those of the one
+    before. Raises HippoError when a row's logits are unusable.
     """
-    chosen = choose_step(requests, logits, num_rows=num_rows)
-    return split_rows(check_usable(chosen.tolist()), num_rows)
-
-
-def choose_step(
-    requests: Sequence[SampleRequest], logits: torch.Tensor, *, num_rows: Sequence[int]
-) -> torch.Tensor:
-    """As ``sample_step``, but int64 ``[rows]`` left on the device, -1 for an unusable row."""
-    assert sum(num_rows) == logits.shape[0], "every row of logits belongs to a sequence"
-    if all(request.sampler.is_plain_greedy(request.first_index) for request in requests):
-        return choose_tokens(logits, SamplingParams())
-    parts = torch.split(logits, list(num_rows))
-    return torch.cat(
-        [
-            request.sampler.choose(
-                part,
-                first_index=request.first_index,
-                output_ids=request.output_ids,
-                draft_ids=request.draft_ids,
-            )
-            for request, part in zip(requests, parts, strict=True)
-        ]
-    )
-
-
-def check_usable(token_ids: list[int]) -> list[int]:
-    """The ids; raises HippoError when one stands for a row with unusable logits."""
-    if min(token_ids, default=0) < 0:
+    chosen = choose_step(requests, logits)
+    parts = [chosen]
+    begin = 0
+    for request in requests:
+        end = begin + request.num_rows
+        if request.num_top is not None:
+            parts += measure(logits[begin:end], chosen[begin:end], request.num_top)
+        begin = end
+    # One copy from the device: log-probabilities travel as bits in the ids' int64.
+    values = iter((torch.cat(parts) if len(parts) > 1 else chosen).tolist())
+    token_ids = [list(itertools.islice(values, request.num_rows)) for request in requests]
+    if min(map(min, token_ids)) < 0:
         raise HippoError(
             "the model's logits are not usable (NaN, plus infinity, or no finite value): the "
             "checkpoint is damaged, or its dtype is too narrow for it; try float32"
         )
-    return token_ids
+    width = logits.shape[1]
+    return [
+        (ids, [] if request.num_top is None else read(values, len(ids), request.num_top, width))
+        for request, ids in zip(requests, token_ids, strict=True)
+    ]
 
 
-def split_rows(token_ids: list[int], num_rows: Sequence[int]) -> list[list[int]]:
-    """Those of each sequence."""
-    rest = iter(token_ids)
-    return [list(itertools.islice(rest, count)) for count in num_rows]
+def choose_step(requests: Sequence[SampleRequest], logits: torch.Tensor) -> torch.Tensor:
+    """As ``sample_step``, but int64 ``[rows]`` left on the device, -1 for an unusable row."""
+    num_rows = [request.num_rows for request in requests]
+    assert sum(num_rows) == logits.shape[0], "every row of logits belongs to a sequence"
+    if all(request.sampler.is_plain_greedy(len(request.output_ids)) for request in requests):
+        return choose_tokens(logits, SamplingParams())
+    return torch.cat(
+        [
+            request.sampler.choose(part, request.output_ids, request.draft_ids)
+            for request, part in zip(requests, torch.split(logits, num_rows), strict=True)
+        ]
+    )

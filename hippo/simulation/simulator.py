@@ -14,19 +14,12 @@ from functools import partial
 from typing import Any
 
 from hippo.simulation.devices import Costs, Device, Outage, Outcome
-from hippo.speculation.coordinator import (
-    Action,
-    Coordinator,
-    SendBlock,
-    SendCommit,
-    SetDraftPace,
-    SetTargetPace,
-)
+from hippo.speculation.coordinator import Action, Coordinator, ToTarget
 from hippo.speculation.core import Step, Wait
 from hippo.speculation.drafter import Drafter
 from hippo.speculation.policies import Policy
 from hippo.speculation.verifier import Verifier
-from hippo.types import Block, Timing, Verdict
+from hippo.types import Block, Commit, Pace, Timing, Verdict
 
 __all__ = ["Costs", "Outage", "Outcome", "Simulation", "TokenFunction"]
 
@@ -165,14 +158,11 @@ class Simulation:
         self._target.disturb(self._costs.target_message_ns)
         self._send("target to gateway", partial(self._on_verdict, verdict))
 
-    def _at_target(self, action: Action) -> None:
+    def _at_target(self, message: Block | Pace) -> None:
         self._target.disturb(self._costs.target_message_ns)
-        if isinstance(action, SendBlock):
-            if not self._verifier.is_finished:
-                self._outcome.num_out_of_step += action.block.epoch > self._verifier.epoch
-            self._verifier.receive(action.block)
-        elif isinstance(action, SetTargetPace):
-            self._verifier.receive(action.pace)
+        if isinstance(message, Block) and not self._verifier.is_finished:
+            self._outcome.num_out_of_step += message.epoch > self._verifier.epoch
+        self._verifier.receive(message)
         self._drive_target()
 
     # The draft.
@@ -210,8 +200,8 @@ class Simulation:
             self._act(actions)
             return
         for action in actions:  # the target hears of it in its prefill, which costs nothing
-            if isinstance(action, SetTargetPace):
-                self._verifier.set_pace(action.pace)
+            if isinstance(action, ToTarget):
+                self._verifier.receive(action.message)
 
     def _drive_draft(self) -> None:
         drafter = self._drafter
@@ -248,14 +238,11 @@ class Simulation:
             self._send(f"draft {self._life} to gateway", partial(self._on_block, self._life, block))
         return bool(blocks)
 
-    def _at_draft(self, life: int, action: Action) -> None:
+    def _at_draft(self, life: int, message: Commit | Pace) -> None:
         if self._drafter is None or life != self._life:
             return
         self._draft.disturb(self._costs.draft_message_ns, by_others=True)
-        if isinstance(action, SendCommit):
-            self._drafter.receive(action.commit)
-        elif isinstance(action, SetDraftPace):
-            self._drafter.receive(action.pace)
+        self._drafter.receive(message)
         self._drive_draft()
 
     # The gateway.
@@ -270,15 +257,15 @@ class Simulation:
     def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:
             self._relay(action)
-            if not isinstance(action, SendCommit) and self._repeat(action):
+            if not isinstance(action.message, Commit) and self._repeat(action):
                 self.after(self._costs.leg_ns(), partial(self._relay, action))
 
     def _relay(self, action: Action) -> None:
-        if isinstance(action, SendBlock | SetTargetPace):
-            self._send("gateway to target", partial(self._at_target, action))
+        if isinstance(action, ToTarget):
+            self._send("gateway to target", partial(self._at_target, action.message))
         else:
             life = self._life
-            self._send(f"gateway to draft {life}", partial(self._at_draft, life, action))
+            self._send(f"gateway to draft {life}", partial(self._at_draft, life, action.message))
 
     def _lose_draft(self) -> None:
         if self._drafter is not None:

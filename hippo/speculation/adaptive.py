@@ -10,7 +10,6 @@ drafting begins again.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 
 from hippo.speculation.estimates import Acceptance, Lengths, PairTimes, best_lengths
@@ -22,13 +21,6 @@ _FORWARD_MEMORY = 0.9  # a forward's weight in the measured speedup when one mor
 _FIRST_PAUSE, _PAUSE_GROWTH, _LONGEST_PAUSE = 16, 3, 512  # tokens
 _NEAR = 1.5  # factor up and down within which a number of the pace stays as it is
 _TRIAL = Pace(max_ahead=2, block_size=2)  # the target verifies nothing
-
-
-class Mode(enum.Enum):
-    """What an adaptive sequence does with its draft."""
-
-    DRAFTING = "drafting"  # the target verifies what the draft says
-    RESTING = "resting"  # the target goes on alone; the draft is silent, or on trial
 
 
 class AdaptivePolicy:
@@ -48,22 +40,14 @@ class AdaptivePolicy:
         self._num_forwards = 0  # since drafting began
         self._forward_tokens = self._forward_ns = 0.0  # of these, decayed
         # The first answer of all begins with a trial, so that the times become known.
-        self._mode = Mode.RESTING
-        self._pace = _TRIAL
+        self._is_drafting = False  # else the target goes on alone; the draft rests, or is on trial
+        self.pace = _TRIAL
         if self._times.is_known:
             lengths = self._best_lengths()
             if lengths.speedup >= _WORTH_DRAFTING:
                 self._draft(lengths)
             else:
                 self._rest()
-
-    @property
-    def pace(self) -> Pace:
-        return self._pace
-
-    @property
-    def mode(self) -> Mode:
-        return self._mode
 
     @property
     def acceptance_rate(self) -> float:
@@ -90,7 +74,7 @@ class AdaptivePolicy:
         timing = verdict.timing
         if verdict.start_index > 0 and timing.forward_ns:  # else it was the prefill
             self._times.observe_forward(timing)
-            if self._mode is Mode.DRAFTING:
+            if self._is_drafting:
                 self._num_forwards += 1
                 self._forward_tokens *= _FORWARD_MEMORY
                 self._forward_tokens += len(verdict.token_ids)
@@ -111,7 +95,7 @@ class AdaptivePolicy:
         """Changes the mode if what was learnt says so, and the pace with it."""
         if not self._times.is_known or self._num_paused > 0:
             return
-        if self._mode is Mode.DRAFTING:
+        if self._is_drafting:
             lengths = self._best_lengths()
             measured = self._measured_speedup
             if min(lengths.speedup, measured or lengths.speedup) < 1:
@@ -119,7 +103,7 @@ class AdaptivePolicy:
                 return
             if measured is not None and measured >= _WORTH_DRAFTING:
                 self._pause = _FIRST_PAUSE
-            self._pace = self._make_pace(lengths)
+            self.pace = self._make_pace(lengths)
         elif outcomes:
             lengths = self._best_lengths()
             if outcomes[-1] and lengths.speedup >= _WORTH_DRAFTING:
@@ -138,26 +122,26 @@ class AdaptivePolicy:
         return self._forward_tokens * self._times.one_row_ns / self._forward_ns
 
     def _draft(self, lengths: Lengths) -> None:
-        self._mode = Mode.DRAFTING
+        self._is_drafting = True
         self._num_forwards = 0
         self._forward_tokens = self._forward_ns = 0.0
-        self._pace = self._make_pace(lengths)
+        self.pace = self._make_pace(lengths)
 
     def _rest(self) -> None:
-        self._mode = Mode.RESTING
-        self._pace = TARGET_ONLY
+        self._is_drafting = False
+        self.pace = TARGET_ONLY
         self._num_paused = self._pause
         self._pause = min(_PAUSE_GROWTH * self._pause, _LONGEST_PAUSE)
 
     def _try(self) -> None:
         """The draft may be another one by now: what is known of it counts as the prior alone."""
-        self._pace = _TRIAL
+        self.pace = _TRIAL
         self._num_compared = 0
         self._acceptance = Acceptance(self._acceptance.rate)
 
     def _make_pace(self, lengths: Lengths) -> Pace:
         """Numbers that are near those of the present pace stay: each change costs two messages."""
-        before = self._pace
+        before = self.pace
         wait_ns = _settled(before.conservative.wait_ns, round(self._times.one_row_ns))
         most = _settled(before.conservative.max_draft_tokens, lengths.most)
         first = _settled(before.conservative.min_draft_tokens, lengths.first)

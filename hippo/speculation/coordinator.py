@@ -12,34 +12,20 @@ from hippo.types import TARGET_ONLY, Block, Commit, Pace, StepLimits, Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class SendBlock:
-    """To the target."""
+class ToTarget:
+    """A message on the target's stream."""
 
-    block: Block
-
-
-@dataclass(frozen=True, slots=True)
-class SendCommit:
-    """To the draft."""
-
-    commit: Commit
+    message: Block | Pace
 
 
 @dataclass(frozen=True, slots=True)
-class SetTargetPace:
-    """To the target."""
+class ToDraft:
+    """A message on the draft's stream, if one is attached."""
 
-    pace: Pace
-
-
-@dataclass(frozen=True, slots=True)
-class SetDraftPace:
-    """To the draft, if one is attached."""
-
-    pace: Pace
+    message: Commit | Pace
 
 
-Action = SendBlock | SendCommit | SetTargetPace | SetDraftPace
+Action = ToTarget | ToDraft
 
 
 class Coordinator:
@@ -61,11 +47,11 @@ class Coordinator:
         self._policy = policy
         self._max_tokens = max_tokens
         self._end_token_ids = frozenset(end_token_ids)
-        self._has_draft = has_draft
+        self.has_draft = has_draft
         self._is_drafting = False  # its prefill is over
         self._committed: list[int] = []
         self._num_told = 0  # settled ids that the draft knows of
-        self._epoch = 0
+        self.epoch = 0
         # The run that the draft has sent last.
         self._run_epoch = 0
         self._run_end = 0  # the index after its last token
@@ -73,32 +59,15 @@ class Coordinator:
         self._is_run_complete = False  # its last token is an end token
         self._drafted: dict[int, int] = {}  # its tokens by index that were not compared yet
         self._compared_end = 0  # all tokens before this index were compared, or never drafted
-        self._is_finished = False
+        self.is_finished = False
         self._was_conservative = False
-        self._pace = self._wanted_pace()
+        self.pace = self._wanted_pace()  # last set; at first, the one for both Opens
         self.stats = SpeculationStats()
-
-    @property
-    def pace(self) -> Pace:
-        """The pace last set; at first, the one for both Opens."""
-        return self._pace
 
     @property
     def committed_ids(self) -> Sequence[int]:
         """The settled ids so far; with ``epoch``, what a draft that joins is opened with."""
         return self._committed
-
-    @property
-    def epoch(self) -> int:
-        return self._epoch
-
-    @property
-    def has_draft(self) -> bool:
-        return self._has_draft
-
-    @property
-    def is_finished(self) -> bool:
-        return self._is_finished
 
     @property
     def owes_block(self) -> bool:
@@ -115,7 +84,7 @@ class Coordinator:
             return False
         if self._is_run_complete:
             return False
-        return self._num_ahead < self._pace.max_ahead
+        return self._num_ahead < self.pace.max_ahead
 
     @property
     def _num_ahead(self) -> int:
@@ -130,10 +99,10 @@ class Coordinator:
         stats.draft_wait_ns += block.wait_ns
         stats.draft_step_ns = block.step_ns or stats.draft_step_ns
         stats.drafting_ns += len(block.token_ids) * block.step_ns
-        if self._is_finished or not self._has_draft or block.epoch < self._epoch:
+        if self.is_finished or not self.has_draft or block.epoch < self.epoch:
             stats.num_stale_blocks += 1
             stats.num_dropped_tokens += len(block.token_ids)
-            if not self._is_finished:
+            if not self.is_finished:
                 stats.num_stale_tokens += len(block.token_ids)
             return []
         stats.relayed_end_index = block.start_index + len(block.token_ids)
@@ -146,47 +115,47 @@ class Coordinator:
                 if index >= self._compared_end:
                     self._drafted[index] = token_id
             self._policy.observe_block(block, self._take_outcomes(), now_ns)
-        return [SendBlock(block), *self._tell_draft(self._wanted_pace()), *self._update_pace()]
+        return [ToTarget(block), *self._tell_draft(self._wanted_pace()), *self._update_pace()]
 
     def on_verdict(self, verdict: Verdict, now_ns: int) -> list[Action]:
         """A verdict came from the target."""
         self._count(verdict)
         self._committed.extend(verdict.token_ids)
         outcomes = self._take_outcomes()
-        self._epoch = max(self._epoch, verdict.epoch)
-        self._enter(self._epoch)
+        self.epoch = max(self.epoch, verdict.epoch)
+        self._enter(self.epoch)
         if verdict.finish_reason is not None:
-            self._is_finished = True
+            self.is_finished = True
             return []
         self._policy.observe_verdict(verdict, outcomes, now_ns)
         return [*self._tell_draft(self._wanted_pace()), *self._update_pace()]
 
     def on_draft_attached(self, num_committed: int = 0) -> list[Action]:
         """A draft's stream was opened with the first ``num_committed`` settled ids."""
-        if self._is_finished:
+        if self.is_finished:
             return []
-        self._has_draft, self._is_drafting = True, False
+        self.has_draft, self._is_drafting = True, False
         self._begin_run()
         self._num_told = num_committed
         pace = self._wanted_pace()
         actions = self._tell_draft(pace)
-        self._pace = pace
-        return [*actions, SetTargetPace(pace), SetDraftPace(pace)]
+        self.pace = pace
+        return [*actions, ToTarget(pace), ToDraft(pace)]
 
     def on_draft_ready(self) -> list[Action]:
         """The draft's prefill is over: from here on the target may wait for it."""
-        if self._is_finished or not self._has_draft:
+        if self.is_finished or not self.has_draft:
             return []
         self._is_drafting = True
         return self._update_pace()
 
     def on_draft_lost(self) -> list[Action]:
         """The draft's stream is gone; the target goes alone."""
-        if not self._has_draft:
+        if not self.has_draft:
             return []
-        self._has_draft = self._is_drafting = False
+        self.has_draft = self._is_drafting = False
         self.stats.num_draft_losses += 1
-        return [] if self._is_finished else self._update_pace()
+        return [] if self.is_finished else self._update_pace()
 
     def _enter(self, epoch: int) -> None:
         """A run of a later epoch has begun."""
@@ -219,38 +188,38 @@ class Coordinator:
     def _wanted_pace(self) -> Pace:
         if self._is_drafting:
             return self._policy.pace
-        return _without_waits(self._policy.pace) if self._has_draft else TARGET_ONLY
+        return _without_waits(self._policy.pace) if self.has_draft else TARGET_ONLY
 
     def _update_pace(self) -> list[Action]:
         """Tells each side what has changed for it: a message costs both of its ends."""
-        before, self._pace = self._pace, self._wanted_pace()
+        before, self.pace = self.pace, self._wanted_pace()
         actions: list[Action] = []
-        if self._pace.for_target != before.for_target:
-            actions.append(SetTargetPace(self._pace))
-        if self._has_draft and self._pace.for_draft != before.for_draft:
-            actions.append(SetDraftPace(self._pace))
+        if self.pace.for_target != before.for_target:
+            actions.append(ToTarget(self.pace))
+        if self.has_draft and self.pace.for_draft != before.for_draft:
+            actions.append(ToDraft(self.pace))
         return actions
 
     def _tell_draft(self, pace: Pace) -> list[Action]:
         """Commits the draft has not heard of; held back while it is not to draft anyway."""
         num_settled = len(self._committed)
-        if not self._has_draft or pace.max_ahead == 0 or self._num_told == num_settled:
+        if not self.has_draft or pace.max_ahead == 0 or self._num_told == num_settled:
             return []
-        commit = Commit(self._epoch, self._num_told, tuple(self._committed[self._num_told :]))
+        commit = Commit(self.epoch, self._num_told, tuple(self._committed[self._num_told :]))
         self._num_told = num_settled
-        return [SendCommit(commit)]
+        return [ToDraft(commit)]
 
     def _count(self, verdict: Verdict) -> None:
         stats, timing = self.stats, verdict.timing
         num_tokens = len(verdict.token_ids)
         stats.num_output_tokens += num_tokens
         self._count_dropped(verdict)
-        if verdict.epoch > self._epoch:
-            stats.num_rejections += verdict.epoch - self._epoch
+        if verdict.epoch > self.epoch:
+            stats.num_rejections += verdict.epoch - self.epoch
             # The verdict's last token corrects the run; the next one begins after it.
             stats.run_lengths.append(stats.open_run_length + num_tokens)
             stats.open_run_length = 0
-        elif self._pace.max_ahead > 0:
+        elif self.pace.max_ahead > 0:
             stats.open_run_length += num_tokens
         stats.target_wait_ns += timing.wait_ns
         if verdict.start_index == 0:
@@ -282,7 +251,7 @@ class Coordinator:
         """Why the verifier dropped what it dropped; what the answer's end made useless has no
         count of its own."""
         stats, num_dropped = self.stats, verdict.num_dropped_tokens
-        num_rejections = max(verdict.epoch - self._epoch, 0)
+        num_rejections = max(verdict.epoch - self.epoch, 0)
         num_rejected = min(num_rejections, num_dropped)
         stats.num_dropped_tokens += num_dropped
         stats.num_rejected_tokens += num_rejected

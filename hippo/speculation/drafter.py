@@ -27,14 +27,15 @@ from collections.abc import Collection, Sequence
 from hippo.errors import InvalidRequestError
 from hippo.speculation.continuations import BrokenRun, Continuations
 from hippo.speculation.core import Step
-from hippo.speculation.draft_time import DraftTimeMean
 from hippo.types import Block, Commit, Pace, Timing, TokenLogprobs
 
-_BROKEN_RUN = (
-    3  # a broken run is right more often than a guess, so as many times its length is tried
-)
+# A broken run is right more often than a guess, so as many times its length is tried.
+_BROKEN_RUN = 3
 _FIRST_BLOCK = 4  # tokens of a run at most before the first are sent
 _UNTIMED = Timing()
+_LOOK_BACK = 8  # steps
+_OUTLIER = 3.0  # one step counts as so many times the mean at most: a stall is no step time
+_CATCHING_UP = 8  # settled ids in a step that say that it did more than draft
 
 
 class Drafter:
@@ -44,6 +45,8 @@ class Drafter:
     (``committed_ids``) is told by ``next_step`` to feed them. A step guesses at most
     ``max_guessed`` tokens, or three times as many of a broken run.
     """
+
+    is_finished = False  # never: the gateway ends a draft's stream
 
     def __init__(
         self,
@@ -62,7 +65,7 @@ class Drafter:
         self._num_committed = len(self._ids)
         self._num_sent = len(self._ids)  # settled or sent: all before the first unsent id
         self._num_fed = 0  # leading ids that are in the cache
-        self._epoch = epoch
+        self.epoch = epoch
         self._has_begun = False
         self._is_fresh = True  # nothing of this run was sent since it began
         self._max_guessed = max_guessed
@@ -84,14 +87,6 @@ class Drafter:
         return self._ids[: self._num_fed]
 
     @property
-    def epoch(self) -> int:
-        return self._epoch
-
-    @property
-    def num_committed(self) -> int:
-        return self._num_committed
-
-    @property
     def is_exhausted(self) -> bool:
         """Whether nothing can be drafted before the next commit or pace."""
         return (
@@ -100,11 +95,6 @@ class Drafter:
             or len(self._ids) >= self._max_tokens - 1
             or len(self._ids) - self._num_committed >= self._pace.max_ahead
         )
-
-    @property
-    def is_finished(self) -> bool:
-        """Never: the gateway ends a draft's stream."""
-        return False
 
     def set_max_tokens(self, max_tokens: int) -> None:
         assert not self._has_begun and max_tokens >= 1
@@ -143,12 +133,12 @@ class Drafter:
             self._num_sent = max(self._num_sent, end)
         else:
             is_sent_rejected = False
-        if commit.epoch > self._epoch:
-            self._epoch = commit.epoch
+        if commit.epoch > self.epoch:
+            self.epoch = commit.epoch
             self._num_sent = self._num_committed
             self._is_fresh = True
         elif is_sent_rejected:
-            self._epoch += 1
+            self.epoch += 1
 
     def read_text(self, text_ids: Sequence[int]) -> None:
         """Takes the prompt's text, to guess from."""
@@ -231,7 +221,7 @@ class Drafter:
         if num_unsent < 1 or not (is_exhausted or num_unsent >= size):
             return []
         block = Block(
-            epoch=self._epoch,
+            epoch=self.epoch,
             start_index=self._num_sent,
             token_ids=tuple(self._ids[self._num_sent :]),
             is_exhausted=is_exhausted,
@@ -275,3 +265,32 @@ class Drafter:
             if index == len(self._ids):
                 self._ids.append(token_id)
         return False
+
+
+class DraftTimeMean:
+    """Running mean over the last steps of one sequence; knows no clock.
+
+    A step that feeds many settled ids (after a rest, or a draft that joins in mid-answer) says
+    nothing about drafting, and what was before it may have changed: the mean begins anew.
+    """
+
+    def __init__(self) -> None:
+        self._mean_ns = 0.0
+        self._mean_drafted = 0.0  # tokens of a step
+
+    @property
+    def token_ns(self) -> int:
+        """Device time of a drafted token; 0 before the first."""
+        return round(self._mean_ns / self._mean_drafted) if self._mean_drafted else 0
+
+    def observe(self, duration_ns: float, *, num_drafted: int, num_settled: int) -> None:
+        """A step gave so many tokens and was fed so many settled ids."""
+        if num_settled > _CATCHING_UP:
+            self._mean_ns = self._mean_drafted = 0.0
+        elif num_drafted:
+            if not self._mean_drafted:
+                self._mean_ns, self._mean_drafted = duration_ns, num_drafted
+                return
+            counted_ns = min(duration_ns, _OUTLIER * self._mean_ns)
+            self._mean_ns += (counted_ns - self._mean_ns) / _LOOK_BACK
+            self._mean_drafted += (num_drafted - self._mean_drafted) / _LOOK_BACK

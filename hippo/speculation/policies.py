@@ -50,11 +50,7 @@ class FixedPolicy:
     """One pace for the whole sequence."""
 
     def __init__(self, pace: Pace) -> None:
-        self._pace = pace
-
-    @property
-    def pace(self) -> Pace:
-        return self._pace
+        self.pace = pace
 
     def observe_verdict(self, verdict: Verdict, outcomes: Sequence[bool], now_ns: int) -> None:
         pass

@@ -43,10 +43,10 @@ class Verifier:
         self._committed: list[int] = []
         self._run: list[int] = []  # draft tokens held, the first at index _run_start
         self._run_start = 0
-        self._epoch = 0
-        self._is_conservative = False
+        self.epoch = 0
+        self.is_conservative = False  # whether the last verified block had a rejection
         self._is_exhausted = False  # the draft sends nothing more before the next commit
-        self._is_finished = False
+        self.is_finished = False
         self._idle_since_ns: int | None = None
         self._step: Step | None = None
         self._is_step_conservative = False
@@ -62,19 +62,6 @@ class Verifier:
     def fed_ids(self) -> Sequence[int]:
         """The last settled id is fed by the next step."""
         return self._committed[:-1]
-
-    @property
-    def epoch(self) -> int:
-        return self._epoch
-
-    @property
-    def is_finished(self) -> bool:
-        return self._is_finished
-
-    @property
-    def is_conservative(self) -> bool:
-        """Whether the last verified block had a rejection."""
-        return self._is_conservative
 
     @property
     def num_queued(self) -> int:
@@ -106,13 +93,13 @@ class Verifier:
         an end token or the token limit, or differing from what is settled.
         """
         ids = block.token_ids
-        if self._is_finished:
+        if self.is_finished:
             return len(ids)
-        if block.epoch < self._epoch:
+        if block.epoch < self.epoch:
             self._num_dropped += len(ids)
             return len(ids)
-        if block.epoch > self._epoch:
-            self._epoch = block.epoch
+        if block.epoch > self.epoch:
+            self.epoch = block.epoch
             self._drop_run()
         if block.start_index > self._end_index:
             self._num_dropped += len(ids)
@@ -141,7 +128,7 @@ class Verifier:
     def next_step(self, now_ns: int) -> Step | Wait | None:
         """None when the sequence has not begun or is finished."""
         assert self._step is None, "the last step is not finished"
-        if self._is_finished or not self._committed:
+        if self.is_finished or not self._committed:
             return None
         if self._idle_since_ns is None:
             self._idle_since_ns = now_ns
@@ -155,7 +142,7 @@ class Verifier:
         draft_ids = self._run[:num_most]
         start_index = len(self._committed) - 1
         self._step = Step(start_index, (self._committed[-1], *draft_ids), len(draft_ids))
-        self._is_step_conservative = self._is_conservative
+        self._is_step_conservative = self.is_conservative
         return self._step
 
     def finish_step(
@@ -181,7 +168,7 @@ class Verifier:
 
     @property
     def _limits(self) -> StepLimits:
-        return self._pace.conservative if self._is_conservative else self._pace.optimistic
+        return self._pace.conservative if self.is_conservative else self._pace.optimistic
 
     def _has_all(self) -> bool:
         """Whether waiting cannot bring another draft token."""
@@ -210,16 +197,16 @@ class Verifier:
         is_rejection = not self._reconcile()
         is_hit = not is_rejection and len(self._run) < num_held
         if is_hit:
-            self._is_conservative = False
+            self.is_conservative = False
         if finish_reason is not None:
-            self._is_finished = True
+            self.is_finished = True
             self._drop_run()
         self._step = None
         self._idle_since_ns = None
         self._is_exhausted = False
         num_dropped, self._num_dropped = self._num_dropped, 0
         verdict = Verdict(
-            epoch=self._epoch,
+            epoch=self.epoch,
             start_index=start_index,
             token_ids=token_ids,
             num_draft_tokens=step.num_guessed,
@@ -269,8 +256,8 @@ class Verifier:
 
     def _reject(self) -> None:
         self._drop_run()
-        self._epoch += 1
-        self._is_conservative = True
+        self.epoch += 1
+        self.is_conservative = True
 
     def _drop_run(self) -> None:
         self._num_dropped += len(self._run)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from hippo.config import SettingsError, setting
+from hippo.config import require_least, setting
 from hippo.engine.settings import EngineSettings
-from hippo.models.plan import LoadPlan
 
 ENV_PREFIX = "HIPPO_DRAFT"
 
@@ -22,14 +22,11 @@ class DraftSettings(EngineSettings):
         "for the model to check in the same forward; 0: none",
     )
 
-    @property
-    def load_plan(self) -> LoadPlan:
-        """See EngineSettings.load_plan; the target settles every token, so that a draft's dtype is
-        a matter of speed."""
-        return self._load_plan(auto_is_half=True)
-
     def __post_init__(self) -> None:
         """Refuses values that cannot work, before anything is loaded."""
         EngineSettings.__post_init__(self)
-        if self.max_guessed < 0:
-            raise SettingsError(f"--max-guessed is {self.max_guessed}; it must not be below 0")
+        require_least(self, 0, "max_guessed")
+
+    def _own_plan(self) -> dict[str, Any]:
+        """The target settles every token, so that a draft's dtype is a matter of speed."""
+        return {"auto_is_half": True}

@@ -9,7 +9,7 @@ import torch
 from hippo.engine.engine import Engine
 from hippo.engine.jobs import Job
 from hippo.engine.sequence import EngineSequence
-from hippo.engine.slots import Reservation
+from hippo.engine.slots import SlotPool
 from hippo.errors import InvalidRequestError
 from hippo.models.base import Prompt
 from hippo.models.content import cached_places
@@ -23,9 +23,7 @@ class DraftSequence(EngineSequence):
     tells_prefill = True
     visual: torch.Tensor | None
 
-    def __init__(
-        self, request: OpenRequest, reservation: Reservation, *, max_guessed: int = 0
-    ) -> None:
+    def __init__(self, request: OpenRequest, slots: SlotPool, *, max_guessed: int) -> None:
         self.drafter = Drafter(
             max_tokens=request.max_tokens,
             end_token_ids=request.end_token_ids,
@@ -34,8 +32,7 @@ class DraftSequence(EngineSequence):
             epoch=request.epoch,
             max_guessed=max_guessed,
         )
-        super().__init__(request, reservation, self.drafter)
-        self.has_select = False  # the event loop's: select arrived on the stream
+        super().__init__(request, slots, self.drafter)
         self.selection: Selection | None = None
         self.is_embedded = False
 
@@ -44,6 +41,8 @@ class DraftSequence(EngineSequence):
 
     def receive(self, engine: Engine, message: Any) -> None:
         if isinstance(message, Selection):
+            if self.selection is not None:
+                raise InvalidRequestError("select came twice; it is sent once", param="select")
             self.selection = message
             self._prefill_if_ready(engine)
         else:

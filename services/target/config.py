@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
-from hippo.config import SettingsError, setting
+from hippo.config import SettingsError, require_least, setting
 from hippo.engine.settings import EngineSettings
-from hippo.models.plan import LoadPlan
 from hippo.types import SpatialScore
 
 ENV_PREFIX = "HIPPO_TARGET"
@@ -50,27 +49,18 @@ class TargetSettings(EngineSettings):
         if any(not core.isdecimal() for core in self.cpu_cores):
             raise SettingsError(f"--cpu-cores {','.join(self.cpu_cores)}: expected numbers")
         EngineSettings.__post_init__(self)
-        if self.max_queue < 0:
-            raise SettingsError(f"--max-queue is {self.max_queue}; it must not be below 0")
+        require_least(self, 0, "max_queue")
+        require_least(self, 1, "score_layers")
         if not 0.0 <= self.spread <= 1.0:
             raise SettingsError(f"--spread is {self.spread}; it must be 0 to 1")
-        if self.score_layers is not None and self.score_layers < 1:
-            raise SettingsError(f"--score-layers is {self.score_layers}; it must be at least 1")
 
-    @property
-    def load_plan(self) -> LoadPlan:
-        """See EngineSettings.load_plan; with the devices that share the layers."""
-        return self._load_plan(
-            tensor_parallel=self.tensor_parallel,
-            devices=self.devices,
-            cpu_cores=tuple(map(int, self.cpu_cores)),
-            exact_rows=self.deterministic_rows if self.deterministic else None,
-        )
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether all steps of the model have one shape."""
-        return self.deterministic
+    def _own_plan(self) -> dict[str, Any]:
+        return {
+            "tensor_parallel": self.tensor_parallel,
+            "devices": self.devices,
+            "cpu_cores": tuple(map(int, self.cpu_cores)),
+            "exact_rows": self.deterministic_rows if self.deterministic else None,
+        }
 
     @property
     def first_device(self) -> str:

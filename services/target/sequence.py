@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from hippo.engine.engine import Engine
 from hippo.engine.jobs import Job
 from hippo.engine.sequence import EngineSequence
-from hippo.engine.slots import Reservation
-from hippo.errors import ModelLoadError
-from hippo.models.base import VideoLanguageModel
+from hippo.engine.slots import SlotPool
+from hippo.errors import InvalidRequestError, ModelLoadError
+from hippo.models.base import Prompt, VideoLanguageModel
 from hippo.models.content import has_visual_from
 from hippo.pruning.select import (
     DEFAULT_OPTIONS,
@@ -18,8 +18,8 @@ from hippo.pruning.select import (
     needs_features,
 )
 from hippo.speculation.verifier import Verifier
-from hippo.types import OpenRequest
-from services.target.selection import ScoredSelection, needs_scores
+from hippo.types import OpenRequest, PromptInfo
+from services.target.selection import ScoredSelection, needs_scores, select_without_scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,26 @@ class Scoring:
 class TargetSequence(EngineSequence):
     """One sequence and its verifier."""
 
-    def __init__(self, request: OpenRequest, reservation: Reservation, *, scoring: Scoring) -> None:
+    def __init__(self, request: OpenRequest, slots: SlotPool, *, scoring: Scoring) -> None:
+        if request.committed_ids:
+            raise InvalidRequestError(
+                "committed_ids is for a draft that joins; the target begins at token 0",
+                param="committed_ids",
+            )
         verifier = Verifier(
             max_tokens=request.max_tokens,
             end_token_ids=request.end_token_ids,
             pace=request.pace,
         )
-        super().__init__(request, reservation, verifier, num_top_logprobs=request.num_top_logprobs)
+        super().__init__(request, slots, verifier, num_top_logprobs=request.num_top_logprobs)
         self._scoring = scoring
+
+    def announce(self, info: PromptInfo, prompt: Prompt) -> None:
+        """A choice that needs no scores goes out before any device work; the engine says others."""
+        super().announce(info, prompt)
+        pruning = self.request.pruning
+        if not needs_scores(pruning, int(prompt.visual_indices.shape[0])):
+            self.output.put(select_without_scores(pruning, prompt))
 
     def begin(self, engine: Engine) -> None:
         engine.start_job(self, self._prefill(engine))

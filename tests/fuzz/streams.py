@@ -21,9 +21,9 @@ from tests.fuzz.findings import Findings
 from tests.fuzz.messages import mutate_message, random_message
 from tests.fuzz.mutate import generator, mutated
 from tests.support.services import (
+    backend_of,
     serving_draft,
     serving_target,
-    stats_of,
     target_only,
     toy_request,
 )
@@ -99,8 +99,8 @@ async def fuzz_streams(
                     outcome = await _play(rng, method, script(rng, name))
                     findings.count(outcome.partition(":")[0])
                     problem = _problem(outcome) or await _left_behind(service)
-                    if stats_of(service).counters.num_failed > num_failed:
-                        num_failed = stats_of(service).counters.num_failed
+                    if backend_of(service).engine.counters.num_failed > num_failed:
+                        num_failed = backend_of(service).engine.counters.num_failed
                         problem = problem or "a sequence ended by an error of the engine's own"
                     if tracebacks.found:
                         problem = problem or "a traceback was logged"
@@ -234,13 +234,14 @@ def _problem(outcome: str) -> str | None:
 async def _left_behind(service: EngineService) -> str | None:
     """What the stream left in the service, once it had time to go."""
     for _ in range(2000):
-        stats = stats_of(service)
-        if not stats.num_slots_used and not stats.num_waiting and not stats.counters.num_sequences:
+        slots = backend_of(service).slots
+        num_sequences = backend_of(service).engine.counters.num_sequences
+        if not slots.num_used and not slots.num_waiting and not num_sequences:
             return None
         await asyncio.sleep(0.002)
     return (
-        f"{stats.num_slots_used} slots, {stats.num_waiting} waiting and "
-        f"{stats.counters.num_sequences} sequences are left"
+        f"{slots.num_used} slots, {slots.num_waiting} waiting and {num_sequences} sequences are "
+        "left"
     )
 
 

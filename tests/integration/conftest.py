@@ -1,4 +1,4 @@
-"""Checks that hold after every integration test."""
+"""Checks that hold after every integration test, and models that several of them share."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+import torch
+
+from tests.support.pairs import Pair, load
 
 
 @pytest.fixture(autouse=True)
@@ -17,3 +20,19 @@ def _no_engine_thread_is_left() -> Iterator[None]:
         if thread.name == "device" or thread.name.startswith("prepare")
     ]
     assert not left, f"threads outlived their service: {left}"
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("target_checkpoint", "draft_checkpoint"),
+        ("llava_checkpoint", "llava_draft_checkpoint"),
+    ],
+    ids=["qwen2.5-vl", "llava-onevision"],
+)
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """Of each family one, computing with one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield Pair(*(load(request.getfixturevalue(name)) for name in request.param))
+    torch.set_num_threads(threads)

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from hippo.config import SettingsError
-from hippo.models.loading import load_model
-from hippo.models.plan import LoadPlan
 from hippo.types import SamplingParams
 from services.target.config import TargetSettings
-from tests.integration.test_service_checkpoints import NoiseDecoder
+from tests.support.pairs import NoiseDecoder, load
 from tests.support.services import (
     POLICIES,
     relay,
@@ -29,16 +27,16 @@ SAMPLED = SamplingParams(temperature=0.9, seed=5)
 async def test_every_policy_gives_the_target_only_output_to_the_last_bit(
     draft_checkpoint: Path, target_checkpoint: Path
 ) -> None:
-    options: dict[str, Any] = {"dtype": "bfloat16", "num_slots": 3, "max_context_length": 512}
+    options: dict[str, Any] = {"dtype": "bfloat16", "num_slots": 3}
     decoder = NoiseDecoder()
     requests = [
         toy_request("a short one", sampling=SAMPLED, max_tokens=200, end_token_ids=()),
         toy_request("and a longer question", max_tokens=240, end_token_ids=()),
     ]
-    target_model = load_model(LoadPlan(str(target_checkpoint), exact_rows=6, **options))
+    target_model = load(target_checkpoint, exact_rows=6, **options)
     async with (
         serving_target(target_model, decoder) as (_, target),
-        serving_draft(load_model(LoadPlan(str(draft_checkpoint), **options)), decoder) as (
+        serving_draft(load(draft_checkpoint, **options), decoder) as (
             _,
             draft,
         ),
@@ -77,5 +75,5 @@ def test_the_services_rows_are_fixed_only_when_asked_for() -> None:
 
 
 def test_no_prefixes_are_reused_where_bits_count() -> None:
-    assert TargetSettings(model="m").reuse.keeps_prefixes
-    assert not TargetSettings(model="m", deterministic=True).reuse.keeps_prefixes
+    assert TargetSettings(model="m").keeps_prefixes
+    assert not TargetSettings(model="m", deterministic=True).keeps_prefixes

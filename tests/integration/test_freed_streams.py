@@ -18,9 +18,9 @@ from tests.support.services import (
     relay,
     serving_draft,
     serving_target,
-    stats_of,
     toy_request,
     until,
+    until_free,
 )
 from tests.support.toy_model import ToyModel
 
@@ -43,7 +43,7 @@ async def test_a_target_stream_is_freed_at_its_end(request_: OpenRequest, end: s
             for _ in range(3):
                 with contextlib.suppress(HippoError):
                     await verify(client, request_, end)
-            await until(lambda: stats_of(service).num_slots_used == 0)
+            await until_free(service)
             await until(lambda: not living(EngineSequence, ClientStream))
 
 

@@ -13,14 +13,11 @@ import torch
 
 from hippo.engine.device_thread import DeviceThread
 from hippo.engine.jobs import Jobs
-from hippo.models.base import VideoLanguageModel
-from hippo.models.loading import load_model
-from hippo.models.plan import LoadPlan
 from hippo.rpc.client import DraftClient, TargetClient
 from hippo.types import OpenRequest, Pruning, PruningStrategy, SamplingParams
-from tests.integration.test_llava_services import NoiseDecoder, video_request
+from tests.support.pairs import NoiseDecoder, load
 from tests.support.pretend_cuda import on_thread, pretended_device
-from tests.support.services import relay, serving_draft, serving_target, target_only
+from tests.support.services import relay, serving_draft, serving_target, target_only, toy_request
 
 SAMPLED = SamplingParams(
     temperature=0.8, top_p=0.95, seed=11, presence_penalty=0.3, logit_bias=((7, 0.5),)
@@ -38,12 +35,6 @@ class Pair:
     target: TargetClient
     waits: list[str]
     settled: list[int]  # by forward: when the piece before it was over, or 0
-
-
-def load(folder: Path, device: str) -> VideoLanguageModel:
-    return load_model(
-        LoadPlan(str(folder), device=device, dtype="float32", num_slots=3, max_context_length=512)
-    )
 
 
 @pytest.fixture
@@ -66,7 +57,9 @@ async def pair(
     monkeypatch.setattr(Jobs, "settle", settle)
     with pretended_device():
         with on_thread([]):
-            draft, target = (load(one, "cuda") for one in (draft_checkpoint, target_checkpoint))
+            draft, target = (
+                load(one, device="cuda") for one in (draft_checkpoint, target_checkpoint)
+            )
         decoder = NoiseDecoder()
         async with (
             serving_target(target, decoder) as (_, target_client),
@@ -78,14 +71,20 @@ async def pair(
 @pytest.fixture(scope="module")
 def requests() -> list[OpenRequest]:
     return [
-        video_request(sampling=sampling, pruning=PRUNING, request_id=str(index))
+        toy_request(
+            sampling=sampling,
+            pruning=PRUNING,
+            request_id=str(index),
+            max_tokens=40,
+            end_token_ids=(),
+        )
         for index, sampling in enumerate((SamplingParams(), SAMPLED))
     ]
 
 
 @pytest.fixture
 async def expected(target_checkpoint: Path, requests: list[OpenRequest]) -> list[list[int]]:
-    model = load(target_checkpoint, "cpu")
+    model = load(target_checkpoint)
     async with serving_target(model, NoiseDecoder()) as (_, client):
         return [(await target_only(client, request)).token_ids for request in requests]
 

@@ -5,20 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-import torch
 
-from hippo.models.base import DecodedMedia, VideoLanguageModel
-from hippo.models.loading import load_model
-from hippo.models.plan import LoadPlan
 from hippo.rpc.client import TargetClient
 from hippo.types import (
     ChatMessage,
-    FramePlan,
     Media,
     MediaKind,
     MediaPart,
@@ -28,57 +21,23 @@ from hippo.types import (
     SamplingParams,
     TextPart,
 )
-from tests.support.reference import clip
+from tests.support.pairs import NoiseDecoder, Pair
 from tests.support.services import (
     Answer,
+    backend_of,
     relay,
     serving_draft,
     serving_target,
-    stats_of,
     target_only,
     toy_request,
-    until,
+    until_free,
 )
 
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=11, presence_penalty=0.3)
 COLD: dict[str, Any] = {"prefix_cache": False, "vision_cache_mb": 0}
 
 
-class NoiseDecoder:
-    """Frames of noise by the data instead of a decoded file."""
-
-    async def decode(self, media: Media, plan: FramePlan) -> DecodedMedia:
-        frames = clip(num_frames=4, size=56, seed=int.from_bytes(media.data, "little"))
-        return dataclasses.replace(frames, kind=media.kind)
-
-
-class Pair(NamedTuple):
-    target: VideoLanguageModel
-    draft: VideoLanguageModel
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        ("target_checkpoint", "draft_checkpoint"),
-        ("llava_checkpoint", "llava_draft_checkpoint"),
-    ],
-    ids=["qwen2.5-vl", "llava-onevision"],
-)
-def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    folders: list[Path] = [request.getfixturevalue(name) for name in request.param]
-    yield Pair(
-        *(
-            load_model(LoadPlan(str(folder), dtype="float32", num_slots=2, max_context_length=512))
-            for folder in folders
-        )
-    )
-    torch.set_num_threads(threads)
-
-
-def question(text: str, data: bytes = b"a", **changes: Any) -> OpenRequest:
+def question(text: str, data: bytes = b"aaaa", **changes: Any) -> OpenRequest:
     """A question after a clip, 20 tokens of answer."""
     values: dict[str, Any] = {
         "media": (Media(MediaKind.VIDEO, data),),
@@ -123,7 +82,7 @@ async def test_warm_answers_equal_cold_ones_with_and_without_a_draft(
         question("where does the man go?", pruning=pruning, sampling=sampling),
         first,  # once more: the question's rows are run if they are to score
         next_turn(first, "a hat", "and then?"),
-        question("what is in the thing?", b"b", pruning=pruning, sampling=sampling),
+        question("what is in the thing?", b"bbbb", pruning=pruning, sampling=sampling),
     ]
     cold = await cold_answers(pair, requests)
     decoder = NoiseDecoder()
@@ -140,21 +99,21 @@ async def test_warm_answers_equal_cold_ones_with_and_without_a_draft(
                 assert answer.token_ids == expected.token_ids
                 assert answer.selection is not None and expected.selection is not None
                 assert answer.selection.kept_indices == expected.selection.kept_indices
-                await until(lambda: stats_of(target_service).num_slots_used == 0)
-                await until(lambda: stats_of(draft_service).num_slots_used == 0)
-        counters = stats_of(target_service).counters
+                await until_free(target_service)
+                await until_free(draft_service)
+        counters = backend_of(target_service).engine.counters
         assert counters.num_prefix_hits >= 6
         assert counters.num_reused_rows > counters.num_prompt_rows // 3
-        assert stats_of(target_service).vision_cache.num_misses == 2
-        assert stats_of(draft_service).vision_cache.num_misses == 2
-        assert stats_of(draft_service).counters.num_prefix_hits >= 3
+        assert backend_of(target_service).engine.vision_cache.num_misses == 2
+        assert backend_of(draft_service).engine.vision_cache.num_misses == 2
+        assert backend_of(draft_service).engine.counters.num_prefix_hits >= 3
 
 
 async def test_a_second_question_runs_only_its_own_rows(pair: Pair) -> None:
     async with serving_target(pair.target, NoiseDecoder()) as (_, client):
         first = await target_only(client, question("what is in the thing?"))
         second = await target_only(client, question("where does the man go?"))
-        other = await target_only(client, question("where does the man go?", b"b"))
+        other = await target_only(client, question("where does the man go?", b"bbbb"))
     assert num_reused(first) == 0
     timing = second.verdicts[0].timing
     assert timing.context_length > timing.num_rows
@@ -174,9 +133,9 @@ async def test_a_second_turn_runs_only_what_follows_the_first_answer(pair: Pair)
 async def test_without_the_options_nothing_is_kept(pair: Pair) -> None:
     async with serving_target(pair.target, NoiseDecoder(), **COLD) as (service, client):
         answers = [await target_only(client, question("what?")) for _ in range(2)]
-        stats = stats_of(service)
-        assert stats.counters.num_prefix_hits == stats.counters.num_reused_rows == 0
-        assert (stats.vision_cache.num_hits, stats.vision_cache.num_bytes) == (0, 0)
+        engine = backend_of(service).engine
+        assert engine.counters.num_prefix_hits == engine.counters.num_reused_rows == 0
+        assert (engine.vision_cache.num_hits, engine.vision_cache.num_bytes) == (0, 0)
     assert [num_reused(answer) for answer in answers] == [0, 0]
 
 
@@ -185,8 +144,8 @@ async def test_requests_of_different_salts_share_nothing(pair: Pair) -> None:
         for salt in ("", "one", "other"):
             answer = await target_only(client, question("what?", cache_salt=salt))
             assert num_reused(answer) == 0
-        assert stats_of(service).vision_cache.num_hits == 0
-        assert stats_of(service).media_cache.num_hits == 0
+        assert backend_of(service).engine.vision_cache.num_hits == 0
+        assert backend_of(service).prompts.media_cache.num_hits == 0
         again = await target_only(client, question("what?", cache_salt="other"))
         assert num_reused(again) > 0
 
@@ -200,7 +159,7 @@ async def test_any_order_of_questions_turns_and_departures_gives_cold_answers(
     for _ in range(10):
         request = question(
             chance.choice(("what?", "what is it?", "who is in the hat?")),
-            chance.choice((b"a", b"b")),
+            chance.choice((b"aaaa", b"bbbb")),
             sampling=chance.choice((SamplingParams(), SAMPLED)),
             pruning=Pruning(chance.choice((PruningStrategy.NONE, PruningStrategy.ATTENTION)), 0.5),
             max_tokens=chance.randrange(1, 9),
@@ -225,9 +184,9 @@ async def test_any_order_of_questions_turns_and_departures_gives_cold_answers(
         for _ in range(8):
             indices = [chance.randrange(len(pool)) for _ in range(chance.randrange(1, 5))]
             await asyncio.gather(*(one(target, index) for index in indices))
-        await until(lambda: stats_of(service).num_slots_used == 0)
-        assert stats_of(service).counters.num_failed == 0
-        assert stats_of(service).counters.num_prefix_hits > 4
+        await until_free(service)
+        assert backend_of(service).engine.counters.num_failed == 0
+        assert backend_of(service).engine.counters.num_prefix_hits > 4
 
 
 async def leave_early(target: TargetClient, request: OpenRequest, *, num_messages: int) -> None:
@@ -245,7 +204,7 @@ async def test_an_image_and_a_video_of_the_same_frames_are_not_the_same(pair: Pa
     request = question(
         "",
         messages=(ChatMessage("user", parts),),
-        media=tuple(Media(kind, b"a") for kind in kinds),
+        media=tuple(Media(kind, b"aaaa") for kind in kinds),
     )
     swapped = dataclasses.replace(request, media=request.media[::-1])
     requests = [request, swapped, request]
@@ -253,7 +212,7 @@ async def test_an_image_and_a_video_of_the_same_frames_are_not_the_same(pair: Pa
     async with serving_target(pair.target, NoiseDecoder()) as (service, target):
         for one, expected in zip(requests, cold, strict=True):
             assert (await target_only(target, one)).token_ids == expected.token_ids
-        assert stats_of(service).vision_cache.num_misses == 2
+        assert backend_of(service).engine.vision_cache.num_misses == 2
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,10 @@
-"""A service from its port to its end: health, reflection, draining, metrics, TLS, coming back."""
+"""A service from its port to its end: health, reflection, draining, metrics, coming back."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,24 +13,22 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from hippo.errors import InvalidRequestError, ModelLoadError, UnavailableError
+from hippo.errors import ModelLoadError, UnavailableError
 from hippo.metrics import SERVICE_METRICS
 from hippo.models.base import StepPlan
 from hippo.models.linear import padded_rows
 from hippo.rpc.client import DRAFT_SERVICE, TARGET_SERVICE, DraftClient, TargetClient
-from hippo.rpc.options import TlsFiles
-from hippo.rpc.server import RpcServer
 from hippo.types import PromptInfo
 from tests.support.metrics import check_exported
 from tests.support.services import (
+    backend_of,
     build_draft,
     build_target,
     serving_draft,
     serving_target,
-    stats_of,
     target_only,
     toy_request,
-    until,
+    until_free,
 )
 from tests.support.toy_model import ToyDecoder, ToyModel
 
@@ -152,17 +149,6 @@ async def test_reflection_lists_the_service_and_health() -> None:
     assert {entry.name for entry in listed} >= {DRAFT_SERVICE, "grpc.health.v1.Health"}
 
 
-async def test_a_taken_port_is_a_clear_error() -> None:
-    first, second = RpcServer(DRAFT_SERVICE), RpcServer(DRAFT_SERVICE)
-    port = await first.start("127.0.0.1", 0)
-    try:
-        with pytest.raises(UnavailableError, match=f"cannot listen on 127.0.0.1:{port}"):
-            await second.start("127.0.0.1", port)
-    finally:
-        await second.stop()
-        await first.stop()
-
-
 async def test_waiting_for_a_service_that_is_not_there_ends_with_its_address() -> None:
     client = DraftClient("127.0.0.1:9")
     try:
@@ -208,10 +194,10 @@ async def test_the_metrics_show_slots_and_forwards() -> None:
             await service.serve_model(ToyModel(), ToyDecoder())
             client = TargetClient(f"127.0.0.1:{service.port}")
             await target_only(client, toy_request(max_tokens=5, end_token_ids=()))
-            await until(lambda: stats_of(service).num_slots_used == 0)
+            await until_free(service)
             await target_only(client, toy_request("what else?", max_tokens=1))
             await client.close()
-            await until(lambda: stats_of(service).num_slots_used == 0)
+            await until_free(service)
             text = (await http.get(url)).text
     finally:
         await service.stop()
@@ -242,33 +228,9 @@ async def test_the_metrics_show_slots_and_forwards() -> None:
     check_exported(text, SERVICE_METRICS)
 
 
-async def test_mutual_tls_lets_in_who_has_a_certificate_and_nobody_else(pki: Path) -> None:
-    ca, cert, key = (str(pki / name) for name in ("ca.pem", "service.pem", "service.key"))
-    server = RpcServer(DRAFT_SERVICE, tls=TlsFiles(cert=cert, key=key, ca=ca))
-    address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
-    await server.set_serving(True)
-    known = DraftClient(address, TlsFiles(cert=cert, key=key, ca=ca))
-    unknown = DraftClient(address, TlsFiles(ca=ca))
-    plain = DraftClient(address)
-    try:
-        assert await known.is_serving()
-        assert not await unknown.is_serving(timeout=1)
-        assert not await plain.is_serving(timeout=1)
-    finally:
-        for client in (known, unknown, plain):
-            await client.close()
-        await server.stop()
-
-
-def test_a_missing_tls_file_is_named() -> None:
-    with pytest.raises(InvalidRequestError, match=r"/no/such\.key"):
-        TlsFiles(cert="/no/such.pem", key="/no/such.key").server_credentials()
-
-
 async def test_what_is_called_on_the_device_thread_gives_raises_or_is_given_up() -> None:
     async with serving_target(ToyModel()) as (service, client):
-        assert service.host.backend is not None
-        engine = service.host.backend.engine
+        engine = backend_of(service).engine
         names: list[str] = []
         await engine.call(lambda: names.append(threading.current_thread().name))
         assert names == ["device"]

@@ -10,63 +10,57 @@ from hippo.errors import DeadlineError, OverloadedError
 from hippo.types import (
     Pace,
     PromptInfo,
+    Pruning,
+    PruningStrategy,
     StepLimits,
     Verdict,
 )
 from tests.support.gate import Gate
 from tests.support.services import (
+    backend_of,
     serving_draft,
     serving_target,
-    stats_of,
     target_only,
     toy_request,
     until,
+    until_free,
 )
 from tests.support.toy_model import ToyModel
 
 
-async def test_cancelling_in_the_prefill_frees_the_slot() -> None:
+@pytest.mark.parametrize("num_pieces", [1, 3])  # before the tap of the scores and behind it
+async def test_cancelling_in_the_prefill_frees_the_slot(num_pieces: int) -> None:
     model = ToyModel()
     async with serving_target(model) as (service, client):
-        gate = Gate()
+        gate = Gate(num_pieces)
         model.on_piece = gate
-        async with client.verify(toy_request()) as stream:
+        request = toy_request(pruning=Pruning(PruningStrategy.HOLISTIC, 0.5))
+        async with client.verify(request) as stream:
             assert isinstance(await anext(stream), PromptInfo)
             await until(gate.has_arrived.is_set)
-            assert stats_of(service).num_slots_used == 1
-        await until(lambda: stats_of(service).num_streams == 0)
+            assert backend_of(service).slots.num_used == 1
+        await until(lambda: service.num_streams == 0)
         gate.open()
-        await until(lambda: stats_of(service).num_slots_used == 0)
-        assert stats_of(service).counters.num_prefills == 0
-        assert stats_of(service).counters.num_sequences == 0
+        await until_free(service)
+        assert backend_of(service).engine.counters.num_prefills == 0
+        assert backend_of(service).engine.counters.num_sequences == 0
 
 
 async def test_cancelling_while_decoding_frees_the_slot() -> None:
     model = ToyModel()
     async with serving_target(model) as (service, client):
         gate = Gate()
-        num_forwards = stats_of(service).counters.num_forwards
+        num_forwards = backend_of(service).engine.counters.num_forwards
         model.on_forward = lambda plan: gate(plan) if plan.sequences[0].start_index == 5 else None
         async with client.verify(toy_request(end_token_ids=())) as stream:
             async for message in stream:
                 if isinstance(message, Verdict) and message.start_index == 3:
                     break
             await until(gate.has_arrived.is_set)
-        await until(lambda: stats_of(service).num_streams == 0)
+        await until(lambda: service.num_streams == 0)
         gate.open()
-        await until(lambda: stats_of(service).num_slots_used == 0)
-        assert stats_of(service).counters.num_forwards == num_forwards + 6
-
-
-async def test_streams_that_were_left_leave_no_task_behind() -> None:
-    async with serving_target(ToyModel()) as (_, client):
-        num_tasks = len(asyncio.all_tasks())
-        for _ in range(20):
-            async with client.verify(toy_request(max_tokens=400)) as stream:
-                async for message in stream:
-                    if isinstance(message, Verdict):
-                        break
-        await until(lambda: len(asyncio.all_tasks()) <= num_tasks)
+        await until_free(service)
+        assert backend_of(service).engine.counters.num_forwards == num_forwards + 6
 
 
 async def test_with_slots_and_queue_full_the_target_refuses_and_the_queue_moves_on() -> None:
@@ -78,7 +72,7 @@ async def test_with_slots_and_queue_full_the_target_refuses_and_the_queue_moves_
         async with client.verify(request) as running:
             assert isinstance(await anext(running), PromptInfo)
             queued = asyncio.create_task(target_only(client, request))
-            await until(lambda: stats_of(service).num_waiting == 1)
+            await until(lambda: backend_of(service).slots.num_waiting == 1)
 
             with pytest.raises(OverloadedError, match="all 1 slots and all 1 places"):
                 await target_only(client, request)
@@ -87,7 +81,7 @@ async def test_with_slots_and_queue_full_the_target_refuses_and_the_queue_moves_
             async for _ in running:
                 pass
         assert len((await queued).token_ids) == 4
-        assert stats_of(service).num_waiting == 0
+        assert backend_of(service).slots.num_waiting == 0
 
 
 async def test_a_sequence_over_its_time_is_ended_and_its_slot_free() -> None:
@@ -98,13 +92,13 @@ async def test_a_sequence_over_its_time_is_ended_and_its_slot_free() -> None:
             with pytest.raises(DeadlineError):
                 async for _ in stream:
                     pass
-            await until(lambda: stats_of(service).num_slots_used == 0)
+            await until_free(service)
     async with serving_draft(ToyModel()) as (service, drafter):
         async with drafter.draft(request, timeout_s=0.5) as drafting:
             with pytest.raises(DeadlineError):
                 async for _ in drafting:
                     pass
-            await until(lambda: stats_of(service).num_slots_used == 0)
+            await until_free(service)
 
 
 async def test_giving_up_in_the_queue_frees_the_place() -> None:
@@ -115,9 +109,9 @@ async def test_giving_up_in_the_queue_frees_the_place() -> None:
         async with client.verify(toy_request()) as running:
             assert isinstance(await anext(running), PromptInfo)
             queued = asyncio.create_task(target_only(client, toy_request()))
-            await until(lambda: stats_of(service).num_waiting == 1)
+            await until(lambda: backend_of(service).slots.num_waiting == 1)
             queued.cancel()
-            await until(lambda: stats_of(service).num_waiting == 0)
+            await until(lambda: backend_of(service).slots.num_waiting == 0)
             gate.open()
 
 

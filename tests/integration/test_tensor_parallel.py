@@ -26,13 +26,13 @@ from hippo.types import FramePlan, Media, Pruning, PruningStrategy, SamplingPara
 from tests.support.parallel import two_ranks
 from tests.support.reference import clip, prepare, user
 from tests.support.services import (
+    backend_of,
     relay,
     serving_draft,
     serving_target,
-    stats_of,
     target_only,
     toy_request,
-    until,
+    until_free,
 )
 
 IDS = tuple(range(40, 64))
@@ -215,7 +215,7 @@ async def test_services_output_equals_one_ranks_with_and_without_a_draft(models:
                 assert drafted.blocks
         together = await asyncio.gather(*(relay(draft, two, r, "vpsd") for r in requests))
         assert [a.token_ids for a in together] == [a.token_ids for a in expected]
-        await until(lambda: stats_of(service).num_slots_used == 0)
+        await until_free(service)
 
 
 async def test_ranks_take_over_the_same_rows_of_a_slot(models: Models) -> None:
@@ -235,9 +235,9 @@ async def test_ranks_take_over_the_same_rows_of_a_slot(models: Models) -> None:
             assert warm.token_ids == answer.token_ids
             assert warm.selection is not None and answer.selection is not None
             assert warm.selection.kept_indices == answer.selection.kept_indices
-        await until(lambda: stats_of(service).num_slots_used == 0)
-        assert stats_of(service).counters.num_prefix_hits >= len(requests) // 2
-        assert stats_of(service).counters.num_failed == 0
+        await until_free(service)
+        assert backend_of(service).engine.counters.num_prefix_hits >= len(requests) // 2
+        assert backend_of(service).engine.counters.num_failed == 0
 
 
 async def test_ranks_copy_the_same_rows_of_a_running_sequence(models: Models) -> None:
@@ -250,4 +250,4 @@ async def test_ranks_copy_the_same_rows_of_a_running_sequence(models: Models) ->
         assert [answer.token_ids for answer in answers] == [expected.token_ids] * 2
         reused = sorted(answer.verdicts[0].timing.context_length for answer in answers)
         assert reused[0] == 0 < reused[1]
-        assert stats_of(service).counters.num_failed == 0
+        assert backend_of(service).engine.counters.num_failed == 0

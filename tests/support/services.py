@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, TypeVar
 
 from hippo.engine.media_cache import Decoder
-from hippo.engine.service import EngineService
-from hippo.engine.stats import EngineStats
+from hippo.engine.service import Backend, EngineService
 from hippo.models.base import VideoLanguageModel
 from hippo.rpc.client import (
     DraftClient,
@@ -20,7 +19,7 @@ from hippo.rpc.client import (
     TargetClient,
     TargetStream,
 )
-from hippo.speculation.coordinator import Action, Coordinator, SendBlock, SendCommit
+from hippo.speculation.coordinator import Action, Coordinator, ToTarget
 from hippo.speculation.policies import make_policy
 from hippo.types import (
     Block,
@@ -43,19 +42,25 @@ from services.target import servicer as target_servicer
 from services.target.config import TargetSettings
 from tests.support.toy_model import ToyDecoder
 
+ClientT = TypeVar("ClientT", DraftClient, TargetClient)
+
 POLICIES = ("off", "serial", "vpsd", "adaptive", "optimistic", "conservative")
 
 
-def stats_of(service: EngineService) -> EngineStats:
-    stats = service.host.stats()
-    assert stats is not None
-    return stats
+def backend_of(service: EngineService) -> Backend:
+    assert service.backend is not None
+    return service.backend
 
 
 async def until(condition: Callable[[], bool]) -> None:
     """Waits for what another thread or process brings about; the test's timeout ends it."""
     while not condition():
         await asyncio.sleep(0.005)
+
+
+async def until_free(service: EngineService) -> None:
+    """Waits until every slot is free."""
+    await until(lambda: backend_of(service).slots.num_used == 0)
 
 
 def build_draft(**changes: Any) -> EngineService:
@@ -68,37 +73,33 @@ def build_target(max_waiting: int = 4, **changes: Any) -> EngineService:
 
 
 @asynccontextmanager
-async def serving_draft(
-    model: VideoLanguageModel, decoder: Decoder | None = None, **changes: Any
-) -> AsyncIterator[tuple[EngineService, DraftClient]]:
-    """``changes`` are of the service's settings."""
-    service = build_draft(**changes)
-    client = DraftClient(f"127.0.0.1:{await service.start('127.0.0.1', 0)}")
-    try:
-        await service.serve_model(model, decoder or ToyDecoder())
-        yield service, client
-    finally:
-        await client.close()
-        await service.stop()
-
-
-@asynccontextmanager
-async def serving_target(
+async def _serving(
+    service: EngineService,
+    make_client: Callable[[str], ClientT],
     model: VideoLanguageModel,
-    decoder: Decoder | None = None,
-    *,
-    max_waiting: int = 4,
-    **changes: Any,
-) -> AsyncIterator[tuple[EngineService, TargetClient]]:
-    """``changes`` are of the service's settings."""
-    service = build_target(max_waiting, **changes)
-    client = TargetClient(f"127.0.0.1:{await service.start('127.0.0.1', 0)}")
+    decoder: Decoder | None,
+) -> AsyncIterator[tuple[EngineService, ClientT]]:
+    client = make_client(f"127.0.0.1:{await service.start('127.0.0.1', 0)}")
     try:
         await service.serve_model(model, decoder or ToyDecoder())
         yield service, client
     finally:
         await client.close()
         await service.stop()
+
+
+def serving_draft(
+    model: VideoLanguageModel, decoder: Decoder | None = None, **changes: Any
+) -> AbstractAsyncContextManager[tuple[EngineService, DraftClient]]:
+    """``changes`` are of the service's settings."""
+    return _serving(build_draft(**changes), DraftClient, model, decoder)
+
+
+def serving_target(
+    model: VideoLanguageModel, decoder: Decoder | None = None, **changes: Any
+) -> AbstractAsyncContextManager[tuple[EngineService, TargetClient]]:
+    """``changes`` are of the service's settings, or ``max_waiting``."""
+    return _serving(build_target(**changes), TargetClient, model, decoder)
 
 
 def toy_request(text: str = "what happens?", **changes: Any) -> OpenRequest:
@@ -153,12 +154,10 @@ async def relay(
 
     async def act(actions: list[Action], draft: DraftStream, target: TargetStream) -> None:
         for action in actions:
-            if isinstance(action, SendBlock):
-                await target.send(action.block)
-            elif isinstance(action, SendCommit):
-                await draft.send(action.commit)
+            if isinstance(action, ToTarget):
+                await target.send(action.message)
             else:
-                await asyncio.gather(draft.send(action.pace), target.send(action.pace))
+                await draft.send(action.message)
 
     async def pump_blocks(draft: DraftStream, target: TargetStream) -> None:
         async for message in draft:

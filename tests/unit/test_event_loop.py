@@ -22,11 +22,3 @@ def test_it_is_uvloop_s_where_it_is_installed() -> None:
 def test_it_is_asyncio_s_where_uvloop_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvloop", None)  # its import fails
     assert event_loop.run(_running()).startswith("asyncio")
-
-
-def test_what_main_raises_is_raised() -> None:
-    async def fail() -> None:
-        raise ValueError("so")
-
-    with pytest.raises(ValueError, match="so"):
-        event_loop.run(fail())

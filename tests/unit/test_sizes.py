@@ -92,7 +92,7 @@ def test_the_cache_is_that_which_is_allocated() -> None:
 
 
 def test_the_room_for_earlier_media_is_what_a_service_keeps_by_default() -> None:
-    assert EngineSettings(model="m").reuse.vision_cache_bytes == VISION_CACHE_BYTES
+    assert EngineSettings(model="m").vision_cache_bytes == VISION_CACHE_BYTES
 
 
 def test_ranks_share_the_layers_as_the_target_reckons() -> None:

@@ -17,7 +17,7 @@ from tests.support.services import toy_request
 
 
 def sequence() -> EngineSequence:
-    return DraftSequence(toy_request(), SlotPool(1, max_waiting=0).reserve())
+    return DraftSequence(toy_request(), SlotPool(1, max_waiting=0), max_guessed=0)
 
 
 class Recorder:

@@ -94,17 +94,6 @@ async def test_a_large_file_is_hashed_beside_the_event_loop_and_found_again(
     assert len(on_threads) == 2
 
 
-async def test_the_least_recently_used_give_way() -> None:
-    decoder = SlowDecoder()
-    cache = MediaCache(decoder, 6 * FRAME_BYTES)
-    for data in (b"one", b"two", b"one", b"new"):
-        await cache.decode(video(data), PLAN)
-        assert cache.num_bytes <= cache.max_bytes
-    await cache.decode(video(b"one"), PLAN)
-    await cache.decode(video(b"two"), PLAN)
-    assert decoder.started == [b"one", b"two", b"new", b"two"]
-
-
 async def test_without_room_nothing_is_kept_but_what_runs_is_shared() -> None:
     decoder = SlowDecoder()
     cache = MediaCache(decoder, 0)

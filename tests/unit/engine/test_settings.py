@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from hippo.config import SettingsError, load_settings
-from hippo.engine.settings import EngineSettings, ReuseOptions
+from hippo.engine.settings import EngineSettings
 from services.target.config import TargetSettings
 
 
-def reuse(*argv: str, **env: str) -> ReuseOptions:
-    settings = load_settings(
+def target(*argv: str, **env: str) -> TargetSettings:
+    return load_settings(
         TargetSettings,
         ("--model", "m", *argv),
         env,
@@ -18,7 +18,6 @@ def reuse(*argv: str, **env: str) -> ReuseOptions:
         prog="target",
         description="",
     )
-    return settings.reuse
 
 
 @pytest.mark.parametrize(
@@ -33,19 +32,19 @@ def reuse(*argv: str, **env: str) -> ReuseOptions:
 def test_prefixes_are_kept_unless_the_operator_says_no(
     argv: tuple[str, ...], keeps_prefixes: bool
 ) -> None:
-    assert reuse(*argv).keeps_prefixes is keeps_prefixes
+    assert target(*argv).keeps_prefixes is keeps_prefixes
 
 
 def test_flags_go_before_the_environment() -> None:
-    assert reuse(HIPPO_TARGET_PREFIX_CACHE="false").keeps_prefixes is False
-    assert reuse("--prefix-cache", HIPPO_TARGET_PREFIX_CACHE="false").keeps_prefixes is True
+    assert target(HIPPO_TARGET_PREFIX_CACHE="false").keeps_prefixes is False
+    assert target("--prefix-cache", HIPPO_TARGET_PREFIX_CACHE="false").keeps_prefixes is True
 
 
 def test_the_vision_cache_is_given_in_megabytes() -> None:
-    assert reuse().vision_cache_bytes == 256_000_000
-    assert reuse("--vision-cache-mb", "0").vision_cache_bytes == 0
+    assert target().vision_cache_bytes == 256_000_000
+    assert target("--vision-cache-mb", "0").vision_cache_bytes == 0
     with pytest.raises(SettingsError, match="--vision-cache-mb is -1"):
-        reuse("--vision-cache-mb", "-1")
+        target("--vision-cache-mb", "-1")
 
 
 def test_decoded_media_are_kept_in_megabytes_and_reckoned_where_they_lie() -> None:

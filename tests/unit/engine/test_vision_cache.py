@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hippo.engine.vision_cache import VisionCache
+from hippo.engine.bounded import VisionCache
 
 ROW_BYTES = 4 * 8
 
@@ -54,13 +54,6 @@ def test_what_is_larger_than_the_bound_is_not_kept_and_pushes_nothing_out() -> N
     cache.put(b"large", rows(5))
     assert cache.get(b"large") is None
     assert cache.get(b"small") is not None
-
-
-def test_an_item_that_is_put_twice_is_counted_once() -> None:
-    cache = VisionCache(10 * ROW_BYTES)
-    for _ in range(3):
-        cache.put(b"same", rows(4))
-    assert cache.num_bytes == 4 * ROW_BYTES
 
 
 def test_a_view_does_not_keep_what_it_is_a_view_of() -> None:

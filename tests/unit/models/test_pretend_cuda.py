@@ -18,8 +18,7 @@ from hippo.models.base import VideoLanguageModel as Model
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.pruning.select import needs_attention
-from hippo.sampling import SampleRequest, TokenSampler
-from hippo.sampling.sampler import choose_step
+from hippo.sampling.sampler import SampleRequest, TokenSampler, choose_step
 from hippo.types import Pruning, PruningStrategy, SamplingParams
 from services.target.selection import ScoredSelection
 from tests.support.pretend_cuda import PretendTensor, pretend_cuda
@@ -164,8 +163,8 @@ def check_sampling(pair: Pair, logits: torch.Tensor, prompt: Prompt) -> None:
         )
         given = logits if device == "cpu" else there
         for index in (4, 5):
-            request = SampleRequest(sampler, index, [1, 2, 3, 4, 5][:index], (3, 4))
-            found = choose_step([request], given, num_rows=[3])
+            request = SampleRequest(sampler, [1, 2, 3, 4, 5][:index], (3, 4))
+            found = choose_step([request], given)
         return found
 
     for params in SAMPLING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hippo.sampling import choose_tokens, keep_mask, noise_key
-from hippo.sampling.noise import noise_rows
+from hippo.sampling.noise import noise_key, noise_rows
+from hippo.sampling.rule import choose_tokens, keep_mask
 from hippo.types import SamplingParams
 
 

@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hippo.errors import HippoError
-from hippo.sampling import SampleRequest, TokenSampler, sample_step, sample_with_logprobs
+from hippo.sampling.sampler import SampleRequest, TokenSampler, sample_step
 from hippo.types import SamplingParams
 from tests.support.transfers import counted_transfers
 from tests.unit.sampling.test_sampler import NUM_IDS, PARAMS, logits_of
 
 
-def _requests(params: list[SamplingParams], num_rows: list[int]) -> list[SampleRequest]:
-    return [
-        SampleRequest(TokenSampler(each, [1], NUM_IDS, end_token_ids=[2]), 1, [3], [4] * (rows - 1))
-        for each, rows in zip(params, num_rows, strict=True)
-    ]
+def _request(
+    params: SamplingParams, num_rows: int, num_top: int | None, device: str = "cpu"
+) -> SampleRequest:
+    sampler = TokenSampler(params, [1], NUM_IDS, device, end_token_ids=[2])
+    return SampleRequest(sampler, [3], [4] * (num_rows - 1), num_top)
 
 
 @settings(max_examples=60, deadline=None)
@@ -34,17 +34,12 @@ def _requests(params: list[SamplingParams], num_rows: list[int]) -> list[SampleR
 def test_they_are_of_the_logits_as_they_came_and_change_no_token(
     parts: list[tuple[SamplingParams, int, int | None]],
 ) -> None:
-    params = [each for each, _, _ in parts]
     num_rows = [rows for _, rows, _ in parts]
     logits = logits_of(sum(num_rows), 7)
-    plain = sample_step(_requests(params, num_rows), logits, num_rows=num_rows)
-    ids, logprobs = sample_with_logprobs(
-        _requests(params, num_rows),
-        logits,
-        num_rows=num_rows,
-        num_top=[wanted for _, _, wanted in parts],
-    )
-    assert ids == plain
+    plain = sample_step([_request(params, rows, None) for params, rows, _ in parts], logits)
+    told = sample_step([_request(*part) for part in parts], logits)
+    ids, logprobs = zip(*told, strict=True)
+    assert list(ids) == [token_ids for token_ids, _ in plain]
     expected = torch.split(logits.log_softmax(-1), num_rows)
     for rows, chosen, found, (_, _, wanted) in zip(expected, ids, logprobs, parts, strict=True):
         if wanted is None:
@@ -61,22 +56,15 @@ def test_they_are_of_the_logits_as_they_came_and_change_no_token(
 
 
 def test_every_device_measures_the_same(device: str) -> None:
-    params = [SamplingParams(temperature=0.8, seed=4), SamplingParams(min_tokens=9)]
-    num_rows, num_top = [4, 3], [5, 0]
-    (ids, expected), (ids_there, found) = (
-        sample_with_logprobs(
-            [
-                SampleRequest(
-                    TokenSampler(each, [1], NUM_IDS, where, end_token_ids=[2]), 1, [3], [4] * 3
-                )
-                for each in params
-            ],
-            logits_of(7, 3, where),
-            num_rows=num_rows,
-            num_top=num_top,
+    params = SamplingParams(temperature=0.8, seed=4), SamplingParams(min_tokens=9)
+    here, there = (
+        sample_step(
+            [_request(params[0], 4, 5, where), _request(params[1], 4, 0, where)],
+            logits_of(8, 3, where),
         )
         for where in ("cpu", device)
     )
+    (ids, expected), (ids_there, found) = zip(*here, strict=True), zip(*there, strict=True)
     assert ids_there == ids
     for there, here in zip(chain(*found), chain(*expected), strict=True):
         assert there.logprob == pytest.approx(here.logprob, abs=1e-5)
@@ -84,18 +72,17 @@ def test_every_device_measures_the_same(device: str) -> None:
 
 
 def test_they_come_with_the_one_copy_of_the_tokens() -> None:
-    requests = _requests([SamplingParams(), SamplingParams(temperature=1.0)], [2, 3])
+    sampled = SamplingParams(temperature=1.0)
+    requests = [_request(SamplingParams(), 2, 4), _request(sampled, 3, None)]
     with counted_transfers() as transfers:
-        sample_with_logprobs(requests, logits_of(5, 0), num_rows=[2, 3], num_top=[4, None])
+        sample_step(requests, logits_of(5, 0))
     assert transfers.num == 1
 
 
 def test_a_certain_token_is_never_above_certainty_and_an_excluded_one_is_minus_infinity() -> None:
     logits = torch.full((1, NUM_IDS), float("-inf"))
     logits[0, 5] = 12345.678
-    _, ((found,),) = sample_with_logprobs(
-        _requests([SamplingParams()], [1]), logits, num_rows=[1], num_top=[2]
-    )
+    [(_, [found])] = sample_step([_request(SamplingParams(), 1, 2)], logits)
     assert found.logprob == 0.0
     assert found.top[0] == (5, 0.0) and found.top[1][1] == float("-inf")
 
@@ -104,4 +91,4 @@ def test_a_row_without_usable_logits_is_an_error() -> None:
     logits = logits_of(2, 0)
     logits[1, 3] = float("nan")
     with pytest.raises(HippoError, match="not usable"):
-        sample_with_logprobs(_requests([SamplingParams()], [2]), logits, num_rows=[2], num_top=[3])
+        sample_step([_request(SamplingParams(), 2, 3)], logits)

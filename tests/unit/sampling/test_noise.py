@@ -10,8 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hippo.sampling import gumbel_noise, noise_key, row_words
-from hippo.sampling.noise import hash_bits, noise_rows
+from hippo.sampling.noise import hash_bits, noise_key, noise_rows, row_words
 
 # (seed, choice, completion index) -> the bits of token ids 0, 1, 2, 1000 and 151,642
 KNOWN_BITS = {
@@ -46,6 +45,12 @@ KNOWN_BITS = {
     ),
 }
 IDS = [0, 1, 2, 1000, 151_642]
+
+
+def gumbel_noise(
+    seed: int, choice_index: int, index: int, num_ids: int, device: str = "cpu"
+) -> torch.Tensor:
+    return noise_rows(noise_key(seed, choice_index), (index,), num_ids, device)[0]
 
 
 def bits_of(seed: int, choice_index: int, index: int, num_ids: int, device: str) -> torch.Tensor:

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hippo.errors import HippoError
-from hippo.sampling import TokenSampler, choose_tokens, keep_mask, penalise
+from hippo.sampling.rule import choose_tokens, keep_mask, penalise
+from hippo.sampling.sampler import TokenSampler
 from hippo.types import SamplingParams
+from tests.unit.sampling.test_sampler import sample
 
 # Multiples of 1/8, so that ties are frequent; no top_p below is a ratio of small numbers, so that
 # no sum lies within rounding of it.
@@ -41,25 +43,6 @@ def test_filters_equal_the_plain_implementation(
 ) -> None:
     params = SamplingParams(temperature=1.0, top_k=top_k, top_p=top_p, min_p=min_p)
     assert set(kept_ids(row, params)) == plain.survivors(scaled_rows([row])[0].tolist(), params)
-
-
-def test_top_k_keeps_exactly_k_and_of_equals_the_lower_ids() -> None:
-    assert kept_ids([1.0, 3.0, 1.0, 3.0, 1.0], SamplingParams(top_k=3)) == [0, 1, 3]
-
-
-def test_top_p_keeps_of_equals_the_lower_ids() -> None:
-    assert kept_ids([0.0, 0.0, 0.0, 0.0], SamplingParams(top_p=0.4)) == [0, 1]
-
-
-def test_top_p_is_taken_of_what_top_k_has_left() -> None:
-    row = [math.log(p) for p in (0.4, 0.3, 0.2, 0.1)]
-    assert kept_ids(row, SamplingParams(top_p=0.5)) == [0, 1]
-    assert kept_ids(row, SamplingParams(top_p=0.5, top_k=2)) == [0]
-
-
-def test_the_likeliest_token_survives_every_filter() -> None:
-    params = SamplingParams(top_k=1, top_p=1e-9, min_p=1.0)
-    assert kept_ids([0.0, 2.0, 1.0], params) == [1]
 
 
 def test_filters_of_a_large_vocabulary_do_not_overflow(device: str) -> None:
@@ -104,14 +87,6 @@ def test_penalties_equal_the_plain_implementation(
     assert logits[0].tolist() == row, "the given logits stay as they are"
 
 
-def test_repetition_penalty_takes_prompt_and_output_but_frequency_the_output_only() -> None:
-    logits = torch.tensor([[4.0, 4.0, -4.0, 4.0]])
-    sampler = TokenSampler(SamplingParams(repetition_penalty=2.0), [0, 2], 4)
-    assert sampler.sample(logits, first_index=1, output_ids=[1]) == [3]
-    sampler = TokenSampler(SamplingParams(frequency_penalty=1.0), [0, 2], 4)
-    assert sampler.sample(logits, first_index=1, output_ids=[1]) == [0]
-
-
 def test_the_lowest_id_wins_a_tie(device: str) -> None:
     for num_ids in (3, 1000, 151_643):
         logits = torch.zeros(2, num_ids, device=device)
@@ -127,12 +102,12 @@ def test_a_tiny_temperature_is_greedy_and_a_huge_one_is_uniform(plain: SimpleNam
     for temperature in (5e-324, 1e-30, 1e-9):
         sampler = TokenSampler(SamplingParams(temperature=temperature, seed=4), [], 4)
         for index in range(20):
-            assert sampler.sample(logits, first_index=index, output_ids=[0] * index) == [1]
+            assert sample(sampler, logits, [0] * index) == [1]
     sampler = TokenSampler(SamplingParams(temperature=1e300, seed=4), [], 4)
     for index in range(20):
         noise = [plain.noise(4, 0, index, token_id) for token_id in range(4)]
         best = noise.index(max(noise))
-        assert sampler.sample(logits, first_index=index, output_ids=[0] * index) == [best]
+        assert sample(sampler, logits, [0] * index) == [best]
 
 
 def test_float32_extremes_and_excluded_ids_are_sampled_without_infinity(device: str) -> None:
@@ -149,7 +124,7 @@ def test_float32_extremes_and_excluded_ids_are_sampled_without_infinity(device: 
     params = SamplingParams(temperature=0.7, top_k=3, top_p=0.95, min_p=0.01, seed=1)
     sampler = TokenSampler(params, [], 4, device)
     for index in range(30):
-        ids = sampler.sample(rows, first_index=index, output_ids=[0] * index, draft_ids=[1, 1, 1])
+        ids = sample(sampler, rows, [0] * index, [1, 1, 1])
         assert ids[0] in (0, 3)
         assert ids[1] in (0, 1, 3)
         assert ids[2] == 2
@@ -179,7 +154,7 @@ def test_unusable_logits_raise_a_clear_internal_error(
     logits = torch.tensor([[0.0, 1.0, 2.0], row], device=device)
     sampler = TokenSampler(params, [0], 3, device)
     with pytest.raises(HippoError, match=r"logits are not usable \(NaN") as caught:
-        sampler.sample(logits, first_index=0, output_ids=[], draft_ids=[1])
+        sample(sampler, logits, [], [1])
     assert caught.value.http_status == 500
 
 
@@ -206,5 +181,5 @@ def test_a_token_equals_the_plain_implementation(
     seed = data.draw(st.integers(0, 2**31))
     logits = torch.randn(1, num_ids, generator=torch.Generator().manual_seed(seed)) * 3
     sampler = TokenSampler(params, prompt, num_ids)
-    actual = sampler.sample(logits, first_index=len(output), output_ids=output)
+    actual = sample(sampler, logits, output)
     assert actual == [plain.token(logits[0], params, prompt, output)]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hippo.sampling import SampleRequest, TokenSampler, sample_step
 from hippo.sampling import sampler as sampler_module
+from hippo.sampling.sampler import SampleRequest, TokenSampler, sample_step
 from hippo.types import SamplingParams
 from tests.support.transfers import counted_transfers
 
@@ -41,6 +43,17 @@ def logits_of(num_rows: int, seed: int, device: str = "cpu") -> torch.Tensor:
     return (torch.randn(num_rows, NUM_IDS, generator=generator) * 2).to(device)
 
 
+def sample(
+    sampler: TokenSampler,
+    logits: torch.Tensor,
+    output_ids: Sequence[int] = (),
+    draft_ids: Sequence[int] = (),
+) -> list[int]:
+    """One sequence's tokens alone."""
+    [(token_ids, _)] = sample_step([SampleRequest(sampler, output_ids, draft_ids)], logits)
+    return token_ids
+
+
 @settings(max_examples=80, deadline=None)
 @given(params=PARAMS, prompt=st.lists(TOKEN_IDS, max_size=6), histories=HISTORIES)
 def test_a_block_equals_its_rows_one_by_one_after_any_steps_and_rollbacks(
@@ -49,13 +62,11 @@ def test_a_block_equals_its_rows_one_by_one_after_any_steps_and_rollbacks(
     kept = TokenSampler(params, prompt, NUM_IDS, end_token_ids=END_IDS)
     for step, (output, draft) in enumerate(histories):
         logits = logits_of(len(draft) + 1, step)
-        block = kept.sample(logits, first_index=len(output), output_ids=output, draft_ids=draft)
+        block = sample(kept, logits, output, draft)
         for row in range(len(draft) + 1):
             history = output + draft[:row]
             fresh = TokenSampler(params, prompt, NUM_IDS, end_token_ids=END_IDS)
-            alone = fresh.sample(
-                logits[row : row + 1], first_index=len(history), output_ids=history
-            )
+            alone = sample(fresh, logits[row : row + 1], history)
             assert alone == [block[row]]
             assert len(history) >= params.min_tokens or block[row] not in END_IDS
 
@@ -67,9 +78,9 @@ def test_a_block_equals_its_rows_one_by_one_on_every_device(device: str) -> None
     draft = [int(i) for i in torch.randint(NUM_IDS, (15,), generator=torch.manual_seed(0))]
     logits = logits_of(16, 9, device)
     kept = TokenSampler(params, [1, 2], NUM_IDS, device)
-    block = kept.sample(logits, first_index=0, output_ids=[], draft_ids=draft)
+    block = sample(kept, logits, [], draft)
     for row in range(16):
-        alone = kept.sample(logits[row : row + 1], first_index=row, output_ids=draft[:row])
+        alone = sample(kept, logits[row : row + 1], draft[:row])
         assert alone == [block[row]]
 
 
@@ -84,24 +95,18 @@ def test_a_block_equals_its_rows_one_by_one_on_every_device(device: str) -> None
 def test_sequences_with_different_parameters_share_a_step(
     parts: list[tuple[SamplingParams, list[int], list[int]]],
 ) -> None:
-    num_rows = [len(draft) + 1 for _, _, draft in parts]
-    logits = logits_of(sum(num_rows), 5)
+    logits = logits_of(sum(len(draft) + 1 for _, _, draft in parts), 5)
     requests = [
-        SampleRequest(
-            TokenSampler(params, [1], NUM_IDS, end_token_ids=END_IDS), len(output), output, draft
-        )
+        SampleRequest(TokenSampler(params, [1], NUM_IDS, end_token_ids=END_IDS), output, draft)
         for params, output, draft in parts
     ]
-    together = sample_step(requests, logits, num_rows=num_rows)
-    for place, (params, output, draft) in enumerate(parts):
-        start = sum(num_rows[:place])
-        alone = TokenSampler(params, [1], NUM_IDS, end_token_ids=END_IDS).sample(
-            logits[start : start + num_rows[place]],
-            first_index=len(output),
-            output_ids=output,
-            draft_ids=draft,
-        )
-        assert together[place] == alone
+    together = sample_step(requests, logits)
+    start = 0
+    for (token_ids, _), (params, output, draft) in zip(together, parts, strict=True):
+        sampler = TokenSampler(params, [1], NUM_IDS, end_token_ids=END_IDS)
+        end = start + len(draft) + 1
+        assert token_ids == sample(sampler, logits[start:end], output, draft)
+        start = end
 
 
 def test_a_step_copies_its_tokens_from_the_device_once() -> None:
@@ -110,9 +115,9 @@ def test_a_step_copies_its_tokens_from_the_device_once() -> None:
         TokenSampler(SamplingParams(temperature=1.0, top_k=4, top_p=0.9, min_p=0.1), [], NUM_IDS),
         TokenSampler(SamplingParams(frequency_penalty=0.5), [], NUM_IDS),
     ]
-    requests = [SampleRequest(sampler, 1, [2], [3]) for sampler in samplers]
+    requests = [SampleRequest(sampler, [2], [3]) for sampler in samplers]
     with counted_transfers() as transfers:
-        sample_step(requests, logits_of(6, 0), num_rows=[2, 2, 2])
+        sample_step(requests, logits_of(6, 0))
     assert transfers.num == 1
 
 
@@ -121,7 +126,7 @@ def test_an_end_token_is_chosen_from_min_tokens_on_and_not_before_even_if_biased
     sampler = TokenSampler(params, [], NUM_IDS, end_token_ids=[7])
     logits = logits_of(6, 3)
     before = logits.clone()
-    chosen = sampler.sample(logits, first_index=0, output_ids=[], draft_ids=[0, 0, 0, 0, 0])
+    chosen = sample(sampler, logits, [], [0, 0, 0, 0, 0])
     assert [token_id == 7 for token_id in chosen] == [False] * 3 + [True] * 3
     assert torch.equal(logits, before)
     likeliest = logits.index_fill(1, torch.tensor([7]), float("-inf")).argmax(1)
@@ -134,18 +139,6 @@ def test_greedy_sequences_that_are_past_min_tokens_are_plain_again() -> None:
     assert TokenSampler(SamplingParams(min_tokens=3), [], NUM_IDS).is_plain_greedy(0)
 
 
-def test_the_draft_and_the_target_draw_alike_from_equal_logits() -> None:
-    params = SamplingParams(temperature=1.0, seed=99)
-    draft, target = (TokenSampler(params, [], NUM_IDS) for _ in range(2))
-    logits = logits_of(9, 1)
-    ids: list[int] = []
-    for index in range(9):
-        ids += draft.sample(logits[index : index + 1], first_index=index, output_ids=ids)
-    assert target.sample(logits, first_index=0, output_ids=[], draft_ids=ids[:-1]) == ids
-    other = TokenSampler(SamplingParams(temperature=1.0, seed=99, choice_index=1), [], NUM_IDS)
-    assert other.sample(logits, first_index=0, output_ids=[], draft_ids=ids[:-1]) != ids
-
-
 def test_noise_does_not_depend_on_the_order_in_which_indices_are_asked_for() -> None:
     params = SamplingParams(temperature=1.0, seed=8)
     logits = torch.zeros(1, 20_000)  # the noise alone decides
@@ -153,7 +146,7 @@ def test_noise_does_not_depend_on_the_order_in_which_indices_are_asked_for() -> 
     back = TokenSampler(params, [], 20_000)
 
     def token(sampler: TokenSampler, index: int) -> int:
-        return sampler.sample(logits, first_index=index, output_ids=[0] * index)[0]
+        return sample(sampler, logits, [0] * index)[0]
 
     forward = [token(there, index) for index in range(12)]
     assert [token(back, index) for index in reversed(range(12))] == forward[::-1]
@@ -162,12 +155,10 @@ def test_noise_does_not_depend_on_the_order_in_which_indices_are_asked_for() -> 
 def test_the_noise_of_many_rows_is_used_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     params, logits = SamplingParams(temperature=1.0, seed=3), logits_of(9, 0)
     draft = (1,) * 8
-    usual = TokenSampler(params, (), NUM_IDS).sample(
-        logits, first_index=0, output_ids=(), draft_ids=draft
-    )
+    usual = sample(TokenSampler(params, (), NUM_IDS), logits, (), draft)
     monkeypatch.setattr(sampler_module, "_NOISE_ELEMENTS", 1)
     monkeypatch.setattr(sampler_module, "_KEPT_ELEMENTS", 2 * NUM_IDS)
     sampler = TokenSampler(params, (), NUM_IDS)
-    assert sampler.sample(logits[:2], first_index=0, output_ids=(), draft_ids=(1,)) == usual[:2]
-    assert sampler.sample(logits, first_index=0, output_ids=(), draft_ids=draft) == usual
+    assert sample(sampler, logits[:2], (), (1,)) == usual[:2]
+    assert sample(sampler, logits, (), draft) == usual
     assert sampler._noise is not None and sampler._noise.shape == (2, NUM_IDS)

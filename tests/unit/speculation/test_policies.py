@@ -66,12 +66,13 @@ def test_no_policy_exceeds_the_operators_limit(name: str, max_draft_tokens: int)
     assert most <= max_draft_tokens
 
 
-def test_adaptive_stops_a_useless_draft_and_tries_it_again() -> None:
+def test_adaptive_stops_a_useless_draft_tries_it_again_and_never_waits_for_it() -> None:
     policy, outcome = run_adaptive([False] * 200, VirtualMachine())
     assert policy.acceptance_rate < 0.3
     assert outcome.stats.num_drafted_tokens < 200
     resting = [verdict.num_draft_tokens == 0 for verdict in outcome.verdicts]
     assert sum(resting) > 185
+    assert outcome.stats.target_wait_ns == 0
 
 
 def test_adaptive_finds_back_when_the_draft_becomes_good() -> None:
@@ -102,14 +103,6 @@ def test_adaptive_beats_serial_in_virtual_time(step_ratio: float) -> None:
     assert speedup("adaptive") > 1.09 * max(speedup("serial", gamma) for gamma in (4, 7, 10))
 
 
-def test_adaptive_costs_next_to_nothing_with_a_random_draft_in_virtual_time() -> None:
-    traces = [[False] * 128] * 3
-    speedup = mean_speedup(
-        lambda: make_policy("adaptive", gamma=5, max_draft_tokens=16), traces, VirtualMachine()
-    )
-    assert speedup > 0.98
-
-
 def test_adaptive_begins_with_a_trial_and_drafts_once_the_times_are_known() -> None:
     policy = make_policy("adaptive", gamma=5, max_draft_tokens=16)
     assert policy.pace.max_ahead == 2
@@ -119,9 +112,3 @@ def test_adaptive_begins_with_a_trial_and_drafts_once_the_times_are_known() -> N
     policy.observe_verdict(Verdict(0, 1, (2,), timing=Timing(forward_ns=10 * MS)), [True], 0)
     assert policy.pace.optimistic.max_draft_tokens > 2
     assert policy.pace.optimistic.wait_ns == 10 * MS  # no longer than a step alone takes
-
-
-def test_a_random_draft_is_never_waited_for() -> None:
-    _, outcome = run_adaptive([False] * 128, VirtualMachine())
-    assert outcome.stats.target_wait_ns == 0
-    assert outcome.stats.num_draft_tokens == 0

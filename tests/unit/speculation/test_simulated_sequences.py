@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hippo.simulation.devices import Costs, Outage, Outcome
 from hippo.simulation.simulator import Simulation, TokenFunction
 from hippo.speculation.coordinator import Action
-from hippo.speculation.policies import POLICY_NAMES, FixedPolicy, Policy, make_policy
+from hippo.speculation.policies import POLICY_NAMES, Policy, make_policy
 from hippo.types import Block, Pace, StepLimits, Verdict
 
 _MS = 1_000_000
@@ -406,10 +406,3 @@ def test_both_sides_count_the_same_epochs_when_nothing_is_lost(name: str) -> Non
     )
     assert outcome.stats.num_rejections > 20
     assert outcome.stats.mean_tokens_per_forward > 1.4
-
-
-def test_a_fixed_policy_ignores_what_it_sees() -> None:
-    policy = FixedPolicy(Pace())
-    policy.observe_block(Block(0, 0, (1,)), [True], 0)
-    policy.observe_verdict(Verdict(0, 0, (1,)), [False], 0)
-    assert policy.pace == Pace()
