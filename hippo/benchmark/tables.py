@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from rich import box
 from rich.console import Console
@@ -19,6 +19,7 @@ from rich.progress import (
 from rich.table import Table
 
 Row = Mapping[str, Any]
+Item = TypeVar("Item")
 
 _WIDTH_OF_FILES = 200  # columns
 
@@ -46,6 +47,12 @@ def progress_bar(console: Console) -> Progress:
         transient=True,
         refresh_per_second=2,
     )
+
+
+def watched(items: Iterable[Item], console: Console, *, title: str, total: int) -> list[Item]:
+    """All of them, made while a progress bar counts."""
+    with progress_bar(console) as progress:
+        return list(progress.track(items, total=total, description=title))
 
 
 def latency_table(title: str, rows: Sequence[Row], *, is_wide: bool = False) -> Table:

@@ -13,15 +13,15 @@ from typing import Any
 from rich.console import Console
 
 from hippo.benchmark.answers import Answer
-from hippo.benchmark.requests import Question, RequestForm
+from hippo.benchmark.requests import Question, RequestForm, question_about
 from hippo.benchmark.server import KEY_VARIABLE, Server
 from hippo.cli.compare import compare
-from hippo.cli.media import media_part
-from hippo.cli.parsers import Subparsers, add_command
 from hippo.errors import InvalidRequestError
 from hippo.speculation.policies import POLICY_NAMES
 
-_EXAMPLES = """\
+HELP = "ask a question about a video"
+DESCRIPTION = "Asks a running gateway and streams the answer, then a line of figures."
+EXAMPLES = """\
 examples:
   hippo ask clip.mp4 "Describe the video."
   hippo ask clip.mp4 "How many balls are there?" --max-tokens 32
@@ -35,16 +35,8 @@ The gateway must run: `hippo up`. If it asks for a key, give one in HIPPO_API_KE
 """
 
 
-def add_parser(commands: Subparsers) -> None:
-    """Adds the command."""
-    parser = add_command(
-        commands,
-        "ask",
-        run,
-        help="ask a question about a video",
-        description="Asks a running gateway and streams the answer, then a line of figures.",
-        examples=_EXAMPLES,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """All of them."""
     add = parser.add_argument
     add(
         "inputs",
@@ -75,8 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.repeats < 1:
         raise InvalidRequestError("--repeats must be at least 1")
     *videos, text = arguments.inputs
-    content = [*map(media_part, videos), {"type": "text", "text": text}]
-    question = Question(text, [{"role": "user", "content": content}], arguments.seed)
+    question = question_about(text, *videos, seed=arguments.seed)
     wishes = {"policy": arguments.policy, "gamma": arguments.gamma}
     speculative = {name: value for name, value in wishes.items() if value is not None}
     server = Server(arguments.url, api_key=os.environ.get(KEY_VARIABLE) or None)

@@ -13,7 +13,7 @@ from hippo.benchmark.figures import summarise
 from hippo.benchmark.latency import Record, System, measure, num_answers
 from hippo.benchmark.requests import Question, RequestForm
 from hippo.benchmark.server import Server
-from hippo.benchmark.tables import latency_table, progress_bar
+from hippo.benchmark.tables import latency_table, watched
 from hippo.errors import UnavailableError
 
 
@@ -63,12 +63,12 @@ def compare(
     # Answers to requests that name no policy are now and then the target's alone, for a baseline.
     policy = speculative.get("policy") or _own_policy(server, form, question)
     system = System(policy, {**speculative, "policy": policy})
-    with progress_bar(console) as progress:
-        task = progress.add_task("with the draft and without", total=num_answers([system], repeats))
-        records = []
-        for record in measure(server, form, [question] * repeats, [system]):
-            records.append(record)
-            progress.advance(task)
+    records = watched(
+        measure(server, form, [question] * repeats, [system]),
+        console,
+        title="with the draft and without",
+        total=num_answers([system], repeats),
+    )
     last = records[-1].figures
     if policy != "off" and not last["draft_used"] and last["draft_problem"]:
         raise UnavailableError(f"nothing to compare, no draft: {last['draft_problem']}")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from hippo.cli.parsers import Subparsers, add_command
 from hippo.cli.stack import BUNDLED_PAIR
 from hippo.errors import HippoError, InvalidRequestError
 from hippo.types import FramePlan, Pruning, PruningStrategy
@@ -23,7 +22,12 @@ if TYPE_CHECKING:
 
 _STRATEGIES = ("holistic", "attention", "specvlm", "uniform")
 _CHOICES = tuple(strategy.value for strategy in PruningStrategy)
-_EXAMPLES = """\
+HELP = "draw which visual tokens the draft would see"
+DESCRIPTION = (
+    "Draws the frames of a video with the visual tokens marked that the draft "
+    "would see, a row a strategy."
+)
+EXAMPLES = """\
 examples:
   hippo inspect clip.mp4
   hippo inspect clip.mp4 --question "What moves?" --ratio 0.95 --out moves.png
@@ -34,17 +38,8 @@ Nothing needs to be running: the target is loaded here, and only its first layer
 """
 
 
-def add_parser(commands: Subparsers) -> None:
-    """Adds the command."""
-    parser = add_command(
-        commands,
-        "inspect",
-        run,
-        help="draw which visual tokens the draft would see",
-        description="Draws the frames of a video with the visual tokens marked that the draft "
-        "would see, a row a strategy.",
-        examples=_EXAMPLES,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """All of them."""
     parser.add_argument("video", help="a video file")
     parser.add_argument(
         "--out",

@@ -11,7 +11,6 @@ from pathlib import Path
 from rich.console import Console
 
 from hippo.cli import simulate_show as show
-from hippo.cli.parsers import Subparsers, add_command
 from hippo.cli.simulate_options import (
     machine_of,
     placements_of,
@@ -25,13 +24,14 @@ from hippo.simulation.pairs import PAIRS
 from hippo.simulation.replay import Row, compare, parse_policies
 from hippo.simulation.traces import Trace, mean_agreement
 
-_DESCRIPTION = """\
+HELP = "predict the speedup of each policy on a given machine"
+DESCRIPTION = """\
 Predicts how fast each policy decodes, by running the services' own three cores (drafter, verifier,
 coordinator) and policies in virtual time. A machine says what everything takes; a trace says which
 of the target's tokens the draft would have proposed. Efficiency is the predicted speed over that of
 the ideal: the same step times without transport, messages and scheduling.
 """
-_EXAMPLES = """\
+EXAMPLES = """\
 a machine (without any of these: --pair qwen-7b-72b):
   hippo simulate --pair qwen-7b-32b                     one of the papers' pairs on H200s
   hippo simulate --pair qwen-7b-72b --gpu a100 --target-gpus 4
@@ -50,16 +50,8 @@ Nothing here is measured: step times of a --pair come from its bytes over the GP
 """
 
 
-def add_parser(commands: Subparsers) -> None:
-    """Adds the command."""
-    parser = add_command(
-        commands,
-        "simulate",
-        run,
-        help="predict the speedup of each policy on a given machine",
-        description=_DESCRIPTION,
-        examples=_EXAMPLES,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """All of them."""
     machine = parser.add_argument_group("machine")
     add = machine.add_argument
     add("--pair", help=f"one of {', '.join(PAIRS)}")

@@ -10,16 +10,21 @@ import pytest
 
 from hippo.benchmark.latency import TARGET_ONLY
 from hippo.benchmark.server import KEY_VARIABLE
-from hippo.cli.bench_options import Plan, add_options, plan_of
+from hippo.cli.bench import add_options, command_line, plan_of
+from hippo.cli.bench_run import Plan
 from hippo.errors import HippoError, InvalidRequestError
 
 TEXT = ("--no-video", "--prompt", "Hello?")
 
 
-def plan(*arguments: str) -> Plan:
+def parsed(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     add_options(parser)
-    return plan_of(parser.parse_args(arguments))
+    return parser.parse_args(arguments)
+
+
+def plan(*arguments: str) -> Plan:
+    return plan_of(parsed(*arguments))
 
 
 def test_every_prompt_is_asked_of_every_video_with_a_seed_of_its_own(tmp_path: Path) -> None:
@@ -71,9 +76,9 @@ def test_the_key_comes_from_the_environment_and_is_never_written_down(
 ) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "from-environment")
     assert plan(*TEXT).server.api_key == "from-environment"
-    found = plan(*TEXT, "--api-key", "secret", "--max-tokens", "8")
-    assert found.server.api_key == "secret"
-    assert found.command == "hippo bench --no-video --prompt 'Hello?' --max-tokens 8"
+    given = parsed(*TEXT, "--api-key", "secret", "--max-tokens", "8")
+    assert plan_of(given).server.api_key == "secret"
+    assert command_line(given) == "hippo bench --no-video --prompt 'Hello?' --max-tokens 8"
 
 
 def test_an_allowed_cache_is_one_without_salts() -> None:
