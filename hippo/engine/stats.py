@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hippo.engine.media_cache import MediaCache
 from hippo.engine.vision_cache import VisionCache
-from hippo.metrics.buckets import FORWARD_SECONDS
+from hippo.metrics.services import FORWARD_SECONDS
 from hippo.types import ModelInfo
 
 _BUCKETS_NS = tuple(int(seconds * 1e9) for seconds in FORWARD_SECONDS)

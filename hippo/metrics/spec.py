@@ -50,6 +50,19 @@ class Metric:
         return list(itertools.product(*(label.values for label in self.labels)))
 
 
+def counter(name: str, text: str, *labels: Label) -> Metric:
+    return Metric(name, Kind.COUNTER, text, labels)
+
+
+def gauge(name: str, text: str, *labels: Label) -> Metric:
+    return Metric(name, Kind.GAUGE, text, labels)
+
+
+def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: Label) -> Metric:
+    """``buckets`` are their upper bounds."""
+    return Metric(name, Kind.HISTOGRAM, text, labels, buckets)
+
+
 def collector(metric: Metric, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
     """What counts a metric. A counter begins at 0 for every known label value, so that its first
     event shows; series of others begin when they are set."""
