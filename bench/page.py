@@ -34,7 +34,7 @@ LOAD_COLUMNS = (
     *("target busy (prefill)", "draft busy (prefill)", "CPU target, draft, gateway, clients"),
     "equal",
 )
-_LATENCY_COLUMNS = (
+LATENCY_COLUMNS = (
     *("system", "decode", "slowest clip", "end to end", "ms/token", "TTFT ms", "tokens/forward"),
     *("run length", "acceptance", "target waits ms", "dropped", "transport ms/round"),
     *("step ms, target / draft", "equal"),
@@ -173,6 +173,27 @@ def load_rows(result: Result) -> Iterator[list[str]]:
         ]
 
 
+def latency_rows(summary: Sequence[Result]) -> Iterator[list[str]]:
+    """A row a system, by ``LATENCY_COLUMNS``."""
+    for row in summary:
+        yield [
+            row["system"],
+            interval(row["decode_speedup"]),
+            number(row["decode_speedup"]["minimum"], ".2f"),
+            interval(row["end_to_end_speedup"]),
+            f"{row['decode_ms_per_token']:.2f}",
+            f"{row['ttft_ms']:.0f}",
+            number(row["mean_tokens_per_forward"], ".2f"),
+            number(row["mean_run_length"], ".1f"),
+            number(row["acceptance_rate"], ".3f"),
+            number(row["target_wait_ms"], ".0f"),
+            number(row["dropped_tokens"], ".0f"),
+            number(row["transport_ms_per_round"], ".2f"),
+            f"{number(row['target_step_ms'], '.2f')} / {number(row['draft_step_ms'], '.2f')}",
+            f"{row['num_equal']}/{row['num_answers']}",
+        ]
+
+
 def _section(name: str, result: Result) -> str:
     """The heading with the command, what it ran on, and the tables."""
     parts = [f"## `{result['command'].strip()}`", environment_line(result["environment"])]
@@ -203,27 +224,8 @@ def _latency(run: Result) -> list[str]:
     pruned: str = run["pruning"]["strategy"]
     if pruned not in ("none", "blind"):
         pruned += f", {run['pruning']['ratio']:.0%} pruned"
-    rows = [
-        [
-            row["system"],
-            interval(row["decode_speedup"]),
-            number(row["decode_speedup"]["minimum"], ".2f"),
-            interval(row["end_to_end_speedup"]),
-            f"{row['decode_ms_per_token']:.2f}",
-            f"{row['ttft_ms']:.0f}",
-            number(row["mean_tokens_per_forward"], ".2f"),
-            number(row["mean_run_length"], ".1f"),
-            number(row["acceptance_rate"], ".3f"),
-            number(row["target_wait_ms"], ".0f"),
-            number(row["dropped_tokens"], ".0f"),
-            number(row["transport_ms_per_round"], ".2f"),
-            f"{number(row['target_step_ms'], '.2f')} / {number(row['draft_step_ms'], '.2f')}",
-            f"{row['num_equal']}/{row['num_answers']}",
-        ]
-        for row in run["summary"]
-    ]
     title = f"### {name}{_run_title(run)}, draft sees: {pruned}"
-    parts = [title, _markdown(_LATENCY_COLUMNS, rows)]
+    parts = [title, _markdown(LATENCY_COLUMNS, list(latency_rows(run["summary"])))]
     if (found := run.get("differences")) == []:
         parts.append("No answer differs from target-only's, so there is no margin to report.")
     elif found:

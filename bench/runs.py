@@ -18,10 +18,12 @@ from bench.clips import Clip
 from bench.environment import ROOT
 from bench.margins import first_differences
 from bench.measure import Record, measure
+from bench.page import LATENCY_COLUMNS, latency_rows
 from bench.systems import System
+from bench.tables import wide_table
 from hippo.benchmark.figures import summarise
 from hippo.benchmark.latency import num_answers
-from hippo.benchmark.tables import latency_table, watched
+from hippo.benchmark.tables import watched
 from hippo.cli.stack import BUNDLED_PAIR, Stack, StackOptions, default_cores
 
 STACK_LOG = ROOT / "bench/out/stack.log"
@@ -76,7 +78,8 @@ def run_systems(
     total = num_answers(systems, len(clips))
     records = watched(measured, console, title=title, total=total)
     rows = summarise(records)
-    console.print(latency_table(f"{title}, {len(clips)} clips", rows, is_wide=True))
+    title = f"{title}, {len(clips)} clips"
+    console.print(wide_table(title, LATENCY_COLUMNS, latency_rows(rows)))
     return records, {
         "temperature": temperature,
         "summary": rows,

@@ -28,9 +28,6 @@ class Spread:
     minimum: float
     maximum: float
 
-    def __str__(self) -> str:
-        return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
-
     def as_dict(self) -> dict[str, float]:
         """For JSON."""
         return {key: round(value, 4) for key, value in asdict(self).items()}

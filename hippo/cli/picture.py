@@ -19,7 +19,7 @@ _FADED = 0.22  # how much of a dropped token's grey remains
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PictureRow:
     """What is drawn over the frames, ``[frames, rows, columns]``: the tokens that a strategy keeps
     (bool), or a score, 0 to 1 within each frame (float)."""
 
@@ -34,7 +34,7 @@ def draw(
     subtitle: str,
     frames: torch.Tensor,
     seconds: Sequence[float],
-    rows: Sequence[Row],
+    rows: Sequence[PictureRow],
 ) -> Image.Image:
     """The picture: the frames themselves, then each row.
 

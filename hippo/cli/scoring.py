@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hippo.cli.picture import Row
+from hippo.cli.picture import PictureRow
 from hippo.errors import InvalidRequestError
 from hippo.models.base import AttentionTap, DecodedMedia, VideoLanguageModel
 from hippo.pruning.scores import distinctness, normalise
@@ -40,7 +40,7 @@ class Scored:
         frames, rows, columns = self.grid
         return frames * rows * columns
 
-    def score_rows(self) -> Iterator[Row]:
+    def score_rows(self) -> Iterator[PictureRow]:
         """A row for each score, over the whole grid."""
         temporal, spatial = distinctness(self.features, [self.grid])
         for title, note, values in (
@@ -49,9 +49,9 @@ class Scored:
             ("spatial", "unlike its surroundings", spatial),
         ):
             shown = normalise(values, [self.grid], "min-max").view(self.grid).cpu()
-            yield Row(f"score: {title}", (note, "dark: high in its frame"), shown)
+            yield PictureRow(f"score: {title}", (note, "dark: high in its frame"), shown)
 
-    def kept_row(self, pruning: Pruning) -> Row:
+    def kept_row(self, pruning: Pruning) -> PictureRow:
         """What a strategy keeps, over the whole grid."""
         total = self.num_visual_tokens
         scores = VisualScores(self.attention, self.features)
@@ -65,7 +65,7 @@ class Scored:
         if count:
             notes.append(f"{mask[ring].sum() / count:.0%} at the frames' edge")
             notes.append(f"(of all tokens {ring.float().mean():.0%})")
-        return Row(pruning.strategy.value, tuple(notes), mask)
+        return PictureRow(pruning.strategy.value, tuple(notes), mask)
 
 
 def decode(data: bytes, plan: FramePlan) -> DecodedMedia:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hippo.benchmark.answers import Answer
 from hippo.benchmark.figures import (
+    Spread,
     percentile,
     spread,
     summarise,
@@ -69,7 +70,7 @@ def test_a_bootstrap_interval_lies_around_the_mean_and_within_the_values(
 
 
 def test_equal_values_have_an_interval_without_width() -> None:
-    assert str(spread([2.0, 2.0])) == "2.00 [2.00, 2.00]"
+    assert spread([2.0, 2.0]) == Spread(2.0, 2.0, 2.0, 2.0, 2.0)
     with pytest.raises(ValueError, match="no values"):
         spread([])
 
