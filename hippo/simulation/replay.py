@@ -132,9 +132,8 @@ class Totals:
         self.num_forwards += stats.num_forwards
         self.num_accepted += stats.num_accepted_tokens
         self.num_draft_tokens += stats.num_draft_tokens
-        runs = [*stats.run_lengths, *([stats.open_run_length] if stats.open_run_length else [])]
-        self.num_runs += len(runs)
-        self.run_tokens += sum(runs)
+        self.num_runs += len(stats.all_run_lengths)
+        self.run_tokens += sum(stats.all_run_lengths)
         self.decode_ns += outcome.decode_ns
         self.total_ns += outcome.total_ns
         self.target_wait_ns += stats.target_wait_ns
