@@ -165,11 +165,11 @@ class Bench:
         self._say_counted(row["counted_by"])
         if plan.plot is not None:
             values = {
-                "ms to the first token": {name: [1e3 * each.ttft_s for each in answers]},
-                "ms a token after it": {name: [1e3 * each.tpot_s for each in answers]},
-                "ms end to end": {name: [1e3 * each.end_to_end_s for each in answers]},
+                "ms to the first token": [1e3 * each.ttft_s for each in answers],
+                "ms a token after it": [1e3 * each.tpot_s for each in answers],
+                "ms end to end": [1e3 * each.end_to_end_s for each in answers],
             }
-            draw_answers(values, plan.plot, title=title)
+            draw_answers(name, values, plan.plot, title=title)
         records = [_record(*pair) for pair in zip(plan.asked, answers, strict=True)]
         return {"summary": [row], "records": records}
 

@@ -58,13 +58,13 @@ class Simulation(Clock):
         self._target_tokens = target
         self._draft_tokens = draft
         self._costs = costs
-        self._max_tokens = max_tokens
-        self._end_token_ids = end_token_ids
         self._num_prompt_tokens = num_prompt_tokens
         self._num_draft_prompt_tokens = num_draft_prompt_tokens
         self._repeat = repeat
-        self._max_guessed = max_guessed
         self._num_sequences = num_sequences
+        self._new_drafter = partial(
+            Drafter, max_tokens=max_tokens, end_token_ids=end_token_ids, max_guessed=max_guessed
+        )
         self._coordinator = Coordinator(policy, max_tokens=max_tokens, end_token_ids=end_token_ids)
         pace = self._coordinator.pace
         self._verifier = Verifier(max_tokens=max_tokens, end_token_ids=end_token_ids, pace=pace)
@@ -166,13 +166,9 @@ class Simulation(Clock):
     def _open_draft(self) -> None:
         self._life += 1
         self._has_drafted = False
-        self._drafter = Drafter(
-            max_tokens=self._max_tokens,
-            end_token_ids=self._end_token_ids,
-            pace=self._coordinator.pace,
-            committed_ids=self._coordinator.committed_ids,
-            epoch=self._coordinator.epoch,
-            max_guessed=self._max_guessed,
+        now = self._coordinator
+        self._drafter = self._new_drafter(
+            pace=now.pace, committed_ids=now.committed_ids, epoch=now.epoch
         )
         self._draft.disturb(max(0.0, self._costs.draft_prefill_delay_ns - self.now))
         self._draft.run(self._costs.draft_prefill_ns, partial(self._begin_draft, self._life))

@@ -70,7 +70,7 @@ def test_figures_are_drawn(tmp_path: Path, suffix: str) -> None:
         for count in (1, 8)
     ]
     draw_load(lines, tmp_path / f"b{suffix}", title="load")
-    draw_answers({"ms": {"plain": [3.0, 1.0]}}, tmp_path / f"c{suffix}", title="answers")
+    draw_answers("plain", {"ms": [3.0, 1.0]}, tmp_path / f"c{suffix}", title="answers")
     for name in "abc":
         data = (tmp_path / f"{name}{suffix}").read_bytes()
         assert b"<svg" in data[:1000] if suffix == ".svg" else data.startswith(b"\x89PNG")
