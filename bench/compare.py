@@ -197,10 +197,8 @@ def compare(samples: Sequence[Sequence[Sample]]) -> list[dict[str, Any]]:
                 "num_forwards": statistics.fmean(one.num_forwards for one in own),
                 "num_blocks": statistics.fmean(one.num_blocks for one in own),
                 "wait_ms": statistics.fmean(one.wait_ms for one in own),
-                "decode": spread([own.decode_ms / one.decode_ms for one, own in pairs]).as_dict(),
-                "end_to_end": spread(
-                    [own.end_to_end_ms / one.end_to_end_ms for one, own in pairs]
-                ).as_dict(),
+                "decode": spread([own.decode_ms / one.decode_ms for one, own in pairs]),
+                "end_to_end": spread([own.end_to_end_ms / one.end_to_end_ms for one, own in pairs]),
             }
         )
     return rows

@@ -104,7 +104,7 @@ def load_table(title: str, lines: Sequence[Row]) -> Table:
 
 
 def interval(value: Mapping[str, float]) -> str:
-    """A ``Spread`` as ``mean [low, high]``."""
+    """A ``spread`` as ``mean [low, high]``."""
     return f"{value['mean']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"
 
 

@@ -13,9 +13,10 @@ from typing import Any
 from rich.console import Console
 
 from hippo.benchmark.answers import Answer
+from hippo.benchmark.figures import summarise
 from hippo.benchmark.requests import Question, RequestForm, question_about
 from hippo.benchmark.server import KEY_VARIABLE, Server
-from hippo.cli.compare import compare
+from hippo.cli.compare import compare, is_equal, show
 from hippo.errors import InvalidRequestError
 from hippo.speculation.policies import POLICY_NAMES
 
@@ -82,9 +83,9 @@ def run(arguments: argparse.Namespace) -> int:
     answer = ask(server, form, question, speculative, is_shown=not arguments.json)
     if not arguments.json:
         console.print(figures_line(answer), style="dim", highlight=False, soft_wrap=True)
-    comparison = None
+    records = []
     if arguments.compare:
-        comparison = compare(
+        records = compare(
             server,
             form,
             question,
@@ -94,11 +95,15 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.json:
         found = _as_json(answer)
-        if comparison is not None:
-            found["comparison"] = comparison.as_dict()
+        if records:
+            found["comparison"] = {
+                "is_equal": is_equal(records),
+                "summary": summarise(records),
+                "records": [record.as_dict() for record in records],
+            }
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
-    elif comparison is not None:
-        comparison.show(console)
+    elif records:
+        show(records, console)
     return 0
 
 

@@ -9,7 +9,6 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -209,7 +208,7 @@ def _questions(arguments: argparse.Namespace) -> tuple[Question, ...]:
     """Every prompt about every video; bundled clips have questions of their own."""
     if arguments.no_video:
         return tuple(question_about(text, seed=arguments.seed) for text in arguments.prompt)
-    clips = [(video, _PROMPT) for video in arguments.video or ()] or _bundled_clips()
+    clips = [(video, _PROMPT) for video in arguments.video or ()] or bundled_clips()
     return tuple(
         question_about(prompt, video, name=_shown(video), seed=arguments.seed)
         for video, own_prompt in clips
@@ -221,7 +220,8 @@ def _shown(video: str) -> str:
     return "data:..." if video.startswith("data:") else video.rsplit("/", 1)[-1]
 
 
-def _bundled_clips() -> Sequence[tuple[str, str]]:
+def bundled_clips() -> list[tuple[str, str]]:
+    """Their paths, each with a question. Raises InvalidRequestError where none are installed."""
     facts = BUNDLED_CLIPS / "facts.json"
     if not facts.is_file():
         raise InvalidRequestError(f"there are no bundled clips in {BUNDLED_CLIPS}; give a --video")

@@ -13,8 +13,9 @@ from rich.console import Console
 from hippo.benchmark.requests import RequestForm, question_about
 from hippo.benchmark.server import Server
 from hippo.cli.ask import ask, figures_line
-from hippo.cli.compare import compare
-from hippo.cli.stack import BUNDLED_CLIPS, Stack
+from hippo.cli.bench import bundled_clips
+from hippo.cli.compare import compare, is_equal, show
+from hippo.cli.stack import Stack
 from hippo.cli.up import add_stack_arguments, bring_up, log_printer, quiet, stack_options
 from hippo.errors import InvalidRequestError
 
@@ -48,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     console, status_console = Console(), Console(stderr=True)
     if arguments.repeats < 1:
         raise InvalidRequestError("--repeats must be at least 1")
-    video = arguments.video or str(_bundled_clip())
+    video = arguments.video or min(bundled_clips())[0]
     question = question_about(arguments.question, video)
     options = stack_options(arguments)
     on_line = log_printer(status_console) if arguments.verbose else quiet
@@ -68,17 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
         answer = ask(server, form, question, {})
         console.print(figures_line(answer) + "\n", style="dim", highlight=False)
-        comparison = compare(
+        records = compare(
             server, form, question, {}, repeats=arguments.repeats, console=status_console
         )
-    comparison.show(console)
-    return 0 if comparison.is_equal else 1
-
-
-def _bundled_clip() -> Path:
-    clips = sorted(BUNDLED_CLIPS.glob("*.mp4"))
-    if not clips:
-        raise InvalidRequestError(
-            f"there are no bundled clips in {BUNDLED_CLIPS}; give one with --video"
-        )
-    return clips[0]
+    show(records, console)
+    return 0 if is_equal(records) else 1

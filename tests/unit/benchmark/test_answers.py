@@ -43,14 +43,13 @@ def test_gaps_are_between_pieces() -> None:
 
 def test_tokens_are_counted_by_ids_else_usage_else_pieces() -> None:
     pieces = [(1.0, text("a") + text("b"))]
-    usage = event({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 5}})
+    usage = event({"choices": [], "usage": {"completion_tokens": 5}})
     by_ids = read_answer([*pieces, (2.0, last(1, 2, 3) + usage + DONE)], asked_s=0.0)
     by_usage = read_answer([*pieces, (2.0, usage + DONE)], asked_s=0.0)
     by_pieces = read_answer([*pieces, (2.0, DONE)], asked_s=0.0)
     assert [(a.counted_by, a.num_tokens) for a in (by_ids, by_usage, by_pieces)] == [
         ("ids", 3), ("usage", 5), ("pieces", 2),
     ]  # fmt: skip
-    assert (by_usage.num_prompt_tokens, by_pieces.num_prompt_tokens) == (9, 0)
 
 
 def test_token_ids_may_come_with_each_chunk() -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from hippo.benchmark.answers import Answer
 from hippo.benchmark.figures import (
-    Spread,
     percentile,
     spread,
     summarise,
@@ -58,19 +57,19 @@ def test_a_percentile_is_one_of_the_values() -> None:
         percentile([], 0.5)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=20)
 @given(st.lists(st.floats(0.1, 100), min_size=1, max_size=20))
 def test_a_bootstrap_interval_lies_around_the_mean_and_within_the_values(
     values: list[float],
 ) -> None:
-    found = spread(values, num_resamples=200)
-    assert found.minimum <= found.low + 1e-9 and found.high <= found.maximum + 1e-9
-    assert found.low <= found.high
-    assert found.as_dict() == spread(values, num_resamples=200).as_dict()
+    found = spread(values)
+    assert found["minimum"] <= found["low"] <= found["high"] <= found["maximum"]
+    assert found["low"] <= found["mean"] + 1e-4 and found["mean"] <= found["high"] + 1e-4
+    assert found == spread(values)
 
 
 def test_equal_values_have_an_interval_without_width() -> None:
-    assert spread([2.0, 2.0]) == Spread(2.0, 2.0, 2.0, 2.0, 2.0)
+    assert set(spread([2.0, 2.0]).values()) == {2.0}
     with pytest.raises(ValueError, match="no values"):
         spread([])
 
