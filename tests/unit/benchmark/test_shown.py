@@ -76,12 +76,6 @@ def test_figures_are_drawn(tmp_path: Path, suffix: str) -> None:
         assert b"<svg" in data[:1000] if suffix == ".svg" else data.startswith(b"\x89PNG")
 
 
-def test_equal_figures_give_equal_files(tmp_path: Path) -> None:
-    for name in ("a.svg", "b.svg"):
-        draw_speedups(ROWS, tmp_path / name, title="speedups")
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-
-
 def test_a_plot_of_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match=r"ends in \.svg or \.png"):
         check_plot(tmp_path / "a.pdf")

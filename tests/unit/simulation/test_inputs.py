@@ -32,13 +32,20 @@ def test_traces_are_read_plain_and_as_json_and_short_ones_left_out(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("text", "part"),
-    [("11x", "line 1"), ('{"agrees": 5}', "line 1"), ("{", "no JSON"), ("1\n", "two tokens")],
+    [
+        ("11x", "line 1"),
+        ('{"agrees": 5}', "line 1"),
+        ("{", "no JSON"),
+        ("1\n", "two tokens"),
+        (None, "cannot be read"),
+    ],
 )
 def test_a_file_without_traces_is_refused_with_its_line(
-    tmp_path: Path, text: str, part: str
+    tmp_path: Path, text: str | None, part: str
 ) -> None:
     path = tmp_path / "traces"
-    path.write_text(text)
+    if text is not None:
+        path.write_text(text)
     with pytest.raises(InvalidRequestError, match=part):
         read_traces(path)
 
