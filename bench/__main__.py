@@ -31,7 +31,7 @@ from bench.clips import Clip, Kind, held_out_clips
 from bench.environment import ROOT, describe_environment
 from bench.runs import differences, run_systems, run_transformers, running_stack
 from bench.systems import TARGET_ONLY, System, systems
-from hippo.benchmark.tables import wide_console
+from bench.tables import wide_console
 from hippo.cli.stack import BUNDLED_PAIR, StackOptions, default_cores
 from tests.support.random_draft import write_random_draft
 

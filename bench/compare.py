@@ -28,18 +28,22 @@ from typing import Any, cast
 
 import httpx
 from rich.console import Console
-from rich.table import Table
 
 from bench.client import Answer, ask, video_url
 from bench.clips import Clip, Kind, held_out_clips
 from bench.environment import ROOT, describe_environment
 from bench.runs import STACK_LOG, bundled_pair
+from bench.tables import wide_table
 from hippo.benchmark.figures import spread
 from hippo.benchmark.tables import progress_bar
 from hippo.cli.processes import Child, StackError
 from hippo.cli.stack import Stack, StackOptions
 
 _READY_SECONDS = 60.0
+_COLUMNS = (
+    *("gateway", "ms/token", "forwards", "blocks", "target waits ms"),
+    *("decode time over the first's", "end to end", "equal"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +78,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         with _gateways(stack, options, args.settings, Path(folder)) as clients:
             samples = _ask_all(console, clients, clips, args)
     given = sys.argv[1:] if argv is None else argv
+    command = f"python -m bench.compare {shlex.join(given)}"
     result = {
-        "command": f"python -m bench.compare {shlex.join(given)}",
+        "command": command,
         "environment": describe_environment(),
         "settings": args.settings,
         "rows": compare(samples),
     }
-    console.print(table(result))
+    console.print(wide_table(command, _COLUMNS, cells(result)))
     args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     console.print(f"written to {args.out}")
 
@@ -197,35 +202,21 @@ def compare(samples: Sequence[Sequence[Sample]]) -> list[dict[str, Any]]:
                 "num_forwards": statistics.fmean(one.num_forwards for one in own),
                 "num_blocks": statistics.fmean(one.num_blocks for one in own),
                 "wait_ms": statistics.fmean(one.wait_ms for one in own),
-                "decode": spread([own.decode_ms / one.decode_ms for one, own in pairs]).as_dict(),
-                "end_to_end": spread(
-                    [own.end_to_end_ms / one.end_to_end_ms for one, own in pairs]
-                ).as_dict(),
+                "decode": spread([own.decode_ms / one.decode_ms for one, own in pairs]),
+                "end_to_end": spread([own.end_to_end_ms / one.end_to_end_ms for one, own in pairs]),
             }
         )
     return rows
 
 
-def table(result: Mapping[str, Any]) -> Table:
-    """One line a gateway."""
-    shown = Table(title=result["command"], title_justify="left")
-    shown.add_column("gateway")
-    for column in (
-        "ms/token",
-        "forwards",
-        "blocks",
-        "target waits ms",
-        "decode time over the first's",
-        "end to end",
-        "equal",
-    ):
-        shown.add_column(column, justify="right")
+def cells(result: Mapping[str, Any]) -> Iterator[list[str]]:
+    """A row a gateway."""
     for arguments, row in zip(result["settings"], result["rows"], strict=True):
         decode, whole = (
             f"{row[key]['mean']:.3f} [{row[key]['low']:.3f}, {row[key]['high']:.3f}]"
             for key in ("decode", "end_to_end")
         )
-        shown.add_row(
+        yield [
             arguments or "(defaults)",
             f"{row['ms_per_token']:.3f}",
             f"{row['num_forwards']:.1f}",
@@ -234,8 +225,7 @@ def table(result: Mapping[str, Any]) -> Table:
             decode,
             whole,
             f"{row['num_equal']}/{row['num_answers']}",
-        )
-    return shown
+        ]
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

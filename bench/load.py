@@ -41,7 +41,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from rich.console import Console
-from rich.table import Table
 
 from bench.clips import Clip, Kind, held_out_clips
 from bench.environment import ROOT, describe_environment
@@ -50,11 +49,12 @@ from bench.load_stack import LoadStack, load_stack
 from bench.measure import form_for, questions_about
 from bench.page import LOAD_COLUMNS, load_rows, load_title
 from bench.systems import TARGET_ONLY
+from bench.tables import wide_console, wide_table
 from hippo.benchmark.figures import summarise_load
 from hippo.benchmark.load import ClosedLoop, LoadRun
 from hippo.benchmark.requests import RequestForm
 from hippo.benchmark.server import Server
-from hippo.benchmark.tables import progress_bar, wide_console
+from hippo.benchmark.tables import progress_bar
 from hippo.cli.stack import BUNDLED_PAIR, StackOptions, default_cores
 
 ADAPTIVE, BOTH_CORES, REPLICAS = "adaptive", "both cores", "two replicas"
@@ -95,18 +95,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             lines.append(line)
             result["loads"] = typical_lines(lines)
             args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    console.print(table(result))
+    console.print(wide_table(load_title(result), LOAD_COLUMNS, load_rows(result)))
     console.print(f"written to {args.out}")
-
-
-def table(result: dict[str, Any]) -> Table:
-    """The readable form of a result."""
-    shown = Table(title=load_title(result), title_justify="left")
-    for column in LOAD_COLUMNS:
-        shown.add_column(column, justify="left" if column == "system" else "right")
-    for cells in load_rows(result):
-        shown.add_row(*cells)
-    return shown
 
 
 class _Bench:

@@ -51,7 +51,10 @@ def measure(
     """
     server, questions = Server(base_url), questions_about(clips)
     form = RequestForm(
-        model="hippo", max_tokens=max_tokens, temperature=temperature, has_timeline=has_timeline
+        model="hippo",
+        max_tokens=max_tokens,
+        temperature=temperature,
+        further={"return_timeline": has_timeline},
     )
     form = form_for(server, questions[0], form)
     yield from latency.measure(server, form, questions, systems, num_repeats=num_repeats)

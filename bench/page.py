@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +34,9 @@ LOAD_COLUMNS = (
     *("target busy (prefill)", "draft busy (prefill)", "CPU target, draft, gateway, clients"),
     "equal",
 )
-_LATENCY_COLUMNS = (
-    *("dtype, T", "system", "decode", "slowest clip", "end to end", "ms/token", "TTFT ms"),
-    *(
-        "tokens/forward",
-        "run length",
-        "acceptance",
-        "target waits ms",
-        "dropped",
-        "transport ms/round",
-    ),
+LATENCY_COLUMNS = (
+    *("system", "decode", "slowest clip", "end to end", "ms/token", "TTFT ms", "tokens/forward"),
+    *("run length", "acceptance", "target waits ms", "dropped", "transport ms/round"),
     *("step ms, target / draft", "equal"),
 )
 _BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -180,6 +173,27 @@ def load_rows(result: Result) -> Iterator[list[str]]:
         ]
 
 
+def latency_rows(summary: Iterable[Result]) -> Iterator[list[str]]:
+    """A row a system, by ``LATENCY_COLUMNS``."""
+    for row in summary:
+        yield [
+            row["system"],
+            interval(row["decode_speedup"]),
+            number(row["decode_speedup"]["minimum"], ".2f"),
+            interval(row["end_to_end_speedup"]),
+            f"{row['decode_ms_per_token']:.2f}",
+            f"{row['ttft_ms']:.0f}",
+            number(row["mean_tokens_per_forward"], ".2f"),
+            number(row["mean_run_length"], ".1f"),
+            number(row["acceptance_rate"], ".3f"),
+            number(row["target_wait_ms"], ".0f"),
+            number(row["dropped_tokens"], ".0f"),
+            number(row["transport_ms_per_round"], ".2f"),
+            f"{number(row['target_step_ms'], '.2f')} / {number(row['draft_step_ms'], '.2f')}",
+            f"{row['num_equal']}/{row['num_answers']}",
+        ]
+
+
 def _section(name: str, result: Result) -> str:
     """The heading with the command, what it ran on, and the tables."""
     parts = [f"## `{result['command'].strip()}`", environment_line(result["environment"])]
@@ -187,9 +201,9 @@ def _section(name: str, result: Result) -> str:
         titles: dict[str, list[list[str]]] = {}
         for run in result["runs"]:
             if "summary" in run:
-                titles.setdefault(_latency_title(run), []).extend(_latency_rows(run))
+                titles.setdefault(_latency_title(run), []).extend(_latency_cells(run))
         for title, rows in titles.items():
-            parts += [title, _markdown(_LATENCY_COLUMNS, rows)]
+            parts += [title, _markdown(("dtype, T", *LATENCY_COLUMNS), rows)]
         parts += _differences(result["runs"]) + _rivals(result["runs"])
     elif "loads" in result:
         parts += [f"### {load_title(result)}", _markdown(LOAD_COLUMNS, list(load_rows(result)))]
@@ -222,27 +236,9 @@ def _latency_title(run: Result) -> str:
     return f"### {name}{run['kind']} prompts, {_num_clips(run)} clips, draft sees: {pruned}"
 
 
-def _latency_rows(run: Result) -> list[list[str]]:
-    return [
-        [
-            f"{run['dtype']}, {run['temperature']:g}",
-            name,
-            interval(row["decode_speedup"]),
-            number(row["decode_speedup"]["minimum"], ".2f"),
-            interval(row["end_to_end_speedup"]),
-            f"{row['decode_ms_per_token']:.2f}",
-            f"{row['ttft_ms']:.0f}",
-            number(row["mean_tokens_per_forward"], ".2f"),
-            number(row["mean_run_length"], ".1f"),
-            number(row["acceptance_rate"], ".3f"),
-            number(row["target_wait_ms"], ".0f"),
-            number(row["dropped_tokens"], ".0f"),
-            number(row["transport_ms_per_round"], ".2f"),
-            f"{number(row['target_step_ms'], '.2f')} / {number(row['draft_step_ms'], '.2f')}",
-            f"{row['num_equal']}/{row['num_answers']}",
-        ]
-        for name, row in _at_the_best_lengths(run)
-    ]
+def _latency_cells(run: Result) -> list[list[str]]:
+    name = f"{run['dtype']}, {run['temperature']:g}"
+    return [[name, *cells] for cells in latency_rows(_at_the_best_lengths(run["summary"]))]
 
 
 def _differences(runs: Sequence[Result]) -> list[str]:
@@ -257,15 +253,16 @@ def _differences(runs: Sequence[Result]) -> list[str]:
     return [title, _markdown(("dtype", "clip", "system", "index", "margin"), cells)]
 
 
-def _at_the_best_lengths(run: Result) -> Iterator[tuple[str, Any]]:
-    """Names and rows; of a policy with several draft lengths γ, the one that decodes fastest."""
-    lengths: dict[str, list[Any]] = {}
-    for row in run["summary"]:
+def _at_the_best_lengths(summary: Sequence[Result]) -> Iterator[Result]:
+    """Of a policy with several draft lengths γ, the one that decodes fastest."""
+    lengths: dict[str, list[Result]] = {}
+    for row in summary:
         lengths.setdefault(row["system"].partition("γ=")[0], []).append(row)
     for rows in lengths.values():
-        best = max(rows, key=lambda row: row["decode_speedup"]["mean"])
-        others = ", ".join(row["system"].partition("γ=")[2] for row in rows)
-        yield best["system"] + (f" (best of {others})" if len(rows) > 1 else ""), best
+        best = max(rows, key=lambda row: float(row["decode_speedup"]["mean"]))
+        gammas = ", ".join(row["system"].partition("γ=")[2] for row in rows)
+        of_several = f" (best of {gammas})" if len(rows) > 1 else ""
+        yield {**best, "system": f"{best['system']}{of_several}"}
 
 
 def _rivals(runs: Sequence[Result]) -> list[str]:

@@ -17,9 +17,8 @@ from rich.console import Console
 
 from bench.environment import ROOT
 from hippo.benchmark.tables import progress_bar
-from hippo.simulation.hardware import GPUS, Placement
-from hippo.simulation.machine import Machine
-from hippo.simulation.pairs import ModelPair, find_pair, pair_machine
+from hippo.simulation.machine import ForwardTime, Machine
+from hippo.simulation.pairs import ModelPair, find_pair
 from hippo.simulation.replay import PolicyChoice, compare, parse_policies
 from hippo.simulation.traces import Trace, drawn_traces
 
@@ -62,8 +61,10 @@ def with_ratio(machine: Machine, ratio: float) -> Machine:
 
     Both at a context of 0; what the draft's step depends on is scaled with it.
     """
-    scale = machine.target.one_row_ms / ratio / machine.draft.one_row_ms
-    return dataclasses.replace(machine, draft=machine.draft.scaled(scale))
+    factor = machine.target.one_row_ms / ratio / machine.draft.one_row_ms
+    times = dataclasses.asdict(machine.draft)
+    draft = ForwardTime(**{name: factor * ms for name, ms in times.items()})
+    return dataclasses.replace(machine, draft=draft)
 
 
 def sweep(
@@ -154,8 +155,7 @@ def main() -> None:
         task = progress.add_task("sweeps", total=total)
         for name in PICTURES:
             pair = find_pair(name)
-            target = Placement(gpu=GPUS["h200"], num_gpus=pair.num_target_gpus)
-            machine = pair_machine(pair, target=target, draft=Placement(gpu=GPUS["h200"]))
+            machine = pair.machine()
 
             def traces_at(rate: float, pair: ModelPair = pair) -> list[Trace]:
                 return drawn_traces(
@@ -164,7 +164,7 @@ def main() -> None:
                     num_tokens=256,
                     burstiness=0.5,
                     num_prompt_tokens=pair.num_prompt_tokens,
-                    num_draft_prompt_tokens=pair.num_draft_tokens(0.9),
+                    num_draft_prompt_tokens=pair.num_draft_tokens,
                 )
 
             sweeps = [

@@ -18,10 +18,12 @@ from bench.clips import Clip
 from bench.environment import ROOT
 from bench.margins import first_differences
 from bench.measure import Record, measure
+from bench.page import LATENCY_COLUMNS, latency_rows
 from bench.systems import System
+from bench.tables import wide_table
 from hippo.benchmark.figures import summarise
 from hippo.benchmark.latency import num_answers
-from hippo.benchmark.tables import latency_table, progress_bar
+from hippo.benchmark.tables import watched
 from hippo.cli.stack import BUNDLED_PAIR, Stack, StackOptions, default_cores
 
 STACK_LOG = ROOT / "bench/out/stack.log"
@@ -69,21 +71,15 @@ def run_systems(
     has_timeline: bool = False,
 ) -> tuple[list[Record], dict[str, Any]]:
     """Measures the systems with a progress bar and prints their table."""
-    records: list[Record] = []
-    with progress_bar(console) as progress:
-        task = progress.add_task(title, total=num_answers(systems, len(clips)))
-        for record in measure(
-            url,
-            clips,
-            systems,
-            temperature=temperature,
-            num_repeats=num_repeats,
-            has_timeline=has_timeline,
-        ):
-            records.append(record)
-            progress.advance(task)
+    measured = measure(
+        url, clips, systems, temperature=temperature, num_repeats=num_repeats,
+        has_timeline=has_timeline,
+    )  # fmt: skip
+    total = num_answers(systems, len(clips))
+    records = watched(measured, console, title=title, total=total)
     rows = summarise(records)
-    console.print(latency_table(f"{title}, {len(clips)} clips", rows, is_wide=True))
+    title = f"{title}, {len(clips)} clips"
+    console.print(wide_table(title, LATENCY_COLUMNS, latency_rows(rows)))
     return records, {
         "temperature": temperature,
         "summary": rows,

@@ -41,11 +41,6 @@ class Answer:
         return len(self.token_ids) or self._num_reported or len(self.piece_s)
 
     @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt; 0 where the server does not tell."""
-        return int(self.usage.get("prompt_tokens") or 0)
-
-    @property
     def num_cached_tokens(self) -> int | None:
         """Tokens of the prompt that the server had cached, if it tells."""
         return (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens")

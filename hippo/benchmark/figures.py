@@ -7,7 +7,6 @@ import random
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from hippo.benchmark.answers import Answer
@@ -17,40 +16,28 @@ from hippo.errors import HippoError
 
 Row = dict[str, Any]
 
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A mean with its 95 % bootstrap interval and the range of the values."""
-
-    mean: float
-    low: float
-    high: float
-    minimum: float
-    maximum: float
-
-    def __str__(self) -> str:
-        return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
-
-    def as_dict(self) -> dict[str, float]:
-        """For JSON."""
-        return {key: round(value, 4) for key, value in asdict(self).items()}
+_NUM_RESAMPLES = 2000
 
 
-def spread(values: Sequence[float], *, num_resamples: int = 2000, seed: int = 0) -> Spread:
-    """Mean of the values; the interval by resampling them. Raises ValueError without values."""
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Mean of the values, its 95 % bootstrap interval and their range, to four decimals.
+
+    Raises ValueError without values.
+    """
     if not values:
         raise ValueError("no values to summarise")
-    rng = random.Random(seed)
+    rng = random.Random(0)
     means = sorted(
-        statistics.fmean(rng.choices(values, k=len(values))) for _ in range(num_resamples)
+        statistics.fmean(rng.choices(values, k=len(values))) for _ in range(_NUM_RESAMPLES)
     )
-    return Spread(
-        mean=statistics.fmean(values),
-        low=means[int(0.025 * num_resamples)],
-        high=means[int(0.975 * num_resamples) - 1],
-        minimum=min(values),
-        maximum=max(values),
-    )
+    found = {
+        "mean": statistics.fmean(values),
+        "low": means[int(0.025 * _NUM_RESAMPLES)],
+        "high": means[int(0.975 * _NUM_RESAMPLES) - 1],
+        "minimum": min(values),
+        "maximum": max(values),
+    }
+    return {name: round(value, 4) for name, value in found.items()}
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -82,8 +69,8 @@ def summarise(records: Sequence[Record]) -> list[Row]:
                 "num_clips": len({record.clip for record in chosen}),
                 "num_answers": len(chosen),
                 "tokens_per_answer": statistics.fmean(r.answer.num_tokens for r in chosen),
-                "decode_speedup": spread([r.decode_speedup for r in chosen]).as_dict(),
-                "end_to_end_speedup": spread([r.end_to_end_speedup for r in chosen]).as_dict(),
+                "decode_speedup": spread([r.decode_speedup for r in chosen]),
+                "end_to_end_speedup": spread([r.end_to_end_speedup for r in chosen]),
                 "decode_ms_per_token": statistics.fmean(
                     1e3 * r.answer.decode_s_per_token for r in chosen
                 ),
@@ -109,12 +96,10 @@ def summarise_alone(name: str, answers: Sequence[Answer]) -> Row:
         "system": name,
         "num_answers": len(answers),
         "tokens_per_answer": statistics.fmean(answer.num_tokens for answer in answers),
-        "ttft_ms": spread([1e3 * answer.ttft_s for answer in answers]).as_dict(),
-        "ms_per_token": spread([1e3 * answer.tpot_s for answer in answers]).as_dict(),
-        "end_to_end_ms": spread([1e3 * answer.end_to_end_s for answer in answers]).as_dict(),
-        "tokens_per_s": spread(
-            [answer.num_tokens / answer.end_to_end_s for answer in answers]
-        ).as_dict(),
+        "ttft_ms": spread([1e3 * answer.ttft_s for answer in answers]),
+        "ms_per_token": spread([1e3 * answer.tpot_s for answer in answers]),
+        "end_to_end_ms": spread([1e3 * answer.end_to_end_s for answer in answers]),
+        "tokens_per_s": spread([answer.num_tokens / answer.end_to_end_s for answer in answers]),
         "num_cached_tokens": _mean([answer.num_cached_tokens for answer in answers]),
         "counted_by": sorted({answer.counted_by for answer in answers}),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,13 +93,12 @@ def measure(
     Raises HippoError as ``Connection.ask`` does.
     """
     off, others = System(TARGET_ONLY, {"policy": "off"}), _others(systems)
-    connection = server.connect()
+    with closing(server.connect()) as connection:
 
-    def run(system: System, question: Question) -> Answer:
-        request = form.request(question, system.speculative)
-        return _typical([connection.ask(request.body()) for _ in range(num_repeats)])
+        def run(system: System, question: Question) -> Answer:
+            request = form.request(question, system.speculative)
+            return _typical([connection.ask(request.body()) for _ in range(num_repeats)])
 
-    try:
         warm_up = replace(form, max_tokens=min(_WARM_UP_TOKENS, form.max_tokens))
         for system in (off, *others):
             connection.ask(warm_up.request(questions[0], system.speculative).body())
@@ -117,21 +117,16 @@ def measure(
                     baseline_end_to_end_s=(before.end_to_end_s + after.end_to_end_s) / 2,
                     baseline_ids=before.token_ids,
                 )
-    finally:
-        connection.close()
 
 
 def measure_alone(
     server: Server, form: RequestForm, questions: Sequence[Question]
-) -> Iterator[tuple[Question, Answer]]:
+) -> Iterator[Answer]:
     """Yields the answers of any server, one after another, the first question once more ahead."""
-    connection = server.connect()
-    try:
+    with closing(server.connect()) as connection:
         connection.ask(form.request(questions[0]).body())  # warms up
         for question in questions:
-            yield question, connection.ask(form.request(question).body())
-    finally:
-        connection.close()
+            yield connection.ask(form.request(question).body())
 
 
 def _others(systems: Sequence[System]) -> list[System]:

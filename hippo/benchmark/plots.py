@@ -51,24 +51,17 @@ def draw_speedups(rows: Sequence[Row], goal: Path, *, title: str) -> None:
 
 
 def draw_answers(
-    values: Mapping[str, Mapping[str, Sequence[float]]], goal: Path, *, title: str
+    system: str, values: Mapping[str, Sequence[float]], goal: Path, *, title: str
 ) -> None:
-    """Shares of answers up to a value: a panel a quantity, a line a system."""
+    """Shares of one system's answers up to a value: a panel a quantity."""
     figure = _figure(4.3 * len(values) + 0.6, 3.6)
-    colours = _colours([system for by_system in values.values() for system in by_system])
     panels = figure.subplots(1, len(values), sharey=True, squeeze=False)[0]
-    for axes, (label, by_system) in zip(panels, values.items(), strict=True):
-        for system, numbers in by_system.items():
-            ordered = sorted(numbers)
-            shares = [(index + 1) / len(ordered) for index in range(len(ordered))]
-            # From zero at the least value, so that a single answer is a line, too.
-            axes.step(
-                [ordered[0], *ordered],
-                [0.0, *shares],
-                where="post",
-                color=colours[system],
-                label=system,
-            )
+    for axes, (label, numbers) in zip(panels, values.items(), strict=True):
+        ordered = sorted(numbers)
+        shares = [(index + 1) / len(ordered) for index in range(len(ordered))]
+        # From zero at the least value, so that a single answer is a line, too.
+        places = [ordered[0], *ordered]
+        axes.step(places, [0.0, *shares], where="post", color=_COLOURS[0], label=system)
         axes.set_xlabel(label)
         axes.set_xlim(left=0)
         axes.set_ylim(0, 1.02)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import mimetypes
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from hippo.benchmark.answers import Answer
 from hippo.benchmark.server import Connection
 from hippo.errors import InvalidRequestError
 
+_IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 _PROBE_TOKENS = 8
 _SALT = "cache_salt"
 
@@ -28,6 +32,33 @@ class Question:
     name: str
     messages: Sequence[Mapping[str, Any]]
     seed: int = 0
+
+
+def question_about(text: str, *media: str, name: str = "", seed: int = 0) -> Question:
+    """A question about files of this machine (sent whole) or URLs (fetched by the server), named by
+    its text unless ``name`` is given.
+
+    Raises InvalidRequestError for a file that cannot be read.
+    """
+    content = [*map(_media_part, media), {"type": "text", "text": text}]
+    return Question(name or text, [{"role": "user", "content": content}], seed)
+
+
+def _media_part(video: str) -> dict[str, Any]:
+    """A video or image as a part of a message's content."""
+    suffix = Path(video).suffix.lower()
+    kind = "image" if suffix in _IMAGE_SUFFIXES else "video"
+    url = video
+    if not video.startswith(("http://", "https://", "data:", "file://")):
+        try:
+            data = Path(video).expanduser().read_bytes()
+        except OSError as error:
+            raise InvalidRequestError(f"{video} cannot be read: {error.strerror}") from None
+        media_type = mimetypes.guess_type(video)[0] or ""
+        if not media_type.startswith(kind + "/"):
+            media_type = f"{kind}/mp4" if kind == "video" else f"{kind}/jpeg"
+        url = f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+    return {"type": f"{kind}_url", f"{kind}_url": {"url": url}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +90,6 @@ class RequestForm:
     optional: tuple[str, ...] = ("stream_options", "seed", _SALT)
     budget_name: str = "max_tokens"  # newer models of OpenAI take max_completion_tokens alone
     is_hippo: bool = False
-    has_timeline: bool = False  # every verdict and block in a gateway's figures
     further: Mapping[str, Any] = field(default_factory=dict)  # fields of every request
 
     def request(self, question: Question, speculative: Mapping[str, Any] | None = None) -> Request:
@@ -79,8 +109,6 @@ class RequestForm:
         if self.is_hippo:
             body["return_token_ids"] = True
             body["speculative"] = dict(speculative or {})
-            if self.has_timeline:
-                body["return_timeline"] = True
         return Request(json.dumps(body).encode(), _SALT in self.optional)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from rich import box
 from rich.console import Console
@@ -19,16 +18,7 @@ from rich.progress import (
 from rich.table import Table
 
 Row = Mapping[str, Any]
-
-_WIDTH_OF_FILES = 200  # columns
-
-
-def wide_console() -> Console:
-    """As wide as its terminal, or as ``COLUMNS`` says; without either, as the widest table."""
-    console = Console()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = _WIDTH_OF_FILES
-    return console
+Item = TypeVar("Item")
 
 
 def progress_bar(console: Console) -> Progress:
@@ -48,29 +38,25 @@ def progress_bar(console: Console) -> Progress:
     )
 
 
-def latency_table(title: str, rows: Sequence[Row], *, is_wide: bool = False) -> Table:
-    """Rows of ``figures.summarise``; ``is_wide`` adds what the two devices waited and lost."""
+def watched(items: Iterable[Item], console: Console, *, title: str, total: int) -> list[Item]:
+    """All of them, made while a progress bar counts."""
+    with progress_bar(console) as progress:
+        return list(progress.track(items, total=total, description=title))
+
+
+def latency_table(title: str, rows: Sequence[Row]) -> Table:
+    """Rows of ``figures.summarise``."""
     columns = ["system", "decode ×", "end to end ×", "ms/\ntoken", "TTFT\nms", "tokens/\nforward"]
-    columns += ["run"] if is_wide else []
-    columns += ["accept"]
-    columns += ["target\nwaits ms", "dropped", "transport\nms"] if is_wide else []
-    table = _table(title, [*columns, "equal"], may_wrap=is_wide)
+    table = _table(title, [*columns, "accept", "equal"])
     for row in rows:
-        waits = (
-            number(row["target_wait_ms"], ".0f"),
-            number(row["dropped_tokens"], ".0f"),
-            number(row["transport_ms_per_round"], ".2f"),
-        )
         speedups = [interval(row[key]) for key in ("decode_speedup", "end_to_end_speedup")]
         table.add_row(
             row["system"],
-            *(each if is_wide else each.replace(" ", "\n", 1) for each in speedups),
+            *(each.replace(" ", "\n", 1) for each in speedups),
             _milliseconds(row["decode_ms_per_token"]),
             f"{row['ttft_ms']:.0f}",
             number(row["mean_tokens_per_forward"], ".2f"),
-            *([number(row["mean_run_length"], ".1f")] if is_wide else []),
             number(row["acceptance_rate"], ".3f"),
-            *(waits if is_wide else ()),
             f"{row['num_equal']}/{row['num_answers']}",
         )
     return table
@@ -86,9 +72,9 @@ def alone_table(title: str, row: Row) -> Table:
         ("tokens a second, end to end", "tokens_per_s", ".1f"),
     ):
         found = row[key]
-        low, high = format(found["low"], form), format(found["high"], form)
-        cells = (format(found[each], form) for each in ("mean", "minimum", "maximum"))
-        mean, least, most = cells
+        mean, low, high, least, most = (
+            format(found[each], form) for each in ("mean", "low", "high", "minimum", "maximum")
+        )
         table.add_row(name, mean, f"{low} to {high}", least, most)
     return table
 
@@ -118,7 +104,7 @@ def load_table(title: str, lines: Sequence[Row]) -> Table:
 
 
 def interval(value: Mapping[str, float]) -> str:
-    """A ``Spread`` as ``mean [low, high]``."""
+    """A ``spread`` as ``mean [low, high]``."""
     return f"{value['mean']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"
 
 
@@ -127,11 +113,11 @@ def number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def _table(title: str, columns: Sequence[str], *, may_wrap: bool = False) -> Table:
+def _table(title: str, columns: Sequence[str]) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in columns:
         is_name = name in ("", "system")
-        table.add_column(name, justify="left" if is_name else "right", no_wrap=not may_wrap)
+        table.add_column(name, justify="left" if is_name else "right", no_wrap=True)
     return table
 
 

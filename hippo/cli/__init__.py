@@ -1,5 +1,9 @@
 """The command line: ``hippo up``, ``hippo ask``, ``hippo bench``, ``hippo demo``, ``hippo doctor``,
-``hippo inspect``, ``hippo simulate``, ``hippo sizes``."""
+``hippo inspect``, ``hippo simulate``, ``hippo sizes``.
+
+A command is a module of that name with its ``HELP``, ``DESCRIPTION`` and ``EXAMPLES``, its options,
+and what it does: ``run`` gives the exit code.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in (up, ask, bench, demo, doctor, inspect, simulate, sizes):
-        module.add_parser(commands)
+        command = commands.add_parser(
+            module.__name__.rpartition(".")[2],
+            help=module.HELP,
+            description=module.DESCRIPTION,
+            epilog=module.EXAMPLES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.set_defaults(run=module.run)
+        module.add_options(command)
     arguments = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, _interrupt)
     try:

@@ -13,15 +13,16 @@ from typing import Any
 from rich.console import Console
 
 from hippo.benchmark.answers import Answer
-from hippo.benchmark.requests import Question, RequestForm
+from hippo.benchmark.figures import summarise
+from hippo.benchmark.requests import Question, RequestForm, question_about
 from hippo.benchmark.server import KEY_VARIABLE, Server
-from hippo.cli.compare import compare
-from hippo.cli.media import media_part
-from hippo.cli.parsers import Subparsers, add_command
+from hippo.cli.compare import compare, is_equal, show
 from hippo.errors import InvalidRequestError
 from hippo.speculation.policies import POLICY_NAMES
 
-_EXAMPLES = """\
+HELP = "ask a question about a video"
+DESCRIPTION = "Asks a running gateway and streams the answer, then a line of figures."
+EXAMPLES = """\
 examples:
   hippo ask clip.mp4 "Describe the video."
   hippo ask clip.mp4 "How many balls are there?" --max-tokens 32
@@ -35,16 +36,8 @@ The gateway must run: `hippo up`. If it asks for a key, give one in HIPPO_API_KE
 """
 
 
-def add_parser(commands: Subparsers) -> None:
-    """Adds the command."""
-    parser = add_command(
-        commands,
-        "ask",
-        run,
-        help="ask a question about a video",
-        description="Asks a running gateway and streams the answer, then a line of figures.",
-        examples=_EXAMPLES,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """All of them."""
     add = parser.add_argument
     add(
         "inputs",
@@ -75,8 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.repeats < 1:
         raise InvalidRequestError("--repeats must be at least 1")
     *videos, text = arguments.inputs
-    content = [*map(media_part, videos), {"type": "text", "text": text}]
-    question = Question(text, [{"role": "user", "content": content}], arguments.seed)
+    question = question_about(text, *videos, seed=arguments.seed)
     wishes = {"policy": arguments.policy, "gamma": arguments.gamma}
     speculative = {name: value for name, value in wishes.items() if value is not None}
     server = Server(arguments.url, api_key=os.environ.get(KEY_VARIABLE) or None)
@@ -91,9 +83,9 @@ def run(arguments: argparse.Namespace) -> int:
     answer = ask(server, form, question, speculative, is_shown=not arguments.json)
     if not arguments.json:
         console.print(figures_line(answer), style="dim", highlight=False, soft_wrap=True)
-    comparison = None
+    records = []
     if arguments.compare:
-        comparison = compare(
+        records = compare(
             server,
             form,
             question,
@@ -103,11 +95,15 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.json:
         found = _as_json(answer)
-        if comparison is not None:
-            found["comparison"] = comparison.as_dict()
+        if records:
+            found["comparison"] = {
+                "is_equal": is_equal(records),
+                "summary": summarise(records),
+                "records": [record.as_dict() for record in records],
+            }
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
-    elif comparison is not None:
-        comparison.show(console)
+    elif records:
+        show(records, console)
     return 0
 
 

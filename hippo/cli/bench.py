@@ -3,295 +3,257 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
+import os
+import platform
+import shlex
 import sys
-import time
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from hippo.benchmark import tables
-from hippo.benchmark.answers import Answer
-from hippo.benchmark.figures import summarise, summarise_alone, summarise_load
-from hippo.benchmark.latency import (
-    TARGET_ONLY,
-    Record,
-    System,
-    measure,
-    measure_alone,
-    num_answers,
-)
-from hippo.benchmark.load import ClosedLoop, LoadRun
-from hippo.benchmark.plots import draw_answers, draw_load, draw_speedups
-from hippo.benchmark.requests import Question, RequestForm, probe
-from hippo.cli.bench_options import DESCRIPTION, EXAMPLES, Plan, add_options, plan_of
-from hippo.cli.parsers import Subparsers, add_command
-from hippo.errors import ForbiddenError, HippoError, InvalidRequestError, NotFoundError
+from hippo.benchmark.latency import TARGET_ONLY, System
+from hippo.benchmark.plots import check_plot
+from hippo.benchmark.requests import Question, RequestForm, question_about
+from hippo.benchmark.server import KEY_VARIABLE, Server
+from hippo.cli.bench_run import Bench, Plan
+from hippo.cli.stack import BUNDLED_CLIPS
+from hippo.errors import InvalidRequestError
+from hippo.simulation.replay import parse_policies
 
-Document = dict[str, Any]
+HELP = "measure a running server: latency side by side, or many clients at once"
+DESCRIPTION = """\
+Measures a running server over REST, as its users see it. A hippo gateway is asked the same
+questions target-only and with its draft in turn: how many times as fast, and whether the answers
+are equal, token for token. Any other OpenAI-compatible server is timed alone. With --concurrency,
+that many clients ask at once, again and again.
+"""
+EXAMPLES = """\
+examples:
+  hippo bench                                         the pair that `hippo up` serves
+  hippo bench --policies adaptive,vpsd:7,serial:10 --rounds 3 --plot speedup.svg
+  hippo bench --video a.mp4 b.mp4 --prompt "What happens?" --temperature 0.8
+  hippo bench --url http://vllm:8000 --no-video --prompt "Tell me about hippos."
+
+examples, many clients:
+  hippo bench --concurrency 1,2,4,8 --out load.json --plot load.png
+  hippo bench --concurrency 16 --policies adaptive --requests 200
+  HIPPO_API_KEY=... hippo bench --url https://example.com/v1 --concurrency 1,4 --seconds 60
+
+The client takes processor time, too: run it on a core that draft and target do not use.
+"""
+_PROMPT = "Describe the video in detail."
+_SECONDS = 20.0
 
 
-def add_parser(commands: Subparsers) -> None:
-    """Adds the command."""
-    parser = add_command(
-        commands,
-        "bench",
-        run,
-        help="measure a running server: latency side by side, or many clients at once",
-        description=DESCRIPTION,
-        examples=EXAMPLES,
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """All of them; those without a default in their help are off."""
+    group = parser.add_argument_group("server")
+    add = group.add_argument
+    add("--url", default="http://127.0.0.1:8000", help="with or without /v1 (default: %(default)s)")
+    add("--model", help="default: the first one that it serves")
+    add("--api-key", metavar="KEY", help=f"better given in {KEY_VARIABLE}: others can see commands")
+    add("--timeout", type=float, default=600.0, metavar="S", help="of silence (default: 600)")
+    group = parser.add_argument_group("questions")
+    add = group.add_argument
+    videos = group.add_mutually_exclusive_group().add_argument
+    videos("--video", nargs="+", metavar="VIDEO", help="files or URLs (default: bundled clips)")
+    videos("--no-video", action="store_true", help="text alone, for a server that takes no video")
+    add("--prompt", action="append", help="may be given several times; each is asked of each video")
+    add("--max-tokens", type=int, default=256, help="longest answer (default: %(default)s)")
+    add("--temperature", type=float, default=0.0, help="default: 0, greedy")
+    add("--seed", type=int, default=0, help="of the first question; the next has the next")
+    add(
+        "--allow-cache",
+        action="store_true",
+        help="let the server reuse what it keeps of an earlier request; else each is asked with a "
+        "cache_salt of its own, where the server takes that",
     )
-    add_options(parser)
+    add(
+        "--policies",
+        help="of a hippo gateway, such as adaptive,vpsd:7,serial:10,off (default: adaptive; with "
+        "--concurrency off,adaptive)",
+    )
+    group = parser.add_argument_group("latency, one question at a time")
+    add = group.add_argument
+    add("--rounds", type=int, help="times that all questions are asked (default: 1)")
+    group = parser.add_argument_group("load, many clients at once")
+    add = group.add_argument
+    add("--concurrency", metavar="N,N,...", help="numbers of clients, such as 1,2,4,8")
+    end = group.add_mutually_exclusive_group().add_argument
+    end("--requests", type=int, help="of each load, after one a client to warm up")
+    end("--seconds", type=float, help=f"of each load (default: {_SECONDS:g})")
+    group = parser.add_argument_group("output")
+    add = group.add_argument
+    add("--out", metavar="FILE", help="write all figures as JSON; - for standard output")
+    add("--plot", type=Path, metavar="FILE", help="draw them, as .svg or .png")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measures; the exit code."""
     plan = plan_of(arguments)
-    is_json_shown = plan.out == "-"
-    bench = _Bench(plan, Console(stderr=is_json_shown), Console(stderr=True))
-    document = bench.run()
+    is_json_shown = arguments.out == "-"
+    bench = Bench(plan, Console(stderr=is_json_shown), Console(stderr=True))
+    origin = {"command": command_line(arguments), "client": _environment()}
+    text = json.dumps({**origin, **bench.run()}, indent=1) + "\n"
     if is_json_shown:
-        sys.stdout.write(json.dumps(document, indent=1) + "\n")
-    elif plan.out is not None:
+        sys.stdout.write(text)
+    elif arguments.out is not None:
         try:
-            Path(plan.out).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+            Path(arguments.out).write_text(text, encoding="utf-8")
         except OSError as error:
-            raise InvalidRequestError(f"{plan.out} cannot be written: {error.strerror}") from None
-        bench.say(f"written to {plan.out}")
+            raise InvalidRequestError(
+                f"{arguments.out} cannot be written: {error.strerror}"
+            ) from None
+        bench.say(f"written to {arguments.out}")
     return 0
 
 
-class _Bench:
-    """One run of the command: ``console`` for what was found, ``progress`` for what goes on."""
+def plan_of(arguments: argparse.Namespace) -> Plan:
+    """Raises InvalidRequestError for options out of range or without effect."""
+    concurrency = _concurrency(arguments.concurrency)
+    _check(arguments, has_load=bool(concurrency))
+    for option in ("out", "plot"):
+        path = getattr(arguments, option)
+        if path not in (None, "-") and not Path(path).parent.is_dir():
+            raise InvalidRequestError(f"--{option}: there is no folder {Path(path).parent}")
+    if arguments.plot is not None:
+        check_plot(arguments.plot)
+    seconds = arguments.seconds
+    if concurrency and arguments.requests is None and seconds is None:
+        seconds = _SECONDS
+    form = RequestForm(
+        model=arguments.model or "",
+        max_tokens=arguments.max_tokens,
+        temperature=arguments.temperature,
+    )
+    if arguments.allow_cache:
+        optional = tuple(name for name in form.optional if name != "cache_salt")
+        form = replace(form, optional=optional)
+    return Plan(
+        server=Server(
+            arguments.url,
+            api_key=arguments.api_key or os.environ.get(KEY_VARIABLE) or None,
+            timeout_s=arguments.timeout,
+        ),
+        form=form,
+        questions=_questions(arguments),
+        policies=_policies(arguments.policies),
+        rounds=arguments.rounds or 1,
+        concurrency=concurrency,
+        requests=arguments.requests,
+        seconds=seconds,
+        plot=arguments.plot,
+    )
 
-    def __init__(self, plan: Plan, console: Console, progress: Console) -> None:
-        self._plan = plan
-        self._console = console
-        self._progress = progress
-        self._form = RequestForm(model="")
 
-    def run(self) -> Document:
-        """What was measured, for JSON. Raises HippoError."""
-        plan = self._plan
-        self._form = self._find_form()
-        self._check_plan()
-        measured: Document
-        if plan.concurrency:
-            measured = {"load": self._load()}
-        elif self._form.is_hippo:
-            measured = {"latency": self._side_by_side()}
-        else:
-            measured = {"latency": self._alone()}
-        if plan.plot is not None:
-            self.say(f"written to {plan.plot}")
-        return {
-            "command": plan.command,
-            "client": plan.environment,
-            "url": plan.server.url,
-            "model": self._form.model,
-            "is_hippo": self._form.is_hippo,
-            "fields": list(self._form.optional),
-            "questions": [question.name for question in plan.questions],
-            **measured,
-        }
+def _check(arguments: argparse.Namespace, *, has_load: bool) -> None:
+    for name, least in (
+        ("max_tokens", 1), ("rounds", 1), ("requests", 1), ("seed", 0), ("temperature", 0),
+    ):  # fmt: skip
+        value = getattr(arguments, name)
+        if value is not None and value < least:
+            raise InvalidRequestError(f"--{name.replace('_', '-')} must be at least {least}")
+    for name in ("seconds", "timeout"):
+        value = getattr(arguments, name)
+        if value is not None and value <= 0:
+            raise InvalidRequestError(f"--{name} must be above 0")
+    useless = ("rounds",) if has_load else ("requests", "seconds")
+    for name in useless:
+        if getattr(arguments, name) is not None:
+            where = "has no effect with" if has_load else "needs"
+            raise InvalidRequestError(f"--{name} {where} --concurrency")
+    if arguments.no_video and not arguments.prompt:
+        raise InvalidRequestError("--no-video needs a --prompt")
 
-    def say(self, text: str) -> None:
-        """A line of plain text."""
-        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
-    def _find_form(self) -> RequestForm:
-        """How the server is to be asked; with advice where it refuses."""
-        plan = self._plan
-        try:
-            model = plan.model or self._only_model(plan.server.models())
-            connection = plan.server.connect()
-            try:
-                with self._progress.status(f"asking {plan.server.url} ..."):
-                    return probe(connection, plan.questions[0], replace(plan.form, model=model))
-            finally:
-                connection.close()
-        except ForbiddenError as error:
-            advice = "give a key in HIPPO_API_KEY" if plan.server.api_key is None else "another key"
-            raise ForbiddenError(f"{error.message} ({advice}?)") from None
-        except NotFoundError as error:
-            if plan.model is None:
-                raise
-            raise NotFoundError(f"{error.message} ({self._served()})") from None
+def _concurrency(text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        counts = (0,)
+    if min(counts) < 1:
+        raise InvalidRequestError(f"--concurrency {text}: expected numbers such as 1,2,4,8")
+    return counts
 
-    def _only_model(self, names: Sequence[str]) -> str:
-        if not names:
-            raise NotFoundError(f"{self._plan.server.url} serves no model")
-        if len(names) > 1:
-            self.say(f"{names[0]} of {len(names)} models; --model chooses another")
-        return names[0]
 
-    def _served(self) -> str:
-        try:
-            return "it serves " + ", ".join(self._plan.server.models())
-        except HippoError:
-            return "and it does not tell what it serves"
-
-    def _check_plan(self) -> None:
-        """Raises InvalidRequestError for what only a gateway of ours can be asked."""
-        if self._form.is_hippo:
-            return
-        if self._plan.policies is not None:
+def _policies(text: str | None) -> tuple[System, ...] | None:
+    if text is None:
+        return None
+    systems = []
+    for choice in parse_policies(text):
+        if choice.gamma < 1:
             raise InvalidRequestError(
-                f"--policies is for a hippo gateway, and the answers of {self._plan.server.url} "
-                "are not those of one"
+                f"--policies {text}: a block length is a number, as in {choice.name}:7"
             )
-
-    def _side_by_side(self) -> Document:
-        """Target-only and the policies in turn, at a gateway of ours."""
-        plan = self._plan
-        systems = plan.policies or (System("adaptive", {"policy": "adaptive"}),)
-        records: list[Record] = []
-        with tables.progress_bar(self._progress) as progress:
-            task = progress.add_task("side by side", total=num_answers(systems, plan.num_asked))
-            for record in measure(plan.server, self._form, plan.asked, systems):
-                records.append(record)
-                progress.advance(task)
-        rows = summarise(records)
-        title = f"{self._form.model} at {plan.server.url}, {len(plan.asked)} questions, {plan.how}"
-        self._console.print(tables.latency_table(title, rows))
-        self._notes(records)
-        result: Document = {"summary": rows, "records": [each.as_dict() for each in records]}
-        if plan.plot is not None:
-            draw_speedups(rows, plan.plot, title=title)
-        return result
-
-    def _alone(self) -> Document:
-        """Any server's answers, one after another."""
-        plan, name = self._plan, self._form.model
-        answers: list[Answer] = []
-        records: list[Document] = []
-        with tables.progress_bar(self._progress) as progress:
-            task = progress.add_task("one at a time", total=len(plan.asked))
-            for question, answer in measure_alone(plan.server, self._form, plan.asked):
-                answers.append(answer)
-                records.append(_record(question, answer))
-                progress.advance(task)
-        row = summarise_alone(name, answers)
-        title = f"{name} at {plan.server.url}, {len(answers)} questions, {plan.how}"
-        self._console.print(tables.alone_table(title, row))
-        self._say_counted(row["counted_by"])
-        if plan.plot is not None:
-            values = {
-                "ms to the first token": {name: [1e3 * each.ttft_s for each in answers]},
-                "ms a token after it": {name: [1e3 * each.tpot_s for each in answers]},
-                "ms end to end": {name: [1e3 * each.end_to_end_s for each in answers]},
-            }
-            draw_answers(values, plan.plot, title=title)
-        return {"summary": [row], "records": records}
-
-    def _load(self) -> list[Document]:
-        """Every number of clients with every system in turn."""
-        plan = self._plan
-        systems = plan.policies or (
-            System(TARGET_ONLY, {"policy": "off"}),
-            System("adaptive", {"policy": "adaptive"}),
-        )
-        if not self._form.is_hippo:
-            systems = (System(self._form.model, {}),)
-        references = self._references() if self._form.is_hippo else {}
-        lines: list[Document] = []
-        for num_clients, system in product(plan.concurrency, systems):
-            run = self._closed_loop(num_clients, system)
-            line = summarise_load(run, references)
-            lines.append({"system": system.name, "num_clients": num_clients, **line})
-        title = f"{self._form.model} at {plan.server.url}, closed loop, {plan.how}"
-        self._console.print(tables.load_table(title, lines))
-        for line in lines:
-            where = f"{line['system']}, {line['num_clients']} clients"
-            for message, count in line["errors"].items():
-                self.say(f"{where}: {count} x {message}")
-            if line["num_answers"] < 2 * line["num_clients"]:
-                self.say(f"{where}: few answers to judge by; more --seconds or --requests")
-        self._say_counted(sorted({each for line in lines for each in line["counted_by"]}))
-        if plan.plot is not None:
-            draw_load(lines, plan.plot, title=title)
-        return lines
-
-    def _references(self) -> dict[int, tuple[int, ...]]:
-        """Target-only's token ids by question, asked one at a time."""
-        plan = self._plan
-        connection = plan.server.connect()
-        try:
-            with tables.progress_bar(self._progress) as progress:
-                return {
-                    index: connection.ask(
-                        self._form.request(question, {"policy": "off"}).body()
-                    ).token_ids
-                    for index, question in enumerate(
-                        progress.track(plan.asked, description="target-only, one at a time")
-                    )
-                }
-        finally:
-            connection.close()
-
-    def _closed_loop(self, num_clients: int, system: System) -> LoadRun:
-        plan = self._plan
-        requests = [self._form.request(each, system.speculative) for each in plan.asked]
-        start_s: list[float] = []
-        total = plan.seconds if plan.requests is None else num_clients + plan.requests
-        with tables.progress_bar(self._progress) as progress:
-            task = progress.add_task(f"{system.name}, {num_clients} clients", total=total)
-
-            def advance() -> None:
-                if plan.requests is not None:
-                    progress.advance(task)
-                elif start_s:
-                    seconds = time.perf_counter() - start_s[0]
-                    progress.update(task, completed=min(int(seconds), total or 0))
-
-            return ClosedLoop(
-                [plan.server],
-                requests,
-                num_clients=num_clients,
-                num_answers=plan.requests,
-                seconds=plan.seconds,
-                tolerates_errors=True,
-                on_start=lambda: start_s.append(time.perf_counter()),
-                on_answer=advance,
-            ).run()
-
-    def _notes(self, records: Sequence[Record]) -> None:
-        unequal = sum(not record.is_equal for record in records)
-        if unequal:
-            self.say(
-                f"{unequal} of {len(records)} answers differ from target-only's: expected in "
-                "bfloat16 at times, never in float32"
-            )
-        for problem in dict.fromkeys(_draft_problems(records)):
-            self.say(f"no draft took part in some answers: {problem}")
-
-    def _say_counted(self, counted_by: Sequence[str]) -> None:
-        if "pieces" in counted_by:
-            self.say(
-                "the server does not tell how many tokens an answer has: its pieces of text were "
-                "counted, which may hold several tokens"
-            )
+        if choice.name == "off":
+            systems.append(System(TARGET_ONLY, {"policy": "off"}))
+        elif choice.name in ("serial", "vpsd"):
+            speculative = {"policy": choice.name, "gamma": choice.gamma}
+            systems.append(System(choice.title, speculative))
+        else:
+            systems.append(System(choice.name, {"policy": choice.name}))
+    if len({system.name for system in systems}) < len(systems):
+        raise InvalidRequestError(f"--policies {text}: one stands there twice")
+    return tuple(systems)
 
 
-def _draft_problems(records: Sequence[Record]) -> Iterator[str]:
-    for record in records:
-        figures = record.figures
-        if figures["policy"] != "off" and not figures["draft_used"] and figures["draft_problem"]:
-            yield figures["draft_problem"]
+def _questions(arguments: argparse.Namespace) -> tuple[Question, ...]:
+    """Every prompt about every video; bundled clips have questions of their own."""
+    if arguments.no_video:
+        return tuple(question_about(text, seed=arguments.seed) for text in arguments.prompt)
+    clips = [(video, _PROMPT) for video in arguments.video or ()] or bundled_clips()
+    return tuple(
+        question_about(prompt, video, name=_shown(video), seed=arguments.seed)
+        for video, own_prompt in clips
+        for prompt in arguments.prompt or [own_prompt]
+    )
 
 
-def _record(question: Question, answer: Answer) -> Document:
+def _shown(video: str) -> str:
+    return "data:..." if video.startswith("data:") else video.rsplit("/", 1)[-1]
+
+
+def bundled_clips() -> list[tuple[str, str]]:
+    """Their paths, each with a question. Raises InvalidRequestError where none are installed."""
+    facts = BUNDLED_CLIPS / "facts.json"
+    if not facts.is_file():
+        raise InvalidRequestError(f"there are no bundled clips in {BUNDLED_CLIPS}; give a --video")
+    entries = json.loads(facts.read_text(encoding="utf-8"))
+    return [(str(BUNDLED_CLIPS / entry["file"]), entry["question"]) for entry in entries]
+
+
+def command_line(arguments: argparse.Namespace) -> str:
+    """As a shell takes it, without what is as by default, and without the key."""
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    words = ["hippo", "bench"]
+    for name, default in vars(parser.parse_args([])).items():
+        value = getattr(arguments, name)
+        if name == "api_key" or value == default:
+            continue
+        option = "--" + name.replace("_", "-")
+        if value is True:
+            words.append(option)
+        elif name == "prompt":
+            words += [word for prompt in value for word in (option, prompt)]
+        else:
+            words += [option, *(map(str, value) if isinstance(value, list) else [str(value)])]
+    return shlex.join(words)
+
+
+def _environment() -> dict[str, Any]:
+    """Of the client: when, with which version, on what."""
     return {
-        "clip": question.name,
-        "num_tokens": answer.num_tokens,
-        "counted_by": answer.counted_by,
-        "num_cached_tokens": answer.num_cached_tokens,
-        "ttft_s": answer.ttft_s,
-        "tpot_s": answer.tpot_s,
-        "end_to_end_s": answer.end_to_end_s,
-        "finish_reason": answer.finish_reason,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hippo": importlib.metadata.version("hippo-serve"),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "num_cores": os.cpu_count(),
     }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -13,37 +13,8 @@ from hippo.benchmark.figures import summarise
 from hippo.benchmark.latency import Record, System, measure, num_answers
 from hippo.benchmark.requests import Question, RequestForm
 from hippo.benchmark.server import Server
-from hippo.benchmark.tables import latency_table, progress_bar
+from hippo.benchmark.tables import latency_table, watched
 from hippo.errors import UnavailableError
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Timed answers of target-only decoding and of the pair, and their summary."""
-
-    records: tuple[Record, ...]
-
-    @property
-    def is_equal(self) -> bool:
-        """Whether all answers are the same, token for token."""
-        return all(record.is_equal for record in self.records)
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON; the last row of the summary is the pair's."""
-        return {
-            "is_equal": self.is_equal,
-            "summary": summarise(self.records),
-            "records": [record.as_dict() for record in self.records],
-        }
-
-    def show(self, console: Console) -> None:
-        """Speedups, times and equality, to be read by people."""
-        console.print(latency_table("", summarise(self.records)))
-        console.print(
-            "Outputs are equal."
-            if self.is_equal
-            else "OUTPUTS DIFFER: expected in bfloat16 at times, never in float32."
-        )
 
 
 def compare(
@@ -54,25 +25,40 @@ def compare(
     *,
     repeats: int,
     console: Console,
-) -> Comparison:
-    """Runs both in turn, ``repeats`` times, so that drift hits them alike; ``console`` shows how
-    far it is.
+) -> list[Record]:
+    """Timed answers of both in turn, ``repeats`` times, so that drift hits them alike; ``console``
+    shows how far it is.
 
     Raises UnavailableError when the draft took no part in answers that asked for it.
     """
     # Answers to requests that name no policy are now and then the target's alone, for a baseline.
     policy = speculative.get("policy") or _own_policy(server, form, question)
     system = System(policy, {**speculative, "policy": policy})
-    with progress_bar(console) as progress:
-        task = progress.add_task("with the draft and without", total=num_answers([system], repeats))
-        records = []
-        for record in measure(server, form, [question] * repeats, [system]):
-            records.append(record)
-            progress.advance(task)
+    records = watched(
+        measure(server, form, [question] * repeats, [system]),
+        console,
+        title="with the draft and without",
+        total=num_answers([system], repeats),
+    )
     last = records[-1].figures
     if policy != "off" and not last["draft_used"] and last["draft_problem"]:
         raise UnavailableError(f"nothing to compare, no draft: {last['draft_problem']}")
-    return Comparison(tuple(records))
+    return records
+
+
+def is_equal(records: Sequence[Record]) -> bool:
+    """Whether all answers are the same, token for token."""
+    return all(record.is_equal for record in records)
+
+
+def show(records: Sequence[Record], console: Console) -> None:
+    """Speedups, times and equality, to be read by people."""
+    console.print(latency_table("", summarise(records)))
+    console.print(
+        "Outputs are equal."
+        if is_equal(records)
+        else "OUTPUTS DIFFER: expected in bfloat16 at times, never in float32."
+    )
 
 
 def _own_policy(server: Server, form: RequestForm, question: Question) -> str:

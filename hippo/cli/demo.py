@@ -10,19 +10,23 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hippo.benchmark.requests import Question, RequestForm
+from hippo.benchmark.requests import RequestForm, question_about
 from hippo.benchmark.server import Server
 from hippo.cli.ask import ask, figures_line
-from hippo.cli.compare import compare
-from hippo.cli.media import media_part
-from hippo.cli.parsers import Subparsers, add_command
-from hippo.cli.stack import BUNDLED_CLIPS, Stack
+from hippo.cli.bench import bundled_clips
+from hippo.cli.compare import compare, is_equal, show
+from hippo.cli.stack import Stack
 from hippo.cli.up import add_stack_arguments, bring_up, log_printer, quiet, stack_options
 from hippo.errors import InvalidRequestError
 
 _QUESTION = "Describe the video."
 
-_EXAMPLES = """\
+HELP = "start, ask about a bundled clip, measure against the target alone, stop"
+DESCRIPTION = (
+    "Starts the bundled pair on free ports, asks about a bundled clip, asks the "
+    "target alone the same, prints the measured speedup and stops everything."
+)
+EXAMPLES = """\
 examples:
   hippo demo
   hippo demo --video clip.mp4 --question "What moves?"
@@ -30,17 +34,8 @@ examples:
 """
 
 
-def add_parser(commands: Subparsers) -> None:
-    """Adds the command."""
-    parser = add_command(
-        commands,
-        "demo",
-        run,
-        help="start, ask about a bundled clip, measure against the target alone, stop",
-        description="Starts the bundled pair on free ports, asks about a bundled clip, asks the "
-        "target alone the same, prints the measured speedup and stops everything.",
-        examples=_EXAMPLES,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """All of them."""
     parser.add_argument("--video", help="default: a bundled clip")
     parser.add_argument("--question", default=_QUESTION, help="default: %(default)s")
     parser.add_argument("--max-tokens", type=int, default=256, help="default: %(default)s")
@@ -54,9 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     console, status_console = Console(), Console(stderr=True)
     if arguments.repeats < 1:
         raise InvalidRequestError("--repeats must be at least 1")
-    video = arguments.video or str(_bundled_clip())
-    content = [media_part(video), {"type": "text", "text": arguments.question}]
-    question = Question(arguments.question, [{"role": "user", "content": content}])
+    video = arguments.video or min(bundled_clips())[0]
+    question = question_about(arguments.question, video)
     options = stack_options(arguments)
     on_line = log_printer(status_console) if arguments.verbose else quiet
     # It measures the target alone itself.
@@ -75,17 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
         answer = ask(server, form, question, {})
         console.print(figures_line(answer) + "\n", style="dim", highlight=False)
-        comparison = compare(
+        records = compare(
             server, form, question, {}, repeats=arguments.repeats, console=status_console
         )
-    comparison.show(console)
-    return 0 if comparison.is_equal else 1
-
-
-def _bundled_clip() -> Path:
-    clips = sorted(BUNDLED_CLIPS.glob("*.mp4"))
-    if not clips:
-        raise InvalidRequestError(
-            f"there are no bundled clips in {BUNDLED_CLIPS}; give one with --video"
-        )
-    return clips[0]
+    show(records, console)
+    return 0 if is_equal(records) else 1

@@ -9,7 +9,7 @@ problem.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -68,21 +68,22 @@ class Readings:
         """Whether there is such a series."""
         return bool(self._matching(name, labels))
 
+    def mean(self, name: str) -> float:
+        """Of a histogram; 0 where nothing was observed."""
+        num_observed = self.total(f"{name}_count")
+        return self.total(f"{name}_sum") / num_observed if num_observed else 0.0
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """Sums by one label's values."""
+        values = {dict(own).get(label, "") for series, own in self.values if series == name}
+        return {value: self.total(name, **{label: value}) for value in sorted(values)}
+
     def _matching(self, name: str, labels: Mapping[str, str]) -> list[float]:
         return [
             value
             for (series, own), value in self.values.items()
             if series == name and _fits(dict(own), labels)
         ]
-
-    def by(self, name: str, label: str) -> dict[str, float]:
-        """Sums by one label's values."""
-        sums: dict[str, float] = {}
-        for (series, own), value in self.values.items():
-            if series == name:
-                key = dict(own).get(label, "")
-                sums[key] = sums.get(key, 0.0) + value
-        return sums
 
 
 def read(text: str) -> Readings:
@@ -100,43 +101,31 @@ def read(text: str) -> Readings:
 
 def diagnose(readings: Readings) -> list[Finding]:
     """What the figures say, the services first; at least one finding."""
-    findings = _services(readings)
-    speedup, acceptance = _speedup(readings), _acceptance(readings)
-    findings.append(_about_speed(readings, speedup))
-    findings += _about_draft(readings, acceptance, speedup)
-    findings += _about_requests(readings)
-    return findings
+    speedup = _speedup(readings)
+    return [
+        *(list(_services(readings)) or [Finding(Severity.GOOD, "draft and target serve")]),
+        _about_speed(readings, speedup),
+        *_about_draft(readings, _acceptance(readings), speedup),
+        *_about_requests(readings),
+    ]
 
 
-def _services(readings: Readings) -> list[Finding]:
-    findings = []
+def _services(readings: Readings) -> Iterator[Finding]:
     if not readings.total("hippo_service_up", service="target"):
-        findings.append(
-            Finding(
-                Severity.PROBLEM,
-                "the target does not serve: no question is answered",
-                "see its log and its health check; it may still be loading",
-            )
+        yield _problem(
+            "the target does not serve: no question is answered",
+            "see its log and its health check; it may still be loading",
         )
     if not readings.has("hippo_service_up", service="draft"):
-        findings.append(
-            Finding(
-                Severity.PROBLEM,
-                "no draft is configured: every answer is target-only",
-                "start the gateway with --draft HOST:PORT",
-            )
+        yield _problem(
+            "no draft is configured: every answer is target-only",
+            "start the gateway with --draft HOST:PORT",
         )
     elif not readings.total("hippo_service_up", service="draft"):
-        findings.append(
-            Finding(
-                Severity.PROBLEM,
-                "the draft does not serve or does not fit the target: answers are target-only",
-                "GET /ready says which (draft_problem)",
-            )
+        yield _problem(
+            "the draft does not serve or does not fit the target: answers are target-only",
+            "GET /ready says which (draft_problem)",
         )
-    if not findings:
-        findings.append(Finding(Severity.GOOD, "draft and target serve"))
-    return findings
 
 
 def _speedup(readings: Readings) -> float | None:
@@ -165,8 +154,7 @@ def _about_speed(readings: Readings, speedup: float | None) -> Finding:
     text = f"decoding is {speedup:.2f} times as fast as the target alone"
     if speedup >= LEAST_SPEEDUP:
         return Finding(Severity.GOOD, text)
-    return Finding(
-        Severity.PROBLEM,
+    return _problem(
         text + ": speculation costs time",
         "the policy adaptive stops drafting where it does not pay; --policy off does without",
     )
@@ -174,65 +162,49 @@ def _about_speed(readings: Readings, speedup: float | None) -> Finding:
 
 def _about_draft(
     readings: Readings, acceptance: float | None, speedup: float | None
-) -> list[Finding]:
+) -> Iterator[Finding]:
     if acceptance is None:
-        return [Finding(Severity.UNKNOWN, "too few draft tokens were verified to judge the draft")]
-    num_runs = readings.total("hippo_run_length_tokens_count")
-    run_length = readings.total("hippo_run_length_tokens_sum") / num_runs if num_runs else 0.0
+        yield Finding(Severity.UNKNOWN, "too few draft tokens were verified to judge the draft")
+        return
+    run_length = readings.mean("hippo_run_length_tokens")
     text = f"{acceptance:.0%} of the draft's tokens are accepted, {run_length:.1f} tokens a run"
-    findings = []
+    is_slow = speedup is not None and speedup < SPEEDUP_OF_HIGH_ACCEPTANCE
     if run_length < LEAST_RUN_LENGTH:
-        findings.append(
-            Finding(
-                Severity.PROBLEM,
-                f"draft and target are badly aligned: {text}",
-                "check that both are of one family and generation, prune less "
-                "(speculative.pruning.ratio), or take another draft",
-            )
+        yield _problem(
+            f"draft and target are badly aligned: {text}",
+            "check that both are of one family and generation, prune less "
+            "(speculative.pruning.ratio), or take another draft",
         )
     elif acceptance < LEAST_ACCEPTANCE:
-        findings.append(
-            Finding(
-                Severity.PROBLEM,
-                f"acceptance has collapsed: {text}",
-                "was a checkpoint changed? compare pruning strategies and shorter blocks",
-            )
+        yield _problem(
+            f"acceptance has collapsed: {text}",
+            "was a checkpoint changed? compare pruning strategies and shorter blocks",
         )
-    elif (
-        acceptance > HIGH_ACCEPTANCE
-        and speedup is not None
-        and speedup < SPEEDUP_OF_HIGH_ACCEPTANCE
-    ):
-        findings.append(_scheduling(readings, text))
+    elif acceptance > HIGH_ACCEPTANCE and is_slow:
+        yield _scheduling(readings, text)
     else:
-        findings.append(Finding(Severity.GOOD, text))
+        yield Finding(Severity.GOOD, text)
     num_blocks = readings.total("hippo_blocks_total")
     stale = readings.total("hippo_stale_blocks_total") / num_blocks if num_blocks else 0.0
     if stale > MOST_STALE_BLOCKS:
-        findings.append(
-            Finding(
-                Severity.PROBLEM,
-                f"{stale:.0%} of the draft's blocks come too late",
-                "the draft is often wrong, or far away: look at acceptance, then at the network",
-            )
+        yield _problem(
+            f"{stale:.0%} of the draft's blocks come too late",
+            "the draft is often wrong, or far away: look at acceptance, then at the network",
         )
-    return findings
 
 
 def _scheduling(readings: Readings, text: str) -> Finding:
     """Names the largest of what stands between a high acceptance and a speedup."""
-    rounds = readings.total("hippo_round_transport_seconds_count")
-    transport = readings.total("hippo_round_transport_seconds_sum") / rounds if rounds else 0.0
+    transport = readings.mean("hippo_round_transport_seconds")
     forwards = readings.total("hippo_target_forwards_total")
     decode_s = readings.total("vllm:request_decode_time_seconds_sum") or 1.0
-    waits = readings.by("hippo_sequence_wait_seconds_total", "side")
+    wait_s = readings.total("hippo_sequence_wait_seconds_total", side="target")
     shares = {
-        "the target waits for the draft": waits.get("target", 0.0) / decode_s,
+        "the target waits for the draft": wait_s / decode_s,
         "transport between the services": transport * forwards / decode_s,
     }
     cause, share = max(shares.items(), key=lambda item: item[1])
-    return Finding(
-        Severity.PROBLEM,
+    return _problem(
         f"scheduling or transport eats the gain: {text}, but little is gained; most goes to: "
         f"{cause} ({share:.0%} of the decoding time)",
         "give draft, gateway and target their own device or core, and keep them on one machine or "
@@ -240,33 +212,29 @@ def _scheduling(readings: Readings, text: str) -> Finding:
     )
 
 
-def _about_requests(readings: Readings) -> list[Finding]:
-    findings = []
+def _about_requests(readings: Readings) -> Iterator[Finding]:
     num_ended = readings.total("vllm:request_success_total")
     num_failed = readings.total("vllm:request_success_total", finished_reason="error")
     if num_failed > MOST_FAILED_REQUESTS * num_ended:
         num_refused = readings.total("hippo_http_requests_total", status="429")
-        findings.append(
-            Finding(
-                Severity.PROBLEM,
-                f"{num_failed:.0f} of {num_ended:.0f} requests failed, {num_refused:.0f} of them "
-                "refused because slots and queue were full",
-                "raise --slots or --max-queue of the target, or add a replica"
-                if num_refused > num_failed / 2
-                else "the gateway's log names each by its request id",
-            )
+        yield _problem(
+            f"{num_failed:.0f} of {num_ended:.0f} requests failed, {num_refused:.0f} of them "
+            "refused because slots and queue were full",
+            "raise --slots or --max-queue of the target, or add a replica"
+            if num_refused > num_failed / 2
+            else "the gateway's log names each by its request id",
         )
     losses = readings.by("hippo_draft_losses_total", "cause")
     if sum(losses.values()) > MOST_DRAFT_LOSSES * num_ended:
-        told = ", ".join(f"{cause} {num:.0f}" for cause, num in sorted(losses.items()) if num)
-        findings.append(
-            Finding(
-                Severity.PROBLEM,
-                f"answers went on without their draft ({told}; {num_ended:.0f} requests)",
-                "overloaded: raise --slots of the draft; unavailable, stalled: see its log",
-            )
+        told = ", ".join(f"{cause} {num:.0f}" for cause, num in losses.items() if num)
+        yield _problem(
+            f"answers went on without their draft ({told}; {num_ended:.0f} requests)",
+            "overloaded: raise --slots of the draft; unavailable, stalled: see its log",
         )
-    return findings
+
+
+def _problem(text: str, advice: str) -> Finding:
+    return Finding(Severity.PROBLEM, text, advice)
 
 
 def _grows(name: str) -> bool:

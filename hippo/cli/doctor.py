@@ -9,10 +9,14 @@ import httpx
 from rich.console import Console
 
 from hippo.cli.diagnosis import Finding, Readings, Severity, diagnose, read
-from hippo.cli.parsers import Subparsers, add_command
 from hippo.errors import InvalidRequestError, UnavailableError
 
-_EXAMPLES = """\
+HELP = "read a running gateway's figures and say what is wrong"
+DESCRIPTION = (
+    "Reads /metrics of a running gateway and says how fast the pair is, whether "
+    "anything is wrong, which failure it is, and what to do."
+)
+EXAMPLES = """\
 examples:
   hippo doctor http://127.0.0.1:8000                 all since the gateway started
   hippo doctor http://127.0.0.1:8000 --seconds 60    what happens in the next minute alone
@@ -24,17 +28,8 @@ _STYLES = {Severity.GOOD: "green", Severity.UNKNOWN: "yellow", Severity.PROBLEM:
 _MARKS = {Severity.GOOD: "ok", Severity.UNKNOWN: "??", Severity.PROBLEM: "!!"}
 
 
-def add_parser(commands: Subparsers) -> None:
-    """Adds the command."""
-    parser = add_command(
-        commands,
-        "doctor",
-        run,
-        help="read a running gateway's figures and say what is wrong",
-        description="Reads /metrics of a running gateway and says how fast the pair is, whether "
-        "anything is wrong, which failure it is, and what to do.",
-        examples=_EXAMPLES,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """All of them."""
     parser.add_argument("url", metavar="URL", help="the gateway's address")
     parser.add_argument(
         "--seconds", type=float, metavar="S", help="watch for so long; default: all since its start"

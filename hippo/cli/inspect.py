@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from hippo.cli.parsers import Subparsers, add_command
 from hippo.cli.stack import BUNDLED_PAIR
 from hippo.errors import HippoError, InvalidRequestError
 from hippo.types import FramePlan, Pruning, PruningStrategy
 
-if TYPE_CHECKING:
-    from hippo.cli.picture import KeptRow, ScoreRow
-    from hippo.models.base import DecodedMedia, Prompt, VideoLanguageModel
-    from hippo.pruning.select import VisualScores
-
-
 _STRATEGIES = ("holistic", "attention", "specvlm", "uniform")
 _CHOICES = tuple(strategy.value for strategy in PruningStrategy)
-_EXAMPLES = """\
+HELP = "draw which visual tokens the draft would see"
+DESCRIPTION = (
+    "Draws the frames of a video with the visual tokens marked that the draft "
+    "would see, a row a strategy."
+)
+EXAMPLES = """\
 examples:
   hippo inspect clip.mp4
   hippo inspect clip.mp4 --question "What moves?" --ratio 0.95 --out moves.png
@@ -34,17 +30,8 @@ Nothing needs to be running: the target is loaded here, and only its first layer
 """
 
 
-def add_parser(commands: Subparsers) -> None:
-    """Adds the command."""
-    parser = add_command(
-        commands,
-        "inspect",
-        run,
-        help="draw which visual tokens the draft would see",
-        description="Draws the frames of a video with the visual tokens marked that the draft "
-        "would see, a row a strategy.",
-        examples=_EXAMPLES,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """All of them."""
     parser.add_argument("video", help="a video file")
     parser.add_argument(
         "--out",
@@ -85,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     data = _read(arguments.video)
     try:
         from hippo.cli.picture import draw
+        from hippo.cli.scoring import decode, score, score_layers
         from hippo.models.loading import load_model
         from hippo.models.plan import LoadPlan
     except ImportError as error:
@@ -101,17 +89,18 @@ def run(arguments: argparse.Namespace) -> int:
                 max_context_length=arguments.max_context_length,
             )
         )
-        layers = _score_layers(arguments.score_layers, model.num_layers)
+        layers = score_layers(arguments.score_layers, model.num_layers)
     with console.status("scoring the visual tokens ..."):
-        clip = _decode(data, FramePlan(fps=arguments.fps))
+        clip = decode(data, FramePlan(fps=arguments.fps))
         scored = score(
             model,
             clip,
             arguments.question,
             is_video_first=not arguments.question_first,
-            score_layers=layers,
+            num_layers=layers,
         )
-    rows = picture_rows(scored, strategies, ratio=arguments.ratio, has_scores=arguments.scores)
+    rows = [*(scored.score_rows() if arguments.scores else ())]
+    rows += [scored.kept_row(Pruning(strategy, arguments.ratio)) for strategy in strategies]
     shown = _evenly(scored.grid[0], arguments.columns)
     pairs = [place * clip.frames.shape[0] // scored.grid[0] for place in shown]
     total = scored.num_visual_tokens
@@ -122,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
         f"attention of the first {layers} of {model.num_layers} layers",
         frames=clip.frames[pairs],
         seconds=[clip.frame_seconds[place] for place in pairs],
-        rows=[_only(row, shown) for row in rows],
+        rows=[replace(row, values=row.values[shown]) for row in rows],
     )
     try:
         picture.save(arguments.out, optimize=True)
@@ -130,101 +119,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidRequestError(f"{arguments.out} cannot be written: {error}") from None
     Console().print(f"written to {arguments.out}", highlight=False, soft_wrap=True)
     return 0
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """A prompt's grid and what the target found out about its visual tokens."""
-
-    grid: tuple[int, int, int]  # frames, rows, columns
-    scores: VisualScores
-    is_question_first: bool  # in the prompt: a family's chat template may have its own order
-
-    @property
-    def num_visual_tokens(self) -> int:
-        """Tokens of the grid."""
-        frames, rows, columns = self.grid
-        return frames * rows * columns
-
-
-def score(
-    model: VideoLanguageModel,
-    clip: DecodedMedia,
-    question: str,
-    *,
-    is_video_first: bool,
-    score_layers: int,
-) -> Scored:
-    """Runs the vision tower and the first layers of the prefill.
-
-    Raises InvalidRequestError when there is nothing to prune, as in an image.
-    """
-    from hippo.models.base import AttentionTap
-    from hippo.pruning.select import VisualScores
-    from hippo.types import ChatMessage, MediaPart, TextPart
-
-    parts: tuple[MediaPart | TextPart, ...] = (MediaPart(0), TextPart(question))
-    message = ChatMessage("user", parts if is_video_first else parts[::-1])
-    prompt: Prompt = model.prepare([message], [clip], FramePlan())
-    if not prompt.visual_grids:
-        raise InvalidRequestError("there are no visual tokens to prune: give a video")
-    visual = model.embed_visual(prompt)
-    assert visual is not None
-    tap = AttentionTap(score_layers)
-    prefill = model.prefill(0, prompt, visual, None, tap)
-    while tap.scores is None:
-        next(prefill)
-    num_visual = int(prompt.visual_indices.shape[0])
-    return Scored(
-        prompt.visual_grids[0],
-        VisualScores(tap.scores, visual[:num_visual]),
-        is_question_first=bool(prompt.question_indices[0] < prompt.visual_indices[0]),
-    )
-
-
-def picture_rows(
-    scored: Scored, strategies: Sequence[PruningStrategy], *, ratio: float, has_scores: bool
-) -> list[KeptRow | ScoreRow]:
-    """What each strategy keeps and, if wished, the scores, over the whole grid."""
-    import torch
-
-    from hippo.cli.picture import KeptRow, ScoreRow
-    from hippo.pruning.scores import distinctness, normalise
-    from hippo.pruning.select import select_tokens
-
-    grid, total = scored.grid, scored.num_visual_tokens
-    ring = torch.ones(grid, dtype=torch.bool)
-    ring[:, 1:-1, 1:-1] = False
-    rows: list[KeptRow | ScoreRow] = []
-    if has_scores:
-        assert scored.scores.attention is not None and scored.scores.features is not None
-        temporal, spatial = distinctness(scored.scores.features, [grid])
-        for title, note, values in (
-            ("attention", "what the question looks at", scored.scores.attention),
-            ("temporal", "unlike the frame before", temporal),
-            ("spatial", "unlike its surroundings", spatial),
-        ):
-            shown = normalise(values, [grid], "min-max").view(grid).cpu()
-            rows.append(ScoreRow(f"score: {title}", (note, "dark: high in its frame"), shown))
-    for strategy in strategies:
-        kept = torch.zeros(total, dtype=torch.bool)
-        kept[select_tokens(Pruning(strategy, ratio), [grid], total, scored.scores)] = True
-        mask = kept.view(grid)
-        count = int(mask.sum())
-        notes = [f"{count:,} of {total:,} tokens kept"]
-        if count:
-            notes.append(f"{mask[ring].sum() / count:.0%} at the frames' edge")
-            notes.append(f"(of all tokens {ring.float().mean():.0%})")
-        rows.append(KeptRow(strategy.value, tuple(notes), mask))
-    return rows
-
-
-def _only(row: KeptRow | ScoreRow, places: Sequence[int]) -> KeptRow | ScoreRow:
-    from hippo.cli.picture import KeptRow, ScoreRow
-
-    if isinstance(row, KeptRow):
-        return KeptRow(row.title, row.notes, row.kept[list(places)])
-    return ScoreRow(row.title, row.notes, row.score[list(places)])
 
 
 def _evenly(count: int, most: int) -> list[int]:
@@ -254,31 +148,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InvalidRequestError(f"--out: there is no folder {arguments.out.parent}")
 
 
-def _score_layers(wanted: int | None, num_layers: int) -> int:
-    from hippo.pruning.select import default_score_layers
-
-    if wanted is None:
-        return default_score_layers(num_layers)
-    if not 1 <= wanted <= num_layers:
-        raise InvalidRequestError(f"--score-layers is {wanted}; the model has {num_layers}")
-    return wanted
-
-
 def _read(video: str) -> bytes:
     try:
         return Path(video).expanduser().read_bytes()
     except OSError as error:
         raise InvalidRequestError(f"{video} cannot be read: {error.strerror}") from None
-
-
-def _decode(data: bytes, plan: FramePlan) -> DecodedMedia:
-    import asyncio
-
-    from hippo.types import Media, MediaKind
-    from hippo.video.decoder import MediaDecoder
-
-    async def decoded() -> DecodedMedia:
-        async with MediaDecoder() as decoder:
-            return await decoder.decode(Media(MediaKind.VIDEO, data), plan)
-
-    return asyncio.run(decoded())

@@ -19,21 +19,13 @@ _FADED = 0.22  # how much of a dropped token's grey remains
 
 
 @dataclass(frozen=True, slots=True)
-class KeptRow:
-    """Tokens that a strategy keeps: bool ``[frames, rows, columns]``."""
+class PictureRow:
+    """What is drawn over the frames, ``[frames, rows, columns]``: the tokens that a strategy keeps
+    (bool), or a score, 0 to 1 within each frame (float)."""
 
     title: str
     notes: tuple[str, ...]
-    kept: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreRow:
-    """A score, 0 to 1 within each frame: float ``[frames, rows, columns]``."""
-
-    title: str
-    notes: tuple[str, ...]
-    score: torch.Tensor
+    values: torch.Tensor
 
 
 def draw(
@@ -42,14 +34,14 @@ def draw(
     subtitle: str,
     frames: torch.Tensor,
     seconds: Sequence[float],
-    rows: Sequence[KeptRow | ScoreRow],
+    rows: Sequence[PictureRow],
 ) -> Image.Image:
     """The picture: the frames themselves, then each row.
 
     ``frames`` are uint8 ``[num_frames, height, width, 3]``, one for each frame of the rows'
     grids, and ``seconds`` their times.
     """
-    grid_rows, grid_columns = _grid(rows[0])
+    _, grid_rows, grid_columns = rows[0].values.shape
     token = max(_LEAST_TOKEN_PIXELS, round(_FRAME_PIXELS / grid_columns))
     size = (grid_columns * token, grid_rows * token)
     images = [
@@ -72,16 +64,11 @@ def draw(
         top += size[1] + _GAP
         _label(pen, top, row.title, row.notes)
         for index, (left, image) in enumerate(zip(lefts, images, strict=True)):
-            if isinstance(row, KeptRow):
-                page.paste(_marked(image, row.kept[index], token), (left, top))
-            else:
-                page.paste(_heat(image, row.score[index]), (left, top))
+            values = row.values[index]
+            is_kept = values.dtype == torch.bool
+            drawn = _marked(image, values, token) if is_kept else _heat(image, values)
+            page.paste(drawn, (left, top))
     return page
-
-
-def _grid(row: KeptRow | ScoreRow) -> tuple[int, int]:
-    values = row.kept if isinstance(row, KeptRow) else row.score
-    return int(values.shape[1]), int(values.shape[2])
 
 
 def _label(pen: ImageDraw.ImageDraw, top: int, title: str, notes: Sequence[str]) -> None:

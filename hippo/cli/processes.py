@@ -64,11 +64,6 @@ class Child:
         assert self._process is not None
         return self._process.pid
 
-    @property
-    def last_line(self) -> str:
-        """The latest line of output."""
-        return self._tail[-1] if self._tail else ""
-
     def check(self) -> None:
         """Raises StackError with its last lines if the process has ended."""
         if self._process is None or (code := self._process.poll()) is None:

@@ -5,33 +5,26 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from hippo.cli import simulate_show as show
-from hippo.cli.parsers import Subparsers, add_command
-from hippo.cli.simulate_options import (
-    machine_of,
-    placements_of,
-    ratio_of,
-    traces_of,
-)
+from hippo.cli.simulate_options import machine_of, traces_of
 from hippo.errors import InvalidRequestError
 from hippo.simulation.hardware import GPUS
-from hippo.simulation.machine import Machine
 from hippo.simulation.pairs import PAIRS
-from hippo.simulation.replay import Row, compare, parse_policies
-from hippo.simulation.traces import Trace, mean_agreement
+from hippo.simulation.replay import compare, parse_policies
+from hippo.simulation.traces import mean_agreement
 
-_DESCRIPTION = """\
+HELP = "predict the speedup of each policy on a given machine"
+DESCRIPTION = """\
 Predicts how fast each policy decodes, by running the services' own three cores (drafter, verifier,
 coordinator) and policies in virtual time. A machine says what everything takes; a trace says which
 of the target's tokens the draft would have proposed. Efficiency is the predicted speed over that of
 the ideal: the same step times without transport, messages and scheduling.
 """
-_EXAMPLES = """\
+EXAMPLES = """\
 a machine (without any of these: --pair qwen-7b-72b):
   hippo simulate --pair qwen-7b-32b                     one of the papers' pairs on H200s
   hippo simulate --pair qwen-7b-72b --gpu a100 --target-gpus 4
@@ -50,16 +43,8 @@ Nothing here is measured: step times of a --pair come from its bytes over the GP
 """
 
 
-def add_parser(commands: Subparsers) -> None:
-    """Adds the command."""
-    parser = add_command(
-        commands,
-        "simulate",
-        run,
-        help="predict the speedup of each policy on a given machine",
-        description=_DESCRIPTION,
-        examples=_EXAMPLES,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """All of them."""
     machine = parser.add_argument_group("machine")
     add = machine.add_argument
     add("--pair", help=f"one of {', '.join(PAIRS)}")
@@ -102,27 +87,21 @@ def run(arguments: argparse.Namespace) -> int:
         rows = compare(policies, traces, machine)
     console.print(show.machine_table(machine))
     if pair is not None:
-        console.print(show.memory_table(pair, *placements_of(arguments, pair), ratio_of(arguments)))
+        console.print(show.memory_table(pair))
     agreement = mean_agreement(traces)
     console.print(show.policy_table(rows, num_traces=len(traces), agreement=agreement))
     if arguments.json is not None:
-        document = _document(machine, traces, rows)
-        _write(arguments.json, json.dumps(document, indent=1) + "\n")
+        document = {
+            "machine": dataclasses.asdict(machine),
+            "num_traces": len(traces),
+            "agreement": agreement,
+            "policies": [show.row_figures(row) for row in rows],
+        }
+        try:
+            text = json.dumps(document, indent=1) + "\n"
+            arguments.json.write_text(text, encoding="utf-8")
+        except OSError as error:
+            why = f"{arguments.json} cannot be written: {error.strerror}"
+            raise InvalidRequestError(why) from None
         console.print(f"written to {arguments.json}", highlight=False, soft_wrap=True)
     return 0
-
-
-def _document(machine: Machine, traces: Sequence[Trace], rows: Sequence[Row]) -> dict[str, object]:
-    return {
-        "machine": dataclasses.asdict(machine),
-        "num_traces": len(traces),
-        "agreement": mean_agreement(traces),
-        "policies": [show.row_figures(row) for row in rows],
-    }
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidRequestError(f"{path} cannot be written: {error.strerror}") from None

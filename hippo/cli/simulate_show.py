@@ -7,13 +7,10 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from hippo.simulation.hardware import Placement
-from hippo.simulation.machine import ForwardTime, Machine
-from hippo.simulation.pairs import ModelPair
+from hippo.simulation.machine import Machine
+from hippo.simulation.pairs import NUM_NEW_TOKENS, ModelPair
 from hippo.simulation.replay import Row
 from hippo.sizes import GIB
-
-_NUM_NEW_TOKENS = 256
 
 
 def machine_table(machine: Machine) -> Table:
@@ -31,7 +28,7 @@ def machine_table(machine: Machine) -> Table:
         ("  each 1,000 cached tokens", "kilotoken_ms"),
         ("  the same, a further row", "row_kilotoken_ms"),
     ):
-        table.add_row(title, *(_unless_zero(_part(step, name)) for step in (target, draft)))
+        table.add_row(title, *(_unless_zero(getattr(step, name)) for step in (target, draft)))
     table.add_row("prefill", f"{machine.target_prefill_ms:.1f}", f"{machine.draft_prefill_ms:.1f}")
     table.add_row("  may begin after", "-", _unless_zero(machine.selection_ms))
     for title, first, second in (
@@ -43,16 +40,16 @@ def machine_table(machine: Machine) -> Table:
     return table
 
 
-def memory_table(pair: ModelPair, target: Placement, draft: Placement, ratio: float) -> Table:
+def memory_table(pair: ModelPair) -> Table:
     """Weights and cache on each device, against what it has."""
     table = Table(title=f"{pair.title}: memory with {pair.num_visual_tokens:,} visual tokens")
     for column in ("", "GPUs", "weights GiB", "cache GiB", "on each GPU", "it has"):
         table.add_column(column, justify="left" if not column else "right")
     for name, shape, place, tokens in (
-        ("target", pair.target, target, pair.num_prompt_tokens),
-        ("draft", pair.draft, draft, pair.num_draft_tokens(ratio)),
+        ("target", pair.target, pair.target_place, pair.num_prompt_tokens),
+        ("draft", pair.draft, pair.draft_place, pair.num_draft_tokens),
     ):
-        num_tokens = tokens + _NUM_NEW_TOKENS
+        num_tokens = tokens + NUM_NEW_TOKENS
         table.add_row(
             f"{name} {shape.name.rpartition('/')[2]}",
             f"{place.num_gpus} {place.gpu.name}",
@@ -88,7 +85,7 @@ def policy_table(rows: Sequence[Row], *, num_traces: int, agreement: float) -> T
             f"{totals.ms_per_token:.3f}",
             f"{totals.tokens_per_forward:.2f}",
             f"{totals.run_length:.1f}",
-            f"{totals.target_wait_ns / totals.decode_ns:.0%}",
+            f"{totals.target_wait_share:.0%}",
             f"{row.decode_speedup / row.efficiency:.2f}×",
             f"{row.efficiency:.0%}",
         )
@@ -109,12 +106,8 @@ def row_figures(row: Row) -> dict[str, float | str]:
         "mean_tokens_per_forward": totals.tokens_per_forward,
         "mean_run_length": totals.run_length,
         "acceptance_rate": totals.acceptance,
-        "target_wait_share": totals.target_wait_ns / totals.decode_ns,
+        "target_wait_share": totals.target_wait_share,
     }
-
-
-def _part(step: ForwardTime, name: str) -> float:
-    return float(getattr(step, name))
 
 
 def _unless_zero(value: float) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from hippo.cli.parsers import Subparsers, add_command
 from hippo.errors import InvalidRequestError
 from hippo.sizes import (
     DEVICE_BYTES,
@@ -37,7 +36,9 @@ _PAIRS = (
     ("llava-hf/llava-onevision-qwen2-72b-ov-hf", "llava-hf/llava-onevision-qwen2-7b-ov-hf"),
 )
 
-_EXAMPLES = """\
+HELP = "work out the memory that a pair takes"
+DESCRIPTION = "Works out the memory of weights and cache, and on which devices it fits."
+EXAMPLES = """\
 examples:
   hippo sizes --target Qwen/Qwen2.5-VL-32B-Instruct --draft Qwen/Qwen2.5-VL-7B-Instruct
   hippo sizes --target Qwen/Qwen2.5-VL-72B-Instruct --frames 128 --concurrency 8
@@ -49,16 +50,8 @@ config.json of a folder.
 """
 
 
-def add_parser(commands: Subparsers) -> None:
-    """Adds the command."""
-    parser = add_command(
-        commands,
-        "sizes",
-        run,
-        help="work out the memory that a pair takes",
-        description="Works out the memory of weights and cache, and on which devices it fits.",
-        examples=_EXAMPLES,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """All of them."""
     models = parser.add_mutually_exclusive_group(required=True)
     models.add_argument("--target", metavar="MODEL", help="public name, or folder with config.json")
     models.add_argument("--all", action="store_true", help="the pairs of the table")

@@ -10,14 +10,15 @@ from dataclasses import fields, replace
 from rich.console import Console
 from rich.markup import escape
 
-from hippo.cli.parsers import Subparsers, add_command
 from hippo.cli.stack import BUNDLED_PAIR, Stack, StackOptions, default_cores
 
 _COLOURS = {"draft": "cyan", "target": "magenta", "gateway": "green"}
 _WATCH_S = 0.2
 _NAME_COLUMN = 16  # where the text logs have the name of the service
 
-_EXAMPLES = """\
+HELP = "start draft, target and gateway on this machine"
+DESCRIPTION = "Starts draft, target and gateway on this machine and stops them on Ctrl-C."
+EXAMPLES = """\
 examples:
   hippo up                                  the bundled pair, on the CPU
   hippo up --port 0                         any free port
@@ -29,16 +30,8 @@ On a CPU with two cores or more, the target gets one core, draft and gateway sha
 """
 
 
-def add_parser(commands: Subparsers) -> None:
-    """Adds the command."""
-    parser = add_command(
-        commands,
-        "up",
-        run,
-        help="start draft, target and gateway on this machine",
-        description="Starts draft, target and gateway on this machine and stops them on Ctrl-C.",
-        examples=_EXAMPLES,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """All of them."""
     add_stack_arguments(parser, port=8000)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from hippo.metrics.buckets import FORWARD_SECONDS
+from hippo.metrics.services import FORWARD_SECONDS
 
 _BUCKETS_NS = tuple(int(seconds * 1e9) for seconds in FORWARD_SECONDS)
 

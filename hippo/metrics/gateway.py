@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from hippo.metrics.buckets import (
-    DELAY_SECONDS,
-    RUN_TOKENS,
-    SPEEDUP_RATIOS,
-    TRANSPORT_SECONDS,
-)
-from hippo.metrics.spec import Kind, Label, Metric
+from hippo.metrics.spec import Label, Metric, counter, gauge, histogram
 from hippo.speculation.policies import POLICY_NAMES
 from hippo.types import PruningStrategy
 
@@ -42,157 +36,149 @@ class DraftLoss(enum.Enum):
 POLICY = Label("policy", POLICY_NAMES)
 TARGET = Label("target", bound="addresses of the targets")
 
-HTTP_REQUESTS = Metric(
+# Upper bounds of the buckets of histograms; a delay below 0: the draft was early.
+DELAY_SECONDS = (
+    -10.0, -5.0, -2.0, -1.0, -0.5, -0.2, -0.1, -0.05, -0.02, -0.01, -0.005, -0.002, 0.0,
+    0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
+)  # fmt: skip
+RUN_TOKENS = (
+    1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0,
+    192.0, 256.0, 512.0, 1024.0,
+)  # fmt: skip
+SPEEDUP_RATIOS = (
+    0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0,
+    10.0, 12.0, 15.0, 20.0,
+)  # fmt: skip
+TRANSPORT_SECONDS = (
+    0.00005, 0.0001, 0.00015, 0.0002, 0.00025, 0.0003, 0.0004, 0.0005, 0.00075, 0.001, 0.0015,
+    0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1,
+)  # fmt: skip
+
+HTTP_REQUESTS = counter(
     "hippo_http_requests",
-    Kind.COUNTER,
     "HTTP requests answered; status 499 is a client that went away before the answer began.",
-    (Label("path", bound="the routes, and `unknown`"), Label("status", bound="HTTP statuses")),
+    Label("path", bound="the routes, and `unknown`"),
+    Label("status", bound="HTTP statuses"),
 )
-COMPLETIONS = Metric(
+COMPLETIONS = counter(
     "hippo_completions",
-    Kind.COUNTER,
     "Completions ended.",
-    (POLICY, Label("outcome", OUTCOMES)),
+    POLICY,
+    Label("outcome", OUTCOMES),
 )
-CALIBRATIONS = Metric(
+CALIBRATIONS = counter(
     "hippo_calibrations",
-    Kind.COUNTER,
     "Completions run target-only to measure the baseline (`--calibration-share`).",
 )
-DECODE_TIME = Metric(
+DECODE_TIME = counter(
     "hippo_decode_seconds",
-    Kind.COUNTER,
     "From the first token to the last, of answers for which a baseline was known.",
-    (POLICY,),
+    POLICY,
 )
-DECODE_BASELINE = Metric(
+DECODE_BASELINE = counter(
     "hippo_decode_baseline_seconds",
-    Kind.COUNTER,
     "What target-only decoding would have taken for the same tokens of the same answers.",
-    (POLICY,),
+    POLICY,
 )
-FIRST_TOKEN_TIME = Metric(
+FIRST_TOKEN_TIME = counter(
     "hippo_first_token_seconds",
-    Kind.COUNTER,
     "From arrival to the first token, of the same answers: the part that decoding cannot speed up.",
-    (POLICY,),
+    POLICY,
 )
-REQUEST_SPEEDUP = Metric(
+REQUEST_SPEEDUP = histogram(
     "hippo_request_speedup_ratio",
-    Kind.HISTOGRAM,
     "Decode speedup of one answer, policy `off` left out.",
-    buckets=SPEEDUP_RATIOS,
+    SPEEDUP_RATIOS,
 )
-BASELINE_STEP = Metric(
+BASELINE_STEP = gauge(
     "hippo_baseline_step_seconds",
-    Kind.GAUGE,
     "Target-only time of one token, as measured at contexts of that length.",
-    (TARGET, Label("context_tokens_le", bound="11 ranges of context length")),
+    TARGET,
+    Label("context_tokens_le", bound="11 ranges of context length"),
 )
-BASELINE_STEPS = Metric(
+BASELINE_STEPS = counter(
     "hippo_baseline_steps",
-    Kind.COUNTER,
     "Target-only steps that the baseline was learnt from.",
-    (TARGET,),
+    TARGET,
 )
-BASELINE_AGE = Metric(
+BASELINE_AGE = gauge(
     "hippo_baseline_age_seconds",
-    Kind.GAUGE,
     "Since the baseline last learnt something.",
-    (TARGET,),
+    TARGET,
 )
-MODE_TIME = Metric(
+MODE_TIME = counter(
     "hippo_mode_seconds",
-    Kind.COUNTER,
     "Decoding by mode: the target's forwards and its waits before them.",
-    (Label("mode", MODES),),
+    Label("mode", MODES),
 )
-MODE_SWITCHES = Metric(
-    "hippo_mode_switches", Kind.COUNTER, "Changes between optimistic and conservative steps."
-)
-BUSY_TIME = Metric(
+MODE_SWITCHES = counter("hippo_mode_switches", "Changes between optimistic and conservative steps.")
+BUSY_TIME = counter(
     "hippo_sequence_busy_seconds",
-    Kind.COUNTER,
     "Device time spent for answers: prefill and steps (the draft's: of the tokens it sent).",
-    (Label("side", SIDES),),
+    Label("side", SIDES),
 )
-WAIT_TIME = Metric(
+WAIT_TIME = counter(
     "hippo_sequence_wait_seconds",
-    Kind.COUNTER,
     "Time a side's device had nothing to do while an answer was decoded: it waited for the other.",
-    (Label("side", SIDES),),
+    Label("side", SIDES),
 )
-TARGET_FORWARDS = Metric(
-    "hippo_target_forwards", Kind.COUNTER, "Forwards of the target after its prefills: rounds."
+TARGET_FORWARDS = counter(
+    "hippo_target_forwards", "Forwards of the target after its prefills: rounds."
 )
-BLOCKS = Metric("hippo_blocks", Kind.COUNTER, "Blocks of draft tokens that came.")
-STALE_BLOCKS = Metric(
-    "hippo_stale_blocks", Kind.COUNTER, "Blocks of a run that had ended, dropped by the gateway."
+BLOCKS = counter("hippo_blocks", "Blocks of draft tokens that came.")
+STALE_BLOCKS = counter(
+    "hippo_stale_blocks", "Blocks of a run that had ended, dropped by the gateway."
 )
-DRAFTED_TOKENS = Metric(
-    "hippo_drafted_tokens", Kind.COUNTER, "Draft tokens that came, verified or not."
-)
-WASTED_TOKENS = Metric(
+DRAFTED_TOKENS = counter("hippo_drafted_tokens", "Draft tokens that came, verified or not.")
+WASTED_TOKENS = counter(
     "hippo_wasted_draft_tokens",
-    Kind.COUNTER,
     "Draft tokens that came and saved nothing; with those accepted they add up to "
     "`hippo_drafted_tokens_total`.",
-    (Label("cause", tuple(cause.value for cause in Waste)),),
+    Label("cause", tuple(cause.value for cause in Waste)),
 )
-RUN_LENGTH = Metric(
+RUN_LENGTH = histogram(
     "hippo_run_length_tokens",
-    Kind.HISTOGRAM,
     "Tokens settled while drafting, from one rejection to the next or to the answer's end.",
-    buckets=RUN_TOKENS,
+    RUN_TOKENS,
 )
-FIRST_BLOCK_DELAY = Metric(
+FIRST_BLOCK_DELAY = histogram(
     "hippo_first_block_delay_seconds",
-    Kind.HISTOGRAM,
     "From the target's first token to the draft's first block; below 0 the draft was ready first.",
-    buckets=DELAY_SECONDS,
+    DELAY_SECONDS,
 )
-VISUAL_TOKENS = Metric(
+VISUAL_TOKENS = counter(
     "hippo_visual_tokens",
-    Kind.COUNTER,
     "Visual tokens of videos, by whether the draft saw them.",
-    (
-        Label("strategy", tuple(strategy.value for strategy in PruningStrategy)),
-        Label("fate", ("kept", "pruned")),
-    ),
+    Label("strategy", tuple(strategy.value for strategy in PruningStrategy)),
+    Label("fate", ("kept", "pruned")),
 )
-ROUND_TRANSPORT = Metric(
+ROUND_TRANSPORT = histogram(
     "hippo_round_transport_seconds",
-    Kind.HISTOGRAM,
     "Time of a round in which the target's device neither worked nor waited for the draft; mean "
     "of one answer's rounds.",
-    buckets=TRANSPORT_SECONDS,
+    TRANSPORT_SECONDS,
 )
-DRAFT_LOSSES = Metric(
+DRAFT_LOSSES = counter(
     "hippo_draft_losses",
-    Kind.COUNTER,
     "Times an answer went on without its draft.",
-    (Label("cause", tuple(cause.value for cause in DraftLoss)),),
+    Label("cause", tuple(cause.value for cause in DraftLoss)),
 )
-DRAFT_RECOVERIES = Metric(
-    "hippo_draft_recoveries", Kind.COUNTER, "Times a draft joined an answer under way."
-)
-SERVICE_UP = Metric(
+DRAFT_RECOVERIES = counter("hippo_draft_recoveries", "Times a draft joined an answer under way.")
+SERVICE_UP = gauge(
     "hippo_service_up",
-    Kind.GAUGE,
     "1 while one such service is usable; none for a draft that is not configured.",
-    (Label("service", SIDES),),
+    Label("service", SIDES),
 )
-SERVICES_READY = Metric(
+SERVICES_READY = gauge(
     "hippo_services_ready",
-    Kind.GAUGE,
     "Services of that kind that answer, of those that the gateway was given.",
-    (Label("service", SIDES),),
+    Label("service", SIDES),
 )
-BUILD_INFO = Metric(
+BUILD_INFO = gauge(
     "hippo_build_info",
-    Kind.GAUGE,
     "1, with the versions of the software and of the protocol between gateway and services.",
-    (Label("version", bound="one"), Label("protocol_version", bound="one")),
+    Label("version", bound="one"),
+    Label("protocol_version", bound="one"),
 )
 
 GATEWAY_METRICS = tuple(value for value in tuple(globals().values()) if isinstance(value, Metric))

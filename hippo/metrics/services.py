@@ -2,110 +2,88 @@
 
 from __future__ import annotations
 
-from hippo.metrics.buckets import FORWARD_SECONDS
-from hippo.metrics.spec import Kind, Label, Metric
+from hippo.metrics.spec import Label, Metric, counter, gauge, histogram
 
-SLOTS = Metric("hippo_slots", Kind.GAUGE, "Cache slots.")
-SLOTS_USED = Metric("hippo_slots_used", Kind.GAUGE, "Cache slots in use.")
-QUEUE_LENGTH = Metric("hippo_queue_length", Kind.GAUGE, "Sequences that wait for a slot.")
-QUEUE_CAPACITY = Metric(
-    "hippo_queue_capacity", Kind.GAUGE, "Sequences that may wait (`--max-queue`; the draft's is 0)."
+# Upper bounds of the buckets of histograms.
+FORWARD_SECONDS = (
+    0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075,
+    0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0,
+)  # fmt: skip
+
+SLOTS = gauge("hippo_slots", "Cache slots.")
+SLOTS_USED = gauge("hippo_slots_used", "Cache slots in use.")
+QUEUE_LENGTH = gauge("hippo_queue_length", "Sequences that wait for a slot.")
+QUEUE_CAPACITY = gauge(
+    "hippo_queue_capacity", "Sequences that may wait (`--max-queue`; the draft's is 0)."
 )
-STREAMS = Metric("hippo_streams", Kind.GAUGE, "Open streams.")
-SEQUENCES = Metric("hippo_sequences", Kind.COUNTER, "Sequences begun.")
-SEQUENCE_FAILURES = Metric(
-    "hippo_sequence_failures", Kind.COUNTER, "Sequences ended by an internal error."
-)
-PREFILLS = Metric("hippo_prefills", Kind.COUNTER, "Prefills finished.")
-PREFIX_HITS = Metric(
+STREAMS = gauge("hippo_streams", "Open streams.")
+SEQUENCES = counter("hippo_sequences", "Sequences begun.")
+SEQUENCE_FAILURES = counter("hippo_sequence_failures", "Sequences ended by an internal error.")
+PREFILLS = counter("hippo_prefills", "Prefills finished.")
+PREFIX_HITS = counter(
     "hippo_prefix_cache_hits",
-    Kind.COUNTER,
     "Prefills that found the beginning of their prompt in the slot.",
 )
-PREFIX_MISSES = Metric(
-    "hippo_prefix_cache_misses", Kind.COUNTER, "Prefills that began at the first token."
-)
-PREFILL_ROWS = Metric(
+PREFIX_MISSES = counter("hippo_prefix_cache_misses", "Prefills that began at the first token.")
+PREFILL_ROWS = counter(
     "hippo_prefill_tokens",
-    Kind.COUNTER,
     "Prompt tokens of all prefills, reused ones included (the draft's: without pruned ones).",
 )
-REUSED_ROWS = Metric(
-    "hippo_prefill_cached_tokens", Kind.COUNTER, "Of these, taken over with the slot."
-)
-VISION_CACHE_HITS = Metric(
+REUSED_ROWS = counter("hippo_prefill_cached_tokens", "Of these, taken over with the slot.")
+VISION_CACHE_HITS = counter(
     "hippo_vision_cache_hits",
-    Kind.COUNTER,
     "Videos and images of a prompt that the vision tower did not look at again.",
 )
-VISION_CACHE_MISSES = Metric(
+VISION_CACHE_MISSES = counter(
     "hippo_vision_cache_misses",
-    Kind.COUNTER,
     "Videos and images of a prompt that passed the vision tower.",
 )
-VISION_CACHE_USED = Metric(
-    "hippo_vision_cache_used_bytes", Kind.GAUGE, "What the vision cache holds."
-)
-VISION_CACHE_CAPACITY = Metric(
+VISION_CACHE_USED = gauge("hippo_vision_cache_used_bytes", "What the vision cache holds.")
+VISION_CACHE_CAPACITY = gauge(
     "hippo_vision_cache_capacity_bytes",
-    Kind.GAUGE,
     "What it may hold (`--vision-cache-mb`; 0: it is off).",
 )
-MEDIA_CACHE_HITS = Metric(
+MEDIA_CACHE_HITS = counter(
     "hippo_media_cache_hits",
-    Kind.COUNTER,
     "Videos and images of a request that were decoded already.",
 )
-MEDIA_CACHE_MISSES = Metric(
+MEDIA_CACHE_MISSES = counter(
     "hippo_media_cache_misses",
-    Kind.COUNTER,
     "Videos and images of a request that were not decoded yet.",
 )
-MEDIA_CACHE_USED = Metric(
-    "hippo_media_cache_used_bytes", Kind.GAUGE, "Frames of earlier media that are kept."
-)
-MEDIA_CACHE_CAPACITY = Metric(
+MEDIA_CACHE_USED = gauge("hippo_media_cache_used_bytes", "Frames of earlier media that are kept.")
+MEDIA_CACHE_CAPACITY = gauge(
     "hippo_media_cache_capacity_bytes",
-    Kind.GAUGE,
     "What they may take (`--media-cache-mb`; 0: none are kept).",
 )
-ROWS = Metric("hippo_rows", Kind.COUNTER, "Rows of all decoding forwards.")
-FORWARD_SEQUENCES = Metric(
+ROWS = counter("hippo_rows", "Rows of all decoding forwards.")
+FORWARD_SEQUENCES = counter(
     "hippo_forward_sequences",
-    Kind.COUNTER,
     "Sequences of all decoding forwards; over their number: how many share one.",
 )
-PREFILL_TIME = Metric("hippo_device_prefill_seconds", Kind.COUNTER, "Device time of prefills.")
-BUSY_TIME = Metric(
-    "hippo_device_busy_seconds", Kind.COUNTER, "Device time of prefills and forwards."
-)
-IDLE_TIME = Metric("hippo_device_idle_seconds", Kind.COUNTER, "Time the device thread slept.")
-FORWARD_TIME = Metric(
+PREFILL_TIME = counter("hippo_device_prefill_seconds", "Device time of prefills.")
+BUSY_TIME = counter("hippo_device_busy_seconds", "Device time of prefills and forwards.")
+IDLE_TIME = counter("hippo_device_idle_seconds", "Time the device thread slept.")
+FORWARD_TIME = histogram(
     "hippo_forward_seconds",
-    Kind.HISTOGRAM,
     "Device time of one decoding forward, sampling included.",
-    buckets=FORWARD_SECONDS,
+    FORWARD_SECONDS,
 )
-MEMORY_USED = Metric(
+MEMORY_USED = gauge(
     "hippo_device_memory_used_bytes",
-    Kind.GAUGE,
     "Memory in use on the device, by whomever (CUDA); on a CPU this process's resident memory.",
 )
-MEMORY_TOTAL = Metric(
+MEMORY_TOTAL = gauge(
     "hippo_device_memory_total_bytes",
-    Kind.GAUGE,
     "Memory of the device; on a CPU the limit of the control group, or the machine's.",
 )
-MODEL_INFO = Metric(
+MODEL_INFO = gauge(
     "hippo_model_info",
-    Kind.GAUGE,
     "1, with what is served.",
-    (
-        Label("model_name", bound="one"),
-        Label("family", bound="one"),
-        Label("device", bound="one"),
-        Label("dtype", bound="one"),
-    ),
+    Label("model_name", bound="one"),
+    Label("family", bound="one"),
+    Label("device", bound="one"),
+    Label("dtype", bound="one"),
 )
 
 SERVICE_METRICS = tuple(value for value in tuple(globals().values()) if isinstance(value, Metric))

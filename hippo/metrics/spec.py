@@ -45,9 +45,18 @@ class Metric:
     def label_names(self) -> tuple[str, ...]:
         return tuple(label.name for label in self.labels)
 
-    def known_label_values(self) -> list[tuple[str, ...]]:
-        """Every combination, if the values of all labels are known."""
-        return list(itertools.product(*(label.values for label in self.labels)))
+
+def counter(name: str, text: str, *labels: Label) -> Metric:
+    return Metric(name, Kind.COUNTER, text, labels)
+
+
+def gauge(name: str, text: str, *labels: Label) -> Metric:
+    return Metric(name, Kind.GAUGE, text, labels)
+
+
+def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: Label) -> Metric:
+    """``buckets`` are their upper bounds."""
+    return Metric(name, Kind.HISTOGRAM, text, labels, buckets)
 
 
 def collector(metric: Metric, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
@@ -61,6 +70,6 @@ def collector(metric: Metric, registry: CollectorRegistry) -> Counter | Gauge | 
     kind = Counter if metric.kind is Kind.COUNTER else Gauge
     made = kind(metric.name, metric.text, metric.label_names, registry=registry)
     if metric.kind is Kind.COUNTER and metric.labels:
-        for values in metric.known_label_values():
+        for values in itertools.product(*(label.values for label in metric.labels)):
             made.labels(*values)
     return made

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from hippo.speculation.stats import SpeculationStats
 from hippo.types import Verdict
@@ -62,14 +63,31 @@ class Outcome:
         return self.first_token_ns + self.decode_ns
 
 
-class Clock(Protocol):
-    """Virtual time, in nanoseconds."""
+class Clock:
+    """Virtual time, in nanoseconds, and what is to happen then."""
 
-    now: float
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+
+    @property
+    def has_events(self) -> bool:
+        """Whether anything is to happen."""
+        return bool(self._events)
 
     def at(self, time_ns: float, event: Callable[[], None]) -> None:
-        """Calls ``event`` then."""
-        ...
+        """Calls ``event`` then; those of one time in the order in which they were given."""
+        heapq.heappush(self._events, (time_ns, next(self._order), event))
+
+    def after(self, delay_ns: float, event: Callable[[], None]) -> None:
+        """Calls ``event`` so much later."""
+        self.at(self.now + delay_ns, event)
+
+    def advance(self) -> None:
+        """Goes on to the next event."""
+        self.now, _, event = heapq.heappop(self._events)
+        event()
 
 
 class Device:

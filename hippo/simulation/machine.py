@@ -26,10 +26,6 @@ class ForwardTime:
         per_kilotoken = self.kilotoken_ms + self.row_kilotoken_ms * num_more
         return self.one_row_ms + self.row_ms * num_more + per_kilotoken * context / 1000
 
-    def scaled(self, factor: float) -> ForwardTime:
-        """The same of a device that takes ``factor`` times as long."""
-        return ForwardTime(**{name: factor * ms for name, ms in dataclasses.asdict(self).items()})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:

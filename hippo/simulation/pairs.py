@@ -5,33 +5,81 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hippo.errors import InvalidRequestError
-from hippo.simulation.hardware import Placement
+from hippo.simulation.hardware import GPUS, Gpu, Placement
 from hippo.simulation.machine import Machine
 from hippo.sizes import ModelShape, find_shape
 
 _QWEN, _LLAVA = "Qwen/Qwen2.5-VL-{}-Instruct", "llava-hf/llava-onevision-qwen2-{}-ov-hf"
+_LEG_MS = 0.25  # a message one way
+_MESSAGE_MS = 0.05  # of either device
+_SCHEDULING_MS = 0.1  # of the target's host, between two steps
+_SCORED_SHARE = 0.5  # of the target's layers, after which the draft may begin its prefill
+
+NUM_NEW_TOKENS = 256
+"""Tokens of the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPair:
-    """A draft and a target of one family, with the prompt of the papers' set-up."""
+    """A draft and a target of one family on GPUs, with the prompt of the papers' set-up."""
 
     name: str
     title: str
     draft: ModelShape
     target: ModelShape
+    gpu: Gpu = GPUS["h200"]
     num_target_gpus: int = 1  # the fewest H200 that hold it
     num_visual_tokens: int = 25_000
     num_text_tokens: int = 100
-
-    def num_draft_tokens(self, ratio: float) -> int:
-        """Prompt tokens that the draft sees when ``ratio`` of the visual ones are pruned."""
-        return self.num_text_tokens + round((1 - ratio) * self.num_visual_tokens)
+    ratio: float = 0.9  # of visual tokens, that the draft does not see
 
     @property
     def num_prompt_tokens(self) -> int:
         """Prompt tokens that the target sees."""
         return self.num_text_tokens + self.num_visual_tokens
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Prompt tokens that the draft sees."""
+        return self.num_text_tokens + round((1 - self.ratio) * self.num_visual_tokens)
+
+    @property
+    def target_place(self) -> Placement:
+        """Where the target stands."""
+        return Placement(gpu=self.gpu, num_gpus=self.num_target_gpus)
+
+    @property
+    def draft_place(self) -> Placement:
+        """Where the draft stands."""
+        return Placement(gpu=self.gpu)
+
+    def machine(self) -> Machine:
+        """The pair's costs; raises InvalidRequestError when it does not fit into memory."""
+        target, draft = self.target_place, self.draft_place
+        context = self.num_prompt_tokens + NUM_NEW_TOKENS // 2
+        draft_context = self.num_draft_tokens + NUM_NEW_TOKENS // 2
+        target.check(self.target, self.num_prompt_tokens + NUM_NEW_TOKENS)
+        draft.check(self.draft, self.num_draft_tokens + NUM_NEW_TOKENS)
+        prefill_ms = target.prefill_ms(self.target, self.num_prompt_tokens)
+        return Machine(
+            name=f"{self.title} on {draft.num_gpus} + {target.num_gpus} {self.gpu.name}",
+            target=target.step_time(self.target, context),
+            draft=draft.step_time(self.draft, draft_context),
+            target_prefill_ms=prefill_ms,
+            draft_prefill_ms=draft.prefill_ms(self.draft, self.num_draft_tokens),
+            selection_ms=_SCORED_SHARE * prefill_ms,
+            leg_ms=_LEG_MS,
+            draft_message_ms=_MESSAGE_MS,
+            target_message_ms=_MESSAGE_MS,
+            target_scheduling_ms=_SCHEDULING_MS,
+            sources=(
+                f"step times from bytes over bandwidth: {self.gpu.bandwidth_gbs:g} GB/s x "
+                f"{target.bandwidth_share:g}, {target.num_gpus} GPUs share the target, "
+                f"{target.layer_us:g} us a layer, {target.sum_us:g} us a sum, bfloat16",
+                f"{self.num_visual_tokens:,} visual tokens, {self.ratio:.0%} of them pruned for "
+                "the draft",
+            ),
+        )
 
 
 def _pair(name: str, family: str, draft: str, target: str, num_target_gpus: int = 1) -> ModelPair:
@@ -62,47 +110,3 @@ def find_pair(name: str) -> ModelPair:
     if name not in PAIRS:
         raise InvalidRequestError(f"unknown pair {name!r}; choose one of {', '.join(PAIRS)}")
     return PAIRS[name]
-
-
-def pair_machine(
-    pair: ModelPair,
-    *,
-    target: Placement,
-    draft: Placement,
-    ratio: float = 0.9,
-    num_new_tokens: int = 256,
-    leg_ms: float = 0.25,
-    message_ms: float = 0.05,
-    scheduling_ms: float = 0.1,
-    scored_share: float = 0.5,
-) -> Machine:
-    """The pair's costs; raises InvalidRequestError when it does not fit into the GPUs' memory.
-
-    ``ratio``: share of visual tokens the draft does not see; ``leg_ms``: one message one way;
-    ``scheduling_ms``: the target's host between two steps; ``scored_share``: the share of the
-    target's layers after which the selection is known, and the draft may begin its prefill.
-    """
-    context = pair.num_prompt_tokens + num_new_tokens // 2
-    draft_tokens = pair.num_draft_tokens(ratio)
-    draft_context = draft_tokens + num_new_tokens // 2
-    target.check(pair.target, pair.num_prompt_tokens + num_new_tokens)
-    draft.check(pair.draft, draft_tokens + num_new_tokens)
-    prefill_ms = target.prefill_ms(pair.target, pair.num_prompt_tokens)
-    return Machine(
-        name=f"{pair.title} on {draft.num_gpus} + {target.num_gpus} {target.gpu.name}",
-        target=target.step_time(pair.target, context),
-        draft=draft.step_time(pair.draft, draft_context),
-        target_prefill_ms=prefill_ms,
-        draft_prefill_ms=draft.prefill_ms(pair.draft, draft_tokens),
-        selection_ms=scored_share * prefill_ms,
-        leg_ms=leg_ms,
-        draft_message_ms=message_ms,
-        target_message_ms=message_ms,
-        target_scheduling_ms=scheduling_ms,
-        sources=(
-            f"step times from bytes over bandwidth: {target.gpu.bandwidth_gbs:g} GB/s x "
-            f"{target.bandwidth_share:g}, {target.num_gpus} GPUs share the target, "
-            f"{target.layer_us:g} us a layer, {target.sum_us:g} us a sum, bfloat16",
-            f"{pair.num_visual_tokens:,} visual tokens, {ratio:.0%} of them pruned for the draft",
-        ),
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -111,60 +112,56 @@ def _sides(agrees: Sequence[bool]) -> tuple[TokenFunction, TokenFunction]:
     return target, draft
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over traces, so that long answers count for more."""
+    """Sums over the sequences of several traces, so that long answers count for more."""
 
-    num_tokens: int = 0  # decoded: all but each answer's first
-    num_forwards: int = 0
-    num_accepted: int = 0
-    num_draft_tokens: int = 0
-    num_runs: int = 0
-    run_tokens: int = 0
-    decode_ns: float = 0.0
-    total_ns: float = 0.0
-    target_wait_ns: float = 0.0
+    outcomes: tuple[Outcome, ...]
 
-    def add(self, outcome: Outcome) -> None:
-        """Counts one sequence."""
-        stats = outcome.stats
-        self.num_tokens += len(outcome.output_ids) - 1
-        self.num_forwards += stats.num_forwards
-        self.num_accepted += stats.num_accepted_tokens
-        self.num_draft_tokens += stats.num_draft_tokens
-        runs = [*stats.run_lengths, *([stats.open_run_length] if stats.open_run_length else [])]
-        self.num_runs += len(runs)
-        self.run_tokens += sum(runs)
-        self.decode_ns += outcome.decode_ns
-        self.total_ns += outcome.total_ns
-        self.target_wait_ns += stats.target_wait_ns
+    @property
+    def decode_ns(self) -> float:
+        """From each first token to the last."""
+        return sum(outcome.decode_ns for outcome in self.outcomes)
+
+    @property
+    def total_ns(self) -> float:
+        """Prefills too."""
+        return sum(outcome.total_ns for outcome in self.outcomes)
 
     @property
     def ms_per_token(self) -> float:
-        """Of the decoding."""
-        return self.decode_ns / _MS / self.num_tokens
+        """Of the decoding: each answer's first token is the prefill's."""
+        num_tokens = sum(len(outcome.output_ids) - 1 for outcome in self.outcomes)
+        return self.decode_ns / _MS / num_tokens
 
     @property
     def tokens_per_forward(self) -> float:
         """1 + accepted / forwards."""
-        return 1 + self.num_accepted / self.num_forwards
+        return 1 + self._sum("num_accepted_tokens") / self._sum("num_forwards")
 
     @property
     def run_length(self) -> float:
         """Tokens settled between two rejections."""
-        return self.run_tokens / self.num_runs
+        return statistics.fmean(
+            length for outcome in self.outcomes for length in outcome.stats.all_run_lengths
+        )
 
     @property
     def acceptance(self) -> float:
         """Accepted over verified draft tokens; 0 when none was verified."""
-        return self.num_accepted / self.num_draft_tokens if self.num_draft_tokens else 0.0
+        num_verified = self._sum("num_draft_tokens")
+        return self._sum("num_accepted_tokens") / num_verified if num_verified else 0.0
+
+    @property
+    def target_wait_share(self) -> float:
+        """Of the decoding, in which the target's device waits for the draft."""
+        return self._sum("target_wait_ns") / self.decode_ns
+
+    def _sum(self, name: str) -> int:
+        return sum(getattr(outcome.stats, name) for outcome in self.outcomes)
 
 
-def replay_each(
-    policy: PolicyChoice,
-    traces: Sequence[Trace],
-    machine: Machine,
-) -> list[Outcome]:
+def replay_all(policy: PolicyChoice, traces: Sequence[Trace], machine: Machine) -> Totals:
     """Every trace in turn, as one gateway would answer them; trace ``k`` runs with seed ``k``.
 
     What the policy measures it keeps for the next answer; the first trace is run once before.
@@ -172,21 +169,12 @@ def replay_each(
     times = PairTimes()
     if policy.name == "adaptive":
         replay(policy, traces[0], machine, times=times)
-    return [
-        replay(policy, trace, machine, seed=seed, times=times) for seed, trace in enumerate(traces)
-    ]
-
-
-def replay_all(
-    policy: PolicyChoice,
-    traces: Sequence[Trace],
-    machine: Machine,
-) -> Totals:
-    """The sums of ``replay_each``."""
-    totals = Totals()
-    for outcome in replay_each(policy, traces, machine):
-        totals.add(outcome)
-    return totals
+    return Totals(
+        tuple(
+            replay(policy, trace, machine, seed=seed, times=times)
+            for seed, trace in enumerate(traces)
+        )
+    )
 
 
 GAMMAS = (1, 2, 3, 4, 5, 7, 10, 15, 22, 32)

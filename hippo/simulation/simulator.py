@@ -7,13 +7,10 @@ tests with hostile delays and faults.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
 
-from hippo.simulation.devices import Costs, Device, Outage, Outcome
+from hippo.simulation.devices import Clock, Costs, Device, Outage, Outcome
 from hippo.speculation.coordinator import Action, Coordinator, ToTarget
 from hippo.speculation.core import Step, Wait
 from hippo.speculation.drafter import Drafter
@@ -21,14 +18,12 @@ from hippo.speculation.policies import Policy
 from hippo.speculation.verifier import Verifier
 from hippo.types import Block, Commit, Pace, Timing, Verdict
 
-__all__ = ["Costs", "Outage", "Outcome", "Simulation", "TokenFunction"]
-
 TokenFunction = Callable[[Sequence[int]], int]
 
 _MS = 1_000_000
 
 
-class Simulation:
+class Simulation(Clock):
     """One sequence from both prefills to its end; ``run`` it once."""
 
     def __init__(
@@ -48,23 +43,21 @@ class Simulation:
         num_sequences: int = 1,
     ) -> None:
         """The prompts' lengths, those that each model caches, are part of the context that costs
-        depend on. ``repeat`` tells which of the
-        gateway's messages are sent once more later. With ``num_sequences`` so many share each
-        forward of either device and do as this one does: costs are of the rows of them all.
+        depend on. ``repeat`` tells which of the gateway's messages are sent once more later. With
+        ``num_sequences`` so many share each forward of either device and do as this one does: costs
+        are of the rows of them all.
         """
-        self.now = 0.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
+        super().__init__()
         self._target_tokens = target
         self._draft_tokens = draft
         self._costs = costs
-        self._max_tokens = max_tokens
-        self._end_token_ids = end_token_ids
         self._num_prompt_tokens = num_prompt_tokens
         self._num_draft_prompt_tokens = num_draft_prompt_tokens
         self._repeat = repeat
-        self._max_guessed = max_guessed
         self._num_sequences = num_sequences
+        self._new_drafter = partial(
+            Drafter, max_tokens=max_tokens, end_token_ids=end_token_ids, max_guessed=max_guessed
+        )
         self._coordinator = Coordinator(policy, max_tokens=max_tokens, end_token_ids=end_token_ids)
         pace = self._coordinator.pace
         self._verifier = Verifier(max_tokens=max_tokens, end_token_ids=end_token_ids, pace=pace)
@@ -85,23 +78,16 @@ class Simulation:
         self._open_draft()
         self._target.run(self._costs.target_prefill_ns, self._begin_target)
         while not self._coordinator.is_finished:
-            if not self._events or self._outcome.num_events >= most_events:
+            if not self.has_events or self._outcome.num_events >= most_events:
                 raise RuntimeError(
                     f"no end after {self._outcome.num_events} events, {self.now / _MS:.1f} ms and "
                     f"{len(self._verifier.committed_ids)} tokens"
                 )
-            self.now, _, event = heapq.heappop(self._events)
             self._outcome.num_events += 1
-            event()
+            self.advance()
         self._outcome.output_ids = list(self._coordinator.committed_ids)
         self._outcome.stats = self._coordinator.stats
         return self._outcome
-
-    def at(self, time_ns: float, event: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (time_ns, next(self._order), event))
-
-    def after(self, delay_ns: float, event: Callable[[], None]) -> None:
-        self.at(self.now + delay_ns, event)
 
     def _send(self, leg: str, deliver: Callable[[], None]) -> None:
         """Delivers in order within a leg."""
@@ -170,22 +156,12 @@ class Simulation:
     def _open_draft(self) -> None:
         self._life += 1
         self._has_drafted = False
-        self._drafter = self._new_drafter()
+        now = self._coordinator
+        self._drafter = self._new_drafter(
+            pace=now.pace, committed_ids=now.committed_ids, epoch=now.epoch
+        )
         self._draft.disturb(max(0.0, self._costs.draft_prefill_delay_ns - self.now))
         self._draft.run(self._costs.draft_prefill_ns, partial(self._begin_draft, self._life))
-
-    def _new_drafter(self) -> Drafter:
-        return Drafter(**self._drafter_options())
-
-    def _drafter_options(self) -> dict[str, Any]:
-        return {
-            "max_tokens": self._max_tokens,
-            "end_token_ids": self._end_token_ids,
-            "pace": self._coordinator.pace,
-            "committed_ids": self._coordinator.committed_ids,
-            "epoch": self._coordinator.epoch,
-            "max_guessed": self._max_guessed,
-        }
 
     def _begin_draft(self, life: int) -> None:
         if self._drafter is not None and life == self._life:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy import env
+from bench import env_example as env
 from tests.support.compose import (
     COMPOSES,
     ROOT,
@@ -60,7 +60,7 @@ def test_a_key_that_is_given_twice_is_found() -> None:
 
 def test_the_file_of_all_knobs_is_up_to_date_and_explains_each() -> None:
     text = env.GOAL.read_text(encoding="utf-8")
-    assert text == env.text(), "run: python -m deploy.env"
+    assert text == env.text(), "run: python -m bench.env_example"
     explained = re.findall(r"^# ([A-Z_]+)=", text, flags=re.MULTILINE)
     assert sorted(explained) == sorted(env.variables())
 

@@ -27,7 +27,7 @@ import openai
 import pytest
 import yaml
 
-from deploy import env
+from bench import env_example as env
 from tests.e2e.support import GREEDY, data_url, free_port, video_message
 from tests.support.compose import (
     COMPOSES,

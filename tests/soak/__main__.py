@@ -31,10 +31,9 @@ from typing import Any
 from rich.console import Console
 
 from demo.clips import write_bench_clips
-from hippo.benchmark.requests import Question
+from hippo.benchmark.requests import Question, question_about
 from hippo.benchmark.server import Server
 from hippo.benchmark.tables import progress_bar
-from hippo.cli.media import media_part
 from hippo.cli.stack import BUNDLED_PAIR, StackOptions, default_cores
 from tests.soak.memory import Sample, growth_mb_a_minute, watch_memory
 from tests.soak.trouble import Trouble, trouble_draft
@@ -121,8 +120,8 @@ def _questions(folder: Path, num_clips: int) -> list[Question]:
     """One about each of so many held-out clips, which are written to the folder."""
     questions = []
     for facts in write_bench_clips(folder, num_clips=num_clips, kind="short"):
-        content = [media_part(str(folder / facts.file)), {"type": "text", "text": facts.question}]
-        questions.append(Question(facts.file, [{"role": "user", "content": content}]))
+        video = str(folder / facts.file)
+        questions.append(question_about(facts.question, video, name=facts.file))
     return questions
 
 

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from bench.load import table
 from bench.load_figures import (
     Reading,
     parse_samples,
     service_figures,
     typical_lines,
 )
-from hippo.benchmark.answers import Answer
+from bench.page import load_rows
 from hippo.benchmark.figures import summarise_load
-from hippo.benchmark.load import Ended, LoadRun
-
-FIGURES = {
-    "num_draft_tokens": 8,
-    "num_accepted_tokens": 6,
-    "num_forwards": 2,
-    "num_drafted_tokens": 10,
-    "num_dropped_tokens": 1,
-}
-
-
-def ended(asked_s: float, ended_s: float) -> Ended:
-    answer = Answer(
-        text="", asked_s=asked_s, piece_s=(ended_s,), token_ids=tuple(range(5)), figures=FIGURES
-    )
-    return Ended(0, ended_s, answer)
+from hippo.benchmark.load import LoadRun
+from tests.unit.benchmark.test_figures import ended
 
 
 def test_samples_with_labels_and_comments_are_passed_over() -> None:
@@ -69,13 +52,7 @@ def test_the_table_has_a_line_a_load() -> None:
     services = service_figures(reading(0, 1), reading(2, 3))
     line = {"num_clients": 1, **summarise_load(run, {0: ()}), "services": services}
     lines = [{"system": system, **line} for system in ("adaptive", "target-only", "adaptive")]
-    result: dict[str, Any] = {
-        "kind": "short",
-        "dtype": "float32",
-        "temperature": 0.0,
-        "loads": typical_lines(lines),
-    }
-    assert table(result).row_count == 2
+    assert len(list(load_rows({"loads": typical_lines(lines)}))) == 2
 
 
 def test_the_typical_run_of_a_load_is_that_of_median_throughput() -> None:

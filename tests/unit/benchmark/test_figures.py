@@ -48,30 +48,31 @@ def record(system: str, decode_s: float, *, ids: tuple[int, ...] = (1, 2, 3)) ->
 
 def test_a_percentile_is_one_of_the_values() -> None:
     values = [float(number) for number in range(1, 101)]
-    assert (percentile(values, 0.5), percentile(values, 0.99), percentile([7.0], 0.5)) == (
-        50.0,
-        99.0,
-        7.0,
-    )
+    assert [percentile(values, share) for share in (0.5, 0.99)] == [50.0, 99.0]
+    assert percentile([7.0], 0.5) == 7.0
     with pytest.raises(ValueError, match="no values"):
         percentile([], 0.5)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=20)
 @given(st.lists(st.floats(0.1, 100), min_size=1, max_size=20))
 def test_a_bootstrap_interval_lies_around_the_mean_and_within_the_values(
     values: list[float],
 ) -> None:
-    found = spread(values, num_resamples=200)
-    assert found.minimum <= found.low + 1e-9 and found.high <= found.maximum + 1e-9
-    assert found.low <= found.high
-    assert found.as_dict() == spread(values, num_resamples=200).as_dict()
+    found = spread(values)
+    assert found["minimum"] <= found["low"] <= found["high"] <= found["maximum"]
+    assert found["low"] <= found["mean"] + 1e-4 and found["mean"] <= found["high"] + 1e-4
+    assert found == spread(values)
 
 
 def test_equal_values_have_an_interval_without_width() -> None:
-    assert str(spread([2.0, 2.0])) == "2.00 [2.00, 2.00]"
+    assert set(spread([2.0, 2.0]).values()) == {2.0}
     with pytest.raises(ValueError, match="no values"):
         spread([])
+
+
+def test_an_answer_of_one_token_has_no_speedup_of_decoding() -> None:
+    assert record("adaptive", 0.0, ids=(1,)).decode_speedup == 1.0
 
 
 def test_speedups_are_against_target_only_on_the_same_question() -> None:
@@ -87,11 +88,6 @@ def test_speedups_are_against_target_only_on_the_same_question() -> None:
     assert pair["decode_ms_per_token"] == pytest.approx((250 + 1000) / 2)
     assert (pair["target_step_ms"], pair["target_wait_ms"]) == (4.0, None)
     assert pair["acceptance_rate"] == 0.5 and pair["mean_run_length"] is None
-
-
-def test_an_answer_of_one_token_has_no_speedup_of_decoding() -> None:
-    (row,) = summarise([record("adaptive", 0.0, ids=(1,))])
-    assert row["decode_speedup"]["mean"] == 1.0
 
 
 def test_a_server_that_tells_only_text_is_timed_by_the_clients_clock() -> None:
@@ -142,12 +138,3 @@ def test_a_load_without_any_answer_has_no_figures() -> None:
     run.ended += [ended(0, 1), Ended(0, 2.0, None, "busy")]
     with pytest.raises(HippoError, match="no request was answered: busy"):
         summarise_load(run, {})
-
-
-def test_a_load_of_a_plain_server_says_nothing_of_drafts() -> None:
-    run = LoadRun(num_warm=1)
-    plain: dict[str, Any] = {"token_ids": (), "figures": {}}
-    run.ended += [ended(0, 1, **plain), ended(0, 2, 3, **plain)]
-    line = summarise_load(run, {})
-    assert line["acceptance_rate"] is None and line["tokens_per_forward"] is None
-    assert line["counted_by"] == ["pieces"]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 import pytest
 
 from hippo.benchmark.requests import Question, RequestForm, probe
-from hippo.benchmark.server import Server, error_from
+from hippo.benchmark.server import Connection, Server, error_from
 from hippo.errors import (
     ForbiddenError,
     HippoError,
     InvalidRequestError,
-    NotFoundError,
     OverloadedError,
     UnavailableError,
 )
@@ -23,13 +24,9 @@ QUESTION = Question("hello", [{"role": "user", "content": "Hello?"}], seed=3)
 FORM = RequestForm(model="plain")
 
 
-def found_form(plain: PlainServer, form: RequestForm = FORM) -> RequestForm:
-    with serving(plain):
-        connection = Server(plain.url).connect()
-        try:
-            return probe(connection, QUESTION, form)
-        finally:
-            connection.close()
+def found_form(plain: PlainServer) -> RequestForm:
+    with serving(plain), closing(Server(plain.url).connect()) as connection:
+        return probe(connection, QUESTION, FORM)
 
 
 @pytest.mark.parametrize(
@@ -65,22 +62,6 @@ def test_models_are_listed_with_the_key() -> None:
             Server(plain.url).models()
 
 
-def test_another_kind_of_server_is_named_as_such() -> None:
-    with (
-        serving(PlainServer()) as plain,
-        pytest.raises(NotFoundError, match=r"no OpenAI-compatible server at .*/x/v1/models.*404"),
-    ):
-        Server(plain.url + "/x").models()
-
-
-def test_a_port_at_which_nothing_listens() -> None:
-    with socket.socket() as probe_socket:
-        probe_socket.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{probe_socket.getsockname()[1]}"
-        with pytest.raises(UnavailableError, match=r"nothing listens at .* `hippo up`"):
-            Server(url).models()
-
-
 def test_a_server_that_is_silent_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
@@ -88,12 +69,13 @@ def test_a_server_that_is_silent_is_given_up() -> None:
             Server(url, timeout_s=0.05).models()
 
 
-def test_a_connection_that_was_closed_while_idle_is_opened_again() -> None:
-    """The first connection is closed after its answer; the second one answers."""
-    answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+@contextmanager
+def closing_after_each(content: bytes, *, num_answers: int) -> Iterator[Connection]:
+    """A connection to a server that closes it after each answer."""
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(content) + content
 
     def serve(listener: socket.socket) -> None:
-        for _ in range(2):
+        for _ in range(num_answers):
             client, _ = listener.accept()
             with client:
                 client.recv(4096)
@@ -102,32 +84,23 @@ def test_a_connection_that_was_closed_while_idle_is_opened_again() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve, args=(listener,))
         thread.start()
-        connection = Server(f"http://127.0.0.1:{listener.getsockname()[1]}").connect()
-        try:
-            assert [connection.get("/a"), connection.get("/b")] == [(200, b"{}")] * 2
-        finally:
-            connection.close()
-            thread.join()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with closing(Server(url).connect()) as connection:
+            yield connection
+        thread.join()
+
+
+def test_a_connection_that_was_closed_while_idle_is_opened_again() -> None:
+    with closing_after_each(b"{}", num_answers=2) as connection:
+        assert [connection.get("/a"), connection.get("/b")] == [(200, b"{}")] * 2
 
 
 def test_a_server_that_does_not_stream_is_told_apart() -> None:
-    body = b'{"choices": []}'
-    answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body
-
-    def serve(listener: socket.socket) -> None:
-        client, _ = listener.accept()
-        with client:
-            client.recv(4096)
-            client.sendall(answer)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve, args=(listener,))
-        thread.start()
-        connection = Server(f"http://127.0.0.1:{listener.getsockname()[1]}").connect()
-        with pytest.raises(HippoError, match="did not stream"):
-            connection.ask(b"{}")
-        connection.close()
-        thread.join()
+    with (
+        closing_after_each(b'{"choices": []}', num_answers=1) as connection,
+        pytest.raises(HippoError, match="did not stream"),
+    ):
+        connection.ask(b"{}")
 
 
 def test_errors_have_the_class_of_their_status_and_the_servers_words() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from hippo.errors import InvalidRequestError
 from hippo.simulation.hardware import GPUS, Placement, read_parameters
-from hippo.simulation.pairs import PAIRS, find_pair, pair_machine
+from hippo.simulation.pairs import PAIRS
 from hippo.simulation.traces import (
     agreement_of_run_length,
     drawn_traces,
@@ -33,13 +32,20 @@ def test_traces_are_read_plain_and_as_json_and_short_ones_left_out(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("text", "part"),
-    [("11x", "line 1"), ('{"agrees": 5}', "line 1"), ("{", "no JSON"), ("1\n", "two tokens")],
+    [
+        ("11x", "line 1"),
+        ('{"agrees": 5}', "line 1"),
+        ("{", "no JSON"),
+        ("1\n", "two tokens"),
+        (None, "cannot be read"),
+    ],
 )
 def test_a_file_without_traces_is_refused_with_its_line(
-    tmp_path: Path, text: str, part: str
+    tmp_path: Path, text: str | None, part: str
 ) -> None:
     path = tmp_path / "traces"
-    path.write_text(text)
+    if text is not None:
+        path.write_text(text)
     with pytest.raises(InvalidRequestError, match=part):
         read_traces(path)
 
@@ -55,10 +61,8 @@ def test_drawn_traces_have_the_rate_asked_for_bursty_or_not() -> None:
     )
 
 
-def test_a_run_length_is_turned_into_a_rate_and_back() -> None:
+def test_a_run_length_is_turned_into_a_rate() -> None:
     assert agreement_of_run_length(8) == pytest.approx(7 / 8)
-    with pytest.raises(InvalidRequestError, match="1 or more"):
-        agreement_of_run_length(0.5)
 
 
 def test_a_step_reads_the_weights_and_the_cache_once() -> None:
@@ -78,25 +82,14 @@ def test_a_line_meets_the_roofline_at_one_and_sixteen_rows() -> None:
         assert line.ms(rows, 25_000) == pytest.approx(place.step_ms(shape, rows, 25_000))
 
 
-def test_a_model_that_does_not_fit_is_refused_with_the_gpus_it_takes() -> None:
+def test_a_model_that_its_gpus_cannot_share_is_refused_with_those_that_can() -> None:
     shape = PAIRS["qwen-7b-72b"].target
-    with pytest.raises(InvalidRequestError, match="take 2 or more"):
-        Placement(gpu=H200).check(shape, 25_000)
     with pytest.raises(InvalidRequestError, match="cannot share; choose 1, 2, 4, 8"):
         Placement(gpu=H200, num_gpus=3).check(shape, 25_000)
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_each_pair_fits_and_its_draft_is_faster_than_its_target(name: str) -> None:
-    pair = find_pair(name)
-    target = Placement(gpu=H200, num_gpus=pair.num_target_gpus)
-    machine = pair_machine(pair, target=target, draft=Placement(gpu=H200))
+    machine = PAIRS[name].machine()
     assert machine.draft.one_row_ms < machine.target.one_row_ms / 1.3
     assert machine.draft_prefill_ms < machine.target_prefill_ms
-    further = pair_machine(pair, target=target, draft=Placement(gpu=H200), leg_ms=3.0)
-    assert further == dataclasses.replace(machine, leg_ms=3.0)
-
-
-def test_an_unknown_pair_is_refused_with_those_there_are() -> None:
-    with pytest.raises(InvalidRequestError, match="qwen-7b-72b"):
-        find_pair("gpt")

@@ -16,7 +16,6 @@ from hippo.simulation.replay import (
     parse_policies,
     replay,
     replay_all,
-    replay_each,
 )
 from hippo.simulation.traces import Trace, drawn_traces
 from hippo.speculation.policies import MAX_DRAFT_TOKENS
@@ -41,7 +40,7 @@ def test_what_adaptive_measured_in_one_answer_it_knows_in_the_next() -> None:
     quick = dataclasses.replace(FREE, draft=ForwardTime(one_row_ms=0.2))
     traces = always_right(100) * 3
     alone = replay(PolicyChoice("adaptive"), traces[0], quick)
-    first, *_, last = replay_each(PolicyChoice("adaptive"), traces, quick)
+    first, *_, last = replay_all(PolicyChoice("adaptive"), traces, quick).outcomes
     assert first.decode_ns < alone.decode_ns
     assert last.decode_ns <= first.decode_ns
 

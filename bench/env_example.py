@@ -1,4 +1,4 @@
-"""Writes ``.env.example``: ``python -m deploy.env``.
+"""Writes ``.env.example``: ``python -m bench.env_example``.
 
 Names and defaults are those of the Compose files, what each is about is said by the services'
 settings, and here for what is the stack's own.
@@ -26,9 +26,9 @@ SETTINGS: dict[str, Any] = {
     "GATEWAY": GatewaySettings,
 }
 HEAD = """\
-# Every knob of the stack; `python -m deploy.env` writes this file. Copy it to .env and take the "#"
-# off what you change; what stays commented has the value shown. `docker compose config` shows what
-# comes of it.
+# Every knob of the stack; `python -m bench.env_example` writes this file. Copy it to .env and take
+# the "#" off what you change; what stays commented has the value shown. `docker compose config`
+# shows what comes of it.
 
 # Which files make up the stack: two GPUs here; one-gpu.yml, tensor-parallel.yml or cpu.yml take the
 # place of two-gpus.yml. Add :deploy/compose/dashboard.yml to publish Grafana and Prometheus, and

@@ -1,0 +1,29 @@
+"""Tables of measurements on the terminal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+_WIDTH_OF_FILES = 200  # columns
+
+
+def wide_console() -> Console:
+    """As wide as its terminal, or as ``COLUMNS`` says; without either, as the widest table."""
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _WIDTH_OF_FILES
+    return console
+
+
+def wide_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """The first column has names, the others numbers."""
+    shown = Table(title=title, title_justify="left")
+    for column in columns:
+        shown.add_column(column, justify="left" if column == columns[0] else "right")
+    for cells in rows:
+        shown.add_row(*cells)
+    return shown

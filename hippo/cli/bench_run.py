@@ -1,0 +1,279 @@
+"""One run of ``hippo bench``: what is asked of the server, and what is shown of its answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from hippo.benchmark import tables
+from hippo.benchmark.answers import Answer
+from hippo.benchmark.figures import summarise, summarise_alone, summarise_load
+from hippo.benchmark.latency import (
+    TARGET_ONLY,
+    Record,
+    System,
+    measure,
+    measure_alone,
+    num_answers,
+)
+from hippo.benchmark.load import ClosedLoop, LoadRun
+from hippo.benchmark.plots import draw_answers, draw_load, draw_speedups
+from hippo.benchmark.requests import Question, RequestForm, probe
+from hippo.benchmark.server import Server
+from hippo.errors import ForbiddenError, HippoError, InvalidRequestError, NotFoundError
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be measured; ``policies`` is None where none was named."""
+
+    server: Server
+    form: RequestForm  # its model is empty where none was named
+    questions: tuple[Question, ...]
+    policies: tuple[System, ...] | None
+    rounds: int
+    concurrency: tuple[int, ...]
+    requests: int | None  # one of the two, of each load
+    seconds: float | None
+    plot: Path | None
+
+    @property
+    def asked(self) -> list[Question]:
+        """All questions of all rounds, each with a seed of its own."""
+        return [
+            replace(question, seed=question.seed + number)
+            for number, question in enumerate(self.questions * self.rounds)
+        ]
+
+    @property
+    def how(self) -> str:
+        """What shapes the answers, in words."""
+        return f"T={self.form.temperature:g}, up to {self.form.max_tokens} tokens"
+
+
+class Bench:
+    """One run of the command: ``console`` for what was found, ``progress`` for what goes on."""
+
+    def __init__(self, plan: Plan, console: Console, progress: Console) -> None:
+        self._plan = plan
+        self._console = console
+        self._progress = progress
+        self._form = plan.form
+
+    def run(self) -> Document:
+        """What was measured, for JSON. Raises HippoError."""
+        plan = self._plan
+        form = self._form = self._find_form()
+        if plan.policies is not None and not form.is_hippo:
+            raise InvalidRequestError(
+                f"--policies is for a hippo gateway, and the answers of {plan.server.url} "
+                "are not those of one"
+            )
+        measured: Document
+        if plan.concurrency:
+            measured = {"load": self._load()}
+        elif form.is_hippo:
+            measured = {"latency": self._side_by_side()}
+        else:
+            measured = {"latency": self._alone()}
+        if plan.plot is not None:
+            self.say(f"written to {plan.plot}")
+        return {
+            "url": plan.server.url,
+            "model": form.model,
+            "is_hippo": form.is_hippo,
+            "fields": list(form.optional),
+            "questions": [question.name for question in plan.questions],
+            **measured,
+        }
+
+    def say(self, text: str) -> None:
+        """A line of plain text."""
+        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    def _find_form(self) -> RequestForm:
+        """How the server is to be asked; with advice where it refuses."""
+        plan = self._plan
+        try:
+            model = plan.form.model or self._only_model(plan.server.models())
+            with (
+                closing(plan.server.connect()) as connection,
+                self._progress.status(f"asking {plan.server.url} ..."),
+            ):
+                return probe(connection, plan.questions[0], replace(plan.form, model=model))
+        except ForbiddenError as error:
+            advice = "give a key in HIPPO_API_KEY" if plan.server.api_key is None else "another key"
+            raise ForbiddenError(f"{error.message} ({advice}?)") from None
+        except NotFoundError as error:
+            if not plan.form.model:
+                raise
+            raise NotFoundError(f"{error.message} ({self._served()})") from None
+
+    def _only_model(self, names: Sequence[str]) -> str:
+        if not names:
+            raise NotFoundError(f"{self._plan.server.url} serves no model")
+        if len(names) > 1:
+            self.say(f"{names[0]} of {len(names)} models; --model chooses another")
+        return names[0]
+
+    def _served(self) -> str:
+        try:
+            return "it serves " + ", ".join(self._plan.server.models())
+        except HippoError:
+            return "and it does not tell what it serves"
+
+    def _side_by_side(self) -> Document:
+        """Target-only and the policies in turn, at a gateway of ours."""
+        plan = self._plan
+        systems = plan.policies or (System("adaptive", {"policy": "adaptive"}),)
+        records = tables.watched(
+            measure(plan.server, self._form, plan.asked, systems),
+            self._progress,
+            title="side by side",
+            total=num_answers(systems, len(plan.asked)),
+        )
+        rows = summarise(records)
+        title = f"{self._form.model} at {plan.server.url}, {len(plan.asked)} questions, {plan.how}"
+        self._console.print(tables.latency_table(title, rows))
+        self._notes(records)
+        result: Document = {"summary": rows, "records": [each.as_dict() for each in records]}
+        if plan.plot is not None:
+            draw_speedups(rows, plan.plot, title=title)
+        return result
+
+    def _alone(self) -> Document:
+        """Any server's answers, one after another."""
+        plan, name = self._plan, self._form.model
+        answers = tables.watched(
+            measure_alone(plan.server, self._form, plan.asked),
+            self._progress,
+            title="one at a time",
+            total=len(plan.asked),
+        )
+        row = summarise_alone(name, answers)
+        title = f"{name} at {plan.server.url}, {len(answers)} questions, {plan.how}"
+        self._console.print(tables.alone_table(title, row))
+        self._say_counted(row["counted_by"])
+        if plan.plot is not None:
+            values = {
+                "ms to the first token": [1e3 * each.ttft_s for each in answers],
+                "ms a token after it": [1e3 * each.tpot_s for each in answers],
+                "ms end to end": [1e3 * each.end_to_end_s for each in answers],
+            }
+            draw_answers(name, values, plan.plot, title=title)
+        records = [_record(*pair) for pair in zip(plan.asked, answers, strict=True)]
+        return {"summary": [row], "records": records}
+
+    def _load(self) -> list[Document]:
+        """Every number of clients with every system in turn."""
+        plan = self._plan
+        systems = plan.policies or (
+            System(TARGET_ONLY, {"policy": "off"}),
+            System("adaptive", {"policy": "adaptive"}),
+        )
+        if not self._form.is_hippo:
+            systems = (System(self._form.model, {}),)
+        references = self._references() if self._form.is_hippo else {}
+        lines: list[Document] = []
+        for num_clients, system in product(plan.concurrency, systems):
+            run = self._closed_loop(num_clients, system)
+            line = summarise_load(run, references)
+            lines.append({"system": system.name, "num_clients": num_clients, **line})
+        title = f"{self._form.model} at {plan.server.url}, closed loop, {plan.how}"
+        self._console.print(tables.load_table(title, lines))
+        for line in lines:
+            where = f"{line['system']}, {line['num_clients']} clients"
+            for message, count in line["errors"].items():
+                self.say(f"{where}: {count} x {message}")
+            if line["num_answers"] < 2 * line["num_clients"]:
+                self.say(f"{where}: few answers to judge by; more --seconds or --requests")
+        self._say_counted(sorted({each for line in lines for each in line["counted_by"]}))
+        if plan.plot is not None:
+            draw_load(lines, plan.plot, title=title)
+        return lines
+
+    def _references(self) -> dict[int, tuple[int, ...]]:
+        """Target-only's token ids by question, asked one at a time."""
+        with closing(self._plan.server.connect()) as connection:
+            found = tables.watched(
+                (
+                    connection.ask(self._form.request(question, {"policy": "off"}).body())
+                    for question in self._plan.asked
+                ),
+                self._progress,
+                title="target-only, one at a time",
+                total=len(self._plan.asked),
+            )
+        return {index: answer.token_ids for index, answer in enumerate(found)}
+
+    def _closed_loop(self, num_clients: int, system: System) -> LoadRun:
+        plan = self._plan
+        requests = [self._form.request(each, system.speculative) for each in plan.asked]
+        start_s: list[float] = []
+        total = plan.seconds if plan.requests is None else num_clients + plan.requests
+        with tables.progress_bar(self._progress) as progress:
+            task = progress.add_task(f"{system.name}, {num_clients} clients", total=total)
+
+            def advance() -> None:
+                if plan.requests is not None:
+                    progress.advance(task)
+                elif start_s:
+                    seconds = time.perf_counter() - start_s[0]
+                    progress.update(task, completed=min(int(seconds), total or 0))
+
+            return ClosedLoop(
+                [plan.server],
+                requests,
+                num_clients=num_clients,
+                num_answers=plan.requests,
+                seconds=plan.seconds,
+                tolerates_errors=True,
+                on_start=lambda: start_s.append(time.perf_counter()),
+                on_answer=advance,
+            ).run()
+
+    def _notes(self, records: Sequence[Record]) -> None:
+        unequal = sum(not record.is_equal for record in records)
+        if unequal:
+            self.say(
+                f"{unequal} of {len(records)} answers differ from target-only's: expected in "
+                "bfloat16 at times, never in float32"
+            )
+        for problem in dict.fromkeys(_draft_problems(records)):
+            self.say(f"no draft took part in some answers: {problem}")
+
+    def _say_counted(self, counted_by: Sequence[str]) -> None:
+        if "pieces" in counted_by:
+            self.say(
+                "the server does not tell how many tokens an answer has: its pieces of text were "
+                "counted, which may hold several tokens"
+            )
+
+
+def _draft_problems(records: Sequence[Record]) -> Iterator[str]:
+    for record in records:
+        figures = record.figures
+        if figures["policy"] != "off" and not figures["draft_used"] and figures["draft_problem"]:
+            yield figures["draft_problem"]
+
+
+def _record(question: Question, answer: Answer) -> Document:
+    return {
+        "clip": question.name,
+        "num_tokens": answer.num_tokens,
+        "counted_by": answer.counted_by,
+        "num_cached_tokens": answer.num_cached_tokens,
+        "ttft_s": answer.ttft_s,
+        "tpot_s": answer.tpot_s,
+        "end_to_end_s": answer.end_to_end_s,
+        "finish_reason": answer.finish_reason,
+    }

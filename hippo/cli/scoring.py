@@ -1,0 +1,118 @@
+"""What a target says about the visual tokens of a clip, for ``hippo inspect``. Needs torch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from hippo.cli.picture import PictureRow
+from hippo.errors import InvalidRequestError
+from hippo.models.base import AttentionTap, DecodedMedia, VideoLanguageModel
+from hippo.pruning.scores import distinctness, normalise
+from hippo.pruning.select import VisualScores, default_score_layers, select_tokens
+from hippo.types import (
+    ChatMessage,
+    FramePlan,
+    Media,
+    MediaKind,
+    MediaPart,
+    Pruning,
+    TextPart,
+)
+from hippo.video.decoder import MediaDecoder
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A prompt's grid and what the target found out about its visual tokens."""
+
+    grid: tuple[int, int, int]  # frames, rows, columns
+    attention: torch.Tensor  # [num_visual_tokens], mean over the tapped layers
+    features: torch.Tensor  # [num_visual_tokens, hidden]
+    is_question_first: bool  # in the prompt: a family's chat template may have its own order
+
+    @property
+    def num_visual_tokens(self) -> int:
+        """Tokens of the grid."""
+        frames, rows, columns = self.grid
+        return frames * rows * columns
+
+    def score_rows(self) -> Iterator[PictureRow]:
+        """A row for each score, over the whole grid."""
+        temporal, spatial = distinctness(self.features, [self.grid])
+        for title, note, values in (
+            ("attention", "what the question looks at", self.attention),
+            ("temporal", "unlike the frame before", temporal),
+            ("spatial", "unlike its surroundings", spatial),
+        ):
+            shown = normalise(values, [self.grid], "min-max").view(self.grid).cpu()
+            yield PictureRow(f"score: {title}", (note, "dark: high in its frame"), shown)
+
+    def kept_row(self, pruning: Pruning) -> PictureRow:
+        """What a strategy keeps, over the whole grid."""
+        total = self.num_visual_tokens
+        scores = VisualScores(self.attention, self.features)
+        kept = torch.zeros(total, dtype=torch.bool)
+        kept[select_tokens(pruning, [self.grid], total, scores)] = True
+        mask = kept.view(self.grid)
+        ring = torch.ones(self.grid, dtype=torch.bool)
+        ring[:, 1:-1, 1:-1] = False
+        count = int(mask.sum())
+        notes = [f"{count:,} of {total:,} tokens kept"]
+        if count:
+            notes.append(f"{mask[ring].sum() / count:.0%} at the frames' edge")
+            notes.append(f"(of all tokens {ring.float().mean():.0%})")
+        return PictureRow(pruning.strategy.value, tuple(notes), mask)
+
+
+def decode(data: bytes, plan: FramePlan) -> DecodedMedia:
+    """The frames of a video file. Raises HippoError for what is none."""
+
+    async def decoded() -> DecodedMedia:
+        async with MediaDecoder() as decoder:
+            return await decoder.decode(Media(MediaKind.VIDEO, data), plan)
+
+    return asyncio.run(decoded())
+
+
+def score(
+    model: VideoLanguageModel,
+    clip: DecodedMedia,
+    question: str,
+    *,
+    is_video_first: bool,
+    num_layers: int,
+) -> Scored:
+    """Runs the vision tower and the first ``num_layers`` layers of the prefill.
+
+    Raises InvalidRequestError when there is nothing to prune, as in an image.
+    """
+    parts: tuple[MediaPart | TextPart, ...] = (MediaPart(0), TextPart(question))
+    message = ChatMessage("user", parts if is_video_first else parts[::-1])
+    prompt = model.prepare([message], [clip], FramePlan())
+    if not prompt.visual_grids:
+        raise InvalidRequestError("there are no visual tokens to prune: give a video")
+    visual = model.embed_visual(prompt)
+    assert visual is not None
+    tap = AttentionTap(num_layers)
+    prefill = model.prefill(0, prompt, visual, None, tap)
+    while tap.scores is None:
+        next(prefill)
+    return Scored(
+        prompt.visual_grids[0],
+        tap.scores,
+        visual[: prompt.visual_indices.shape[0]],
+        is_question_first=bool(prompt.question_indices[0] < prompt.visual_indices[0]),
+    )
+
+
+def score_layers(wanted: int | None, num_layers: int) -> int:
+    """How many layers to tap of so many. Raises InvalidRequestError."""
+    if wanted is None:
+        return default_score_layers(num_layers)
+    if not 1 <= wanted <= num_layers:
+        raise InvalidRequestError(f"--score-layers is {wanted}; the model has {num_layers}")
+    return wanted
