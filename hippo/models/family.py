@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -146,7 +146,7 @@ class CachedModel(ABC):
         kept: torch.Tensor | None,
         tap: AttentionTap | None = None,
         num_reused: int = 0,
-    ) -> Iterator[torch.Tensor | None]:
+    ) -> Generator[torch.Tensor | None]:
         """See VideoLanguageModel.prefill; each layer group takes a long prompt in chunks.
 
         Groups are small, and the smaller the longer the prompt, so that a sequence can be left or

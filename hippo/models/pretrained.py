@@ -79,7 +79,7 @@ def load_pretrained(
     model.eval().requires_grad_(False).to(device)
     progress("loading", 0.7)
     num_ids = num_token_ids(processor.tokenizer, config.text_config.vocab_size)
-    make_product = make_half_linear if sizes.is_half_on_cpu else make_linear
+    make_product = make_linear if sizes.working_dtype == sizes.dtype else make_half_linear
     stack = _make_stack(model, num_ids, make_product, shards)
     num_slots = _number_of_slots(plan, checkpoint.name, sizes, device, shards)
     cache = KeyValueCache(
@@ -109,23 +109,13 @@ class _Sizes:
     share the device."""
 
     dtype: torch.dtype  # as served
-    is_half_on_cpu: bool  # weights in float16, arithmetic in float32
+    working_dtype: torch.dtype  # of activations, and of the weights until they are packed
+    cache_dtype: torch.dtype
     cache: CacheShape  # of one slot
     weight_bytes: int
     slot_bytes: int
     work_bytes: int
     num_processes: int  # that share the device
-    cache_device: torch.device
-
-    @property
-    def working_dtype(self) -> torch.dtype:
-        """That of activations, and of the weights until they are packed."""
-        return torch.float32 if self.is_half_on_cpu else self.dtype
-
-    @property
-    def cache_dtype(self) -> torch.dtype:
-        """That of keys and values."""
-        return cache_dtype(self.working_dtype, self.cache_device)
 
     @classmethod
     def of(
@@ -136,17 +126,14 @@ class _Sizes:
         device: torch.device,
         shards: Shards | None,
     ) -> _Sizes:
-        """Raises ModelLoadError where ranks cannot share the layers, or a CPU has no float16."""
+        """Raises ModelLoadError where a CPU has no float16."""
         text = config.text_config
         dtype = dtype_of(plan, checkpoint, device)
         is_half_on_cpu = dtype == torch.float16 and device.type == "cpu"
         working_dtype = torch.float32 if is_half_on_cpu else dtype
-        num_ranks, num_processes, weight_share = 1, 1, 1.0
-        if shards is not None:
-            shards.check(checkpoint.name, text)
-            num_ranks = shards.group.size
-            num_processes = shards.group.devices.count(device)
-            weight_share, _ = shards.memory_share(text, checkpoint.num_parameters)
+        kept_dtype = cache_dtype(working_dtype, device)
+        num_ranks = 1 if shards is None else shards.group.size
+        num_processes = 1 if shards is None else shards.group.devices.count(device)
         num_spare = 0
         if plan.has_graphs or plan.exact_rows:
             most_rows = plan.exact_rows or CAPTURED_ROWS[-1]
@@ -159,9 +146,11 @@ class _Sizes:
             head_dim=text.hidden_size // text.num_attention_heads,
             num_spare=num_spare,
         )
-        kept_dtype = cache_dtype(working_dtype, device)
+        shape = shape_of(checkpoint.name, config.to_dict())
+        num_shared = shape.num_shared_parameters
+        num_held = checkpoint.num_parameters - num_shared + num_shared / num_ranks
         slot_bytes = cache.num_bytes(kept_dtype)
-        work_bytes = shape_of(checkpoint.name, config.to_dict()).work_bytes(
+        work_bytes = shape.work_bytes(
             plan.max_context_length,
             bytes_each=working_dtype.itemsize,
             cache_each=kept_dtype.itemsize,
@@ -171,13 +160,13 @@ class _Sizes:
             work_bytes += CAPTURED_ROWS[-1] * text.vocab_size * torch.float32.itemsize
         return cls(
             dtype=dtype,
-            is_half_on_cpu=is_half_on_cpu,
+            working_dtype=working_dtype,
+            cache_dtype=kept_dtype,
             cache=cache,
-            weight_bytes=int(weight_share * checkpoint.num_parameters * working_dtype.itemsize),
+            weight_bytes=int(num_processes * num_held * working_dtype.itemsize),
             slot_bytes=slot_bytes,
             work_bytes=work_bytes,
             num_processes=num_processes,
-            cache_device=device,
         )
 
 

@@ -143,7 +143,7 @@ def test_attention_scores_are_the_mean_over_the_heads_of_all_ranks(
         groups = model.prefill(1, prompt, model.embed_visual(prompt), None, tap)
         while tap.layer_scores is None:
             assert next(groups) is None
-        cast(Any, groups).close()
+        groups.close()
     one, two = (tap.layer_scores for tap in taps)
     assert one is not None and two is not None
     assert one.shape == (2, prompt.visual_indices.shape[0])
@@ -162,7 +162,7 @@ def test_a_prefill_left_between_two_layer_groups_keeps_the_ranks_in_step(
     assert next(left) is None
     assert_same(models, prompt, slot=1)  # in between
     assert next(left) is None
-    cast(Any, left).close()
+    left.close()
 
     assert_same(models, prompt)
 

@@ -239,7 +239,7 @@ def test_a_prefill_that_is_left_leaves_the_reused_rows_as_they_were(family: Mode
     num_reused = shared(one, other)
     left = family.prefill(1, other, None, None, None, num_reused)
     assert next(left) is None
-    left.close()  # type: ignore[attr-defined]
+    left.close()
     assert_close(run(family, 1, one, num_reused, is_blind=True), expected)
 
 

@@ -212,7 +212,7 @@ def test_a_prefill_left_early_leaves_the_slot_usable(
     expected = prefill(model, 0, prompt)
     broken = model.prefill(0, prompt, model.embed_visual(prompt), torch.tensor([0]))
     assert next(broken) is None
-    broken.close()  # type: ignore[attr-defined]
+    broken.close()
     assert torch.equal(prefill(model, 0, prompt), expected)
 
 
