@@ -208,7 +208,7 @@ def picture_rows(
             rows.append(ScoreRow(f"score: {title}", (note, "dark: high in its frame"), shown))
     for strategy in strategies:
         kept = torch.zeros(total, dtype=torch.bool)
-        kept[select_tokens(Pruning(strategy, ratio), [grid], total, scored.scores)] = True
+        kept[select_tokens(Pruning(strategy, ratio), [grid], total, scored.scores).cpu()] = True
         mask = kept.view(grid)
         count = int(mask.sum())
         notes = [f"{count:,} of {total:,} tokens kept"]

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from hippo.errors import InvalidRequestError
-from hippo.models.base import DecodedMedia, VisualItem
+from hippo.models.base import DecodedMedia, Prompt, VisualItem
 from hippo.models.content import visual_digest
-from hippo.models.prompts import ProcessedPrompt, PromptBuilder
+from hippo.models.messages import prompt_hash
+from hippo.models.prompts import PromptBuilder
+from hippo.models.question import NO_QUESTION
 from hippo.types import FramePlan, MediaKind
 
 
@@ -35,9 +37,7 @@ class LlavaPromptBuilder(PromptBuilder):
         # Pooling halves the sides of the tower's square grid, rounding up.
         self._side = math.ceil(math.isqrt(processor.num_image_tokens) / 2)
 
-    def process(
-        self, text: str, media: Sequence[DecodedMedia], frame_plan: FramePlan
-    ) -> ProcessedPrompt:
+    def process(self, text: str, media: Sequence[DecodedMedia], frame_plan: FramePlan) -> Prompt:
         """See PromptBuilder.process; InvalidRequestError for a plan of smaller frames."""
         self._refuse_pixel_cap(frame_plan)
         videos = [item for item in media if item.kind is MediaKind.VIDEO]
@@ -62,36 +62,17 @@ class LlavaPromptBuilder(PromptBuilder):
             extras["image_sizes"] = torch.tensor(inputs["image_sizes"])
             extras["batch_num_images"] = torch.tensor(inputs["batch_num_images"])
             extras["image_indices"] = (input_ids == self._processor.image_token_id).nonzero()[:, 0]
-        return ProcessedPrompt(
+        return Prompt(
             input_ids=input_ids,
             positions=torch.arange(input_ids.shape[0])[None],
+            next_position=input_ids.shape[0],
             visual_indices=visual_indices,
             visual_grids=grids,
+            question_indices=NO_QUESTION,
+            prompt_hash=prompt_hash(input_ids),
             extras=extras,
+            items=(*_video_items(extras, grids, visual_indices), *_image_items(extras)),
         )
-
-    def items(self, processed: ProcessedPrompt) -> list[VisualItem]:
-        """See PromptBuilder.items.
-
-        Several images have one number of tokens, as none is cut into tiles: the tower sees the
-        first patch of each, which is the whole image.
-        """
-        extras, grids = processed.extras, processed.visual_grids
-        items: list[VisualItem] = []
-        if "pixel_values_videos" in extras:
-            videos = split_frames(extras, grids)
-            places = torch.split(processed.visual_indices, [math.prod(grid) for grid in grids])
-            for frames, there in zip(videos, places, strict=True):
-                items.append(VisualItem(visual_digest(MediaKind.VIDEO, frames, ()), there))
-        if "pixel_values" in extras:
-            sizes = extras["image_sizes"].tolist()
-            is_tiled = len(sizes) == 1
-            places = extras["image_indices"].view(len(sizes), -1).unbind()
-            for tiles, size, there in zip(extras["pixel_values"], sizes, places, strict=True):
-                seen = tiles if is_tiled else tiles[:1]
-                digest = visual_digest(MediaKind.IMAGE, seen, (tuple(size), is_tiled))
-                items.append(VisualItem(digest, there))
-        return items
 
     def _video_places(
         self, input_ids: torch.Tensor, grids: Sequence[tuple[int, int, int]]
@@ -121,3 +102,37 @@ def split_frames(
 ) -> Sequence[torch.Tensor]:
     """The frames (``[num_frames, 3, height, width]``) of each video."""
     return torch.split(extras["pixel_values_videos"], [num_frames for num_frames, _, _ in grids])
+
+
+def _video_items(
+    extras: Mapping[str, torch.Tensor],
+    grids: Sequence[tuple[int, int, int]],
+    places: torch.Tensor,
+) -> list[VisualItem]:
+    if not grids:
+        return []
+    return [
+        VisualItem(visual_digest(MediaKind.VIDEO, frames, ()), there)
+        for frames, there in zip(
+            split_frames(extras, grids),
+            torch.split(places, [math.prod(grid) for grid in grids]),
+            strict=True,
+        )
+    ]
+
+
+def _image_items(extras: Mapping[str, torch.Tensor]) -> list[VisualItem]:
+    """Several images have one number of tokens, as none is cut into tiles: the tower sees the
+    first patch of each, which is the whole image."""
+    if "pixel_values" not in extras:
+        return []
+    pixels, sizes = extras["pixel_values"], extras["image_sizes"].tolist()
+    is_tiled = len(sizes) == 1
+    places = extras["image_indices"].view(len(sizes), -1)
+    return [
+        VisualItem(
+            visual_digest(MediaKind.IMAGE, one if is_tiled else one[:1], (tuple(size), is_tiled)),
+            there,
+        )
+        for one, size, there in zip(pixels, sizes, places, strict=True)
+    ]

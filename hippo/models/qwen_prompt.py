@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
-from hippo.models.base import DecodedMedia, VisualItem
+from hippo.models.base import DecodedMedia, Prompt, VisualItem
 from hippo.models.content import visual_digest
-from hippo.models.prompts import ProcessedPrompt, PromptBuilder
+from hippo.models.messages import prompt_hash
+from hippo.models.prompts import PromptBuilder
+from hippo.models.question import NO_QUESTION
 from hippo.models.qwen_pixels import fast_patches
 from hippo.types import FramePlan, MediaKind
 
@@ -34,9 +36,7 @@ class QwenPromptBuilder(PromptBuilder):
         self._merge_size = int(processor.video_processor.merge_size)
         self._patches = fast_patches(processor.video_processor)
 
-    def process(
-        self, text: str, media: Sequence[DecodedMedia], frame_plan: FramePlan
-    ) -> ProcessedPrompt:
+    def process(self, text: str, media: Sequence[DecodedMedia], frame_plan: FramePlan) -> Prompt:
         """See PromptBuilder.process."""
         inputs = self._assembled(text, media, frame_plan)
         if inputs is None:
@@ -52,42 +52,29 @@ class QwenPromptBuilder(PromptBuilder):
                 video_grid_thw=extras.get("video_grid_thw"),
                 second_per_grid_ts=inputs.get("second_per_grid_ts"),
             )[0][:, 0]
+        visual_indices = (types[0] == _VIDEO_TYPE).nonzero()[:, 0]
+        visual_grids: list[list[int]] = []
+        items: list[VisualItem] = []
+        if "video_grid_thw" in extras:
+            visual_grids = extras["video_grid_thw"].tolist()
+            items += self._items(MediaKind.VIDEO, extras, visual_indices, inputs.get("digests"))
         if "image_grid_thw" in extras:
             extras["image_indices"] = (types[0] == _IMAGE_TYPE).nonzero()[:, 0]
-        grids = extras["video_grid_thw"].tolist() if "video_grid_thw" in extras else []
-        return ProcessedPrompt(
+            items += self._items(MediaKind.IMAGE, extras, extras["image_indices"])
+        return Prompt(
             input_ids=input_ids[0],
             positions=positions,
-            visual_indices=(types[0] == _VIDEO_TYPE).nonzero()[:, 0],
+            next_position=int(positions.max()) + 1,
+            visual_indices=visual_indices,
             visual_grids=tuple(
                 (frames, rows // self._merge_size, columns // self._merge_size)
-                for frames, rows, columns in grids
+                for frames, rows, columns in visual_grids
             ),
+            question_indices=NO_QUESTION,
+            prompt_hash=prompt_hash(input_ids[0]),
             extras=extras,
-            encoding=inputs.get("encoding"),
-            video_digests=inputs.get("digests"),
+            items=tuple(items),
         )
-
-    def items(self, processed: ProcessedPrompt) -> list[VisualItem]:
-        """See PromptBuilder.items."""
-        extras = processed.extras
-        items: list[VisualItem] = []
-        for kind, names, places, digests in (
-            (MediaKind.VIDEO, VIDEO_EXTRAS, processed.visual_indices, processed.video_digests),
-            (MediaKind.IMAGE, IMAGE_EXTRAS, extras.get("image_indices"), None),
-        ):
-            if names[0] not in extras or places is None:
-                continue
-            pixels, grids = (extras[name] for name in names)
-            patches = split_patches(pixels, grids)
-            lengths = [one.shape[0] // self._merge_size**2 for one in patches]
-            digests = digests or [
-                visual_digest(kind, one, (tuple(grid),))
-                for one, grid in zip(patches, grids.tolist(), strict=True)
-            ]
-            for digest, there in zip(digests, torch.split(places, lengths), strict=True):
-                items.append(VisualItem(digest, there))
-        return items
 
     def _processed(
         self, text: str, media: Sequence[DecodedMedia], frame_plan: FramePlan
@@ -123,13 +110,12 @@ class QwenPromptBuilder(PromptBuilder):
     def _assembled(
         self, text: str, media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Mapping[str, Any] | None:
-        """The same and the ``encoding`` of ``text``, without the processor; None: only that can do
-        it. In place of the digests of patches there are those of the bytes they come from."""
+        """The same without the processor; None: only that can do it. In place of the digests of
+        patches there are those of the bytes that they come from."""
         if self._patches is None or any(item.kind is not MediaKind.VIDEO for item in media):
             return None
         processor = self._processor
-        encoding = processor.tokenizer(text, return_offsets_mapping=True)
-        encoded = torch.tensor(encoding["input_ids"])
+        encoded = torch.tensor(processor.tokenizer(text)["input_ids"])
         is_video = encoded == processor.video_token_id
         if int(is_video.sum()) != len(media):
             return None
@@ -143,7 +129,6 @@ class QwenPromptBuilder(PromptBuilder):
         inputs: dict[str, Any] = {
             "input_ids": ids,
             "mm_token_type_ids": (ids == processor.video_token_id) * _VIDEO_TYPE,
-            "encoding": encoding,
         }
         if media:
             patches = [each for each, _, _ in cut]
@@ -153,6 +138,27 @@ class QwenPromptBuilder(PromptBuilder):
             inputs["second_per_grid_ts"] = [temporal_size / item.sampled_fps for item in media]
             inputs["digests"] = [digest for _, _, digest in cut]
         return inputs
+
+    def _items(
+        self,
+        kind: MediaKind,
+        extras: dict[str, torch.Tensor],
+        places: torch.Tensor,
+        digests: Sequence[bytes] | None = None,
+    ) -> list[VisualItem]:
+        """The videos or the images, whose tokens stand at ``places``."""
+        names = VIDEO_EXTRAS if kind is MediaKind.VIDEO else IMAGE_EXTRAS
+        pixels, grids = (extras[name] for name in names)
+        patches = split_patches(pixels, grids)
+        lengths = [one.shape[0] // self._merge_size**2 for one in patches]
+        digests = digests or [
+            visual_digest(kind, one, (tuple(grid),))
+            for one, grid in zip(patches, grids.tolist(), strict=True)
+        ]
+        return [
+            VisualItem(digest, there)
+            for digest, there in zip(digests, torch.split(places, lengths), strict=True)
+        ]
 
 
 def split_patches(pixels: torch.Tensor, grids: torch.Tensor) -> Sequence[torch.Tensor]:

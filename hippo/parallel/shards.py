@@ -95,7 +95,8 @@ class Shards:
 
         def make(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
             assert bias is None, "each rank would add it"
-            return _Summed(make_linear(weight), self.group)
+            product = make_linear(weight)
+            return lambda x: self.group.sum(product(x))
 
         return make
 
@@ -104,41 +105,12 @@ class Shards:
 
         def make(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
             assert bias is None, "a head has none"
-            return _Gathered(make_linear, weight, self.group)
+            num_outputs, group = weight.shape[0], self.group
+            share = -(-num_outputs // group.size)
+            own = weight.new_zeros(share, weight.shape[1])  # a copy, so that the rest can be freed
+            rows = weight[group.rank * share : (group.rank + 1) * share]
+            own[: rows.shape[0]] = rows
+            product = make_linear(own)
+            return lambda x: group.concatenate(product(x).contiguous())[:, :num_outputs]
 
         return make
-
-
-class _Summed:
-    __slots__ = ("_group", "_linear")
-
-    def __init__(self, linear: Linear, group: RankGroup) -> None:
-        self._linear = linear
-        self._group = group
-
-    @property
-    def prepares_rows(self) -> bool:
-        return self._linear.prepares_rows
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._group.sum(self._linear(x))
-
-
-class _Gathered:
-    __slots__ = ("_group", "_linear", "_num_outputs")
-
-    def __init__(self, make_linear: MakeLinear, weight: torch.Tensor, group: RankGroup) -> None:
-        self._group = group
-        self._num_outputs = weight.shape[0]
-        share = -(-weight.shape[0] // group.size)
-        own = weight.new_zeros(share, weight.shape[1])  # a copy, so that the rest can be freed
-        rows = weight[group.rank * share : (group.rank + 1) * share]
-        own[: rows.shape[0]] = rows
-        self._linear = make_linear(own)
-
-    @property
-    def prepares_rows(self) -> bool:
-        return self._linear.prepares_rows
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._group.concatenate(self._linear(x).contiguous())[:, : self._num_outputs]

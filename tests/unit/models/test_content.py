@@ -101,7 +101,7 @@ def test_features_from_a_cache_equal_computed_ones_to_the_last_bit(
     def refuse(prompt: Prompt, index: int) -> torch.Tensor:
         raise AssertionError("the vision tower ran")
 
-    monkeypatch.setattr(family, "embed_item", refuse)
+    monkeypatch.setattr(family._tower, "embed_item", refuse)  # type: ignore[attr-defined]
     known = family.embed_visual(prompt, kept)
     assert expected is not None and filled is not None and known is not None
     assert torch.equal(filled, expected)
@@ -115,14 +115,15 @@ def test_of_a_prompt_with_a_known_and_a_new_item_only_the_new_one_is_computed(
     family.embed_visual(prepare(family, user(0, "what?"), clip(seed=1)), kept)
     prompt = several(family)
     computed = []
-    embed_item = family.embed_item  # type: ignore[attr-defined]
+    tower = family._tower  # type: ignore[attr-defined]
+    embed_item = tower.embed_item
 
     def embed(prompt: Prompt, index: int) -> torch.Tensor:
         computed.append(index)
         features: torch.Tensor = embed_item(prompt, index)
         return features
 
-    monkeypatch.setattr(family, "embed_item", embed)
+    monkeypatch.setattr(tower, "embed_item", embed)
     mixed = family.embed_visual(prompt, kept)
     assert computed == [0, 2]
     expected = family.embed_visual(prompt)

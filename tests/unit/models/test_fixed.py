@@ -71,7 +71,7 @@ def _graphed(model: VideoLanguageModel, graphs: Any) -> FixedRunner:
     """Gives the model, of which only the cache's spare places must be there, steps with graphs."""
     assert isinstance(model, CachedModel)
     model._fixed = FixedRunner(
-        model._stack, model._cache, model.embedding, groups=model._groups, graphs=graphs
+        model._stack, model._cache, model.embedding, groups=model._groups, capture=graphs.capture
     )
     return model._fixed
 
@@ -366,7 +366,7 @@ def test_graphs_of_exact_steps_keep_their_bits(
         model.embedding,
         groups=model._groups,
         exact_rows=4,
-        graphs=graphs,
+        capture=graphs.capture,
     )
     for cut in (1, 3, 30):
         prefill(model, 0, prompts[0])

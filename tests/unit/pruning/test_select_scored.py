@@ -15,7 +15,6 @@ from hippo.pruning.select import (
     needs_attention,
     needs_features,
     num_kept,
-    select_on_device,
     select_tokens,
 )
 from hippo.types import Pruning, PruningStrategy, SpatialScore
@@ -344,7 +343,7 @@ def test_nothing_waits_for_the_device(strategy: PruningStrategy, per_frame: bool
         torch.empty(78, device="meta"), torch.empty(78, 8, device="meta", dtype=torch.bfloat16)
     )
     options = SelectionOptions(per_frame=per_frame)
-    kept = select_on_device(Pruning(strategy, 0.9), grids, 78, scores, options)
+    kept = select_tokens(Pruning(strategy, 0.9), grids, 78, scores, options)
     assert kept.device.type == "meta"
     assert kept.shape == (num_kept(78, 0.9),)
 
