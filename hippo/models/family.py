@@ -35,7 +35,6 @@ from hippo.types import ChatMessage, FramePlan, ModelInfo
 
 _log = logging.getLogger(__name__)
 
-
 _OTHER_PLACES = ("image_indices", "newline_indices")  # extras: rows of images, of separators
 
 

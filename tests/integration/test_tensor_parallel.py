@@ -24,7 +24,7 @@ from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.types import FramePlan, Media, Pruning, PruningStrategy, SamplingParams
 from tests.support.parallel import two_ranks
-from tests.support.reference import clip, prepare, user
+from tests.support.reference import assert_close, clip, prepare, user
 from tests.support.services import (
     relay,
     serving_draft,
@@ -102,10 +102,6 @@ def prefill(
     *_, logits = model.prefill(slot, prompt, model.embed_visual(prompt), kept, tap)
     assert logits is not None
     return logits
-
-
-def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=5e-5)
 
 
 def assert_same(models: Models, prompt: Prompt, slot: int = 0) -> None:

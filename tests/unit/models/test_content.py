@@ -26,13 +26,6 @@ class Kept(dict[bytes, torch.Tensor]):
         self[digest] = features
 
 
-@pytest.fixture(scope="module", params=["target_checkpoint", "llava_checkpoint"])
-def family(request: pytest.FixtureRequest) -> VideoLanguageModel:
-    """A small model of each family."""
-    folder: Path = request.getfixturevalue(request.param)
-    return load_model(LoadPlan(str(folder), dtype="float32", num_slots=1, max_context_length=512))
-
-
 def several(model: VideoLanguageModel) -> Prompt:
     """Two videos with an image between them, and text around each."""
     return prepare(
