@@ -33,12 +33,12 @@ from hippo.models._torchvision import ensure_torchvision
 from hippo.models.base import Prompt, SequenceRows, StepPlan
 from hippo.models.cache import CacheShape, KeyValueCache, cache_dtype
 from hippo.models.decoder import DecoderStack
+from hippo.models.family import CachedModel
 from hippo.models.linear import make_linear
 from hippo.models.memory import available_bytes
 from hippo.models.placement import DTYPES, parse_device
 from hippo.models.pretrained import Pretrained
-from hippo.models.qwen2_5_vl import Qwen2_5_VL
-from hippo.models.vision import speed_up_vision
+from hippo.models.qwen2_5_vl import QWEN2_5_VL
 from hippo.public_models import PUBLIC_CONFIGS
 from hippo.sizes import GIB, ModelShape, shape_of
 from hippo.types import ModelInfo
@@ -127,7 +127,7 @@ def random_model(
     device: torch.device,
     dtype: torch.dtype,
     context: int,
-) -> Qwen2_5_VL:
+) -> CachedModel:
     """The model with weights drawn on ``device`` and one slot of ``context`` tokens.
 
     Its tokenizer is the bundled pair's; its logits are of all ids that the configuration has.
@@ -145,7 +145,6 @@ def random_model(
     num_ids = int(text.vocab_size)
     with torch.inference_mode():
         stack = DecoderStack(model.model.language_model, model.lm_head, num_ids, make_linear)
-        speed_up_vision(model.model.visual, make_linear)
     shape = CacheShape(
         num_layers=text.num_hidden_layers,
         num_slots=1,
@@ -168,11 +167,12 @@ def random_model(
         num_slots=1,
         num_parameters=sum(weight.numel() for weight in model.parameters()),
     )
-    return Qwen2_5_VL(Pretrained(model, processor, stack, cache, info, make_linear))
+    pretrained = Pretrained(model, processor, stack, cache, info, make_linear, int)
+    return CachedModel(pretrained, QWEN2_5_VL)
 
 
 def measure(
-    model: Qwen2_5_VL,
+    model: CachedModel,
     shape: ModelShape,
     contexts: Sequence[int],
     rows: Sequence[int],

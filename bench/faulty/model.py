@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 import torch
 
@@ -54,7 +54,7 @@ class FaultyModel:
         kept: torch.Tensor | None,
         tap: AttentionTap | None = None,
         num_reused: int = 0,
-    ) -> Iterator[torch.Tensor | None]:
+    ) -> Generator[torch.Tensor | None]:
         """As the model does it: faults are those of drafting."""
         for logits in self._model.prefill(slot, prompt, visual, kept, tap, num_reused):
             if logits is not None and self._fault.is_wrong_at(0):

@@ -56,7 +56,7 @@ class Scored:
         total = self.num_visual_tokens
         scores = VisualScores(self.attention, self.features)
         kept = torch.zeros(total, dtype=torch.bool)
-        kept[select_tokens(pruning, [self.grid], total, scores)] = True
+        kept[select_tokens(pruning, [self.grid], total, scores).cpu()] = True
         mask = kept.view(self.grid)
         ring = torch.ones(self.grid, dtype=torch.bool)
         ring[:, 1:-1, 1:-1] = False

@@ -41,6 +41,50 @@ class SequencePart:
     places: torch.Tensor | None = None  # int64 [num_rows], cache indices on the device
     is_flash: bool = False
 
+    def attend(
+        self, query: torch.Tensor, key_value: torch.Tensor, layer: int, scaling: float
+    ) -> torch.Tensor:
+        """Writes these rows' keys and values to the cache and attends, as BatchPart.attend."""
+        self.write(key_value, layer)
+        return self.read(query, layer, scaling)
+
+    def write(self, key_value: torch.Tensor, layer: int) -> None:
+        """Writes the rows' keys and values to the cache."""
+        new = key_value.permute(1, 2, 0, 3)
+        if self.places is None:
+            self.written[layer].copy_(new)
+        else:
+            self.written[layer].index_copy_(2, self.places, new)
+
+    def read(self, query: torch.Tensor, layer: int, scaling: float) -> torch.Tensor:
+        """The rows' attention over what the cache holds."""
+        key, value = self.keys[layer], self.values[layer]
+        rows, num_kv_heads, groups, head_dim = query.shape
+        if self.is_flash:
+            return attend_flash(query, key, value, scaling)
+        if self.is_grouped:
+            # Keys are read once for all the heads that share them; nothing is repeated.
+            output = scaled_dot_product_attention(
+                query.transpose(0, 1).reshape(num_kv_heads, 1, rows * groups, head_dim),
+                key,
+                value,
+                attn_mask=self.mask,
+                scale=scaling,
+            )
+            if rows == 1:
+                return output.view(1, -1)
+            return output.view(num_kv_heads, rows, -1).transpose(0, 1).reshape(rows, -1)
+        # Many rows: heads stay apart, which lets the kernel skip what is causally out of sight.
+        output = scaled_dot_product_attention(
+            query.permute(1, 2, 0, 3),
+            key.expand(-1, groups, -1, -1),
+            value.expand(-1, groups, -1, -1),
+            attn_mask=self.mask,
+            is_causal=self.is_causal,
+            scale=scaling,
+        )  # [num_kv_heads, groups, rows, head_dim]
+        return output.permute(2, 0, 1, 3).reshape(rows, -1)
+
 
 @dataclass(frozen=True, slots=True)
 class QueryTap:
@@ -151,66 +195,16 @@ def attend(
     if step.wants_last_row:
         (sequence,) = step.sequences
         assert isinstance(sequence, SequencePart)
-        _write(key_value, sequence, layer)
+        sequence.write(key_value, layer)
         last = replace(sequence, mask=None, is_causal=False, is_grouped=True)  # it sees all
-        return _read(query[-1:], last, layer, scaling)
+        return last.read(query[-1:], layer, scaling)
     if len(step.sequences) == 1 and not step.num_padding:
-        return _attend_part(query, key_value, step.sequences[0], layer, scaling)
+        return step.sequences[0].attend(query, key_value, layer, scaling)
     outputs = []
     for part in step.sequences:
         own_query = query.narrow(0, part.first_row, part.num_rows)
         own_key_value = key_value.narrow(0, part.first_row, part.num_rows)
-        outputs.append(_attend_part(own_query, own_key_value, part, layer, scaling))
+        outputs.append(part.attend(own_query, own_key_value, layer, scaling))
     if step.num_padding:
         outputs.append(outputs[0].new_zeros(step.num_padding, outputs[0].shape[1]))
     return torch.cat(outputs)
-
-
-def _attend_part(
-    query: torch.Tensor,
-    key_value: torch.Tensor,
-    part: SequencePart | BatchPart,
-    layer: int,
-    scaling: float,
-) -> torch.Tensor:
-    if isinstance(part, BatchPart):
-        return part.attend(query, key_value, layer, scaling)
-    _write(key_value, part, layer)
-    return _read(query, part, layer, scaling)
-
-
-def _write(key_value: torch.Tensor, sequence: SequencePart, layer: int) -> None:
-    new = key_value.permute(1, 2, 0, 3)
-    if sequence.places is None:
-        sequence.written[layer].copy_(new)
-    else:
-        sequence.written[layer].index_copy_(2, sequence.places, new)
-
-
-def _read(query: torch.Tensor, sequence: SequencePart, layer: int, scaling: float) -> torch.Tensor:
-    key, value = sequence.keys[layer], sequence.values[layer]
-    rows, num_kv_heads, groups, head_dim = query.shape
-    if sequence.is_flash:
-        return attend_flash(query, key, value, scaling)
-    if sequence.is_grouped:
-        # Keys are read once for all the heads that share them; nothing is repeated.
-        output = scaled_dot_product_attention(
-            query.transpose(0, 1).reshape(num_kv_heads, 1, rows * groups, head_dim),
-            key,
-            value,
-            attn_mask=sequence.mask,
-            scale=scaling,
-        )
-        if rows == 1:
-            return output.view(1, -1)
-        return output.view(num_kv_heads, rows, -1).transpose(0, 1).reshape(rows, -1)
-    # Many rows: heads stay apart, which lets the kernel skip what is causally out of sight.
-    output = scaled_dot_product_attention(
-        query.permute(1, 2, 0, 3),
-        key.expand(-1, groups, -1, -1),
-        value.expand(-1, groups, -1, -1),
-        attn_mask=sequence.mask,
-        is_causal=sequence.is_causal,
-        scale=scaling,
-    )  # [num_kv_heads, groups, rows, head_dim]
-    return output.permute(2, 0, 1, 3).reshape(rows, -1)

@@ -11,7 +11,7 @@ so a rollback is the start index of the next step; nothing is copied or cleared.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -163,7 +163,7 @@ class VideoLanguageModel(Protocol):
         kept: torch.Tensor | None,
         tap: AttentionTap | None = None,
         num_reused: int = 0,
-    ) -> Iterator[torch.Tensor | None]:
+    ) -> Generator[torch.Tensor | None]:
         """Fills the slot (device thread); yields None after each piece of work, then the logits.
 
         A piece is some layers over a chunk of the prompt, short enough for other sequences to be
@@ -171,7 +171,7 @@ class VideoLanguageModel(Protocol):
 
         ``kept`` (int64 indices into ``prompt.visual_indices``; None: all) are the visual tokens
         that enter the cache, with their original positions. The last item is float32
-        ``[num_token_ids]``, the logits of completion token 0. Closing the iterator early leaves
+        ``[num_token_ids]``, the logits of completion token 0. Closing the generator early leaves
         the slot unused.
 
         The first ``num_reused`` of the rows that are to be cached stand in the slot already, from

@@ -89,12 +89,6 @@ class KeyValueCache:
         stretch = self._data[:, slot, :, :, None, :end]
         return stretch[:, 0].unbind(0), stretch[:, 1].unbind(0)
 
-    def stretch(self, slot: int, end: int) -> Views:
-        """Tokens ``0:end`` of a slot: ``[2, num_kv_heads, tokens, head_dim]`` a layer, keys first;
-        views."""
-        views: Views = self._data[:, slot, :, :, :end].unbind(0)
-        return views
-
     def slot(self, slot: int) -> Views:
         """All of a slot: ``[2, num_kv_heads, num_places, head_dim]`` a layer; views."""
         views: Views = self._data[:, slot].unbind(0)
@@ -104,10 +98,6 @@ class KeyValueCache:
         """Tokens ``0:end`` of one slot become those of another."""
         assert 0 < end <= self.shape.capacity and source != slot, (source, slot, end)
         self._data[:, slot, :, :, :end].copy_(self._data[:, source, :, :, :end])
-
-    def clear(self, slot: int, start: int, end: int) -> None:
-        """Zeros at tokens ``start:end``."""
-        self._data[:, slot, :, :, start:end].zero_()
 
     def forget(self, slot: int) -> None:
         """The slot is being filled anew."""
@@ -123,7 +113,7 @@ class KeyValueCache:
         defined = max(self._defined.get(slot, start), start)
         end = min(-(-end // _DEFINED_AT_ONCE) * _DEFINED_AT_ONCE, self.shape.num_places)
         if end > defined:
-            self.clear(slot, defined, end)
+            self._data[:, slot, :, :, defined:end].zero_()
             self._defined[slot] = end
 
     def seen_together(self, first_slot: int, num_slots: int, end: int) -> tuple[Views, Views]:

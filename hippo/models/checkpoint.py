@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import importlib
 import json
-import struct
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from hippo.errors import ModelLoadError
 
@@ -20,7 +22,6 @@ Progress = Callable[[str, float], None]
 """Called with what is being done ("downloading", "loading", ...) and the share of it done."""
 
 _PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
-_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,25 +169,10 @@ def _count_parameters(folder: Path) -> int:
 
 
 def _parameters_in(path: Path) -> int:
-    damaged = ModelLoadError(
-        f"{path} is damaged or cut short ({path.stat().st_size:,} bytes): fetch it again"
-    )
-    with path.open("rb") as file:
-        prefix = file.read(8)
-        if len(prefix) < 8:
-            raise damaged
-        (header_size,) = struct.unpack("<Q", prefix)
-        if header_size > path.stat().st_size - 8:
-            raise damaged
-        try:
-            header = json.loads(file.read(header_size))
-        except (UnicodeDecodeError, json.JSONDecodeError):
-            raise damaged from None
-    tensors = [entry for key, entry in header.items() if key != "__metadata__"]
-    end = max((entry["data_offsets"][1] for entry in tensors), default=0)
-    if path.stat().st_size != 8 + header_size + end:
-        raise damaged
-    return sum(
-        (entry["data_offsets"][1] - entry["data_offsets"][0]) // _DTYPE_BYTES.get(entry["dtype"], 1)
-        for entry in tensors
-    )
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())
+    except SafetensorError as error:
+        raise ModelLoadError(
+            f"{path} is damaged or cut short ({path.stat().st_size:,} bytes): fetch it again"
+        ) from error

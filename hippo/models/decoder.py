@@ -18,7 +18,7 @@ import torch
 from torch.nn.functional import silu
 
 from hippo.models.attention import AttentionPlan, attend
-from hippo.models.linear import Linear, MakeLinear
+from hippo.models.linear import MakeLinear
 
 if TYPE_CHECKING:
     from hippo.parallel.shards import Shards
@@ -54,12 +54,6 @@ class DecoderStack:
         """Decoder layers in all."""
         return len(self._layers)
 
-    @property
-    def prepares_rows(self) -> bool:
-        """Whether each number of rows costs more the first time (hippo.models.linear)."""
-        products = (*self._layers[0].products(), self._head)
-        return any(product.prepares_rows for product in products)
-
     def rotary(self, positions: torch.Tensor) -> torch.Tensor:
         """Unit complex numbers ``[rows, 1, head_dim / 2]`` of ``positions`` (int64
         ``[num_axes, rows]``), by the model's own rotary module, which mixes several axes."""
@@ -92,19 +86,10 @@ class DecoderStack:
 class _RMSNorm:
     """RMS normalisation, in float32 up to the weight, as transformers has it."""
 
-    __slots__ = ("_eps", "_inverse_size", "_weight", "eps")
-
     def __init__(self, module: Any) -> None:
-        self.eps: float = module.variance_epsilon
         self._weight = module.weight
         self._inverse_size = 1.0 / module.weight.shape[0]
         self._eps = torch.full((1, 1), module.variance_epsilon, device=module.weight.device)
-
-    @property
-    def weight(self) -> torch.Tensor:
-        """``[hidden_size]``."""
-        weight: torch.Tensor = self._weight.detach()
-        return weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         # Five small operations; rms_norm is as exact, but takes half as long again.
@@ -114,22 +99,6 @@ class _RMSNorm:
 
 
 class _FusedLayer:
-    __slots__ = (
-        "_down",
-        "_gate_up",
-        "_head_shape",
-        "_input_norm",
-        "_key_value_shape",
-        "_num_heads",
-        "_num_kv_heads",
-        "_output",
-        "_pair_shape",
-        "_post_norm",
-        "_qkv",
-        "_query_shape",
-        "_scaling",
-    )
-
     def __init__(self, layer: Any, make_linear: MakeLinear, make_output: MakeLinear) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         head_dim = attention.head_dim
@@ -144,26 +113,16 @@ class _FusedLayer:
         self._input_norm = _RMSNorm(layer.input_layernorm)
         self._post_norm = _RMSNorm(layer.post_attention_layernorm)
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        parts = [
-            _adjacent_pairs(projections[0].weight, head_dim),
-            _adjacent_pairs(projections[1].weight, head_dim),
-            projections[2].weight,
-        ]
-        biases = [
-            _adjacent_pairs(projections[0].bias, head_dim),
-            _adjacent_pairs(projections[1].bias, head_dim),
-            projections[2].bias,
-        ]
-        self._qkv = make_linear(torch.cat(parts), torch.cat(biases))
+        weights = [module.weight for module in projections]
+        biases = [module.bias for module in projections]
+        for rows in (weights, biases):
+            rows[:2] = [_adjacent_pairs(part, head_dim) for part in rows[:2]]
+        self._qkv = make_linear(torch.cat(weights), torch.cat(biases))
         self._output = make_output(attention.o_proj.weight)
         self._gate_up = make_linear(torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)))
         self._down = make_output(mlp.down_proj.weight)
         for module in (*projections, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj):
             module.weight.data = module.weight.data.new_empty(0)
-
-    def products(self) -> tuple[Linear, ...]:
-        """Query-key-value, output, gate-up and down."""
-        return self._qkv, self._output, self._gate_up, self._down
 
     def __call__(
         self, hidden: torch.Tensor, rotary: torch.Tensor, step: AttentionPlan, index: int

@@ -11,13 +11,13 @@ from hippo.models.batch import BatchPart, plan_batch, worth_batching
 from hippo.models.cache import KeyValueCache
 from hippo.models.decoder import DecoderStack
 from hippo.models.flash import has_flash
-from hippo.models.linear import padded_rows
 from hippo.models.rows import PlacedRows, lay_out
 from hippo.transfer import to_device
 
 
 class EagerRunner:
-    """See hippo.models.rows.Runner. ``rotary`` are rotary factors of any rows, for padding."""
+    """See hippo.models.rows.Runner. ``padded`` says how many rows a number of rows is best filled
+    up to."""
 
     def __init__(
         self,
@@ -26,14 +26,13 @@ class EagerRunner:
         embedding: torch.Tensor,
         *,
         groups: int,
-        rotary: torch.Tensor,
+        padded: Callable[[int], int],
     ) -> None:
         self._stack = stack
         self._cache = cache
         self._embedding = embedding
         self._groups = groups
-        self._rotary = rotary
-        self._padded: Callable[[int], int] = padded_rows if stack.prepares_rows else int
+        self._padded = padded
         self.has_flash = has_flash(
             cache.device,
             cache.dtype,
@@ -53,7 +52,7 @@ class EagerRunner:
         plan = AttentionPlan(
             self._parts(rows.by_slot), self._cache.dtype, num_padding=rows.num_padding
         )
-        hidden = self._stack.run(hidden, rows.rotary(self._rotary), plan, 0, self._stack.num_layers)
+        hidden = self._stack.run(hidden, rows.rotary(), plan, 0, self._stack.num_layers)
         if wanted is not None:
             hidden = hidden.index_select(0, wanted)
         return self._stack.logits(hidden)[: rows.num_wanted]

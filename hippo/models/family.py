@@ -1,12 +1,14 @@
-"""What model families share: slots, prefill by layer groups and chunks, forward, rotary tables."""
+"""What describes a model family, and the model of any: slots, prefill by layer groups and chunks,
+forward, rotary tables."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -20,9 +22,11 @@ from hippo.models.base import (
     SequenceRows,
     StepPlan,
 )
+from hippo.models.checkpoint import Checkpoint
 from hippo.models.content import cached_places
 from hippo.models.eager import EagerRunner
 from hippo.models.pretrained import Pretrained
+from hippo.models.prompts import PromptBuilder
 from hippo.models.rows import PlacedRows, layer_groups
 from hippo.models.tap import KeptQueries, fill_tap, tap_question
 from hippo.sizes import CHUNK_ROWS as _CHUNK_ROWS
@@ -30,6 +34,43 @@ from hippo.transfer import to_device
 from hippo.types import ChatMessage, FramePlan, ModelInfo
 
 _log = logging.getLogger(__name__)
+
+_OTHER_PLACES = ("image_indices", "newline_indices")  # extras: rows of images, of separators
+
+
+class VisionTower(ABC):
+    """A family's vision tower; made once from what was loaded, of which it changes the modules."""
+
+    def __init__(self, pretrained: Pretrained) -> None:
+        self.model: Any = pretrained.model.model
+        self._embedding: torch.Tensor = pretrained.model.get_input_embeddings().weight
+
+    @abstractmethod
+    def embed_item(self, prompt: Prompt, index: int) -> torch.Tensor:
+        """What the tower gives for ``prompt.items[index]``: ``[num_tokens, hidden]``."""
+
+    def embed_others(self, prompt: Prompt) -> Sequence[torch.Tensor]:
+        """Visual rows (``[rows, hidden]`` each) that belong to no item: separators."""
+        return ()
+
+    def on_device(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Pixels where the model is, in its dtype."""
+        return to_device(pixels, self._embedding.device).to(self._embedding.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """All that is particular to a model family with a Qwen2-style language model.
+
+    ``check_configuration`` raises ModelLoadError for a checkpoint that is not supported, before
+    its weights are read; ``make_tower`` does so after that.
+    """
+
+    architecture: str  # transformers' class
+    num_axes: int  # of its positions
+    make_prompts: Callable[[Pretrained], PromptBuilder]
+    make_tower: Callable[[Pretrained], VisionTower]
+    check_configuration: Callable[[Checkpoint], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,34 +81,32 @@ class _Slot:
     next_position: int
 
 
-class CachedModel(ABC):
-    """A loaded checkpoint with its key-value cache; see VideoLanguageModel.
+class CachedModel:
+    """A loaded checkpoint with its key-value cache; see VideoLanguageModel."""
 
-    A family adds ``prepare`` and ``embed_item``, and ``visual_places`` and ``embed_others`` where
-    there are more visual rows than those of items. ``num_axes`` is that of its positions.
-    """
-
-    def __init__(self, pretrained: Pretrained, *, num_axes: int) -> None:
+    def __init__(self, pretrained: Pretrained, family: Family) -> None:
         self.model = pretrained.model
         self._stack = pretrained.stack
         self._cache = pretrained.cache
         self._info = pretrained.info
         self._fixed = pretrained.fixed
-        self._num_axes = num_axes
+        self._num_axes = family.num_axes
+        self._prompts = family.make_prompts(pretrained)
+        self._tower = family.make_tower(pretrained)
         self.embedding: torch.Tensor = pretrained.model.get_input_embeddings().weight
         text = pretrained.model.config.text_config
         self._groups = text.num_attention_heads // text.num_key_value_heads
         self._scaling = (text.hidden_size // text.num_attention_heads) ** -0.5
         self._slots: dict[int, _Slot] = {}
-        with torch.inference_mode():
-            self._rotary_table = self._text_rotary(min(2048, self._info.max_context_length))
         self._eager = EagerRunner(
             self._stack,
             self._cache,
             self.embedding,
             groups=self._groups,
-            rotary=self._rotary_table,
+            padded=pretrained.padded,
         )
+        with torch.inference_mode():
+            self._rotary_table = self._text_rotary(min(2048, self._info.max_context_length))
 
     @property
     def info(self) -> ModelInfo:
@@ -79,11 +118,11 @@ class CachedModel(ABC):
         """Decoder layers in all."""
         return self._stack.num_layers
 
-    @abstractmethod
     def prepare(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Prompt:
         """See VideoLanguageModel.prepare."""
+        return self._prompts.build(messages, media, frame_plan)
 
     def capture_steps(self) -> Iterator[int]:
         """Captures steps as CUDA graphs, one at a time, if the model is to have them; before any
@@ -103,7 +142,7 @@ class CachedModel(ABC):
         """See VideoLanguageModel.embed_visual.
 
         The rows of the videos, which are the prunable ones, come first; those of images and of
-        ``embed_others`` follow. Items pass the tower one by one, so that what one gives does not
+        separators follow. Items pass the tower one by one, so that what one gives does not
         depend on what is asked for beside it.
         """
         if not prompt.items:
@@ -112,26 +151,11 @@ class CachedModel(ABC):
         for index, item in enumerate(prompt.items):
             features = None if cache is None else cache.get(item.digest)
             if features is None:
-                features = self.embed_item(prompt, index)
+                features = self._tower.embed_item(prompt, index)
                 if cache is not None:
                     cache.put(item.digest, features)
             rows.append(features)
-        return torch.cat([*rows, *self.embed_others(prompt)])
-
-    @abstractmethod
-    def embed_item(self, prompt: Prompt, index: int) -> torch.Tensor:
-        """What the vision tower gives for ``prompt.items[index]``: ``[num_tokens, hidden]``."""
-
-    def embed_others(self, prompt: Prompt) -> Sequence[torch.Tensor]:
-        """Visual rows (``[rows, hidden]`` each) that belong to no item: separators."""
-        return ()
-
-    def visual_places(self, prompt: Prompt) -> torch.Tensor:
-        """Where in ``input_ids`` the rows of ``embed_visual`` stand: int64, one a row.
-
-        The prunable tokens come first, in their order. Needs no items: other ranks have none.
-        """
-        return prompt.visual_indices
+        return torch.cat([*rows, *self._tower.embed_others(prompt)])
 
     @torch.inference_mode()
     def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
@@ -146,7 +170,7 @@ class CachedModel(ABC):
         kept: torch.Tensor | None,
         tap: AttentionTap | None = None,
         num_reused: int = 0,
-    ) -> Iterator[torch.Tensor | None]:
+    ) -> Generator[torch.Tensor | None]:
         """See VideoLanguageModel.prefill; each layer group takes a long prompt in chunks.
 
         Groups are small, and the smaller the longer the prompt, so that a sequence can be left or
@@ -179,7 +203,15 @@ class CachedModel(ABC):
                 with torch.inference_mode():
                     self._run_chunk(hidden[rows], rotary[rows], step, first, last)
                     if tap is not None and last == num_tapped and index == len(chunks) - 1:
-                        self._fill_tap(tap, queries, slot, prompt, visual_places)
+                        fill_tap(
+                            tap,
+                            queries,
+                            self._cache,
+                            slot,
+                            prompt_length=prompt.length,
+                            visual=visual_places,
+                            scaling=self._scaling,
+                        )
                 yield None
         with torch.inference_mode():
             logits = self._stack.logits(hidden[-1:])[0]
@@ -211,7 +243,7 @@ class CachedModel(ABC):
                 f"{start + num_rows} tokens do not fit in a context of {self._cache.shape.capacity}"
             )
         position = slot.next_position + sequence.start_index
-        rotary = self._completion_rotary(position, num_rows)
+        rotary = self._rotary_table[position : position + num_rows]
         return PlacedRows(sequence.slot, start, sequence.token_ids, rotary)
 
     def _begin_slot(self, slot: int, prompt: Prompt, num_cached: int) -> None:
@@ -224,25 +256,9 @@ class CachedModel(ABC):
             )
         self._slots.pop(slot, None)
         self._cache.forget(slot)
-        self._cover_positions(prompt.next_position + capacity - num_cached)  # not in a step
-
-    def _fill_tap(
-        self,
-        tap: AttentionTap,
-        queries: KeptQueries,
-        slot: int,
-        prompt: Prompt,
-        visual: torch.Tensor,
-    ) -> None:
-        fill_tap(
-            tap,
-            queries,
-            self._cache,
-            slot,
-            prompt_length=prompt.length,
-            visual=visual,
-            scaling=self._scaling,
-        )
+        num_positions = prompt.next_position + capacity - num_cached
+        if num_positions > self._rotary_table.shape[0]:  # here, so that no step has to
+            self._rotary_table = self._text_rotary(num_positions)
 
     def _prompt_rows(
         self,
@@ -255,7 +271,9 @@ class CachedModel(ABC):
         device = self.embedding.device
         hidden = torch.embedding(self.embedding, to_device(prompt.input_ids, device))
         if visual is not None:
-            places = to_device(self.visual_places(prompt), device)
+            # As embed_visual lays them out. Needs no items: other ranks have none.
+            others = [prompt.extras[name] for name in _OTHER_PLACES if name in prompt.extras]
+            places = to_device(torch.cat((prompt.visual_indices, *others)), device)
             hidden.index_copy_(0, places, visual.to(hidden.dtype))
         positions = to_device(prompt.positions, device)
         cached = cached_places(prompt, kept)
@@ -293,14 +311,6 @@ class CachedModel(ABC):
             )
             chunks.append((rows, AttentionPlan((sequence,), self._cache.dtype)))
         return chunks
-
-    def _completion_rotary(self, position: int, num_rows: int) -> torch.Tensor:
-        return self._rotary_table[position : position + num_rows]
-
-    def _cover_positions(self, end: int) -> None:
-        """Sees to it that the table has the rotary factors of all positions below ``end``."""
-        if end > self._rotary_table.shape[0]:
-            self._rotary_table = self._text_rotary(end)
 
     def _text_rotary(self, length: int) -> torch.Tensor:
         """Rotary factors of text positions ``0:length``, which are the same on every axis."""

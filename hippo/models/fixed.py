@@ -27,7 +27,7 @@ from hippo.models.attention import AttentionPlan, SequencePart
 from hippo.models.batch import MASK_ALIGNMENT
 from hippo.models.cache import KeyValueCache
 from hippo.models.decoder import DecoderStack
-from hippo.models.graphs import GraphMaker, Replay
+from hippo.models.graphs import Capture, Replay
 from hippo.models.plan import MAX_GROUPED_ROWS
 from hippo.models.rows import PlacedRows
 
@@ -154,7 +154,7 @@ class FixedRunner:
 
     ``exact_rows``: every forward has that many rows, as the module says; None: as many as fit
     best, and several sequences, long contexts and shapes for which there is no more room are left
-    to the ordinary path. Without ``graphs`` nothing is captured. A graph that cannot be captured,
+    to the ordinary path. Without ``capture`` nothing is captured. A graph that cannot be captured,
     or whose first replay gives anything else than what it was captured from, is the last one: from
     then on all steps run as they are.
     """
@@ -167,29 +167,24 @@ class FixedRunner:
         *,
         groups: int,
         exact_rows: int | None = None,
-        graphs: GraphMaker | None = None,
+        capture: Capture | None = None,
     ) -> None:
-        assert exact_rows is not None or graphs is not None, "nothing to be gained"
+        assert exact_rows is not None or capture is not None, "nothing to be gained"
         assert (exact_rows or 1) <= MAX_GROUPED_ROWS
         self._stack = stack
         self._cache = cache
         self._embedding = embedding
         self._groups = groups
         self._exact_rows = exact_rows
-        self._graphs = graphs
+        self._capture = capture
         self._steps: OrderedDict[FixedShape, tuple[FixedForward, Replay]] = OrderedDict()
         self._logits: torch.Tensor | None = None  # made with the first shape, which tells its width
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether every forward has as many rows."""
-        return self._exact_rows is not None
 
     def covers(self, sequences: Sequence[PlacedRows]) -> bool:
         """Whether ``forward`` takes these."""
         if self._exact_rows is not None:
             return True
-        if self._graphs is None or len(sequences) != 1:
+        if self._capture is None or len(sequences) != 1:
             return False
         (rows,) = sequences
         if rows.num_rows > CAPTURED_ROWS[-1] or rows.end > _CAPTURED_STRETCHES[-1]:
@@ -230,7 +225,7 @@ class FixedRunner:
             if rows <= end and self.covers((placed,)):
                 with torch.inference_mode():
                     self.forward((placed,))
-                if self._graphs is None:  # given up
+                if self._capture is None:  # given up
                     return
                 yield len(self._steps)
 
@@ -264,7 +259,7 @@ class FixedRunner:
     ) -> tuple[FixedForward, Replay]:
         """The shape's buffers, and its graph if there are to be graphs."""
         step = self._new_step(shape, rotary)
-        if self._graphs is None:
+        if self._capture is None:
             return step, step.run
         step.fill(start, token_ids, rotary)
         try:
@@ -274,7 +269,7 @@ class FixedRunner:
                 self._logits = expected.new_empty(most_rows, expected.shape[1])
                 step = self._new_step(shape, rotary)
                 step.fill(start, token_ids, rotary)
-            replay = self._graphs.capture(step.run)
+            replay = self._capture(step.run)
             difference = float((replay() - expected).abs().max() / expected.abs().max())
         except RuntimeError as error:
             self._give_up(f"{shape} cannot be captured: {error}")
@@ -297,5 +292,5 @@ class FixedRunner:
 
     def _give_up(self, reason: str) -> None:
         _log.warning("CUDA graphs are off from here on: %s", reason)
-        self._graphs = None
+        self._capture = None
         self._steps.clear()

@@ -8,21 +8,16 @@ that are held as long as their graph.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 Replay = Callable[[], torch.Tensor]
+Capture = Callable[[Callable[[], torch.Tensor]], Replay]
+"""Runs a function and gives what plays it again over the same tensors, and gives the same output
+tensor, each time. Raises RuntimeError when something in it cannot be captured."""
 
 _NUM_WARM_UPS = 2
-
-
-class GraphMaker(Protocol):
-    """Captures what a function launches."""
-
-    def capture(self, run: Callable[[], torch.Tensor]) -> Replay:
-        """Runs ``run`` and gives what plays it again over the same tensors, and gives the same
-        output tensor, each time. Raises RuntimeError when something in it cannot be captured."""
 
 
 class CudaGraphs:
@@ -34,7 +29,7 @@ class CudaGraphs:
         self._side: Any = None  # the stream of all captures: each has a cuBLAS workspace of its own
 
     def capture(self, run: Callable[[], torch.Tensor]) -> Replay:
-        """See GraphMaker; on the calling thread, which alone may use the device meanwhile."""
+        """See Capture; on the calling thread, which alone may use the device meanwhile."""
         with torch.cuda.device(self._device), torch.inference_mode():
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()

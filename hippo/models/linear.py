@@ -8,6 +8,7 @@ for 16 rows. With a packed weight a row's result has the same bits whatever rows
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -32,15 +33,8 @@ def padded_rows(num_rows: int) -> int:
     return -(-num_rows // step) * step
 
 
-class Linear(Protocol):
-    """``x @ weight.T + bias`` for ``[..., in]``."""
-
-    @property
-    def prepares_rows(self) -> bool:
-        """Whether each number of rows costs more the first time; see padded_rows."""
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Gives ``[..., out]``."""
+Linear = Callable[[torch.Tensor], torch.Tensor]
+"""``x @ weight.T + bias`` of ``[..., in]``: ``[..., out]``."""
 
 
 class MakeLinear(Protocol):
@@ -50,12 +44,28 @@ class MakeLinear(Protocol):
         """The product, which keeps what it needs of the weight."""
 
 
+def packs_weights(device: torch.device) -> bool:
+    """Whether make_linear packs weights there, so that numbers of rows are best padded_rows."""
+    return device.type == "cpu" and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+
+
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
     """A product in the weight's dtype that treats all rows alike: packed on a CPU where torch has
     oneDNN, plain elsewhere."""
-    if weight.device.type == "cpu" and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return _Packed(weight, bias)
-    return _Plain(weight, bias)
+    if not packs_weights(weight.device):
+        # Tensors of its own: the caller may empty the module's parameter afterwards.
+        own_weight, own_bias = weight.detach(), None if bias is None else bias.detach()
+        return lambda x: linear(x, own_weight, own_bias)
+    # The operators that torch.compile's CPU backend packs weights with.
+    operators = torch.ops.mkldnn
+    multiply = operators._linear_pointwise.default
+    packed = operators._reorder_linear_weight(weight.contiguous(), _TYPICAL_ROWS)
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = multiply(x, packed, bias, "none", [], "")
+        return result
+
+    return product
 
 
 def has_half_linear() -> bool:
@@ -71,51 +81,11 @@ def make_half_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> 
     Half the memory to read, float32 arithmetic, and the least overhead of all: for one row twice
     as fast as make_linear in bfloat16 at the sizes of the bundled pair.
     """
-    return _Half(weight, bias)
-
-
-class _Plain:
-    __slots__ = ("_bias", "_weight")
-    prepares_rows = False
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        # A tensor of its own: the caller may empty the module's parameter afterwards.
-        self._weight = weight.detach()
-        self._bias = None if bias is None else bias.detach()
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(x, self._weight, self._bias)
-
-
-class _Packed:
-    # The operators that torch.compile's CPU backend packs weights with.
-    __slots__ = ("_bias", "_op", "_weight")
-    prepares_rows = True
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        operators = torch.ops.mkldnn
-        self._op = operators._linear_pointwise.default
-        self._weight = operators._reorder_linear_weight(weight.contiguous(), _TYPICAL_ROWS)
-        self._bias = bias
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self._op(x, self._weight, self._bias, "none", [], "")
-        return result
-
-
-class _Half:
-    __slots__ = ("_bias", "_op", "_weight")
-    prepares_rows = False
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._op = torch.fbgemm_linear_fp16_weight_fp32_activation
-        self._bias = bias
-        with warnings.catch_warnings():
-            # Both say once a process that torch means to drop them in favour of an operator that
-            # does the same with eight times the overhead; has_half_linear asks if they are there.
-            warnings.simplefilter("ignore", UserWarning)
-            self._weight = torch.fbgemm_pack_gemm_matrix_fp16(weight.float().contiguous())
-            self._op(weight.new_zeros(1, weight.shape[1], dtype=torch.float32), self._weight, bias)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._op(x, self._weight, self._bias)
+    multiply = torch.fbgemm_linear_fp16_weight_fp32_activation
+    with warnings.catch_warnings():
+        # Both say once a process that torch means to drop them in favour of an operator that
+        # does the same with eight times the overhead; has_half_linear asks if they are there.
+        warnings.simplefilter("ignore", UserWarning)
+        packed = torch.fbgemm_pack_gemm_matrix_fp16(weight.float().contiguous())
+        multiply(weight.new_zeros(1, weight.shape[1], dtype=torch.float32), packed, bias)
+    return lambda x: multiply(x, packed, bias)

@@ -1,30 +1,24 @@
-"""Prompts of the LLaVA-OneVision family: chat template, processor and the pooled video grid."""
+"""Prompts of the LLaVA-OneVision family: the processor's inputs and the pooled video grid."""
 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from hippo.errors import InvalidRequestError, MediaError
+from hippo.errors import InvalidRequestError
 from hippo.models.base import DecodedMedia, Prompt, VisualItem
 from hippo.models.content import visual_digest
-from hippo.models.messages import (
-    check_length,
-    media_in_order,
-    prompt_hash,
-    refuse_placeholders,
-    render,
-)
-from hippo.models.question import question_indices
-from hippo.types import ChatMessage, FramePlan, MediaKind
+from hippo.models.messages import prompt_hash
+from hippo.models.prompts import PromptBuilder
+from hippo.models.question import NO_QUESTION
+from hippo.types import FramePlan, MediaKind
 
 
-class LlavaPromptBuilder:
-    """Turns chat messages and decoded frames into a Prompt; usable from any thread.
+class LlavaPromptBuilder(PromptBuilder):
+    """See PromptBuilder.
 
     A video is its frames' pooled grids, one after the other, and one newline token, which is
     not prunable:
@@ -39,46 +33,26 @@ class LlavaPromptBuilder:
     """
 
     def __init__(self, processor: Any, *, max_context_length: int) -> None:
-        self._processor = processor
-        self._max_context_length = max_context_length
+        super().__init__(processor, max_context_length=max_context_length)
         # Pooling halves the sides of the tower's square grid, rounding up.
         self._side = math.ceil(math.isqrt(processor.num_image_tokens) / 2)
-        self._lock = threading.Lock()  # the tokenizer is not to be entered twice
 
-    def build(
-        self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
-    ) -> Prompt:
-        """The prompt of a request; raises as VideoLanguageModel.prepare says."""
-        ordered = media_in_order(messages, media)
-        videos = [item for item in ordered if item.kind is MediaKind.VIDEO]
-        images = [item for item in ordered if item.kind is MediaKind.IMAGE]
-        refuse_placeholders(messages, self._processor)
+    def process(self, text: str, media: Sequence[DecodedMedia], frame_plan: FramePlan) -> Prompt:
+        """See PromptBuilder.process; InvalidRequestError for a plan of smaller frames."""
         self._refuse_pixel_cap(frame_plan)
+        videos = [item for item in media if item.kind is MediaKind.VIDEO]
+        images = [item for item in media if item.kind is MediaKind.IMAGE]
         arguments: dict[str, Any] = {}
         if videos:
             arguments["videos"] = [item.frames.permute(0, 3, 1, 2) for item in videos]
             arguments["videos_kwargs"] = {"do_sample_frames": False}
         if images:  # nested: these are all the images of one prompt
             arguments["images"] = [[item.frames[0].permute(2, 0, 1) for item in images]]
-        with self._lock:
-            text = render(self._processor, messages, media)
-            try:
-                inputs = self._processor(text=[text], **arguments)
-            except ValueError as error:
-                raise MediaError(f"the model's processor refuses the media: {error}") from error
-            input_ids = torch.tensor(inputs["input_ids"][0])
-            check_length(input_ids.shape[0], self._max_context_length)
-            frames = inputs.get("pixel_values_videos", [])  # [frames, 3, height, width] each
-            grids = tuple((int(one.shape[0]), self._side, self._side) for one in frames)
-            visual_indices, newline_indices = self._video_places(input_ids, grids)
-            question = question_indices(
-                self._processor,
-                messages,
-                media,
-                rendered=text,
-                input_ids=input_ids,
-                visual_indices=visual_indices,
-            )
+        inputs = self._processor(text=[text], **arguments)
+        input_ids = torch.tensor(inputs["input_ids"][0])
+        frames = inputs.get("pixel_values_videos", [])  # [frames, 3, height, width] each
+        grids = tuple((int(one.shape[0]), self._side, self._side) for one in frames)
+        visual_indices, newline_indices = self._video_places(input_ids, grids)
         extras: dict[str, torch.Tensor] = {}
         if videos:
             extras["pixel_values_videos"] = torch.cat(list(frames))
@@ -88,19 +62,16 @@ class LlavaPromptBuilder:
             extras["image_sizes"] = torch.tensor(inputs["image_sizes"])
             extras["batch_num_images"] = torch.tensor(inputs["batch_num_images"])
             extras["image_indices"] = (input_ids == self._processor.image_token_id).nonzero()[:, 0]
-        items = _video_items(extras, grids, visual_indices) if videos else []
-        if images:
-            items += _image_items(extras)
         return Prompt(
             input_ids=input_ids,
             positions=torch.arange(input_ids.shape[0])[None],
             next_position=input_ids.shape[0],
             visual_indices=visual_indices,
             visual_grids=grids,
-            question_indices=question,
+            question_indices=NO_QUESTION,
             prompt_hash=prompt_hash(input_ids),
             extras=extras,
-            items=tuple(items),
+            items=(*_video_items(extras, grids, visual_indices), *_image_items(extras)),
         )
 
     def _video_places(
@@ -138,6 +109,8 @@ def _video_items(
     grids: Sequence[tuple[int, int, int]],
     places: torch.Tensor,
 ) -> list[VisualItem]:
+    if not grids:
+        return []
     return [
         VisualItem(visual_digest(MediaKind.VIDEO, frames, ()), there)
         for frames, there in zip(
@@ -151,6 +124,8 @@ def _video_items(
 def _image_items(extras: Mapping[str, torch.Tensor]) -> list[VisualItem]:
     """Several images have one number of tokens, as none is cut into tiles: the tower sees the
     first patch of each, which is the whole image."""
+    if "pixel_values" not in extras:
+        return []
     pixels, sizes = extras["pixel_values"], extras["image_sizes"].tolist()
     is_tiled = len(sizes) == 1
     places = extras["image_indices"].view(len(sizes), -1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -12,21 +11,21 @@ import torch
 from hippo.errors import ModelLoadError
 from hippo.models.base import VideoLanguageModel
 from hippo.models.checkpoint import Progress, find_checkpoint
+from hippo.models.family import CachedModel, Family
+from hippo.models.llava_onevision import LLAVA_ONEVISION
 from hippo.models.placement import device_of
 from hippo.models.plan import LoadPlan
+from hippo.models.pretrained import load_pretrained
+from hippo.models.qwen2_5_vl import QWEN2_5_VL
 
 if TYPE_CHECKING:
     from hippo.parallel.shards import Shards
 
 
-FAMILIES: Mapping[str, str] = MappingProxyType(
-    {
-        "llava_onevision": "hippo.models.llava_onevision",
-        "qwen2_5_vl": "hippo.models.qwen2_5_vl",
-    }
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {"llava_onevision": LLAVA_ONEVISION, "qwen2_5_vl": QWEN2_5_VL}
 )
-"""The module of each supported architecture, by the ``model_type`` of its config.json; its ``load``
-takes the checkpoint, the plan, the progress and the shards."""
+"""By the ``model_type`` of a checkpoint's config.json."""
 
 
 def load_model(
@@ -51,7 +50,10 @@ def load_model(
         # length that it meets: for every step of an answer.
         torch.backends.cuda.enable_cudnn_sdp(False)
     report("loading", 0.0)
-    family = importlib.import_module(FAMILIES[checkpoint.model_type])
-    model: VideoLanguageModel = family.load(checkpoint, plan, report, shards)
+    family = FAMILIES[checkpoint.model_type]
+    if family.check_configuration is not None:
+        family.check_configuration(checkpoint)
+    pretrained = load_pretrained(checkpoint, family.architecture, plan, report, shards)
+    model = CachedModel(pretrained, family)
     report("loading", 1.0)
     return model

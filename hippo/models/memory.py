@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 
@@ -18,33 +19,39 @@ _log = logging.getLogger(__name__)
 _CPU_SHARE = 0.5  # of free memory that is not the service's alone
 
 
-def check_fits(
-    name: str,
-    plan: LoadPlan,
-    *,
-    weight_bytes: int,
-    slot_bytes: int,
-    work_bytes: int,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a process of a model takes of its device, in bytes."""
+
+    name: str  # of the model
+    device: torch.device
+    dtype: torch.dtype  # as served
+    num_processes: int = 1  # that share the device alike
+    weight_bytes: int  # of all these processes
+    slot_bytes: int  # of one sequence
+    work_bytes: int  # activations
+
+
+def check_fits(plan: LoadPlan, needs: Needs) -> None:
     """Raises ModelLoadError when weights, activations, earlier media and the slots (one, if their
     number is left open) exceed the device's free memory or the budget."""
     num_slots = plan.num_slots or 1
-    cache_bytes = num_slots * slot_bytes
+    device, weight_bytes = needs.device, needs.weight_bytes
+    work_bytes = needs.num_processes * needs.work_bytes
+    cache_bytes = num_slots * needs.num_processes * needs.slot_bytes
     needed = weight_bytes + work_bytes + cache_bytes + plan.reserved_bytes
     available = _left_bytes(device, plan.budget_bytes)
     if needed <= available:
         return
     is_budget = available < available_bytes(device)
-    is_half_on_cpu = dtype == torch.float16 and device.type == "cpu"
-    weights = str(dtype).removeprefix("torch.")
+    is_half_on_cpu = needs.dtype == torch.float16 and device.type == "cpu"
+    weights = str(needs.dtype).removeprefix("torch.")
     weights += ", in float32 till they are packed" if is_half_on_cpu else ""
     if needed - plan.reserved_bytes <= available:
         advice = f"lower {_cache_flags(device)}"
     elif cache_bytes > weight_bytes:
         advice = "lower --slots or --max-context-length"
-    elif dtype == torch.float32 or is_half_on_cpu:
+    elif needs.dtype == torch.float32 or is_half_on_cpu:
         advice = "use --dtype bfloat16, a smaller model or another --device"
     elif num_slots > 1:
         advice = "use a smaller model or another --device, or lower --slots"
@@ -52,8 +59,8 @@ def check_fits(
         advice = "use a smaller model or another --device"
     slots = f"{num_slots} {'slot' if num_slots == 1 else 'slots'}"
     raise ModelLoadError(
-        f"{name} does not fit: it needs about {_gib(needed)} ({_gib(weight_bytes)} of weights in "
-        f"{weights}, {_gib(cache_bytes)} of cache for {slots} "
+        f"{needs.name} does not fit: it needs about {_gib(needed)} ({_gib(weight_bytes)} of "
+        f"weights in {weights}, {_gib(cache_bytes)} of cache for {slots} "
         f"of {plan.max_context_length} tokens, {_gib(plan.reserved_bytes)} for earlier media, "
         f"{_gib(work_bytes)} to work), and "
         + (f"--memory-gib leaves {_gib(available)}" if is_budget else "")
@@ -62,23 +69,17 @@ def check_fits(
     )
 
 
-def fitting_slots(
-    plan: LoadPlan,
-    *,
-    slot_bytes: int,
-    work_bytes: int,
-    device: torch.device,
-    num_processes: int = 1,
-) -> int:
-    """Slots that fit beside what is loaded by now; ``num_processes`` share the device alike."""
+def fitting_slots(plan: LoadPlan, needs: Needs) -> int:
+    """Slots that fit beside what is loaded by now."""
+    device = needs.device
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what loading left behind counts as taken
     share = USED_SHARE if device.type == "cuda" else _CPU_SHARE
     return slots_that_fit(
-        _left_bytes(device, plan.budget_bytes) // num_processes,
-        slot_bytes=slot_bytes,
-        work_bytes=work_bytes,
+        _left_bytes(device, plan.budget_bytes) // needs.num_processes,
+        slot_bytes=needs.slot_bytes,
+        work_bytes=needs.work_bytes,
         reserved_bytes=plan.reserved_bytes,
         used_share=share if plan.budget_bytes is None else 1.0,
     )
@@ -89,19 +90,18 @@ def _cache_flags(device: torch.device) -> str:
     return "--vision-cache-mb" + (" or --media-cache-mb" if device.type == "cpu" else "")
 
 
-def choose_slots(
-    name: str, plan: LoadPlan, num_fitting: int, *, slot_bytes: int, device: torch.device
-) -> int:
+def choose_slots(plan: LoadPlan, needs: Needs, num_fitting: int) -> int:
     """The plan's number, or as many as fit up to MOST_AUTO_SLOTS, which is logged.
 
     Raises ModelLoadError when not even one fits.
     """
     if plan.num_slots is not None:
         return plan.num_slots
-    slot = f"a sequence of {plan.max_context_length} tokens takes {_gib(slot_bytes)}"
+    device = needs.device
+    slot = f"a sequence of {plan.max_context_length} tokens takes {_gib(needs.slot_bytes)}"
     if num_fitting < 1:
         raise ModelLoadError(
-            f"{name}: no slot fits beside the weights: {slot}, and {device} has "
+            f"{needs.name}: no slot fits beside the weights: {slot}, and {device} has "
             f"{_gib(_left_bytes(device, plan.budget_bytes))} left, room to work included: lower "
             f"--max-context-length or {_cache_flags(device)}, or raise --memory-gib if it is set"
         )

@@ -41,11 +41,12 @@ def media_in_order(
     return [media[index] for index in indices]
 
 
-def conversation(
-    messages: Sequence[ChatMessage], media: Sequence[DecodedMedia]
-) -> list[dict[str, Any]]:
-    """The messages as chat templates take them."""
-    return [
+def render(processor: Any, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia]) -> str:
+    """What the chat template makes of the messages, ready for the answer.
+
+    Raises InvalidRequestError for messages that the template cannot take.
+    """
+    conversation = [
         {
             "role": message.role,
             "content": [
@@ -57,16 +58,9 @@ def conversation(
         }
         for message in messages
     ]
-
-
-def render(processor: Any, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia]) -> str:
-    """What the chat template makes of the messages, ready for the answer.
-
-    Raises InvalidRequestError for messages that the template cannot take.
-    """
     try:
         text: str = processor.apply_chat_template(
-            conversation(messages, media), tokenize=False, add_generation_prompt=True
+            conversation, tokenize=False, add_generation_prompt=True
         )
     except TemplateError as error:
         raise InvalidRequestError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,10 @@ from hippo.models.linear import (
     MakeLinear,
     make_half_linear,
     make_linear,
+    packs_weights,
+    padded_rows,
 )
-from hippo.models.memory import check_fits, choose_slots, device_uuids, fitting_slots
+from hippo.models.memory import Needs, check_fits, choose_slots, device_uuids, fitting_slots
 from hippo.models.placement import device_of, dtype_of
 from hippo.models.plan import LoadPlan
 from hippo.models.vocabulary import end_token_ids, num_token_ids, tokenizer_hash
@@ -44,6 +46,7 @@ class Pretrained:
     cache: KeyValueCache
     info: ModelInfo
     make_linear: MakeLinear  # the form of products
+    padded: Callable[[int], int]  # how many rows a number of rows is best filled up to
     fixed: FixedRunner | None = None  # forwards of fixed shape, where they are asked for
 
 
@@ -65,23 +68,21 @@ def load_pretrained(
     config, processor = _read_configuration(transformers, checkpoint)
     _check_window(checkpoint.name, config.text_config, plan.max_context_length)
     sizes = _Sizes.of(plan, checkpoint, config, device, shards)
-    check_fits(
-        checkpoint.name,
-        plan,
-        weight_bytes=sizes.weight_bytes,
-        slot_bytes=sizes.num_processes * sizes.slot_bytes,
-        work_bytes=sizes.num_processes * sizes.work_bytes,
-        device=device,
-        dtype=sizes.dtype,
-    )
+    check_fits(plan, sizes)
     progress("loading", 0.1)
     model = _read_weights(transformers, checkpoint, architecture, sizes, shards)
     model.eval().requires_grad_(False).to(device)
     progress("loading", 0.7)
     num_ids = num_token_ids(processor.tokenizer, config.text_config.vocab_size)
-    make_product = make_half_linear if sizes.is_half_on_cpu else make_linear
+    make_product: MakeLinear = make_linear
+    padded: Callable[[int], int] = padded_rows if packs_weights(device) else int
+    if sizes.working_dtype != sizes.dtype:
+        make_product, padded = make_half_linear, int
     stack = _make_stack(model, num_ids, make_product, shards)
-    num_slots = _number_of_slots(plan, checkpoint.name, sizes, device, shards)
+    num_fitting = fitting_slots(plan, sizes)
+    if shards is not None:
+        num_fitting = shards.least(num_fitting)  # on every rank's device
+    num_slots = choose_slots(plan, sizes, num_fitting)
     cache = KeyValueCache(
         replace(sizes.cache, num_slots=num_slots), dtype=sizes.cache_dtype, device=device
     )
@@ -100,32 +101,16 @@ def load_pretrained(
         device_uuids=device_uuids((device,) if shards is None else shards.group.devices),
     )
     fixed = _fixed_runner(plan, model, stack, cache) if sizes.cache.num_spare else None
-    return Pretrained(model, processor, stack, cache, info, make_product, fixed)
+    return Pretrained(model, processor, stack, cache, info, make_product, padded, fixed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Sizes:
-    """Dtypes, and bytes of a process of this rank, but for the weights: those of all ranks that
-    share the device."""
+class _Sizes(Needs):
+    """A process's dtypes and cache besides."""
 
-    dtype: torch.dtype  # as served
-    is_half_on_cpu: bool  # weights in float16, arithmetic in float32
+    working_dtype: torch.dtype  # of activations, and of the weights until they are packed
+    cache_dtype: torch.dtype
     cache: CacheShape  # of one slot
-    weight_bytes: int
-    slot_bytes: int
-    work_bytes: int
-    num_processes: int  # that share the device
-    cache_device: torch.device
-
-    @property
-    def working_dtype(self) -> torch.dtype:
-        """That of activations, and of the weights until they are packed."""
-        return torch.float32 if self.is_half_on_cpu else self.dtype
-
-    @property
-    def cache_dtype(self) -> torch.dtype:
-        """That of keys and values."""
-        return cache_dtype(self.working_dtype, self.cache_device)
 
     @classmethod
     def of(
@@ -136,17 +121,14 @@ class _Sizes:
         device: torch.device,
         shards: Shards | None,
     ) -> _Sizes:
-        """Raises ModelLoadError where ranks cannot share the layers, or a CPU has no float16."""
+        """Raises ModelLoadError where a CPU has no float16."""
         text = config.text_config
         dtype = dtype_of(plan, checkpoint, device)
         is_half_on_cpu = dtype == torch.float16 and device.type == "cpu"
         working_dtype = torch.float32 if is_half_on_cpu else dtype
-        num_ranks, num_processes, weight_share = 1, 1, 1.0
-        if shards is not None:
-            shards.check(checkpoint.name, text)
-            num_ranks = shards.group.size
-            num_processes = shards.group.devices.count(device)
-            weight_share, _ = shards.memory_share(text, checkpoint.num_parameters)
+        kept_dtype = cache_dtype(working_dtype, device)
+        num_ranks = 1 if shards is None else shards.group.size
+        num_processes = 1 if shards is None else shards.group.devices.count(device)
         num_spare = 0
         if plan.has_graphs or plan.exact_rows:
             most_rows = plan.exact_rows or CAPTURED_ROWS[-1]
@@ -159,9 +141,11 @@ class _Sizes:
             head_dim=text.hidden_size // text.num_attention_heads,
             num_spare=num_spare,
         )
-        kept_dtype = cache_dtype(working_dtype, device)
+        shape = shape_of(checkpoint.name, config.to_dict())
+        num_shared = shape.num_shared_parameters
+        num_held = checkpoint.num_parameters - num_shared + num_shared / num_ranks
         slot_bytes = cache.num_bytes(kept_dtype)
-        work_bytes = shape_of(checkpoint.name, config.to_dict()).work_bytes(
+        work_bytes = shape.work_bytes(
             plan.max_context_length,
             bytes_each=working_dtype.itemsize,
             cache_each=kept_dtype.itemsize,
@@ -170,14 +154,16 @@ class _Sizes:
             slot_bytes += graph_bytes(text.num_hidden_layers)
             work_bytes += CAPTURED_ROWS[-1] * text.vocab_size * torch.float32.itemsize
         return cls(
+            name=checkpoint.name,
+            device=device,
             dtype=dtype,
-            is_half_on_cpu=is_half_on_cpu,
+            working_dtype=working_dtype,
+            cache_dtype=kept_dtype,
             cache=cache,
-            weight_bytes=int(weight_share * checkpoint.num_parameters * working_dtype.itemsize),
+            weight_bytes=int(num_processes * num_held * working_dtype.itemsize),
             slot_bytes=slot_bytes,
             work_bytes=work_bytes,
             num_processes=num_processes,
-            cache_device=device,
         )
 
 
@@ -244,22 +230,6 @@ def _make_stack(
     return stack
 
 
-def _number_of_slots(
-    plan: LoadPlan, name: str, sizes: _Sizes, device: torch.device, shards: Shards | None
-) -> int:
-    """As asked for, or as many as fit on every rank's device; raises ModelLoadError if none."""
-    num_fitting = fitting_slots(
-        plan,
-        slot_bytes=sizes.slot_bytes,
-        work_bytes=sizes.work_bytes,
-        device=device,
-        num_processes=sizes.num_processes,
-    )
-    if shards is not None:
-        num_fitting = shards.least(num_fitting)
-    return choose_slots(name, plan, num_fitting, slot_bytes=sizes.slot_bytes, device=device)
-
-
 def _fixed_runner(
     plan: LoadPlan, model: Any, stack: DecoderStack, cache: KeyValueCache
 ) -> FixedRunner:
@@ -270,7 +240,7 @@ def _fixed_runner(
         model.get_input_embeddings().weight,
         groups=text.num_attention_heads // text.num_key_value_heads,
         exact_rows=plan.exact_rows,
-        graphs=CudaGraphs(cache.device) if plan.has_graphs else None,
+        capture=CudaGraphs(cache.device).capture if plan.has_graphs else None,
     )
 
 

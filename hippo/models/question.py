@@ -22,6 +22,8 @@ from hippo.models.base import DecodedMedia
 from hippo.models.messages import render
 from hippo.types import ChatMessage, TextPart
 
+NO_QUESTION = torch.empty(0, dtype=torch.int64)
+
 _MARK = "\ue000"  # of the private use area: no template contains it
 
 
@@ -33,19 +35,17 @@ def question_indices(
     rendered: str,
     input_ids: torch.Tensor,
     visual_indices: torch.Tensor,
-    encoding: Any = None,
 ) -> torch.Tensor:
     """Places of the question in ``input_ids``: int64, ascending; empty without visual tokens.
 
     The text of the last user turn that follows the last visual token; if none does, all text of
     that turn and the prompt's last token. ``rendered`` is what the chat template made of the
-    messages, ``encoding`` what the tokenizer makes of that, with offsets (None: it is asked
-    here). Of a template that rewrites texts, all that follows the last visual token counts,
+    messages. Of a template that rewrites texts, all that follows the last visual token counts,
     the template's own tokens included.
     """
     if not visual_indices.shape[0]:
-        return torch.empty(0, dtype=torch.int64)
-    question = _last_turn(processor, messages, media, rendered, input_ids, encoding)
+        return NO_QUESTION
+    question = _last_turn(processor, messages, media, rendered, input_ids)
     if question is None:
         question = torch.arange(int(visual_indices[-1]) + 1, input_ids.shape[0])
     following = question[question > visual_indices[-1]]
@@ -60,7 +60,6 @@ def _last_turn(
     media: Sequence[DecodedMedia],
     rendered: str,
     input_ids: torch.Tensor,
-    encoding: Any,
 ) -> torch.Tensor | None:
     """Places of the last user turn's text; None when it cannot be told from the template's."""
     texts = [
@@ -77,7 +76,7 @@ def _last_turn(
         (index for index, message in enumerate(messages) if message.role == "user"), default=-1
     )
     asked = [span for span, (_, index) in zip(spans, texts, strict=True) if index == last_turn]
-    encoding = encoding or processor.tokenizer(rendered, return_offsets_mapping=True)
+    encoding = processor.tokenizer(rendered, return_offsets_mapping=True)
     placeholder_ids = (processor.image_token_id, processor.video_token_id)
     is_asked = [
         any(start < last and end > first for first, last in asked)

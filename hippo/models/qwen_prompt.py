@@ -1,26 +1,19 @@
-"""Prompts of the Qwen2.5-VL family: chat template, processor and three-axis positions."""
+"""Prompts of the Qwen2.5-VL family: the processor's inputs and three-axis positions."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from hippo.errors import MediaError
 from hippo.models.base import DecodedMedia, Prompt, VisualItem
 from hippo.models.content import visual_digest
-from hippo.models.messages import (
-    check_length,
-    media_in_order,
-    prompt_hash,
-    refuse_placeholders,
-    render,
-)
-from hippo.models.question import question_indices
+from hippo.models.messages import prompt_hash
+from hippo.models.prompts import PromptBuilder
+from hippo.models.question import NO_QUESTION
 from hippo.models.qwen_pixels import fast_patches
-from hippo.types import ChatMessage, FramePlan, MediaKind
+from hippo.types import FramePlan, MediaKind
 
 RopeIndex = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
@@ -29,57 +22,59 @@ IMAGE_EXTRAS = ("pixel_values", "image_grid_thw")
 _IMAGE_TYPE, _VIDEO_TYPE = 1, 2  # mm_token_type_ids
 
 
-class QwenPromptBuilder:
-    """Turns chat messages and decoded frames into a Prompt; usable from any thread.
+class QwenPromptBuilder(PromptBuilder):
+    """See PromptBuilder.
 
     ``extras`` of the prompt: ``pixel_values_videos`` and ``video_grid_thw`` with videos;
     ``pixel_values``, ``image_grid_thw`` and ``image_indices`` (places in ``input_ids``) with
     images.
     """
 
-    def __init__(
-        self,
-        processor: Any,
-        rope_index: RopeIndex,
-        *,
-        max_context_length: int,
-        is_fast: bool = True,
-    ) -> None:
-        """``is_fast`` False leaves all to the processor: slower, and the reference for what is
-        done without it."""
-        self._processor = processor
+    def __init__(self, processor: Any, rope_index: RopeIndex, *, max_context_length: int) -> None:
+        super().__init__(processor, max_context_length=max_context_length)
         self._rope_index = rope_index
-        self._max_context_length = max_context_length
         self._merge_size = int(processor.video_processor.merge_size)
-        self._lock = threading.Lock()  # the tokenizer is not to be entered twice
-        self._patches = fast_patches(processor.video_processor) if is_fast else None
+        self._patches = fast_patches(processor.video_processor)
 
-    def build(
-        self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
-    ) -> Prompt:
-        """The prompt of a request; raises as VideoLanguageModel.prepare says."""
-        ordered = media_in_order(messages, media)
-        refuse_placeholders(messages, self._processor)
-        with self._lock:
-            text = render(self._processor, messages, media)
-            try:
-                inputs = self._assembled(text, ordered, frame_plan)
-                if inputs is None:
-                    inputs = self._processed(text, ordered, frame_plan)
-            except ValueError as error:
-                raise MediaError(f"the model's processor refuses the media: {error}") from error
-            check_length(inputs["input_ids"].shape[1], self._max_context_length)
-            visual_indices = (inputs["mm_token_type_ids"][0] == _VIDEO_TYPE).nonzero()[:, 0]
-            question = question_indices(
-                self._processor,
-                messages,
-                media,
-                rendered=text,
-                input_ids=inputs["input_ids"][0],
-                visual_indices=visual_indices,
-                encoding=inputs.get("encoding"),
-            )
-        return self._prompt(inputs, visual_indices, question)
+    def process(self, text: str, media: Sequence[DecodedMedia], frame_plan: FramePlan) -> Prompt:
+        """See PromptBuilder.process."""
+        inputs = self._assembled(text, media, frame_plan)
+        if inputs is None:
+            inputs = self._processed(text, media, frame_plan)
+        input_ids, types = inputs["input_ids"], inputs["mm_token_type_ids"]  # [1, length]
+        extras = {name: inputs[name] for name in VIDEO_EXTRAS + IMAGE_EXTRAS if name in inputs}
+        positions = torch.arange(input_ids.shape[1]).expand(3, -1)
+        if extras:
+            positions = self._rope_index(
+                input_ids,
+                mm_token_type_ids=types,
+                image_grid_thw=extras.get("image_grid_thw"),
+                video_grid_thw=extras.get("video_grid_thw"),
+                second_per_grid_ts=inputs.get("second_per_grid_ts"),
+            )[0][:, 0]
+        visual_indices = (types[0] == _VIDEO_TYPE).nonzero()[:, 0]
+        visual_grids: list[list[int]] = []
+        items: list[VisualItem] = []
+        if "video_grid_thw" in extras:
+            visual_grids = extras["video_grid_thw"].tolist()
+            items += self._items(MediaKind.VIDEO, extras, visual_indices, inputs.get("digests"))
+        if "image_grid_thw" in extras:
+            extras["image_indices"] = (types[0] == _IMAGE_TYPE).nonzero()[:, 0]
+            items += self._items(MediaKind.IMAGE, extras, extras["image_indices"])
+        return Prompt(
+            input_ids=input_ids[0],
+            positions=positions,
+            next_position=int(positions.max()) + 1,
+            visual_indices=visual_indices,
+            visual_grids=tuple(
+                (frames, rows // self._merge_size, columns // self._merge_size)
+                for frames, rows, columns in visual_grids
+            ),
+            question_indices=NO_QUESTION,
+            prompt_hash=prompt_hash(input_ids[0]),
+            extras=extras,
+            items=tuple(items),
+        )
 
     def _processed(
         self, text: str, media: Sequence[DecodedMedia], frame_plan: FramePlan
@@ -115,13 +110,12 @@ class QwenPromptBuilder:
     def _assembled(
         self, text: str, media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Mapping[str, Any] | None:
-        """The same and the ``encoding`` of ``text``, without the processor; None: only that can do
-        it. In place of the digests of patches there are those of the bytes they come from."""
+        """The same without the processor; None: only that can do it. In place of the digests of
+        patches there are those of the bytes that they come from."""
         if self._patches is None or any(item.kind is not MediaKind.VIDEO for item in media):
             return None
         processor = self._processor
-        encoding = processor.tokenizer(text, return_offsets_mapping=True)
-        encoded = torch.tensor(encoding["input_ids"])
+        encoded = torch.tensor(processor.tokenizer(text)["input_ids"])
         is_video = encoded == processor.video_token_id
         if int(is_video.sum()) != len(media):
             return None
@@ -135,7 +129,6 @@ class QwenPromptBuilder:
         inputs: dict[str, Any] = {
             "input_ids": ids,
             "mm_token_type_ids": (ids == processor.video_token_id) * _VIDEO_TYPE,
-            "encoding": encoding,
         }
         if media:
             patches = [each for each, _, _ in cut]
@@ -145,43 +138,6 @@ class QwenPromptBuilder:
             inputs["second_per_grid_ts"] = [temporal_size / item.sampled_fps for item in media]
             inputs["digests"] = [digest for _, _, digest in cut]
         return inputs
-
-    def _prompt(self, inputs: Any, visual_indices: torch.Tensor, question: torch.Tensor) -> Prompt:
-        input_ids = inputs["input_ids"]  # [1, length]
-        extras = {name: inputs[name] for name in VIDEO_EXTRAS + IMAGE_EXTRAS if name in inputs}
-        types = inputs["mm_token_type_ids"][0]
-        if extras:
-            positions = self._rope_index(
-                input_ids,
-                mm_token_type_ids=inputs["mm_token_type_ids"],
-                image_grid_thw=extras.get("image_grid_thw"),
-                video_grid_thw=extras.get("video_grid_thw"),
-                second_per_grid_ts=inputs.get("second_per_grid_ts"),
-            )[0][:, 0]  # [3, length]
-        else:
-            positions = torch.arange(input_ids.shape[1]).expand(3, -1)
-        items: list[VisualItem] = []
-        if "video_grid_thw" in extras:
-            items += self._items(MediaKind.VIDEO, extras, visual_indices, inputs.get("digests"))
-        if "image_grid_thw" in extras:
-            extras["image_indices"] = (types == _IMAGE_TYPE).nonzero()[:, 0]
-            items += self._items(MediaKind.IMAGE, extras, extras["image_indices"])
-        return Prompt(
-            input_ids=input_ids[0],
-            positions=positions,
-            next_position=int(positions.max()) + 1,
-            visual_indices=visual_indices,
-            visual_grids=tuple(
-                (frames, rows // self._merge_size, columns // self._merge_size)
-                for frames, rows, columns in inputs.get(
-                    "video_grid_thw", torch.empty(0, 3, dtype=torch.int64)
-                ).tolist()
-            ),
-            question_indices=question,
-            prompt_hash=prompt_hash(input_ids[0]),
-            extras=extras,
-            items=tuple(items),
-        )
 
     def _items(
         self,

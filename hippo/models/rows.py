@@ -49,11 +49,12 @@ class RowLayout:
     )  # whose logits, in the order asked for; None: all, in order of slots
     num_wanted: int  # the rest is padding
 
-    def rotary(self, of_padding: torch.Tensor) -> torch.Tensor:
-        """The factors of all rows; padding has the first ones of ``of_padding``."""
+    def rotary(self) -> torch.Tensor:
+        """The factors of all rows; padding has those of the last row."""
         parts = [rows.rotary for rows in self.by_slot]
         if self.num_padding:
-            parts.append(of_padding[: self.num_padding])
+            last = parts[-1][-1:]
+            parts.append(last.expand(self.num_padding, *last.shape[1:]))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

@@ -7,40 +7,17 @@ ends at once, even in the middle of a collective that nobody will complete.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import shutil
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 from hippo.models.plan import LoadPlan
 from hippo.subprocesses import end_with_parent
-
-
-@dataclass(frozen=True, slots=True)
-class FollowerSettings:
-    """What a follower needs to know; plain values."""
-
-    rank: int
-    rendezvous: str
-    plan: LoadPlan
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> FollowerSettings:
-        values: dict[str, Any] = json.loads(text)
-        plan = values.pop("plan")
-        for name in ("devices", "cpu_cores"):
-            plan[name] = tuple(plan[name])
-        return cls(plan=LoadPlan(**plan), **values)
 
 
 class _Reports(logging.Handler):
@@ -61,19 +38,20 @@ class _Reports(logging.Handler):
 def main(argv: Sequence[str]) -> int:
     """Loads this rank's part and follows; the exit code."""
     commands, reports = Connection(int(argv[0])), _Reports(Connection(int(argv[1])))
-    settings = FollowerSettings.from_json(argv[2])
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # meant for rank 0, which says when to stop
-    folder = Path(settings.rendezvous).parent  # which rank 0 cannot remove any more
+    rank, rendezvous = int(argv[2]), argv[3]
+    folder = Path(rendezvous).parent  # which rank 0 cannot remove any more
     end_with_parent(partial(shutil.rmtree, folder, ignore_errors=True))
     root = logging.getLogger()
     root.handlers[:] = [reports]
-    root.setLevel(settings.plan.log_level.upper())
 
     from hippo.errors import HippoError
 
     try:
-        _run(settings, commands, reports)
+        plan: LoadPlan = commands.recv()
+        root.setLevel(plan.log_level.upper())
+        _run(plan, rank, rendezvous, commands, reports)
     except HippoError as error:
         reports.send("failed", error.message)
         return 1
@@ -86,7 +64,9 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _run(settings: FollowerSettings, commands: Connection, reports: _Reports) -> None:
+def _run(
+    plan: LoadPlan, rank: int, rendezvous: str, commands: Connection, reports: _Reports
+) -> None:
     # Not before: rank 0's end is noticed while torch is imported.
     import torch
 
@@ -96,10 +76,9 @@ def _run(settings: FollowerSettings, commands: Connection, reports: _Reports) ->
     from hippo.parallel.model import follow
     from hippo.parallel.shards import Shards
 
-    plan = settings.plan
-    prepare_cpu(plan.core_of(settings.rank), plan.num_threads)
+    prepare_cpu(plan.core_of(rank), plan.num_threads)
     devices = tuple(map(torch.device, plan.rank_devices))
-    group = RankGroup(settings.rendezvous, settings.rank, devices)
+    group = RankGroup(rendezvous, rank, devices)
     model = load_model(plan, progress=_log_progress, shards=Shards(group))
     reports.send("ready")
     follow(model, group, commands.recv)

@@ -9,14 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 from hippo.errors import HippoError, ModelLoadError, UnavailableError
+from hippo.models.plan import LoadPlan
 from hippo.parallel.commands import Command, Stop
-from hippo.parallel.follower import FollowerSettings
 from hippo.subprocesses import importing_environment
 
 _log = logging.getLogger(__name__)
@@ -25,28 +24,23 @@ _STOP_SECONDS = 10.0
 
 
 class FollowerProcesses:
-    """Starts a process for each of ``settings`` and watches over it.
+    """Starts a process for each rank but 0, which loads its part of ``plan``, and watches over it.
 
     ``lost`` is set when one of them ends unasked. They end when told to, by ``stop`` and ``wait``,
     and by themselves when this process does.
     """
 
-    def __init__(self, settings: Sequence[FollowerSettings], lost: Future[HippoError]) -> None:
+    def __init__(self, plan: LoadPlan, rendezvous: str, lost: Future[HippoError]) -> None:
         self.lost = lost
         self._is_closing = False
         self._followers: list[_Follower] = []
         try:
-            for one in settings:
-                self._followers.append(_Follower(one, self))
+            for rank in range(1, plan.tensor_parallel):
+                self._followers.append(_Follower(plan, rank, rendezvous, self))
         except OSError as error:
             self.stop()
             self.wait()
             raise ModelLoadError(f"a follower's process cannot be started: {error}") from error
-
-    @property
-    def process_ids(self) -> tuple[int, ...]:
-        """One a follower."""
-        return tuple(follower.process.pid for follower in self._followers)
 
     def wait_ready(self) -> None:
         """Waits until all have loaded their part; raises ``lost``'s error when one ends."""
@@ -91,8 +85,10 @@ class FollowerProcesses:
 class _Follower:
     """One process, its pipes and the thread that listens to it."""
 
-    def __init__(self, settings: FollowerSettings, owner: FollowerProcesses) -> None:
-        self.rank = settings.rank
+    def __init__(
+        self, plan: LoadPlan, rank: int, rendezvous: str, owner: FollowerProcesses
+    ) -> None:
+        self.rank = rank
         self.is_ready = threading.Event()  # or has gone
         self._owner = owner
         self._failure = ""
@@ -102,7 +98,8 @@ class _Follower:
             on_failure.callback(self.commands.close)
             on_failure.callback(self._reports.close)
             with theirs, their_reports:
-                self.process = _start(settings, theirs, their_reports)
+                self.process = _start(rank, rendezvous, theirs, their_reports)
+            self.commands.send(plan)
             on_failure.pop_all()
         self._listener = threading.Thread(
             target=self._listen, name=f"rank-{self.rank}", daemon=True
@@ -148,14 +145,14 @@ class _Follower:
 
 
 def _start(
-    settings: FollowerSettings, commands: Connection, reports: Connection
+    rank: int, rendezvous: str, commands: Connection, reports: Connection
 ) -> subprocess.Popen[bytes]:
     handles = (commands.fileno(), reports.fileno())
     return subprocess.Popen(
         [
             *(sys.executable, "-P", "-m", "hippo.parallel.follower"),
             *map(str, handles),
-            settings.to_json(),
+            *(str(rank), rendezvous),
         ],
         stdin=subprocess.PIPE,  # held open: the lifeline
         pass_fds=handles,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,27 +15,6 @@ from hippo.errors import ModelLoadError
 _TIMEOUT = timedelta(hours=1)  # ranks load at different speeds; no collective waits in between
 
 
-class Rendezvous:
-    """Where ranks find each other: a file in a folder that is this user's alone.
-
-    A store on a port would be simpler, but torch's listens on every interface.
-    """
-
-    def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(
-            prefix="hippo-ranks-", ignore_cleanup_errors=True
-        )
-
-    @property
-    def path(self) -> str:
-        """What ranks join with."""
-        return str(Path(self._folder.name) / "store")
-
-    def close(self) -> None:
-        """Once no rank is left that uses it."""
-        self._folder.cleanup()
-
-
 class RankGroup:
     """This process's place among the ranks; ``devices`` holds one a rank.
 
@@ -45,7 +23,8 @@ class RankGroup:
     """
 
     def __init__(self, path: str, rank: int, devices: tuple[torch.device, ...]) -> None:
-        """Joins at a rendezvous' ``path``, and waits for the others."""
+        """Waits for the others, and joins them by the file ``path``, in a folder that is this
+        user's alone: torch's store on a port would be simpler, but listens on every interface."""
         self.rank = rank
         self.devices = devices
         self.device = devices[rank]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from typing import Protocol
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import torch
 
@@ -26,29 +24,14 @@ from hippo.parallel.commands import (
     CopyRows,
     Drop,
     Forward,
-    PrefillInputs,
     Stop,
-    pack_prefill,
-    receive_prefill,
+    without_pixels,
 )
+from hippo.parallel.followers import FollowerProcesses
 from hippo.parallel.group import RankGroup
 from hippo.types import ChatMessage, FramePlan, ModelInfo
 
 _SETTLE_SECONDS = 1.0
-
-
-class Followers(Protocol):
-    """The other ranks, seen from rank 0."""
-
-    @property
-    def lost(self) -> Future[HippoError]:
-        """Why the ranks cannot go on together; set once."""
-
-    def send(self, command: Command) -> None:
-        """Tells all of them; raises UnavailableError when one has gone."""
-
-    def give_up(self, error: HippoError) -> None:
-        """Sets ``lost``, unless it is."""
 
 
 class ParallelModel:
@@ -59,7 +42,9 @@ class ParallelModel:
     is one that all ranks meet alike, before any collective.
     """
 
-    def __init__(self, local: VideoLanguageModel, group: RankGroup, followers: Followers) -> None:
+    def __init__(
+        self, local: VideoLanguageModel, group: RankGroup, followers: FollowerProcesses
+    ) -> None:
         self._local = local
         self._group = group
         self._followers = followers
@@ -95,14 +80,21 @@ class ParallelModel:
         kept: torch.Tensor | None,
         tap: AttentionTap | None = None,
         num_reused: int = 0,
-    ) -> Iterator[torch.Tensor | None]:
+    ) -> Generator[torch.Tensor | None]:
         """See VideoLanguageModel.prefill; every rank reuses the same rows."""
         number = next(self._numbers)
-        inputs = PrefillInputs(prompt, visual, kept, tap, num_reused)
-        command, tensors = pack_prefill(number, slot, inputs)
+        command = BeginPrefill(
+            number,
+            slot,
+            without_pixels(prompt),
+            None if visual is None else (tuple(visual.shape), visual.dtype),
+            None if kept is None else kept.cpu(),
+            tap,
+            num_reused,
+        )
         with self._in_step(command):
-            for tensor in tensors:
-                self._group.broadcast(tensor)
+            if visual is not None:
+                self._group.broadcast(visual.contiguous())
         groups = self._local.prefill(slot, prompt, visual, kept, tap, num_reused)
         is_over = False
         try:
@@ -116,7 +108,7 @@ class ParallelModel:
             raise
         finally:
             if not is_over:
-                _close(groups)
+                groups.close()
                 with contextlib.suppress(UnavailableError):  # who has gone need not be told
                     self._tell(Drop(number))
 
@@ -155,7 +147,7 @@ class ParallelModel:
 
 def follow(model: VideoLanguageModel, group: RankGroup, receive: Callable[[], Command]) -> None:
     """Runs rank 0's commands on this rank's part until it says stop."""
-    prefills: dict[int, tuple[Iterator[torch.Tensor | None], AttentionTap | None]] = {}
+    prefills: dict[int, tuple[Generator[torch.Tensor | None], AttentionTap | None]] = {}
     while not isinstance(command := receive(), Stop):
         try:
             if isinstance(command, Forward):
@@ -163,22 +155,26 @@ def follow(model: VideoLanguageModel, group: RankGroup, receive: Callable[[], Co
             elif isinstance(command, CopyRows):
                 model.copy_rows(command.source, command.slot, command.num_rows)
             elif isinstance(command, BeginPrefill):
-                inputs = receive_prefill(command, group)
+                visual = None
+                if command.visual is not None:
+                    shape, dtype = command.visual
+                    visual = torch.empty(shape, dtype=dtype, device=group.device)
+                    group.broadcast(visual)
                 groups = model.prefill(
                     command.slot,
-                    inputs.prompt,
-                    inputs.visual,
-                    inputs.kept,
-                    inputs.tap,
-                    inputs.num_reused,
+                    command.prompt,
+                    visual,
+                    command.kept,
+                    command.tap,
+                    command.num_reused,
                 )
-                prefills[command.number] = groups, inputs.tap
+                prefills[command.number] = groups, command.tap
             elif isinstance(command, Advance):
                 groups, tap = prefills[command.number]
                 if _advance(groups, tap, group) is not None:
                     del prefills[command.number]
             else:
-                _close(prefills.pop(command.number)[0])
+                prefills.pop(command.number)[0].close()
         except HippoError:
             # Rank 0 met the same error, and answers for it.
             if isinstance(command, Advance):
@@ -186,7 +182,7 @@ def follow(model: VideoLanguageModel, group: RankGroup, receive: Callable[[], Co
 
 
 def _advance(
-    groups: Iterator[torch.Tensor | None], tap: AttentionTap | None, group: RankGroup
+    groups: Generator[torch.Tensor | None], tap: AttentionTap | None, group: RankGroup
 ) -> torch.Tensor | None:
     """Runs the next layer group; a tap's scores are over all heads of all ranks."""
     was_scored = tap is not None and tap.layer_scores is not None
@@ -194,9 +190,3 @@ def _advance(
     if tap is not None and tap.layer_scores is not None and not was_scored:
         tap.layer_scores = group.mean(tap.layer_scores)
     return logits
-
-
-def _close(groups: Iterator[torch.Tensor | None]) -> None:
-    close = getattr(groups, "close", None)
-    if close is not None:
-        close()

@@ -20,32 +20,25 @@ import torch
 from hippo.errors import ModelLoadError
 from hippo.models.linear import Linear, MakeLinear
 from hippo.parallel.group import RankGroup
+from hippo.sizes import ModelShape
 
 _REPLICATED = {"lm_head": "replicate", "model.language_model.embed_tokens": "replicate"}
 
 
-def check_divisible(name: str, text: Any, size: int) -> None:
-    """Raises ModelLoadError when ``size`` ranks cannot share the text model's heads equally.
-
-    ``text`` has the fields of its configuration.
-    """
+def check_divisible(shape: ModelShape, size: int) -> None:
+    """Raises ModelLoadError when ``size`` ranks cannot share the model's heads equally."""
     for noun, count in (
-        ("key-value heads", text.num_key_value_heads),
-        ("attention heads", text.num_attention_heads),
-        ("MLP columns", text.intermediate_size),
+        ("key-value heads", shape.num_kv_heads),
+        ("attention heads", shape.num_heads),
+        ("MLP columns", shape.mlp_width),
     ):
         if count % size:
-            possible = [n for n in range(2, text.num_key_value_heads + 1) if _divides(n, text)]
+            possible = [n for n in range(2, shape.num_kv_heads + 1) if shape.can_divide(n)]
             advice = f"possible: {', '.join(map(str, possible))}" if possible else "use 1"
             raise ModelLoadError(
-                f"--tensor-parallel {size}: {name} has {count} {noun}, which cannot be shared "
-                f"equally among {size} devices; {advice}"
+                f"--tensor-parallel {size}: {shape.name} has {count} {noun}, which cannot be "
+                f"shared equally among {size} devices; {advice}"
             )
-
-
-def _divides(size: int, text: Any) -> bool:
-    counts = (text.num_key_value_heads, text.num_attention_heads, text.intermediate_size)
-    return not any(count % size for count in counts)
 
 
 class Shards:
@@ -53,22 +46,6 @@ class Shards:
 
     def __init__(self, group: RankGroup) -> None:
         self.group = group
-
-    def check(self, name: str, text: Any) -> None:
-        """Raises ModelLoadError when the text model cannot be split among the ranks."""
-        check_divisible(name, text, self.group.size)
-
-    def memory_share(self, text: Any, num_parameters: int) -> tuple[float, float]:
-        """What the ranks on this rank's device hold, of all weights and of the whole cache."""
-        size = self.group.size
-        head_dim = text.hidden_size // text.num_attention_heads
-        per_layer = text.hidden_size * (
-            2 * head_dim * (text.num_attention_heads + text.num_key_value_heads)
-            + 3 * text.intermediate_size
-        )
-        split = min(1.0, text.num_hidden_layers * per_layer / num_parameters)
-        ranks_here = self.group.devices.count(self.group.device)
-        return ranks_here * (1 - split + split / size), ranks_here / size
 
     def least(self, number: int) -> int:
         """The least of all ranks' numbers; every rank gets it."""
@@ -118,7 +95,8 @@ class Shards:
 
         def make(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
             assert bias is None, "each rank would add it"
-            return _Summed(make_linear(weight), self.group)
+            product = make_linear(weight)
+            return lambda x: self.group.sum(product(x))
 
         return make
 
@@ -127,41 +105,12 @@ class Shards:
 
         def make(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
             assert bias is None, "a head has none"
-            return _Gathered(make_linear, weight, self.group)
+            num_outputs, group = weight.shape[0], self.group
+            share = -(-num_outputs // group.size)
+            own = weight.new_zeros(share, weight.shape[1])  # a copy, so that the rest can be freed
+            rows = weight[group.rank * share : (group.rank + 1) * share]
+            own[: rows.shape[0]] = rows
+            product = make_linear(own)
+            return lambda x: group.concatenate(product(x).contiguous())[:, :num_outputs]
 
         return make
-
-
-class _Summed:
-    __slots__ = ("_group", "_linear")
-
-    def __init__(self, linear: Linear, group: RankGroup) -> None:
-        self._linear = linear
-        self._group = group
-
-    @property
-    def prepares_rows(self) -> bool:
-        return self._linear.prepares_rows
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._group.sum(self._linear(x))
-
-
-class _Gathered:
-    __slots__ = ("_group", "_linear", "_num_outputs")
-
-    def __init__(self, make_linear: MakeLinear, weight: torch.Tensor, group: RankGroup) -> None:
-        self._group = group
-        self._num_outputs = weight.shape[0]
-        share = -(-weight.shape[0] // group.size)
-        own = weight.new_zeros(share, weight.shape[1])  # a copy, so that the rest can be freed
-        rows = weight[group.rank * share : (group.rank + 1) * share]
-        own[: rows.shape[0]] = rows
-        self._linear = make_linear(own)
-
-    @property
-    def prepares_rows(self) -> bool:
-        return self._linear.prepares_rows
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._group.concatenate(self._linear(x).contiguous())[:, : self._num_outputs]

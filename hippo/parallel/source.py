@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
+import tempfile
 import threading
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import torch
 
-from hippo.errors import HippoError, ModelLoadError, UnavailableError
-from hippo.models._torchvision import ensure_torchvision
+from hippo.errors import HippoError, InvalidRequestError, ModelLoadError, UnavailableError
 from hippo.models.base import VideoLanguageModel
 from hippo.models.checkpoint import Checkpoint, Progress, find_checkpoint
 from hippo.models.loading import load_model
 from hippo.models.placement import parse_device
 from hippo.models.plan import LoadPlan
-from hippo.parallel.follower import FollowerSettings
 from hippo.parallel.followers import FollowerProcesses
-from hippo.parallel.group import RankGroup, Rendezvous, backend_for
+from hippo.parallel.group import RankGroup, backend_for
 from hippo.parallel.model import ParallelModel
 from hippo.parallel.shards import Shards, check_divisible
+from hippo.sizes import shape_of
 
 _log = logging.getLogger(__name__)
 
@@ -43,15 +42,10 @@ class ParallelSource:
         self._plan = plan
         self._lock = threading.Lock()
         self._is_closed = False
-        self._rendezvous: Rendezvous | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # where the ranks meet
         self._followers: FollowerProcesses | None = None
         self._group: RankGroup | None = None
         self._is_loading = False
-
-    @property
-    def process_ids(self) -> tuple[int, ...]:
-        """The followers'."""
-        return () if self._followers is None else self._followers.process_ids
 
     def load(self, progress: Progress) -> VideoLanguageModel:
         """The model; raises ModelLoadError, before any process is started where it can."""
@@ -63,7 +57,7 @@ class ParallelSource:
         rendezvous, followers = self._start(checkpoint, devices)
         self._is_loading = True
         try:
-            group = self._group = RankGroup(rendezvous.path, 0, devices)
+            group = self._group = RankGroup(rendezvous, 0, devices)
             local = load_model(
                 replace(
                     plan,
@@ -100,33 +94,28 @@ class ParallelSource:
             if not self.lost.done() or self._group.device.type == "cpu":
                 self._group.close()
         followers.wait()
-        if self._rendezvous is not None:
-            self._rendezvous.close()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def _start(
         self, checkpoint: Checkpoint, devices: tuple[torch.device, ...]
-    ) -> tuple[Rendezvous, FollowerProcesses]:
+    ) -> tuple[str, FollowerProcesses]:
         with self._lock:
             if self._is_closed:
                 raise UnavailableError("the service is stopping")
-            rendezvous = self._rendezvous = Rendezvous()
+            self._folder = tempfile.TemporaryDirectory(
+                prefix="hippo-ranks-", ignore_cleanup_errors=True
+            )
+            rendezvous = str(Path(self._folder.name) / "store")
             plan = self._plan.for_followers(str(checkpoint.folder), tuple(map(str, devices)))
-            settings = [
-                FollowerSettings(rank, rendezvous.path, plan) for rank in range(1, len(devices))
-            ]
-            self._followers = FollowerProcesses(settings, self.lost)
+            self._followers = FollowerProcesses(plan, rendezvous, self.lost)
             return rendezvous, self._followers
 
 
 def _check_heads(checkpoint: Checkpoint, size: int) -> None:
-    ensure_torchvision()
-    transformers: Any = importlib.import_module("transformers")
+    """Raises ModelLoadError when ``size`` ranks cannot share the checkpoint's heads."""
     try:
-        config = transformers.AutoConfig.from_pretrained(checkpoint.folder)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ModelLoadError(
-            f"{checkpoint.name}: its configuration cannot be read: {error}"
-        ) from error
-    text = getattr(config, "text_config", None)
-    if text is not None:  # else it is of no supported architecture, as load_model will say
-        check_divisible(checkpoint.name, text, size)
+        shape = shape_of(checkpoint.name, checkpoint.config)
+    except InvalidRequestError as error:
+        raise ModelLoadError(error.message) from error
+    check_divisible(shape, size)

@@ -61,36 +61,6 @@ def attention_scores(
     return mass / (num_queries * num_heads)
 
 
-def temporal_distinctness(features: torch.Tensor, grids: Sequence[VisualGrid]) -> torch.Tensor:
-    """How far each token is from the one before it in time: float32 ``[N]``, 0 to 2.
-
-    ``1 - cos(v[f, r, c], v[f - 1, r, c])`` (HIPPO) of the features ``[N, hidden]``. The first
-    frame is compared with the second; a video of one frame scores 0.
-    """
-    return _scores(features, grids, crop=None)[0]
-
-
-def spatial_distinctness(
-    features: torch.Tensor,
-    grids: Sequence[VisualGrid],
-    crop: int = 5,
-    how: SpatialScore = "contrast",
-) -> torch.Tensor:
-    """How a token differs from its surroundings: float32 ``[N]``.
-
-    Of the cosines to the tokens ``u`` of the ``crop x crop`` window around it, ``how`` takes
-    "contrast", ``mean(1 - cos(v[f, r, c], u))``, or "variance", ``Var(cos(v[f, r, c], u))``
-    (HIPPO's formula). Only the contrast is high on a small object itself; the variance is high
-    beside it, where similar and dissimilar neighbours meet.
-
-    Neighbours outside the frame do not exist, and a token is not its own neighbour: its cosine of
-    1 would weigh more where neighbours are few. For the same reason the variance is the unbiased
-    one (divided by their number less one); with fewer than two neighbours it is 0, as the
-    contrast is with none. Raises ValueError for a crop that is even or below 1.
-    """
-    return _scores(features, grids, crop=crop, how=how)[1]
-
-
 def distinctness(
     features: torch.Tensor,
     grids: Sequence[VisualGrid],
@@ -98,8 +68,48 @@ def distinctness(
     crop: int = 5,
     spatial: SpatialScore = "contrast",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Temporal and spatial distinctness from one pass over the features."""
-    return _scores(features, grids, crop=crop, how=spatial)
+    """Temporal and spatial distinctness of the features ``[N, hidden]``: float32 ``[N]`` each.
+
+    Temporal: how far a token is from the one before it in time, ``1 - cos(v[f, r, c],
+    v[f - 1, r, c])`` (HIPPO), 0 to 2. The first frame is compared with the second; a video of one
+    frame scores 0.
+
+    Spatial: how a token differs from its surroundings. Of the cosines to the tokens ``u`` of the
+    ``crop x crop`` window around it, "contrast" takes ``mean(1 - cos(v[f, r, c], u))``, and
+    "variance" ``Var(cos(v[f, r, c], u))`` (HIPPO's formula). Only the contrast is high on a small
+    object itself; the variance is high beside it, where similar and dissimilar neighbours meet.
+    Neighbours outside the frame do not exist, and a token is not its own neighbour: its cosine of
+    1 would weigh more where neighbours are few. For the same reason the variance is the unbiased
+    one (divided by their number less one); with fewer than two neighbours it is 0, as the
+    contrast is with none.
+
+    Each frame is upcast and normalised once. Raises ValueError for a crop that is even or below 1.
+    """
+    assert spatial in ("contrast", "variance"), spatial
+    if crop < 1 or crop % 2 == 0:
+        raise ValueError(f"crop is {crop}; it must be odd, and at least 1")
+    changes, contrasts = [], []
+    for video, (_, rows, columns) in _videos(features, grids):
+        is_cpu = video.device.type == "cpu"
+        elements = _BLOCK_ELEMENTS_CPU if is_cpu else _BLOCK_ELEMENTS
+        exists = _existing(rows, columns, crop, video.device)
+        previous: torch.Tensor | None = None
+        steps = []
+        for block in torch.split(video, max(1, elements // max(1, video[0].numel()))):
+            unit = normalize(block.float(), dim=-1)  # [frames, rows, columns, hidden]
+            if previous is not None:
+                steps.append(_cosine(previous, unit[:1]))
+            if unit.shape[0] > 1:
+                steps.append(_cosine(unit[:-1], unit[1:]))
+            previous = unit[-1:]
+            contrasts.append(_spatial(unit, exists, spatial).flatten())
+        if steps:
+            change = _distance(torch.cat(steps))  # [frames - 1, rows, columns]
+            changes.append(torch.cat((change[:1], change)).flatten())
+        else:
+            changes.append(torch.zeros(rows * columns, device=video.device))
+    empty = torch.zeros(0, device=features.device)
+    return torch.cat((empty, *changes)), torch.cat((empty, *contrasts))
 
 
 def normalise(
@@ -124,42 +134,6 @@ def normalise(
         is_flat = (most == least) | (spread == 0)
         parts.append(((frames - offset) / spread).masked_fill(is_flat, 0.0).flatten())
     return torch.cat(parts) if parts else scores.float()
-
-
-def _scores(
-    features: torch.Tensor,
-    grids: Sequence[VisualGrid],
-    *,
-    crop: int | None,
-    how: SpatialScore = "contrast",
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Temporal and (given a crop) spatial scores; each frame is upcast and normalised once."""
-    assert how in ("contrast", "variance"), how
-    if crop is not None and (crop < 1 or crop % 2 == 0):
-        raise ValueError(f"crop is {crop}; it must be odd, and at least 1")
-    temporal, spatial = [], []
-    for video, (_, rows, columns) in _videos(features, grids):
-        is_cpu = video.device.type == "cpu"
-        elements = _BLOCK_ELEMENTS_CPU if is_cpu else _BLOCK_ELEMENTS
-        exists = None if crop is None else _existing(rows, columns, crop, video.device)
-        previous: torch.Tensor | None = None
-        steps = []
-        for block in torch.split(video, max(1, elements // max(1, video[0].numel()))):
-            unit = normalize(block.float(), dim=-1)  # [frames, rows, columns, hidden]
-            if previous is not None:
-                steps.append(_cosine(previous, unit[:1]))
-            if unit.shape[0] > 1:
-                steps.append(_cosine(unit[:-1], unit[1:]))
-            previous = unit[-1:]
-            if exists is not None:
-                spatial.append(_spatial(unit, exists, how).flatten())
-        if steps:
-            change = _distance(torch.cat(steps))  # [frames - 1, rows, columns]
-            temporal.append(torch.cat((change[:1], change)).flatten())
-        else:
-            temporal.append(torch.zeros(rows * columns, device=video.device))
-    empty = torch.zeros(0, device=features.device)
-    return torch.cat((empty, *temporal)), torch.cat((empty, *spatial))
 
 
 def _videos(

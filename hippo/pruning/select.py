@@ -74,20 +74,6 @@ def select_tokens(
     scores: VisualScores | None = None,
     options: SelectionOptions = DEFAULT_OPTIONS,
 ) -> torch.Tensor:
-    """The kept visual tokens of a prompt: int64 ``[num_kept]``, ascending, on the CPU.
-
-    As ``select_on_device``, and waits for the device.
-    """
-    return select_on_device(pruning, visual_grids, num_visual_tokens, scores, options).cpu()
-
-
-def select_on_device(
-    pruning: Pruning,
-    visual_grids: Sequence[VisualGrid],
-    num_visual_tokens: int,
-    scores: VisualScores | None = None,
-    options: SelectionOptions = DEFAULT_OPTIONS,
-) -> torch.Tensor:
     """The kept visual tokens: int64 ``[num_kept]``, ascending, where the scores are.
 
     ``num_kept(num_visual_tokens, pruning.ratio)`` of them, but ``none`` keeps all and ``blind``

@@ -14,7 +14,6 @@ from hippo.pruning.select import (
     needs_attention,
     needs_features,
     num_kept,
-    select_on_device,
     select_tokens,
 )
 from hippo.types import Pruning, PruningStrategy, Selection
@@ -91,7 +90,7 @@ class ScoredSelection:
         began_ns = perf_counter_ns()
         scores = VisualScores(attention=self.tap.scores, features=self._features)
         self._features = None
-        kept = select_on_device(self._pruning, self._grids, self._num_visual, scores, self._options)
+        kept = select_tokens(self._pruning, self._grids, self._num_visual, scores, self._options)
         if kept.is_cuda:
             self._kept = torch.empty(kept.shape, dtype=kept.dtype, pin_memory=True)
             self._kept.copy_(kept, non_blocking=True)

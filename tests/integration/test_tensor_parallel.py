@@ -24,7 +24,7 @@ from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.types import FramePlan, Media, Pruning, PruningStrategy, SamplingParams
 from tests.support.parallel import two_ranks
-from tests.support.reference import clip, prepare, user
+from tests.support.reference import assert_close, clip, prepare, user
 from tests.support.services import (
     backend_of,
     relay,
@@ -104,10 +104,6 @@ def prefill(
     return logits
 
 
-def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=5e-5)
-
-
 def assert_same(models: Models, prompt: Prompt, slot: int = 0) -> None:
     """A prefill and a block after it agree."""
     assert_close(prefill(models.two, slot, prompt), prefill(models.one, slot, prompt))
@@ -143,7 +139,7 @@ def test_attention_scores_are_the_mean_over_the_heads_of_all_ranks(
         groups = model.prefill(1, prompt, model.embed_visual(prompt), None, tap)
         while tap.layer_scores is None:
             assert next(groups) is None
-        cast(Any, groups).close()
+        groups.close()
     one, two = (tap.layer_scores for tap in taps)
     assert one is not None and two is not None
     assert one.shape == (2, prompt.visual_indices.shape[0])
@@ -162,7 +158,7 @@ def test_a_prefill_left_between_two_layer_groups_keeps_the_ranks_in_step(
     assert next(left) is None
     assert_same(models, prompt, slot=1)  # in between
     assert next(left) is None
-    cast(Any, left).close()
+    left.close()
 
     assert_same(models, prompt)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,7 +39,7 @@ def two_ranks(folder: Path, **changes: Any) -> Iterator[tuple[VideoLanguageModel
         yield source.load(lambda _stage, _share: None), source
     finally:
         source.close()
-        assert not any(psutil.pid_exists(pid) for pid in source.process_ids)
+        assert followers_of(os.getpid()) == []
 
 
 def followers_of(process_id: int) -> list[psutil.Process]:

@@ -10,40 +10,52 @@ from typing import Any
 import torch
 
 from hippo.models._torchvision import ensure_torchvision
-from hippo.models.base import DecodedMedia, Prompt, VideoLanguageModel
+from hippo.models.base import (
+    DecodedMedia,
+    Prompt,
+    SequenceRows,
+    StepPlan,
+    VideoLanguageModel,
+)
 from hippo.types import ChatMessage, FramePlan, MediaKind, MediaPart, TextPart
 
 
 class Reference:
-    """A checkpoint as transformers runs it, in float32."""
+    """A checkpoint of either family as transformers runs it, in float32."""
 
     def __init__(self, folder: Path) -> None:
         ensure_torchvision()
         transformers: Any = importlib.import_module("transformers")
-        architecture = transformers.Qwen2_5_VLForConditionalGeneration
-        self.model = architecture.from_pretrained(
+        self.model = transformers.AutoModelForImageTextToText.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"
         ).eval()
         self.processor = transformers.AutoProcessor.from_pretrained(folder)
+        self._is_qwen = self.model.config.model_type == "qwen2_5_vl"
 
-    def inputs(self, content: Sequence[dict[str, Any]], clips: Sequence[DecodedMedia]) -> Any:
-        """What the processor makes of one user turn and its videos."""
+    def inputs(self, content: Sequence[dict[str, Any]], media: Sequence[DecodedMedia]) -> Any:
+        """What the processor makes of one user turn; LLaVA-OneVision's videos must have as many
+        frames each."""
         text = self.processor.apply_chat_template(
             [{"role": "user", "content": list(content)}], tokenize=False, add_generation_prompt=True
         )
-        videos: dict[str, Any] = {}
-        if clips:
-            videos["videos"] = [clip.frames.permute(0, 3, 1, 2) for clip in clips]
-            videos["video_metadata"] = [
+        videos = [item for item in media if item.kind is MediaKind.VIDEO]
+        images = [item.frames[0].permute(2, 0, 1) for item in media if item.kind is MediaKind.IMAGE]
+        arguments: dict[str, Any] = {}
+        if videos:
+            arguments["videos"] = [item.frames.permute(0, 3, 1, 2) for item in videos]
+        if videos and self._is_qwen:
+            arguments["video_metadata"] = [
                 {
                     "total_num_frames": len(clip.frames),
                     "fps": clip.sampled_fps,
                     "frames_indices": list(range(len(clip.frames))),
                 }
-                for clip in clips
+                for clip in videos
             ]
-            videos["do_sample_frames"] = False
-        inputs = self.processor(text=[text], return_tensors="pt", **videos)
+            arguments["do_sample_frames"] = False
+        if images:
+            arguments["images"] = images if self._is_qwen else [images]
+        inputs = self.processor(text=[text], return_tensors="pt", **arguments)
         inputs.pop("video_metadata", None)
         return inputs
 
@@ -68,27 +80,21 @@ class Reference:
     ) -> torch.Tensor:
         """Logits from one forward over the prompt without its dropped tokens, and ``completion``.
 
-        Row 0 is the prompt's last token: ``[1 + len(completion), vocab_size]``. Embeddings and
-        positions are cut, and a four-dimensional causal mask is given.
+        Row 0 is the prompt's last token: ``[1 + len(completion), vocab_size]``. Embeddings are
+        transformers' own for the whole prompt; then embeddings and positions are cut, and a
+        four-dimensional causal mask is given.
         """
         model = self.model.model
         ids = torch.cat((prompt.input_ids, torch.tensor(completion, dtype=torch.int64)))
         with torch.no_grad():
             hidden = model.get_input_embeddings()(ids)
-            for kind, places in (
-                ("video", prompt.visual_indices),
-                ("image", prompt.extras.get("image_indices")),
-            ):
-                pixels = prompt.extras.get(
-                    "pixel_values_videos" if kind == "video" else "pixel_values"
-                )
-                if pixels is not None:
-                    features = getattr(model, f"get_{kind}_features")(
-                        pixels, prompt.extras[f"{kind}_grid_thw"], return_dict=True
-                    )
-                    hidden[places] = torch.cat(features.pooler_output)
+            if "pixel_values_videos" in prompt.extras:
+                hidden[ids == model.config.video_token_id] = self._video_features(prompt)
+            if "pixel_values" in prompt.extras:
+                hidden[ids == model.config.image_token_id] = self._image_features(prompt)
             tail = torch.arange(len(completion)) + prompt.next_position
-            positions = torch.cat((prompt.positions, tail.expand(3, -1)), 1)
+            num_axes = prompt.positions.shape[0]
+            positions = torch.cat((prompt.positions, tail.expand(num_axes, -1)), 1)
             cached = torch.ones(len(ids), dtype=torch.bool)
             if kept is not None:
                 cached[prompt.visual_indices] = False
@@ -97,12 +103,49 @@ class Reference:
             mask = torch.full((length, length), -torch.inf).triu(1)[None, None]
             output = model.language_model(
                 inputs_embeds=hidden[cached][None],
-                position_ids=positions[:, None, cached],
+                position_ids=positions[:, None, cached] if num_axes > 1 else positions[:, cached],
                 attention_mask=mask,
                 use_cache=False,
             ).last_hidden_state[0]
             logits: torch.Tensor = self.model.lm_head(output[-1 - len(completion) :])
         return logits
+
+    def _video_features(self, prompt: Prompt) -> torch.Tensor:
+        pixels, embed = prompt.extras["pixel_values_videos"], self.model.model.get_video_features
+        if self._is_qwen:
+            grids = prompt.extras["video_grid_thw"]
+            return torch.cat(embed(pixels, grids, return_dict=True).pooler_output)
+        videos = torch.split(pixels, [frames for frames, _, _ in prompt.visual_grids])
+        return torch.cat([embed(one[None], return_dict=True).pooler_output[0] for one in videos])
+
+    def _image_features(self, prompt: Prompt) -> torch.Tensor:
+        extras, embed = prompt.extras, self.model.model.get_image_features
+        if self._is_qwen:
+            features = embed(extras["pixel_values"], extras["image_grid_thw"], return_dict=True)
+        else:
+            features = embed(
+                extras["pixel_values"],
+                extras["image_sizes"],
+                batch_num_images=extras["batch_num_images"],
+                return_dict=True,
+            )
+        return torch.cat(features.pooler_output)
+
+
+def arranged(
+    turn: Sequence[str | DecodedMedia],
+) -> tuple[list[dict[str, str]], list[str | int], list[DecodedMedia]]:
+    """A turn's parts for transformers, its parts for ``user``, and its media."""
+    media = [part for part in turn if isinstance(part, DecodedMedia)]
+    numbers = iter(range(len(media)))
+    return (
+        [
+            {"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind.value}
+            for part in turn
+        ],
+        [part if isinstance(part, str) else next(numbers) for part in turn],
+        media,
+    )
 
 
 def clip(*, num_frames: int = 6, size: int = 84, fps: float = 2.0, seed: int = 0) -> DecodedMedia:
@@ -143,3 +186,13 @@ def prefill(
     assert all(group is None for group in groups)
     assert logits is not None
     return logits
+
+
+def step(slot: int, start: int, *ids: int) -> StepPlan:
+    """A forward of one sequence."""
+    return StepPlan((SequenceRows(slot, start, ids),))
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Logits in float32 agree up to rounding."""
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=5e-5)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import torch
 
@@ -169,7 +169,7 @@ class ToyModel:
         kept: torch.Tensor | None,
         tap: AttentionTap | None = None,
         num_reused: int = 0,
-    ) -> Iterator[torch.Tensor | None]:
+    ) -> Generator[torch.Tensor | None]:
         """A layer is a group. Later visual tokens score higher, whatever the layers tapped.
 
         The first group overwrites what is not reused; it is whole again after the last one.

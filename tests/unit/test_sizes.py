@@ -85,23 +85,6 @@ def test_the_room_for_earlier_media_is_what_a_service_keeps_by_default() -> None
     assert EngineSettings(model="m").vision_cache_bytes == VISION_CACHE_BYTES
 
 
-def test_ranks_share_the_layers_as_the_target_reckons() -> None:
-    from hippo.parallel.shards import Shards
-
-    class Group:
-        size = 4
-        device = torch.device("cuda", 0)
-        devices = tuple(torch.device("cuda", index) for index in range(4))
-
-    shape = find_shape(QWEN_72B)
-    text = type("Text", (), dict(PUBLIC_CONFIGS[QWEN_72B]["text_config"]))
-    weights, cache = Shards(Group()).memory_share(text, shape.num_parameters)  # type: ignore[arg-type]
-    whole = memory(shape, num_tokens=4096, num_slots=8)
-    part = memory(shape, num_tokens=4096, num_slots=8, num_devices=4)
-    assert part.weights == pytest.approx(weights * whole.weights, rel=1e-6)
-    assert part.cache == cache * whole.cache
-
-
 def test_frames_become_as_many_tokens_as_the_processors_make_of_them() -> None:
     qwen, llava = find_shape(QWEN_32B), find_shape(LLAVA)
     assert qwen.num_visual_tokens(64, (448, 448)) == 32 * 16 * 16

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from hippo.models.base import VideoLanguageModel
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from tests.support.hub import HubServer
+from tests.support.llava import ORDERED_TEMPLATE, write_llava_checkpoint
 from tests.support.reference import Reference
 
 
@@ -54,6 +56,31 @@ def family(request: pytest.FixtureRequest) -> VideoLanguageModel:
     """Each family in float32 with three slots."""
     folder: Path = request.getfixturevalue(request.param)
     return load_model(LoadPlan(str(folder), dtype="float32", num_slots=3, max_context_length=512))
+
+
+class Held(NamedTuple):
+    """A model, and what it is held against."""
+
+    model: VideoLanguageModel
+    reference: Reference
+
+
+@pytest.fixture(
+    scope="session", params=["qwen2.5-vl", "llava-onevision", "llava-onevision, parts in order"]
+)
+def held(
+    request: pytest.FixtureRequest,
+    target_checkpoint: Path,
+    llava_checkpoint: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Held:
+    """Each family, LLaVA-OneVision also with a template that keeps the order of a turn's parts."""
+    folder = target_checkpoint if request.param == "qwen2.5-vl" else llava_checkpoint
+    if request.param.endswith("in order"):
+        folder = tmp_path_factory.mktemp("ordered") / "tiny"
+        write_llava_checkpoint(folder, chat_template=ORDERED_TEMPLATE)
+    plan = LoadPlan(str(folder), dtype="float32", num_slots=3, max_context_length=512)
+    return Held(load_model(plan), Reference(folder))
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def fill(cache: KeyValueCache, rows: PlacedRows, generator: torch.Generator) -> 
 
 def expected(cache: KeyValueCache, rows: PlacedRows, query: torch.Tensor) -> torch.Tensor:
     """The rows' attention from what the cache holds, row by row."""
-    keys, values = cache.stretch(rows.slot, rows.end)[LAYER]
+    keys, values = cache.slot(rows.slot)[LAYER]
     outputs = []
     for row in range(rows.num_rows):
         seen = rows.start + row + 1
@@ -82,14 +82,14 @@ def test_a_batch_attends_and_writes_as_its_sequences_do(
     num_rows = sum(each.num_rows for each in rows)
     query = torch.randn(num_rows, KV_HEADS, GROUPS, HEAD_DIM, generator=generator)
     key_value = torch.randn(num_rows, 2, KV_HEADS, HEAD_DIM, generator=generator)
-    before = [cache.stretch(each.slot, each.end)[LAYER].clone() for each in rows]
+    before = [cache.slot(each.slot)[LAYER][:, :, : each.end].clone() for each in rows]
     part = plan_batch(cache, rows, first_row=0, groups=GROUPS)
     found = attend(query, key_value, AttentionPlan((part,), torch.float32), LAYER, SCALING)
     first = 0
     for each, old in zip(rows, before, strict=True):
         own = slice(first, first + each.num_rows)
         first += each.num_rows
-        now = cache.stretch(each.slot, each.end)[LAYER]
+        now = cache.slot(each.slot)[LAYER][:, :, : each.end]
         assert torch.equal(now[:, :, : each.start], old[:, :, : each.start])
         assert torch.equal(now[:, :, each.start :], key_value[own].permute(1, 2, 0, 3))
         torch.testing.assert_close(found[own], expected(cache, each, query[own]))

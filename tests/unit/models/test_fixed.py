@@ -25,7 +25,7 @@ from hippo.models.linear import has_half_linear
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from tests.support.graphs import RecordedGraphs
-from tests.support.reference import clip, prefill, prepare, user
+from tests.support.reference import clip, prefill, prepare, step, user
 
 CONTEXT = 600  # two stretches, and a last one that is no multiple
 DTYPES = (
@@ -63,15 +63,11 @@ def prompts(ordinary: VideoLanguageModel) -> list[Prompt]:
     ]
 
 
-def _step(slot: int, start: int, *ids: int) -> StepPlan:
-    return StepPlan((SequenceRows(slot, start, ids),))
-
-
 def _graphed(model: VideoLanguageModel, graphs: Any) -> FixedRunner:
     """Gives the model, of which only the cache's spare places must be there, steps with graphs."""
     assert isinstance(model, CachedModel)
     model._fixed = FixedRunner(
-        model._stack, model._cache, model.embedding, groups=model._groups, graphs=graphs
+        model._stack, model._cache, model.embedding, groups=model._groups, capture=graphs.capture
     )
     return model._fixed
 
@@ -113,7 +109,7 @@ def test_steps_of_fixed_shape_equal_ordinary_ones(
         start = data.draw(st.integers(0, length - 1))
         for model in (ordinary, exact):
             prefill(model, slot, prompts[slot])
-            model.forward(_step(slot, 0, *ids))  # to be rolled back to ``start``
+            model.forward(step(slot, 0, *ids))  # to be rolled back to ``start``
         rows.append(SequenceRows(slot, start, tuple(reversed(ids[start:]))))
     expected, actual = (model.forward(StepPlan(tuple(rows))) for model in (ordinary, exact))
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=5e-5)
@@ -143,7 +139,7 @@ def test_a_tokens_logits_have_the_same_bits_however_it_was_fed(
                 break
             if start % 3 == 0:  # a draft that is rejected, and its rows overwritten
                 wrong = tuple((token_id + 1) % 250 for token_id in ids[start : start + 6])
-                model.forward(_step(slot, start, *wrong))
+                model.forward(step(slot, start, *wrong))
             plan = [SequenceRows(slot, start, rows)]
             if other is not None:
                 plan.append(SequenceRows(2, 0, (7, start % 250, 9)))
@@ -168,10 +164,10 @@ def test_a_slot_can_be_filled_to_its_last_place(
     outputs = []
     for model in (ordinary, exact):
         prefill(model, 0, prompts[0])
-        model.forward(_step(0, 0, *ids[:-num_left]))
-        outputs.append(model.forward(_step(0, len(ids) - num_left, *ids[-num_left:])))
+        model.forward(step(0, 0, *ids[:-num_left]))
+        outputs.append(model.forward(step(0, len(ids) - num_left, *ids[-num_left:])))
         with pytest.raises(ContextLengthError):
-            model.forward(_step(0, len(ids) - 1, 1, 2))
+            model.forward(step(0, len(ids) - 1, 1, 2))
     torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=5e-5)
 
 
@@ -179,12 +175,12 @@ def test_what_a_failed_sequence_left_in_a_slot_does_no_harm(
     exact: VideoLanguageModel, prompts: list[Prompt]
 ) -> None:
     prefill(exact, 0, prompts[0])
-    expected = exact.forward(_step(0, 0, *range(1, 20))).clone()
+    expected = exact.forward(step(0, 0, *range(1, 20))).clone()
     assert isinstance(exact, CachedModel)
     for layer in exact._cache.slot(0):
         layer.fill_(torch.nan)
     prefill(exact, 0, prompts[0])
-    assert torch.equal(exact.forward(_step(0, 0, *range(1, 20))), expected)
+    assert torch.equal(exact.forward(step(0, 0, *range(1, 20))), expected)
 
 
 @given(data=st.data())
@@ -241,7 +237,7 @@ def test_all_shapes_are_captured_before_the_first_prompt(
     outputs = {1: set[int](), 32: set[int]()}
     for start in (0, 32, 64):
         for count in outputs:
-            plan = _step(2, start, *ids[:count])
+            plan = step(2, start, *ids[:count])
             assert static.covers([model._place(plan.sequences[0])])
             found = model.forward(plan)
             outputs[count].add(found.data_ptr())
@@ -263,8 +259,8 @@ def test_what_there_is_no_room_to_capture_runs_in_the_ordinary_way(
     for one in (ordinary, model):
         for slot in range(3):
             prefill(one, slot, prompts[0])
-        one.forward(_step(0, 0, *range(1, 251), *range(1, 181)))
-    for plan in (_step(2, 0, 5), _step(2, 1, 6, 7), _step(1, 0, 5), _step(0, 428, 5, 6)):
+        one.forward(step(0, 0, *range(1, 251), *range(1, 181)))
+    for plan in (step(2, 0, 5), step(2, 1, 6, 7), step(1, 0, 5), step(0, 428, 5, 6)):
         torch.testing.assert_close(
             model.forward(plan), ordinary.forward(plan), rtol=1e-4, atol=5e-5
         )
@@ -341,7 +337,7 @@ def test_without_graphs_that_work_steps_run_as_they_are(
         for one in (ordinary, model):
             prefill(one, 0, prompts[0])
         for start in range(3):
-            plan = _step(0, start, 3 + start)
+            plan = step(0, start, 3 + start)
             torch.testing.assert_close(
                 model.forward(plan), ordinary.forward(plan), rtol=1e-4, atol=5e-5
             )
@@ -358,7 +354,7 @@ def test_graphs_of_exact_steps_keep_their_bits(
     assert isinstance(model, CachedModel)
     ids = tuple(range(1, 31))
     prefill(model, 0, prompts[0])
-    expected = model.forward(_step(0, 0, *ids)).clone()
+    expected = model.forward(step(0, 0, *ids)).clone()
     graphs = RecordedGraphs()
     model._fixed = FixedRunner(
         model._stack,
@@ -366,12 +362,12 @@ def test_graphs_of_exact_steps_keep_their_bits(
         model.embedding,
         groups=model._groups,
         exact_rows=4,
-        graphs=graphs,
+        capture=graphs.capture,
     )
     for cut in (1, 3, 30):
         prefill(model, 0, prompts[0])
         parts = [
-            model.forward(_step(0, start, *ids[start : start + cut])).clone()
+            model.forward(step(0, start, *ids[start : start + cut])).clone()
             for start in range(0, len(ids), cut)
         ]
         assert torch.equal(torch.cat(parts), expected)

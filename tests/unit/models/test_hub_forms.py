@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from hippo.models.plan import LoadPlan
 from hippo.pair import check_pair
 from tests.support.hub import HubServer
 from tests.support.hub_forms import HUB_FORMS, resave, write_hub_form
-from tests.support.llava import LlavaReference
 from tests.support.reference import Reference, clip, image, prefill, prepare, user
 
 QUESTION = "what is in the thing?"
@@ -36,11 +34,6 @@ def _load(folder: Path, dtype: str = "float32") -> VideoLanguageModel:
     return load_model(LoadPlan(str(folder), dtype=dtype, max_context_length=2048))
 
 
-def _reference(folder: Path) -> Any:
-    model_type = json.loads((folder / "config.json").read_text())["model_type"]
-    return Reference(folder) if model_type == "qwen2_5_vl" else LlavaReference(folder)
-
-
 @pytest.mark.parametrize("form", ["hub", "as transformers 5 saves it"])
 @pytest.mark.parametrize("name", HUB_FORMS)
 def test_a_repository_loads_and_gives_transformers_own_logits(
@@ -50,7 +43,7 @@ def test_a_repository_loads_and_gives_transformers_own_logits(
     if form != "hub":
         folder = resave(folder, tmp_path / "saved")
         assert "rope_parameters" in json.loads((folder / "config.json").read_text())["text_config"]
-    model, reference, media = _load(folder), _reference(folder), clip(num_frames=2)
+    model, reference, media = _load(folder), Reference(folder), clip(num_frames=2)
     inputs = reference.inputs(CONTENT, [media])
     prompt = prepare(model, user(0, QUESTION), media)
     assert prompt.input_ids.tolist() == inputs["input_ids"][0].tolist()
@@ -72,7 +65,7 @@ def test_a_repository_loads_and_gives_transformers_own_logits(
 def test_configurations_are_read_as_the_hub_means_them(
     repositories: dict[str, Path], name: str
 ) -> None:
-    reference = _reference(repositories[name])
+    reference = Reference(repositories[name])
     config = reference.model.config
     rope = config.text_config.rope_parameters
     assert (rope["rope_type"], rope["rope_theta"]) == ("default", 1e6)
@@ -128,7 +121,7 @@ def test_an_image_of_the_hubs_sizes_gives_transformers_own_logits(
     repositories: dict[str, Path],
 ) -> None:
     folder = repositories["llava-hf/llava-onevision-qwen2-0.5b-ov-hf"]
-    model, reference = _load(folder), LlavaReference(folder)
+    model, reference = _load(folder), Reference(folder)
     media = image(height=300, width=400)
     inputs = reference.inputs([{"type": "image"}, {"type": "text", "text": QUESTION}], [media])
     prompt = prepare(model, user(0, QUESTION), media)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,13 +16,12 @@ from safetensors.torch import load_file, save_file
 from hippo.config import SettingsError
 from hippo.errors import IncompatiblePairError, ModelLoadError
 from hippo.models import placement
-from hippo.models.base import SequenceRows, StepPlan
 from hippo.models.linear import has_half_linear
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.pair import check_pair
 from tests.support.checkpoints import write_checkpoint
-from tests.support.reference import clip, prefill, prepare, user
+from tests.support.reference import clip, prefill, prepare, step, user
 
 
 @pytest.fixture
@@ -53,16 +53,26 @@ def test_a_loaded_model_says_what_it_is(target_checkpoint: Path) -> None:
     assert seen[0] == ("loading", 0.0) and seen[-1] == ("loading", 1.0)
 
 
+@pytest.mark.parametrize(
+    "names",
+    [("target_checkpoint", "draft_checkpoint"), ("llava_checkpoint", "llava_draft_checkpoint")],
+    ids=["qwen2.5-vl", "llava-onevision"],
+)
 def test_a_pair_with_other_vocabulary_sizes_over_one_tokenizer_fits(
-    target_checkpoint: Path, draft_checkpoint: Path
+    request: pytest.FixtureRequest, names: tuple[str, str]
 ) -> None:
-    target = load_model(LoadPlan(str(target_checkpoint), max_context_length=256))
-    draft = load_model(LoadPlan(str(draft_checkpoint), max_context_length=256, served_name="draft"))
+    target, draft = (
+        load_model(
+            LoadPlan(str(request.getfixturevalue(name)), max_context_length=256, served_name=name)
+        )
+        for name in names
+    )
     check_pair(draft.info, target.info)
-    assert draft.info.name == "draft"
+    assert draft.info.name == names[1]
     for model in (target, draft):
         logits = prefill(model, 0, prepare(model, user(0, "what?"), clip()))
-        assert logits.shape == (268,)
+        assert logits.shape == (target.info.num_token_ids,)
+        assert model.forward(step(0, 0, 5, 6)).shape == (2, target.info.num_token_ids)
 
 
 def test_models_with_different_tokenizers_are_refused(
@@ -77,17 +87,19 @@ def test_models_with_different_tokenizers_are_refused(
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [("bfloat16", 0.05), ("float16", 0.005)])
+@pytest.mark.parametrize("checkpoint", ["target_checkpoint", "llava_checkpoint"])
 def test_narrower_weights_stay_near_float32(
-    target_checkpoint: Path, dtype: str, limit: float
+    request: pytest.FixtureRequest, checkpoint: str, dtype: str, limit: float
 ) -> None:
+    folder: Path = request.getfixturevalue(checkpoint)
     if dtype == "float16" and not has_half_linear():
         pytest.skip("this torch has no fbgemm")
     results = []
     for name in ("float32", dtype):
-        model = load_model(LoadPlan(str(target_checkpoint), dtype=name, max_context_length=256))
+        model = load_model(LoadPlan(str(folder), dtype=name, max_context_length=256))
         assert model.info.dtype == name
         first = prefill(model, 0, prepare(model, user(0, "what?"), clip()))
-        rows = model.forward(StepPlan((SequenceRows(0, 0, (5, 6, 7)),)))
+        rows = model.forward(step(0, 0, 5, 6, 7))
         results.append(torch.cat((first[None], rows)))
     difference = (results[0] - results[1]).norm() / results[0].norm()
     assert 0 < difference < limit
@@ -117,6 +129,42 @@ def test_end_tokens_fall_back_to_the_tokenizers(copy: Path) -> None:
 def _without(folder: Path, key: str) -> dict[str, object]:
     text: dict[str, object] = json.loads((folder / "config.json").read_text())["text_config"]
     return text | {key: None}
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "said"),
+    [
+        (
+            "config.json",
+            {
+                "text_config": {
+                    "use_sliding_window": True,
+                    "sliding_window": 128,
+                    "layer_types": ["sliding_attention"] * 3,
+                }
+            },
+            "sliding window of 128",
+        ),
+        ("config.json", {"text_config": {"model_type": "llama"}}, "language model is a 'llama'"),
+        ("config.json", {"vision_feature_select_strategy": "default"}, "'default' is not supp"),
+        ("processor_config.json", {"num_image_tokens": 729}, "counts 729 tokens .* gives 25"),
+        (
+            "processor_config.json",
+            {"video_processor": {"size": {"shortest_edge": 38}}},
+            "frames of size",
+        ),
+    ],
+)
+def test_a_llava_onevision_that_cannot_work_is_refused(
+    llava_checkpoint: Path, tmp_path: Path, file: str, values: dict[str, Any], said: str
+) -> None:
+    path = Path(shutil.copytree(llava_checkpoint, tmp_path / "copy")) / file
+    config = json.loads(path.read_text())
+    for key, value in values.items():
+        config[key] = {**config[key], **value} if isinstance(value, dict) else value
+    path.write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=said):
+        load_model(LoadPlan(str(path.parent), max_context_length=256))
 
 
 @pytest.mark.parametrize("name", ["/nowhere/at/all", "./nothing", "some/deep/path"])

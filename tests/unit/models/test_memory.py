@@ -19,23 +19,31 @@ MIB = 1 << 20
 CPU = torch.device("cpu")
 
 
-def check(*, num_slots: int | None = 5, budget_bytes: int | None = None, **changes: int) -> None:
+def needs(**changes: int) -> memory.Needs:
     sizes = {"weight_bytes": 100 * MIB, "slot_bytes": 10 * MIB, "work_bytes": 10 * MIB}
-    plan = LoadPlan(
-        "m",
-        max_context_length=512,
-        num_slots=num_slots,
-        reserved_bytes=changes.pop("reserved_bytes", 40 * MIB),
-        budget_bytes=budget_bytes,
+    return memory.Needs(name="a model", device=CPU, dtype=torch.float32, **(sizes | changes))
+
+
+def plan(**changes: Any) -> LoadPlan:
+    return LoadPlan("m", max_context_length=512, **changes)
+
+
+def check(
+    *,
+    num_slots: int | None = 5,
+    budget_bytes: int | None = None,
+    reserved_bytes: int = 40 * MIB,
+    **changes: int,
+) -> None:
+    memory.check_fits(
+        plan(num_slots=num_slots, reserved_bytes=reserved_bytes, budget_bytes=budget_bytes),
+        needs(**changes),
     )
-    memory.check_fits("a model", plan, device=CPU, dtype=torch.float32, **(sizes | changes))
 
 
-def fitting(**changes: Any) -> int:
-    sizes = {"slot_bytes": 10 * MIB, "work_bytes": 15 * MIB}
-    named = {name: changes.pop(name) for name in (*sizes, "num_processes") if name in changes}
-    plan = LoadPlan("m", max_context_length=512, num_slots=None, **changes)
-    return memory.fitting_slots(plan, device=CPU, **(sizes | named))
+def fitting(*, num_processes: int = 1, **changes: Any) -> int:
+    sizes = needs(num_processes=num_processes, work_bytes=15 * MIB)
+    return memory.fitting_slots(plan(num_slots=None, **changes), sizes)
 
 
 @pytest.fixture
@@ -83,13 +91,11 @@ class TestSums:
         assert fitting(budget_bytes=50 * MIB) == 0
 
     def test_no_slot_is_an_error_that_says_what_one_takes(self) -> None:
-        plan = LoadPlan("m", max_context_length=512, num_slots=None)
         with pytest.raises(ModelLoadError, match=r"512 tokens takes 0\.01 GiB.*0\.20 GiB left"):
-            memory.choose_slots("a model", plan, 0, slot_bytes=10 * MIB, device=CPU)
+            memory.choose_slots(plan(num_slots=None), needs(), 0)
 
     def test_a_number_that_was_given_is_taken(self) -> None:
-        plan = LoadPlan("m", max_context_length=512, num_slots=3)
-        assert memory.choose_slots("a model", plan, 9, slot_bytes=MIB, device=CPU) == 3
+        assert memory.choose_slots(plan(num_slots=3), needs(), 9) == 3
 
 
 def test_a_model_loaded_without_a_number_has_the_slots_that_its_memory_takes(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +13,7 @@ import torch
 
 from hippo.config import SettingsError
 from hippo.errors import HippoError, ModelLoadError, UnavailableError
-from hippo.models.base import AttentionTap, Prompt, SequenceRows, StepPlan
+from hippo.models.base import Prompt, SequenceRows, StepPlan
 from hippo.parallel.commands import (
     Advance,
     BeginPrefill,
@@ -19,39 +21,30 @@ from hippo.parallel.commands import (
     CopyRows,
     Drop,
     Forward,
-    PrefillInputs,
     Stop,
-    pack_prefill,
-    receive_prefill,
+    without_pixels,
 )
+from hippo.parallel.followers import FollowerProcesses
 from hippo.parallel.group import RankGroup
 from hippo.parallel.model import ParallelModel, follow
 from hippo.parallel.source import ParallelSource
 from services.target.config import TargetSettings
-from tests.support.parallel import plan_of
+from tests.support.parallel import followers_of, plan_of
 from tests.support.reference import clip, prepare, user
 from tests.support.toy_model import ToyModel
 
 
 class LoneGroup:
-    """Stands for a group; notes what was broadcast, or gives it back."""
+    """Stands for a group of whom nobody else is there."""
 
     size = 2
     device = torch.device("cpu")
 
-    def __init__(self) -> None:
-        self.sent: list[torch.Tensor] = []
-
     def broadcast(self, tensor: torch.Tensor) -> None:
-        self.sent.append(tensor)
+        pass
 
     def mean(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
-
-
-class Receiver(LoneGroup):
-    def broadcast(self, tensor: torch.Tensor) -> None:
-        tensor.copy_(self.sent.pop(0))
 
 
 class Listeners:
@@ -80,7 +73,8 @@ def listeners() -> Listeners:
 
 @pytest.fixture
 def model(toy: ToyModel, listeners: Listeners) -> ParallelModel:
-    return ParallelModel(toy, cast(RankGroup, LoneGroup()), listeners)
+    group, followers = cast(RankGroup, LoneGroup()), cast(FollowerProcesses, listeners)
+    return ParallelModel(toy, group, followers)
 
 
 def _prompt(toy: ToyModel) -> Prompt:
@@ -106,7 +100,7 @@ def test_each_layer_group_is_a_command_and_an_end_before_the_last_one_another(
     listeners.told.clear()
     left = model.prefill(0, prompt, visual, None)
     next(left)
-    cast(Any, left).close()
+    left.close()
     assert listeners.told[1:] == [Advance(1), Drop(1)]
 
     listeners.told.clear()
@@ -115,48 +109,36 @@ def test_each_layer_group_is_a_command_and_an_end_before_the_last_one_another(
     assert listeners.told == [Forward(plan)]
 
 
-def test_a_follower_does_what_rank_0_did(toy: ToyModel) -> None:
+def test_a_follower_does_what_rank_0_did(
+    model: ParallelModel, toy: ToyModel, listeners: Listeners
+) -> None:
     prompt = _prompt(toy)
-    receiver, follower = Receiver(), ToyModel()
-    kept = torch.tensor([0, 2])
-    command, receiver.sent = pack_prefill(
-        7, 1, PrefillInputs(prompt, toy.embed_visual(prompt), kept, None)
-    )
-    groups = len(list(toy.prefill(0, prompt, None, None)))
+    list(model.prefill(1, prompt, model.embed_visual(prompt), torch.tensor([0, 2])))
     plan = StepPlan((SequenceRows(1, 0, (5, 6)),))
-    script: list[Any] = [command, *[Advance(7)] * groups, Forward(plan), Stop()]
-    told = iter(script)
+    model.forward(plan)
+    told = iter([pickle.loads(pickle.dumps(command)) for command in (*listeners.told, Stop())])
+    follower = ToyModel()
 
-    follow(follower, cast(RankGroup, receiver), lambda: next(told))
+    follow(follower, cast(RankGroup, LoneGroup()), lambda: next(told))
 
     assert follower.kept == [2]
     assert follower.plans == [plan]
-    assert receiver.sent == []
 
 
-def test_a_prompt_arrives_whole_but_for_its_pixels(toy: ToyModel) -> None:
+def test_a_prompt_is_sent_whole_but_for_its_pixels(toy: ToyModel) -> None:
     prompt = _prompt(toy)
     prompt.extras["pixel_values"] = torch.zeros(3)
     prompt.extras["image_indices"] = torch.tensor([1, 2])
-    visual = toy.embed_visual(prompt)
-    receiver = Receiver()
-    command, receiver.sent = pack_prefill(
-        0, 0, PrefillInputs(prompt, visual, None, AttentionTap(2, "all"), num_reused=3)
-    )
 
-    inputs = receive_prefill(command, cast(RankGroup, receiver))
+    sent = pickle.loads(pickle.dumps(without_pixels(prompt)))
 
-    assert inputs.prompt.extras.keys() == {"image_indices"}
-    assert inputs.prompt.extras["image_indices"].tolist() == [1, 2]
+    assert sent.items == ()
+    assert sent.extras.keys() == {"image_indices"}
+    assert sent.extras["image_indices"].tolist() == [1, 2]
     for name in ("input_ids", "positions", "visual_indices", "question_indices"):
-        assert torch.equal(getattr(inputs.prompt, name), getattr(prompt, name)), name
-    assert inputs.prompt.visual_grids == prompt.visual_grids
-    assert inputs.prompt.next_position == prompt.next_position
-    assert inputs.visual is not None and visual is not None
-    assert torch.equal(inputs.visual, visual)
-    assert inputs.kept is None
-    assert inputs.tap == AttentionTap(2, "all")
-    assert inputs.num_reused == 3
+        assert torch.equal(getattr(sent, name), getattr(prompt, name)), name
+    assert sent.visual_grids == prompt.visual_grids
+    assert sent.next_position == prompt.next_position
 
 
 def test_a_failure_of_rank_0_between_collectives_ends_the_model(
@@ -183,7 +165,7 @@ def test_a_lost_follower_does_not_keep_a_prefill_from_closing(
     groups = model.prefill(0, _prompt(toy), None, None)
     next(groups)
     listeners.give_up(UnavailableError("rank 1 has gone"))
-    cast(Any, groups).close()
+    groups.close()
     assert not any(isinstance(command, Drop) for command in listeners.told)
 
 
@@ -195,7 +177,7 @@ def test_heads_that_cannot_be_shared_are_refused_before_any_process_starts(
     source = ParallelSource(plan_of(target_checkpoint, tensor_parallel=3))
     with pytest.raises(ModelLoadError, match=r"2 key-value heads.*among 3 devices; possible: 2"):
         source.load(lambda _stage, _share: None)
-    assert source.process_ids == ()
+    assert followers_of(os.getpid()) == []
     source.close()
 
 

@@ -15,13 +15,9 @@ from hippo.models.content import CachedRows, cached_places, cached_rows, no_rows
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.types import ChatMessage, FramePlan, TextPart
-from tests.support.reference import clip, image, prepare, user
+from tests.support.reference import assert_close, clip, image, prepare, user
 
 QUESTIONS = ("what is in the thing?", "the man in the hat: who?")
-
-
-def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=5e-5)
 
 
 def run(
@@ -239,7 +235,7 @@ def test_a_prefill_that_is_left_leaves_the_reused_rows_as_they_were(family: Mode
     num_reused = shared(one, other)
     left = family.prefill(1, other, None, None, None, num_reused)
     assert next(left) is None
-    left.close()  # type: ignore[attr-defined]
+    left.close()
     assert_close(run(family, 1, one, num_reused, is_blind=True), expected)
 
 

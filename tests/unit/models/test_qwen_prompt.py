@@ -21,12 +21,13 @@ def processor(reference: Reference) -> Any:
 
 
 def builder(reference: Reference, *, is_fast: bool) -> QwenPromptBuilder:
-    return QwenPromptBuilder(
-        reference.processor,
-        reference.model.model.get_rope_index,
-        max_context_length=4096,
-        is_fast=is_fast,
+    """``is_fast`` False leaves all to the processor, as for one that is not known."""
+    made = QwenPromptBuilder(
+        reference.processor, reference.model.model.get_rope_index, max_context_length=4096
     )
+    if not is_fast:
+        made._patches = None
+    return made
 
 
 def video(num_frames: int, height: int, width: int, *, seed: int = 0) -> DecodedMedia:

@@ -38,9 +38,8 @@ def test_all_rows_run_by_slot_and_those_that_are_wanted_come_back_as_asked(
     assert taken[: layout.num_wanted] == expected
     assert len(taken) == padded(layout.num_wanted)
 
-    of_padding = torch.full((64, 1), -1)
-    factors = layout.rotary(of_padding)[:, 0].tolist()
-    assert factors == ids[:num_rows] + [-1] * layout.num_padding
+    factors = layout.rotary()[:, 0].tolist()
+    assert factors == ids[:num_rows] + [ids[num_rows - 1]] * layout.num_padding
 
 
 def test_rows_in_order_of_slots_come_back_without_a_copy() -> None:

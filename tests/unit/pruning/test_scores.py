@@ -16,8 +16,6 @@ from hippo.pruning.scores import (
     attention_scores,
     distinctness,
     normalise,
-    spatial_distinctness,
-    temporal_distinctness,
 )
 from hippo.types import SpatialScore
 from tests.unit.pruning import reference
@@ -64,11 +62,9 @@ def test_both_distinctness_scores_are_those_of_the_loops(
     features = some_features(grids, seed)
     temporal = reference.temporal(features.tolist(), grids)
     spatial = reference.spatial(features.tolist(), grids, crop, how)
-    assert_close(temporal_distinctness(features, grids), temporal)
-    assert_close(spatial_distinctness(features, grids, crop, how), spatial)
-    together = distinctness(features, grids, crop=crop, spatial=how)
-    assert_close(together[0], temporal)
-    assert_close(together[1], spatial)
+    found = distinctness(features, grids, crop=crop, spatial=how)
+    assert_close(found[0], temporal)
+    assert_close(found[1], spatial)
 
 
 @settings(deadline=None, max_examples=60)
@@ -147,18 +143,6 @@ def test_half_precision_inputs_are_scored_in_float32(dtype: torch.dtype) -> None
         torch.testing.assert_close(half, full)
 
 
-def test_a_view_of_a_larger_cache_is_scored_as_its_copy() -> None:
-    cache = torch.randn(2, 100, 8, generator=torch.Generator().manual_seed(0))
-    query = torch.randn(2, 2, 8, generator=torch.Generator().manual_seed(1))
-    seen = cache[:, :40]
-    visual = torch.arange(3, 30)
-    for scope in ("visual", "all"):
-        torch.testing.assert_close(
-            attention_scores(query, seen, scaling=1.0, visual=visual, scope=scope),
-            attention_scores(query, seen.clone(), scaling=1.0, visual=visual, scope=scope),
-        )
-
-
 def test_attention_is_a_share_of_the_visual_keys_or_of_all() -> None:
     query = torch.randn(5, 4, 8, generator=torch.Generator().manual_seed(0))
     key = torch.randn(4, 20, 8, generator=torch.Generator().manual_seed(1))
@@ -181,19 +165,6 @@ def test_large_logits_do_not_overflow(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("how", SPATIAL_SCORES)
-def test_one_frame_has_no_temporal_and_one_row_still_has_spatial_distinctness(
-    how: SpatialScore,
-) -> None:
-    features = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
-    assert temporal_distinctness(features, ((1, 2, 3),)).tolist() == [0.0] * 6
-    for grid in ((1, 1, 6), (1, 6, 1)):
-        expected = reference.spatial(features.tolist(), (grid,), 5, how)
-        assert_close(spatial_distinctness(features, (grid,), how=how), expected)
-        assert min(expected) > 0
-    assert spatial_distinctness(features, ((6, 1, 1),), how=how).tolist() == [0.0] * 6
-
-
-@pytest.mark.parametrize("how", SPATIAL_SCORES)
 @pytest.mark.parametrize("hidden", [1, 7, 3584])
 def test_tokens_that_do_not_differ_score_exactly_nothing(hidden: int, how: SpatialScore) -> None:
     """Rounding must not be stretched to full size by the normalisation that follows."""
@@ -210,13 +181,12 @@ def test_what_moves_scores_and_a_still_background_does_not() -> None:
     scene[..., 0] = 1.0
     for frame in range(frames):
         scene[frame, 2, frame] = torch.tensor([0.0, 1.0])
-    temporal = temporal_distinctness(scene.view(-1, 2), ((frames, rows, columns),))
+    temporal, spatial = distinctness(scene.view(-1, 2), ((frames, rows, columns),), crop=3)
     moved = temporal.view(frames, rows, columns).nonzero().tolist()
     assert moved == [
         [0, 2, 0], [0, 2, 1], [1, 2, 0], [1, 2, 1],
         [2, 2, 1], [2, 2, 2], [3, 2, 2], [3, 2, 3],
     ]  # fmt: skip
-    spatial = spatial_distinctness(scene.view(-1, 2), ((frames, rows, columns),), crop=3)
     first = spatial.view(frames, rows, columns)[0]
     assert first[5].tolist() == [0.0] * 6  # nothing but background around
     assert first[1, 0] > 0  # beside the object
@@ -227,31 +197,20 @@ def test_contrast_is_highest_on_a_small_object_and_variance_beside_it() -> None:
     scene[..., 0] = 1.0
     scene[0, 3, 3] = torch.tensor([0.0, 1.0])
     grids = ((1, 7, 7),)
-    contrast = spatial_distinctness(scene.view(-1, 2), grids, how="contrast").view(7, 7)
+    contrast = distinctness(scene.view(-1, 2), grids, spatial="contrast")[1].view(7, 7)
     assert int(contrast.argmax()) == 3 * 7 + 3
-    variance = spatial_distinctness(scene.view(-1, 2), grids, how="variance").view(7, 7)
+    variance = distinctness(scene.view(-1, 2), grids, spatial="variance")[1].view(7, 7)
     assert variance[3, 3] == 0 < variance[3, 2]
 
 
 @pytest.mark.parametrize("how", SPATIAL_SCORES)
 def test_the_spatial_score_does_not_favour_places_with_few_neighbours(how: SpatialScore) -> None:
     features = torch.randn(40 * 12 * 12, 32, generator=torch.Generator().manual_seed(0))
-    score = spatial_distinctness(features, ((40, 12, 12),), how=how).view(40, 12, 12)
+    score = distinctness(features, ((40, 12, 12),), spatial=how)[1].view(40, 12, 12)
     is_ring = torch.ones(12, 12, dtype=torch.bool)
     is_ring[1:-1, 1:-1] = False
     ring, inner = score[:, is_ring].mean().item(), score[:, ~is_ring].mean().item()
     assert ring == pytest.approx(inner, rel=0.03)
-
-
-def test_videos_do_not_see_each_other() -> None:
-    grids = ((2, 3, 3), (3, 2, 4))
-    features = torch.randn(size_of(grids), 5, generator=torch.Generator().manual_seed(0))
-    apart = [
-        distinctness(part, (grid,))
-        for part, grid in zip(torch.split(features, [18, 24]), grids, strict=True)
-    ]
-    for actual, parts in zip(distinctness(features, grids), zip(*apart, strict=True), strict=True):
-        torch.testing.assert_close(actual, torch.cat(parts))
 
 
 @pytest.mark.parametrize("how", NORMALISATIONS)
@@ -286,4 +245,4 @@ def test_no_tokens_have_no_scores() -> None:
 @pytest.mark.parametrize("crop", [0, -1, 2, 4])
 def test_a_window_without_a_middle_is_refused(crop: int) -> None:
     with pytest.raises(ValueError, match="odd"):
-        spatial_distinctness(torch.zeros(4, 2), ((1, 2, 2),), crop)
+        distinctness(torch.zeros(4, 2), ((1, 2, 2),), crop=crop)
