@@ -145,6 +145,9 @@ def test_count_frames_follows_duration_and_rate() -> None:
         {"max_duration_s": 0.0},
         {"max_bytes": -1},
         {"timeout_s": 0.0},
+        {"max_streams": 0},
+        {"max_stored_frames": 0},
+        {"max_stored_fps": 0.0},
         {"max_memory_bytes": 1000},
     ],
 )
