@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.support import Running, free_port, wait_until
+from tests.e2e.support import Running, free_port, hippo, wait_until
 from tests.support.plain_server import PlainServer, serving
 
 TEXT = ("--no-video", "--prompt", "Hello?")
 
 
-def bench(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "hippo.cli", "bench", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        env={**os.environ, "COLUMNS": "100", **environment},
-    )
+bench = functools.partial(hippo, "bench")
 
 
 def found(*arguments: str, **environment: str) -> dict[str, Any]:

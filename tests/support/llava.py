@@ -13,6 +13,7 @@ from hippo.models._torchvision import ensure_torchvision
 from hippo.models.base import DecodedMedia, Prompt
 from hippo.types import MediaKind
 from tests.support.checkpoints import byte_tokenizer, seeded_model
+from tests.support.reference import Reference
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
 
@@ -128,22 +129,13 @@ def llava_processor(
     )
 
 
-class LlavaReference:
+class LlavaReference(Reference):
     """A checkpoint as transformers runs it, in float32."""
 
-    def __init__(self, folder: Path) -> None:
-        ensure_torchvision()
-        transformers: Any = importlib.import_module("transformers")
-        self.model = transformers.LlavaOnevisionForConditionalGeneration.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager"
-        ).eval()
-        self.processor = transformers.AutoProcessor.from_pretrained(folder)
+    architecture = "LlavaOnevisionForConditionalGeneration"
 
     def inputs(self, content: Sequence[dict[str, Any]], media: Sequence[DecodedMedia]) -> Any:
         """What the processor makes of one user turn; videos must have as many frames each."""
-        text = self.processor.apply_chat_template(
-            [{"role": "user", "content": list(content)}], tokenize=False, add_generation_prompt=True
-        )
         frames: dict[MediaKind, list[torch.Tensor]] = {kind: [] for kind in MediaKind}
         for item in media:
             frames[item.kind].append(item.frames.permute(0, 3, 1, 2))
@@ -152,60 +144,30 @@ class LlavaReference:
             arguments["videos"] = videos
         if images := frames[MediaKind.IMAGE]:
             arguments["images"] = [[image[0] for image in images]]
-        return self.processor(text=[text], return_tensors="pt", **arguments)
+        return self.processor(text=[self.turn(content)], return_tensors="pt", **arguments)
 
-    def forward(self, inputs: Any) -> torch.Tensor:
-        """Logits of every row, ``[length, vocab_size]``."""
-        with torch.no_grad():
-            logits: torch.Tensor = self.model(**inputs, use_cache=False).logits[0]
-        return logits
+    def position_ids(self, positions: torch.Tensor) -> torch.Tensor:
+        """There is one axis, and no batch."""
+        return positions
 
-    def generate(self, inputs: Any, num_tokens: int) -> list[int]:
-        """Greedy ids."""
-        with torch.no_grad():
-            ids = self.model.generate(**inputs, max_new_tokens=num_tokens, do_sample=False)
-        generated: list[int] = ids[0, inputs["input_ids"].shape[1] :].tolist()
-        return generated
-
-    def recompute(
-        self, prompt: Prompt, kept: torch.Tensor | None, completion: Sequence[int]
-    ) -> torch.Tensor:
-        """Logits from one forward over the prompt without its dropped tokens, and ``completion``.
-
-        Row 0 is the prompt's last token: ``[1 + len(completion), vocab_size]``. The embeddings
-        are transformers' own for the whole prompt, a video at a time; then embeddings and
-        positions are cut, and a four-dimensional causal mask is given.
-        """
+    def embeddings(self, ids: torch.Tensor, prompt: Prompt) -> torch.Tensor:
+        """transformers' own for the whole prompt, a video at a time."""
         model = self.model.model
-        ids = torch.cat((prompt.input_ids, torch.tensor(completion, dtype=torch.int64)))
-        with torch.no_grad():
-            hidden = model.get_input_embeddings()(ids)
-            if (pixels := prompt.extras.get("pixel_values_videos")) is not None:
-                videos = torch.split(pixels, [frames for frames, _, _ in prompt.visual_grids])
-                hidden[ids == model.config.video_token_id] = torch.cat(
-                    [
-                        model.get_video_features(frames[None], return_dict=True).pooler_output[0]
-                        for frames in videos
-                    ]
-                )
-            if (pixels := prompt.extras.get("pixel_values")) is not None:
-                features = model.get_image_features(
-                    pixels,
-                    prompt.extras["image_sizes"],
-                    batch_num_images=prompt.extras["batch_num_images"],
-                    return_dict=True,
-                ).pooler_output
-                hidden[ids == model.config.image_token_id] = torch.cat(features)
-            cached = torch.ones(len(ids), dtype=torch.bool)
-            if kept is not None:
-                cached[prompt.visual_indices] = False
-                cached[prompt.visual_indices[kept]] = True
-            length = int(cached.sum())
-            output = model.language_model(
-                inputs_embeds=hidden[cached][None],
-                position_ids=torch.arange(len(ids))[None, cached],
-                attention_mask=torch.full((length, length), -torch.inf).triu(1)[None, None],
-                use_cache=False,
-            ).last_hidden_state[0]
-            logits: torch.Tensor = self.model.lm_head(output[-1 - len(completion) :])
-        return logits
+        hidden: torch.Tensor = model.get_input_embeddings()(ids)
+        if (pixels := prompt.extras.get("pixel_values_videos")) is not None:
+            videos = torch.split(pixels, [frames for frames, _, _ in prompt.visual_grids])
+            hidden[ids == model.config.video_token_id] = torch.cat(
+                [
+                    model.get_video_features(frames[None], return_dict=True).pooler_output[0]
+                    for frames in videos
+                ]
+            )
+        if (pixels := prompt.extras.get("pixel_values")) is not None:
+            features = model.get_image_features(
+                pixels,
+                prompt.extras["image_sizes"],
+                batch_num_images=prompt.extras["batch_num_images"],
+                return_dict=True,
+            ).pooler_output
+            hidden[ids == model.config.image_token_id] = torch.cat(features)
+        return hidden

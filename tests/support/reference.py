@@ -17,20 +17,27 @@ from hippo.types import ChatMessage, FramePlan, MediaKind, MediaPart, TextPart
 class Reference:
     """A checkpoint as transformers runs it, in float32."""
 
+    architecture = "Qwen2_5_VLForConditionalGeneration"
+
     def __init__(self, folder: Path) -> None:
         ensure_torchvision()
         transformers: Any = importlib.import_module("transformers")
-        architecture = transformers.Qwen2_5_VLForConditionalGeneration
-        self.model = architecture.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager"
-        ).eval()
+        self.model = (
+            getattr(transformers, self.architecture)
+            .from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+            .eval()
+        )
         self.processor = transformers.AutoProcessor.from_pretrained(folder)
+
+    def turn(self, content: Sequence[dict[str, Any]]) -> str:
+        """The text of one user turn, with what begins an answer."""
+        text: str = self.processor.apply_chat_template(
+            [{"role": "user", "content": list(content)}], tokenize=False, add_generation_prompt=True
+        )
+        return text
 
     def inputs(self, content: Sequence[dict[str, Any]], clips: Sequence[DecodedMedia]) -> Any:
         """What the processor makes of one user turn and its videos."""
-        text = self.processor.apply_chat_template(
-            [{"role": "user", "content": list(content)}], tokenize=False, add_generation_prompt=True
-        )
         videos: dict[str, Any] = {}
         if clips:
             videos["videos"] = [clip.frames.permute(0, 3, 1, 2) for clip in clips]
@@ -43,6 +50,7 @@ class Reference:
                 for clip in clips
             ]
             videos["do_sample_frames"] = False
+        text = self.turn(content)
         inputs = self.processor(text=[text], return_tensors="pt", **videos)
         inputs.pop("video_metadata", None)
         return inputs
@@ -71,38 +79,42 @@ class Reference:
         Row 0 is the prompt's last token: ``[1 + len(completion), vocab_size]``. Embeddings and
         positions are cut, and a four-dimensional causal mask is given.
         """
-        model = self.model.model
         ids = torch.cat((prompt.input_ids, torch.tensor(completion, dtype=torch.int64)))
+        tail = torch.arange(len(completion)) + prompt.next_position
+        positions = torch.cat((prompt.positions, tail.expand(len(prompt.positions), -1)), 1)
+        cached = torch.ones(len(ids), dtype=torch.bool)
+        if kept is not None:
+            cached[prompt.visual_indices] = False
+            cached[prompt.visual_indices[kept]] = True
+        length = int(cached.sum())
         with torch.no_grad():
-            hidden = model.get_input_embeddings()(ids)
-            for kind, places in (
-                ("video", prompt.visual_indices),
-                ("image", prompt.extras.get("image_indices")),
-            ):
-                pixels = prompt.extras.get(
-                    "pixel_values_videos" if kind == "video" else "pixel_values"
-                )
-                if pixels is not None:
-                    features = getattr(model, f"get_{kind}_features")(
-                        pixels, prompt.extras[f"{kind}_grid_thw"], return_dict=True
-                    )
-                    hidden[places] = torch.cat(features.pooler_output)
-            tail = torch.arange(len(completion)) + prompt.next_position
-            positions = torch.cat((prompt.positions, tail.expand(3, -1)), 1)
-            cached = torch.ones(len(ids), dtype=torch.bool)
-            if kept is not None:
-                cached[prompt.visual_indices] = False
-                cached[prompt.visual_indices[kept]] = True
-            length = int(cached.sum())
-            mask = torch.full((length, length), -torch.inf).triu(1)[None, None]
-            output = model.language_model(
-                inputs_embeds=hidden[cached][None],
-                position_ids=positions[:, None, cached],
-                attention_mask=mask,
+            output = self.model.model.language_model(
+                inputs_embeds=self.embeddings(ids, prompt)[cached][None],
+                position_ids=self.position_ids(positions[:, cached]),
+                attention_mask=torch.full((length, length), -torch.inf).triu(1)[None, None],
                 use_cache=False,
             ).last_hidden_state[0]
             logits: torch.Tensor = self.model.lm_head(output[-1 - len(completion) :])
         return logits
+
+    def position_ids(self, positions: torch.Tensor) -> torch.Tensor:
+        """Positions ``[axes, length]`` as the language model wants them."""
+        return positions[:, None]
+
+    def embeddings(self, ids: torch.Tensor, prompt: Prompt) -> torch.Tensor:
+        """Of a sequence that begins with the whole prompt: ``[len(ids), hidden_size]``."""
+        model = self.model.model
+        hidden: torch.Tensor = model.get_input_embeddings()(ids)
+        for kind, name, places in (
+            ("video", "pixel_values_videos", prompt.visual_indices),
+            ("image", "pixel_values", prompt.extras.get("image_indices")),
+        ):
+            if (pixels := prompt.extras.get(name)) is not None:
+                features = getattr(model, f"get_{kind}_features")(
+                    pixels, prompt.extras[f"{kind}_grid_thw"], return_dict=True
+                )
+                hidden[places] = torch.cat(features.pooler_output)
+        return hidden
 
 
 def clip(*, num_frames: int = 6, size: int = 84, fps: float = 2.0, seed: int = 0) -> DecodedMedia:

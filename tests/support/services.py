@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, TypeVar
 
 from hippo.engine.media_cache import Decoder
 from hippo.engine.service import EngineService
@@ -43,6 +43,8 @@ from services.target import servicer as target_servicer
 from services.target.config import TargetSettings
 from tests.support.toy_model import ToyDecoder
 
+ClientT = TypeVar("ClientT", DraftClient, TargetClient)
+
 POLICIES = ("off", "serial", "vpsd", "adaptive", "optimistic", "conservative")
 
 
@@ -68,37 +70,33 @@ def build_target(max_waiting: int = 4, **changes: Any) -> EngineService:
 
 
 @asynccontextmanager
-async def serving_draft(
-    model: VideoLanguageModel, decoder: Decoder | None = None, **changes: Any
-) -> AsyncIterator[tuple[EngineService, DraftClient]]:
-    """``changes`` are of the service's settings."""
-    service = build_draft(**changes)
-    client = DraftClient(f"127.0.0.1:{await service.start('127.0.0.1', 0)}")
-    try:
-        await service.serve_model(model, decoder or ToyDecoder())
-        yield service, client
-    finally:
-        await client.close()
-        await service.stop()
-
-
-@asynccontextmanager
-async def serving_target(
+async def _serving(
+    service: EngineService,
+    client_of: Callable[[str], ClientT],
     model: VideoLanguageModel,
-    decoder: Decoder | None = None,
-    *,
-    max_waiting: int = 4,
-    **changes: Any,
-) -> AsyncIterator[tuple[EngineService, TargetClient]]:
-    """``changes`` are of the service's settings."""
-    service = build_target(max_waiting, **changes)
-    client = TargetClient(f"127.0.0.1:{await service.start('127.0.0.1', 0)}")
+    decoder: Decoder | None,
+) -> AsyncIterator[tuple[EngineService, ClientT]]:
+    client = client_of(f"127.0.0.1:{await service.start('127.0.0.1', 0)}")
     try:
         await service.serve_model(model, decoder or ToyDecoder())
         yield service, client
     finally:
         await client.close()
         await service.stop()
+
+
+def serving_draft(
+    model: VideoLanguageModel, decoder: Decoder | None = None, **changes: Any
+) -> AbstractAsyncContextManager[tuple[EngineService, DraftClient]]:
+    """``changes`` are of the service's settings."""
+    return _serving(build_draft(**changes), DraftClient, model, decoder)
+
+
+def serving_target(
+    model: VideoLanguageModel, decoder: Decoder | None = None, **changes: Any
+) -> AbstractAsyncContextManager[tuple[EngineService, TargetClient]]:
+    """``changes`` are of the service's settings."""
+    return _serving(build_target(**changes), TargetClient, model, decoder)
 
 
 def toy_request(text: str = "what happens?", **changes: Any) -> OpenRequest:
