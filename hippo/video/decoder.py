@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import array
 import asyncio
+import contextlib
 import dataclasses
 import fcntl
 import json
+import math
 import os
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
 
-from hippo.errors import HippoError, MediaError, UnavailableError
+from hippo.errors import MediaError, UnavailableError
 from hippo.models.base import DecodedMedia
 from hippo.types import FramePlan, Media
 from hippo.video.limits import DecodeLimits
-from hippo.video.process import WorkerDiedError, WorkerProcess
+from hippo.video.process import Message, WorkerDiedError, WorkerProcess, map_whole
 from hippo.video.sampling import resolve_plan
-from hippo.video.worker import SECONDS_ITEM_SIZE, map_whole
 
 ResultT = TypeVar("ResultT")
 
@@ -59,10 +58,7 @@ class MediaDecoder:
     async def start(self) -> None:
         """Starts the worker and waits until it is ready; UnavailableError if it is not."""
         async with self._turn:
-            try:
-                await self._with_worker(WorkerProcess.wait_ready)
-            except WorkerDiedError:
-                raise UnavailableError(_NOT_STARTED) from None
+            await self._start()
 
     async def decode(self, media: Media, plan: FramePlan) -> DecodedMedia:
         """The item's planned frames, in memory that is freed with the tensor.
@@ -70,33 +66,28 @@ class MediaDecoder:
         Raises MediaError for media that cannot be read or exceed a limit, InvalidRequestError for
         a plan out of range, UnavailableError when the decoder is closed or cannot run.
         """
-        resolved = resolve_plan(plan, self.limits)
-        if not media.data:
-            raise MediaError(f"the {media.kind.value} is empty (0 bytes)")
-        if len(media.data) > self.limits.max_bytes:
-            raise MediaError(
-                f"the {media.kind.value} has {len(media.data):,} bytes; at most "
-                f"{self.limits.max_bytes:,} are allowed: send a shorter or smaller one"
-            )
-        request = {"kind": media.kind.value, "plan": dataclasses.asdict(resolved)}
+        kind = media.kind.value
+        request = {"kind": kind, "plan": dataclasses.asdict(resolve_plan(plan, self.limits))}
+        self.limits.check_bytes(len(media.data), kind)
 
-        def work(worker: WorkerProcess) -> DecodedMedia | dict[str, Any]:
+        def work(worker: WorkerProcess) -> DecodedMedia:
             reply, result = worker.ask(request, media.data)
-            return _decoded(media, reply, result) if "shape" in reply else reply
+            if "is_out_of_memory" in reply:
+                raise WorkerDiedError(reply["error"])
+            if "error" in reply:
+                raise MediaError(reply["error"])
+            return _decoded(media, reply, result)
 
         async with self._turn:
             # A crash may have come from outside, and memory may have been short because of the
             # item before: both get one more chance, in a fresh process.
-            for is_last in (False, True):
-                found = await self._ask(media, work)
-                if isinstance(found, DecodedMedia):
-                    return found
-                if "error" in found:
-                    raise MediaError(found["error"])
-                self._retire()
-                if is_last:
-                    raise _failure(media, found, self.limits)
-        raise AssertionError("unreachable")
+            with contextlib.suppress(WorkerDiedError):
+                return await self._decode(work, kind)
+            try:
+                return await self._decode(work, kind)
+            except WorkerDiedError as died:
+                crash = f"the {kind} crashes its decoder; it is damaged: encode it again"
+                raise MediaError(str(died) or crash) from None
 
     async def close(self) -> None:
         """Ends the worker, also at work; decodes in flight raise UnavailableError."""
@@ -109,28 +100,26 @@ class MediaDecoder:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    async def _ask(
-        self, media: Media, work: Callable[[WorkerProcess], DecodedMedia | dict[str, Any]]
-    ) -> DecodedMedia | dict[str, Any]:
-        """What the worker gave; if it died, whether at its start."""
-        try:
-            if self._worker is None or not self._worker.is_ready:
+    async def _start(self) -> None:
+        if self._worker is None:
+            try:
                 await self._with_worker(WorkerProcess.wait_ready)
+            except WorkerDiedError:
+                raise UnavailableError(_NOT_STARTED) from None
+
+    async def _decode(
+        self, work: Callable[[WorkerProcess], DecodedMedia], kind: str
+    ) -> DecodedMedia:
+        await self._start()
+        try:
             return await self._with_worker(work, timeout_s=self.limits.timeout_s)
-        except WorkerDiedError as died:
-            return {"is_not_started": not died.was_ready}
         except TimeoutError:
             raise MediaError(
-                f"decoding the {media.kind.value} takes longer than the "
-                f"{self.limits.timeout_s:g} s allowed: send a shorter or smaller one"
+                f"decoding the {kind} takes longer than the {self.limits.timeout_s:g} s allowed: "
+                "send a shorter or smaller one"
             ) from None
 
     async def _with_worker(
@@ -176,19 +165,18 @@ class MediaDecoder:
         task.add_done_callback(self._ending.discard)
 
 
-def _decoded(media: Media, reply: dict[str, Any], result: int) -> DecodedMedia:
-    num_frames, height, width, channels = reply["shape"]
-    start = num_frames * SECONDS_ITEM_SIZE
+def _decoded(media: Media, reply: Message, result: int) -> DecodedMedia:
+    shape = reply["shape"]
     if hasattr(fcntl, "F_ADD_SEALS"):  # the worker cannot take the memory away any more
         fcntl.fcntl(result, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     try:
-        memory = _memory(result, start + num_frames * height * width * channels)
+        memory = _memory(result, math.prod(shape))
     finally:
         os.close(result)
     return DecodedMedia(
         kind=media.kind,
-        frames=memory[start:].view(num_frames, height, width, channels),
-        frame_seconds=tuple(array.array("d", memory[:start].numpy().tobytes())),
+        frames=memory.view(shape),
+        frame_seconds=tuple(reply["seconds"]),
         sampled_fps=reply["sampled_fps"],
     )
 
@@ -201,14 +189,3 @@ def _memory(result: int, size: int) -> torch.Tensor:
         return torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
     with map_whole(result, size) as memory:
         return torch.frombuffer(bytearray(memory), dtype=torch.uint8)
-
-
-def _failure(media: Media, reply: dict[str, Any], limits: DecodeLimits) -> HippoError:
-    if reply.get("is_not_started"):
-        return UnavailableError(_NOT_STARTED)
-    if reply.get("is_out_of_memory"):
-        return MediaError(
-            f"decoding the {media.kind.value} needs more than the "
-            f"{limits.max_memory_bytes // 2**20:,} MiB of memory allowed: send a smaller one"
-        )
-    return MediaError(f"the {media.kind.value} crashes its decoder; it is damaged: encode it again")

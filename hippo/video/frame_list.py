@@ -15,7 +15,7 @@ import itertools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import BinaryIO
 
 from hippo.errors import MediaError
 
@@ -23,14 +23,6 @@ MAGIC = b"\x89HFRMS\r\n"
 MAX_LISTED_FRAMES = 65536  # what any service may be asked to look at
 _HEADER = struct.Struct("<8sdI")
 _RECORD = struct.Struct("<dQ")
-
-
-class Readable(Protocol):
-    """The part of a binary file that is needed here."""
-
-    def read(self, size: int = -1, /) -> bytes | None: ...
-
-    def seek(self, offset: int, whence: int = 0, /) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +40,10 @@ def pack_frames(images: Sequence[bytes], seconds: Sequence[float], *, duration_s
     return b"".join((_HEADER.pack(MAGIC, duration_s, len(images)), *records, *images))
 
 
-def read_frame_list(file: Readable, size: int) -> FrameList:
+def read_frame_list(file: BinaryIO, size: int) -> FrameList:
     """Reads the head of a file of ``size`` bytes; MediaError if it contradicts itself."""
     file.seek(0)
-    head = file.read(_HEADER.size) or b""
+    head = file.read(_HEADER.size)
     if len(head) < _HEADER.size or not head.startswith(MAGIC):
         raise MediaError("the list of frames is cut off; send it whole")
     _, duration_s, num_frames = _HEADER.unpack(head)
@@ -59,7 +51,7 @@ def read_frame_list(file: Readable, size: int) -> FrameList:
         raise MediaError(
             f"the list says that it has {num_frames} frames; 1 to {MAX_LISTED_FRAMES} can be sent"
         )
-    records = file.read(num_frames * _RECORD.size) or b""
+    records = file.read(num_frames * _RECORD.size)
     if len(records) < num_frames * _RECORD.size:
         raise MediaError("the list of frames is cut off; send it whole")
     offset = _HEADER.size + len(records)

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import BinaryIO
 
 import av
 import av.error
 import numpy as np
 
 from hippo.errors import MediaError
-from hippo.video.checks import (
-    check_duration,
-    check_memory,
-    check_rate,
-    check_size,
-    check_stored_frames,
-    check_streams,
-)
+from hippo.types import FramePlan
 from hippo.video.images import Allocate, Frames, Pixels
 from hippo.video.limits import DecodeLimits
-from hippo.video.sampling import ResolvedPlan, sample_frames
-
-if TYPE_CHECKING:
-    from av.container import InputContainer
-    from av.packet import Packet
-    from av.video.frame import VideoFrame
-    from av.video.stream import VideoStream
+from hippo.video.sampling import sample_frames
 
 # Containers that hold their media themselves: no playlists, which could name other files or URLs.
 _FORMATS = "mov,mp4,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,gif,ivf,h264,hevc,3gp,m4v"
@@ -39,24 +27,24 @@ _IMAGE_SIGNATURES = {
     b"\xff\xd8\xff": "JPEG",
     b"BM": "BMP",
 }
+_FRAME = "a frame of the video"
 _BUFFER_SIZE = 1 << 18
 _THREADED_PIXELS = 200_000_000  # in all frames; below, threads cost more than they give
 _MAX_BAD_SHARE = 0.1  # of packets that cannot be decoded
 
 
 def read_video(
-    file: io.RawIOBase,
-    plan: ResolvedPlan,
+    file: BinaryIO,
+    plan: FramePlan,
     limits: DecodeLimits,
     allocate: Allocate,
     *,
     num_threads: int = 1,
 ) -> Frames:
     """The planned frames of the first video track, turned upright; MediaError if unreadable."""
+    _check_head(file)
     file.seek(0)
-    _check_head(file, file.read(16) or b"")
-    file.seek(0)
-    try:
+    with _refusing(f"this is not a video that can be read; send {_READABLE}"):
         container = av.open(
             file,
             "r",
@@ -64,10 +52,6 @@ def read_video(
             buffer_size=_BUFFER_SIZE,
             metadata_errors="replace",  # a title in another encoding is no reason to refuse
         )
-    except av.error.FFmpegError as error:
-        if isinstance(error, MemoryError):
-            raise
-        raise MediaError(f"this is not a video that can be read; send {_READABLE}") from None
     with container:
         stream = _video_stream(container, limits)
         packets = _packets(container, stream, limits)
@@ -76,8 +60,8 @@ def read_video(
         context.thread_count = num_threads if is_large else 1
         context.thread_type = "AUTO" if is_large else "NONE"
         timeline = _timeline(packets, stream)
-        check_duration(timeline.duration_s, limits)
-        check_rate(len(timeline.ticks), timeline.duration_s, limits)
+        limits.check_duration(timeline.duration_s)
+        limits.check_rate(len(timeline.ticks), timeline.duration_s)
         seconds = timeline.seconds
         indices = sample_frames(seconds, timeline.duration_s, plan)
         wanted = [timeline.ticks[index] for index in indices]
@@ -90,8 +74,21 @@ def read_video(
     return Frames(pixels, tuple(seconds[index] for index in indices), sampled_fps)
 
 
-def _check_head(file: io.RawIOBase, head: bytes) -> None:
+@contextlib.contextmanager
+def _refusing(message: str) -> Iterator[None]:
+    """An error of FFmpeg's becomes a MediaError; ``{}`` in its message is FFmpeg's word."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except av.error.FFmpegError as error:
+        raise MediaError(message.format(error.strerror)) from None
+
+
+def _check_head(file: BinaryIO) -> None:
     """Refuses an image, and an mp4 that ends before its boxes do."""
+    file.seek(0)
+    head = file.read(16)
     for signature, name in _IMAGE_SIGNATURES.items():
         if head.startswith(signature):
             raise MediaError(f"this is a {name} image, not a video; send it as an image")
@@ -102,7 +99,7 @@ def _check_head(file: io.RawIOBase, head: bytes) -> None:
     boxes = set()
     while offset + 8 <= size:
         file.seek(offset)
-        header = file.read(16) or b""
+        header = file.read(16)
         length, box = int.from_bytes(header[:4], "big"), header[4:8]
         if length == 1:
             length = int.from_bytes(header[8:16], "big")
@@ -119,8 +116,8 @@ def _check_head(file: io.RawIOBase, head: bytes) -> None:
         raise MediaError("the mp4 is cut off: it has no index ('moov' box); send the whole file")
 
 
-def _video_stream(container: InputContainer, limits: DecodeLimits) -> VideoStream:
-    check_streams(len(container.streams), limits)
+def _video_stream(container: av.container.InputContainer, limits: DecodeLimits) -> av.VideoStream:
+    limits.check_streams(len(container.streams))
     stream = next(
         (
             stream
@@ -138,26 +135,22 @@ def _video_stream(container: InputContainer, limits: DecodeLimits) -> VideoStrea
         raise MediaError(
             "the video's codec is unknown; h264, hevc, vp8, vp9, av1 and mpeg4 can be read"
         )
-    check_size(context.width, context.height, limits, "a frame of the video")
+    limits.check_size(context.width, context.height, _FRAME)
     if container.duration is not None:
-        check_duration(container.duration / 1e6, limits)
+        limits.check_duration(container.duration / 1e6)
     return stream
 
 
 def _packets(
-    container: InputContainer, stream: VideoStream, limits: DecodeLimits
-) -> list[Packet[VideoStream]]:
+    container: av.container.InputContainer, stream: av.VideoStream, limits: DecodeLimits
+) -> list[av.Packet[av.VideoStream]]:
     packets = []
-    try:
+    with _refusing("the video file is damaged or cut off ({})"):
         for packet in container.demux(stream):
             if packet.size > 0:
                 packets.append(packet)
-                check_stored_frames(len(packets), limits)
-    except av.error.FFmpegError as error:
-        if isinstance(error, MemoryError):
-            raise
-        raise MediaError(f"the video file is damaged or cut off ({error.strerror})") from None
-    if not any(not packet.is_discard for packet in packets):
+                limits.check_stored_frames(len(packets))
+    if all(packet.is_discard for packet in packets):
         raise MediaError("the video has no frames")
     return packets
 
@@ -177,7 +170,7 @@ class _Timeline:
         return [float((tick - self.ticks[0]) * self.base) for tick in self.ticks]
 
 
-def _timeline(packets: list[Packet[VideoStream]], stream: VideoStream) -> _Timeline:
+def _timeline(packets: list[av.Packet[av.VideoStream]], stream: av.VideoStream) -> _Timeline:
     shown = [packet for packet in packets if not packet.is_discard]
     rate = stream.average_rate or stream.guessed_rate or Fraction(25)
     base = stream.time_base
@@ -193,7 +186,7 @@ def _timeline(packets: list[Packet[VideoStream]], stream: VideoStream) -> _Timel
     return _Timeline(ticks, base, float(duration), True)
 
 
-def _count(frames: Iterator[VideoFrame]) -> Iterator[VideoFrame]:
+def _count(frames: Iterator[av.VideoFrame]) -> Iterator[av.VideoFrame]:
     """The frames with their numbers as times."""
     for number, frame in enumerate(frames):
         frame.pts = number
@@ -201,8 +194,8 @@ def _count(frames: Iterator[VideoFrame]) -> Iterator[VideoFrame]:
 
 
 def _decode(
-    packets: list[Packet[VideoStream]], stream: VideoStream, *, skippable: set[int]
-) -> Iterator[VideoFrame]:
+    packets: list[av.Packet[av.VideoStream]], stream: av.VideoStream, *, skippable: set[int]
+) -> Iterator[av.VideoFrame]:
     """Frames in the order in which they are shown; those at ``skippable`` times may be missing.
 
     They are when no other frame refers to them. Few packets that cannot be decoded are passed
@@ -227,7 +220,7 @@ def _decode(
 
 
 def _convert(
-    frames: Iterator[VideoFrame],
+    frames: Iterator[av.VideoFrame],
     wanted: list[int],
     limits: DecodeLimits,
     allocate: Allocate,
@@ -235,34 +228,30 @@ def _convert(
     """For each wanted time (ascending) the frame on screen then; all others stay unconverted."""
     pixels: Pixels | None = None
     place = 0
-    current: VideoFrame | None = None
+    current: av.VideoFrame | None = None
     width = height = quarter_turns = 0
 
-    def put(frame: VideoFrame) -> None:
+    def put(frame: av.VideoFrame) -> None:
         nonlocal place
         assert pixels is not None
-        try:
+        with _refusing(
+            "the video's colours cannot be converted ({}): what the file says about them is "
+            "damaged; encode it again"
+        ):
             rgb = frame.to_ndarray(format="rgb24", width=width, height=height, threads=1)
-        except av.error.FFmpegError as error:
-            if isinstance(error, MemoryError):
-                raise
-            raise MediaError(
-                f"the video's colours cannot be converted ({error.strerror}): what the file says "
-                "about them is damaged; encode it again"
-            ) from None
         pixels[place] = np.rot90(rgb, quarter_turns) if quarter_turns else rgb
         place += 1
 
     for frame in frames:
         if pixels is None:
             width, height = frame.width, frame.height
-            check_size(width, height, limits, "a frame of the video")
-            check_memory(len(wanted), width, height, limits)
+            limits.check_size(width, height, _FRAME)
+            limits.check_memory(len(wanted), width, height)
             quarter_turns = round(frame.rotation / 90) % 4
             shape = (width, height) if quarter_turns % 2 else (height, width)
             pixels = allocate(len(wanted), *shape)
         if frame.width * frame.height != width * height:
-            check_size(frame.width, frame.height, limits, "a frame of the video")
+            limits.check_size(frame.width, frame.height, _FRAME)
         if frame.pts is not None:
             while current is not None and place < len(wanted) and wanted[place] < frame.pts:
                 put(current)

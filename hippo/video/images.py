@@ -5,15 +5,15 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from hippo.errors import MediaError
-from hippo.video.checks import check_duration, check_memory, check_rate, check_size
+from hippo.types import FramePlan
 from hippo.video.frame_list import read_frame_list
 from hippo.video.limits import DecodeLimits
-from hippo.video.sampling import TEMPORAL_PATCH_SIZE, ResolvedPlan
+from hippo.video.sampling import TEMPORAL_PATCH_SIZE
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Allocate = Callable[[int, int, int], Pixels]  # (num_frames, height, width) -> [..., 3]
@@ -30,7 +30,7 @@ class Frames:
     sampled_fps: float
 
 
-def read_image(file: io.RawIOBase, limits: DecodeLimits, allocate: Allocate) -> Frames:
+def read_image(file: BinaryIO, limits: DecodeLimits, allocate: Allocate) -> Frames:
     """The image as one frame, turned as its EXIF orientation says; MediaError if unreadable."""
     file.seek(0)
     rgb = _rgb(file, _FORMATS, limits, "the image")
@@ -40,7 +40,7 @@ def read_image(file: io.RawIOBase, limits: DecodeLimits, allocate: Allocate) -> 
 
 
 def read_frames(
-    file: io.RawIOBase, plan: ResolvedPlan, limits: DecodeLimits, allocate: Allocate
+    file: BinaryIO, plan: FramePlan, limits: DecodeLimits, allocate: Allocate
 ) -> Frames:
     """The images of a frame list (hippo.video.frame_list) as a video's sampled frames.
 
@@ -54,8 +54,8 @@ def read_frames(
         raise MediaError(
             f"the video has {total} frames; at most {limits.max_frames} are allowed: send fewer"
         )
-    check_duration(listed.duration_s, limits)
-    check_rate(total, listed.duration_s, limits)
+    limits.check_duration(listed.duration_s)
+    limits.check_rate(total, listed.duration_s)
     num_chosen = min(total, plan.max_frames)
     chosen = [place * total // num_chosen for place in range(num_chosen)]
     num_frames = num_chosen + -num_chosen % TEMPORAL_PATCH_SIZE
@@ -64,10 +64,10 @@ def read_frames(
         offset, size = listed.spans[index]
         file.seek(offset)
         name = f"frame {index} of the video"
-        rgb = _rgb(io.BytesIO(file.read(size) or b""), ("JPEG",), limits, name)
+        rgb = _rgb(io.BytesIO(file.read(size)), ("JPEG",), limits, name)
         height, width, _ = rgb.shape
         if pixels is None:
-            check_memory(num_frames, width, height, limits)
+            limits.check_memory(num_frames, width, height)
             pixels = allocate(num_frames, height, width)
         if pixels.shape[1:] != rgb.shape:
             raise MediaError(
@@ -82,17 +82,15 @@ def read_frames(
     return Frames(pixels, tuple(seconds), num_chosen / listed.duration_s)
 
 
-def _rgb(
-    file: io.RawIOBase | io.BytesIO, formats: tuple[str, ...], limits: DecodeLimits, name: str
-) -> Pixels:
+def _rgb(file: BinaryIO, formats: tuple[str, ...], limits: DecodeLimits, name: str) -> Pixels:
     """The image ``[height, width, 3]``, turned upright; MediaError calls it ``name``."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     Image.MAX_IMAGE_PIXELS = None  # the operator's limit is checked below, before any decoding
     try:
-        with Image.open(file, formats=formats) as image:  # type: ignore[arg-type]
-            check_size(image.width, image.height, limits, name)
-            check_memory(1, image.width, image.height, limits)
+        with Image.open(file, formats=formats) as image:
+            limits.check_size(image.width, image.height, name)
+            limits.check_memory(1, image.width, image.height)
             return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
     except UnidentifiedImageError:
         if formats == _FORMATS:

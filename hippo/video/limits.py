@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+from hippo.errors import MediaError
 
 _MIB = 1024 * 1024
 
@@ -23,20 +25,80 @@ class DecodeLimits:
 
     def __post_init__(self) -> None:
         """Refuses limits under which nothing could be decoded."""
-        for name in (
-            "max_pixels",
-            "max_duration_s",
-            "max_streams",
-            "max_stored_frames",
-            "max_stored_fps",
-            "max_bytes",
-            "timeout_s",
-        ):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be greater than 0")
         if self.max_frames < 2:
             raise ValueError(f"max_frames is {self.max_frames}; it must be at least 2")
         if self.max_memory_bytes < 64 * _MIB:
             raise ValueError(
                 f"max_memory_bytes is {self.max_memory_bytes}; it must be at least {64 * _MIB}"
+            )
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not value > 0:
+                raise ValueError(f"{field.name} is {value}; it must be greater than 0")
+
+    def check_bytes(self, num_bytes: int, kind: str) -> None:
+        """Refuses a file of the ``kind`` that is empty or too large."""
+        if not num_bytes:
+            raise MediaError(f"the {kind} is empty (0 bytes)")
+        if num_bytes > self.max_bytes:
+            raise MediaError(
+                f"the {kind} has {num_bytes:,} bytes; at most {self.max_bytes:,} are allowed: "
+                "send a shorter or smaller one"
+            )
+
+    def check_size(self, width: int, height: int, what: str) -> None:
+        """Refuses a frame or image (``what``) without pixels or with too many."""
+        if width <= 0 or height <= 0:
+            raise MediaError(
+                f"the size of {what} cannot be read: it is damaged, or far above the "
+                f"{self.max_pixels:,} pixels allowed"
+            )
+        if width * height > self.max_pixels:
+            raise MediaError(
+                f"{what} has {width} x {height} pixels; at most {self.max_pixels:,} are allowed: "
+                "scale it down"
+            )
+
+    def check_memory(self, num_frames: int, width: int, height: int) -> None:
+        """Refuses frames that do not fit into the memory allowed."""
+        size = num_frames * width * height * 3
+        if size > self.max_memory_bytes:
+            raise MediaError(
+                f"{num_frames} frames of {width} x {height} pixels need {size:,} bytes; at most "
+                f"{self.max_memory_bytes:,} are allowed: ask for fewer frames or scale the video "
+                "down"
+            )
+
+    def check_duration(self, duration_s: float) -> None:
+        """Refuses a video that lasts too long."""
+        if duration_s > self.max_duration_s:
+            raise MediaError(
+                f"the video lasts {duration_s:.1f} s; at most {self.max_duration_s:g} s are "
+                "allowed: send a shorter part of it"
+            )
+
+    def check_streams(self, num_streams: int) -> None:
+        """Refuses a file of too many tracks."""
+        if num_streams > self.max_streams:
+            raise MediaError(
+                f"the file has {num_streams} tracks; at most {self.max_streams} are allowed: send "
+                "the video's track alone"
+            )
+
+    def check_stored_frames(self, num_frames: int) -> None:
+        """Refuses a file of too many frames, looked at or not."""
+        if num_frames > self.max_stored_frames:
+            raise MediaError(
+                f"the video has more than the {self.max_stored_frames:,} frames allowed: send a "
+                "shorter part of it"
+            )
+
+    def check_rate(self, num_frames: int, duration_s: float) -> None:
+        """Refuses a video that lasts no time, or has too many frames a second."""
+        if not duration_s > 0:
+            raise MediaError("the video lasts 0 s: its times are damaged; encode it again")
+        if num_frames > 1 and num_frames > duration_s * self.max_stored_fps:
+            raise MediaError(
+                f"the video has {num_frames / duration_s:,.0f} frames a second; at most "
+                f"{self.max_stored_fps:g} are allowed: encode it at a lower rate"
             )

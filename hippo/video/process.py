@@ -1,70 +1,68 @@
-"""One worker process as its parent sees it: starting, asking, killing. All calls block."""
+"""One worker process as its parent sees it: starting, asking, killing. All calls block.
+
+And what both sides need: files in memory that the two processes share, and messages, each one
+line of JSON and perhaps the descriptor of such a file.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 from typing import Any
 
-from hippo.errors import HippoError
 from hippo.subprocesses import importing_environment
-from hippo.video.worker import receive_line, shared_file
 
 _START_TIMEOUT_S = 60.0
 
+Message = dict[str, Any]
 
-class WorkerDiedError(HippoError):
-    """The process has gone; ``was_ready``: after it had been ready for work."""
 
-    def __init__(self, *, was_ready: bool) -> None:
-        super().__init__("the decoder's process has gone")
-        self.was_ready = was_ready
+class WorkerDiedError(Exception):
+    """The process has gone or cannot go on; with the reason, if it could tell one."""
 
 
 class WorkerProcess:
     """One process and the socket to it; one thread at a time asks, any may kill it meanwhile."""
 
     def __init__(self, settings: str) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs, contextlib.ExitStack() as on_failure:
-            on_failure.callback(ours.close)
+        self._channel, theirs = socket.socketpair()
+        with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "hippo.video.worker", str(theirs.fileno()), settings],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
+                process_group=0,  # a terminal's Ctrl-C is for the parent
                 env={
                     **importing_environment(),
                     "OPENBLAS_NUM_THREADS": "1",
                     "OMP_NUM_THREADS": "1",
                 },
             )
-            on_failure.pop_all()
-        self._channel = ours
-        self.is_ready = False
 
     def wait_ready(self) -> None:
-        """Waits for the process to have started; WorkerDiedError if it does not."""
-        if not self.is_ready:
-            self._channel.settimeout(_START_TIMEOUT_S)
-            self._receive()
-            self._channel.settimeout(None)
-            self.is_ready = True
+        """Waits for the new process to have started; WorkerDiedError if it does not."""
+        self._channel.settimeout(_START_TIMEOUT_S)
+        self._receive()
+        self._channel.settimeout(None)
 
-    def ask(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], int]:
+    def ask(self, request: Message, data: bytes) -> tuple[Message, int]:
         """The reply to a request about ``data``, and the descriptor that came with it (-1: none).
 
         Raises WorkerDiedError.
         """
-        descriptor = _shared_copy(data)
+        descriptor = shared_file(len(data))
         try:
-            socket.send_fds(self._channel, [json.dumps(request).encode() + b"\n"], [descriptor])
-        except OSError:
-            raise WorkerDiedError(was_ready=True) from None
+            with map_whole(descriptor, len(data)) as memory:
+                memory[:] = data
+            with contextlib.suppress(ConnectionError):  # noticed at the reply
+                send(self._channel, request, descriptor)
         finally:
             os.close(descriptor)
         return self._receive()
@@ -80,25 +78,50 @@ class WorkerProcess:
         self.process.wait()
         self._channel.close()
 
-    def _receive(self) -> tuple[dict[str, Any], int]:
-        pending, fds = bytearray(), list[int]()
-        try:
-            while not pending.endswith(b"\n"):
-                if not receive_line(self._channel, pending, fds):
-                    raise WorkerDiedError(was_ready=self.is_ready)
-            reply: dict[str, Any] = json.loads(pending)
-            return reply, fds.pop() if fds else -1
-        except OSError:
-            raise WorkerDiedError(was_ready=self.is_ready) from None
-        finally:
-            for descriptor in fds:
-                os.close(descriptor)
+    def _receive(self) -> tuple[Message, int]:
+        with contextlib.suppress(OSError):
+            if received := receive(self._channel):
+                return received
+        raise WorkerDiedError
 
 
-def _shared_copy(data: bytes) -> int:
-    """A descriptor of a shared file that holds ``data``."""
-    descriptor = shared_file(len(data))
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
+def shared_file(size: int) -> int:
+    """A descriptor of ``size`` zero bytes in memory, without a name."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("hippo-media", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    try:
+        os.ftruncate(descriptor, size)
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
+
+
+def map_whole(descriptor: int, size: int) -> mmap.mmap:
+    """Maps a shared file for both sides to read and write, its pages all at once."""
+    return mmap.mmap(descriptor, size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+
+
+def send(channel: socket.socket, message: Message, *descriptors: int) -> None:
+    """Sends a message; OSError when the other side has gone."""
+    socket.send_fds(channel, [json.dumps(message).encode() + b"\n"], descriptors)
+
+
+def receive(channel: socket.socket) -> tuple[Message, int] | None:
+    """A message and its descriptor (-1: none); None when the other side has gone."""
+    line, descriptors = bytearray(), list[int]()
+    try:
+        while not line.endswith(b"\n"):
+            data, new, _, _ = socket.recv_fds(channel, 65536, 1)
+            descriptors += new
+            line += data
+            if not data:
+                return None
+        message: Message = json.loads(line)
+        return message, descriptors.pop() if descriptors else -1
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)

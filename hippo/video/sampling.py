@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from hippo.errors import InvalidRequestError
 from hippo.types import FramePlan
@@ -22,16 +22,7 @@ TEMPORAL_PATCH_SIZE = 2  # the number of frames is a multiple of it
 MAX_FPS = 240.0
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedPlan:
-    """A frame plan with the defaults and the operator's limits filled in."""
-
-    fps: float = DEFAULT_FPS
-    min_frames: int = DEFAULT_MIN_FRAMES
-    max_frames: int = 768
-
-
-def resolve_plan(plan: FramePlan, limits: DecodeLimits) -> ResolvedPlan:
+def resolve_plan(plan: FramePlan, limits: DecodeLimits) -> FramePlan:
     """Fills in what the request leaves open; InvalidRequestError names a field out of range."""
     if plan.fps != 0.0 and not 0.0 < plan.fps <= MAX_FPS:
         raise InvalidRequestError(
@@ -51,21 +42,22 @@ def resolve_plan(plan: FramePlan, limits: DecodeLimits) -> ResolvedPlan:
             f"min_frames is {plan.min_frames}, more than max_frames, {max_frames}",
             param="min_frames",
         )
-    return ResolvedPlan(
+    return replace(
+        plan,
         fps=plan.fps or DEFAULT_FPS,
         min_frames=plan.min_frames or min(DEFAULT_MIN_FRAMES, max_frames),
         max_frames=max_frames,
     )
 
 
-def count_frames(total: int, duration_s: float, plan: ResolvedPlan) -> int:
-    """How many frames are looked at: even, at least 2, otherwise at most ``total``."""
+def count_frames(total: int, duration_s: float, plan: FramePlan) -> int:
+    """How many frames a resolved plan looks at: even, at least 2, else at most ``total``."""
     most = _floor_even(min(plan.max_frames, total))
     wanted = min(max(duration_s * plan.fps, plan.min_frames), most, total)
     return max(_floor_even(wanted), TEMPORAL_PATCH_SIZE)
 
 
-def sample_frames(seconds: Sequence[float], duration_s: float, plan: ResolvedPlan) -> list[int]:
+def sample_frames(seconds: Sequence[float], duration_s: float, plan: FramePlan) -> list[int]:
     """Ascending frame indices, evenly spaced; an only frame is taken twice.
 
     ``seconds`` are the presentation times of all frames, ascending from 0. At a constant frame

@@ -8,7 +8,10 @@ import functools
 import http.server
 import io
 import json
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +22,7 @@ from typing import Any
 import av
 import httpx
 import numpy as np
+import openai
 from PIL import Image
 
 from hippo.cli.processes import Child
@@ -51,38 +55,86 @@ class Door:
         return httpx.Client(base_url=self.url, trust_env=False, timeout=60)
 
 
+def hippo(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command of ours to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "hippo.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        env={**os.environ, "COLUMNS": "200", **environment},
+    )
+
+
+@contextlib.contextmanager
+def process(module: str, *arguments: str, lines: list[str] | None = None) -> Iterator[Child]:
+    """``python -m module``, stopped at the end; ``lines`` is what it logs."""
+    child = Child(module, lambda _, line: None if lines is None else lines.append(line))
+    child.start(module, list(arguments))
+    try:
+        yield child
+    finally:
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(20)
+
+
 @contextlib.contextmanager
 def further_gateway(
     running: Running, *arguments: str, lines: list[str] | None = None
 ) -> Iterator[Door]:
-    """Ready at the start, stopped at the end; ``lines`` is what it logs."""
+    """Ready at the start, stopped at the end; the last of an option's values counts."""
     port, stack = free_port(), running.stack
-    child = Child("further gateway", lambda _, line: None if lines is None else lines.append(line))
-    child.start(
-        "gateway",
-        [
-            "--port", str(port),
-            "--target", f"127.0.0.1:{stack.port('target')}",
-            "--draft", f"127.0.0.1:{stack.port('draft')}",
-            "--calibration-share", "0",
-            *arguments,
-        ],
-    )  # fmt: skip
-    door = Door(f"http://127.0.0.1:{port}", child)
-
-    def is_ready() -> bool:
-        child.check()
-        try:
-            return httpx.get(f"{door.url}/ready", trust_env=False).status_code == 200
-        except httpx.HTTPError:
-            return False
-
-    try:
-        wait_until(is_ready)
+    services = (
+        *("--target", f"127.0.0.1:{stack.port('target')}"),
+        *("--draft", f"127.0.0.1:{stack.port('draft')}"),
+        *("--calibration-share", "0"),
+    )
+    with process("gateway", "--port", str(port), *services, *arguments, lines=lines) as child:
+        door = Door(f"http://127.0.0.1:{port}", child)
+        wait_until(lambda: readiness(door.url) is not None)
         yield door
-    finally:
-        child.send_signal(signal.SIGTERM)
-        assert child.wait(20)
+
+
+def readiness(url: str) -> dict[str, Any] | None:
+    """What a gateway that is ready says; None until it is."""
+    try:
+        answer = httpx.get(f"{url}/ready", trust_env=False)
+    except httpx.HTTPError:
+        return None
+    return dict(answer.json()) if answer.status_code == 200 else None
+
+
+def chat_body(url: str | None, num_tokens: int, **fields: Any) -> dict[str, Any]:
+    """A greedy request for so many tokens about a video, or of a greeting."""
+    hello = {"role": "user", "content": "Hello"}
+    return {
+        "model": "hippo",
+        "messages": [hello if url is None else video_message(url)],
+        "max_tokens": num_tokens,
+        "ignore_eos": True,
+        **GREEDY,
+        **fields,
+    }
+
+
+def ask(client: openai.OpenAI, url: str | None = None, **fields: Any) -> Any:
+    """The official client's answer about a video, or to a greeting: greedy unless asked else."""
+    create: Any = client.chat.completions.create  # whose types know no further options
+    turn = {"role": "user", "content": "Tell me something."} if url is None else video_message(url)
+    return create(**{"model": "hippo", "messages": [turn], **GREEDY, **fields})
+
+
+def streamed(
+    client: httpx.Client, body: dict[str, Any], at_fifth: Callable[[], None]
+) -> list[dict[str, Any]]:
+    """The events of a streamed answer; ``at_fifth`` is called in its middle."""
+    chunks = []
+    with client.stream("POST", CHAT, json={**body, "stream": True}) as response:
+        for chunk in chunks_of(response):
+            chunks.append(chunk)
+            if len(chunks) == 5:
+                at_fifth()
+    return chunks
 
 
 def chunks_of(response: httpx.Response) -> Iterator[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.e2e.support import GREEDY, SAMPLED, Running, data_url, video_message, wait_until
+from tests.e2e.support import GREEDY, SAMPLED, Running, ask, data_url, wait_until
 
 # Bytes and words that any answer of the pair is likely to have early.
 COMMON = [" ", "e", "a", "t"]
@@ -16,12 +16,7 @@ COMMON = [" ", "e", "a", "t"]
 
 def _answer(client: openai.OpenAI, clip: Path, policy: str = "adaptive", **fields: Any) -> Any:
     extra = {"speculative": {"policy": policy}, **fields.pop("extra_body", {})}
-    return client.chat.completions.create(
-        model="hippo",
-        messages=[video_message(data_url(clip))],  # type: ignore[list-item]
-        extra_body=extra,
-        **({"max_tokens": 40} | fields),
-    )
+    return ask(client, data_url(clip), extra_body=extra, **({"max_tokens": 40} | fields))
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "T"])

@@ -11,16 +11,15 @@ import httpx
 import pytest
 
 from tests.e2e.support import (
+    CHAT,
     Running,
     data_url,
     jpeg_frame,
     video_message,
     wait_until,
     web_server,
-    write_clip,
 )
 
-CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -52,117 +51,55 @@ def nothing_is_left_behind(running: Running) -> Iterator[None]:
 VIDEO = "messages.0.content.0.video_url"
 
 
+REFUSED: dict[str, tuple[str, int, str]] = {
+    "an empty file": (data_url(b""), 400, "the video is empty (0 bytes)"),
+    "a text": (data_url(b"This is plain text. " * 50), 400, "not a video that can be read"),
+    "too many bytes": (data_url(bytes((1 << 20) + 1)), 400, "1048576 bytes"),
+    "broken base64": ("data:video/mp4;base64,@@@", 400, "not valid base64"),
+    "no base64": ("data:video/mp4,plain", 400, "not base64"),
+    "no comma": ("data:video/mp4;base64", 400, "no comma"),
+    "an image": ("data:image/png;base64,AAAA", 400, "in a video_url"),
+    "another protocol": ("ftp://127.0.0.1/clip.mp4", 400, "no http(s) URL"),
+    "a relative path": ("clip.mp4", 400, "no absolute path"),
+    "a path elsewhere": ("/etc/passwd", 403, "not under an allowed directory"),
+    "an URL elsewhere": ("https://elsewhere.example/clip.mp4", 403, "not on this server's list"),
+}
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_a_file_that_is_not_a_video(http: httpx.Client, is_stream: bool) -> None:
-    url = data_url(b"This is plain text, whatever its name says. " * 50)
-    message = _refused(_ask_about(http, url, stream=is_stream), 400, param=VIDEO)
-    assert "video" in message
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_video_that_cannot_be_had(http: httpx.Client, name: str, is_stream: bool) -> None:
+    url, status, expected = REFUSED[name]
+    assert expected in _refused(_ask_about(http, url, stream=is_stream), status, param=VIDEO)
 
 
-def test_an_empty_file(http: httpx.Client) -> None:
-    message = _refused(_ask_about(http, data_url(b"")), 400, param=VIDEO)
-    assert message == "the video is empty (0 bytes)"
-
-
-def test_a_video_without_frames(http: httpx.Client, tmp_path: Path) -> None:
-    import av
-
-    path = tmp_path / "silence.mp4"
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("aac", rate=16000, layout="mono")
-        frame = av.AudioFrame(format="fltp", layout="mono", samples=1024)
-        for plane in frame.planes:
-            plane.update(bytes(plane.buffer_size))
-        frame.sample_rate = 16000
-        container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-    _refused(_ask_about(http, data_url(path)), 400, param=VIDEO)
-
-
-def test_a_huge_resolution(http: httpx.Client, tmp_path: Path) -> None:
-    clip = write_clip(tmp_path / "huge.mp4", num_frames=1, width=8192, height=8192)
-    message = _refused(_ask_about(http, data_url(clip)), 400, param=VIDEO)
-    assert "8192" in message
-
-
-def test_a_truncated_video(http: httpx.Client, clip: Path) -> None:
+def test_the_video_that_is_damaged_is_named(http: httpx.Client, clip: Path) -> None:
     data = clip.read_bytes()
-    cut_off = data_url(data[: len(data) // 3])
-    _refused(_ask_about(http, cut_off), 400, param=VIDEO)
-    parts = [video_message(url)["content"][0] for url in (data_url(clip), cut_off)]
+    urls = (data_url(clip), data_url(data[: len(data) // 3]))
+    parts = [video_message(url)["content"][0] for url in urls]
     answer = _ask(http, messages=[{"role": "user", "content": parts}])
     _refused(answer, 400, param="messages.0.content.1.video_url")
 
 
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("data:video/mp4;base64,@@@", "not valid base64"),
-        ("data:video/mp4,plain", "not base64"),
-        ("data:video/mp4;base64", "no comma"),
-        ("data:image/png;base64,AAAA", "in a video_url"),
-        ("ftp://127.0.0.1/clip.mp4", "no http(s) URL"),
-        ("clip.mp4", "no absolute path"),
-    ],
-)
-def test_a_url_that_cannot_be_used(http: httpx.Client, url: str, expected: str) -> None:
-    assert expected in _refused(_ask_about(http, url), 400, param=VIDEO)
-
-
 def test_frames_that_cannot_be_read_are_named(http: httpx.Client) -> None:
-    good = jpeg_frame(1)
-
-    def frames(*images: bytes) -> str:
-        payload = ",".join(base64.b64encode(image).decode() for image in images)
-        return f"data:video/jpeg;base64,{payload}"
-
-    message = _refused(_ask_about(http, frames(good, good[:200])), 400, param=VIDEO)
+    frames = (jpeg_frame(1), jpeg_frame(1)[:200])
+    payload = ",".join(base64.b64encode(frame).decode() for frame in frames)
+    url = f"data:video/jpeg;base64,{payload}"
+    message = _refused(_ask_about(http, url), 400, param=VIDEO)
     assert message.startswith("frame 1 of the video is damaged or cut off")
-    other = frames(good, good, jpeg_frame(1, width=120))
-    message = _refused(_ask_about(http, other), 400, param=VIDEO)
-    assert "frame 2 of the video has 120 x 112 pixels" in message
-    many = frames(*[jpeg_frame(0, width=16)] * 800)
-    assert "at most" in _refused(_ask_about(http, many), 400, param=VIDEO)
-    empty = _refused(_ask_about(http, frames(good, b"")), 400, param=VIDEO)
-    assert empty == "frame 1 of the video is empty (0 bytes)"
     message = _refused(
-        _ask_about(http, frames(good), media_io_kwargs={"video": {"frames_indices": [0, 1]}}),
+        _ask_about(http, url, media_io_kwargs={"video": {"frames_indices": [0]}}),
         400,
         param="media_io_kwargs.video.frames_indices",
     )
-    assert "2 entries, the video 1 frames" in message
+    assert "1 entries, the video 2 frames" in message
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "expected"),
-    [
-        (
-            {"mm_processor_kwargs": {"num_frames": 1}},
-            "mm_processor_kwargs.num_frames",
-            "mm_processor_kwargs.num_frames is 1; this service takes 2 to",
-        ),
-        (
-            {"media_io_kwargs": {"video": {"num_frames": 1}}},
-            "media_io_kwargs.video.num_frames",
-            "media_io_kwargs.video.num_frames is 1; this service takes 2 to",
-        ),
-        (
-            {"mm_processor_kwargs": {"min_frames": 9, "max_frames": 4}},
-            "mm_processor_kwargs.min_frames",
-            "mm_processor_kwargs.min_frames is 9, more than mm_processor_kwargs.max_frames (4)",
-        ),
-    ],
-)
-def test_frames_that_cannot_be_had(
-    http: httpx.Client, clip: Path, fields: dict[str, Any], param: str, expected: str
-) -> None:
-    answer = _ask_about(http, data_url(clip), **fields)
-    assert expected in _refused(answer, 400, param=param)
-
-
-def test_a_video_over_the_limit(http: httpx.Client) -> None:
-    message = _refused(_ask_about(http, data_url(bytes((1 << 20) + 1))), 400, param=VIDEO)
-    assert "1048576 bytes" in message
+def test_frames_that_cannot_be_had(http: httpx.Client, clip: Path) -> None:
+    fields = {"mm_processor_kwargs": {"min_frames": 9, "max_frames": 4}}
+    param = "mm_processor_kwargs.min_frames"
+    message = _refused(_ask_about(http, data_url(clip), **fields), 400, param=param)
+    assert f"{param} is 9, more than mm_processor_kwargs.max_frames (4)" in message
 
 
 def test_more_videos_than_allowed(http: httpx.Client, clip: Path) -> None:
@@ -171,34 +108,7 @@ def test_more_videos_than_allowed(http: httpx.Client, clip: Path) -> None:
     assert "takes 2" in _refused(_ask(http, messages=messages), 400, param="messages")
 
 
-def test_paths_outside_the_allowed_directories(
-    http: httpx.Client, running: Running, tmp_path: Path
-) -> None:
-    outside = write_clip(tmp_path / "outside.mp4", num_frames=2)
-    link = running.media_folder / "link.mp4"
-    link.symlink_to(outside)
-    try:
-        for url in (
-            str(outside),
-            str(link),
-            f"{running.media_folder}/../../etc/passwd",
-            "/etc/passwd",
-            "/no/such/file",
-            f"file://{outside}",
-        ):
-            message = _refused(_ask_about(http, url), 403, param=VIDEO)
-            assert "not under an allowed directory" in message
-    finally:
-        link.unlink()
-    missing = f"{running.media_folder}/missing.mp4"
-    assert "cannot be read" in _refused(_ask_about(http, missing), 400, param=VIDEO)
-    folder = str(running.media_folder)
-    assert "not a regular file" in _refused(_ask_about(http, folder), 400, param=VIDEO)
-
-
-def test_urls_off_the_list(http: httpx.Client, running: Running) -> None:
-    url = "https://elsewhere.example/clip.mp4"
-    assert "not on this server's list" in _refused(_ask_about(http, url), 403, param=VIDEO)
+def test_urls_that_lead_elsewhere_or_to_too_much(http: httpx.Client, running: Running) -> None:
     with web_server(running.media_folder) as site:
         redirected = _refused(_ask_about(http, f"{site}/away"), 403, param=VIDEO)
         assert "'elsewhere.example' is not on" in redirected

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.support import Running, free_port, wait_until
+from tests.e2e.support import Running, free_port, hippo, wait_until
 from tests.support.plain_server import PlainServer, serving
 
 TEXT = ("--no-video", "--prompt", "Hello?")
 
 
-def bench(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "hippo.cli", "bench", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        env={**os.environ, "COLUMNS": "100", **environment},
-    )
+bench = functools.partial(hippo, "bench")
 
 
 def found(*arguments: str, **environment: str) -> dict[str, Any]:
@@ -136,29 +129,26 @@ def test_a_key_is_taken_from_the_environment_and_not_written_down(tmp_path: Path
 def test_what_cannot_be_measured_is_said_plainly(running: Running, tmp_path: Path) -> None:
     text = tmp_path / "text.mp4"
     text.write_text("no video")
-    with serving(PlainServer()) as plain, serving(PlainServer(models=())) as empty:
+    with (
+        serving(PlainServer()) as plain,
+        serving(PlainServer(models=())) as empty,
+        serving(PlainServer(is_cut_off=True)) as cut_off,
+    ):
         cases = {
             f"nothing listens at http://127.0.0.1:{(port := free_port())}": (
                 "--url", f"http://127.0.0.1:{port}", *TEXT,
             ),
-            "no OpenAI-compatible server at": ("--url", f"{plain.url}/api", *TEXT),
             "serves no model": ("--url", empty.url, *TEXT),
             "it serves plain": ("--url", plain.url, *TEXT, "--model", "none"),
             "--policies is for a hippo gateway": ("--url", plain.url, *TEXT, "--policies", "off"),
             "the server answered 400": ("--url", running.url, "--video", str(text)),
+            "the answer broke off": ("--url", cut_off.url, *TEXT),
         }  # fmt: skip
         for message, arguments in cases.items():
             done = bench(*arguments)
             assert done.returncode == 1, message
             assert message in " ".join(done.stderr.split()), done.stderr
             assert "Traceback" not in done.stderr
-
-
-def test_a_stream_that_breaks_off_is_an_error() -> None:
-    with serving(PlainServer(is_cut_off=True)) as plain:
-        done = bench("--url", plain.url, *TEXT)
-    assert done.returncode == 1
-    assert "the answer broke off" in done.stderr
 
 
 def test_an_interrupt_ends_a_load_at_once() -> None:

@@ -11,8 +11,10 @@ import openai
 import pytest
 
 from tests.e2e.support import (
-    GREEDY,
+    CHAT,
     Running,
+    ask,
+    chat_body,
     data_url,
     jpeg_frame,
     video_message,
@@ -22,18 +24,11 @@ from tests.e2e.support import (
 
 
 def test_a_video_in_a_data_url_is_described(client: openai.OpenAI, clip: Path) -> None:
-    completion = client.chat.completions.create(
-        model="hippo",
-        messages=[video_message(data_url(clip))],  # type: ignore[list-item]
-        max_tokens=24,
-        extra_body={"ignore_eos": True},
-        **GREEDY,
-    )
+    completion = ask(client, data_url(clip), max_tokens=24, extra_body={"ignore_eos": True})
     choice = completion.choices[0]
     assert choice.finish_reason == "length"
     assert choice.message.role == "assistant"
     assert choice.message.content
-    assert completion.usage is not None
     assert completion.usage.completion_tokens == 24
     assert completion.usage.total_tokens == completion.usage.prompt_tokens + 24
 
@@ -41,18 +36,9 @@ def test_a_video_in_a_data_url_is_described(client: openai.OpenAI, clip: Path) -
 def test_a_stream_brings_the_same_text_then_figures_and_usage(
     client: openai.OpenAI, clip: Path
 ) -> None:
-    request: dict[str, Any] = {
-        "model": "hippo",
-        "messages": [video_message(data_url(clip))],
-        "max_tokens": 40,
-        **GREEDY,
-    }
-    whole = client.chat.completions.create(**request)
-    chunks = list(
-        client.chat.completions.create(
-            **request, stream=True, stream_options={"include_usage": True}
-        )
-    )
+    url, options = data_url(clip), {"include_usage": True}
+    whole = ask(client, url, max_tokens=40)
+    chunks = list(ask(client, url, max_tokens=40, stream=True, stream_options=options))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.choices[0].message.content
     assert chunks[0].choices[0].delta.role == "assistant"
@@ -69,13 +55,8 @@ def test_a_second_question_about_a_clip_finds_its_tokens_cached(
 ) -> None:
     def answer(text: str, salt: str) -> Any:
         wait_until(lambda: running.slots_used() == 0)
-        return client.chat.completions.create(
-            model="hippo",
-            messages=[video_message(data_url(clip), text)],  # type: ignore[list-item]
-            max_tokens=12,
-            extra_body={"cache_salt": salt},
-            **GREEDY,
-        )
+        messages = [video_message(data_url(clip), text)]
+        return ask(client, messages=messages, max_tokens=12, extra_body={"cache_salt": salt})
 
     def num_cached(completion: Any) -> int:
         cached: int = completion.usage.prompt_tokens_details.cached_tokens
@@ -97,8 +78,8 @@ def test_a_second_question_about_a_clip_finds_its_tokens_cached(
 
 
 def test_text_alone_is_answered(client: openai.OpenAI) -> None:
-    completion = client.chat.completions.create(
-        model="hippo",
+    completion = ask(
+        client,
         messages=[
             {"role": "system", "content": "Be brief."},
             {"role": "user", "content": "What can you do?"},
@@ -106,14 +87,13 @@ def test_text_alone_is_answered(client: openai.OpenAI) -> None:
         max_completion_tokens=8,
         extra_body={"ignore_eos": True},
     )
-    assert completion.usage is not None
     assert completion.usage.completion_tokens == 8
 
 
 def test_the_figures_say_what_happened(client: openai.OpenAI, clip: Path) -> None:
-    completion = client.chat.completions.create(
-        model="hippo",
-        messages=[video_message(data_url(clip))],  # type: ignore[list-item]
+    completion = ask(
+        client,
+        data_url(clip),
         max_tokens=40,
         extra_body={
             "ignore_eos": True,
@@ -123,9 +103,8 @@ def test_the_figures_say_what_happened(client: openai.OpenAI, clip: Path) -> Non
                 "pruning": {"strategy": "uniform", "ratio": 0.5},
             },
         },
-        **GREEDY,
     )
-    figures = completion.model_extra["hippo"]  # type: ignore[index]
+    figures = completion.model_extra["hippo"]
     assert figures["policy"] == "vpsd"
     assert figures["draft_used"] is True
     assert figures["draft_problem"] is None
@@ -142,14 +121,13 @@ def test_the_figures_say_what_happened(client: openai.OpenAI, clip: Path) -> Non
 
 
 def test_the_policy_off_leaves_the_draft_alone(client: openai.OpenAI, clip: Path) -> None:
-    completion = client.chat.completions.create(
-        model="hippo",
-        messages=[video_message(data_url(clip))],  # type: ignore[list-item]
+    completion = ask(
+        client,
+        data_url(clip),
         max_tokens=12,
         extra_body={"ignore_eos": True, "speculative": {"policy": "off", "preset": "hippo"}},
-        **GREEDY,
     )
-    figures = completion.model_extra["hippo"]  # type: ignore[index]
+    figures = completion.model_extra["hippo"]
     assert figures["draft_used"] is False
     assert figures["pruning"]["strategy"] == "none"  # and nothing was scored for it
     assert figures["num_draft_streams"] == 0
@@ -159,14 +137,8 @@ def test_the_policy_off_leaves_the_draft_alone(client: openai.OpenAI, clip: Path
 def test_a_video_is_read_from_a_path_and_from_a_url(
     client: openai.OpenAI, running: Running, clip: Path
 ) -> None:
-    def answer(url: str) -> str | None:
-        completion = client.chat.completions.create(
-            model="hippo",
-            messages=[video_message(url)],  # type: ignore[list-item]
-            max_tokens=16,
-            **GREEDY,
-        )
-        return completion.choices[0].message.content
+    def answer(url: str) -> str:
+        return str(ask(client, url, max_tokens=16).choices[0].message.content)
 
     expected = answer(data_url(clip))
     assert answer(str(clip)) == expected
@@ -180,65 +152,38 @@ def test_frames_sent_one_by_one_are_a_video(client: openai.OpenAI) -> None:
     frames = [jpeg_frame(number) for number in range(5)]
     url = "data:video/jpeg;base64," + ",".join(base64.b64encode(f).decode() for f in frames)
 
-    def ask(policy: str, **video: Any) -> Any:
-        return client.chat.completions.create(
-            model="hippo",
-            messages=[video_message(url)],  # type: ignore[list-item]
-            max_tokens=16,
-            extra_body={
-                "ignore_eos": True,
-                "media_io_kwargs": {"video": video},
-                "speculative": {"policy": policy},
-            },
-            **GREEDY,
-        )
+    def answer(policy: str, **video: Any) -> Any:
+        extra = {"media_io_kwargs": {"video": video}, "speculative": {"policy": policy}}
+        return ask(client, url, max_tokens=16, extra_body={"ignore_eos": True, **extra})
 
-    answer = ask("vpsd", fps=2)
-    assert answer.usage.prompt_tokens > 6
-    assert answer.choices[0].message.content == ask("off", fps=2).choices[0].message.content
-    fewer = ask("off", fps=2, num_frames=2)
-    assert fewer.usage.prompt_tokens < answer.usage.prompt_tokens
+    whole = answer("vpsd", fps=2)
+    assert whole.usage.prompt_tokens > 6
+    assert whole.choices[0].message.content == answer("off", fps=2).choices[0].message.content
+    fewer = answer("off", fps=2, num_frames=2)
+    assert fewer.usage.prompt_tokens < whole.usage.prompt_tokens
 
 
 def test_the_question_may_stand_before_the_video(client: openai.OpenAI, clip: Path) -> None:
     message = video_message(data_url(clip))
     message["content"].reverse()
-    completion = client.chat.completions.create(
-        model="hippo",
-        messages=[message],  # type: ignore[list-item]
-        max_tokens=8,
-        **GREEDY,
-    )
-    assert completion.usage is not None
+    completion = ask(client, messages=[message], max_tokens=8)
     assert completion.usage.prompt_tokens > 8
 
 
 def test_a_frame_limit_shortens_the_prompt(client: openai.OpenAI, clip: Path) -> None:
     def num_prompt_tokens(**frames: Any) -> int:
-        completion = client.chat.completions.create(
-            model="hippo",
-            messages=[video_message(data_url(clip))],  # type: ignore[list-item]
-            max_tokens=1,
-            extra_body={"mm_processor_kwargs": frames},
-            **GREEDY,
-        )
-        assert completion.usage is not None
-        return completion.usage.prompt_tokens
+        extra = {"mm_processor_kwargs": frames}
+        completion = ask(client, data_url(clip), max_tokens=1, extra_body=extra)
+        return int(completion.usage.prompt_tokens)
 
     assert num_prompt_tokens(fps=8, max_frames=4) < num_prompt_tokens(fps=8, max_frames=16)
 
 
 def test_a_seed_gives_the_same_answer_and_none_gives_another(client: openai.OpenAI) -> None:
     def answer(seed: int | None) -> tuple[str | None, int]:
-        completion = client.chat.completions.create(
-            model="hippo",
-            messages=[{"role": "user", "content": "Tell me something."}],
-            max_tokens=48,
-            temperature=1.5,
-            seed=seed,
-            extra_body={"ignore_eos": True},
-        )
-        return completion.choices[0].message.content, completion.model_extra["hippo"]["seed"]  # type: ignore[index]
+        extra = {"ignore_eos": True}
+        completion = ask(client, max_tokens=48, temperature=1.5, seed=seed, extra_body=extra)
+        return completion.choices[0].message.content, completion.model_extra["hippo"]["seed"]
 
     assert answer(7) == answer(7)
     first, second = answer(None), answer(None)
@@ -247,39 +192,22 @@ def test_a_seed_gives_the_same_answer_and_none_gives_another(client: openai.Open
 
 
 def test_a_stop_string_ends_the_answer_before_itself(client: openai.OpenAI) -> None:
-    request: dict[str, Any] = {
-        "model": "hippo",
-        "messages": [{"role": "user", "content": "Tell me something."}],
-        "max_tokens": 48,
-        "extra_body": {"ignore_eos": True},
-        **GREEDY,
-    }
-    whole = client.chat.completions.create(**request).choices[0].message.content
+    fields: dict[str, Any] = {"max_tokens": 48, "extra_body": {"ignore_eos": True}}
+    whole = ask(client, **fields).choices[0].message.content
     assert whole is not None
     middle = len(whole) // 2
     stop = whole[middle : middle + 3]
-    cut = client.chat.completions.create(**request, stop=["not in it", stop])
+    cut = ask(client, **fields, stop=["not in it", stop])
     assert cut.choices[0].message.content == whole[: whole.find(stop)]
     assert cut.choices[0].finish_reason == "stop"
-    assert cut.usage is not None
     assert cut.usage.completion_tokens < 48
 
 
 def test_a_token_that_is_biased_away_does_not_come(client: openai.OpenAI) -> None:
-    request: dict[str, Any] = {
-        "model": "hippo",
-        "messages": [{"role": "user", "content": "Tell me something."}],
-        "max_tokens": 12,
-        **GREEDY,
-    }
-    free = client.chat.completions.create(**request, extra_body={"ignore_eos": True})
-    first_ids = [free.choices[0].message.content]
-    biased = client.chat.completions.create(
-        **request,
-        logit_bias={str(token_id): -100 for token_id in range(128)},
-        extra_body={"ignore_eos": True},
-    )
-    assert biased.choices[0].message.content not in first_ids
+    fields: dict[str, Any] = {"max_tokens": 12, "extra_body": {"ignore_eos": True}}
+    free = ask(client, **fields)
+    biased = ask(client, **fields, logit_bias={str(token_id): -100 for token_id in range(128)})
+    assert biased.choices[0].message.content != free.choices[0].message.content
 
 
 def test_models_version_and_readiness_are_told(client: openai.OpenAI, http: httpx.Client) -> None:
@@ -293,8 +221,8 @@ def test_models_version_and_readiness_are_told(client: openai.OpenAI, http: http
 
 
 def test_a_request_id_goes_in_and_out(http: httpx.Client) -> None:
-    body = {"model": "hippo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-    named = http.post("/v1/chat/completions", json=body, headers={"X-Request-Id": "mine-1"})
+    headers = {"X-Request-Id": "mine-1"}
+    named = http.post(CHAT, json=chat_body(None, 1), headers=headers)
     assert named.headers["x-request-id"] == "mine-1"
     assert http.get("/health").headers["x-request-id"]
 
@@ -302,15 +230,7 @@ def test_a_request_id_goes_in_and_out(http: httpx.Client) -> None:
 def test_metrics_count_requests_and_tokens(http: httpx.Client, running: Running) -> None:
     tokens = 'vllm:generation_tokens_total{model_name="hippo"}'
     before = running.gateway_metric(tokens)
-    http.post(
-        "/v1/chat/completions",
-        json={
-            "model": "hippo",
-            "messages": [{"role": "user", "content": "Hi"}],
-            "max_tokens": 5,
-            "ignore_eos": True,
-        },
-    ).raise_for_status()
+    http.post(CHAT, json=chat_body(None, 5)).raise_for_status()
     assert running.gateway_metric(tokens) == before + 5
     assert running.gateway_metric('hippo_service_up{service="draft"}') == 1
     assert running.gateway_metric("vllm:time_to_first_token_seconds_count") >= 1

@@ -9,24 +9,17 @@ import openai
 import pytest
 
 from hippo.types import PruningStrategy
-from tests.e2e.support import GREEDY, SAMPLED, data_url, video_message
+from tests.e2e.support import GREEDY, SAMPLED, ask, data_url
 
 PENALISED = {**SAMPLED, "frequency_penalty": 0.4, "presence_penalty": 0.2, "top_p": 0.95}
 NUM_TOKENS = 64
 
 
 def _answer(client: openai.OpenAI, clip: Path, speculative: Any, **sampling: Any) -> Any:
-    return client.chat.completions.create(
-        model="hippo",
-        messages=[video_message(data_url(clip))],  # type: ignore[list-item]
-        max_tokens=NUM_TOKENS,
-        extra_body={
-            "speculative": speculative,
-            "ignore_eos": True,
-            **({"top_k": 40, "repetition_penalty": 1.1} if "top_p" in sampling else {}),
-        },
-        **sampling,
-    )
+    extra = {"speculative": speculative, "ignore_eos": True}
+    if "top_p" in sampling:
+        extra |= {"top_k": 40, "repetition_penalty": 1.1}
+    return ask(client, data_url(clip), max_tokens=NUM_TOKENS, extra_body=extra, **sampling)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "T", "penalties"])
@@ -47,10 +40,10 @@ def test_every_policy_gives_the_targets_own_answer(
 def test_the_answer_does_not_depend_on_what_the_draft_sees(
     client: openai.OpenAI, clip: Path
 ) -> None:
-    alone = _answer(client, clip, {"policy": "off"}, **GREEDY)
+    alone = _answer(client, clip, {"policy": "off"})
     for strategy in (strategy.value for strategy in PruningStrategy):
         pruning = {"strategy": strategy, "ratio": 0.7, "seed": 3}
-        pair = _answer(client, clip, {"policy": "optimistic", "pruning": pruning}, **GREEDY)
+        pair = _answer(client, clip, {"policy": "optimistic", "pruning": pruning})
         assert pair.choices[0].message.content == alone.choices[0].message.content, strategy
         assert pair.model_extra["hippo"]["pruning"]["strategy"] == strategy
 
@@ -62,8 +55,8 @@ def test_the_answer_does_not_depend_on_what_the_draft_sees(
 def test_each_preset_is_its_system_and_gives_the_targets_own_answer(
     client: openai.OpenAI, clip: Path, preset: str, policy: str, strategy: str
 ) -> None:
-    alone = _answer(client, clip, {"policy": "off"}, **GREEDY)
-    pair = _answer(client, clip, {"preset": preset}, **GREEDY)
+    alone = _answer(client, clip, {"policy": "off"})
+    pair = _answer(client, clip, {"preset": preset})
     assert pair.choices[0].message.content == alone.choices[0].message.content
     figures = pair.model_extra["hippo"]
     assert (figures["policy"], figures["pruning"]["strategy"]) == (policy, strategy)

@@ -19,7 +19,7 @@ from gateway.config import GatewaySettings
 from gateway.routes.chat import ChatResponse
 from hippo.rpc.client import ClientStream
 from hippo.types import OpenRequest
-from tests.e2e.support import CHAT, Running, data_url, video_message
+from tests.e2e.support import CHAT, Running, chat_body, data_url
 from tests.support.collector import living, no_collector
 from tests.support.services import until
 
@@ -33,7 +33,9 @@ async def test_a_finished_answer_is_freed(
 ) -> None:
     async with gateway(running) as http:
         for stream in (False, True):
-            response = await http.post(CHAT, json=body(data_url(clip), stream=stream, **options))
+            response = await http.post(
+                CHAT, json=chat_body(data_url(clip), 24, stream=stream, **options)
+            )
             assert response.status_code == 200
 
 
@@ -43,7 +45,7 @@ async def test_an_answer_that_was_left_is_freed(
 ) -> None:
     async with gateway(running) as http:
         for num_lines in (1, 8):
-            request = body(data_url(clip), stream=True, max_tokens=200, ignore_eos=True, **options)
+            request = chat_body(data_url(clip), 200, stream=True, **options)
             async with http.stream("POST", CHAT, json=request) as response:
                 lines = response.aiter_lines()
                 for _ in range(num_lines):
@@ -53,7 +55,7 @@ async def test_an_answer_that_was_left_is_freed(
 async def test_a_refused_request_is_freed(running: Running) -> None:
     async with gateway(running) as http:
         for stream in (False, True):
-            response = await http.post(CHAT, json=body(UNREADABLE, stream=stream))
+            response = await http.post(CHAT, json=chat_body(UNREADABLE, 24, stream=stream))
             assert response.status_code == 400
 
 
@@ -82,13 +84,3 @@ async def gateway(running: Running) -> AsyncIterator[httpx.AsyncClient]:
     finally:
         server.should_exit = True
         await serving
-
-
-def body(url: str, **options: Any) -> dict[str, Any]:
-    return {
-        "model": "hippo",
-        "messages": [video_message(url)],
-        "max_tokens": 24,
-        "temperature": 0,
-        **options,
-    }

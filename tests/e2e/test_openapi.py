@@ -27,12 +27,11 @@ from schemathesis.specs.openapi.checks import (
 from gateway.responses import ChatCompletion, ChatCompletionChunk, ErrorResponse
 from tests.e2e.support import (
     CHAT,
-    GREEDY,
     Running,
+    chat_body,
     chunks_of,
     data_url,
     further_gateway,
-    video_message,
 )
 
 Operation = APIOperation[Any, Any, Any, Any]
@@ -159,18 +158,15 @@ def test_keys_are_described_where_they_are_asked_for(
             assert ("401" in operation["responses"]) is wants_key, path
 
 
-def _answer_body(clip: Path, **fields: Any) -> dict[str, Any]:
-    messages = [video_message(data_url(clip))]
-    return {"model": "hippo", "messages": messages, "max_tokens": 16, **GREEDY, **fields}
-
-
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_whole_answer_has_what_is_described_and_nothing_else(
     http: httpx.Client, clip: Path, n: int
 ) -> None:
     several = {"n": 2, "logprobs": True, "top_logprobs": 2, "temperature": 1}
     options = {"return_token_ids": True, "return_timeline": True, **(several if n == 2 else {})}
-    answer = http.post(CHAT, json=_answer_body(clip, **options)).raise_for_status().json()
+    answer = (
+        http.post(CHAT, json=chat_body(data_url(clip), 16, **options)).raise_for_status().json()
+    )
     described = ChatCompletion.model_validate(answer, strict=True)
     assert described.model_dump(exclude_unset=True) == answer
     assert len(described.choices) == n
@@ -181,7 +177,7 @@ def test_every_event_of_a_stream_has_what_is_described_and_nothing_else(
 ) -> None:
     options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
     options |= {"return_token_ids": True, "n": 2, "logprobs": True, "top_logprobs": 2}
-    with http.stream("POST", CHAT, json=_answer_body(clip, **options)) as response:
+    with http.stream("POST", CHAT, json=chat_body(data_url(clip), 16, **options)) as response:
         chunks = list(chunks_of(response))
     assert len(chunks) > 3
     for chunk in chunks:

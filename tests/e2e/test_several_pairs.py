@@ -13,16 +13,18 @@ import pytest
 
 from hippo.cli.processes import Child
 from tests.e2e.support import (
-    GREEDY,
+    CHAT,
     Running,
+    chat_body,
     data_url,
     free_port,
+    further_gateway,
+    process,
+    readiness,
     video_message,
     wait_until,
     write_clip,
 )
-
-CHAT = "/v1/chat/completions"
 
 
 @dataclass
@@ -31,22 +33,14 @@ class Several:
 
     url: str
     other: Child
-    other_arguments: list[str]
 
     def ask(self, **fields: Any) -> httpx.Response:
-        return httpx.post(
-            f"{self.url}{CHAT}",
-            json={"model": "hippo", "max_tokens": 16, "ignore_eos": True, **GREEDY, **fields},
-            trust_env=False,
-            timeout=60,
-        )
+        body = chat_body(None, 16, **fields)
+        return httpx.post(self.url + CHAT, json=body, trust_env=False, timeout=60)
 
     def num_targets_up(self) -> int:
-        try:
-            answer = httpx.get(f"{self.url}/ready", trust_env=False)
-        except httpx.HTTPError:
-            return 0
-        return int(answer.json()["num_targets"]["up"]) if answer.status_code == 200 else 0
+        ready = readiness(self.url)
+        return 0 if ready is None else int(ready["num_targets"]["up"])
 
     def services(self) -> dict[str, dict[str, Any]]:
         (card,) = httpx.get(f"{self.url}/v1/models", trust_env=False).json()["data"]
@@ -55,36 +49,25 @@ class Several:
 
 @pytest.fixture(scope="module")
 def several(running: Running, pair: dict[str, str]) -> Iterator[Several]:
-    port, other_port = free_port(), free_port()
-    arguments = [
-        "--port", str(other_port),
+    port = str(free_port())
+    arguments = (
+        "--port", port,
         "--model", pair["target"],
         "--served-name", "hippo",
         "--dtype", "float32",
         "--slots", "2",
         "--max-context-length", str(running.max_context_length),
         "--num-threads", "1",
-    ]  # fmt: skip
-    other = Child("other target", lambda name, line: None)
-    other.start("services.target", arguments)
-    gateway = Child("gateway of several", lambda name, line: None)
-    gateway.start(
-        "gateway",
-        [
-            "--port", str(port),
-            "--target", f"127.0.0.1:{running.stack.port('target')},127.0.0.1:{other_port}",
-            "--draft", f"127.0.0.1:{running.stack.port('draft')}",
-            "--calibration-share", "0",
-        ],
     )  # fmt: skip
-    found = Several(f"http://127.0.0.1:{port}", other, arguments)
-    try:
+    targets = f"127.0.0.1:{running.stack.port('target')},127.0.0.1:{port}"
+    options = ("--target", targets, "--services-silence-s", "4")
+    with (
+        process("services.target", *arguments) as other,
+        further_gateway(running, *options) as door,
+    ):
+        found = Several(door.url, other)
         wait_until(lambda: found.num_targets_up() == 2)
         yield found
-    finally:
-        for child in (gateway, other):
-            child.send_signal(signal.SIGTERM)
-            assert child.wait(20)
 
 
 def test_clips_are_shared_out_and_each_stays_where_it_is(
@@ -108,17 +91,19 @@ def test_clips_are_shared_out_and_each_stays_where_it_is(
 def test_answers_are_those_of_one_target(several: Several, running: Running) -> None:
     body = {"messages": [video_message(data_url(running.clip))], "temperature": 0.8, "seed": 3}
     answers = [several.ask(**body, cache_salt=str(number)).json() for number in range(4)]
-    alone = httpx.post(
-        f"{running.url}{CHAT}",
-        json={"model": "hippo", "max_tokens": 16, "ignore_eos": True, **body},
-        trust_env=False,
-        timeout=60,
-    ).json()
+    url = running.url + CHAT
+    alone = httpx.post(url, json=chat_body(None, 16, **body), trust_env=False, timeout=60).json()
     texts = {answer["choices"][0]["message"]["content"] for answer in [*answers, alone]}
     assert len(texts) == 1
 
 
-def test_a_target_that_dies_is_left_out_and_taken_back(several: Several, running: Running) -> None:
+def test_a_target_that_is_gone_is_left_out_and_taken_back(
+    several: Several, running: Running
+) -> None:
+    several.other.send_signal(signal.SIGSTOP)
+    wait_until(lambda: several.num_targets_up() == 1)
+    several.other.send_signal(signal.SIGCONT)
+    wait_until(lambda: several.num_targets_up() == 2)
     several.other.send_signal(signal.SIGKILL)
     several.other.wait(10)
     wait_until(lambda: several.num_targets_up() == 1)
@@ -127,6 +112,4 @@ def test_a_target_that_dies_is_left_out_and_taken_back(several: Several, running
     messages = [video_message(data_url(running.clip))]
     for number in range(4):
         assert several.ask(messages=messages, cache_salt=str(number)).status_code == 200
-    several.other.start("services.target", several.other_arguments)
-    wait_until(lambda: several.num_targets_up() == 2)
-    assert all(each["num_running"] == 0 for each in several.services().values())
+    assert all(each["num_running"] == 0 for each in several.services().values() if each["is_up"])

@@ -14,35 +14,23 @@ import pytest
 
 from tests.e2e.support import (
     CHAT,
-    GREEDY,
     Running,
+    chat_body,
     chunks_of,
     further_gateway,
+    streamed,
     text_of,
-    video_message,
     wait_until,
 )
 
 pytestmark = pytest.mark.usefixtures("mended")
 
 LONG = 3000  # tokens; an answer that is not over before a test has done what it does
-HELLO = [{"role": "user", "content": "Hello"}]
-
-
-def _plain(num_tokens: int, **fields: Any) -> dict[str, Any]:
-    """A question without a video: a further gateway may read no path."""
-    return {
-        "model": "hippo",
-        "messages": HELLO,
-        "max_tokens": num_tokens,
-        "ignore_eos": True,
-        **GREEDY,
-        **fields,
-    }
 
 
 def _body(clip: Path, num_tokens: int, **fields: Any) -> dict[str, Any]:
-    return _plain(num_tokens, messages=[video_message(str(clip))], **fields)
+    """A question about a path, which a further gateway may not read."""
+    return chat_body(str(clip), num_tokens, **fields)
 
 
 def _send_slowly_read(reader: socket.socket, url: str, body: dict[str, Any]) -> None:
@@ -93,7 +81,7 @@ def test_a_reader_that_does_not_read_holds_no_slot(
 
 def test_a_reader_that_does_not_read_is_left_when_its_time_is_over(running: Running) -> None:
     with further_gateway(running, "--request-timeout-s", "2") as door, socket.socket() as reader:
-        _send_slowly_read(reader, door.url, _plain(LONG, stream=True))
+        _send_slowly_read(reader, door.url, chat_body(None, LONG, stream=True))
         wait_until(lambda: _metric(door.url, "vllm:num_requests_running") == 1)
         wait_until(lambda: _metric(door.url, "vllm:num_requests_running") == 0)
         assert running.slots_used() == 0
@@ -102,17 +90,12 @@ def test_a_reader_that_does_not_read_is_left_when_its_time_is_over(running: Runn
 def test_a_target_that_hangs_ends_the_answer_with_an_error(running: Running) -> None:
     target = running.stack.child("target")
     with further_gateway(running, "--services-silence-s", "2") as door, door.client() as client:
-        with client.stream("POST", CHAT, json=_plain(LONG, stream=True)) as response:
-            chunks = []
-            for chunk in chunks_of(response):
-                chunks.append(chunk)
-                if len(chunks) == 5:
-                    target.send_signal(signal.SIGSTOP)
+        chunks = streamed(client, chat_body(None, LONG), lambda: target.send_signal(signal.SIGSTOP))
         assert chunks[-1]["error"]["type"] == "unavailable_error"
         target.send_signal(signal.SIGCONT)
         wait_until(lambda: running.slots_used() == 0)
         wait_until(lambda: client.get("/ready").status_code == 200)
-        assert client.post(CHAT, json=_plain(4)).status_code == 200
+        assert client.post(CHAT, json=chat_body(None, 4)).status_code == 200
 
 
 def test_a_target_that_is_killed_ends_every_answer_with_an_error(
@@ -125,16 +108,15 @@ def test_a_target_that_is_killed_ends_every_answer_with_an_error(
             answers.append(client.post(CHAT, json=_body(clip, 4, stream=is_stream)))
 
     asking = [threading.Thread(target=ask, args=(is_stream,)) for is_stream in (True, False)]
-    with http.stream("POST", CHAT, json=_body(clip, LONG, stream=True)) as response:
-        chunks = []
-        for chunk in chunks_of(response):
-            chunks.append(chunk)
-            if len(chunks) == 5:
-                target.send_signal(signal.SIGSTOP)  # so that two further prompts are not read
-                for thread in asking:
-                    thread.start()
-                wait_until(lambda: running.gateway_metric("vllm:num_requests_waiting") == 2)
-                target.send_signal(signal.SIGKILL)
+
+    def kill_it_with_two_waiting() -> None:
+        target.send_signal(signal.SIGSTOP)  # so that two further prompts are not read
+        for thread in asking:
+            thread.start()
+        wait_until(lambda: running.gateway_metric("vllm:num_requests_waiting") == 2)
+        target.send_signal(signal.SIGKILL)
+
+    chunks = streamed(http, _body(clip, LONG), kill_it_with_two_waiting)
     for thread in asking:
         thread.join()
     assert target.wait(20)
@@ -153,13 +135,9 @@ def test_a_target_that_is_stopped_finishes_its_answers(
     http: httpx.Client, running: Running, clip: Path
 ) -> None:
     target = running.stack.child("target")
-    expected = http.post(CHAT, json=_body(clip, 300)).json()["choices"][0]["message"]["content"]
-    with http.stream("POST", CHAT, json=_body(clip, 300, stream=True)) as response:
-        chunks = []
-        for chunk in chunks_of(response):
-            chunks.append(chunk)
-            if len(chunks) == 5:
-                target.send_signal(signal.SIGTERM)
+    body = _body(clip, 200)
+    expected = http.post(CHAT, json=body).json()["choices"][0]["message"]["content"]
+    chunks = streamed(http, body, lambda: target.send_signal(signal.SIGTERM))
     assert text_of(chunks) == expected
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     assert target.wait(20)
@@ -167,7 +145,7 @@ def test_a_target_that_is_stopped_finishes_its_answers(
 
 
 def test_a_gateway_that_is_killed_leaves_no_slot_behind(running: Running) -> None:
-    body = _plain(LONG, stream=True, speculative={"policy": "optimistic"})
+    body = chat_body(None, LONG, stream=True, speculative={"policy": "optimistic"})
     with further_gateway(running) as door, door.client() as client:
         with (
             pytest.raises(httpx.HTTPError),
@@ -186,7 +164,7 @@ def test_a_gateway_that_is_killed_leaves_no_slot_behind(running: Running) -> Non
 def test_a_gateway_that_hangs_holds_slots_no_longer_than_its_requests_may_take(
     running: Running,
 ) -> None:
-    body = _plain(LONG, stream=True, speculative={"policy": "optimistic"})
+    body = chat_body(None, LONG, stream=True, speculative={"policy": "optimistic"})
     with further_gateway(running, "--request-timeout-s", "1") as door, door.client() as client:
         with client.stream("POST", CHAT, json=body) as response:
             events = chunks_of(response)
@@ -196,20 +174,16 @@ def test_a_gateway_that_hangs_holds_slots_no_longer_than_its_requests_may_take(
             door.child.send_signal(signal.SIGCONT)
             *_, last = events
         assert last["error"]["code"] == "timeout"
-        whole = client.post(CHAT, json=_plain(LONG))
+        whole = client.post(CHAT, json=chat_body(None, LONG))
         assert whole.status_code == 504
         wait_until(lambda: running.slots_used() == 0)
 
 
 def test_a_gateway_that_is_stopped_finishes_its_answers(running: Running) -> None:
     with further_gateway(running) as door, door.client() as client:
-        expected = client.post(CHAT, json=_plain(400)).json()["choices"][0]["message"]["content"]
-        with client.stream("POST", CHAT, json=_plain(400, stream=True)) as response:
-            chunks = []
-            for chunk in chunks_of(response):
-                chunks.append(chunk)
-                if len(chunks) == 5:
-                    door.child.send_signal(signal.SIGTERM)
+        body = chat_body(None, 200)
+        expected = client.post(CHAT, json=body).json()["choices"][0]["message"]["content"]
+        chunks = streamed(client, body, lambda: door.child.send_signal(signal.SIGTERM))
         assert text_of(chunks) == expected
         assert chunks[-1]["choices"][0]["finish_reason"] == "length"
         assert door.child.wait(20)
@@ -224,9 +198,9 @@ def test_a_gateway_that_waited_long_enough_says_so(running: Running) -> None:
     with further_gateway(running, *arguments, lines=lines) as door, door.client() as client:
 
         def ask() -> None:
-            answers.append(client.post(CHAT, json=_plain(4)))
+            answers.append(client.post(CHAT, json=chat_body(None, 4)))
 
-        with client.stream("POST", CHAT, json=_plain(LONG, stream=True)) as response:
+        with client.stream("POST", CHAT, json=chat_body(None, LONG, stream=True)) as response:
             events = chunks_of(response)
             next(events)
             target.send_signal(signal.SIGSTOP)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,9 +15,17 @@ from rich.console import Console
 from hippo.benchmark.requests import Question, RequestForm
 from hippo.benchmark.server import Server
 from hippo.cli.compare import compare
-from hippo.cli.processes import Child
-from tests.e2e.support import Running, free_port, wait_until
-from tests.e2e.watched import CHAT, Watched
+from tests.e2e.support import (
+    CHAT,
+    Running,
+    free_port,
+    further_gateway,
+    hippo,
+    process,
+    streamed,
+    wait_until,
+)
+from tests.e2e.watched import Watched
 from tests.support.dashboards import PANEL_WINDOW, PANELS
 from tests.support.prometheus import BINARY, WINDOW, hurried_rules, prometheus
 from tests.support.random_draft import write_random_draft
@@ -34,29 +40,16 @@ SHARE = 0.2  # of requests run target-only
 @pytest.fixture(scope="module")
 def watched(running: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     """Started before the first of these tests and stopped after the last."""
-    port, stack = free_port(), running.stack
-    gateway = Child("watched", lambda name, line: None)
-    gateway.start(
-        "gateway",
-        [
-            "--port", str(port),
-            "--target", f"127.0.0.1:{stack.port('target')}",
-            "--draft", f"127.0.0.1:{stack.port('draft')}",
-            "--calibration-share", str(SHARE),
-        ],
-    )  # fmt: skip
-    targets = {"hippo-gateway": f"127.0.0.1:{port}"} | {
-        f"hippo-{service}": f"127.0.0.1:{metrics_port}"
-        for service, metrics_port in running.metrics_ports.items()
-    }
-    try:
-        with prometheus(tmp_path_factory.mktemp("prometheus"), free_port(), targets) as server:
-            watched = Watched(running, f"http://127.0.0.1:{port}", server)
+    folder = tmp_path_factory.mktemp("prometheus")
+    with further_gateway(running, "--calibration-share", str(SHARE)) as door:
+        targets = {"hippo-gateway": door.url.removeprefix("http://")} | {
+            f"hippo-{service}": f"127.0.0.1:{metrics_port}"
+            for service, metrics_port in running.metrics_ports.items()
+        }
+        with prometheus(folder, free_port(), targets) as server:
+            watched = Watched(running, door, server)
             wait_until(watched.is_ready)
             yield watched
-    finally:
-        gateway.send_signal(signal.SIGTERM)
-        assert gateway.wait(20)
 
 
 def _panel_expressions() -> list[str]:
@@ -70,7 +63,7 @@ def _rule_expressions() -> list[str]:
 
 
 def test_the_first_question_is_run_target_only_and_then_their_share(watched: Watched) -> None:
-    with watched.client() as client:
+    with watched.door.client() as client:
         figures = [watched.ask(client) for _ in range(11)]
         named = watched.ask(client, speculative={"policy": "adaptive"})
     calibrations = [i for i, answer in enumerate(figures) if answer["is_calibration"]]
@@ -146,44 +139,6 @@ def test_a_comparison_leaves_calibrations_out(watched: Watched) -> None:
     assert len(pair) == 2 and all(record.is_equal for record in records)
 
 
-def test_a_draft_that_is_never_right_is_told(
-    watched: Watched, pair: dict[str, str], tmp_path: Path
-) -> None:
-    stack, server = watched.running.stack, watched.prometheus
-    model = write_random_draft(Path(pair["draft"]), tmp_path / "random")
-    stack.child("draft").send_signal(signal.SIGKILL)
-    stack.child("draft").wait(10)
-    wrong = Child("random draft", lambda name, line: None)
-    wrong.start("services.draft", _draft_arguments(watched.running, model))
-    try:
-        wait_until(watched.is_ready)
-        expected = {"HippoAcceptanceCollapsed", "HippoRunsShort", "HippoSpeedupBelowOne"}
-        with watched.client() as client:  # the machine may be faster than when it was asked first
-            for _ in range(11):
-                watched.ask(client, speculative={"policy": "off"})
-        with watched.traffic(policy="serial", gamma=4):
-            wait_until(lambda: expected <= server.firing())
-            wait_until(lambda: server.value("hippo:acceptance:ratio") < 0.1)
-            wait_until(lambda: 1 <= server.value("hippo:run_length:tokens") < 2)
-            for title, least, most in (
-                ("How many times as fast as the target alone is decoding now?", 0.01, 1),
-                ("How much of what the draft proposes is accepted?", 0, 0.1),
-                ("How many tokens pass from one rejection to the next?", 1, 2),
-            ):
-                while not least <= watched.panel(title) < most:
-                    time.sleep(0.05)
-            assert "HippoAcceptedButSlow" not in server.firing()
-            told = watched.doctor("--seconds", "3")
-        assert told.returncode == 1
-        assert "draft and target are badly aligned" in told.stdout
-        assert "speculation costs time" in told.stdout
-    finally:
-        wrong.send_signal(signal.SIGTERM)
-        assert wrong.wait(20)
-        stack.start_service("draft")
-    wait_until(watched.is_ready)
-
-
 def _draft_arguments(running: Running, model: Path) -> list[str]:
     return [
         "--port", str(running.stack.port("draft")),
@@ -196,38 +151,64 @@ def _draft_arguments(running: Running, model: Path) -> list[str]:
     ]  # fmt: skip
 
 
+def test_a_draft_that_is_never_right_is_told(
+    watched: Watched, pair: dict[str, str], tmp_path: Path
+) -> None:
+    stack, server = watched.running.stack, watched.prometheus
+    model = write_random_draft(Path(pair["draft"]), tmp_path / "random")
+    stack.child("draft").send_signal(signal.SIGKILL)
+    stack.child("draft").wait(10)
+    expected = {"HippoAcceptanceCollapsed", "HippoRunsShort", "HippoSpeedupBelowOne"}
+    try:
+        with process("services.draft", *_draft_arguments(watched.running, model)):
+            wait_until(watched.is_ready)
+            with watched.door.client() as client:  # the machine may be faster than when first asked
+                for _ in range(11):
+                    watched.ask(client, speculative={"policy": "off"})
+            with watched.traffic(policy="serial", gamma=4):
+                wait_until(lambda: expected <= server.firing())
+                wait_until(lambda: server.value("hippo:acceptance:ratio") < 0.1)
+                wait_until(lambda: 1 <= server.value("hippo:run_length:tokens") < 2)
+                for title, least, most in (
+                    ("How many times as fast as the target alone is decoding now?", 0.01, 1),
+                    ("How much of what the draft proposes is accepted?", 0, 0.1),
+                    ("How many tokens pass from one rejection to the next?", 1, 2),
+                ):
+                    while not least <= watched.panel(title) < most:
+                        time.sleep(0.05)
+                assert "HippoAcceptedButSlow" not in server.firing()
+                told = hippo("doctor", watched.door.url, "--seconds", "3")
+            assert told.returncode == 1
+            assert "draft and target are badly aligned" in told.stdout
+            assert "speculation costs time" in told.stdout
+    finally:
+        stack.start_service("draft")
+    wait_until(watched.is_ready)
+
+
 def test_a_draft_that_is_killed_is_told_and_so_is_its_return(watched: Watched) -> None:
     stack, server = watched.running.stack, watched.prometheus
     losses = "sum(hippo_draft_losses_total{cause='unavailable'})"
     before = server.value(losses)
-    with (
-        watched.client() as client,
-        client.stream(
-            "POST", CHAT, json=watched.body(400, stream=True, speculative={"policy": "optimistic"})
-        ) as response,
-    ):
-        lines = response.iter_lines()
-        for _ in range(6):
-            next(lines)
-        stack.child("draft").send_signal(signal.SIGKILL)
-        for _ in lines:
-            pass
+    body = watched.body(400, speculative={"policy": "optimistic"})
+    with watched.door.client() as client:
+        streamed(client, body, lambda: stack.child("draft").send_signal(signal.SIGKILL))
     why = "How often is the draft lost, and why?"
     wait_until(lambda: watched.panel(why, cause="unavailable") > 0)
     wait_until(lambda: server.value(losses) == before + 1)
-    wait_until(lambda: {"HippoDraftDown", "HippoNotScraped"} <= server.firing())
+    gone = {"HippoDraftDown", "HippoNotScraped"}
+    wait_until(lambda: gone <= server.firing())
     assert watched.panel("Are draft and target there?", service="draft") == 0
     assert watched.panel("Are draft and target there?", service="target") == 1
     assert watched.panel("Which processes answer Prometheus?", job="hippo-draft") == 0
-    told = watched.doctor()
+    told = hippo("doctor", watched.door.url)
     assert told.returncode == 1
     assert "the draft does not serve" in told.stdout
 
     stack.start_service("draft")
-    gone = {"HippoDraftDown", "HippoNotScraped"}
     wait_until(lambda: not gone & server.firing())
     assert watched.panel("Are draft and target there?", service="draft") == 1
-    assert "draft and target serve" in watched.doctor().stdout
+    assert "draft and target serve" in hippo("doctor", watched.door.url).stdout
 
 
 def test_a_queue_that_fills_is_told_and_so_are_refusals(watched: Watched) -> None:
@@ -236,7 +217,7 @@ def test_a_queue_that_fills_is_told_and_so_are_refusals(watched: Watched) -> Non
     body = watched.body(3000, stream=True)
 
     def ask() -> None:
-        with watched.client() as client, client.stream("POST", CHAT, json=body) as response:
+        with watched.door.client() as client, client.stream("POST", CHAT, json=body) as response:
             for _ in response.iter_lines():
                 if leave.is_set():
                     break
@@ -245,15 +226,11 @@ def test_a_queue_that_fills_is_told_and_so_are_refusals(watched: Watched) -> Non
     for thread in threads:
         thread.start()
     try:
-        while watched.panel("How long is the queue for the target?") != 2:
-            time.sleep(0.05)
-        while watched.panel("How many slots are taken?", job="hippo-target") != 1:
-            time.sleep(0.05)
-        while watched.panel("How many requests run, how many wait?") != 2:
-            time.sleep(0.05)
-        while server.value("sum(vllm:num_requests_waiting)") != 2:
-            time.sleep(0.05)
-        with watched.client() as client:
+        wait_until(lambda: watched.panel("How long is the queue for the target?") == 2)
+        wait_until(lambda: watched.panel("How many slots are taken?", job="hippo-target") == 1)
+        wait_until(lambda: watched.panel("How many requests run, how many wait?") == 2)
+        wait_until(lambda: server.value("sum(vllm:num_requests_waiting)") == 2)
+        with watched.door.client() as client:
             assert [client.post(CHAT, json=body).status_code for _ in range(3)] == [429] * 3
         refused = "sum(hippo_http_requests_total{status='429'})"
         wait_until(lambda: server.value(refused) == 3)
@@ -272,7 +249,7 @@ def test_a_target_that_hangs_is_told(watched: Watched) -> None:
     target.send_signal(signal.SIGSTOP)
     try:
         wait_until(lambda: "HippoTargetDown" in server.firing())
-        told = watched.doctor()
+        told = hippo("doctor", watched.door.url)
     finally:
         target.send_signal(signal.SIGCONT)
     assert told.returncode == 1
@@ -282,11 +259,6 @@ def test_a_target_that_hangs_is_told(watched: Watched) -> None:
 
 
 def test_the_doctor_says_who_does_not_answer() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "hippo.cli", "doctor", f"http://127.0.0.1:{free_port()}"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = hippo("doctor", f"http://127.0.0.1:{free_port()}")
     assert done.returncode == 1
     assert "no gateway answers at" in done.stderr

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -15,11 +12,9 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.support import GREEDY, Running, data_url, video_message
+from tests.e2e.support import CHAT, Door, Running, chat_body, data_url, readiness
 from tests.support.dashboards import PANEL_WINDOW, PANELS
 from tests.support.prometheus import WINDOW, Prometheus
-
-CHAT = "/v1/chat/completions"
 
 
 @dataclass(slots=True)
@@ -27,19 +22,12 @@ class Watched:
     """A gateway of its own before the running services, and the Prometheus that watches all."""
 
     running: Running
-    url: str
+    door: Door
     prometheus: Prometheus
     answers: list[dict[str, Any]] = field(default_factory=list)  # their `hippo` objects
 
     def body(self, num_tokens: int = 48, **fields: Any) -> dict[str, Any]:
-        return {
-            "model": "hippo",
-            "messages": [video_message(data_url(self.running.clip))],
-            "max_tokens": num_tokens,
-            "ignore_eos": True,
-            **GREEDY,
-            **fields,
-        }
+        return chat_body(data_url(self.running.clip), num_tokens, **fields)
 
     def ask(self, client: httpx.Client, **fields: Any) -> dict[str, Any]:
         response = client.post(CHAT, json=self.body(**fields))
@@ -55,9 +43,6 @@ class Watched:
         assert len(values) <= 1, title
         return values[0] if values else math.nan
 
-    def client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, trust_env=False, timeout=60)
-
     @contextmanager
     def traffic(self, **speculative: Any) -> Iterator[None]:
         """Questions one after another, of a few kinds or as said; every second one reuses nothing
@@ -72,7 +57,7 @@ class Watched:
 
         def work() -> None:
             try:
-                with self.client() as client:
+                with self.door.client() as client:
                     while not leave.is_set():
                         for kind in kinds:
                             self.ask(client, speculative=kind)
@@ -90,20 +75,8 @@ class Watched:
             thread.join()
         assert errors == []
 
-    def doctor(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "hippo.cli", "doctor", self.url, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            env={**os.environ, "COLUMNS": "200"},
-        )
-
     def is_ready(self) -> bool:
         """Whether the draft is loaded, and the gateway knows it."""
-        try:
-            answer = httpx.get(f"{self.url}/ready", trust_env=False)
-        except httpx.HTTPError:
-            return False
-        is_known = answer.status_code == 200 and answer.json()["draft"] == "ready"
+        ready = readiness(self.door.url)
+        is_known = ready is not None and ready["draft"] == "ready"
         return is_known and self.running.metric("draft", "hippo_slots") == 2

@@ -24,6 +24,7 @@ from hippo.types import MediaKind
 from hippo.video.frame_list import pack_frames
 
 Build = Callable[[], bytes]
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def encode(
@@ -41,10 +42,12 @@ def encode(
     options: dict[str, str] | None = None,
     container_options: dict[str, str] | None = None,
     metadata: dict[str, str] | None = None,
+    paint: Callable[[int, int, int], Pixels] | None = None,
 ) -> bytes:
     """A clip that grows brighter; ``ticks`` are frame times in thousandths of a second.
 
-    Not less than 64 wide with libx265, which then writes beyond its own buffers.
+    ``paint`` gives other frames (RGB) by number, width and height. Not less than 64 wide with
+    libx265, which then writes beyond its own buffers.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "clip")
@@ -60,10 +63,13 @@ def encode(
                 output.add_stream("pcm_s16le", rate=8000, layout="mono") for _ in range(num_audio)
             ]
             for number in range(num_frames):
-                level = 20 + number * 200 // max(num_frames, 1)
-                pixels = np.full((height, width, 4), level, dtype=np.uint8)
-                pixels[: height // 2, :, 3] = 255
-                frame = av.VideoFrame.from_ndarray(pixels, format="rgba")
+                if paint is not None:
+                    pixels = paint(number, width, height)
+                else:
+                    pixels = np.full((height, width, 4), 20 + number * 200 // num_frames, np.uint8)
+                    pixels[: height // 2, :, 3] = 255
+                layout = "rgb24" if pixels.shape[2] == 3 else "rgba"
+                frame = av.VideoFrame.from_ndarray(pixels, format=layout)
                 if ticks is not None:
                     frame.pts, frame.time_base = ticks[number], Fraction(1, 1000)
                 output.mux(stream.encode(frame))

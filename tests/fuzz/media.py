@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hippo.errors import MediaError
-from hippo.types import FramePlan, Media, MediaKind
+from hippo.types import Media, MediaKind
 from hippo.video.decoder import MediaDecoder
 from hippo.video.limits import DecodeLimits
 from tests.fuzz.corpus import encode, seeds
@@ -28,7 +28,6 @@ LIMITS = DecodeLimits(
     timeout_s=5.0,
     max_memory_bytes=192 << 20,
 )
-_FRAME_PLAN = FramePlan(PLAN.fps, PLAN.min_frames, PLAN.max_frames)
 _START_TIMEOUT_S = 60.0
 
 
@@ -113,14 +112,14 @@ async def _run_worker(
 async def _by_service(decoder: MediaDecoder, media: Media, good: Media) -> str | None:
     """The error that the service makes of it, "decoded", or None: it has none, or is broken."""
     try:
-        await decoder.decode(media, _FRAME_PLAN)
+        await decoder.decode(media, PLAN)
         outcome = "decoded"
     except MediaError as error:
         outcome = _shape(error.message)
     except Exception:
         return None
     try:
-        await decoder.decode(good, _FRAME_PLAN)
+        await decoder.decode(good, PLAN)
     except Exception:
         return None
     return outcome

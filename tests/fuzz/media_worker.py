@@ -7,19 +7,21 @@ parent knows which input a death belongs to.
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from hippo.types import MediaKind
+from hippo.types import FramePlan, MediaKind
 from hippo.video import worker
 from hippo.video.limits import DecodeLimits
-from hippo.video.sampling import ResolvedPlan
+from hippo.video.process import shared_file
 from tests.fuzz.mutate import generator, mutated
 
-PLAN = ResolvedPlan(fps=2.0, min_frames=4, max_frames=8)
+PLAN = FramePlan(fps=2.0, min_frames=4, max_frames=8)
 
 Seeds = list[tuple[MediaKind, bytes]]
 
@@ -43,19 +45,18 @@ def make_input(seeds: Seeds, seed: int, number: int) -> tuple[MediaKind, bytes]:
     return kind, data
 
 
-def decode_once(kind: MediaKind, data: bytes, settings: dict[str, Any]) -> dict[str, Any]:
+def decode_once(kind: MediaKind, data: bytes, limits: DecodeLimits) -> dict[str, Any]:
     """The worker's own reply to one item, and its result's size checked."""
-    descriptor = worker.shared_file(len(data))
+    descriptor = shared_file(len(data))
     result = worker.Result()
     try:
         os.write(descriptor, data)
-        plan = {"fps": PLAN.fps, "min_frames": PLAN.min_frames, "max_frames": PLAN.max_frames}
-        reply = worker.reply_to({"kind": kind.value, "plan": plan}, descriptor, settings, result)
+        request = {"kind": kind.value, "plan": dataclasses.asdict(PLAN)}
+        reply = worker.reply_to(request, descriptor, limits, 1, result)
         if "shape" in reply:
-            num_frames, height, width, channels = reply["shape"]
-            expected = num_frames * (worker.SECONDS_ITEM_SIZE + height * width * channels)
-            limits = DecodeLimits(**settings["limits"])
-            is_whole = os.fstat(result.descriptor).st_size == expected
+            num_frames, height, width, _ = reply["shape"]
+            is_whole = os.fstat(result.descriptor).st_size == math.prod(reply["shape"])
+            is_whole &= len(reply["seconds"]) == num_frames
             is_within = num_frames <= limits.max_frames and height * width <= limits.max_pixels
             is_sound = 0 < reply["sampled_fps"] < float("inf")
             if not (is_whole and is_within and is_sound):
@@ -70,14 +71,11 @@ def main() -> None:
     """Decodes inputs START to END."""
     seed, start, end = (int(text) for text in sys.argv[1:4])
     seeds = read_corpus(Path(sys.argv[4]))
-    limits = json.loads(sys.argv[5])
-    settings = {"limits": limits, "cpu_core": None, "num_threads": 1}
-    import hippo.video.frames  # noqa: F401  (before the memory is counted)
-
-    worker.limit_memory(limits["max_memory_bytes"])
+    limits = DecodeLimits(**json.loads(sys.argv[5]))
+    worker.limit_memory(limits.max_memory_bytes)
     for number in range(start, end):
         kind, data = make_input(seeds, seed, number)
-        reply = decode_once(kind, data, settings)
+        reply = decode_once(kind, data, limits)
         sys.stdout.write(json.dumps(reply) + "\n")
         sys.stdout.flush()
         if "is_out_of_memory" in reply:

@@ -24,7 +24,8 @@ class PlainServer:
     newer: bool = False  # takes max_completion_tokens alone
     has_usage: bool = True
     figures: Mapping[str, Any] | None = None  # makes it look like a gateway of ours
-    failing: Sequence[int] = ()  # numbers of the requests, from 0, that get a 503
+    failing: Sequence[int] = ()  # numbers of the requests, from 0, that get ...
+    failing_status: int = 503  # ... this status
     is_cut_off: bool = False  # the stream ends in its middle
     bodies: list[dict[str, Any]] = field(default_factory=list)
     url: str = ""
@@ -88,7 +89,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, body: dict[str, Any], number: int) -> None:
         plain = self.plain
         refused = [name for name in plain.unknown if name in body]
-        if refused:
+        if number in plain.failing:
+            self._send(plain.failing_status, {"error": {"message": "all slots are taken"}})
+        elif refused:
             words = f"Unrecognized request argument supplied: {refused[0]}"
             self._send(400, {"error": {"message": words}})
         elif plain.newer and "max_tokens" in body:
@@ -97,8 +100,6 @@ class _Handler(BaseHTTPRequestHandler):
         elif body["model"] not in plain.models:
             words = f"The model `{body['model']}` does not exist."
             self._send(404, {"error": {"message": words}})
-        elif number in plain.failing:
-            self._send(503, {"error": {"message": "all slots are taken"}})
         else:
             self._stream(body)
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import http.server
-import json
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -17,6 +13,7 @@ from tests.soak import visitors
 from tests.soak.__main__ import problems, rows
 from tests.soak.memory import Sample, growth_mb_a_minute, tree_mb
 from tests.soak.visitors import Tally, Task, Visitor
+from tests.support.plain_server import PlainServer, serving
 
 
 def test_growth_is_that_of_the_last_process_after_its_warm_up() -> None:
@@ -36,41 +33,14 @@ def test_the_memory_of_a_process_that_is_gone_is_nothing() -> None:
     assert tree_mb(2**22 + 1) == 0
 
 
-class _Full(http.server.BaseHTTPRequestHandler):
-    """Tells everybody to come later."""
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        content = json.dumps({"error": {"message": "the queue is full"}}).encode()
-        self.send_response(429)
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@contextmanager
-def _full_server() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Full) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 def test_who_is_told_to_come_later_is_one_outcome_whatever_was_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(visitors, "FATES", {"reads": 1, "asks nonsense": 1})
     tally, stop = Tally(), threading.Event()
-    with _full_server() as url:
+    with serving(PlainServer(failing=range(10**6), failing_status=429)) as full:
         task = Task(Question("clip", ({"role": "user", "content": "Who?"},)), {})
-        thread = threading.Thread(target=Visitor(url, [task], tally, stop, 0).run)
+        thread = threading.Thread(target=Visitor(full.url, [task], tally, stop, 0).run)
         thread.start()
         while tally.outcomes.total() < 6:  # of both kinds with this seed
             time.sleep(0.01)

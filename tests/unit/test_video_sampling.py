@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from hypothesis import strategies as st
 from hippo.errors import InvalidRequestError
 from hippo.types import FramePlan
 from hippo.video.limits import DecodeLimits
-from hippo.video.sampling import ResolvedPlan, count_frames, resolve_plan, sample_frames
+from hippo.video.sampling import count_frames, resolve_plan, sample_frames
+
+DEFAULT = FramePlan(fps=2.0, min_frames=4, max_frames=768)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +31,7 @@ def reference() -> Any:
 
     processor = Qwen2VLVideoProcessor()
 
-    def indices(total: int, fps: float, plan: ResolvedPlan) -> list[int]:
+    def indices(total: int, fps: float, plan: FramePlan) -> list[int]:
         metadata = VideoMetadata(total_num_frames=total, fps=fps, duration=total / fps)
         result: list[int] = processor.sample_frames(
             metadata, fps=plan.fps, min_frames=plan.min_frames, max_frames=plan.max_frames
@@ -38,14 +41,14 @@ def reference() -> Any:
     return indices
 
 
-def ours(total: int, fps: float, plan: ResolvedPlan) -> list[int]:
+def ours(total: int, fps: float, plan: FramePlan) -> list[int]:
     return sample_frames([i / fps for i in range(total)], total / fps, plan)
 
 
 @pytest.mark.parametrize("fps", [8.0, 10.0, 12.0, 24.0, 24000 / 1001, 25.0, 30.0, 60.0])
 @pytest.mark.parametrize("plan_fps", [1.0, 2.0, 4.0])
 def test_indices_equal_the_reference_processor(reference: Any, fps: float, plan_fps: float) -> None:
-    plan = ResolvedPlan(fps=plan_fps)
+    plan = replace(DEFAULT, fps=plan_fps)
     totals = [*range(2, 130), *random.Random(0).sample(range(130, 20_000), 60)]
     num_equal = 0
     for total in totals:
@@ -71,7 +74,7 @@ def test_indices_equal_the_reference_processor(reference: Any, fps: float, plan_
 def test_counts_are_even_ascending_and_within_the_plan(
     total: int, fps: float, plan_fps: float, min_frames: int, more: int
 ) -> None:
-    plan = ResolvedPlan(fps=plan_fps, min_frames=min_frames, max_frames=min_frames + more)
+    plan = FramePlan(fps=plan_fps, min_frames=min_frames, max_frames=min_frames + more)
     indices = ours(total, fps, plan)
     assert len(indices) % 2 == 0
     assert 2 <= len(indices) <= max(2, min(plan.max_frames, total))
@@ -82,27 +85,27 @@ def test_counts_are_even_ascending_and_within_the_plan(
 
 
 def test_an_only_frame_is_taken_twice() -> None:
-    assert sample_frames([0.0], 0.04, ResolvedPlan()) == [0, 0]
+    assert sample_frames([0.0], 0.04, DEFAULT) == [0, 0]
 
 
 def test_a_variable_rate_is_sampled_evenly_in_time() -> None:
     fast = [i / 60 for i in range(120)]  # 2 s
     slow = [2.0 + i for i in range(6)]  # 6 s
-    indices = sample_frames(fast + slow, 8.0, ResolvedPlan(fps=1.0))
+    indices = sample_frames(fast + slow, 8.0, replace(DEFAULT, fps=1.0))
     assert indices == [0, 60, 120, 121, 122, 123, 124, 125]
 
 
 def test_a_still_of_a_variable_rate_is_on_screen_until_the_next_frame() -> None:
-    assert sample_frames([0.0, 0.1, 3.9], 4.0, ResolvedPlan(fps=1.0, min_frames=2)) == [0, 1]
+    assert sample_frames([0.0, 0.1, 3.9], 4.0, replace(DEFAULT, fps=1.0, min_frames=2)) == [0, 1]
     times = [0.0, 0.1, 0.2, 3.9]
-    assert sample_frames(times, 4.0, ResolvedPlan(fps=1.0, min_frames=2)) == [0, 2, 2, 2]
+    assert sample_frames(times, 4.0, replace(DEFAULT, fps=1.0, min_frames=2)) == [0, 2, 2, 2]
 
 
 def test_a_plan_left_open_takes_the_models_defaults_and_the_operators_limit() -> None:
-    assert resolve_plan(FramePlan(), DecodeLimits()) == ResolvedPlan(2.0, 4, 768)
-    assert resolve_plan(FramePlan(), DecodeLimits(max_frames=2)) == ResolvedPlan(2.0, 2, 2)
+    assert resolve_plan(FramePlan(), DecodeLimits()) == DEFAULT
+    assert resolve_plan(FramePlan(), DecodeLimits(max_frames=2)) == FramePlan(2.0, 2, 2)
     plan = FramePlan(fps=0.5, min_frames=6, max_frames=10)
-    assert resolve_plan(plan, DecodeLimits()) == ResolvedPlan(0.5, 6, 10)
+    assert resolve_plan(plan, DecodeLimits()) == plan
 
 
 @pytest.mark.parametrize(
@@ -127,11 +130,11 @@ def test_a_plan_out_of_range_is_refused_with_the_field_and_the_range(
 
 
 def test_count_frames_follows_duration_and_rate() -> None:
-    assert count_frames(100, 4.0, ResolvedPlan()) == 8
-    assert count_frames(100, 4.6, ResolvedPlan()) == 8
-    assert count_frames(100, 0.5, ResolvedPlan()) == 4
-    assert count_frames(3, 10.0, ResolvedPlan()) == 2
-    assert count_frames(10_000, 1000.0, ResolvedPlan(max_frames=101)) == 100
+    assert count_frames(100, 4.0, DEFAULT) == 8
+    assert count_frames(100, 4.6, DEFAULT) == 8
+    assert count_frames(100, 0.5, DEFAULT) == 4
+    assert count_frames(3, 10.0, DEFAULT) == 2
+    assert count_frames(10_000, 1000.0, replace(DEFAULT, max_frames=101)) == 100
 
 
 @pytest.mark.parametrize(
@@ -142,6 +145,9 @@ def test_count_frames_follows_duration_and_rate() -> None:
         {"max_duration_s": 0.0},
         {"max_bytes": -1},
         {"timeout_s": 0.0},
+        {"max_streams": 0},
+        {"max_stored_frames": 0},
+        {"max_stored_fps": 0.0},
         {"max_memory_bytes": 1000},
     ],
 )
@@ -152,7 +158,7 @@ def test_limits_under_which_nothing_decodes_are_refused(limits: dict[str, Any]) 
 
 def test_the_worker_imports_neither_torch_nor_the_models() -> None:
     code = (
-        "import sys, hippo.video.worker, hippo.video.frames, hippo.video.sampling\n"
+        "import sys, hippo.video.worker\n"
         "raise SystemExit(any(name in sys.modules for name in ('torch', 'hippo.models')))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -160,6 +166,6 @@ def test_the_worker_imports_neither_torch_nor_the_models() -> None:
 
 def test_the_defaults_are_those_of_the_reference(reference: Any) -> None:
     assert reference(200, 25.0, resolve_plan(FramePlan(), DecodeLimits())) == ours(
-        200, 25.0, ResolvedPlan()
+        200, 25.0, DEFAULT
     )
-    assert torch.equal(torch.tensor(ours(16, 8.0, ResolvedPlan())), torch.arange(0, 16, 4))
+    assert torch.equal(torch.tensor(ours(16, 8.0, DEFAULT)), torch.arange(0, 16, 4))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
 
 import av
 import numpy as np
@@ -13,30 +11,17 @@ import pytest
 import torch
 from PIL import Image
 
-from hippo.models.base import DecodedMedia
 from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
-
-MakeVideo = Callable[..., bytes]
-NumberOf = Callable[[Any], int]
+from tests.support.clips import image, numbers, video
 
 
-def video(data: bytes) -> Media:
-    return Media(MediaKind.VIDEO, data)
-
-
-def numbers(media: DecodedMedia, number_of: NumberOf) -> list[int]:
-    return [number_of(frame) for frame in media.frames]
-
-
-async def test_a_video_gives_the_planned_frames_at_their_times(
-    decoder: MediaDecoder, make_video: MakeVideo, number_of: NumberOf
-) -> None:
-    media = await decoder.decode(video(make_video(32, fps=8)), FramePlan())
+async def test_a_video_gives_the_planned_frames_at_their_times(decoder: MediaDecoder) -> None:
+    media = await decoder.decode(video(32, fps=8), FramePlan())
     assert media.kind is MediaKind.VIDEO
     assert media.frames.dtype == torch.uint8
     assert media.frames.shape == (8, 64, 64, 3)
-    assert numbers(media, number_of) == [0, 4, 8, 12, 0, 4, 8, 12]
+    assert numbers(media) == [0, 4, 8, 12, 0, 4, 8, 12]
     assert media.frame_seconds == (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5)
     assert media.sampled_fps == 2.0
 
@@ -54,11 +39,11 @@ async def test_a_video_gives_the_planned_frames_at_their_times(
     ],
 )
 async def test_common_containers_and_codecs_give_the_same_frames(
-    decoder: MediaDecoder, make_video: MakeVideo, number_of: NumberOf, container: str, codec: str
+    decoder: MediaDecoder, container: str, codec: str
 ) -> None:
-    data = make_video(16, fps=8, container=container, codec=codec)
-    media = await decoder.decode(video(data), FramePlan())
-    assert numbers(media, number_of) == [0, 4, 8, 12]
+    data = video(16, fps=8, container=container, codec=codec)
+    media = await decoder.decode(data, FramePlan())
+    assert numbers(media) == [0, 4, 8, 12]
     assert media.frame_seconds == pytest.approx((0.0, 0.5, 1.0, 1.5), abs=2e-3)
     assert media.sampled_fps == pytest.approx(2.0, rel=0.01)
 
@@ -74,15 +59,15 @@ async def test_frames_equal_those_of_decoding_everything(
         options = {"bf": "3", "g": "12", "crf": "20"}
         stream = output.add_stream("libx264", rate=25, options=options)
         stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
-        image = random.integers(0, 255, (64, 96, 3), dtype=np.uint8)
+        pixels = random.integers(0, 255, (64, 96, 3), dtype=np.uint8)
         for _ in range(50):
-            image = np.roll(image, 2, axis=1)
-            image[random.integers(64)] = random.integers(0, 255, (96, 3))
-            output.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+            pixels = np.roll(pixels, 2, axis=1)
+            pixels[random.integers(64)] = random.integers(0, 255, (96, 3))
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
         output.mux(stream.encode())
     with av.open(io.BytesIO(buffer.getvalue()), "r") as container:
         every = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
-    media = await decoder.decode(video(buffer.getvalue()), plan)
+    media = await decoder.decode(Media(MediaKind.VIDEO, buffer.getvalue()), plan)
     places = [round(seconds * 25) for seconds in media.frame_seconds]
     assert len(places) >= 4
     for frame, place in zip(media.frames, places, strict=True):
@@ -91,56 +76,48 @@ async def test_frames_equal_those_of_decoding_everything(
 
 @pytest.mark.parametrize("container", ["avi", "h264"])
 async def test_frames_without_stored_times_are_counted(
-    decoder: MediaDecoder, make_video: MakeVideo, number_of: NumberOf, container: str
+    decoder: MediaDecoder, container: str
 ) -> None:
     codec = "libx264" if container == "h264" else "mpeg4"
-    data = make_video(
-        50, fps=25, container=container, codec=codec, options={"bf": "2", "b": "4000000"}
-    )
-    media = await decoder.decode(video(data), FramePlan())
-    assert numbers(media, number_of) == [0, 12, 25 % 16, 37 % 16]
+    data = video(50, fps=25, container=container, codec=codec, options={"bf": "2", "b": "4000000"})
+    media = await decoder.decode(data, FramePlan())
+    assert numbers(media) == [0, 12, 25 % 16, 37 % 16]
     assert media.frame_seconds == pytest.approx((0.0, 0.48, 1.0, 1.48))
 
 
-async def test_odd_counts_are_sampled_evenly(
-    decoder: MediaDecoder, make_video: MakeVideo, number_of: NumberOf
-) -> None:
-    media = await decoder.decode(video(make_video(7, fps=4)), FramePlan(fps=4.0))
+async def test_odd_counts_are_sampled_evenly(decoder: MediaDecoder) -> None:
+    media = await decoder.decode(video(7, fps=4), FramePlan(fps=4.0))
     assert media.frames.shape[0] == 6
-    assert numbers(media, number_of) == [place * 7 // 6 for place in range(6)]
-    three = await decoder.decode(video(make_video(3, fps=4)), FramePlan())
-    assert numbers(three, number_of) == [0, 1]
+    assert numbers(media) == [place * 7 // 6 for place in range(6)]
+    three = await decoder.decode(video(3, fps=4), FramePlan())
+    assert numbers(three) == [0, 1]
 
 
-async def test_a_video_of_one_frame_gives_it_twice(
-    decoder: MediaDecoder, make_video: MakeVideo, number_of: NumberOf
-) -> None:
-    media = await decoder.decode(video(make_video(1)), FramePlan())
-    assert numbers(media, number_of) == [0, 0]
+async def test_a_video_of_one_frame_gives_it_twice(decoder: MediaDecoder) -> None:
+    media = await decoder.decode(video(1), FramePlan())
+    assert numbers(media) == [0, 0]
     assert media.frame_seconds == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("container", ["mp4", "matroska"])
 async def test_a_variable_frame_rate_is_sampled_in_time(
-    decoder: MediaDecoder, make_video: MakeVideo, number_of: NumberOf, container: str
+    decoder: MediaDecoder, container: str
 ) -> None:
     ticks = [*range(0, 500, 50), 1000, 2000, 3000]  # 10 quick frames, then one a second
-    data = make_video(13, fps=20, ticks=ticks, container=container)
-    media = await decoder.decode(video(data), FramePlan(fps=1.0))
+    data = video(13, fps=20, ticks=ticks, container=container)
+    media = await decoder.decode(data, FramePlan(fps=1.0))
     expected = {0.0: 0, 0.45: 9, 1.0: 10, 2.0: 11, 3.0: 12}
     assert len(media.frames) in (2, 4)  # by how long the container lets the last frame last
-    for seconds, number in zip(media.frame_seconds, numbers(media, number_of), strict=True):
+    for seconds, number in zip(media.frame_seconds, numbers(media), strict=True):
         assert expected[round(seconds, 2)] == number
-    assert set(numbers(media, number_of)) <= {0, 9, 10, 11, 12}
+    assert set(numbers(media)) <= {0, 9, 10, 11, 12}
 
 
-async def test_times_start_at_the_first_frame(
-    decoder: MediaDecoder, make_video: MakeVideo, number_of: NumberOf
-) -> None:
-    data = make_video(8, fps=4, ticks=range(5000, 7000, 250))
-    media = await decoder.decode(video(data), FramePlan())
+async def test_times_start_at_the_first_frame(decoder: MediaDecoder) -> None:
+    data = video(8, fps=4, ticks=range(5000, 7000, 250))
+    media = await decoder.decode(data, FramePlan())
     assert media.frame_seconds == pytest.approx((0.0, 0.5, 1.0, 1.5))
-    assert numbers(media, number_of) == [0, 2, 4, 6]
+    assert numbers(media) == [0, 2, 4, 6]
 
 
 @pytest.mark.parametrize(
@@ -154,13 +131,12 @@ async def test_times_start_at_the_first_frame(
 )
 async def test_rotation_metadata_turns_the_frames(
     decoder: MediaDecoder,
-    make_video: MakeVideo,
     rotation: int,
     shape: tuple[int, int],
     corner: tuple[int, int],
 ) -> None:
-    data = make_video(8, width=80, height=48, rotation=rotation)
-    media = await decoder.decode(video(data), FramePlan())
+    data = video(8, width=80, height=48, rotation=rotation)
+    media = await decoder.decode(data, FramePlan())
     assert tuple(media.frames.shape[1:3]) == shape
     red = media.frames[0].float()
     redness = red[..., 0] - red[..., 1]
@@ -169,54 +145,39 @@ async def test_rotation_metadata_turns_the_frames(
     assert float(redness[opposite]) < 40
 
 
-async def test_sound_beside_the_video_does_not_matter(
-    decoder: MediaDecoder, make_video: MakeVideo, number_of: NumberOf
-) -> None:
-    media = await decoder.decode(video(make_video(16, has_audio=True)), FramePlan())
-    assert numbers(media, number_of) == [0, 4, 8, 12]
-
-
-async def test_a_fragmented_mp4_and_a_fractional_rate_are_read(
-    decoder: MediaDecoder, make_video: MakeVideo, number_of: NumberOf
-) -> None:
-    data = make_video(
+async def test_a_fragmented_mp4_and_a_fractional_rate_are_read(decoder: MediaDecoder) -> None:
+    data = video(
         60,
         fps=Fraction(30000, 1001),
         container_options={"movflags": "frag_keyframe+empty_moov"},
         options={"g": "10"},
     )
-    media = await decoder.decode(video(data), FramePlan())
-    assert numbers(media, number_of) == [0, 15, 30 % 16, 45 % 16]
+    media = await decoder.decode(data, FramePlan())
+    assert numbers(media) == [0, 15, 30 % 16, 45 % 16]
     assert media.frame_seconds[1] == pytest.approx(15 * 1001 / 30000, abs=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
-async def test_an_image_gives_one_frame(
-    decoder: MediaDecoder, make_image: Callable[..., bytes], kind: str
-) -> None:
-    media = await decoder.decode(Media(MediaKind.IMAGE, make_image(kind)), FramePlan())
+async def test_an_image_gives_one_frame(decoder: MediaDecoder, kind: str) -> None:
+    media = await decoder.decode(image(kind), FramePlan())
     assert media.kind is MediaKind.IMAGE
     assert media.frames.shape == (1, 20, 40, 3)
     assert media.frame_seconds == (0.0,)
     assert int(media.frames[0, 0, 0, 0]) > 180 > 60 > int(media.frames[0, 0, 0, 1])
 
 
-async def test_an_image_is_turned_as_its_orientation_says(
-    decoder: MediaDecoder, make_image: Callable[..., bytes]
-) -> None:
+async def test_an_image_is_turned_as_its_orientation_says(decoder: MediaDecoder) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # shown a quarter turn clockwise
-    data = make_image("JPEG", exif=exif)
-    media = await decoder.decode(Media(MediaKind.IMAGE, data), FramePlan())
+    data = image("JPEG", exif=exif)
+    media = await decoder.decode(data, FramePlan())
     assert media.frames.shape == (1, 40, 20, 3)
     assert int(media.frames[0, 1, -2, 0]) > 180
 
 
-async def test_frames_outlive_the_decoder_and_can_be_written(
-    make_video: MakeVideo, number_of: NumberOf
-) -> None:
+async def test_frames_outlive_the_decoder_and_can_be_written() -> None:
     async with MediaDecoder() as decoder:
-        media = await decoder.decode(video(make_video(16)), FramePlan())
-        other = await decoder.decode(video(make_video(16)), FramePlan())
+        media = await decoder.decode(video(16), FramePlan())
+        other = await decoder.decode(video(16), FramePlan())
     media.frames.zero_()
-    assert numbers(other, number_of) == [0, 4, 8, 12]
+    assert numbers(other) == [0, 4, 8, 12]

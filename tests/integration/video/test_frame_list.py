@@ -15,6 +15,7 @@ from hippo.errors import MediaError
 from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
 from hippo.video.frame_list import MAGIC, pack_frames, read_frame_list
+from tests.support.clips import refusal
 
 
 def jpeg(level: int, *, width: int = 32, height: int = 24, **options: Any) -> bytes:
@@ -26,12 +27,6 @@ def jpeg(level: int, *, width: int = 32, height: int = 24, **options: Any) -> by
 def listed(images: Sequence[bytes], fps: float = 2.0) -> Media:
     seconds = [number / fps for number in range(len(images))]
     return Media(MediaKind.VIDEO, pack_frames(images, seconds, duration_s=len(images) / fps))
-
-
-async def refusal(decoder: MediaDecoder, media: Media) -> str:
-    with pytest.raises(MediaError) as caught:
-        await decoder.decode(media, FramePlan())
-    return caught.value.message
 
 
 async def test_all_frames_are_looked_at_in_their_order(decoder: MediaDecoder) -> None:

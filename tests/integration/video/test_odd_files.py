@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+import struct
+import zlib
 
 import av
 import pytest
@@ -11,7 +12,10 @@ import pytest
 from hippo.errors import MediaError
 from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
-from tests.fuzz.corpus import IMAGES, VIDEOS, encode, patched, picture, sound_only, without
+from tests.fuzz.corpus import IMAGES, VIDEOS, Build, encode, patched, picture, sound_only, without
+from tests.support.clips import refusal
+
+FASTSTART = {"movflags": "faststart"}
 
 # Two frames a second of a clip of eight frames in two seconds, 64 x 32, unless it stands here.
 SHAPES: dict[str, tuple[int, int, int]] = {
@@ -27,9 +31,9 @@ SHAPES: dict[str, tuple[int, int, int]] = {
 }
 
 
-def built(build: Any) -> bytes:
+def built(build: Build) -> bytes:
     try:
-        return bytes(build())
+        return build()
     except av.codec.codec.UnknownCodecError as error:
         pytest.skip(f"this build of FFmpeg has no {error}")
 
@@ -60,22 +64,72 @@ async def test_an_odd_image_is_decoded(decoder: MediaDecoder, name: str) -> None
     assert tuple(media.frames.shape) == (1, 24, 40, 3)
 
 
-REFUSED = {
-    "nothing": (lambda: b"", "is empty"),
-    "a text": (lambda: b"WEBVTT\n\n00:00.000 --> 00:01.000\nHi\n", "not a video that can be read"),
+def without_frames() -> bytes:
+    """An mp4 that begins as one in fragments does, and has none."""
+    movflags = {"movflags": "empty_moov+frag_keyframe+default_base_moof"}
+    fragments = encode("mp4", "libx264", container_options=movflags)
+    return fragments[: fragments.index(b"moof") - 4] + struct.pack(">I", 8) + b"moof"
+
+
+def noise_for_pictures() -> bytes:
+    data = encode("mp4", "mpeg4", num_frames=32)
+    start, end = data.index(b"mdat") + 4, data.index(b"moov") - 4
+    noise = bytes((7 * i * i + 13) % 251 for i in range(end - start))
+    return data[:start] + noise + data[end:]
+
+
+def huge_by_its_header() -> bytes:
+    """Without mpeg4's own header: the container's numbers are what a decoder would allocate."""
+    data = patched(encode("mp4", "mpeg4"), b"esds", 0, b"free")
+    place = data.index(b"mp4v", data.index(b"stsd")) + 4 + 6 + 2 + 16
+    return data[:place] + struct.pack(">HH", 20_000, 20_000) + data[place + 4 :]
+
+
+def huge_png() -> bytes:
+    data = patched(picture("PNG"), b"IHDR", 4, struct.pack(">II", 20_000, 20_000))
+    header = data[data.index(b"IHDR") :][:17]
+    return patched(data, b"IHDR", 17, struct.pack(">I", zlib.crc32(header)))
+
+
+REFUSED: dict[str, tuple[Build, str]] = {
+    "nothing": (lambda: b"", "the video is empty (0 bytes)"),
+    "a text": (
+        lambda: b"WEBVTT\n\n00:00.000 --> 00:01.000\nHi\n",
+        "this is not a video that can be read; send mp4,",
+    ),
+    "zeros": (lambda: bytes(5000), "not a video that can be read"),
+    "a document": (lambda: b"%PDF-1.7\n" * 99, "not a video that can be read"),
+    "a playlist": (
+        lambda: b"#EXTM3U\n#EXT-X-VERSION:3\n#EXTINF:1,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n",
+        "not a video that can be read",
+    ),
+    "a list of files": (
+        lambda: b"ffconcat version 1.0\nfile '/etc/passwd'\n",
+        "not a video that can be read",
+    ),
     "sound in a video's container": (sound_only, "no video track that can be read (only audio)"),
     "a wave file": (lambda: b"RIFF\x24\0\0\0WAVEfmt " + bytes(24), "not a video"),
-    "a picture": (lambda: picture("PNG"), "this is a PNG image"),
+    "a picture": (lambda: picture("PNG"), "this is a PNG image, not a video; send it as an image"),
+    "a photo": (lambda: picture("JPEG"), "this is a JPEG image"),
     "a web picture": (lambda: picture("WEBP"), "not a video that can be read"),
     "an mp4 without its index": (
         lambda: without(encode("mp4", "libx264"), b"moov"),
         "it has no index",
     ),
     "an mp4 without its pictures": (
-        lambda: without(
-            encode("mp4", "libx264", container_options={"movflags": "faststart"}), b"mdat"
-        ),
+        lambda: without(encode("mp4", "libx264", container_options=FASTSTART), b"mdat"),
         "",
+    ),
+    "an mp4 without frames": (without_frames, "the video has no frames"),
+    "an mp4 of noise": (noise_for_pictures, "damaged"),
+    "an mp4 that says it is huge": (
+        huge_by_its_header,
+        "the size of a frame of the video cannot be read: it is damaged, or far above the "
+        "1,048,576 pixels allowed",
+    ),
+    "an mp4 of an unknown codec": (
+        lambda: encode("mp4", "libx264").replace(b"avc1", b"zzz1").replace(b"avcC", b"zzzC"),
+        "the video's codec is unknown; h264,",
     ),
     "an avi that says it is huge": (
         lambda: patched(encode("avi", "rawvideo"), b"strf", 12, b"\xff\xff\0\0\xff\xff\0\0"),
@@ -87,6 +141,19 @@ REFUSED = {
     ),
     "a list of frames cut off": (lambda: VIDEOS["frames one by one"]()[:-5], "send it whole"),
 }
+REFUSED_IMAGES: dict[str, tuple[Build, str]] = {
+    "nothing": (lambda: b"", "the image is empty (0 bytes)"),
+    "a video": (VIDEOS["mp4 h264"], "this is not an image that can be read; send a jpeg, png"),
+    "half a png": (lambda: half("PNG"), "the image is damaged or cut off"),
+    "half a jpeg": (lambda: half("JPEG"), "the image is damaged or cut off"),
+    "half a webp": (lambda: half("WEBP"), "image"),
+    "a png that says it is huge": (huge_png, "the image has 20000 x 20000 pixels"),
+}
+
+
+def half(kind: str) -> bytes:
+    data = picture(kind, width=400, height=300)
+    return data[: len(data) // 2]
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -94,11 +161,25 @@ async def test_what_cannot_be_decoded_is_refused_with_its_reason(
     decoder: MediaDecoder, name: str
 ) -> None:
     build, words = REFUSED[name]
-    pid = decoder.worker_pid
-    with pytest.raises(MediaError) as caught:
-        await decoder.decode(Media(MediaKind.VIDEO, built(build)), FramePlan())
-    assert words in caught.value.message
-    assert decoder.worker_pid == pid  # and nothing died of it
+    assert words in await refusal(decoder, Media(MediaKind.VIDEO, built(build)))
+
+
+@pytest.mark.parametrize("name", REFUSED_IMAGES)
+async def test_what_is_no_whole_image_is_refused_with_its_reason(
+    decoder: MediaDecoder, name: str
+) -> None:
+    build, words = REFUSED_IMAGES[name]
+    assert words in await refusal(decoder, Media(MediaKind.IMAGE, build()))
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.95])
+@pytest.mark.parametrize("options", [{}, FASTSTART])
+async def test_a_truncated_mp4_is_refused(
+    decoder: MediaDecoder, share: float, options: dict[str, str]
+) -> None:
+    data = encode("mp4", "libx264", num_frames=64, container_options=options)
+    message = await refusal(decoder, Media(MediaKind.VIDEO, data[: int(len(data) * share)]))
+    assert "cut off" in message and "send the whole file" in message
 
 
 @pytest.mark.parametrize("container", ["matroska", "mpegts", "avi", "flv"])

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,44 +14,23 @@ from hippo.errors import MediaError, UnavailableError
 from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
 from hippo.video.limits import DecodeLimits
-
-MakeVideo = Callable[..., bytes]
-
-
-def video(data: bytes) -> Media:
-    return Media(MediaKind.VIDEO, data)
+from tests.support.clips import video
 
 
-async def test_a_decode_over_its_time_is_ended_and_the_next_one_works(
-    make_video: MakeVideo,
-) -> None:
-    async with MediaDecoder(DecodeLimits(timeout_s=0.5)) as decoder:
-        pid = decoder.worker_pid
-        os.kill(pid or 0, signal.SIGSTOP)  # a decoder that gets nowhere
-        with pytest.raises(MediaError, match=r"takes longer than the 0\.5 s allowed"):
-            await decoder.decode(video(make_video()), FramePlan())
-        assert decoder.worker_pid != pid
-    async with MediaDecoder() as decoder:
-        pid = decoder.worker_pid
-        assert len((await decoder.decode(video(make_video()), FramePlan())).frames) == 4
-
-
-async def test_a_worker_killed_between_two_items_is_replaced(
-    decoder: MediaDecoder, make_video: MakeVideo
-) -> None:
+async def test_a_worker_killed_between_two_items_is_replaced(decoder: MediaDecoder) -> None:
     pid = decoder.worker_pid
     os.kill(pid or 0, signal.SIGKILL)
-    media = await decoder.decode(video(make_video()), FramePlan())
+    media = await decoder.decode(video(), FramePlan())
     assert len(media.frames) == 4
     assert decoder.worker_pid != pid
 
 
 async def test_a_worker_killed_at_work_is_replaced_and_the_item_decoded_again(
-    decoder: MediaDecoder, make_video: MakeVideo
+    decoder: MediaDecoder,
 ) -> None:
     pid = decoder.worker_pid
     os.kill(pid or 0, signal.SIGSTOP)
-    task = asyncio.create_task(decoder.decode(video(make_video()), FramePlan()))
+    task = asyncio.create_task(decoder.decode(video(), FramePlan()))
     await asyncio.sleep(0.05)
     os.kill(pid or 0, signal.SIGKILL)
     assert len((await task).frames) == 4
@@ -67,15 +45,15 @@ def crashing_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("crashing_images")
-async def test_an_item_that_crashes_the_decoder_twice_is_refused(make_video: MakeVideo) -> None:
+async def test_an_item_that_crashes_the_decoder_twice_is_refused() -> None:
     async with MediaDecoder() as decoder:
         with pytest.raises(MediaError, match="the image crashes its decoder"):
             await decoder.decode(Media(MediaKind.IMAGE, b"anything"), FramePlan())
-        assert len((await decoder.decode(video(make_video()), FramePlan())).frames) == 4
+        assert len((await decoder.decode(video(), FramePlan())).frames) == 4
 
 
 async def test_workers_that_do_not_start_are_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_video: MakeVideo
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "av.py").write_text("raise SystemExit(3)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -83,74 +61,74 @@ async def test_workers_that_do_not_start_are_reported(
     with pytest.raises(UnavailableError, match="does not start"):
         await decoder.start()
     with pytest.raises(UnavailableError, match="does not start"):
-        await decoder.decode(video(make_video()), FramePlan())
+        await decoder.decode(video(), FramePlan())
     monkeypatch.undo()
-    media = await decoder.decode(video(make_video()), FramePlan())
+    media = await decoder.decode(video(), FramePlan())
     assert len(media.frames) == 4
     await decoder.close()
 
 
-async def test_starting_and_decoding_at_once_share_the_workers(make_video: MakeVideo) -> None:
+async def test_starting_and_decoding_at_once_share_the_workers() -> None:
     decoder = MediaDecoder()
-    media = decoder.decode(video(make_video()), FramePlan())
+    media = decoder.decode(video(), FramePlan())
     _, decoded, _ = await asyncio.gather(decoder.start(), media, decoder.start())
     assert len(decoded.frames) == 4
     await decoder.close()
 
 
-async def test_a_cancelled_decode_frees_its_worker_for_the_next(
-    decoder: MediaDecoder, make_video: MakeVideo
-) -> None:
+async def test_a_cancelled_decode_frees_its_worker_for_the_next(decoder: MediaDecoder) -> None:
     pid = decoder.worker_pid
     os.kill(pid or 0, signal.SIGSTOP)
-    task = asyncio.create_task(decoder.decode(video(make_video()), FramePlan()))
+    task = asyncio.create_task(decoder.decode(video(), FramePlan()))
     await asyncio.sleep(0.05)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert len((await decoder.decode(video(make_video()), FramePlan())).frames) == 4
+    assert len((await decoder.decode(video(), FramePlan())).frames) == 4
 
 
-async def test_items_wait_their_turn(decoder: MediaDecoder, make_video: MakeVideo) -> None:
+async def test_items_wait_their_turn(decoder: MediaDecoder) -> None:
     plans = [FramePlan(max_frames=2 + 2 * (i % 3)) for i in range(6)]
-    results = await asyncio.gather(*(decoder.decode(video(make_video(32)), plan) for plan in plans))
+    results = await asyncio.gather(*(decoder.decode(video(32), plan) for plan in plans))
     assert [len(media.frames) for media in results] == [plan.max_frames for plan in plans]
 
 
-async def test_large_files_and_large_results_are_carried(make_video: MakeVideo) -> None:
+async def test_large_files_and_large_results_are_carried() -> None:
     async with MediaDecoder() as decoder:
         size = 5 << 20
         padding = size.to_bytes(4, "big") + b"free" + bytes(size - 8)
-        padded = make_video(16, width=640, height=480) + padding
-        media = await decoder.decode(video(padded), FramePlan(fps=8.0))
+        clip = video(16, width=640, height=480)
+        padded = Media(MediaKind.VIDEO, clip.data + padding)
+        media = await decoder.decode(padded, FramePlan(fps=8.0))
         assert media.frames.shape == (16, 480, 640, 3)
-        task = asyncio.create_task(decoder.decode(video(padded), FramePlan(fps=8.0)))
+        task = asyncio.create_task(decoder.decode(padded, FramePlan(fps=8.0)))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        again = await decoder.decode(video(padded), FramePlan(fps=8.0))
+        again = await decoder.decode(padded, FramePlan(fps=8.0))
         assert bool((again.frames == media.frames).all())
 
 
-async def test_closing_ends_decodes_in_flight(make_video: MakeVideo) -> None:
+async def test_closing_ends_decodes_in_flight() -> None:
     decoder = MediaDecoder()
     await decoder.start()
     pid = decoder.worker_pid
     os.kill(pid or 0, signal.SIGSTOP)
-    tasks = [
-        asyncio.create_task(decoder.decode(video(make_video()), FramePlan())) for _ in range(2)
-    ]
+    tasks = [asyncio.create_task(decoder.decode(video(), FramePlan())) for _ in range(2)]
     await asyncio.sleep(0.05)
     await decoder.close()
     for task in tasks:
         with pytest.raises(UnavailableError, match="closed"):
             await task
     with pytest.raises(UnavailableError, match="closed"):
-        await decoder.decode(video(make_video()), FramePlan())
+        await decoder.decode(video(), FramePlan())
     await decoder.close()
     early = MediaDecoder()
-    tasks = [asyncio.create_task(early.decode(video(b"1"), FramePlan())) for _ in range(2)]
+    tasks = [
+        asyncio.create_task(early.decode(Media(MediaKind.VIDEO, b"1"), FramePlan()))
+        for _ in range(2)
+    ]
     await asyncio.sleep(0)
     await early.close()  # before its worker is ready
     for task in tasks:
@@ -159,13 +137,11 @@ async def test_closing_ends_decodes_in_flight(make_video: MakeVideo) -> None:
     assert decoder.worker_pid is None
 
 
-async def test_a_stop_signal_to_the_group_does_not_reach_the_workers(
-    decoder: MediaDecoder, make_video: MakeVideo
-) -> None:
+async def test_a_stop_signal_to_the_group_does_not_reach_the_workers(decoder: MediaDecoder) -> None:
     pid = decoder.worker_pid
     os.kill(pid or 0, signal.SIGINT)
     os.kill(pid or 0, signal.SIGTERM)
-    assert len((await decoder.decode(video(make_video()), FramePlan())).frames) == 4
+    assert len((await decoder.decode(video(), FramePlan())).frames) == 4
     assert decoder.worker_pid == pid
 
 
@@ -178,7 +154,7 @@ async def test_workers_run_on_the_given_core() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
-async def test_nothing_is_left_behind(make_video: MakeVideo) -> None:
+async def test_nothing_is_left_behind() -> None:
     def resources() -> tuple[int, int, int]:
         gc.collect()
         mapped = Path("/proc/self/maps").read_text().count("hippo-media")
@@ -189,23 +165,21 @@ async def test_nothing_is_left_behind(make_video: MakeVideo) -> None:
     before = resources()
     for _ in range(3):
         async with MediaDecoder(DecodeLimits(max_memory_bytes=64 << 20)) as decoder:
-            media = await decoder.decode(video(make_video(16)), FramePlan())
+            media = await decoder.decode(video(16), FramePlan())
             with pytest.raises(MediaError):
-                await decoder.decode(video(b"nonsense"), FramePlan())
+                await decoder.decode(Media(MediaKind.VIDEO, b"nonsense"), FramePlan())
             os.kill(decoder.worker_pid or 0, signal.SIGKILL)
-            await decoder.decode(video(make_video(16)), FramePlan())
+            await decoder.decode(video(16), FramePlan())
             del media
     assert resources() == before
 
 
 @pytest.mark.parametrize("side", [64, 512])  # of a few kilobytes, and of some megabytes
-async def test_frames_that_are_kept_hold_no_descriptor(
-    decoder: MediaDecoder, make_video: MakeVideo, side: int
-) -> None:
-    data = make_video(width=side, height=side, num_frames=16)
-    kept = [await decoder.decode(video(data), FramePlan(fps=8.0))]
+async def test_frames_that_are_kept_hold_no_descriptor(decoder: MediaDecoder, side: int) -> None:
+    data = video(width=side, height=side, num_frames=16)
+    kept = [await decoder.decode(data, FramePlan(fps=8.0))]
     before = len(os.listdir("/proc/self/fd"))
-    kept += [await decoder.decode(video(data), FramePlan(fps=8.0)) for _ in range(8)]
+    kept += [await decoder.decode(data, FramePlan(fps=8.0)) for _ in range(8)]
     assert len(os.listdir("/proc/self/fd")) == before
     assert all(each.frames.equal(kept[0].frames) for each in kept)
     assert kept[0].frames.any()
