@@ -46,15 +46,14 @@ class DetokenizeRequest(BaseModel):
 @router.post("/tokenize", responses=answers(400, 404, 413, 503))
 async def tokenize(body: TokenizeRequest, state: State) -> TokenizeResponse:
     """The token ids of a text."""
-    info = state.backends.model(body.model)
-    tokenizer = state.backends.tokenizer(body.model)
+    pair = state.backends.pair(body.model)
     # Off the event loop: a long text takes a while.
     encoding = await asyncio.to_thread(
-        tokenizer.encode, body.prompt, add_special_tokens=body.add_special_tokens
+        pair.target.tokenizer.encode, body.prompt, add_special_tokens=body.add_special_tokens
     )
     return TokenizeResponse(
         count=len(encoding.ids),
-        max_model_len=info.max_context_length,
+        max_model_len=pair.model.max_context_length,
         tokens=encoding.ids,
         token_strs=encoding.tokens if body.return_token_strs else None,
     )
@@ -63,13 +62,14 @@ async def tokenize(body: TokenizeRequest, state: State) -> TokenizeResponse:
 @router.post("/detokenize", responses=answers(400, 404, 413, 503))
 async def detokenize(body: DetokenizeRequest, state: State) -> DetokenizeResponse:
     """The text of token ids, special ones included."""
-    info = state.backends.model(body.model)
-    tokenizer = state.backends.tokenizer(body.model)
+    pair = state.backends.pair(body.model)
+    num_token_ids = pair.model.num_token_ids
     for token_id in body.tokens:
-        if not 0 <= token_id < info.num_token_ids:
+        if not 0 <= token_id < num_token_ids:
             raise InvalidRequestError(
-                f"tokens names {token_id}; token ids are 0 to {info.num_token_ids - 1}",
+                f"tokens names {token_id}; token ids are 0 to {num_token_ids - 1}",
                 param="tokens",
             )
-    text = await asyncio.to_thread(tokenizer.decode, list(body.tokens), skip_special_tokens=False)
+    decode = pair.target.tokenizer.decode
+    text = await asyncio.to_thread(decode, list(body.tokens), skip_special_tokens=False)
     return DetokenizeResponse(prompt=text)

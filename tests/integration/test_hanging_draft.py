@@ -3,6 +3,7 @@ services, which answer pings and take streams all the while."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import threading
 import time
@@ -100,10 +101,11 @@ async def answer(
         draft_stall_s=stall_s,
         timeout_s=None,
         record=record,
+        news=asyncio.Event(),
     )
     async with completion:
-        async for _ in completion.pieces():
-            pass
+        await until(lambda: completion.is_over)
+        assert completion.error is None
     return completion
 
 

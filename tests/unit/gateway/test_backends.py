@@ -108,7 +108,7 @@ async def test_an_unhealthy_target_is_left_out_and_taken_back() -> None:
         await backends.start()
         await _until_up(backends, 2)
         pair = backends.pair(None)
-        pair.report_target_failure()
+        pair.target.report_failure()
         assert backends.pair(None).target.address != pair.target.address
         await _until_up(backends, 2)  # it was well all the time
         await backends.close()
@@ -131,7 +131,7 @@ class _TokenizerOfNow:
 async def test_a_tokenizer_that_cannot_be_read_is_told_and_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gateway.backends.Tokenizer", _TokenizerOfNow)
+    monkeypatch.setattr("gateway.targets.Tokenizer", _TokenizerOfNow)
     monkeypatch.setattr("gateway.watch._PERIOD_UP_S", 0.01)
     async with serving_target(_model_on(name="newer")) as (_, client):
         backends = _backends([client])

@@ -11,8 +11,9 @@ from prometheus_client import Gauge
 
 from gateway.choices import Choices
 from gateway.completion import Completion
-from gateway.text import Piece
+from gateway.text import Piece, join
 from hippo.errors import HippoError, OverloadedError, UnavailableError
+from hippo.tasks import cancel_all
 
 
 class _Completion:
@@ -20,36 +21,36 @@ class _Completion:
 
     def __init__(self, *words: str, error: HippoError | None = None, hangs: bool = False) -> None:
         self._words = words
-        self._error = error
+        self._last_error = error
         self._hangs = hangs
-        self.num_entered = 0
+        self._said: list[Piece] = []
+        self.news = asyncio.Event()
+        self.has_begun = self.is_over = False
+        self.error: HippoError | None = None
         self.num_left = 0
 
     async def __aenter__(self) -> _Completion:
-        self.num_entered += 1
+        self._task = asyncio.create_task(self._run())
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        await cancel_all([self._task])
         self.num_left += 1
 
-    async def wait_begun(self, idle_s: float | None = None) -> bool:
-        await asyncio.sleep(0)
-        if not self._words and self._error is not None:
-            raise self._error
-        if not self._words and self._hangs:
-            await asyncio.sleep(3600 if idle_s is None else idle_s)
-            return False
-        return True
-
-    async def pieces(self, idle_s: float | None = None) -> AsyncIterator[Piece]:
+    async def _run(self) -> None:
         for word in self._words:
             await asyncio.sleep(0)
-            yield Piece(word)
-        if self._error is not None:
-            raise self._error
-        while self._hangs:
-            await asyncio.sleep(3600 if idle_s is None else idle_s)
-            yield Piece()
+            self.has_begun = True
+            self._said.append(Piece(word))
+            self.news.set()
+        if not self._hangs:
+            self.has_begun |= self._last_error is None
+            self.is_over, self.error = True, self._last_error
+            self.news.set()
+
+    def take_text(self) -> Piece:
+        said, self._said = self._said, []
+        return join(said)
 
 
 class _Gauges:
@@ -59,8 +60,12 @@ class _Gauges:
         self._gauges = [Gauge(name, name, registry=None) for name in ("waiting", "running")]
 
     def choices(self, *completions: _Completion) -> Choices:
+        news = asyncio.Event()
+        for completion in completions:
+            completion.news = news
         waiting, running = self._gauges
-        return Choices(cast(list[Completion], list(completions)), waiting=waiting, running=running)
+        made = cast(list[Completion], list(completions))
+        return Choices(made, news=news, waiting=waiting, running=running)
 
     def values(self) -> list[float]:
         return [metric.samples[0].value for gauge in self._gauges for metric in gauge.collect()]
