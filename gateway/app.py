@@ -16,11 +16,10 @@ from gateway.backends import Backends
 from gateway.baseline import Baseline
 from gateway.config import GatewaySettings
 from gateway.errors import install_error_handlers
-from gateway.fetch import UrlFetcher
 from gateway.keys import Limits, load_keyring
 from gateway.media import MediaReader
 from gateway.metrics import GatewayMetrics
-from gateway.middleware import GUARDED, KeyMiddleware, RequestMiddleware
+from gateway.middleware import KeyMiddleware, RequestMiddleware
 from gateway.openapi import describe
 from gateway.routes import chat, models, status, tokenize, videos
 from gateway.state import GatewayState
@@ -61,25 +60,8 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
             calibration_share=settings.calibration_share,
             silence_s=settings.services_silence_s,
         )
-        fetcher = UrlFetcher(
-            allowed_domains=settings.allowed_media_domains,
-            allow_http=settings.allow_http_media,
-            allow_private_addresses=settings.allow_private_media_addresses,
-            timeout_s=settings.media_timeout_s,
-        )
-        uploads = Uploads(
-            folder=settings.upload_dir,
-            max_bytes=settings.max_upload_bytes,
-            max_file_bytes=settings.max_media_bytes,
-            ttl_s=settings.upload_ttl_s,
-        )
-        media = MediaReader(
-            uploads=uploads,
-            fetcher=fetcher,
-            allowed_dirs=settings.allowed_media_dirs,
-            max_items=settings.max_media_items,
-            max_bytes=settings.max_media_bytes,
-        )
+        uploads = Uploads(settings)
+        media = MediaReader(settings, uploads)
         app.state.gateway = GatewayState(
             settings=settings,
             backends=backends,
@@ -98,7 +80,7 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
             await asyncio.gather(expiring, return_exceptions=True)
             uploads.close()
             await backends.close()
-            await fetcher.close()
+            await media.close()
 
     app = FastAPI(
         title="hippo",
@@ -109,7 +91,7 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
 
     @cache
     def openapi() -> dict[str, Any]:
-        return describe(app, asks_for_keys=not keyring.is_open, guarded=GUARDED)
+        return describe(app, asks_for_keys=not keyring.is_open)
 
     app.openapi = openapi  # type: ignore[method-assign]
     install_error_handlers(app)

@@ -21,6 +21,7 @@ from typing import Any
 
 from gateway import report
 from gateway.debt import Debt, loss_of
+from gateway.errors import INTERNAL_ERROR
 from gateway.report import AnswerRecord
 from gateway.speculation import SpeculationPlan
 from gateway.targets import Draft, Pair
@@ -176,7 +177,7 @@ class Completion:
                 self._pair.target.report_failure()
         except Exception:
             logger.exception("a completion failed unexpectedly")
-            self.error = HippoError("an internal error occurred; it is in the server's log")
+            self.error = HippoError(INTERNAL_ERROR)
         finally:
             self.is_over = True
             self._news.set()

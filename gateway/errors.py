@@ -27,6 +27,8 @@ from hippo.errors import (
 
 logger = logging.getLogger("gateway")
 
+INTERNAL_ERROR = "an internal error occurred; it is in the server's log"
+
 # Asked every few seconds, for as long as it takes.
 QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
 
@@ -118,12 +120,7 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
 
 def internal_error() -> JSONResponse:
     """What is answered where we are at fault."""
-    return JSONResponse(
-        error_body(
-            "an internal error occurred; it is in the server's log", type_name=HippoError.type_name
-        ),
-        status_code=500,
-    )
+    return JSONResponse(describe(HippoError(INTERNAL_ERROR)), status_code=500)
 
 
 def _explain(errors: Sequence[Any], request: Request) -> tuple[str, str | None]:
@@ -134,10 +131,8 @@ def _explain(errors: Sequence[Any], request: Request) -> tuple[str, str | None]:
         return f"the request body is not JSON: {reason} at character {at}", None
     content_type = request.headers.get("content-type", "")
     if len(first["loc"]) == 1 and "json" not in content_type:
-        return (
-            f"the content type is {content_type or 'missing'!r}; expected application/json",
-            None,
-        )
+        found = content_type or "missing"
+        return f"the content type is {found!r}; expected application/json", None
     context = first.get("ctx") or {}
     path = [str(step) for step in first["loc"][1:]]
     if "field" in context:

@@ -41,14 +41,7 @@ def _card(info: ModelInfo, state: State) -> ModelCard:
             device=info.device,
             dtype=info.dtype,
             num_slots=info.num_slots,
-            draft=None
-            if draft is None
-            else DraftCard(
-                name=draft.name,
-                num_parameters=draft.num_parameters,
-                device=draft.device,
-                dtype=draft.dtype,
-            ),
+            draft=None if draft is None else DraftCard.model_validate(draft, from_attributes=True),
             draft_problem=backends.pair(info.name).target.draft_problem,
             services=[
                 *(_service("target", each) for each in (*serving, *down)),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.config import GatewaySettings
 from gateway.uploads import ReadPiece, Uploads, UploadsFullError, is_upload_id
 from hippo.errors import InvalidRequestError, MediaError, NotFoundError
 
@@ -33,13 +34,14 @@ def uploads(tmp_path: Path, clock: _Clock) -> Uploads:
 
 
 def _uploads(folder: Path, clock: _Clock, *, max_bytes: int = MAX_BYTES) -> Uploads:
-    return Uploads(
-        folder=str(folder),
-        max_bytes=max_bytes,
-        max_file_bytes=MAX_FILE_BYTES,
-        ttl_s=TTL_S,
-        clock_s=clock,
+    settings = GatewaySettings(
+        target=("localhost:1",),
+        upload_dir=str(folder),
+        max_upload_bytes=max_bytes,
+        max_media_bytes=MAX_FILE_BYTES,
+        upload_ttl_s=TTL_S,
     )
+    return Uploads(settings, clock_s=clock)
 
 
 def _reading(data: bytes, piece_bytes: int = 7) -> ReadPiece:
