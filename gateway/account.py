@@ -19,14 +19,17 @@ def count(
     *,
     metrics: GatewayMetrics,
     model: ModelMetrics,
+    target: str,
     baseline: Baseline,
 ) -> None:
-    """Counts one completion, and lets the baseline learn from it."""
+    """Counts one completion, and lets the baseline of the ``target``, an address, learn from it."""
     _count_as_vllm_does(record, model)
     metrics[own.COMPLETIONS].labels(record.policy, record.outcome or "cancelled").inc()
     metrics[own.CALIBRATIONS].inc(record.is_calibration)
     _count_speedup(record, metrics, baseline)  # by the baseline that the answer was told
     baseline.learn(record.alone_steps, time.monotonic_ns())
+    num_steps = sum(sums.num_steps for sums in record.alone_steps.values())
+    metrics[own.BASELINE_STEPS].labels(target).inc(num_steps)
     _count_times(record, metrics)
     _count_draft(record, metrics)
     if record.selection is not None and record.draft_prefill is not None:

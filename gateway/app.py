@@ -13,7 +13,6 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from gateway.backends import Backends
-from gateway.baseline import Baseline
 from gateway.config import GatewaySettings
 from gateway.errors import install_error_handlers
 from gateway.keys import Limits, load_keyring
@@ -24,7 +23,6 @@ from gateway.openapi import describe
 from gateway.routes import chat, models, status, tokenize, videos
 from gateway.state import GatewayState
 from gateway.uploads import Uploads
-from hippo.types import PROTOCOL_VERSION
 
 
 def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> FastAPI:
@@ -43,23 +41,13 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
             visual_tokens_per_minute=settings.key_visual_tokens_per_minute,
         ),
     )
-    baselines = {address: Baseline() for address in settings.target}
     metrics = GatewayMetrics(
-        baselines,
-        max_draft_tokens=settings.max_draft_tokens,
-        version=distribution_version(),
-        protocol_version=PROTOCOL_VERSION,
+        max_draft_tokens=settings.max_draft_tokens, version=distribution_version()
     )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        backends = Backends(
-            baselines,
-            settings.draft,
-            tls=settings.tls,
-            calibration_share=settings.calibration_share,
-            silence_s=settings.services_silence_s,
-        )
+        backends = Backends(settings)
         uploads = Uploads(settings)
         media = MediaReader(settings, uploads)
         app.state.gateway = GatewayState(
@@ -68,7 +56,6 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
             media=media,
             uploads=uploads,
             metrics=metrics,
-            version=distribution_version(),
             patience_is_over=patience_is_over,
         )
         await backends.start()

@@ -9,51 +9,36 @@ fit the target. An unhealthy service is left out until it is well again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
 
-from gateway.baseline import Baseline
+from gateway.config import GatewaySettings
 from gateway.errors import ModelNotFoundError
 from gateway.targets import Draft, Pair, Target, choose
 from gateway.watch import Watch
 from hippo.errors import UnavailableError
 from hippo.rpc.client import DraftClient, TargetClient
-from hippo.rpc.options import DEFAULT_SILENCE_SECONDS, TlsFiles
 from hippo.types import ModelInfo
 
 
 class Backends:
-    """The targets and the drafts, each up or not. Addresses are host:port."""
+    """The targets and the drafts, each up or not."""
 
-    def __init__(
-        self,
-        targets: Mapping[str, Baseline],
-        drafts: Sequence[str] = (),
-        *,
-        tls: TlsFiles | None = None,
-        calibration_share: float = 0.0,
-        silence_s: float = DEFAULT_SILENCE_SECONDS,
-    ) -> None:
-        """``targets``: what each takes alone, by its address, learnt as requests go by.
-        ``calibration_share`` of the requests are run target-only to know each target's pace.
-        A service that answers no ping for ``silence_s`` is given up.
-
-        Raises InvalidRequestError for a missing TLS file.
-        """
+    def __init__(self, settings: GatewaySettings) -> None:
+        """Raises InvalidRequestError for a missing TLS file."""
+        tls, silence_s = settings.tls, settings.services_silence_s
         self.drafts: list[Draft] = [
             Watch(
                 "draft", DraftClient(address, tls, silence_seconds=silence_s), on_change=self._match
             )
-            for address in drafts
+            for address in settings.draft
         ]
         self.targets = [
             Target(
                 TargetClient(address, tls, silence_seconds=silence_s),
                 self.drafts,
-                baseline=baseline,
-                calibration_share=calibration_share,
+                calibration_share=settings.calibration_share,
                 on_change=self._match,
             )
-            for address, baseline in targets.items()
+            for address in settings.target
         ]
 
     def _match(self) -> None:
@@ -121,8 +106,6 @@ class Backends:
     def pair(self, name: str | None, key: bytes = b"") -> Pair:
         """The target for a request about ``name``, with its draft. Requests with one ``key``
         come to the same as long as it has a slot free. Raises as ``model`` does."""
-        info = self.model(name)
-        serving = [each for each in self.targets if each.info and each.info.name == info.name]
-        target = choose(serving, key)
-        assert target.info is not None
-        return Pair(target, target.info, key)
+        name = self.model(name).name
+        serving = [each for each in self.targets if each.info and each.info.name == name]
+        return Pair(choose(serving, key), key)

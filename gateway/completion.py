@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gateway import report
@@ -80,7 +80,6 @@ class Completion:
         timeout_s: float | None,
         record: AnswerRecord,
         news: asyncio.Event,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._pair = pair
         self._wants_draft = plan.wants_draft
@@ -93,7 +92,6 @@ class Completion:
             end_token_ids=request.end_token_ids,
         )
         self._request = dataclasses.replace(request, pace=self._coordinator.pace)
-        self._clock_ns = clock_ns
         self._timeout_s = timeout_s
         self._text = AnswerText(
             pair.target.tokenizer,
@@ -189,7 +187,7 @@ class Completion:
         """Until services end the sequence by themselves; None without a limit."""
         if self._timeout_s is None:
             return None
-        elapsed_s = (self._clock_ns() - self.record.received_ns) / 1e9
+        elapsed_s = (time.monotonic_ns() - self.record.received_ns) / 1e9
         return max(self._timeout_s + _SERVICES_GRACE_S - elapsed_s, 0.0)
 
     async def _follow_target(self) -> bool:
@@ -215,7 +213,7 @@ class Completion:
         return False
 
     async def _on_verdict(self, verdict: Verdict) -> None:
-        now_ns = self._clock_ns()
+        now_ns = time.monotonic_ns()
         is_alone = self._coordinator.pace.max_ahead == 0
         await self._carry_out(self._coordinator.on_verdict(verdict, now_ns))
         self.record.add_verdict(verdict, now_ns, is_alone=is_alone)
@@ -277,7 +275,7 @@ class Completion:
         raise UnavailableError("the draft service ended its stream")
 
     async def _on_draft_message(self, message: PromptInfo | Timing | Block) -> None:
-        now_ns = self._clock_ns()
+        now_ns = time.monotonic_ns()
         if isinstance(message, Block):
             self.record.add_block(message, now_ns)
             await self._carry_out(self._coordinator.on_block(message, now_ns))

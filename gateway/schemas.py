@@ -89,8 +89,6 @@ class ChatCompletionRequest(Model):
     """A request for one completion."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
         json_schema_extra={
             "examples": [
                 {

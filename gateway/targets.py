@@ -34,13 +34,12 @@ class Target(Watch[TargetClient]):
         client: TargetClient,
         drafts: Sequence[Draft],
         *,
-        baseline: Baseline,
         calibration_share: float,
         on_change: Callable[[], None],
     ) -> None:
         super().__init__("target", client, on_change=on_change)
-        self.baseline = baseline
-        self.calibration = Calibration(calibration_share, baseline)
+        self.baseline = Baseline()  # what it takes alone, learnt as requests go by
+        self.calibration = Calibration(calibration_share, self.baseline)
         self.fitting_drafts: list[Draft] = []  # those of them that serve
         self._tokenizer: Tokenizer | None = None  # there once ``info`` is
         self._drafts = drafts
@@ -112,7 +111,6 @@ class Pair:
     """The target of one request, and its draft: the one it would get now, or gets later."""
 
     target: Target
-    model: ModelInfo  # what the target served when it was chosen
     key: bytes  # what the choice of a draft depends on
 
     @property

@@ -64,9 +64,7 @@ class Watch(Generic[ClientT]):
 
     def report_failure(self) -> None:
         """A stream broke: not used until it is found well again, which is tried at once."""
-        self.info = None
-        self.problem = f"the {self._name} has just failed"
-        self._on_change()
+        self._leave_out(f"the {self._name} has just failed")
         self._recheck.set()
 
     async def _run(self) -> None:

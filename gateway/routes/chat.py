@@ -18,7 +18,6 @@ from gateway import account, report, speculation, sse, translate
 from gateway.choices import Choices
 from gateway.completion import Completion
 from gateway.errors import describe
-from gateway.fields import in_clients_words
 from gateway.keys import Allowance
 from gateway.openapi import CHAT_ANSWERED, answers
 from gateway.report import AnswerRecord, Timeline
@@ -50,13 +49,7 @@ async def create_chat_completion(
     body: ChatCompletionRequest, request: Request, state: State
 ) -> Response:
     """Answers a conversation about videos, images or neither."""
-    return ChatResponse(
-        body,
-        state,
-        request_id=request.state.request_id,
-        received_ns=request.state.received_ns,
-        allowance=request.state.key,
-    )
+    return ChatResponse(body, request, state)
 
 
 class ChatResponse(Response):
@@ -67,21 +60,14 @@ class ChatResponse(Response):
     that stops and has waited long enough, or whose time limit is over before all is read.
     """
 
-    def __init__(
-        self,
-        body: ChatCompletionRequest,
-        state: GatewayState,
-        *,
-        request_id: str,
-        received_ns: int,
-        allowance: Allowance | None,
-    ) -> None:
+    def __init__(self, body: ChatCompletionRequest, request: Request, state: GatewayState) -> None:
         super().__init__()
         self._body = body
         self._state = state
-        self._request_id = request_id
-        self._received_ns = received_ns
-        self._allowance = allowance  # None where no API keys are asked for
+        self._request_id: str = request.state.request_id
+        self._received_ns: int = request.state.received_ns
+        # None where no API keys are asked for.
+        self._allowance: Allowance | None = request.state.key
         self._head = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -142,22 +128,17 @@ class ChatResponse(Response):
         body, state = self._body, self._state
         settings, backends = state.settings, state.backends
         plan = speculation.speculation_plan(body.speculative, settings)
-        sampling = translate.sampling_params(body, backends.model(body.model))
-        messages = translate.chat_messages(body)
-        media = await self._read_media()
-        pair = backends.pair(body.model, await self._affinity_key(media))
-        info = pair.model
+        info = backends.model(body.model)
         request = translate.open_request(
             body,
             request_id=self._request_id,
-            messages=messages,
-            media=media,
-            sampling=sampling,
             # Without a draft nothing is scored: target-only pays nothing for it.
             pruning=plan.pruning if plan.wants_draft and settings.draft else _NO_PRUNING,
             info=info,
             settings=settings,
         )
+        request = replace(request, media=await self._read_media())
+        pair = backends.pair(info.name, await self._affinity_key(request.media))
         calibration = pair.target.calibration
         can_calibrate = plan.is_default and plan.wants_draft and pair.draft is not None
         is_calibration = can_calibrate and calibration.is_due(request.max_tokens)
@@ -199,6 +180,7 @@ class ChatResponse(Response):
                     request,
                     metrics=state.metrics,
                     model=counted,
+                    target=pair.target.address,
                     baseline=pair.target.baseline,
                 )
                 if record.policy != "off" and record.num_completion_tokens > 1:
@@ -320,7 +302,7 @@ class ChatResponse(Response):
 
     def _for_client(self, error: HippoError) -> HippoError:
         if isinstance(error, InvalidRequestError):
-            return in_clients_words(error, self._body)
+            return translate.in_clients_words(error, self._body)
         return error
 
     def _token_ids(self, completion: Completion) -> list[int] | None:

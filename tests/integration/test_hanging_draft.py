@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from gateway.backends import Backends
-from gateway.baseline import Baseline
 from gateway.completion import Completion
+from gateway.config import GatewaySettings
 from gateway.report import AnswerRecord, Timeline
 from gateway.speculation import SpeculationPlan
 from hippo.metrics.gateway import DraftLoss
@@ -79,7 +79,9 @@ async def pair(
         serving_draft(draft) as (_, draft_client),
     ):
         expected = await target_only(target_client, REQUEST)
-        backends = Backends({target_client.address: Baseline()}, [draft_client.address])
+        backends = Backends(
+            GatewaySettings(target=(target_client.address,), draft=(draft_client.address,))
+        )
         await backends.start()
         try:
             await until(lambda: backends.has_draft)

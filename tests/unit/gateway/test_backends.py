@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from gateway.backends import Backends
-from gateway.baseline import Baseline
+from gateway.config import GatewaySettings
 from gateway.errors import ModelNotFoundError
 from gateway.targets import choose
 from hippo.errors import UnavailableError
@@ -40,7 +40,10 @@ def _model_on(*device_uuids: str, name: str = "toy") -> ToyModel:
 
 def _backends(targets: Sequence[TargetClient], drafts: Sequence[DraftClient] = ()) -> Backends:
     return Backends(
-        {client.address: Baseline() for client in targets}, [client.address for client in drafts]
+        GatewaySettings(
+            target=tuple(client.address for client in targets) or ("127.0.0.1:1",),
+            draft=tuple(client.address for client in drafts),
+        )
     )
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.fields import in_clients_words
 from gateway.schemas import ChatCompletionRequest
+from gateway.translate import in_clients_words
 from hippo.errors import ContextLengthError, InvalidRequestError, MediaError
 
 

@@ -34,9 +34,6 @@ def _open(**fields: Any) -> OpenRequest:
     return translate.open_request(
         request,
         request_id="r",
-        messages=translate.chat_messages(request),
-        media=(),
-        sampling=translate.sampling_params(request, INFO),
         pruning=speculation_plan(request.speculative, SETTINGS).pruning,
         info=INFO,
         settings=SETTINGS,
@@ -90,26 +87,24 @@ def test_what_would_change_the_answer_and_is_not_supported_is_named(
 
 
 def test_content_parts_keep_their_order_and_media_are_numbered() -> None:
-    request = _parse(
-        messages=[
-            {"role": "developer", "content": "Be brief."},
-            {
-                "role": "user",
-                "content": [
-                    {"type": "text", "text": "First"},
-                    {"type": "video_url", "video_url": {"url": "a"}},
-                    {"type": "image_url", "image_url": {"url": "b", "detail": "low"}},
-                ],
-            },
-            {"role": "assistant", "content": "Yes."},
-            {"role": "user", "content": [{"type": "video_url", "video_url": "c"}]},
-        ]
-    )
-    system, first, _, last = translate.chat_messages(request)
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "First"},
+                {"type": "video_url", "video_url": {"url": "a"}},
+                {"type": "image_url", "image_url": {"url": "b", "detail": "low"}},
+            ],
+        },
+        {"role": "assistant", "content": "Yes."},
+        {"role": "user", "content": [{"type": "video_url", "video_url": "c"}]},
+    ]
+    system, first, _, last = _open(messages=messages).messages
     assert system.role == "system"
     assert first.content == (TextPart("First"), MediaPart(0), MediaPart(1))
     assert last.content == (MediaPart(2),)
-    sources = translate.media_sources(request)
+    sources = translate.media_sources(_parse(messages=messages))
     assert [(source.kind, source.url) for source in sources] == [
         (MediaKind.VIDEO, "a"),
         (MediaKind.IMAGE, "b"),
