@@ -16,29 +16,18 @@ from hippo.speculation.policies import make_policy
 from hippo.types import (
     Block,
     FinishReason,
-    FramePlan,
-    OpenRequest,
     PromptInfo,
     Pruning,
     PruningStrategy,
-    SamplingParams,
     Selection,
     Timing,
     Verdict,
 )
 from tests.support.metrics import check_exported
+from tests.support.services import toy_request
 
 MS = 1_000_000
-REQUEST = OpenRequest(
-    request_id="test",
-    messages=(),
-    media=(),
-    sampling=SamplingParams(),
-    frame_plan=FramePlan(),
-    pruning=Pruning(PruningStrategy.HOLISTIC, 0.9),
-    max_tokens=8,
-    end_token_ids=(),
-)
+REQUEST = toy_request(pruning=Pruning(PruningStrategy.HOLISTIC, 0.9))
 
 
 def _learnt() -> Baseline:

@@ -82,16 +82,6 @@ async def test_it_is_deleted(uploads: Uploads, tmp_path: Path) -> None:
         uploads.delete(upload.video_id, None)
 
 
-@pytest.mark.parametrize("other", [None, "bob"])
-async def test_another_key_neither_sees_nor_deletes_it(uploads: Uploads, other: str | None) -> None:
-    upload = await uploads.add(_reading(b"x"), filename="", owner="alice")
-    with pytest.raises(NotFoundError):
-        uploads.get(upload.video_id, other)
-    with pytest.raises(NotFoundError):
-        uploads.delete(upload.video_id, other)
-    assert uploads.get(upload.video_id, "alice") == upload
-
-
 @pytest.mark.parametrize(("size", "is_taken"), [(0, False), (60, True), (61, False)])
 async def test_the_size_of_a_file_is_bounded(
     uploads: Uploads, tmp_path: Path, size: int, is_taken: bool
