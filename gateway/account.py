@@ -19,13 +19,17 @@ def count(
     *,
     metrics: GatewayMetrics,
     model: ModelMetrics,
+    target: str,
     baseline: Baseline,
 ) -> None:
-    """Counts one completion, and lets the baseline learn from it."""
+    """Counts one completion, and lets the baseline of the ``target``, an address, learn from it."""
     _count_as_vllm_does(record, model)
-    _count_outcome(record, metrics)
+    metrics[own.COMPLETIONS].labels(record.policy, record.outcome or "cancelled").inc()
+    metrics[own.CALIBRATIONS].inc(record.is_calibration)
     _count_speedup(record, metrics, baseline)  # by the baseline that the answer was told
     baseline.learn(record.alone_steps, time.monotonic_ns())
+    num_steps = sum(sums.num_steps for sums in record.alone_steps.values())
+    metrics[own.BASELINE_STEPS].labels(target).inc(num_steps)
     _count_times(record, metrics)
     _count_draft(record, metrics)
     if record.selection is not None and record.draft_prefill is not None:
@@ -38,12 +42,7 @@ def count(
 
 def _count_as_vllm_does(record: AnswerRecord, model: ModelMetrics) -> None:
     stats = record.stats
-    reason = "abort"
-    if record.has_failed:
-        reason = "error"
-    elif record.finish_reason is not None:
-        reason = record.finish_reason.value
-    model.ended[reason].inc()
+    model.ended[record.outcome or "abort"].inc()
     model[vllm.NUM_PROMPT_TOKENS].inc(record.num_prompt_tokens)
     model[vllm.NUM_GENERATION_TOKENS].inc(record.num_completion_tokens)
     model[vllm.NUM_DRAFTS].inc(stats.num_forwards - stats.num_one_row_forwards)
@@ -73,16 +72,6 @@ def _count_as_vllm_does(record: AnswerRecord, model: ModelMetrics) -> None:
         )
     if record.finish_reason is not None:
         model[vllm.E2E_REQUEST_LATENCY].observe((record.last_verdict_ns - record.received_ns) / 1e9)
-
-
-def _count_outcome(record: AnswerRecord, metrics: GatewayMetrics) -> None:
-    outcome = "cancelled"
-    if record.has_failed:
-        outcome = "error"
-    elif record.finish_reason is not None:
-        outcome = record.finish_reason.value
-    metrics[own.COMPLETIONS].labels(record.policy, outcome).inc()
-    metrics[own.CALIBRATIONS].inc(record.is_calibration)
 
 
 def _count_speedup(record: AnswerRecord, metrics: GatewayMetrics, baseline: Baseline) -> None:

@@ -13,19 +13,16 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from gateway.backends import Backends
-from gateway.baseline import Baseline
 from gateway.config import GatewaySettings
 from gateway.errors import install_error_handlers
-from gateway.fetch import UrlFetcher
 from gateway.keys import Limits, load_keyring
 from gateway.media import MediaReader
 from gateway.metrics import GatewayMetrics
-from gateway.middleware import GUARDED, KeyMiddleware, RequestMiddleware
+from gateway.middleware import KeyMiddleware, RequestMiddleware
 from gateway.openapi import describe
 from gateway.routes import chat, models, status, tokenize, videos
 from gateway.state import GatewayState
 from gateway.uploads import Uploads
-from hippo.types import PROTOCOL_VERSION
 
 
 def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> FastAPI:
@@ -44,49 +41,21 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
             visual_tokens_per_minute=settings.key_visual_tokens_per_minute,
         ),
     )
-    baselines = {address: Baseline() for address in settings.target}
     metrics = GatewayMetrics(
-        baselines,
-        max_draft_tokens=settings.max_draft_tokens,
-        version=distribution_version(),
-        protocol_version=PROTOCOL_VERSION,
+        max_draft_tokens=settings.max_draft_tokens, version=distribution_version()
     )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        backends = Backends(
-            baselines,
-            settings.draft,
-            tls=settings.tls,
-            calibration_share=settings.calibration_share,
-            silence_s=settings.services_silence_s,
-        )
-        fetcher = UrlFetcher(
-            allowed_domains=settings.allowed_media_domains,
-            allow_http=settings.allow_http_media,
-            allow_private_addresses=settings.allow_private_media_addresses,
-            timeout_s=settings.media_timeout_s,
-        )
-        uploads = Uploads(
-            folder=settings.upload_dir,
-            max_bytes=settings.max_upload_bytes,
-            max_file_bytes=settings.max_media_bytes,
-            ttl_s=settings.upload_ttl_s,
-        )
-        media = MediaReader(
-            uploads=uploads,
-            fetcher=fetcher,
-            allowed_dirs=settings.allowed_media_dirs,
-            max_items=settings.max_media_items,
-            max_bytes=settings.max_media_bytes,
-        )
+        backends = Backends(settings)
+        uploads = Uploads(settings)
+        media = MediaReader(settings, uploads)
         app.state.gateway = GatewayState(
             settings=settings,
             backends=backends,
             media=media,
             uploads=uploads,
             metrics=metrics,
-            version=distribution_version(),
             patience_is_over=patience_is_over,
         )
         await backends.start()
@@ -98,7 +67,7 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
             await asyncio.gather(expiring, return_exceptions=True)
             uploads.close()
             await backends.close()
-            await fetcher.close()
+            await media.close()
 
     app = FastAPI(
         title="hippo",
@@ -109,7 +78,7 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
 
     @cache
     def openapi() -> dict[str, Any]:
-        return describe(app, asks_for_keys=not keyring.is_open, guarded=GUARDED)
+        return describe(app, asks_for_keys=not keyring.is_open)
 
     app.openapi = openapi  # type: ignore[method-assign]
     install_error_handlers(app)

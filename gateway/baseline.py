@@ -60,7 +60,6 @@ class Baseline:
 
     def __init__(self) -> None:
         self._means: dict[int, _Mean] = {}
-        self.num_steps = 0
         self.learnt_ns = 0  # when something was learnt last
 
     @property
@@ -76,7 +75,6 @@ class Baseline:
         """Takes the target-only steps of one answer."""
         for index, sums in steps.items():
             self._means.setdefault(index, _Mean()).add(sums)
-            self.num_steps += sums.num_steps
             self.learnt_ns = now_ns
 
     def step_ns(self, context_length: float) -> float:

@@ -16,25 +16,24 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gateway import report
 from gateway.debt import Debt, loss_of
-from gateway.pieces import Pieces, is_set
+from gateway.errors import INTERNAL_ERROR
 from gateway.report import AnswerRecord
 from gateway.speculation import SpeculationPlan
-from gateway.targets import Pair
-from gateway.text import AnswerText, Piece
+from gateway.targets import Draft, Pair
+from gateway.text import AnswerText, Piece, join
 from hippo.errors import (
-    DeadlineError,
     HippoError,
     IncompatiblePairError,
     OverloadedError,
     UnavailableError,
 )
 from hippo.metrics.gateway import DraftLoss
-from hippo.rpc.client import DraftClient, DraftStream, TargetStream
+from hippo.rpc.client import DraftStream, TargetStream
 from hippo.speculation.coordinator import Action, Coordinator, ToTarget
 from hippo.types import (
     Block,
@@ -58,8 +57,9 @@ _LONGEST_DRAFT_PAUSE_S = 2.0
 class Completion:
     """One sequence from its Open to its last token.
 
-    ``async with`` starts both streams; leaving cancels them, which frees their slots. Text is
-    read from ``pieces``; a slow reader holds up neither stream.
+    ``async with`` starts both streams; leaving cancels them, which frees their slots. ``news`` is
+    set when the prompt was read, when there is text to take, and at the end; a reader that takes
+    none holds up neither stream.
     """
 
     def __init__(
@@ -72,23 +72,22 @@ class Completion:
         draft_stall_s: float,
         timeout_s: float | None,
         record: AnswerRecord,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
+        news: asyncio.Event,
     ) -> None:
         self._pair = pair
         self._wants_draft = plan.wants_draft
         self._first_draft = pair.draft if plan.wants_draft else None
         has_draft = self._first_draft is not None
         self._coordinator = Coordinator(
-            plan.make_policy(pair.times),
+            plan.make_policy(pair.target.times(self._first_draft)),
             has_draft=has_draft,
             max_tokens=request.max_tokens,
             end_token_ids=request.end_token_ids,
         )
         self._request = dataclasses.replace(request, pace=self._coordinator.pace)
-        self._clock_ns = clock_ns
         self._timeout_s = timeout_s
         self._text = AnswerText(
-            pair.tokenizer,
+            pair.target.tokenizer,
             stops=stops,
             min_tokens=request.sampling.min_tokens,
             has_logprobs=request.num_top_logprobs is not None,
@@ -96,18 +95,18 @@ class Completion:
         self.record = record
         record.stats = self._coordinator.stats
         if plan.wants_draft and not has_draft:
-            record.draft_problem = pair.draft_problem
+            record.draft_problem = pair.target.draft_problem
 
         self._target_stream: TargetStream | None = None
         self._draft_stream: DraftStream | None = None
-        self._draft_client: DraftClient | None = None  # where that stream is or was
+        self._draft: Draft | None = None  # where that stream is or was
         self._debt = Debt(draft_stall_s)
         self._num_stalls = 0
 
-        self._pieces = Pieces()
-        self._begun = asyncio.Event()  # the prompt was read, or it all failed
-        self._is_over = False
-        self._error: HippoError | None = None
+        self._news = news
+        self._pieces: list[Piece] = []  # those that nobody took yet
+        self.is_over = False
+        self.error: HippoError | None = None  # what ended it early
         self._task: asyncio.Task[None] | None = None
         self._draft_task: asyncio.Task[None] | None = None
 
@@ -123,7 +122,7 @@ class Completion:
         finally:
             # Their errors' frames hold this object, and so the request's media: for as long as
             # Python's garbage collector does not come, if this object held the errors.
-            self._task = self._draft_task = self._error = None
+            self._task = self._draft_task = self.error = None
 
     @property
     def token_ids(self) -> list[int]:
@@ -131,69 +130,63 @@ class Completion:
         return list(self._coordinator.committed_ids[: self.record.num_completion_tokens])
 
     @property
+    def finish_reason(self) -> str:
+        """Of an answer that is over."""
+        assert self.record.finish_reason is not None
+        return self.record.finish_reason.value
+
+    @property
     def told(self) -> dict[str, Any]:
-        """``figures`` and ``metrics`` of the answer so far."""
+        """The objects ``hippo`` and ``metrics`` of the answer so far."""
         return {
-            "figures": report.figures(self.record, self._request, self._pair.baseline),
+            "hippo": report.figures(self.record, self._request, self._pair.target.baseline),
             "metrics": report.client_metrics(self.record),
         }
 
-    async def wait_begun(self, idle_s: float | None = None) -> bool:
-        """Returns whether the target has read the prompt, after ``idle_s`` at the latest. Raises
-        what went wrong before that."""
-        if not await is_set(self._begun, idle_s):
-            return False
-        if self._error is not None and self.record.target_prompt is None:
-            raise self._error
-        return True
+    @property
+    def has_begun(self) -> bool:
+        """Whether the target has read the prompt."""
+        return self.record.target_prompt is not None
 
-    async def pieces(self, idle_s: float | None = None) -> AsyncIterator[Piece]:
-        """Text as it settles, to its end; an empty one when there was none for ``idle_s``. Raises
-        what ended it early."""
-        async for piece in self._pieces.read(idle_s):
-            yield piece
-        if self._error is not None:
-            raise self._error
+    def take_text(self) -> Piece:
+        """What has settled since this was asked last."""
+        piece = join(self._pieces)
+        self._pieces.clear()
+        return piece
 
     async def _run(self) -> None:
         try:
-            async with asyncio.timeout(self._remaining_s()):
-                if self._wants_draft:
-                    self._draft_task = asyncio.create_task(self._run_draft(self._first_draft))
-                with self._pair.at_target():
-                    is_finished = await self._follow_target()
-                if not is_finished:
-                    raise UnavailableError("the target service ended the answer before its end")
+            if self._wants_draft:
+                self._draft_task = asyncio.create_task(self._run_draft(self._first_draft))
+            with self._pair.target.sequence():
+                is_finished = await self._follow_target()
+            if not is_finished:
+                raise UnavailableError("the target service ended the answer before its end")
         except HippoError as error:
-            self._error = error
+            self.error = error
             if isinstance(error, UnavailableError):
-                self._pair.report_target_failure()
-        except TimeoutError:
-            self._error = DeadlineError(
-                f"the request took longer than {self._timeout_s:g} s, this server's limit"
-            )
+                self._pair.target.report_failure()
         except Exception:
             logger.exception("a completion failed unexpectedly")
-            self._error = HippoError("an internal error occurred; it is in the server's log")
+            self.error = HippoError(INTERNAL_ERROR)
         finally:
-            self._is_over = True
-            self._pieces.end()
-            self._begun.set()
+            self.is_over = True
+            self._news.set()
             if self._draft_task is not None:
                 self._draft_task.cancel()
                 await asyncio.gather(self._draft_task, return_exceptions=True)
 
-    def _remaining_s(self, grace_s: float = 0.0) -> float | None:
-        """Until the request's limit, which counts from its arrival; None without one."""
+    def _services_timeout_s(self) -> float | None:
+        """Until services end the sequence by themselves; None without a limit."""
         if self._timeout_s is None:
             return None
-        elapsed_s = (self._clock_ns() - self.record.received_ns) / 1e9
-        return max(self._timeout_s + grace_s - elapsed_s, 0.0)
+        elapsed_s = (time.monotonic_ns() - self.record.received_ns) / 1e9
+        return max(self._timeout_s + _SERVICES_GRACE_S - elapsed_s, 0.0)
 
     async def _follow_target(self) -> bool:
         """Whether the last verdict came before the end of the stream."""
-        timeout_s = self._remaining_s(_SERVICES_GRACE_S)
-        async with self._pair.target.verify(self._request, timeout_s=timeout_s) as stream:
+        target, timeout_s = self._pair.target.client, self._services_timeout_s()
+        async with target.verify(self._request, timeout_s=timeout_s) as stream:
             self._target_stream = stream
             async for message in stream:
                 if isinstance(message, Verdict):
@@ -205,7 +198,7 @@ class Completion:
                     await self._tell(self._draft_stream, message)
                 else:
                     self.record.target_prompt = message
-                    self._begun.set()
+                    self._news.set()
                     try:
                         self._check_prompts()
                     except IncompatiblePairError as error:
@@ -213,7 +206,7 @@ class Completion:
         return False
 
     async def _on_verdict(self, verdict: Verdict) -> None:
-        now_ns = self._clock_ns()
+        now_ns = time.monotonic_ns()
         is_alone = self._coordinator.pace.max_ahead == 0
         await self._carry_out(self._coordinator.on_verdict(verdict, now_ns))
         self.record.add_verdict(verdict, now_ns, is_alone=is_alone)
@@ -221,34 +214,35 @@ class Completion:
         self.record.num_completion_tokens = self._text.num_tokens
         self.record.finish_reason = self._text.finish_reason
         if piece:
-            self._pieces.add(piece)
+            self._pieces.append(piece)
+            self._news.set()
         self._debt.note(self._coordinator.owes_block, now_ns)
         if self._debt.is_overdue(now_ns):
             await self._give_up_stalled_draft()
 
-    async def _run_draft(self, client: DraftClient | None) -> None:
-        """Drafts with ``client`` from the start, or joins with whichever serves."""
-        joins = client is None
+    async def _run_draft(self, draft: Draft | None) -> None:
+        """Drafts with ``draft`` from the start, or joins with whichever serves."""
+        joins = draft is None
         pause_s = _DRAFT_PAUSE_S
         for _ in range(_MAX_DRAFT_ATTEMPTS):
-            client = client or await self._pair.wait_draft()
+            draft = draft or await self._pair.wait_draft()
             try:
-                await self._draft_with(client, joins=joins)
+                await self._draft_with(draft, joins=joins)
             except HippoError as error:
                 await self._lose_draft(error.message, loss_of(error))
                 if isinstance(error, UnavailableError):
-                    self._pair.report_draft_failure(client)
+                    draft.report_failure()
                 elif not isinstance(error, OverloadedError):
                     return
             except Exception as error:  # a fault of ours, which costs speed and never the answer
                 logger.error("drafting failed", exc_info=error)
                 await self._lose_draft("drafting failed in the gateway", DraftLoss.ERROR)
                 return
-            client, joins = None, True
+            draft, joins = None, True
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_DRAFT_PAUSE_S)
 
-    async def _draft_with(self, client: DraftClient, *, joins: bool) -> None:
+    async def _draft_with(self, draft: Draft, *, joins: bool) -> None:
         """Drafts until the stream breaks, which it raises."""
         coordinator = self._coordinator
         committed_ids = tuple(coordinator.committed_ids) if joins else ()
@@ -258,29 +252,23 @@ class Completion:
             committed_ids=committed_ids,
             epoch=coordinator.epoch if joins else 0,
         )
-        with self._pair.at_draft(client):
-            timeout_s = self._remaining_s(_SERVICES_GRACE_S)
-            async with client.draft(request, timeout_s=timeout_s) as stream:
-                self._draft_client = client
-                await self._exchange_with_draft(stream, joins=joins, num_known=len(committed_ids))
+        opened = draft.client.draft(request, timeout_s=self._services_timeout_s())
+        with draft.sequence():
+            async with opened as stream:
+                self._draft, self._draft_stream = draft, stream
+                self.record.num_draft_streams += 1
+                if self.record.selection is not None:
+                    await self._tell(stream, self.record.selection)
+                if joins:
+                    await self._carry_out(coordinator.on_draft_attached(len(committed_ids)))
+                async for message in stream:
+                    if joins and isinstance(message, PromptInfo):
+                        self.record.num_draft_recoveries += 1
+                    await self._on_draft_message(message)
         raise UnavailableError("the draft service ended its stream")
 
-    async def _exchange_with_draft(
-        self, stream: DraftStream, *, joins: bool, num_known: int
-    ) -> None:
-        self._draft_stream = stream
-        self.record.num_draft_streams += 1
-        if self.record.selection is not None:
-            await self._tell(self._draft_stream, self.record.selection)
-        if joins:
-            await self._carry_out(self._coordinator.on_draft_attached(num_known))
-        async for message in stream:
-            if joins and isinstance(message, PromptInfo):
-                self.record.num_draft_recoveries += 1
-            await self._on_draft_message(message)
-
     async def _on_draft_message(self, message: PromptInfo | Timing | Block) -> None:
-        now_ns = self._clock_ns()
+        now_ns = time.monotonic_ns()
         if isinstance(message, Block):
             self.record.add_block(message, now_ns)
             await self._carry_out(self._coordinator.on_block(message, now_ns))
@@ -321,8 +309,8 @@ class Completion:
         """Goes on without it, until it is found well again."""
         stalled = self._draft_task
         await self._drop_draft("the draft stalled", DraftLoss.STALLED)
-        if self._draft_client is not None:
-            self._pair.report_draft_failure(self._draft_client)
+        if self._draft is not None:
+            self._draft.report_failure()
         self._num_stalls += 1
         if stalled is not None and self._num_stalls < _MAX_STALLS:
             await asyncio.gather(stalled, return_exceptions=True)
@@ -334,6 +322,6 @@ class Completion:
         self.record.draft_problem = problem
         if self._coordinator.has_draft:
             self.record.draft_losses.append(cause)
-        if not self._is_over:
+        if not self.is_over:
             logger.warning("the answer goes on without the draft: %s", problem)
         await self._carry_out(self._coordinator.on_draft_lost())

@@ -182,9 +182,9 @@ class GatewaySettings:
     def _check_tls(self) -> None:
         files = (self.services_tls_ca, self.services_tls_cert, self.services_tls_key)
         self._require(self.services_tls or not any(files), "--services-tls-*", "--services-tls")
-        if self.services_tls:
+        if self.tls is not None:
             try:
-                TlsFiles(cert=files[1], key=files[2], ca=files[0]).channel_credentials()
+                self.tls.channel_credentials()
             except InvalidRequestError as error:
                 raise SettingsError(f"--services-tls: {error.message}") from None
 

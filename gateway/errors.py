@@ -27,13 +27,21 @@ from hippo.errors import (
 
 logger = logging.getLogger("gateway")
 
+INTERNAL_ERROR = "an internal error occurred; it is in the server's log"
+
 # Asked every few seconds, for as long as it takes.
 QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
+
+
+class ModelNotFoundError(NotFoundError):
+    """The request names a model that is not served."""
+
 
 # Codes that clients of OpenAI's API look for, and ours beside them.
 _CODES: dict[type[HippoError], str] = {
     ContextLengthError: "context_length_exceeded",
     MediaError: "invalid_media",
+    ModelNotFoundError: "model_not_found",
     NotFoundError: "not_found",
     ForbiddenError: "media_not_allowed",
     RateLimitedError: "rate_limit_exceeded",
@@ -51,10 +59,6 @@ class BodyTooLargeError(HTTPException):
         super().__init__(413, f"the request body is larger than {limit} bytes, this server's limit")
 
 
-class ModelNotFoundError(NotFoundError):
-    """The request names a model that is not served."""
-
-
 def error_body(
     message: str, *, type_name: str, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
@@ -64,9 +68,7 @@ def error_body(
 
 def describe(error: HippoError) -> dict[str, Any]:
     """The error object of one of our errors."""
-    code = "model_not_found" if isinstance(error, ModelNotFoundError) else None
-    for kind in type(error).__mro__:
-        code = code or _CODES.get(kind)
+    code = next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), None)
     return error_body(error.message, type_name=error.type_name, param=error.param, code=code)
 
 
@@ -118,12 +120,7 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
 
 def internal_error() -> JSONResponse:
     """What is answered where we are at fault."""
-    return JSONResponse(
-        error_body(
-            "an internal error occurred; it is in the server's log", type_name=HippoError.type_name
-        ),
-        status_code=500,
-    )
+    return JSONResponse(describe(HippoError(INTERNAL_ERROR)), status_code=500)
 
 
 def _explain(errors: Sequence[Any], request: Request) -> tuple[str, str | None]:
@@ -134,10 +131,8 @@ def _explain(errors: Sequence[Any], request: Request) -> tuple[str, str | None]:
         return f"the request body is not JSON: {reason} at character {at}", None
     content_type = request.headers.get("content-type", "")
     if len(first["loc"]) == 1 and "json" not in content_type:
-        return (
-            f"the content type is {content_type or 'missing'!r}; expected application/json",
-            None,
-        )
+        found = content_type or "missing"
+        return f"the content type is {found!r}; expected application/json", None
     context = first.get("ctx") or {}
     path = [str(step) for step in first["loc"][1:]]
     if "field" in context:

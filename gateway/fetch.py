@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Sequence
 from urllib.parse import urljoin, urlsplit
 
 import httpx
 
+from gateway.config import GatewaySettings
 from hippo.errors import ForbiddenError, MediaError
 
 _MAX_REDIRECTS = 3
@@ -28,23 +28,17 @@ class UrlFetcher:
     name's.
     """
 
-    def __init__(
-        self,
-        *,
-        allowed_domains: Sequence[str],
-        allow_http: bool,
-        allow_private_addresses: bool,
-        timeout_s: float,
-    ) -> None:
-        names = (domain.lower().rstrip(".") for domain in allowed_domains)
+    def __init__(self, settings: GatewaySettings) -> None:
+        names = (domain.lower().rstrip(".") for domain in settings.allowed_media_domains)
         self._allowed_domains = tuple(map(_ascii, names))
-        self._schemes = ("https", "http") if allow_http else ("https",)
-        self._allow_private_addresses = allow_private_addresses
-        self._timeout_s = timeout_s
+        self._schemes = ("https", "http") if settings.allow_http_media else ("https",)
+        self._allow_private_addresses = settings.allow_private_media_addresses
+        self._timeout_s = settings.media_timeout_s
+        self._max_bytes = settings.max_media_bytes
         # Neither proxies nor credentials of the environment apply to what strangers ask for.
         self._client: httpx.AsyncClient | None = None
 
-    async def fetch(self, url: str, *, max_bytes: int) -> bytes:
+    async def fetch(self, url: str) -> bytes:
         """Returns the body. Raises ForbiddenError for what is off the list, else MediaError."""
         if not self._allowed_domains:
             raise ForbiddenError(
@@ -54,7 +48,7 @@ class UrlFetcher:
         try:
             async with asyncio.timeout(self._timeout_s):
                 for _ in range(_MAX_REDIRECTS + 1):
-                    result = await self._fetch_hop(url, max_bytes)
+                    result = await self._fetch_hop(url)
                     if isinstance(result, bytes):
                         return result
                     url = _joined(url, result)
@@ -74,7 +68,7 @@ class UrlFetcher:
         if self._client is not None:
             await self._client.aclose()
 
-    async def _fetch_hop(self, url: str, max_bytes: int) -> bytes | str:
+    async def _fetch_hop(self, url: str) -> bytes | str:
         """The body, or where a redirect leads."""
         host, port, scheme = self._check_url(url)
         address = await self._resolve(host, port)
@@ -102,16 +96,20 @@ class UrlFetcher:
             if response.status_code != 200:
                 raise MediaError(f"the URL answered with status {response.status_code}")
             declared = response.headers.get("content-length", "")
-            if declared.isdigit() and int(declared) > max_bytes:
-                raise _too_large(max_bytes)
+            if declared.isdigit() and int(declared) > self._max_bytes:
+                raise self._too_large()
             body = bytearray()
             async for piece in response.aiter_raw():
                 body += piece
-                if len(body) > max_bytes:
-                    raise _too_large(max_bytes)
+                if len(body) > self._max_bytes:
+                    raise self._too_large()
             return bytes(body)
         finally:
             await response.aclose()
+
+    def _too_large(self) -> MediaError:
+        limit = f"{self._max_bytes} bytes, this server's limit"
+        return MediaError(f"the URL's file is larger than {limit}")
 
     def _check_url(self, url: str) -> tuple[str, int, str]:
         try:
@@ -184,7 +182,3 @@ def _matches(host: str, domain: str) -> bool:
     if domain.startswith("*."):
         return host.endswith(domain[1:])
     return host == domain
-
-
-def _too_large(max_bytes: int) -> MediaError:
-    return MediaError(f"the URL's file is larger than {max_bytes} bytes, this server's limit")

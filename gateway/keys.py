@@ -59,7 +59,7 @@ class Limits:
 
 
 class _Bucket:
-    """Fills at ``per_minute`` to as much; what is taken may leave it in debt."""
+    """Fills at ``per_minute`` to as much; what is taken may leave it in debt. 0: always full."""
 
     def __init__(self, per_minute: int, now_s: float) -> None:
         self._per_minute = per_minute
@@ -68,6 +68,8 @@ class _Bucket:
 
     def wait_s(self, amount: float, now_s: float) -> float:
         """How long until ``amount`` is there."""
+        if not self._per_minute:
+            return 0.0
         self._fill(now_s)
         return max(0.0, (amount - self._level) * 60 / self._per_minute)
 
@@ -92,8 +94,8 @@ class Allowance:
         self._clock_s = clock_s
         self._num_running = 0
         now_s = clock_s()
-        self._requests = _bucket(limits.requests_per_minute, now_s)
-        self._visual_tokens = _bucket(limits.visual_tokens_per_minute, now_s)
+        self._requests = _Bucket(limits.requests_per_minute, now_s)
+        self._visual_tokens = _Bucket(limits.visual_tokens_per_minute, now_s)
 
     @contextlib.contextmanager
     def request(self, num_choices: int = 1) -> Iterator[None]:
@@ -116,20 +118,18 @@ class Allowance:
                     f"{most}",
                     retry_after_s=1.0,
                 )
-        if self._visual_tokens is not None and (wait_s := self._visual_tokens.wait_s(0, now_s)):
+        if wait_s := self._visual_tokens.wait_s(0, now_s):
             raise RateLimitedError(
                 f"key {self.name!r} has used its {limits.visual_tokens_per_minute} visual tokens "
                 "a minute",
                 retry_after_s=wait_s,
             )
-        if self._requests is not None:
-            if wait_s := self._requests.wait_s(1, now_s):
-                raise RateLimitedError(
-                    f"key {self.name!r} has made its {limits.requests_per_minute} requests a "
-                    "minute",
-                    retry_after_s=wait_s,
-                )
-            self._requests.take(1, now_s)
+        if wait_s := self._requests.wait_s(1, now_s):
+            raise RateLimitedError(
+                f"key {self.name!r} has made its {limits.requests_per_minute} requests a minute",
+                retry_after_s=wait_s,
+            )
+        self._requests.take(1, now_s)
         self._num_running += num_choices
         try:
             yield
@@ -138,12 +138,7 @@ class Allowance:
 
     def charge_visual_tokens(self, num_tokens: int) -> None:
         """Those of a prompt, known once it is read: later requests wait for what was too much."""
-        if self._visual_tokens is not None:
-            self._visual_tokens.take(num_tokens, self._clock_s())
-
-
-def _bucket(per_minute: int, now_s: float) -> _Bucket | None:
-    return _Bucket(per_minute, now_s) if per_minute else None
+        self._visual_tokens.take(num_tokens, self._clock_s())
 
 
 class Keyring:

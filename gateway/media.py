@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from gateway.config import GatewaySettings
 from gateway.fetch import UrlFetcher
 from gateway.uploads import Uploads, is_upload_id
 from hippo.errors import ForbiddenError, InvalidRequestError, MediaError, NotFoundError
@@ -78,20 +79,16 @@ class MediaSource:
 class MediaReader:
     """Reads media within the operator's limits. Errors name the field that was at fault."""
 
-    def __init__(
-        self,
-        *,
-        fetcher: UrlFetcher,
-        uploads: Uploads | None,
-        allowed_dirs: Sequence[str],
-        max_items: int,
-        max_bytes: int,
-    ) -> None:
-        self._fetcher = fetcher
+    def __init__(self, settings: GatewaySettings, uploads: Uploads) -> None:
+        self._fetcher = UrlFetcher(settings)
         self._uploads = uploads
-        self._allowed_dirs = tuple(Path(directory).resolve() for directory in allowed_dirs)
-        self._max_items = max_items
-        self._max_bytes = max_bytes
+        self._allowed_dirs = [Path(name).resolve() for name in settings.allowed_media_dirs]
+        self._max_items = settings.max_media_items
+        self._max_bytes = settings.max_media_bytes
+
+    async def close(self) -> None:
+        """Closes the connections that are still open."""
+        await self._fetcher.close()
 
     async def read(
         self, sources: Sequence[MediaSource], *, owner: str | None = None
@@ -118,8 +115,8 @@ class MediaReader:
             if scheme == "data":
                 data = await asyncio.to_thread(self._decode_data_url, source)
             elif scheme in ("http", "https"):
-                data = await self._fetcher.fetch(source.url, max_bytes=self._max_bytes)
-            elif self._uploads is not None and self._is_upload(source):
+                data = await self._fetcher.fetch(source.url)
+            elif is_upload_id(source.url) and source.kind is MediaKind.VIDEO:
                 data = await self._uploads.read(source.url, owner)
             elif scheme == "file" or source.url.startswith("/"):
                 data = await asyncio.to_thread(self._read_path, source.url)
@@ -134,9 +131,6 @@ class MediaReader:
         if not data:
             raise MediaError(f"the {source.kind.value} is empty (0 bytes)", param=source.param)
         return Media(kind=source.kind, data=data)
-
-    def _is_upload(self, source: MediaSource) -> bool:
-        return is_upload_id(source.url) and source.kind is MediaKind.VIDEO
 
     def _decode_data_url(self, source: MediaSource) -> bytes:
         header, comma, payload = source.url.partition(",")

@@ -16,11 +16,7 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-)
+from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.process_collector import ProcessCollector
@@ -30,6 +26,7 @@ from gateway.baseline import Baseline
 from hippo.metrics import gateway as own
 from hippo.metrics import vllm
 from hippo.metrics.spec import Metric, collector
+from hippo.types import PROTOCOL_VERSION
 
 
 class ModelMetrics:
@@ -50,35 +47,25 @@ class ModelMetrics:
 class GatewayMetrics:
     """The gateway's own registry; event loop only. ``metrics[own.NAME]`` is a metric's collector.
 
-    ``max_draft_tokens`` bounds the label ``position``; ``baselines``, by the target's address,
-    are read when they are rendered.
+    ``max_draft_tokens`` bounds the label ``position``.
     """
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(
-        self,
-        baselines: Mapping[str, Baseline],
-        *,
-        max_draft_tokens: int,
-        version: str,
-        protocol_version: int,
-    ) -> None:
+    def __init__(self, *, max_draft_tokens: int, version: str) -> None:
         self._max_draft_tokens = max_draft_tokens
         self._models: dict[str, ModelMetrics] = {}
         # Clients that look for a counter by a part of its name, as `vllm bench serve` does, would
         # add the time stamps of `_created` series to it.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         registry = self._registry = CollectorRegistry()
-        rendered = (own.BASELINE_STEP, own.BASELINE_STEPS, own.BASELINE_AGE)
         self._made = {
             metric: collector(metric, registry)
             for metric in (*own.GATEWAY_METRICS, *vllm.VLLM_METRICS)
-            if metric not in (*rendered, vllm.TIME_PER_OUTPUT_TOKEN)
+            if metric is not vllm.TIME_PER_OUTPUT_TOKEN
         }
-        self[own.BUILD_INFO].labels(version, str(protocol_version)).set(1)
+        self[own.BUILD_INFO].labels(version, str(PROTOCOL_VERSION)).set(1)
         registry.register(_OlderName(self[vllm.INTER_TOKEN_LATENCY]))
-        registry.register(_OfBaselines(baselines))
         ProcessCollector(registry=registry)
 
     def __getitem__(self, metric: Metric) -> Any:
@@ -96,31 +83,18 @@ class GatewayMetrics:
             )
         return self._models[name]
 
+    def tell_baseline(self, address: str, baseline: Baseline) -> None:
+        """What is known of a target now; no step times and no age before anything is."""
+        self[own.BASELINE_STEPS].labels(address)  # is there from the start
+        for bound, seconds in baseline.known_steps():
+            self[own.BASELINE_STEP].labels(address, bound).set(seconds)
+        if baseline.is_known:
+            age_s = (time.monotonic_ns() - baseline.learnt_ns) / 1e9
+            self[own.BASELINE_AGE].labels(address).set(age_s)
+
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""
         return generate_latest(self._registry)
-
-
-class _OfBaselines(Collector):
-    """What is known of each target; no step times and no age before anything is."""
-
-    def __init__(self, baselines: Mapping[str, Baseline]) -> None:
-        self._baselines = baselines
-
-    def collect(self) -> Iterator[Family]:
-        def family(kind: Any, metric: Metric) -> Any:
-            return kind(metric.name, metric.text, labels=metric.label_names)
-
-        counted = family(CounterMetricFamily, own.BASELINE_STEPS)
-        steps = family(GaugeMetricFamily, own.BASELINE_STEP)
-        ages = family(GaugeMetricFamily, own.BASELINE_AGE)
-        for address, baseline in self._baselines.items():
-            counted.add_metric([address], baseline.num_steps)
-            for bound, seconds in baseline.known_steps():
-                steps.add_metric([address, bound], seconds)
-            if baseline.is_known:
-                ages.add_metric([address], (time.monotonic_ns() - baseline.learnt_ns) / 1e9)
-        yield from (each for each in (counted, steps, ages) if each.samples)
 
 
 class _OlderName(Collector):

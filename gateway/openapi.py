@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from gateway.middleware import GUARDED
 from gateway.responses import ChatCompletion, ChatCompletionChunk, ErrorResponse
 
 Responses = dict[int | str, dict[str, Any]]
@@ -79,8 +80,8 @@ def answers(*statuses: int, ok: dict[str, Any] = ANSWERED) -> Responses:
     }
 
 
-def describe(app: FastAPI, *, asks_for_keys: bool, guarded: tuple[str, ...]) -> dict[str, Any]:
-    """The OpenAPI document; ``guarded``: how the paths begin that want an API key if any does."""
+def describe(app: FastAPI, *, asks_for_keys: bool) -> dict[str, Any]:
+    """The OpenAPI document."""
     document = get_openapi(
         title=app.title,
         version=app.version,
@@ -100,7 +101,7 @@ def describe(app: FastAPI, *, asks_for_keys: bool, guarded: tuple[str, ...]) -> 
     for path, operations in document["paths"].items():
         for operation in operations.values():
             operation["responses"].pop("422", None)  # a wrong value is a 400 here
-            if asks_for_keys and path.startswith(guarded):
+            if asks_for_keys and path.startswith(GUARDED):
                 operation["security"] = [{"ApiKey": []}]
                 operation["responses"]["401"] = _unauthorized()
     if asks_for_keys:

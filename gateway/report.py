@@ -108,6 +108,13 @@ class AnswerRecord:
             self.timeline.blocks.append((now_ns, block))
 
     @property
+    def outcome(self) -> str | None:
+        """``stop``, ``length`` or ``error``; None for an answer that was left."""
+        if self.has_failed:
+            return "error"
+        return self.finish_reason.value if self.finish_reason is not None else None
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompt, 0 before the target has read it."""
         return self.target_prompt.num_prompt_tokens if self.target_prompt is not None else 0

@@ -89,8 +89,6 @@ class ChatCompletionRequest(Model):
     """A request for one completion."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
         json_schema_extra={
             "examples": [
                 {
@@ -218,42 +216,32 @@ class ChatCompletionRequest(Model):
             given = value.get(name)
             if given is not None and not any(_same(given, each) for each in values):
                 shown = " or ".join(repr(each) for each in values)
-                raise PydanticCustomError(
-                    "unsupported_field",
-                    "{field} is not supported; leave it out or give {shown}",
-                    {"field": name, "shown": shown},
-                )
+                raise _refusal_of(name, f"is not supported; leave it out or give {shown}")
         return value
 
     @model_validator(mode="after")
     def _fields_go_together(self) -> ChatCompletionRequest:
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(limits) > 1:
-            raise PydanticCustomError(
-                "unsupported_field",
-                "{field} and max_tokens differ; give one of them",
-                {"field": "max_completion_tokens"},
-            )
+            raise _refusal_of("max_completion_tokens", "and max_tokens differ; give one of them")
         if self.stream_options is not None and not self.stream:
-            raise PydanticCustomError(
-                "unsupported_field",
-                "{field} is only for streams; set stream to true or leave it out",
-                {"field": "stream_options"},
+            raise _refusal_of(
+                "stream_options", "is only for streams; set stream to true or leave it out"
             )
         if self.top_logprobs and not self.logprobs:
-            raise PydanticCustomError(
-                "unsupported_field",
-                "{field} is only with logprobs; set logprobs to true or leave it out",
-                {"field": "top_logprobs"},
+            raise _refusal_of(
+                "top_logprobs", "is only with logprobs; set logprobs to true or leave it out"
             )
         for stop in self.stop:
             if not 0 < len(stop) <= MAX_STOP_LENGTH:
-                raise PydanticCustomError(
-                    "unsupported_field",
-                    "{field} has a string of {length} characters; 1 to {most} are allowed",
-                    {"field": "stop", "length": len(stop), "most": MAX_STOP_LENGTH},
-                )
+                allowed = f"1 to {MAX_STOP_LENGTH} are allowed"
+                raise _refusal_of("stop", f"has a string of {len(stop)} characters; {allowed}")
         return self
+
+
+def _refusal_of(field: str, why: str) -> PydanticCustomError:
+    values = {"field": field, "why": why}
+    return PydanticCustomError("unsupported_field", "{field} {why}", values)
 
 
 def _same(given: Any, expected: Any) -> bool:

@@ -30,7 +30,6 @@ async def serve(settings: GatewaySettings) -> None:
     Raises UnavailableError when the port is taken.
     """
     listener = _bind(settings.host, settings.port)
-    port = int(listener.getsockname()[1])
     patience_is_over = asyncio.Event()
     server = _Server(
         uvicorn.Config(
@@ -41,7 +40,8 @@ async def serve(settings: GatewaySettings) -> None:
             timeout_graceful_shutdown=math.ceil(settings.shutdown_grace_s) + _LAST_WORDS_S,
             ws="none",
             http="h11",  # unlike httptools it bounds a request's head
-        )
+        ),
+        settings,
     )
     loop = asyncio.get_running_loop()
 
@@ -51,18 +51,33 @@ async def serve(settings: GatewaySettings) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    announcing = asyncio.create_task(_announce(server, settings, port))
     try:
         await server.serve(sockets=[listener])
     finally:
-        announcing.cancel()
-        await asyncio.gather(announcing, return_exceptions=True)
         listener.close()
     logger.info("stopped")
 
 
 class _Server(uvicorn.Server):
     """Leaves signals to this module, so that a stop by SIGTERM is an orderly exit."""
+
+    def __init__(self, config: uvicorn.Config, settings: GatewaySettings) -> None:
+        super().__init__(config)
+        self._settings = settings
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Says that it listens, and where, when it does."""
+        assert sockets is not None
+        await super().startup(sockets)
+        gc.collect()
+        gc.freeze()  # what start-up made stays: later collections need not look through it
+        port = int(sockets[0].getsockname()[1])
+        logger.info("listening on %s:%d", self._settings.host, port)
+        if self._settings.port_file:
+            path = Path(self._settings.port_file)
+            partial = path.with_name(path.name + ".partial")
+            partial.write_text(f"{port}\n")
+            partial.replace(path)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -73,19 +88,6 @@ class _Server(uvicorn.Server):
         logger.info("stopping")
         self.force_exit = self.should_exit
         self.should_exit = True
-
-
-async def _announce(server: uvicorn.Server, settings: GatewaySettings, port: int) -> None:
-    while not server.started:
-        await asyncio.sleep(0.01)
-    gc.collect()
-    gc.freeze()  # what start-up made stays: later collections need not look through it
-    logger.info("listening on %s:%d", settings.host, port)
-    if settings.port_file:
-        path = Path(settings.port_file)
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(f"{port}\n")
-        partial.replace(path)
 
 
 def _bind(host: str, port: int) -> socket.socket:

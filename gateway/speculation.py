@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from gateway.config import GatewaySettings
@@ -99,11 +99,6 @@ def _min_visual_tokens(options: SpeculationOptions, settings: GatewaySettings) -
     says_how = options.preset or pruning.strategy or pruning.ratio is not None
     default = 0 if says_how else settings.pruning_min_visual_tokens
     return given_or(pruning.min_visual_tokens, default)
-
-
-def target_only(plan: SpeculationPlan) -> SpeculationPlan:
-    """The plan without speculation: the answer is the same."""
-    return replace(plan, policy_name="off")
 
 
 def _pruning_strategy(

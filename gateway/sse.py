@@ -1,170 +1,81 @@
-"""Chat completions on the wire: the chunks of a stream, and the whole object."""
+"""Chat completions on the wire: the choices of an answer, and the events of a stream."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keep-alive\n\n"  # a comment, which readers of event streams skip
-MEDIA_TYPE = "text/event-stream"
 
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts as OpenAI's ``usage`` has them."""
-
-    num_prompt_tokens: int
-    num_completion_tokens: int
-    num_cached_tokens: int  # of the prompt's, those that the target had already
-
-    def to_json(self) -> dict[str, Any]:
-        """The ``usage`` object."""
-        return {
-            "prompt_tokens": self.num_prompt_tokens,
-            "completion_tokens": self.num_completion_tokens,
-            "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
-        }
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class ChunkWriter:
     """Writes the server-sent events of one streamed completion.
 
-    Text chunks are spliced from a fixed frame: they are the only ones written per verdict.
+    ``head`` is what all chunks have in common. Each has a ``usage`` if ``include_usage``; it is
+    null where none is given.
     """
 
-    def __init__(
-        self, *, completion_id: str, created: int, model: str, include_usage: bool
-    ) -> None:
+    def __init__(self, head: dict[str, Any], *, include_usage: bool) -> None:
+        self._head = {**head, "object": "chat.completion.chunk"}
         self._include_usage = include_usage
-        self._head: dict[str, Any] = {
-            "id": completion_id,
-            "object": "chat.completion.chunk",
-            "created": created,
-            "model": model,
-        }
-        opening = json.dumps(self._head, separators=(",", ":"))[:-1]
-        self._before = f'data: {opening},"choices":[{{"index":'
-        self._after = ',"finish_reason":null}]'
-        self._end = ',"usage":null}\n\n' if include_usage else "}\n\n"
 
-    def role(self, usage: Usage | None = None, *, num_choices: int = 1) -> bytes:
-        """The first chunk of each choice."""
-        delta = {"role": "assistant", "content": ""}
-        return b"".join(
-            self._event({"choices": [_choice(index, delta)], **_usage_so_far(usage)})
-            for index in range(num_choices)
+    def chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        *,
+        logprobs: Sequence[dict[str, Any]] | None = None,
+        finish_reason: str | None = None,
+        token_ids: list[int] | None = None,
+        usage: dict[str, Any] | None = None,
+        told: dict[str, Any] | None = None,
+    ) -> bytes:
+        """Further text of a choice; its last chunk has the finish reason and its figures."""
+        choice = choice_json(
+            index,
+            {"delta": delta},
+            logprobs=logprobs,
+            finish_reason=finish_reason,
+            token_ids=token_ids,
         )
+        return self._event({"choices": [choice], **(told or {})}, usage)
 
-    def text(
-        self,
-        piece: str,
-        usage: Usage | None = None,
-        *,
-        index: int = 0,
-        logprobs: Sequence[dict[str, Any]] = (),
-    ) -> bytes:
-        """A chunk with further text, and with the usage so far where it is wanted."""
-        likely = json.dumps(logprobs_json(logprobs), separators=(",", ":")) if logprobs else "null"
-        end = self._end
-        if usage is not None:
-            end = f',"usage":{json.dumps(usage.to_json(), separators=(",", ":"))}}}\n\n'
-        content = f'{index},"delta":{{"content":{json.dumps(piece)}}},"logprobs":{likely}'
-        return f"{self._before}{content}{self._after}{end}".encode()
-
-    def finish(
-        self,
-        *,
-        index: int = 0,
-        finish_reason: str,
-        figures: dict[str, Any],
-        metrics: dict[str, Any],
-        token_ids: list[int] | None,
-        usage: Usage | None = None,
-    ) -> bytes:
-        """A choice's chunk with the finish reason and its figures."""
-        choice = _choice(index, {}, finish_reason=finish_reason)
-        if token_ids is not None:
-            choice["token_ids"] = token_ids
-        fields = {"choices": [choice], **_usage_so_far(usage)}
-        return self._event({**fields, "hippo": figures, "metrics": metrics})
-
-    def end(self, *, usage: Usage, metrics: dict[str, Any]) -> bytes:
+    def end(self, *, usage: dict[str, Any], metrics: dict[str, Any]) -> bytes:
         """After the last choice's: the usage if it is wanted, and the end."""
         if not self._include_usage:
             return DONE
-        return self._event({"choices": [], "usage": usage.to_json(), "metrics": metrics}) + DONE
+        return self._event({"choices": [], "metrics": metrics}, usage) + DONE
 
-    def error(self, error: dict[str, Any]) -> bytes:
-        """An error after the stream has begun; nothing follows it."""
-        return f"data: {json.dumps(error)}\n\n".encode()
-
-    def _event(self, fields: dict[str, Any]) -> bytes:
+    def _event(self, fields: dict[str, Any], usage: dict[str, Any] | None) -> bytes:
         if self._include_usage:
-            fields = {"usage": None, **fields}
-        return f"data: {json.dumps({**self._head, **fields}, separators=(',', ':'))}\n\n".encode()
+            fields["usage"] = usage
+        return event({**self._head, **fields})
+
+
+def event(data: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return f"data: {_to_json(data)}\n\n".encode()
 
 
 def choice_json(
+    index: int,
+    content: dict[str, Any],
     *,
-    index: int = 0,
-    text: str,
-    finish_reason: str,
+    logprobs: Sequence[dict[str, Any]] | None,
+    finish_reason: str | None,
     token_ids: list[int] | None,
-    logprobs: Sequence[dict[str, Any]] | None = None,
-    figures: dict[str, Any] | None = None,
-    metrics: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """One of an answer's ``choices``, with its own figures where there are several."""
+    """One of an answer's ``choices``; ``content`` is its message, or the delta of a stream."""
     choice: dict[str, Any] = {
         "index": index,
-        "message": {"role": "assistant", "content": text, "refusal": None},
-        "logprobs": None if logprobs is None else logprobs_json(logprobs),
+        **content,
+        "logprobs": None if logprobs is None else {"content": list(logprobs), "refusal": None},
         "finish_reason": finish_reason,
     }
     if token_ids is not None:
         choice["token_ids"] = token_ids
-    if figures is not None:
-        choice |= {"hippo": figures, "metrics": metrics}
     return choice
-
-
-def completion_json(
-    *,
-    completion_id: str,
-    created: int,
-    model: str,
-    choices: list[dict[str, Any]],
-    usage: Usage,
-    figures: dict[str, Any],
-    metrics: dict[str, Any],
-) -> dict[str, Any]:
-    """The answer to a request that does not stream."""
-    return {
-        "id": completion_id,
-        "object": "chat.completion",
-        "created": created,
-        "model": model,
-        "choices": choices,
-        "usage": usage.to_json(),
-        "hippo": figures,
-        "metrics": metrics,
-    }
-
-
-def logprobs_json(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A choice's ``logprobs``."""
-    return {"content": list(entries), "refusal": None}
-
-
-def _usage_so_far(usage: Usage | None) -> dict[str, Any]:
-    return {} if usage is None else {"usage": usage.to_json()}
-
-
-def _choice(
-    index: int, delta: dict[str, Any], *, finish_reason: str | None = None
-) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}

@@ -24,7 +24,6 @@ class GatewayState:
     media: MediaReader
     uploads: Uploads
     metrics: GatewayMetrics
-    version: str
     patience_is_over: asyncio.Event  # the server stops, and waits for no answer any longer
 
 

@@ -1,24 +1,26 @@
-"""From the request's fields to what the services are asked."""
+"""From the request's fields to what the services are asked, and back: what a service says about
+them, in the client's words."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from gateway.config import GatewaySettings
-from gateway.fields import frame_fields, limit_field, media_parts
 from gateway.media import FrameTimes, MediaSource
 from gateway.media_schemas import MediaLoading, MediaProcessing, VideoLoading
 from gateway.schemas import ChatCompletionRequest
 from gateway.speculation import given_or
-from hippo.errors import ContextLengthError, InvalidRequestError
+from hippo.errors import ContextLengthError, InvalidRequestError, MediaError
 from hippo.types import (
     ChatMessage,
     ContentPart,
     FramePlan,
     Media,
+    MediaKind,
     MediaPart,
     ModelInfo,
     OpenRequest,
@@ -44,7 +46,7 @@ def media_sources(request: ChatCompletionRequest) -> list[MediaSource]:
     """
     loading = (request.media_io_kwargs or MediaLoading()).video
     times = _frame_times(request, loading)
-    sources = [MediaSource(kind, url, field, times) for field, kind, url in media_parts(request)]
+    sources = [MediaSource(kind, url, field, times) for field, kind, url in _media_parts(request)]
     given = loading.timing_fields
     if given and not any(source.is_frame_list for source in sources):
         raise InvalidRequestError(
@@ -66,8 +68,8 @@ def _frame_times(request: ChatCompletionRequest, loading: VideoLoading) -> Frame
     return FrameTimes(fps, loading.frames_indices or (), duration_s)
 
 
-def chat_messages(request: ChatCompletionRequest) -> tuple[ChatMessage, ...]:
-    """The conversation; media are numbered in order. Raises InvalidRequestError if it is empty."""
+def _chat_messages(request: ChatCompletionRequest) -> tuple[ChatMessage, ...]:
+    """The conversation; media are numbered in order."""
     messages = []
     num_media = 0
     for i, message in enumerate(request.messages):
@@ -96,8 +98,8 @@ def affinity_key(request: ChatCompletionRequest, media: Sequence[Media]) -> byte
     return digest.digest()
 
 
-def sampling_params(request: ChatCompletionRequest, info: ModelInfo) -> SamplingParams:
-    """The token rule's parameters, checked. Raises InvalidRequestError naming the field."""
+def _sampling_params(request: ChatCompletionRequest, info: ModelInfo) -> SamplingParams:
+    """The token rule's parameters, checked."""
     neutral = SamplingParams(temperature=DEFAULT_TEMPERATURE)
     # A request without a seed gets a fresh one; negative ones wrap, as 64-bit integers do.
     seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed % 2**64
@@ -129,25 +131,26 @@ def open_request(
     request: ChatCompletionRequest,
     *,
     request_id: str,
-    messages: Sequence[ChatMessage],
-    media: Sequence[Media],
-    sampling: SamplingParams,
     pruning: Pruning,
     info: ModelInfo,
     settings: GatewaySettings,
 ) -> OpenRequest:
-    """What both services are opened with; the pace is the coordinator's."""
+    """What both services are opened with, but for the media; the pace is the coordinator's.
+
+    Raises InvalidRequestError naming the field at fault.
+    """
+    sampling = _sampling_params(request, info)
     max_tokens, is_default = _max_tokens(request, info, settings)
     if sampling.min_tokens > max_tokens:
-        what = "this server's default limit" if is_default else limit_field(request)
+        what = "this server's default limit" if is_default else _limit_field(request)
         raise InvalidRequestError(
             f"min_tokens is {sampling.min_tokens}, more than {what} ({max_tokens})",
             param="min_tokens",
         )
     return OpenRequest(
         request_id=request_id,
-        messages=tuple(messages),
-        media=tuple(media),
+        messages=_chat_messages(request),
+        media=(),
         sampling=sampling,
         frame_plan=_frame_plan(request),
         pruning=pruning,
@@ -177,6 +180,25 @@ def choice_requests(request: OpenRequest, count: int) -> list[OpenRequest]:
     ]
 
 
+def in_clients_words(
+    error: InvalidRequestError, request: ChatCompletionRequest
+) -> InvalidRequestError:
+    """A service's error with the client's name of the field at fault, in its text as in
+    ``param``."""
+    items = [field for field, _, _ in _media_parts(request)]
+    if isinstance(error, MediaError) and error.param is None and len(items) == 1:
+        return MediaError(error.message, param=items[0])
+    places = {f"media[{index}]": field for index, field in enumerate(items)}
+    if error.param in places:
+        return type(error)(error.message, param=places[error.param])
+    names = {"max_tokens": _limit_field(request), **_frame_fields(request)}
+    if error.param not in names:
+        return error
+    pattern = r"(?<![\w.])" + re.escape(error.param) + r"(?!\w)"
+    name = names[error.param]
+    return type(error)(re.sub(pattern, name, error.message), param=name)
+
+
 def _frame_plan(request: ChatCompletionRequest) -> FramePlan:
     """What mm_processor_kwargs says, and media_io_kwargs where that says nothing."""
     frames = request.mm_processor_kwargs or MediaProcessing()
@@ -199,7 +221,7 @@ def _frame_plan(request: ChatCompletionRequest) -> FramePlan:
         max_pixels=frames.max_pixels or 0,
     )
     if 0 < plan.max_frames < plan.min_frames:
-        names = frame_fields(request)
+        names = _frame_fields(request)
         raise InvalidRequestError(
             f"{names['min_frames']} is {plan.min_frames}, more than {names['max_frames']} "
             f"({plan.max_frames})",
@@ -217,7 +239,7 @@ def _max_tokens(
     if given is None:
         return min(settings.default_max_tokens, info.max_context_length // 2), True
     if given > info.max_context_length:
-        name = limit_field(request)
+        name = _limit_field(request)
         raise ContextLengthError(
             f"{name} is {given}; {info.name} takes {info.max_context_length} tokens, prompt "
             "and completion together",
@@ -237,3 +259,35 @@ def _end_token_ids(request: ChatCompletionRequest, info: ModelInfo) -> tuple[int
                 param="stop_token_ids",
             )
     return tuple(dict.fromkeys((*ends, *given)))
+
+
+def _limit_field(request: ChatCompletionRequest) -> str:
+    """The one of OpenAI's two names for the token limit that the client knows of."""
+    return "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+
+
+def _frame_fields(request: ChatCompletionRequest) -> dict[str, str]:
+    """The frame plan's fields by their names in the protocol; what was not sent has the name that
+    it would have."""
+    frames = request.mm_processor_kwargs or MediaProcessing()
+    loading = (request.media_io_kwargs or MediaLoading()).video
+    names = {
+        name: f"mm_processor_kwargs.{name}"
+        for name in ("fps", "min_frames", "max_frames", "max_pixels")
+    }
+    if frames.fps is None and loading.fps is not None:
+        names["fps"] = "media_io_kwargs.video.fps"
+    if frames.num_frames is not None:
+        names["max_frames"] = "mm_processor_kwargs.num_frames"
+    elif frames.max_frames is None and loading.num_frames is not None:
+        names["max_frames"] = "media_io_kwargs.video.num_frames"
+    return names
+
+
+def _media_parts(request: ChatCompletionRequest) -> Iterator[tuple[str, MediaKind, str]]:
+    """Field, kind and URL of the videos and images of all messages, in order."""
+    for i, message in enumerate(request.messages):
+        for k, part in enumerate(message.content):
+            if part.media is not None:
+                kind, media_url = part.media
+                yield f"messages.{i}.content.{k}.{kind.value}_url", kind, media_url.url

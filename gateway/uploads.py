@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.config import GatewaySettings
 from hippo.errors import HippoError, InvalidRequestError, MediaError, NotFoundError
 
 _PIECE_BYTES = 1 << 20
@@ -50,19 +51,13 @@ class Uploads:
     """Videos by id, until they expire. All are forgotten when the gateway stops."""
 
     def __init__(
-        self,
-        *,
-        folder: str,
-        max_bytes: int,
-        max_file_bytes: int,
-        ttl_s: float,
-        clock_s: Callable[[], float] = time.time,
+        self, settings: GatewaySettings, *, clock_s: Callable[[], float] = time.time
     ) -> None:
-        """``folder`` "": where temporary files go. ``max_bytes`` bounds all uploads together."""
-        self._folder = Path(tempfile.mkdtemp(prefix="hippo-uploads-", dir=folder or None))
-        self._max_bytes = max_bytes
-        self._max_file_bytes = max_file_bytes
-        self._ttl_s = ttl_s
+        folder = settings.upload_dir or None  # None: where temporary files go
+        self._folder = Path(tempfile.mkdtemp(prefix="hippo-uploads-", dir=folder))
+        self._max_bytes = settings.max_upload_bytes  # of all uploads together
+        self._max_file_bytes = settings.max_media_bytes
+        self._ttl_s = settings.upload_ttl_s
         self._clock_s = clock_s
         self._uploads: dict[str, Upload] = {}
         self._num_bytes = 0  # of all files, those being written included

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from hippo.errors import HippoError, UnavailableError
@@ -26,28 +26,16 @@ class Watch(Generic[ClientT]):
     ``info`` is what it serves, None while it does not; ``problem`` says why.
     """
 
-    def __init__(
-        self,
-        noun: str,
-        client: ClientT,
-        *,
-        on_change: Callable[[], None],
-        prepare: Callable[[ModelInfo], Awaitable[None]] | None = None,
-    ) -> None:
-        """``prepare`` is awaited before a service that came up is known to be there."""
+    def __init__(self, noun: str, client: ClientT, *, on_change: Callable[[], None]) -> None:
         self.client: ClientT = client
+        self.address = client.address
         self.info: ModelInfo | None = None
-        self.problem = f"the {noun} service at {client.address} has not answered yet"
         self.num_running = 0  # of this gateway's sequences
-        self._noun = noun
+        self._name = f"{noun} service at {client.address}"
+        self.problem = f"the {self._name} has not answered yet"
         self._on_change = on_change
-        self._prepare = prepare
         self._recheck = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def address(self) -> str:
-        return self.client.address
 
     @property
     def load(self) -> float:
@@ -76,9 +64,7 @@ class Watch(Generic[ClientT]):
 
     def report_failure(self) -> None:
         """A stream broke: not used until it is found well again, which is tried at once."""
-        self.info = None
-        self.problem = f"the {self._noun} service at {self.client.address} has just failed"
-        self._on_change()
+        self._leave_out(f"the {self._name} has just failed")
         self._recheck.set()
 
     async def _run(self) -> None:
@@ -105,30 +91,24 @@ class Watch(Generic[ClientT]):
         """Raises UnavailableError while it is down, and whatever it is that makes one that
         answers of no use."""
         if not await self.client.is_serving():
-            raise UnavailableError(
-                f"the {self._noun} service at {self.client.address} is down, loading or draining"
-            )
+            raise UnavailableError(f"the {self._name} is down, loading or draining")
         if self.info is None:
             info = await self.client.get_model()
-            if self._prepare is not None:
-                await self._prepare(info)
+            await self._prepare(info)
             self.info = info
-            logger.info(
-                "%s service at %s serves %s on %s",
-                self._noun, self.client.address, info.name, info.device,
-            )  # fmt: skip
+            logger.info("%s serves %s on %s", self._name, info.name, info.device)
             self._on_change()
+
+    async def _prepare(self, info: ModelInfo) -> None:
+        """Awaited before a service that came up is known to be there."""
 
     def _refuse(self, error: Exception) -> None:
         """It answers, but cannot be used: said once, however often it is found."""
         if isinstance(error, HippoError):
             problem, cause = error.message, None
         else:
-            problem = (
-                f"the {self._noun} service at {self.client.address} answers, but cannot be used: "
-                f"{error or type(error).__name__}"
-            )
-            cause = error
+            reason = str(error) or type(error).__name__
+            problem, cause = f"the {self._name} answers, but cannot be used: {reason}", error
         if problem != self.problem:
             logger.error("%s", problem, exc_info=cause)
         self._leave_out(problem)

@@ -18,7 +18,6 @@ from gateway import account, report, speculation, sse, translate
 from gateway.choices import Choices
 from gateway.completion import Completion
 from gateway.errors import describe
-from gateway.fields import in_clients_words
 from gateway.keys import Allowance
 from gateway.openapi import CHAT_ANSWERED, answers
 from gateway.report import AnswerRecord, Timeline
@@ -50,13 +49,7 @@ async def create_chat_completion(
     body: ChatCompletionRequest, request: Request, state: State
 ) -> Response:
     """Answers a conversation about videos, images or neither."""
-    return ChatResponse(
-        body,
-        state,
-        request_id=request.state.request_id,
-        received_ns=request.state.received_ns,
-        allowance=request.state.key,
-    )
+    return ChatResponse(body, request, state)
 
 
 class ChatResponse(Response):
@@ -67,23 +60,19 @@ class ChatResponse(Response):
     that stops and has waited long enough, or whose time limit is over before all is read.
     """
 
-    def __init__(
-        self,
-        body: ChatCompletionRequest,
-        state: GatewayState,
-        *,
-        request_id: str,
-        received_ns: int,
-        allowance: Allowance | None,
-    ) -> None:
+    def __init__(self, body: ChatCompletionRequest, request: Request, state: GatewayState) -> None:
         super().__init__()
         self._body = body
         self._state = state
-        self._request_id = request_id
-        self._received_ns = received_ns
-        self._allowance = allowance  # None where no API keys are asked for
-        self._completion_id = f"chatcmpl-{uuid.uuid4().hex}"
-        self._created = int(time.time())
+        self._request_id: str = request.state.request_id
+        self._received_ns: int = request.state.received_ns
+        # None where no API keys are asked for.
+        self._allowance: Allowance | None = request.state.key
+        self._head = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": body.model,
+        }
         self._has_begun = False  # a status is sent
         self._is_sent = False
         self._ending: HippoError | None = None  # why it is not waited for any longer
@@ -95,7 +84,7 @@ class ChatResponse(Response):
         try:
             await asyncio.wait(
                 (work, leaving, stopping),
-                timeout=self._longest_s(),
+                timeout=self._remaining_s(),
                 return_when=asyncio.FIRST_COMPLETED,
             )
         finally:
@@ -119,13 +108,13 @@ class ChatResponse(Response):
         if self._is_sent:  # the server says the same when all is sent
             await asyncio.Event().wait()
 
-    def _longest_s(self) -> float | None:
-        """Until nothing more is sent: the work is over by then, if anybody reads it."""
+    def _remaining_s(self) -> float | None:
+        """Until the request's limit, which counts from its arrival; None without one."""
         limit_s = self._state.settings.request_timeout_s
         if not limit_s:
             return None
         elapsed_s = (time.monotonic_ns() - self._received_ns) / 1e9
-        return max(limit_s + _LAST_WORD_S - elapsed_s, 0.0)
+        return max(limit_s - elapsed_s, 0.0)
 
     async def _answer_within_limits(self, scope: Scope, receive: Receive, send: Send) -> None:
         count = translate.num_choices(self._body, self._state.settings)
@@ -139,33 +128,31 @@ class ChatResponse(Response):
         body, state = self._body, self._state
         settings, backends = state.settings, state.backends
         plan = speculation.speculation_plan(body.speculative, settings)
-        sampling = translate.sampling_params(body, backends.model(body.model))
-        messages = translate.chat_messages(body)
-        media = await self._read_media()
-        pair = backends.pair(body.model, await self._affinity_key(media))
-        info = pair.model
+        info = backends.model(body.model)
         request = translate.open_request(
             body,
             request_id=self._request_id,
-            messages=messages,
-            media=media,
-            sampling=sampling,
             # Without a draft nothing is scored: target-only pays nothing for it.
             pruning=plan.pruning if plan.wants_draft and settings.draft else _NO_PRUNING,
             info=info,
             settings=settings,
         )
+        request = replace(request, media=await self._read_media())
+        pair = backends.pair(info.name, await self._affinity_key(request.media))
+        calibration = pair.target.calibration
         can_calibrate = plan.is_default and plan.wants_draft and pair.draft is not None
-        is_calibration = can_calibrate and pair.calibration.is_due(request.max_tokens)
+        is_calibration = can_calibrate and calibration.is_due(request.max_tokens)
         if is_calibration:
-            plan = speculation.target_only(plan)
+            plan = replace(plan, policy_name="off")  # the answer is the same
             request = replace(request, pruning=_NO_PRUNING)
         counted = state.metrics.model(info.name)
+        news = asyncio.Event()
         choices = Choices(
             [
-                self._completion(one, plan, pair, is_calibration=is_calibration)
+                self._completion(one, plan, pair, is_calibration=is_calibration, news=news)
                 for one in translate.choice_requests(request, count)
             ],
+            news=news,
             waiting=counted[vllm.NUM_REQUESTS_WAITING],
             running=counted[vllm.NUM_REQUESTS_RUNNING],
         )
@@ -183,14 +170,21 @@ class ChatResponse(Response):
             choices.fail()
             raise self._for_client(error) from None
         finally:
+            if self._ending is not None:
+                choices.fail()
             if self._allowance is not None:
                 self._allowance.charge_visual_tokens(choices.num_visual_tokens)
             for record in choices.records:
                 account.count(
-                    record, request, metrics=state.metrics, model=counted, baseline=pair.baseline
+                    record,
+                    request,
+                    metrics=state.metrics,
+                    model=counted,
+                    target=pair.target.address,
+                    baseline=pair.target.baseline,
                 )
                 if record.policy != "off" and record.num_completion_tokens > 1:
-                    pair.calibration.note(record.mean_context_length)
+                    calibration.note(record.mean_context_length)
 
     def _completion(
         self,
@@ -199,6 +193,7 @@ class ChatResponse(Response):
         pair: Pair,
         *,
         is_calibration: bool,
+        news: asyncio.Event,
     ) -> Completion:
         body, settings = self._body, self._state.settings
         return Completion(
@@ -215,6 +210,7 @@ class ChatResponse(Response):
                 is_calibration=is_calibration,
                 timeline=Timeline() if body.return_timeline else None,
             ),
+            news=news,
         )
 
     async def _collect(self, choices: Choices) -> dict[str, Any]:
@@ -224,25 +220,22 @@ class ChatResponse(Response):
                 pieces[index].append(piece)
         made = []
         for index, (completion, parts) in enumerate(zip(choices.completions, pieces, strict=True)):
-            answer, record = join(parts), completion.record
-            assert record.finish_reason is not None
+            answer = join(parts)
             choice = sse.choice_json(
-                index=index,
-                text=answer.text,
-                finish_reason=record.finish_reason.value,
-                token_ids=completion.token_ids if self._body.return_token_ids else None,
+                index,
+                {"message": {"role": "assistant", "content": answer.text, "refusal": None}},
                 logprobs=answer.logprobs if self._body.logprobs else None,
-                **completion.told if len(pieces) > 1 else {},
+                finish_reason=completion.finish_reason,
+                token_ids=self._token_ids(completion),
             )
-            made.append(choice)
-        return sse.completion_json(
-            completion_id=self._completion_id,
-            created=self._created,
-            model=self._body.model,
-            choices=made,
-            usage=choices.usage,
+            made.append(choice | (completion.told if len(pieces) > 1 else {}))
+        return {
+            **self._head,
+            "object": "chat.completion",
+            "choices": made,
+            "usage": choices.usage,
             **choices.completions[0].told,
-        )
+        }
 
     async def _read_media(self) -> tuple[Media, ...]:
         owner = None if self._allowance is None else self._allowance.name
@@ -258,14 +251,9 @@ class ChatResponse(Response):
         after a long silence at once, with comments that keep the connection open."""
         options = self._body.stream_options or StreamOptions()
         idle_s = self._state.settings.stream_keepalive_s or None
-        writer = sse.ChunkWriter(
-            completion_id=self._completion_id,
-            created=self._created,
-            model=self._body.model,
-            include_usage=options.include_usage,
-        )
+        writer = sse.ChunkWriter(self._head, include_usage=options.include_usage)
 
-        def usage() -> sse.Usage | None:
+        def usage() -> dict[str, Any] | None:
             return choices.usage if options.continuous_usage_stats else None
 
         async def send_bytes(data: bytes, *, more: bool = True) -> None:
@@ -278,50 +266,47 @@ class ChatResponse(Response):
             while not has_begun:
                 await send_bytes(sse.KEEPALIVE)
                 has_begun = await choices.wait_begun(idle_s)
-            await send_bytes(writer.role(usage(), num_choices=len(choices.completions)))
+            for index in range(len(choices.completions)):
+                delta = {"role": "assistant", "content": ""}
+                await send_bytes(writer.chunk(index, delta, usage=usage()))
             async for index, piece in choices.pieces(idle_s):
                 chunk = sse.KEEPALIVE
                 if piece is None:
-                    chunk = self._last_chunk(writer, index, choices.completions[index], usage())
+                    completion = choices.completions[index]
+                    chunk = writer.chunk(
+                        index,
+                        {},
+                        finish_reason=completion.finish_reason,
+                        token_ids=self._token_ids(completion),
+                        usage=usage(),
+                        told=completion.told,
+                    )
                 elif piece:
-                    chunk = writer.text(piece.text, usage(), index=index, logprobs=piece.logprobs)
+                    delta = {"content": piece.text}
+                    logprobs = piece.logprobs or None
+                    chunk = writer.chunk(index, delta, logprobs=logprobs, usage=usage())
                 await send_bytes(chunk)
         except HippoError as error:
             choices.fail()
-            await send_bytes(writer.error(describe(self._for_client(error))), more=False)
+            await send_bytes(sse.event(describe(self._for_client(error))), more=False)
             return
         except asyncio.CancelledError:
             if self._ending is not None:
-                choices.fail()
                 # A client that does not read does not hold up the end.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_LAST_WORD_S):
-                        await send_bytes(writer.error(describe(self._ending)), more=False)
+                        await send_bytes(sse.event(describe(self._ending)), more=False)
             raise
         metrics = report.client_metrics(choices.records[0])
         await send_bytes(writer.end(usage=choices.usage, metrics=metrics), more=False)
 
     def _for_client(self, error: HippoError) -> HippoError:
         if isinstance(error, InvalidRequestError):
-            return in_clients_words(error, self._body)
+            return translate.in_clients_words(error, self._body)
         return error
 
-    def _last_chunk(
-        self,
-        writer: sse.ChunkWriter,
-        index: int,
-        completion: Completion,
-        usage: sse.Usage | None,
-    ) -> bytes:
-        record = completion.record
-        assert record.finish_reason is not None
-        return writer.finish(
-            index=index,
-            finish_reason=record.finish_reason.value,
-            **completion.told,
-            token_ids=completion.token_ids if self._body.return_token_ids else None,
-            usage=usage,
-        )
+    def _token_ids(self, completion: Completion) -> list[int] | None:
+        return completion.token_ids if self._body.return_token_ids else None
 
 
 def _stopping() -> HippoError:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from fastapi import APIRouter
 
 from gateway.openapi import answers
 from gateway.responses import DraftCard, ModelCard, ModelFacts, ModelList, ServiceCard
 from gateway.state import State
+from gateway.targets import Draft, Target
 from hippo.types import ModelInfo
 
 router = APIRouter(prefix="/v1", tags=["models"])
@@ -25,8 +28,10 @@ async def get_model(name: str, state: State) -> ModelCard:
 
 
 def _card(info: ModelInfo, state: State) -> ModelCard:
-    pair = state.backends.pair(info.name)
-    draft = pair.draft_model
+    backends = state.backends
+    draft = next((draft.info for draft in backends.drafts if draft.info is not None), None)
+    serving = [each for each in backends.targets if each.info and each.info.name == info.name]
+    down = [each for each in backends.targets if each.info is None]
     return ModelCard(
         id=info.name,
         max_model_len=info.max_context_length,
@@ -36,15 +41,22 @@ def _card(info: ModelInfo, state: State) -> ModelCard:
             device=info.device,
             dtype=info.dtype,
             num_slots=info.num_slots,
-            draft=None
-            if draft is None
-            else DraftCard(
-                name=draft.name,
-                num_parameters=draft.num_parameters,
-                device=draft.device,
-                dtype=draft.dtype,
-            ),
-            draft_problem=pair.draft_problem,
-            services=[ServiceCard(**each) for each in state.backends.describe(info.name)],
+            draft=None if draft is None else DraftCard.model_validate(draft, from_attributes=True),
+            draft_problem=backends.pair(info.name).target.draft_problem,
+            services=[
+                *(_service("target", each) for each in (*serving, *down)),
+                *(_service("draft", each) for each in backends.drafts),
+            ],
         ),
+    )
+
+
+def _service(noun: Literal["target", "draft"], watch: Target | Draft) -> ServiceCard:
+    return ServiceCard(
+        service=noun,
+        address=watch.address,
+        is_up=watch.info is not None,
+        problem=None if watch.info is not None else watch.problem,
+        num_running=watch.num_running,
+        num_slots=None if watch.info is None else watch.info.num_slots,
     )

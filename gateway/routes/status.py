@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from gateway.openapi import ANSWERED, answers
 from gateway.responses import Health, NumUp, Ready, Versions
 from gateway.state import State
-from hippo.errors import UnavailableError
 from hippo.metrics import gateway as own
 from hippo.types import PROTOCOL_VERSION
 
@@ -42,13 +41,11 @@ async def ready(state: State) -> Ready:
 async def metrics(state: State) -> Response:
     """Metrics for Prometheus."""
     backends, shown = state.backends, state.metrics
-    try:
-        for info in backends.models:
-            shown.model(info.name)  # its series are there before the first request
-        target_is_up = True
-    except UnavailableError:
-        target_is_up = False
-    shown[own.SERVICE_UP].labels("target").set(target_is_up)
+    for target in backends.targets:
+        if target.info is not None:
+            shown.model(target.info.name)  # its series are there before the first request
+        shown.tell_baseline(target.address, target.baseline)
+    shown[own.SERVICE_UP].labels("target").set(backends.num_targets_up > 0)
     shown[own.SERVICES_READY].labels("target").set(backends.num_targets_up)
     if backends.drafts:
         shown[own.SERVICE_UP].labels("draft").set(backends.has_draft)
@@ -57,6 +54,6 @@ async def metrics(state: State) -> Response:
 
 
 @router.get("/version", responses=answers())
-async def version(state: State) -> Versions:
+async def version(request: Request) -> Versions:
     """The versions of the software and of the protocol between the services."""
-    return Versions(version=state.version, protocol_version=PROTOCOL_VERSION)
+    return Versions(version=request.app.version, protocol_version=PROTOCOL_VERSION)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from gateway.media_schemas import Model
 from gateway.openapi import answers
 from gateway.responses import DetokenizeResponse, TokenizeResponse
 from gateway.state import State
@@ -17,12 +18,10 @@ router = APIRouter(tags=["tokens"])
 _MOST_TOKENS = 1 << 20
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Model):
     """A text to be cut into tokens."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, json_schema_extra={"examples": [{"prompt": "A red ball"}]}
-    )
+    model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "A red ball"}]})
 
     model: str | None = Field(default=None, description="The served name, or nothing.")
     prompt: str = Field(description="Plain text; a chat template is not applied.")
@@ -32,12 +31,10 @@ class TokenizeRequest(BaseModel):
     return_token_strs: bool = Field(default=False, description="Adds `token_strs`.")
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(Model):
     """Token ids to be read as text."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, json_schema_extra={"examples": [{"tokens": [12, 7]}]}
-    )
+    model_config = ConfigDict(json_schema_extra={"examples": [{"tokens": [12, 7]}]})
 
     model: str | None = Field(default=None, description="The served name, or nothing.")
     tokens: tuple[int, ...] = Field(max_length=_MOST_TOKENS)
@@ -47,7 +44,7 @@ class DetokenizeRequest(BaseModel):
 async def tokenize(body: TokenizeRequest, state: State) -> TokenizeResponse:
     """The token ids of a text."""
     info = state.backends.model(body.model)
-    tokenizer = state.backends.tokenizer(body.model)
+    tokenizer = state.backends.pair(info.name).target.tokenizer
     # Off the event loop: a long text takes a while.
     encoding = await asyncio.to_thread(
         tokenizer.encode, body.prompt, add_special_tokens=body.add_special_tokens
@@ -64,7 +61,7 @@ async def tokenize(body: TokenizeRequest, state: State) -> TokenizeResponse:
 async def detokenize(body: DetokenizeRequest, state: State) -> DetokenizeResponse:
     """The text of token ids, special ones included."""
     info = state.backends.model(body.model)
-    tokenizer = state.backends.tokenizer(body.model)
+    tokenizer = state.backends.pair(info.name).target.tokenizer
     for token_id in body.tokens:
         if not 0 <= token_id < info.num_token_ids:
             raise InvalidRequestError(

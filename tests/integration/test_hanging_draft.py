@@ -3,6 +3,7 @@ services, which answer pings and take streams all the while."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import threading
 import time
@@ -14,8 +15,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from gateway.backends import Backends
-from gateway.baseline import Baseline
 from gateway.completion import Completion
+from gateway.config import GatewaySettings
 from gateway.report import AnswerRecord, Timeline
 from gateway.speculation import SpeculationPlan
 from hippo.metrics.gateway import DraftLoss
@@ -78,7 +79,9 @@ async def pair(
         serving_draft(draft) as (_, draft_client),
     ):
         expected = await target_only(target_client, REQUEST)
-        backends = Backends({target_client.address: Baseline()}, [draft_client.address])
+        backends = Backends(
+            GatewaySettings(target=(target_client.address,), draft=(draft_client.address,))
+        )
         await backends.start()
         try:
             await until(lambda: backends.has_draft)
@@ -100,10 +103,11 @@ async def answer(
         draft_stall_s=stall_s,
         timeout_s=None,
         record=record,
+        news=asyncio.Event(),
     )
     async with completion:
-        async for _ in completion.pieces():
-            pass
+        await until(lambda: completion.is_over)
+        assert completion.error is None
     return completion
 
 

@@ -16,35 +16,41 @@ from hippo.speculation.policies import make_policy
 from hippo.types import (
     Block,
     FinishReason,
-    FramePlan,
-    OpenRequest,
     PromptInfo,
     Pruning,
     PruningStrategy,
-    SamplingParams,
     Selection,
     Timing,
     Verdict,
 )
 from tests.support.metrics import check_exported
+from tests.support.services import toy_request
 
 MS = 1_000_000
-REQUEST = OpenRequest(
-    request_id="test",
-    messages=(),
-    media=(),
-    sampling=SamplingParams(),
-    frame_plan=FramePlan(),
-    pruning=Pruning(PruningStrategy.HOLISTIC, 0.9),
-    max_tokens=8,
-    end_token_ids=(),
-)
+REQUEST = toy_request(pruning=Pruning(PruningStrategy.HOLISTIC, 0.9))
 
 
-def _metrics(baseline: Baseline) -> GatewayMetrics:
-    return GatewayMetrics(
-        {"target:1": baseline}, max_draft_tokens=4, version="1", protocol_version=1
+def _learnt() -> Baseline:
+    """A token takes 20 ms."""
+    baseline, sums = Baseline(), OneRowTimes()
+    sums.add(20 * MS, 100)
+    baseline.learn({0: sums}, now_ns=1)
+    return baseline
+
+
+def _counted(record: AnswerRecord, baseline: Baseline | None = None) -> GatewayMetrics:
+    """What an answer of the target, of which so much is known, adds to new metrics."""
+    metrics, baseline = _metrics(), baseline or Baseline()
+    model = metrics.model("hippo")
+    account.count(
+        record, REQUEST, metrics=metrics, model=model, target="target:1", baseline=baseline
     )
+    metrics.tell_baseline("target:1", baseline)
+    return metrics
+
+
+def _metrics() -> GatewayMetrics:
+    return GatewayMetrics(max_draft_tokens=4, version="1")
 
 
 def _values(metrics: GatewayMetrics) -> dict[str, float]:
@@ -120,14 +126,11 @@ def test_tokens_under_way_when_the_client_left_or_a_stop_string_came_were_not_ve
 
 
 def test_an_answer_adds_to_vllms_names_as_vllm_means_them() -> None:
-    baseline = Baseline()
-    metrics = _metrics(baseline)
     record = AnswerRecord(policy="vpsd", received_ns=0)
     record.target_prompt = PromptInfo(b"", 50, 10, queue_ns=7 * MS)
     _spoken(record)
     record.target_prefill = Timing(num_rows=18, context_length=32)
-    account.count(record, REQUEST, metrics=metrics, model=metrics.model("hippo"), baseline=baseline)
-    values = _values(metrics)
+    values = _values(_counted(record))
     name = '{model_name="hippo"}'
     assert values["vllm:prefix_cache_queries_total" + name] == 50
     assert values["vllm:prefix_cache_hits_total" + name] == 32
@@ -153,17 +156,11 @@ def test_an_answer_adds_to_vllms_names_as_vllm_means_them() -> None:
 
 
 def test_an_answer_adds_to_the_pairs_own_figures() -> None:
-    baseline = Baseline()
-    sums = OneRowTimes()
-    sums.add(20 * MS, 100)
-    baseline.learn({0: sums}, now_ns=1)
-    metrics = _metrics(baseline)
     record = AnswerRecord(policy="vpsd", received_ns=0, draft_losses=[DraftLoss.STALLED])
     record.selection = Selection((1, 2, 3), 10)
     record.draft_prefill = Timing(forward_ns=5 * MS)
     _spoken(record)
-    account.count(record, REQUEST, metrics=metrics, model=metrics.model("hippo"), baseline=baseline)
-    values = _values(metrics)
+    values = _values(_counted(record, _learnt()))
     assert values['hippo_decode_seconds_total{policy="vpsd"}'] == pytest.approx(0.06)
     assert values['hippo_decode_baseline_seconds_total{policy="vpsd"}'] == pytest.approx(0.14)
     assert values["hippo_request_speedup_ratio_sum"] == pytest.approx(0.14 / 0.06)
@@ -181,11 +178,6 @@ def test_an_answer_adds_to_the_pairs_own_figures() -> None:
 
 
 def test_target_only_answers_have_no_runs_and_no_speedup_of_their_own() -> None:
-    baseline = Baseline()
-    sums = OneRowTimes()
-    sums.add(20 * MS, 100)
-    baseline.learn({0: sums}, now_ns=1)
-    metrics = _metrics(baseline)
     record = AnswerRecord(policy="off", received_ns=0, is_calibration=True, num_completion_tokens=2)
     coordinator = Coordinator(make_policy("off", gamma=1, max_draft_tokens=1), has_draft=False)
     record.stats = coordinator.stats
@@ -193,32 +185,30 @@ def test_target_only_answers_have_no_runs_and_no_speedup_of_their_own() -> None:
         verdict = Verdict(0, index, (5,), timing=Timing(forward_ns=20 * MS, context_length=100))
         coordinator.on_verdict(verdict, 0)
         record.add_verdict(verdict, (index + 1) * 20 * MS, is_alone=True)
-    account.count(record, REQUEST, metrics=metrics, model=metrics.model("hippo"), baseline=baseline)
-    values = _values(metrics)
+    values = _values(_counted(record, _learnt()))
     assert values["hippo_calibrations_total"] == 1
-    assert values['hippo_baseline_steps_total{target="target:1"}'] == 2
+    assert values['hippo_baseline_steps_total{target="target:1"}'] == 1
     assert values["hippo_run_length_tokens_count"] == 0
     assert values["hippo_request_speedup_ratio_count"] == 0
     assert values['hippo_decode_baseline_seconds_total{policy="off"}'] == pytest.approx(0.02)
 
 
 def test_series_begin_at_zero_and_none_is_a_time_stamp() -> None:
-    metrics = _metrics(Baseline())
+    metrics = _metrics()
     metrics.model("hippo")
+    metrics.tell_baseline("target:1", Baseline())
     values = _values(metrics)
     assert not [name for name in values if "_created" in name]
     assert values['hippo_wasted_draft_tokens_total{cause="stale"}'] == 0
     assert values['hippo_completions_total{outcome="error",policy="serial"}'] == 0
     assert values['vllm:request_success_total{finished_reason="abort",model_name="hippo"}'] == 0
+    assert values['hippo_baseline_steps_total{target="target:1"}'] == 0
     assert not [name for name in values if name.startswith("hippo_baseline_age")]  # not learnt
 
 
 def test_what_is_exported_is_what_is_declared() -> None:
-    baseline = Baseline()
-    sums = OneRowTimes()
-    sums.add(20 * MS, 100)
-    baseline.learn({0: sums}, now_ns=1)
-    metrics = _metrics(baseline)
+    metrics = _metrics()
+    metrics.tell_baseline("target:1", _learnt())
     metrics.model("hippo")
     metrics[own.SERVICE_UP].labels("draft").set(1)
     metrics[own.SERVICES_READY].labels("draft").set(1)
@@ -228,11 +218,9 @@ def test_what_is_exported_is_what_is_declared() -> None:
 
 def test_vllm_bench_serve_finds_its_counts() -> None:
     """It adds up lines by parts of their names, whatever their labels."""
-    baseline = Baseline()
-    metrics = _metrics(baseline)
     record = AnswerRecord(policy="vpsd", received_ns=0)
     _spoken(record)
-    account.count(record, REQUEST, metrics=metrics, model=metrics.model("hippo"), baseline=baseline)
+    metrics = _counted(record)
     found = {"num_drafts": 0, "num_draft_tokens": 0, "per_pos": 0, "num_accepted_tokens": 0}
     for line in metrics.render().decode().splitlines():
         if line.startswith("vllm:spec_decode"):

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from gateway.backends import Backends
-from gateway.baseline import Baseline
+from gateway.config import GatewaySettings
 from gateway.errors import ModelNotFoundError
 from gateway.targets import choose
 from hippo.errors import UnavailableError
@@ -40,7 +40,10 @@ def _model_on(*device_uuids: str, name: str = "toy") -> ToyModel:
 
 def _backends(targets: Sequence[TargetClient], drafts: Sequence[DraftClient] = ()) -> Backends:
     return Backends(
-        {client.address: Baseline() for client in targets}, [client.address for client in drafts]
+        GatewaySettings(
+            target=tuple(client.address for client in targets) or ("127.0.0.1:1",),
+            draft=tuple(client.address for client in drafts),
+        )
     )
 
 
@@ -108,7 +111,7 @@ async def test_an_unhealthy_target_is_left_out_and_taken_back() -> None:
         await backends.start()
         await _until_up(backends, 2)
         pair = backends.pair(None)
-        pair.report_target_failure()
+        pair.target.report_failure()
         assert backends.pair(None).target.address != pair.target.address
         await _until_up(backends, 2)  # it was well all the time
         await backends.close()
@@ -131,7 +134,7 @@ class _TokenizerOfNow:
 async def test_a_tokenizer_that_cannot_be_read_is_told_and_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gateway.backends.Tokenizer", _TokenizerOfNow)
+    monkeypatch.setattr("gateway.targets.Tokenizer", _TokenizerOfNow)
     monkeypatch.setattr("gateway.watch._PERIOD_UP_S", 0.01)
     async with serving_target(_model_on(name="newer")) as (_, client):
         backends = _backends([client])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import cast
 
 import pytest
@@ -11,152 +10,118 @@ from prometheus_client import Gauge
 
 from gateway.choices import Choices
 from gateway.completion import Completion
-from gateway.text import Piece
+from gateway.text import Piece, join
 from hippo.errors import HippoError, OverloadedError, UnavailableError
 
 
 class _Completion:
-    """Says its words one by one and then ends, fails or says nothing more."""
+    """Says what it is told to say."""
 
-    def __init__(self, *words: str, error: HippoError | None = None, hangs: bool = False) -> None:
-        self._words = words
-        self._error = error
-        self._hangs = hangs
-        self.num_entered = 0
-        self.num_left = 0
+    def __init__(self, news: asyncio.Event) -> None:
+        self._news = news
+        self._said: list[Piece] = []
+        self.has_begun = self.is_over = self.is_left = False
+        self.error: HippoError | None = None
 
     async def __aenter__(self) -> _Completion:
-        self.num_entered += 1
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        self.num_left += 1
+        self.is_left = True
 
-    async def wait_begun(self, idle_s: float | None = None) -> bool:
-        await asyncio.sleep(0)
-        if not self._words and self._error is not None:
-            raise self._error
-        if not self._words and self._hangs:
-            await asyncio.sleep(3600 if idle_s is None else idle_s)
-            return False
-        return True
+    def say(self, text: str) -> None:
+        self.has_begun = True
+        self._said.append(Piece(text))
+        self._news.set()
 
-    async def pieces(self, idle_s: float | None = None) -> AsyncIterator[Piece]:
-        for word in self._words:
-            await asyncio.sleep(0)
-            yield Piece(word)
-        if self._error is not None:
-            raise self._error
-        while self._hangs:
-            await asyncio.sleep(3600 if idle_s is None else idle_s)
-            yield Piece()
+    def end(self, error: HippoError | None = None) -> None:
+        self.is_over, self.error = True, error
+        self._news.set()
+
+    def take_text(self) -> Piece:
+        said, self._said = self._said, []
+        return join(said)
 
 
-class _Gauges:
-    """How many wait and run."""
+class _Scene:
+    """Choices, and how many of them are counted as waiting and as running."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
+        news = asyncio.Event()
+        self.completions = [_Completion(news) for _ in range(count)]
         self._gauges = [Gauge(name, name, registry=None) for name in ("waiting", "running")]
-
-    def choices(self, *completions: _Completion) -> Choices:
         waiting, running = self._gauges
-        return Choices(cast(list[Completion], list(completions)), waiting=waiting, running=running)
+        made = cast(list[Completion], self.completions)
+        self.choices = Choices(made, news=news, waiting=waiting, running=running)
 
-    def values(self) -> list[float]:
+    @property
+    def counted(self) -> list[float]:
         return [metric.samples[0].value for gauge in self._gauges for metric in gauge.collect()]
 
 
-def _choices(*completions: _Completion) -> Choices:
-    return _Gauges().choices(*completions)
-
-
-@pytest.mark.parametrize("words", [[("a", "b")], [("a", "b", "c"), (), ("d",)]])
-async def test_every_piece_comes_with_its_index_and_every_end_once(
-    words: list[tuple[str, ...]],
-) -> None:
-    texts, ends = [""] * len(words), [0] * len(words)
-    async with _choices(*(_Completion(*each) for each in words)) as choices:
+async def test_every_piece_comes_with_its_index_and_every_end_once() -> None:
+    scene = _Scene(2)
+    one, other = scene.completions
+    async with scene.choices as choices:
+        one.say("a")
         assert await choices.wait_begun()
-        async for index, piece in choices.pieces():
-            texts[index] += "" if piece is None else piece.text
-            ends[index] += piece is None
-            assert not ends[index] or piece is None
-    assert texts == ["".join(each) for each in words]
-    assert ends == [1] * len(words)
+        pieces = choices.pieces()
+        assert await anext(pieces) == (0, Piece("a"))
+        other.say("b")
+        other.say("c")  # a slow reader gets both at once
+        assert await anext(pieces) == (1, Piece("bc"))
+        other.say("d")
+        other.end()
+        one.say("e")
+        one.end()
+        rest = [item async for item in pieces]
+    assert rest == [(0, Piece("e")), (0, None), (1, Piece("d")), (1, None)]
 
 
-@pytest.mark.parametrize("others", [0, 1, 3])
-async def test_an_error_of_one_ends_all(others: int) -> None:
-    lost = _Completion("a", error=UnavailableError("gone"))
-    running = [_Completion("b", hangs=True) for _ in range(others)]
+async def test_an_error_of_one_ends_all() -> None:
+    scene = _Scene(3)
     with pytest.raises(UnavailableError, match="gone"):
-        async with _choices(lost, *running) as choices:
-            async for _ in choices.pieces():
-                pass
-    assert [one.num_left for one in (lost, *running)] == [1] * (1 + others)
+        async with scene.choices as choices:
+            scene.completions[1].say("a")
+            scene.completions[1].end(UnavailableError("gone"))
+            async for index, piece in choices.pieces():
+                assert (index, piece) == (1, Piece("a"))
+    assert all(one.is_left for one in scene.completions)
 
 
 async def test_what_goes_wrong_before_a_prompt_is_read_is_raised_at_once() -> None:
-    refused = _Completion(error=OverloadedError("full"))
-    waiting = _Completion(hangs=True)
-    with pytest.raises(OverloadedError, match="full"):
-        async with _choices(waiting, refused) as choices:
-            await choices.wait_begun()
-    assert (refused.num_left, waiting.num_left) == (1, 1)
+    scene = _Scene(2)
+    async with scene.choices as choices:
+        waiting = asyncio.create_task(choices.wait_begun())
+        await asyncio.sleep(0)
+        scene.completions[1].end(OverloadedError("full"))
+        with pytest.raises(OverloadedError, match="full"):
+            await waiting
 
 
-@pytest.mark.parametrize("count", [1, 2])
-async def test_silence_is_told_and_loses_nothing(count: int) -> None:
-    silent = [_Completion(hangs=True) for _ in range(count)]
-    async with _choices(*silent) as choices:
+async def test_silence_is_told_and_loses_nothing() -> None:
+    scene = _Scene(2)
+    async with scene.choices as choices:
         assert not await choices.wait_begun(0.01)
-    talking = [_Completion("a", hangs=True) for _ in range(count)]
-    heard: list[str] = []
-    async with _choices(*talking) as choices:
-        async for _, piece in choices.pieces(0.01):
-            assert piece is not None
-            heard.append(piece.text)
-            if heard.count("") == 3:
-                break
-    assert heard == ["a"] * count + [""] * 3
-    assert [one.num_left for one in talking] == [1] * count
-
-
-async def test_a_reader_that_leaves_ends_all_and_leaves_no_task_behind() -> None:
-    completions = [_Completion(*"abcdef", hangs=True) for _ in range(3)]
-    before = asyncio.all_tasks()
-    async with _choices(*completions) as choices:
-        async for _ in choices.pieces():
-            break
-    assert [one.num_left for one in completions] == [1, 1, 1]
-    assert asyncio.all_tasks() == before
+        pieces = choices.pieces(0.01)
+        assert await anext(pieces) == (0, Piece())
+        scene.completions[1].say("a")
+        assert await anext(pieces) == (1, Piece("a"))
+        assert await anext(pieces) == (0, Piece())
 
 
 async def test_each_is_counted_where_it_is() -> None:
-    gauges = _Gauges()
-    short, long, silent = (
-        _Completion("a"),
-        _Completion("b", hangs=True),
-        _Completion(hangs=True),
-    )
-    assert gauges.values() == [0, 0]
-    async with gauges.choices(short, long, silent) as choices:
-        assert gauges.values() == [3, 0]
-        ends = [index async for index, piece in _until_silent(choices) if piece is None]
-        assert ends == [0]
-        assert gauges.values() == [1, 1]
-    assert gauges.values() == [0, 0]
-    with pytest.raises(UnavailableError):
-        async with gauges.choices(_Completion("a", error=UnavailableError("gone"))) as choices:
-            assert await choices.wait_begun()
-            assert gauges.values() == [0, 1]
-            async for _ in choices.pieces():
-                pass
-    assert gauges.values() == [0, 0]
-
-
-async def _until_silent(choices: Choices) -> AsyncIterator[tuple[int, Piece | None]]:
-    async for index, piece in choices.pieces(0.05):
-        if piece is not None and not piece:
-            return
-        yield index, piece
+    scene = _Scene(3)
+    short, long, _ = scene.completions
+    assert scene.counted == [0, 0]
+    async with scene.choices as choices:
+        assert scene.counted == [3, 0]
+        pieces = choices.pieces(0.01)
+        short.say("a")
+        long.say("b")
+        assert [await anext(pieces) for _ in range(2)] == [(0, Piece("a")), (1, Piece("b"))]
+        assert scene.counted == [1, 2]
+        short.end()
+        assert await anext(pieces) == (0, None)
+        assert scene.counted == [1, 1]
+    assert scene.counted == [0, 0]

@@ -74,30 +74,6 @@ def test_endless_broken_bytes_are_given_out_in_time() -> None:
     assert 400 < num_out <= 500
 
 
-@pytest.mark.parametrize(
-    ("pieces", "stops", "expected", "matched"),
-    [
-        (["abc"], [], "abc", None),
-        (["ab", "cd", "ef"], ["cd"], "ab", "cd"),
-        (["ab", "c", "d", "ef"], ["cd"], "ab", "cd"),
-        (["abcdef"], ["ef", "bc"], "a", "bc"),
-        (["abc"], ["abc", "b"], "a", "b"),
-        (["abc"], ["bc", "abc"], "", "abc"),
-        (["a", "a", "b"], ["ab"], "a", "ab"),
-        (["ab", "ac"], ["abad"], "abac", None),
-        (["abc"], ["abcd"], "abc", None),
-    ],
-)
-def test_a_text_is_cut_before_the_first_stop_string(
-    pieces: list[str], stops: list[str], expected: str, matched: str | None
-) -> None:
-    cutter = StopStrings(stops)
-    text = "".join([cutter.add(piece) for piece in pieces])
-    if cutter.matched is None:
-        text += cutter.finish()
-    assert (text, cutter.matched) == (expected, matched)
-
-
 @given(
     text=st.text(alphabet="ab", max_size=20),
     stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=3),

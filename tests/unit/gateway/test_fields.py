@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.fields import in_clients_words
 from gateway.schemas import ChatCompletionRequest
+from gateway.translate import in_clients_words
 from hippo.errors import ContextLengthError, InvalidRequestError, MediaError
 
 
@@ -31,42 +31,23 @@ def test_other_fields_are_left_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "param", "name"),
+    ("param", "name"),
     [
-        (
-            {"mm_processor_kwargs": {"num_frames": 1}},
-            "max_frames",
-            "mm_processor_kwargs.num_frames",
-        ),
-        (
-            {"mm_processor_kwargs": {"max_frames": 1}},
-            "max_frames",
-            "mm_processor_kwargs.max_frames",
-        ),
-        (
-            {"media_io_kwargs": {"video": {"num_frames": 1}}},
-            "max_frames",
-            "media_io_kwargs.video.num_frames",
-        ),
-        (
-            {"mm_processor_kwargs": {"min_frames": 1}},
-            "min_frames",
-            "mm_processor_kwargs.min_frames",
-        ),
-        ({"mm_processor_kwargs": {"fps": 1}}, "fps", "mm_processor_kwargs.fps"),
-        ({"media_io_kwargs": {"video": {"fps": 1}}}, "fps", "media_io_kwargs.video.fps"),
-        (
-            {"mm_processor_kwargs": {"max_pixels": 1}},
-            "max_pixels",
-            "mm_processor_kwargs.max_pixels",
-        ),
+        ("max_frames", "mm_processor_kwargs.num_frames"),
+        ("max_frames", "mm_processor_kwargs.max_frames"),
+        ("max_frames", "media_io_kwargs.video.num_frames"),
+        ("min_frames", "mm_processor_kwargs.min_frames"),
+        ("fps", "mm_processor_kwargs.fps"),
+        ("fps", "media_io_kwargs.video.fps"),
+        ("max_pixels", "mm_processor_kwargs.max_pixels"),
     ],
 )
-def test_what_says_which_frames_has_the_name_that_was_sent(
-    fields: dict[str, Any], param: str, name: str
-) -> None:
+def test_what_says_which_frames_has_the_name_that_was_sent(param: str, name: str) -> None:
+    sent: Any = 1
+    for field in reversed(name.split(".")):
+        sent = {field: sent}
     error = InvalidRequestError(f"{param} is 1; 2 to 768 frames", param=param)
-    told = in_clients_words(error, _parse(**fields))
+    told = in_clients_words(error, _parse(**sent))
     assert (told.message, told.param) == (f"{name} is 1; 2 to 768 frames", name)
 
 

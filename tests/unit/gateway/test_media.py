@@ -15,6 +15,7 @@ from typing import Any
 import certifi
 import pytest
 
+from gateway.config import GatewaySettings
 from gateway.fetch import UrlFetcher, is_public_address
 from gateway.media import FrameTimes, MediaReader, MediaSource
 from gateway.uploads import Uploads
@@ -29,29 +30,36 @@ from hippo.types import MediaKind
 from hippo.video.frame_list import read_frame_list
 
 
+def _settings(*domains: str, **others: Any) -> GatewaySettings:
+    return GatewaySettings(target=("localhost:1",), allowed_media_domains=domains, **others)
+
+
 def _fetcher(*domains: str, allow_http: bool = False, allow_private: bool = False) -> UrlFetcher:
     return UrlFetcher(
-        allowed_domains=domains,
-        allow_http=allow_http,
-        allow_private_addresses=allow_private,
-        timeout_s=5,
+        _settings(
+            *domains,
+            allow_http_media=allow_http,
+            allow_private_media_addresses=allow_private,
+        )
     )
 
 
 @pytest.fixture
 def uploads(tmp_path_factory: pytest.TempPathFactory) -> Uploads:
-    folder = tmp_path_factory.mktemp("uploads")
-    return Uploads(folder=str(folder), max_bytes=1000, max_file_bytes=500, ttl_s=60)
+    return Uploads(_settings(upload_dir=str(tmp_path_factory.mktemp("uploads"))))
 
 
-def _reader(*dirs: Path, max_bytes: int = 1000, uploads: Uploads | None = None) -> MediaReader:
-    return MediaReader(
-        fetcher=_fetcher(),
-        uploads=uploads,
-        allowed_dirs=[str(d) for d in dirs],
-        max_items=3,
-        max_bytes=max_bytes,
-    )
+@pytest.fixture
+def inside(tmp_path: Path) -> Path:
+    """The directory that paths may lie under."""
+    folder = tmp_path / "inside"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def reader(uploads: Uploads, inside: Path) -> MediaReader:
+    return MediaReader(_settings(allowed_media_dirs=(str(inside),), max_media_bytes=1000), uploads)
 
 
 async def _read(reader: MediaReader, url: str, kind: MediaKind = MediaKind.VIDEO) -> bytes:
@@ -60,45 +68,49 @@ async def _read(reader: MediaReader, url: str, kind: MediaKind = MediaKind.VIDEO
 
 
 @pytest.mark.parametrize(
-    "header", ["data:video/mp4;base64", "data:video/webm;codecs=vp9;base64", "data:;base64"]
+    "url",
+    [
+        "data:video/mp4;base64,Ynl0ZXM=",
+        "data:video/webm;codecs=vp9;base64,Ynl0ZXM=",
+        "data:;base64,Ynl0ZXM=",
+        "data:video/mp4;base64,Ynl0ZXM%3D",
+    ],
 )
-async def test_a_data_url_is_decoded(header: str) -> None:
-    payload = base64.b64encode(b"bytes \xff").decode()
-    assert await _read(_reader(), f"{header},{payload}") == b"bytes \xff"
+async def test_a_data_url_is_decoded(reader: MediaReader, url: str) -> None:
+    assert await _read(reader, url) == b"bytes"
 
 
-async def test_an_escaped_data_url_is_decoded() -> None:
-    assert await _read(_reader(), "data:video/mp4;base64,Ynl0ZXM%3D") == b"bytes"
-
-
-async def test_an_error_names_the_field() -> None:
+async def test_an_error_names_the_field(reader: MediaReader) -> None:
     with pytest.raises(MediaError) as caught:
-        await _read(_reader(), "data:video/mp4;base64,")
+        await _read(reader, "data:video/mp4;base64,")
     assert caught.value.param == "field"
 
 
 @pytest.mark.parametrize(("size", "is_taken"), [(1000, True), (1001, False)])
-async def test_the_size_limit_is_exact(tmp_path: Path, size: int, is_taken: bool) -> None:
-    path = tmp_path / "clip.mp4"
+async def test_the_size_limit_is_exact(
+    reader: MediaReader, inside: Path, size: int, is_taken: bool
+) -> None:
+    path = inside / "clip.mp4"
     path.write_bytes(b"x" * size)
     url = f"data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode()}"
     for source in (url, str(path)):
         if is_taken:
-            assert len(await _read(_reader(tmp_path), source)) == size
+            assert len(await _read(reader, source)) == size
         else:
             with pytest.raises(MediaError, match="1000 bytes"):
-                await _read(_reader(tmp_path), source)
+                await _read(reader, source)
 
 
-async def test_a_path_is_read_only_under_an_allowed_directory(tmp_path: Path) -> None:
-    inside, outside = tmp_path / "inside", tmp_path / "outside"
+async def test_a_path_is_read_only_under_an_allowed_directory(
+    reader: MediaReader, inside: Path
+) -> None:
+    outside = inside.with_name("outside")
+    outside.mkdir()
     for folder in (inside, outside):
-        folder.mkdir()
         (folder / "clip.mp4").write_bytes(b"data")
     (inside / "out.mp4").symlink_to(outside / "clip.mp4")
     (inside / "in.mp4").symlink_to(inside / "clip.mp4")
     (inside / "a b.mp4").write_bytes(b"data")
-    reader = _reader(inside)
     for url in (
         f"{inside}/clip.mp4",
         f"{inside}/in.mp4",
@@ -117,18 +129,27 @@ async def test_a_path_is_read_only_under_an_allowed_directory(tmp_path: Path) ->
             await _read(reader, url)
 
 
-async def test_paths_are_off_by_default(tmp_path: Path) -> None:
-    with pytest.raises(ForbiddenError, match="--allowed-media-dirs"):
-        await _read(_reader(), str(tmp_path / "clip.mp4"))
+@pytest.mark.parametrize(
+    ("url", "flag"),
+    [
+        ("/clip.mp4", "--allowed-media-dirs"),
+        ("https://media.example/clip.mp4", "--allowed-media-domains"),
+        ("http://[::1", "--allowed-media-domains"),
+        ("https://[2001:db8:85a3::8a2e:370:7334]/a.mp4", "--allowed-media-domains"),
+    ],
+)
+async def test_paths_and_urls_are_off_by_default(uploads: Uploads, url: str, flag: str) -> None:
+    with pytest.raises(ForbiddenError, match=flag):
+        await _read(MediaReader(_settings(), uploads), url)
 
 
-async def test_only_regular_files_are_read(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.mp4")
+async def test_only_regular_files_are_read(reader: MediaReader, inside: Path) -> None:
+    os.mkfifo(inside / "pipe.mp4")
     for name in ("pipe.mp4", ""):
         with pytest.raises(MediaError, match="regular file"):
-            await _read(_reader(tmp_path), f"{tmp_path}/{name}")
+            await _read(reader, f"{inside}/{name}")
     with pytest.raises(HippoError):
-        await _read(_reader(tmp_path), f"{tmp_path}/null\0byte")
+        await _read(reader, f"{inside}/null\0byte")
 
 
 @pytest.mark.parametrize(
@@ -146,27 +167,22 @@ async def test_only_regular_files_are_read(tmp_path: Path) -> None:
 )
 async def test_a_url_off_the_list_is_not_fetched(url: str, expected: str) -> None:
     with pytest.raises(ForbiddenError, match=expected):
-        await _fetcher("media.example").fetch(url, max_bytes=10)
+        await _fetcher("media.example").fetch(url)
 
 
 async def test_a_wildcard_means_subdomains_alone() -> None:
     fetcher = _fetcher("*.media.invalid")
     with pytest.raises(ForbiddenError, match="list"):
-        await fetcher.fetch("https://media.invalid/clip.mp4", max_bytes=10)
+        await fetcher.fetch("https://media.invalid/clip.mp4")
     with pytest.raises(MediaError, match="cannot be resolved"):
-        await fetcher.fetch("https://cdn.media.invalid/clip.mp4", max_bytes=10)
+        await fetcher.fetch("https://cdn.media.invalid/clip.mp4")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "10.0.0.1", "169.254.169.254"])
 async def test_an_allowed_name_with_a_private_address_is_refused(host: str) -> None:
     fetcher = _fetcher("127.0.0.1", "localhost", "::1", "10.0.0.1", "169.254.169.254")
     with pytest.raises(ForbiddenError, match="not public"):
-        await fetcher.fetch(f"https://{host}/clip.mp4", max_bytes=10)
-
-
-async def test_urls_are_off_by_default() -> None:
-    with pytest.raises(ForbiddenError, match="--allowed-media-domains"):
-        await _fetcher().fetch("https://media.example/clip.mp4", max_bytes=10)
+        await fetcher.fetch(f"https://{host}/clip.mp4")
 
 
 @pytest.mark.parametrize(
@@ -222,13 +238,13 @@ async def test_a_connection_whose_certificate_is_one_hosts_is_not_used_for_anoth
             patched.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
             for _ in range(2):
                 url = f"https://one.example:{port}/clip.mp4"
-                assert await fetcher.fetch(url, max_bytes=10) == b"data"
+                assert await fetcher.fetch(url) == b"data"
             with pytest.raises(MediaError, match="certificate"):
-                await fetcher.fetch(f"https://two.example:{port}/clip.mp4", max_bytes=10)
+                await fetcher.fetch(f"https://two.example:{port}/clip.mp4")
         await fetcher.close()
 
 
-async def test_an_item_that_is_refused_ends_the_fetch_beside_it() -> None:
+async def test_an_item_that_is_refused_ends_the_fetch_beside_it(uploads: Uploads) -> None:
     is_fetching, has_left = asyncio.Event(), asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -244,10 +260,8 @@ async def test_an_item_that_is_refused_ends_the_fetch_beside_it() -> None:
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    fetcher = _fetcher("127.0.0.1", allow_http=True, allow_private=True)
-    reader = MediaReader(
-        fetcher=fetcher, uploads=None, allowed_dirs=[], max_items=2, max_bytes=1000
-    )
+    private: dict[str, Any] = {"allow_http_media": True, "allow_private_media_addresses": True}
+    reader = MediaReader(_settings("127.0.0.1", **private), uploads)
     async with server:
         base = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         sources = [MediaSource(MediaKind.VIDEO, f"{base}/{name}", name) for name in ("slow", "bad")]
@@ -255,7 +269,7 @@ async def test_an_item_that_is_refused_ends_the_fetch_beside_it() -> None:
             await reader.read(sources)
         assert caught.value.param == "bad"
         await asyncio.wait_for(has_left.wait(), 2)
-    await fetcher.close()
+    await reader.close()
 
 
 async def _upload(uploads: Uploads, data: bytes, owner: str | None = None) -> str:
@@ -267,60 +281,46 @@ async def _upload(uploads: Uploads, data: bytes, owner: str | None = None) -> st
     return (await uploads.add(read, filename="clip.mp4", owner=owner)).video_id
 
 
-async def test_an_upload_is_read_by_its_id(uploads: Uploads) -> None:
-    video_id = await _upload(uploads, b"a video")
-    assert await _read(_reader(uploads=uploads), video_id) == b"a video"
-
-
-async def test_an_unknown_upload_names_the_field(uploads: Uploads) -> None:
-    with pytest.raises(NotFoundError) as caught:
-        await _read(_reader(uploads=uploads), "video-" + 32 * "0")
-    assert caught.value.param == "field"
-
-
-async def test_an_upload_is_not_read_for_another_key(uploads: Uploads) -> None:
+async def test_an_upload_is_read_by_its_id_for_its_owner_alone(
+    reader: MediaReader, uploads: Uploads
+) -> None:
     video_id = await _upload(uploads, b"a video", owner="alice")
-    reader = _reader(uploads=uploads)
     source = MediaSource(MediaKind.VIDEO, video_id, "field")
-    with pytest.raises(NotFoundError):
-        await reader.read([source], owner="bob")
+    for owner in ("bob", None):
+        with pytest.raises(NotFoundError) as caught:
+            await reader.read([source], owner=owner)
+        assert caught.value.param == "field"
     (media,) = await reader.read([source], owner="alice")
     assert media.data == b"a video"
 
 
-async def test_an_upload_is_no_image(uploads: Uploads) -> None:
+async def test_an_upload_is_no_image(reader: MediaReader, uploads: Uploads) -> None:
     video_id = await _upload(uploads, b"a video")
     with pytest.raises(MediaError):
-        await _read(_reader(uploads=uploads), video_id, MediaKind.IMAGE)
+        await _read(reader, video_id, MediaKind.IMAGE)
 
 
 FRAMES = "data:video/jpeg;base64,b25l,dHdv,dGhyZWU="
 
 
-async def test_frames_become_one_list_with_their_times() -> None:
-    data = await _read(_reader(), FRAMES)
-    listed = read_frame_list(io.BytesIO(data), len(data))
-    images = [data[start : start + size] for start, size in listed.spans]
-    assert images == [b"one", b"two", b"three"]
-    assert listed.seconds == (0.0, 1.0, 2.0)
-    assert listed.duration_s == 3.0
-
-
 @pytest.mark.parametrize(
     ("times", "seconds", "duration_s"),
     [
+        (FrameTimes(1.0), (0.0, 1.0, 2.0), 3.0),
         (FrameTimes(2.0), (0.0, 0.5, 1.0), 1.5),
         (FrameTimes(30.0, (0, 15, 30)), (0.0, 0.5, 1.0), 1.5),
         (FrameTimes(30.0, (30, 45, 90)), (0.0, 0.5, 2.0), 3.0),
         (FrameTimes(30.0, (0, 15, 30), 4.0), (0.0, 0.5, 1.0), 4.0),
     ],
 )
-async def test_frames_have_the_times_that_the_request_says(
-    times: FrameTimes, seconds: tuple[float, ...], duration_s: float
+async def test_frames_become_one_list_with_the_times_that_the_request_says(
+    reader: MediaReader, times: FrameTimes, seconds: tuple[float, ...], duration_s: float
 ) -> None:
     source = MediaSource(MediaKind.VIDEO, FRAMES, "field", times)
-    (media,) = await _reader().read([source])
+    (media,) = await reader.read([source])
     listed = read_frame_list(io.BytesIO(media.data), len(media.data))
+    images = [media.data[start : start + size] for start, size in listed.spans]
+    assert images == [b"one", b"two", b"three"]
     assert listed.seconds == seconds
     assert listed.duration_s == duration_s
 
@@ -333,10 +333,10 @@ async def test_frames_have_the_times_that_the_request_says(
     ],
 )
 async def test_times_that_do_not_fit_the_frames_are_refused(
-    times: FrameTimes, param: str, words: str
+    reader: MediaReader, times: FrameTimes, param: str, words: str
 ) -> None:
     with pytest.raises(InvalidRequestError, match=words) as caught:
-        await _reader().read([MediaSource(MediaKind.VIDEO, FRAMES, "field", times)])
+        await reader.read([MediaSource(MediaKind.VIDEO, FRAMES, "field", times)])
     assert caught.value.param == param
 
 
@@ -349,31 +349,30 @@ async def test_times_that_do_not_fit_the_frames_are_refused(
         ("b25l," * 160, "larger than 1000 bytes"),
     ],
 )
-async def test_frames_that_cannot_be_read_are_named(payload: str, words: str) -> None:
+async def test_frames_that_cannot_be_read_are_named(
+    reader: MediaReader, payload: str, words: str
+) -> None:
     if words.startswith("larger"):
         payload = payload.rstrip(",")
     with pytest.raises(MediaError, match=words):
-        await _read(_reader(), f"data:video/jpeg;base64,{payload}")
+        await _read(reader, f"data:video/jpeg;base64,{payload}")
 
 
-async def test_more_frames_than_any_service_takes_are_refused_before_they_are_decoded() -> None:
+async def test_more_frames_than_any_service_takes_are_refused_before_they_are_decoded(
+    uploads: Uploads,
+) -> None:
+    reader = MediaReader(_settings(), uploads)
     with pytest.raises(MediaError, match="70001 frames; at most 65536"):
-        await _read(_reader(max_bytes=10**6), "data:video/jpeg;base64," + "," * 70_000)
+        await _read(reader, "data:video/jpeg;base64," + "," * 70_000)
 
 
-@pytest.mark.parametrize("url", ["http://[::1", "https://[2001:db8:85a3::8a2e:370:7334]/a.mp4"])
-async def test_an_address_with_brackets_is_read_as_a_url(url: str) -> None:
-    with pytest.raises(ForbiddenError, match="fetches no URLs"):
-        await _read(_reader(), url)
-
-
-async def test_malformed_urls_are_the_callers_mistake(tmp_path: Path) -> None:
+async def test_malformed_urls_are_the_callers_mistake(reader: MediaReader) -> None:
     with pytest.raises(MediaError, match="is malformed"):
-        await _read(_reader(tmp_path), "file://[/clip.mp4")
+        await _read(reader, "file://[/clip.mp4")
     fetcher = _fetcher("*.example", allow_http=True)
     for url in ("http://[::1", "http://a.example:99999/", "http://" + "é" * 70 + ".example/"):
         with pytest.raises(MediaError):
-            await fetcher.fetch(url, max_bytes=10)
+            await fetcher.fetch(url)
 
 
 async def test_a_domain_of_other_letters_is_allowed_by_either_of_its_names(
@@ -389,7 +388,7 @@ async def test_a_domain_of_other_letters_is_allowed_by_either_of_its_names(
     for domain in ("*.Müller.example", "*.xn--mller-kva.example"):
         for host in ("a.müller.example", "a.xn--mller-kva.example."):
             with pytest.raises(MediaError, match="cannot be resolved"):
-                await _fetcher(domain).fetch(f"https://{host}/clip.mp4", max_bytes=10)
+                await _fetcher(domain).fetch(f"https://{host}/clip.mp4")
     assert asked == ["a.xn--mller-kva.example"] * 4
 
 
@@ -413,9 +412,9 @@ async def test_redirects_that_lead_nowhere_are_the_urls_fault(
     async with server:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(MediaError, match=words):
-            await fetcher.fetch(f"http://127.0.0.1:{port}/clip.mp4", max_bytes=10)
+            await fetcher.fetch(f"http://127.0.0.1:{port}/clip.mp4")
         with pytest.raises(MediaError):
-            await fetcher.fetch(f"http://127.0.0.1:{port}/" + "x" * 70_000, max_bytes=10)
+            await fetcher.fetch(f"http://127.0.0.1:{port}/" + "x" * 70_000)
         with pytest.raises(MediaError, match="cannot be sent"):
-            await fetcher.fetch(f"http://127.0.0.1:{port}/\ud800", max_bytes=10)
+            await fetcher.fetch(f"http://127.0.0.1:{port}/\ud800")
     await fetcher.close()

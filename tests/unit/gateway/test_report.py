@@ -6,29 +6,11 @@ import pytest
 
 from gateway.baseline import Baseline
 from gateway.report import AnswerRecord, Timeline, client_metrics, figures
-from hippo.types import (
-    Block,
-    FramePlan,
-    OpenRequest,
-    Pruning,
-    PruningStrategy,
-    SamplingParams,
-    Selection,
-    Timing,
-    Verdict,
-)
+from hippo.types import Block, Pruning, PruningStrategy, Selection, Timing, Verdict
+from tests.support.services import toy_request
 
 MS = 1_000_000
-REQUEST = OpenRequest(
-    request_id="test",
-    messages=(),
-    media=(),
-    sampling=SamplingParams(),
-    frame_plan=FramePlan(),
-    pruning=Pruning(PruningStrategy.HOLISTIC, 0.9),
-    max_tokens=8,
-    end_token_ids=(),
-)
+REQUEST = toy_request(pruning=Pruning(PruningStrategy.HOLISTIC, 0.9))
 
 
 @pytest.mark.parametrize(("block_ms", "reported"), [(30, -20.0), (65, 15.0), (None, None)])

@@ -7,13 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
-from fastapi.testclient import TestClient
-from pydantic import ValidationError
 
 from gateway.config import PRUNING_STRATEGIES, GatewaySettings
-from gateway.errors import install_error_handlers
-from gateway.schemas import ChatCompletionRequest, SpeculationOptions
+from gateway.schemas import SpeculationOptions
 from gateway.speculation import PRESETS, SpeculationPlan, speculation_plan
 from hippo.config import load_settings
 from hippo.errors import InvalidRequestError
@@ -39,26 +35,18 @@ def test_every_strategy_can_be_asked_for(strategy: PruningStrategy) -> None:
     assert _settings("--pruning-strategy", strategy.value).pruning_strategy == strategy.value
 
 
-def test_the_presets_are_the_published_systems() -> None:
-    hippo, specvlm = _plan(preset="hippo"), _plan(preset="specvlm")
-    assert (hippo.policy_name, hippo.pruning) == ("vpsd", Pruning(PruningStrategy.HOLISTIC, 0.9))
-    assert (specvlm.policy_name, specvlm.pruning) == (
-        "serial",
-        Pruning(PruningStrategy.SPECVLM, 0.9),
-    )
-    assert hippo.make_policy().pace.optimistic.max_draft_tokens == SETTINGS.gamma
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_goes_before_the_operators_defaults(preset: str) -> None:
+@pytest.mark.parametrize(
+    ("preset", "policy_name", "strategy"),
+    [("hippo", "vpsd", PruningStrategy.HOLISTIC), ("specvlm", "serial", PruningStrategy.SPECVLM)],
+)
+def test_a_published_system_goes_before_the_operators_defaults(
+    preset: str, policy_name: str, strategy: PruningStrategy
+) -> None:
     settings = replace(
         SETTINGS, policy="adaptive", pruning_strategy="random", pruning_ratio=0.2, gamma=2
     )
     plan = _plan(settings, preset=preset)
-    assert (plan.policy_name, plan.pruning) == (
-        PRESETS[preset].policy_name,
-        Pruning(PRESETS[preset].pruning_strategy, PRESETS[preset].pruning_ratio),
-    )
+    assert (plan.policy_name, plan.pruning) == (policy_name, Pruning(strategy, 0.9))
     assert plan.make_policy().pace.optimistic.max_draft_tokens == 2  # what it does not name stays
     default = _plan(settings)
     assert (default.policy_name, default.pruning) == (
@@ -105,6 +93,14 @@ def test_strategies_that_the_operator_does_not_allow_are_refused_by_name() -> No
     assert (allowed.policy_name, allowed.pruning.strategy) == ("vpsd", PruningStrategy.UNIFORM)
 
 
+def test_speculation_is_chosen_within_the_operators_limits() -> None:
+    assert not _plan(policy="off").wants_draft
+    default, most = _plan(), SETTINGS.max_draft_tokens
+    assert (default.policy_name, default.pruning.ratio) == ("adaptive", SETTINGS.pruning_ratio)
+    with pytest.raises(InvalidRequestError, match=f"this server allows {most}"):
+        _plan(max_draft_tokens=most + 1)
+
+
 def test_all_strategies_are_allowed_by_default() -> None:
     assert set(SETTINGS.allowed_pruning_strategies) == {item.value for item in PruningStrategy}
     assert _settings().allowed_pruning_strategies == PRUNING_STRATEGIES
@@ -114,36 +110,3 @@ def test_the_schema_offers_what_there_is() -> None:
     schema = json.dumps(SpeculationOptions.model_json_schema())
     for name in (*PRUNING_STRATEGIES, *PRESETS):
         assert f'"{name}"' in schema
-    for name in PRESETS:
-        SpeculationOptions.model_validate({"preset": name})
-    with pytest.raises(ValidationError):
-        SpeculationOptions.model_validate({"pruning": {"strategy": "best"}})
-
-
-def test_an_unknown_preset_or_strategy_is_a_400_that_names_the_choices() -> None:
-    app = FastAPI()
-    install_error_handlers(app)
-
-    @app.post("/")
-    def answer(body: ChatCompletionRequest) -> None:
-        """Takes what it is given."""
-
-    with TestClient(app) as client:
-        for speculative, param, choices in (
-            ({"preset": "magic"}, "speculative.preset", PRESETS),
-            (
-                {"pruning": {"strategy": "best"}},
-                "speculative.pruning.strategy",
-                PRUNING_STRATEGIES,
-            ),
-        ):
-            body = {
-                "model": "m",
-                "messages": [{"role": "user", "content": "Hi"}],
-                "speculative": speculative,
-            }
-            response = client.post("/", json=body)
-            assert response.status_code == 400
-            error = response.json()["error"]
-            assert error["param"] == param
-            assert all(f"'{choice}'" in error["message"] for choice in choices)

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from gateway.text import AnswerText, Piece, join
-from gateway.token_texts import LEAST_LOGPROB, TokenTexts
+from gateway.text import LEAST_LOGPROB, AnswerText, Piece, TokenTexts, join
 from hippo.errors import IncompatiblePairError
 from hippo.types import FinishReason, TokenLogprobs, Verdict
 from tests.unit.gateway.test_detokenizer import SPECIAL_ID, TOKENIZER
