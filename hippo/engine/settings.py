@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from hippo.config import SettingsError, require_least, setting
 from hippo.models.plan import LoadPlan
@@ -97,25 +96,37 @@ class EngineSettings:
     @property
     def load_plan(self) -> LoadPlan:
         """How the service's model is loaded; raises SettingsError for what does not go together."""
+        return self._load_plan()
+
+    def _load_plan(
+        self,
+        *,
+        auto_is_half: bool = False,
+        tensor_parallel: int = 1,
+        devices: tuple[str, ...] = (),
+        cpu_cores: tuple[int, ...] = (),
+        exact_rows: int | None = None,
+    ) -> LoadPlan:
+        """The plan of these settings with what one of the services adds."""
         return LoadPlan(
             self.model,
             device=self.device,
+            tensor_parallel=tensor_parallel,
+            devices=devices,
             cpu_core=self.cpu_core,
+            cpu_cores=cpu_cores,
             num_threads=self.num_threads,
             dtype=self.dtype,
+            auto_is_half=auto_is_half,
             num_slots=self.num_slots,
             max_context_length=self.max_context_length,
             served_name=self.served_name,
             reserved_bytes=self.reserved_bytes,
             budget_bytes=self.memory_bytes,
             cuda_graphs=self.cuda_graphs,
+            exact_rows=exact_rows,
             log_level=self.log_level,
-            **self._own_plan(),
         )
-
-    def _own_plan(self) -> dict[str, Any]:
-        """What only one of the services says in its plan: fields of LoadPlan."""
-        return {}
 
     @property
     def tls(self) -> TlsFiles | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from hippo.config import require_least, setting
 from hippo.engine.settings import EngineSettings
+from hippo.models.plan import LoadPlan
 
 ENV_PREFIX = "HIPPO_DRAFT"
 
@@ -27,6 +27,7 @@ class DraftSettings(EngineSettings):
         EngineSettings.__post_init__(self)
         require_least(self, 0, "max_guessed")
 
-    def _own_plan(self) -> dict[str, Any]:
+    @property
+    def load_plan(self) -> LoadPlan:
         """The target settles every token, so that a draft's dtype is a matter of speed."""
-        return {"auto_is_half": True}
+        return self._load_plan(auto_is_half=True)

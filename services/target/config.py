@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import get_args
 
 from hippo.config import SettingsError, require_least, setting
 from hippo.engine.settings import EngineSettings
+from hippo.models.plan import LoadPlan
 from hippo.types import SpatialScore
 
 ENV_PREFIX = "HIPPO_TARGET"
@@ -54,13 +55,14 @@ class TargetSettings(EngineSettings):
         if not 0.0 <= self.spread <= 1.0:
             raise SettingsError(f"--spread is {self.spread}; it must be 0 to 1")
 
-    def _own_plan(self) -> dict[str, Any]:
-        return {
-            "tensor_parallel": self.tensor_parallel,
-            "devices": self.devices,
-            "cpu_cores": tuple(map(int, self.cpu_cores)),
-            "exact_rows": self.deterministic_rows if self.deterministic else None,
-        }
+    @property
+    def load_plan(self) -> LoadPlan:
+        return self._load_plan(
+            tensor_parallel=self.tensor_parallel,
+            devices=self.devices,
+            cpu_cores=tuple(map(int, self.cpu_cores)),
+            exact_rows=self.deterministic_rows if self.deterministic else None,
+        )
 
     @property
     def first_device(self) -> str:
