@@ -35,6 +35,7 @@ from hippo.errors import (
 from hippo.metrics.gateway import DraftLoss
 from hippo.rpc.client import DraftStream, TargetStream
 from hippo.speculation.coordinator import Action, Coordinator, ToTarget
+from hippo.tasks import cancel_all
 from hippo.types import (
     Block,
     OpenRequest,
@@ -170,11 +171,11 @@ class Completion:
             logger.exception("a completion failed unexpectedly")
             self.error = HippoError(INTERNAL_ERROR)
         finally:
+            # Over when both streams are closed: a client that has its answer may ask again at once.
+            if self._draft_task is not None:
+                await cancel_all([self._draft_task])
             self.is_over = True
             self._news.set()
-            if self._draft_task is not None:
-                self._draft_task.cancel()
-                await asyncio.gather(self._draft_task, return_exceptions=True)
 
     def _services_timeout_s(self) -> float | None:
         """Until services end the sequence by themselves; None without a limit."""
@@ -322,6 +323,6 @@ class Completion:
         self.record.draft_problem = problem
         if self._coordinator.has_draft:
             self.record.draft_losses.append(cause)
-        if not self.is_over:
+        if self.record.finish_reason is None:
             logger.warning("the answer goes on without the draft: %s", problem)
         await self._carry_out(self._coordinator.on_draft_lost())
