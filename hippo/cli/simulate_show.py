@@ -26,7 +26,6 @@ def machine_table(machine: Machine) -> Table:
     for title, name in (
         ("  each further row", "row_ms"),
         ("  each 1,000 cached tokens", "kilotoken_ms"),
-        ("  the same, a further row", "row_kilotoken_ms"),
     ):
         table.add_row(title, *(_unless_zero(getattr(step, name)) for step in (target, draft)))
     table.add_row("prefill", f"{machine.target_prefill_ms:.1f}", f"{machine.draft_prefill_ms:.1f}")

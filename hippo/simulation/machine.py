@@ -18,13 +18,10 @@ class ForwardTime:
     one_row_ms: float
     row_ms: float = 0.0  # each row after the first
     kilotoken_ms: float = 0.0  # each 1,000 tokens cached before the rows
-    row_kilotoken_ms: float = 0.0  # the same, for each row after the first
 
     def ms(self, num_rows: int, context: int) -> float:
         """Milliseconds of ``num_rows`` rows (at least 1) behind ``context`` cached tokens."""
-        num_more = num_rows - 1
-        per_kilotoken = self.kilotoken_ms + self.row_kilotoken_ms * num_more
-        return self.one_row_ms + self.row_ms * num_more + per_kilotoken * context / 1000
+        return self.one_row_ms + self.row_ms * (num_rows - 1) + self.kilotoken_ms * context / 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,11 +49,6 @@ class AdaptivePolicy:
             else:
                 self._rest()
 
-    @property
-    def acceptance_rate(self) -> float:
-        """Running estimate of the share of draft tokens that are right."""
-        return self._acceptance.rate
-
     def observe_block(self, block: Block, outcomes: Sequence[bool], now_ns: int) -> None:
         """Learns the draft's times and acceptance from a block of the run in progress."""
         step = self._times.draft_step

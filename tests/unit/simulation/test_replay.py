@@ -31,9 +31,9 @@ def always_right(num_tokens: int) -> list[Trace]:
 
 
 def test_a_step_costs_by_its_rows_and_what_is_cached() -> None:
-    step = ForwardTime(one_row_ms=4.0, row_ms=0.5, kilotoken_ms=0.1, row_kilotoken_ms=0.05)
+    step = ForwardTime(one_row_ms=4.0, row_ms=0.5, kilotoken_ms=0.1)
     assert step.ms(1, 0) == 4.0
-    assert step.ms(3, 2000) == pytest.approx(4.0 + 2 * 0.5 + 2 * 0.1 + 2 * 2 * 0.05)
+    assert step.ms(3, 2000) == pytest.approx(4.0 + 2 * 0.5 + 2 * 0.1)
 
 
 def test_what_adaptive_measured_in_one_answer_it_knows_in_the_next() -> None:

@@ -67,8 +67,7 @@ def test_no_policy_exceeds_the_operators_limit(name: str, max_draft_tokens: int)
 
 
 def test_adaptive_stops_a_useless_draft_tries_it_again_and_never_waits_for_it() -> None:
-    policy, outcome = run_adaptive([False] * 200, VirtualMachine())
-    assert policy.acceptance_rate < 0.3
+    _, outcome = run_adaptive([False] * 200, VirtualMachine())
     assert outcome.stats.num_drafted_tokens < 200
     resting = [verdict.num_draft_tokens == 0 for verdict in outcome.verdicts]
     assert sum(resting) > 185
@@ -78,7 +77,6 @@ def test_adaptive_stops_a_useless_draft_tries_it_again_and_never_waits_for_it() 
 def test_adaptive_finds_back_when_the_draft_becomes_good() -> None:
     policy, outcome = run_adaptive([False] * 60 + [True] * 240, VirtualMachine())
     assert policy.pace.max_ahead > 0
-    assert policy.acceptance_rate > 0.9
     assert outcome.stats.num_forwards < 60 + 100
 
 
