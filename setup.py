@@ -1,5 +1,5 @@
-"""What pyproject.toml cannot say: the bundled pair and its clips lie in demo/ and are installed as
-``hippo.bundled``, so that ``hippo demo`` works without a checkout."""
+"""The part of the build that pyproject.toml cannot express: the bundled pair and its clips in demo/
+are installed as ``hippo.bundled``, so that ``hippo demo`` works without a checkout."""
 
 from setuptools import find_namespace_packages, setup
 

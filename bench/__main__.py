@@ -1,11 +1,11 @@
-"""Every policy against target-only decoding, on the bundled pair, through the real services.
+"""Compares every policy with target-only decoding on the bundled pair, through the services.
 
-Draft, gateway and this client run on one core, the target on another, standing for one device
-each. Each clip is asked about by every system in turn, target-only first and last; speedups are
-per clip against target-only on that clip.
+Draft, gateway and this client run on one core, the target on another; each core stands for a
+device. Every system answers about each clip in turn, target-only first and last. The speedup of an
+answer is against target-only on the same clip.
 
-    python -m bench                       everything: both kinds of prompt, all dtypes, rivals
-    python -m bench --quick               three clips a kind, float32, no rivals
+    python -m bench                       all: both kinds of prompt, all dtypes, rivals
+    python -m bench --quick               three clips per kind, float32, no rivals
     python -m bench --kinds short --dtypes float32 --temperatures 0,0.8 --no-rivals
     python -m bench --draft-model random --systems adaptive    a draft that is never right
 
@@ -27,15 +27,16 @@ from typing import Any, cast
 
 from rich.console import Console
 
-from bench.clips import Clip, Kind, held_out_clips
+from bench.clips import ClipFile, Kind, held_out_clips
 from bench.environment import ROOT, describe_environment
+from bench.options import names, parser_of
 from bench.runs import differences, run_systems, run_transformers, running_stack
 from bench.systems import TARGET_ONLY, System, systems
 from bench.tables import wide_console
 from hippo.cli.stack import BUNDLED_PAIR, StackOptions, default_cores
 from tests.support.random_draft import write_random_draft
 
-RIVAL_DTYPES = ("float32", "bfloat16")  # in which transformers computes on a CPU
+RIVAL_DTYPES = ("float32", "bfloat16")  # that transformers supports on a CPU
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -79,12 +80,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _measure_engine(
     console: Console,
     result: dict[str, Any],
-    clips: Sequence[Clip],
+    clips: Sequence[ClipFile],
     kind: str,
     options: StackOptions,
     args: argparse.Namespace,
 ) -> None:
-    """Every chosen system at every temperature, on one stack."""
+    """Measures every chosen system at every temperature on one stack."""
     ratio = args.ratio if kind == "long" else args.short_ratio
     strategy = args.strategy if ratio else "none"
     chosen = _chosen(args.systems, systems(strategy, ratio))
@@ -96,11 +97,11 @@ def _measure_engine(
         "draft": args.draft_model.removeprefix(f"{ROOT}/"),
     }
     runs = []
-    with running_stack(options) as url:
+    with running_stack(options) as stack:
         for temperature in args.temperatures:
             title = f"{kind} prompts, {options.dtype}, T={temperature:g}"
             records, run = run_systems(
-                console, url, clips, chosen, title=title, temperature=temperature,
+                console, stack.url, clips, chosen, title=title, temperature=temperature,
                 num_repeats=args.repeats, has_timeline=args.timeline,
             )  # fmt: skip
             runs.append((records, {**facts, **run}))
@@ -115,20 +116,20 @@ def _measure_engine(
 def _measure_rivals(
     console: Console,
     result: dict[str, Any],
-    clips: Sequence[Clip],
+    clips: Sequence[ClipFile],
     clips_folder: Path,
     options: StackOptions,
     args: argparse.Namespace,
 ) -> None:
-    """Target-only with both cores, and transformers' own generation on one."""
+    """Measures target-only on both cores, and transformers' generate() on one."""
     facts = {"kind": "short", "dtype": options.dtype}
     both_cores = replace(
         options, target_core=None, draft_core=None, target_args=("--num-threads", "2")
     )
-    with _unpinned(options), running_stack(both_cores) as url:
+    with _unpinned(options), running_stack(both_cores) as stack:
         off = System(TARGET_ONLY, {"policy": "off"})
         title = f"rival: target-only with both cores, {options.dtype}"
-        _, run = run_systems(console, url, clips, [off], title=title)
+        _, run = run_systems(console, stack.url, clips, [off], title=title)
     pruning = {"strategy": "none", "ratio": 0.0}
     result["runs"].append({**facts, "pruning": pruning, "rival": "both cores", **run})
     records = run_transformers(
@@ -140,7 +141,7 @@ def _measure_rivals(
 
 @contextmanager
 def _unpinned(options: StackOptions) -> Iterator[None]:
-    """This process, and so those that it starts, on the cores of both models."""
+    """Lets this process, and so processes that it starts, use the cores of both models."""
     if options.target_core is None or options.draft_core is None:  # nothing is pinned
         yield
         return
@@ -151,33 +152,27 @@ def _unpinned(options: StackOptions) -> Iterator[None]:
         os.sched_setaffinity(0, {options.draft_core})
 
 
-def _chosen(names: Sequence[str], every: Sequence[System]) -> list[System]:
-    if not names:
-        return list(every)
-    wanted = [system for system in every if system.name.replace(" ", "").startswith(tuple(names))]
+def _chosen(wanted: Sequence[str], every: Sequence[System]) -> list[System]:
     if not wanted:
+        return list(every)
+    chosen = [system for system in every if system.name.replace(" ", "").startswith(tuple(wanted))]
+    if not chosen:
         known = ", ".join(system.name.replace(" ", "") for system in every)
-        raise SystemExit(f"--systems {','.join(names)}: none of these begins so: {known}")
-    return wanted
+        raise SystemExit(f"--systems {','.join(wanted)}: none of these begins so: {known}")
+    return chosen
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(part) for part in names(text)]
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    def listed(text: str) -> list[str]:
-        return [part for part in text.split(",") if part]
-
-    def numbers(text: str) -> list[float]:
-        return [float(part) for part in listed(text)]
-
-    parser = argparse.ArgumentParser(
-        prog="python -m bench",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("bench", __doc__)
     add = parser.add_argument
-    add("--kinds", type=listed, default=["short", "long"], help="short, long")
-    add("--dtypes", type=listed, default=["float32", "bfloat16", "float16"])
-    add("--temperatures", type=numbers, default=[0.0], help="such as 0,0.8")
-    add("--systems", type=listed, default=[], help="beginnings of names, without spaces")
+    add("--kinds", type=names, default=["short", "long"], help="short, long")
+    add("--dtypes", type=names, default=["float32", "bfloat16", "float16"])
+    add("--temperatures", type=_numbers, default=[0.0], help="such as 0,0.8")
+    add("--systems", type=names, default=[], help="beginnings of names, without spaces")
     add("--num-clips", type=int, default=20, help="held-out clips a kind")
     add("--repeats", type=int, default=1, help="runs of each answer; the median one counts")
     add("--timeline", action="store_true", help="keep every verdict and block in the JSON")

@@ -1,15 +1,12 @@
-"""Where the draft agrees with the target on the bench's clips: ``python -m bench.agreement``.
+"""Agreement traces of the bundled pair on the bench's clips: ``python -m bench.agreement``.
 
-Teacher-forced along the target's greedy answer, on the prompts that ``python -m bench`` asks; so
-the simulator can replay an answer (`hippo simulate --traces`).
-It depends on the models and the dtype alone, not on how fast the machine is. One line of JSON a
-clip; a run that is broken off goes on where it stopped.
+The draft is teacher-forced along the target's greedy answers to the prompts of ``python -m bench``;
+`hippo simulate --traces` replays the traces. They depend on the models and the dtypes, not on the
+machine's speed. The file has one line of JSON per clip; a run that was interrupted continues.
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import json
 import tempfile
 from collections.abc import Sequence
@@ -20,15 +17,16 @@ import torch
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from bench.clips import Clip, Kind, held_out_clips
+from bench.clips import ClipFile, Kind, held_out_clips
 from bench.environment import ROOT
+from bench.options import parser_of
 from bench.pruning.traces import MAX_TOKENS, greedy_output
 from demo.clips import read_facts
 from hippo.benchmark.tables import progress_bar
+from hippo.cli.scoring import decode
 from hippo.cli.stack import BUNDLED_PAIR
 from hippo.models.base import (
     AttentionTap,
-    DecodedMedia,
     SequenceRows,
     StepPlan,
     VideoLanguageModel,
@@ -39,26 +37,19 @@ from hippo.pruning.select import VisualScores, default_score_layers, select_toke
 from hippo.types import (
     ChatMessage,
     FramePlan,
-    Media,
-    MediaKind,
     MediaPart,
     Pruning,
     PruningStrategy,
     TextPart,
 )
-from hippo.video.decoder import MediaDecoder
 
 AGREEMENT = ROOT / "bench/out/agreement.jsonl"
-_RATIOS = {"short": 0.0, "long": 0.9}  # those of `python -m bench`
+_RATIOS = {"short": 0.0, "long": 0.9}  # as in `python -m bench`
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Writes a line a clip, dtype and kind of prompt."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.agreement",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    """Writes a line for each clip, dtype and kind of prompt."""
+    parser = parser_of("bench.agreement", __doc__)
     parser.add_argument("--kinds", default="short", help="short, long (default: short)")
     parser.add_argument("--dtypes", default="float32,bfloat16,float16")
     parser.add_argument("--num-clips", type=int, default=20)
@@ -91,23 +82,28 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def read_agreement(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file that ``main`` wrote."""
+    """Returns the lines of a file that ``main`` wrote."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 @torch.inference_mode()
 def agreement(
-    target: VideoLanguageModel, draft: VideoLanguageModel, clip: Clip, answer: str, *, ratio: float
+    target: VideoLanguageModel,
+    draft: VideoLanguageModel,
+    clip: ClipFile,
+    answer: str,
+    *,
+    ratio: float,
 ) -> dict[str, Any]:
-    """The trace of one clip and the lengths of both prompts.
+    """Returns the trace of one clip and the lengths of both prompts.
 
-    ``answer`` (the true one) only saves time. ``agrees``: "1" for each token of the target's greedy
-    answer, its end token included, that the draft would have proposed there, else "0".
+    ``agrees`` has "1" for each token of the target's greedy answer (its end token included) that
+    the draft proposes there, else "0". ``answer`` is the true answer; it only saves time.
     """
-    media = [asyncio.run(_decoded(clip.path))]
+    media = [decode(clip.path.read_bytes(), FramePlan())]
     parts: tuple[MediaPart | TextPart, ...] = (MediaPart(0), TextPart(clip.question))
     message = ChatMessage("user", parts if clip.is_video_first else parts[::-1])
-    prompt = target.prepare([message], media, FramePlan())
+    prompt = target.prepare_prompt([message], media, FramePlan())
     visual = target.embed_visual(prompt)
     tap = AttentionTap(default_score_layers(target.num_layers)) if ratio else None
     *_, logits = target.prefill(0, prompt, visual, None, tap)
@@ -120,7 +116,7 @@ def agreement(
         scores = VisualScores(tap.scores, visual[:num_visual])
         pruning = Pruning(PruningStrategy.HOLISTIC, ratio)
         kept = select_tokens(pruning, prompt.visual_grids, num_visual, scores)
-    draft_prompt = draft.prepare([message], media, FramePlan())
+    draft_prompt = draft.prepare_prompt([message], media, FramePlan())
     *_, logits = draft.prefill(0, draft_prompt, draft.embed_visual(draft_prompt), kept)
     assert logits is not None
     rows = [logits[None]]  # [1 or the rest, num_token_ids]
@@ -133,11 +129,6 @@ def agreement(
         "num_draft_prompt_tokens": prompt.length - num_dropped,
         "agrees": "".join("1" if a == b else "0" for a, b in zip(said, output, strict=True)),
     }
-
-
-async def _decoded(path: Path) -> DecodedMedia:
-    async with MediaDecoder() as decoder:
-        return await decoder.decode(Media(MediaKind.VIDEO, path.read_bytes()), FramePlan())
 
 
 def _key(line: dict[str, Any]) -> tuple[str, ...]:

@@ -1,12 +1,12 @@
-"""Every latency and load benchmark of the bundled pair, one after another, then the page.
+"""Runs every latency and load benchmark of the bundled pair, then writes the page.
 
-    python -m bench.all                       all of it: about 20 minutes on two quiet cores
-    python -m bench.all --list                what it would run, and how long each takes
-    python -m bench.all --only short,load     some of it
-    python -m bench.all --quick               whether everything works; a few answers each
+    python -m bench.all                       all: about 20 minutes on two idle cores
+    python -m bench.all --list                lists the commands and their durations
+    python -m bench.all --only short,load     some of them
+    python -m bench.all --quick               a few answers each, to check that all works
 
-The page is made of all files in bench/out, from this run or an earlier one; --quick and
---no-publish leave the page as it is. Nothing else may run on the machine meanwhile.
+The page contains all files in bench/out, from this run or an earlier one; --quick and
+--no-publish do not write it. Run nothing else on the machine meanwhile.
 """
 
 from __future__ import annotations
@@ -24,43 +24,44 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.environment import ROOT
+from bench.options import names, parser_of
 
 OUT = ROOT / "bench/out"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """A command of this folder, without its ``--out``."""
+class Benchmark:
+    """A command of this folder without its ``--out``."""
 
     name: str
     module: str
     arguments: str
-    quick: str  # arguments put behind them, which make it short
+    quick: str  # further arguments for a short run
     minutes: float
 
     def command(self, *, is_quick: bool) -> list[str]:
-        """Behind ``python -m``."""
+        """Returns the arguments of ``python -m``."""
         arguments = shlex.split(f"{self.arguments} {self.quick if is_quick else ''}")
         out = self.out(is_quick=is_quick).relative_to(ROOT)
         return [self.module, *arguments, "--out", str(out)]
 
     def out(self, *, is_quick: bool) -> Path:
-        """The file that it writes."""
+        """Returns the file that the command writes."""
         return OUT / f"{'quick-' if is_quick else ''}{self.name}.json"
 
 
 _QUICK_LATENCY = "--num-clips 1 --systems adaptive"
 _QUICK_LOAD = "--clients 1,2 --num-clips 2 --answers 2 --rounds 1 --max-tokens 16"
-STEPS = (
-    Step(
+BENCHMARKS = (
+    Benchmark(
         "short",
         "bench",
         "--kinds short --dtypes float32,bfloat16 --temperatures 0,0.8",
         _QUICK_LATENCY,
         8.5,
     ),
-    Step("half", "bench", "--kinds short --dtypes float16 --no-rivals", _QUICK_LATENCY, 1.2),
-    Step(
+    Benchmark("half", "bench", "--kinds short --dtypes float16 --no-rivals", _QUICK_LATENCY, 1.2),
+    Benchmark(
         "long",
         "bench",
         "--kinds long --dtypes float32,bfloat16 --temperatures 0,0.8 --num-clips 6 "
@@ -68,7 +69,7 @@ STEPS = (
         _QUICK_LATENCY,
         2.6,
     ),
-    Step(
+    Benchmark(
         "random",
         "bench",
         "--kinds short --dtypes float32 --draft-model random --systems adaptive --repeats 3 "
@@ -76,15 +77,15 @@ STEPS = (
         _QUICK_LATENCY,
         1.2,
     ),
-    Step("load", "bench.load", "--rounds 2", _QUICK_LOAD, 4.7),
-    Step(
+    Benchmark("load", "bench.load", "--rounds 2", _QUICK_LOAD, 4.7),
+    Benchmark(
         "load-bfloat16",
         "bench.load",
         "--dtype bfloat16 --clients 1,8 --systems target-only,adaptive",
         _QUICK_LOAD,
         1.1,
     ),
-    Step(
+    Benchmark(
         "load-long",
         "bench.load",
         "--kind long --clients 1,8 --systems target-only,adaptive --num-clips 12 --answers 12 "
@@ -96,9 +97,9 @@ STEPS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the chosen steps and writes the pages; the exit code of what failed first."""
+    """Runs the chosen benchmarks and writes the page; returns the first non-zero exit code."""
     args = _parse(argv)
-    steps = [step for step in STEPS if not args.only or step.name in args.only]
+    steps = [step for step in BENCHMARKS if not args.only or step.name in args.only]
     console = Console()
     if args.list:
         console.print(_table(steps, is_quick=args.quick, seconds=[]))
@@ -120,7 +121,7 @@ def _run(console: Console, command: Sequence[str]) -> int:
     return subprocess.run([sys.executable, "-m", *command], cwd=ROOT, check=False).returncode
 
 
-def _table(steps: Sequence[Step], *, is_quick: bool, seconds: Sequence[float]) -> Table:
+def _table(steps: Sequence[Benchmark], *, is_quick: bool, seconds: Sequence[float]) -> Table:
     table = Table(title="minutes" if seconds else "minutes, on two quiet cores")
     table.add_column("step")
     table.add_column("minutes", justify="right")
@@ -136,21 +137,14 @@ def _table(steps: Sequence[Step], *, is_quick: bool, seconds: Sequence[float]) -
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    def listed(text: str) -> list[str]:
-        return [part for part in text.split(",") if part]
-
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.all",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("bench.all", __doc__)
     add = parser.add_argument
-    add("--only", type=listed, default=[], help=", ".join(step.name for step in STEPS))
+    add("--only", type=names, default=[], help=", ".join(step.name for step in BENCHMARKS))
     add("--list", action="store_true", help="run nothing")
     add("--quick", action="store_true", help="a few answers each; publishes nothing")
     add("--publish", action=argparse.BooleanOptionalAction, default=True, help="write the page")
     args = parser.parse_args(argv)
-    if unknown := set(args.only) - {step.name for step in STEPS}:
+    if unknown := set(args.only) - {step.name for step in BENCHMARKS}:
         parser.error(f"--only: no {', '.join(sorted(unknown))}")
     return args
 

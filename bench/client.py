@@ -1,4 +1,4 @@
-"""Timed questions over REST, streamed: what a user would see."""
+"""Timed, streamed questions over REST."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["Answer", "ask", "converse", "user_turn", "video_url"]
 
 
 def video_url(path: Path) -> str:
-    """The clip as a data: URL."""
+    """Returns the clip as a data: URL."""
     return "data:video/mp4;base64," + base64.b64encode(path.read_bytes()).decode()
 
 
 def user_turn(video: str | None, question: str, *, is_video_first: bool = True) -> dict[str, Any]:
-    """A message that asks about a video, or about nothing."""
+    """Returns a user message with a question, and with a video if ``video`` is given."""
     content: list[dict[str, Any]] = [{"type": "text", "text": question}]
     if video is not None:
         place = 0 if is_video_first else 1
@@ -45,7 +45,7 @@ def ask(
     has_timeline: bool = False,
     on_edge: Callable[[], None] = lambda: None,
 ) -> Answer:
-    """One question, which nothing that was asked before helps; see ``converse``."""
+    """Asks one question without reuse of the server's caches; see ``converse``."""
     return converse(
         client,
         [user_turn(video, question, is_video_first=is_video_first)],
@@ -71,10 +71,10 @@ def converse(
     ignores_end: bool = False,
     on_edge: Callable[[], None] = lambda: None,
 ) -> Answer:
-    """Streams one answer; raises HippoError with the server's message on an error.
+    """Streams one answer. Raises HippoError with the server's message on an error.
 
-    What was cached before helps only if it was asked for with the same ``cache_salt``. ``on_edge``
-    is called when the first piece of text has come, and again after the last.
+    The server reuses cached data only of requests with the same ``cache_salt`` (default: a new
+    one). ``on_edge`` is called after the first piece of text and after the last.
     """
     body = {
         "model": "hippo",

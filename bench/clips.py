@@ -1,4 +1,4 @@
-"""Held-out clips on disk, written once by the bundled pair's world."""
+"""Held-out clips of the bundled pair's world, as files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Kind = Literal["short", "long"]
 
 
 @dataclass(frozen=True, slots=True)
-class Clip:
+class ClipFile:
     """A clip file and the question asked about it."""
 
     path: Path
@@ -19,8 +19,8 @@ class Clip:
     is_video_first: bool = True
 
 
-def held_out_clips(folder: Path, *, kind: Kind, num_clips: int) -> list[Clip]:
-    """Writes the clips (the same ones each time) and returns them."""
+def held_out_clips(folder: Path, *, kind: Kind, num_clips: int) -> list[ClipFile]:
+    """Writes the clips, the same each time, and returns them."""
     from demo.clips import write_bench_clips
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -28,7 +28,7 @@ def held_out_clips(folder: Path, *, kind: Kind, num_clips: int) -> list[Clip]:
     return read_clips(folder)
 
 
-def read_clips(folder: Path) -> list[Clip]:
-    """The clips that ``held_out_clips`` wrote there."""
+def read_clips(folder: Path) -> list[ClipFile]:
+    """Returns the clips that ``held_out_clips`` wrote to ``folder``."""
     facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
-    return [Clip(folder / entry["file"], entry["question"]) for entry in facts]
+    return [ClipFile(folder / entry["file"], entry["question"]) for entry in facts]

@@ -1,12 +1,12 @@
-"""Gateways with different settings over one pair: ``python -m bench.compare``.
+"""Compares gateways with different settings on one pair: ``python -m bench.compare``.
 
     python -m bench.compare "--max-draft-tokens 16" "--max-draft-tokens 31"
     python -m bench.compare "" "--policy vpsd --gamma 7" --dtype bfloat16
 
-Draft and target run once; before them stands a gateway for each set of arguments. Every clip is
-asked about through all of them within a second or two, in random order, so that a spell in which
-the machine is slow meets all alike: a few percent show that runs one after another would hide. All
-gateways but the one that is asked lie idle. The first is what the others are held against.
+All gateways, one for each set of arguments, use the same draft and target. Each clip is asked about
+through all gateways within a second or two, in random order, so that slow periods of the machine
+affect all alike and differences of a few percent show. Only one gateway is busy at a time. The
+first gateway is the reference.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ import httpx
 from rich.console import Console
 
 from bench.client import Answer, ask, video_url
-from bench.clips import Clip, Kind, held_out_clips
+from bench.clips import ClipFile, Kind, held_out_clips
 from bench.environment import ROOT, describe_environment
-from bench.runs import STACK_LOG, bundled_pair
+from bench.options import parser_of
+from bench.runs import bundled_pair, running_stack
 from bench.tables import wide_table
 from hippo.benchmark.figures import spread
 from hippo.benchmark.tables import progress_bar
@@ -47,15 +48,15 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One answer through one gateway."""
+class GatewayAnswer:
+    """The figures of one answer through one gateway."""
 
     num_tokens: int
-    decode_ms: float  # first token to last, by the gateway's clock
-    end_to_end_ms: float  # request to last token, by the client's
+    decode_ms: float  # from first to last token, by the gateway's clock
+    end_to_end_ms: float  # from request to last token, by the client's clock
     num_forwards: int
     num_blocks: int
-    wait_ms: float  # of the target, for the draft
+    wait_ms: float  # time that the target waits for the draft
     token_ids: tuple[int, ...]
 
 
@@ -63,18 +64,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measures, prints a table and writes JSON."""
     args = _parse(argv)
     console = Console(width=120)
-    STACK_LOG.parent.mkdir(parents=True, exist_ok=True)
     options = bundled_pair(args.dtype)
     if args.draft_model is not None:
         options = dataclasses.replace(options, draft_model=args.draft_model)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        STACK_LOG.open("a", encoding="utf-8") as log,
-        Stack(options, lambda name, line: print(f"{name}: {line}", file=log)) as stack,
-    ):
+    with tempfile.TemporaryDirectory() as folder, running_stack(options) as stack:
         clips = held_out_clips(Path(folder), kind=cast(Kind, args.kind), num_clips=args.num_clips)
-        stack.start()
-        stack.wait_ready()
         with _gateways(stack, options, args.settings, Path(folder)) as clients:
             samples = _ask_all(console, clients, clips, args)
     given = sys.argv[1:] if argv is None else argv
@@ -94,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _gateways(
     stack: Stack, options: StackOptions, settings: Sequence[str], folder: Path
 ) -> Iterator[list[httpx.Client]]:
-    """A client of a gateway for each of the settings, which find the draft ready."""
+    """Starts a gateway for each of the settings; yields a client for each when all are ready."""
     with contextlib.ExitStack() as ending:
         clients = []
         for number, arguments in enumerate(settings):
@@ -108,18 +102,18 @@ def _gateways(
                 for argument in (f"--{name}", f"{options.host}:{stack.port(name)}")
             ]
             child.start("gateway", [*own, *peers, *shlex.split(arguments)])
-            ending.callback(_end, child)
-            url = f"http://{options.host}:{_port(child, port_file)}"
+            ending.callback(_stop_child, child)
+            url = f"http://{options.host}:{_wait_for_port(child, port_file)}"
             client = httpx.Client(base_url=url, timeout=600, trust_env=False)
             clients.append(ending.enter_context(client))
             _await_ready(child, client)
         yield clients
 
 
-def _port(child: Child, port_file: Path) -> int:
+def _wait_for_port(child: Child, port_file: Path) -> int:
     deadline = time.monotonic() + _READY_SECONDS
     while not port_file.exists():
-        child.check()
+        child.check_running()
         if time.monotonic() > deadline:
             raise StackError(f"{child.name} does not listen after {_READY_SECONDS:g} s")
         time.sleep(0.05)
@@ -129,13 +123,13 @@ def _port(child: Child, port_file: Path) -> int:
 def _await_ready(child: Child, client: httpx.Client) -> None:
     deadline = time.monotonic() + _READY_SECONDS
     while (state := client.get("/ready").json()).get("draft") != "ready":
-        child.check()
+        child.check_running()
         if time.monotonic() > deadline:
             raise StackError(f"{child.name} is not ready after {_READY_SECONDS:g} s: {state}")
         time.sleep(0.1)
 
 
-def _end(child: Child) -> None:
+def _stop_child(child: Child) -> None:
     child.send_signal(15)
     if not child.wait(10.0):
         child.send_signal(9)
@@ -144,12 +138,12 @@ def _end(child: Child) -> None:
 def _ask_all(
     console: Console,
     clients: Sequence[httpx.Client],
-    clips: Sequence[Clip],
+    clips: Sequence[ClipFile],
     args: argparse.Namespace,
-) -> list[list[Sample]]:
-    """The samples of each gateway, in the same order of clips; all clips once before, untimed."""
+) -> list[list[GatewayAnswer]]:
+    """Returns each gateway's answers in the order of clips, after one untimed round."""
     rng = random.Random(0)
-    samples: list[list[Sample]] = [[] for _ in clients]
+    samples: list[list[GatewayAnswer]] = [[] for _ in clients]
     with progress_bar(console) as progress:
         num_answers = len(clips) * len(clients) * (args.repeats + 1)
         task = progress.add_task("asking all gateways", total=num_answers)
@@ -172,11 +166,11 @@ def _ask_all(
     return samples
 
 
-def sample_of(answer: Answer) -> Sample:
-    """What counts of an answer that was asked for with its timeline."""
+def sample_of(answer: Answer) -> GatewayAnswer:
+    """Returns the figures of an answer with a timeline."""
     figures = answer.figures
     verdicts = figures["timeline_ms"]["verdicts"][1:]
-    return Sample(
+    return GatewayAnswer(
         num_tokens=answer.num_tokens,
         decode_ms=figures["timings_ms"]["decode"],
         end_to_end_ms=1e3 * (answer.piece_s[-1] - answer.asked_s),
@@ -187,9 +181,9 @@ def sample_of(answer: Answer) -> Sample:
     )
 
 
-def compare(samples: Sequence[Sequence[Sample]]) -> list[dict[str, Any]]:
-    """A row a gateway: means an answer, and its times over the first one's, with 95 % bootstrap
-    intervals over pairs of answers of the same turn."""
+def compare(samples: Sequence[Sequence[GatewayAnswer]]) -> list[dict[str, Any]]:
+    """Returns a row per gateway: means per answer, and times divided by the first gateway's, with
+    95 % bootstrap intervals over pairs of answers to the same question."""
     rows = []
     for own in samples:
         pairs = list(zip(samples[0], own, strict=True))
@@ -210,7 +204,7 @@ def compare(samples: Sequence[Sequence[Sample]]) -> list[dict[str, Any]]:
 
 
 def cells(result: Mapping[str, Any]) -> Iterator[list[str]]:
-    """A row a gateway."""
+    """Yields the cells of each gateway's row."""
     for arguments, row in zip(result["settings"], result["rows"], strict=True):
         decode, whole = (
             f"{row[key]['mean']:.3f} [{row[key]['low']:.3f}, {row[key]['high']:.3f}]"
@@ -229,11 +223,7 @@ def cells(result: Mapping[str, Any]) -> Iterator[list[str]]:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.compare",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("bench.compare", __doc__)
     add = parser.add_argument
     add("settings", nargs="+", help="arguments of a gateway, quoted; '' for none")
     add("--kind", default="short", choices=("short", "long"), help="of the held-out prompts")

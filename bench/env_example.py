@@ -1,7 +1,7 @@
 """Writes ``.env.example``: ``python -m bench.env_example``.
 
-Names and defaults are those of the Compose files, what each is about is said by the services'
-settings, and here for what is the stack's own.
+Names and defaults come from the Compose files; explanations come from the services' settings and,
+for variables of the stack itself, from ``STACK``.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 import yaml
 
+from bench.environment import ROOT
 from gateway.config import GatewaySettings
 from services.draft.config import DraftSettings
 from services.target.config import TargetSettings
 
-ROOT = Path(__file__).resolve().parents[1]
 GOAL = ROOT / ".env.example"
 SETTINGS: dict[str, Any] = {
     "DRAFT": DraftSettings,
@@ -89,13 +89,13 @@ STACK = {
 
 
 def compose_files() -> list[Path]:
-    """docker-compose.yml first."""
+    """Returns the Compose files, docker-compose.yml first."""
     return [ROOT / "docker-compose.yml", *sorted((ROOT / "deploy/compose").glob("*.yml"))]
 
 
 def variables() -> dict[str, str]:
-    """Every variable that an operator can set, with its default: in docker-compose.yml, or else in
-    the service's settings, or else in the file that adds it."""
+    """Returns every variable that an operator can set, with its default in docker-compose.yml, or
+    else in the service's settings, or else in the Compose file that adds it."""
     found: dict[str, str] = {}
     for path in compose_files():
         text = re.sub(r"^\s*#.*$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -109,7 +109,7 @@ def variables() -> dict[str, str]:
 
 
 def text() -> str:
-    """The whole file."""
+    """Returns the content of ``.env.example``."""
     known = variables()
     if wrong := set(STACK) - set(known):
         raise SystemExit(f"no Compose file has {', '.join(sorted(wrong))}")
@@ -134,7 +134,7 @@ def _section(title: str, knobs: dict[str, str]) -> str:
 
 
 def _setting(name: str) -> tuple[str, str]:
-    """What a service's setting is about, and its default; nothing for a variable that is none."""
+    """Returns help and default of a service's setting; two "" for any other variable."""
     _, _, rest = name.partition("HIPPO_")
     service, _, field_name = rest.partition("_")
     for field in dataclasses.fields(SETTINGS.get(service, ())) if service in SETTINGS else ():

@@ -1,4 +1,4 @@
-"""What a result was measured on: machine, versions and commit."""
+"""The machine, versions and commit of a measurement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACKAGES = ("torch", "transformers", "grpcio", "fastapi", "uvicorn", "uvloop", "
 
 
 def describe_environment() -> dict[str, object]:
-    """Machine, versions, commit (with "-dirty" when the tree has changes) and time."""
+    """Returns machine, versions, time, and commit (with "-dirty" if the tree has changes)."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _git("describe", "--always", "--dirty", "--abbrev=12"),

@@ -1,14 +1,14 @@
-"""Steps and prefills of the public models' shapes on one device: ``python -m bench.gpu_shapes``.
+"""Step and prefill times of public models' shapes on one device: ``python -m bench.gpu_shapes``.
 
     python -m bench.gpu_shapes --models Qwen/Qwen2.5-VL-7B-Instruct,Qwen/Qwen2.5-VL-3B-Instruct
     python -m bench.gpu_shapes --models Qwen/Qwen2.5-VL-32B-Instruct --contexts 1024,25600
     python -m bench.gpu_shapes --device cpu --layers 1 --contexts 256 --rows 1,4
 
-Weights are drawn on the device and nothing is downloaded: time does not depend on them. What runs
-is the services' own: the fused layers, the cache, the chunked prefill. A step's floor is the time
-to read the weights of layers and head and the cached keys and values once, at the bandwidth that
-a copy on the device reaches. ``--layers`` takes the first so many layers (of the vision tower too),
-so that a small device does for a trial; the table says so, and its times are that model's alone.
+Weights are random, because times do not depend on them; nothing is downloaded. The measured code
+is that of the services: fused layers, KV cache, chunked prefill. A step's floor is the time to read
+the weights of layers and head and the cached keys and values once, at the bandwidth of a copy on
+the device. ``--layers N`` keeps the first N layers (also of the vision tower) for a trial on a
+small device; the table says so, and its times are those of the cut model.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.environment import ROOT, describe_environment
+from bench.options import integers, names, parser_of
 from hippo.cli.stack import BUNDLED_PAIR
 from hippo.models._torchvision import ensure_torchvision
 from hippo.models.base import Prompt, SequenceRows, StepPlan
@@ -43,7 +44,7 @@ from hippo.public_models import PUBLIC_CONFIGS
 from hippo.sizes import GIB, ModelShape, shape_of
 from hippo.types import ModelInfo
 
-_ROOM = 64  # tokens behind a context
+_ROOM = 64  # free tokens after a context
 _COPY_BYTES = {"cuda": 4 * GIB, "cpu": GIB // 4}
 
 
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         torch.set_num_threads(args.threads)
     bandwidth = args.bandwidth * 1e9 if args.bandwidth else copy_bandwidth(device)
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what is kept counts as taken
+        torch.cuda.empty_cache()  # cached blocks count as used memory
     document: dict[str, Any] = {
         "environment": describe_environment(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -89,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def configuration(name: str) -> dict[str, Any]:
-    """A public model's config.json as far as sizes depend on it, or a folder's."""
+    """Returns the parts of a public model's config.json that set its sizes, or a folder's."""
     if name in PUBLIC_CONFIGS:
         public = PUBLIC_CONFIGS[name]
         text, vision = dict(public["text_config"]), dict(public["vision_config"])
@@ -111,7 +112,7 @@ def configuration(name: str) -> dict[str, Any]:
 
 
 def small(config: Mapping[str, Any], num_layers: int | None) -> dict[str, Any]:
-    """The configuration with the first ``num_layers`` of its layers (None: all of them)."""
+    """Returns the configuration with the first ``num_layers`` layers (None: all)."""
     text, vision = dict(config["text_config"]), dict(config["vision_config"])
     if num_layers is not None:
         text["num_hidden_layers"] = min(num_layers, text["num_hidden_layers"])
@@ -128,9 +129,9 @@ def random_model(
     dtype: torch.dtype,
     context: int,
 ) -> CachedModel:
-    """The model with weights drawn on ``device`` and one slot of ``context`` tokens.
+    """Returns the model with random weights and one slot of ``context`` tokens.
 
-    Its tokenizer is the bundled pair's; its logits are of all ids that the configuration has.
+    It has the bundled pair's tokenizer, and logits for all ids of the configuration.
     """
     ensure_torchvision()
     from transformers import AutoProcessor, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
@@ -180,11 +181,11 @@ def measure(
     *,
     seconds: float,
 ) -> dict[str, Any]:
-    """Prefills and steps: times in milliseconds, and a step's floor."""
+    """Returns times of prefills and steps, and the floors of steps, in milliseconds."""
     device, cache = model.embedding.device, model._cache
     dtype_bytes = model.embedding.element_size()
     per_head = shape.hidden_size * model.info.num_token_ids
-    layers = shape.num_shared_parameters + per_head  # read by every step: layers and head
+    layers = shape.num_shared_parameters + per_head  # read by every step
     prefills, steps = [], []
     for context in contexts:
         prompt = _prompt(context)
@@ -192,7 +193,7 @@ def measure(
         def fill(prompt: Prompt = prompt) -> None:
             list(model.prefill(0, prompt, None, None))
 
-        fill()  # warm
+        fill()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         prefills.append({"tokens": context, "ms": timed(fill, device, seconds=0.0)})
@@ -216,7 +217,7 @@ def measure(
 
 
 def timed(action: Callable[[], None], device: torch.device, *, seconds: float) -> float:
-    """Median milliseconds of a call, of at least one, waited for."""
+    """Returns the median milliseconds of synchronised calls over ``seconds``, at least one."""
     times: list[float] = []
     until = time.perf_counter() + seconds
     while not times or time.perf_counter() < until:
@@ -229,7 +230,7 @@ def timed(action: Callable[[], None], device: torch.device, *, seconds: float) -
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes a second that a large copy on the device reads and writes."""
+    """Returns the bytes per second that a large copy on the device reads and writes."""
     source = torch.ones(_COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     goal = torch.empty_like(source)
     goal.copy_(source)
@@ -275,25 +276,15 @@ def _print(console: Console, facts: Mapping[str, Any], *, is_cut: bool) -> None:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    def names(text: str) -> list[str]:
-        return [part for part in text.split(",") if part]
-
-    def numbers(text: str) -> list[int]:
-        return [int(part) for part in names(text)]
-
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.gpu_shapes",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("bench.gpu_shapes", __doc__)
     add = parser.add_argument
     pair = [f"Qwen/Qwen2.5-VL-{size}-Instruct" for size in ("7B", "3B")]
     add("--models", type=names, default=pair, help="public names, or folders with config.json")
     add("--device", default="cuda", help="cuda, cuda:N or cpu")
     add("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     add("--layers", type=int, help="take only so many layers")
-    add("--contexts", type=numbers, default=[1024, 8192, 25600], help="cached tokens")
-    add("--rows", type=numbers, default=[1, 2, 4, 8, 16], help="rows of a step")
+    add("--contexts", type=integers, default=[1024, 8192, 25600], help="cached tokens")
+    add("--rows", type=integers, default=[1, 2, 4, 8, 16], help="rows of a step")
     add("--seconds", type=float, default=1.0, help="time for each step")
     add("--bandwidth", type=float, help="GB a second; default: as a copy is measured")
     add("--threads", type=int, default=1, help="of a CPU")

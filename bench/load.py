@@ -1,21 +1,21 @@
-"""Many clients at once: throughput and latency of target-only and adaptive under load.
+"""Throughput and latency of target-only and adaptive with many clients at once.
 
-N clients ask in a closed loop (each its next question when its last answer is there) about
-held-out clips of the bundled pair's world. Every load is measured with each system:
+N clients ask in a closed loop (each asks again when its last answer has ended) about held-out
+clips of the bundled pair's world. Every load is measured with each system:
 
     target-only        the target alone, on its core
     adaptive           draft, gateway and clients on one core, the target on the other
     both cores         target-only with two threads, on both cores    } the same
     two replicas       two target-only stacks, a core each            } hardware
 
-With --questions-per-clip a client asks so many different questions about a clip, one after
-another, before it turns to the next: all but the first find the clip's features and the keys and
-values of the prompt up to the question still there. Otherwise nothing cached helps.
+With --questions-per-clip N a client asks N different questions about a clip before the next clip;
+all but the first reuse the cached features of the clip, and the keys and values of the prompt
+before the question. Otherwise nothing cached is reused.
 
-All answers are compared, token for token, with those that target-only gives one at a time.
-A load's window begins when as many answers have ended as there are clients, and ends some
-answers later; throughput counts the answers that ended inside it. With --repeats all loads are
-run in turn that many times, and each line is the run of median throughput.
+All answers are compared, token for token, with target-only answers asked one at a time. A load's
+window begins when as many requests have ended as there are clients; throughput counts the answers
+that end inside it. With --repeats N all loads run N times in turn, and each line is the run of
+median throughput.
 
     python -m bench.load                              short prompts, float32, 1 to 32 clients
     python -m bench.load --quick                      1 and 8 clients, target-only and adaptive
@@ -23,7 +23,7 @@ run in turn that many times, and each line is the run of median throughput.
     python -m bench.load --clients 1,8 --questions-per-clip 6
     python -m bench.load --dtype bfloat16 --temperature 0.8
 
-What the columns are: docs/results.md. `python -m bench.page` writes the figures there.
+docs/results.md explains the columns; `python -m bench.page` writes the figures there.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ from typing import Any, cast
 
 from rich.console import Console
 
-from bench.clips import Clip, Kind, held_out_clips
+from bench.clips import ClipFile, Kind, held_out_clips
 from bench.environment import ROOT, describe_environment
 from bench.load_figures import Reading, service_figures, typical_lines
 from bench.load_stack import LoadStack, load_stack
 from bench.measure import form_for, questions_about
+from bench.options import integers, names, parser_of
 from bench.page import LOAD_COLUMNS, load_rows, load_title
 from bench.systems import TARGET_ONLY
 from bench.tables import wide_console, wide_table
@@ -69,7 +70,7 @@ FURTHER_QUESTIONS = (
     "Which objects are there?",
     "Describe this video.",
 )
-"""What a client asks about a clip after the first question; all have long answers."""
+"""Questions about a clip after the first one; all have long answers."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -89,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     console = wide_console()
     with tempfile.TemporaryDirectory() as folder:
         clips = held_out_clips(Path(folder), kind=cast(Kind, args.kind), num_clips=args.num_clips)
-        bench = _Bench(args, clips, console)
+        bench = _LoadBench(args, clips, console)
         lines: list[dict[str, Any]] = []
         for line in bench.run():
             lines.append(line)
@@ -99,10 +100,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     console.print(f"written to {args.out}")
 
 
-class _Bench:
+class _LoadBench:
     """Runs the chosen systems; the answers of the first load are the reference for all."""
 
-    def __init__(self, args: argparse.Namespace, clips: Sequence[Clip], console: Console) -> None:
+    def __init__(
+        self, args: argparse.Namespace, clips: Sequence[ClipFile], console: Console
+    ) -> None:
         self._args = args
         self._questions = questions_about(
             [
@@ -125,7 +128,7 @@ class _Bench:
         )
 
     def run(self) -> Iterator[dict[str, Any]]:
-        """What each load came to, one after another."""
+        """Yields the figures of each load."""
         args, options = self._args, self._options
         all_cores = os.sched_getaffinity(0)
         with load_stack(options, num_slots=self._num_slots) as stack:
@@ -155,7 +158,7 @@ class _Bench:
     def _loads(
         self, systems: Sequence[str], stacks: Sequence[LoadStack]
     ) -> Iterator[dict[str, Any]]:
-        """All numbers of clients with those of the systems that were chosen, in turn."""
+        """Yields the figures of ``systems``, if chosen, for all numbers of clients."""
         for _ in range(self._args.repeats):
             for num_clients in self._args.clients:
                 for system in systems:
@@ -168,7 +171,7 @@ class _Bench:
         return max(counts)
 
     def _ask_one_at_a_time(self, stack: LoadStack) -> None:
-        """Reference answers, which nothing cached helps, and the first request of everything."""
+        """Gets the reference answers, without reuse of caches; also warms up the stack."""
         for speculative in (self._speculative(ADAPTIVE), _OFF):
             num_answers = len(self._questions)
             run = self._loop("one at a time", speculative, 1, [stack], num_answers, num_together=1)
@@ -187,9 +190,9 @@ class _Bench:
             stacks,
             num_answers,
             num_together=args.questions_per_clip,
-            on_start=lambda: before.extend(stack.read() for stack in stacks),
+            on_start=lambda: before.extend(stack.read_counters() for stack in stacks),
         )
-        after = [stack.read() for stack in stacks]
+        after = [stack.read_counters() for stack in stacks]
         services = [service_figures(*pair) for pair in zip(before, after, strict=True)]
         line = {**summarise_load(run, self._references), "services": services[0]}
         if len(services) > 1:
@@ -231,20 +234,10 @@ class _Bench:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    def listed(text: str) -> list[str]:
-        return [part for part in text.split(",") if part]
-
-    def counts(text: str) -> list[int]:
-        return [int(part) for part in listed(text)]
-
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.load",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("bench.load", __doc__)
     add = parser.add_argument
-    add("--clients", type=counts, default=[1, 2, 4, 8, 16, 32], help="numbers of clients")
-    add("--systems", type=listed, default=list(SYSTEMS), help=f"some of {', '.join(SYSTEMS)}")
+    add("--clients", type=integers, default=[1, 2, 4, 8, 16, 32], help="numbers of clients")
+    add("--systems", type=names, default=list(SYSTEMS), help=f"some of {', '.join(SYSTEMS)}")
     add("--answers", type=int, default=24, help="least number of answers a load is measured on")
     add("--rounds", type=int, default=3, help="least number of answers a client")
     add("--repeats", type=int, default=1, help="runs of each load, in turn; the median one counts")

@@ -1,4 +1,4 @@
-"""What the services did during a load, and which of several runs of it counts."""
+"""The services' figures during a load, and the choice of one among repeated runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Samples = Mapping[str, float]
 
 
 def parse_samples(text: str) -> dict[str, float]:
-    """Values of an exposition in Prometheus' text format, by name; those with labels left out."""
+    """Parses Prometheus' text format; returns values by name, without series with labels."""
     samples = {}
     for line in text.splitlines():
         name, _, value = line.partition(" ")
@@ -23,7 +23,7 @@ def parse_samples(text: str) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Counters at one moment, by process: Prometheus samples, and seconds of processor time."""
+    """Counters at one time, by process: Prometheus samples and seconds of processor time."""
 
     at_s: float
     samples: Mapping[str, Samples]  # of "target" and "draft"
@@ -31,10 +31,11 @@ class Reading:
 
 
 def service_figures(before: Reading, after: Reading) -> dict[str, Any]:
-    """What the processes did between two readings.
+    """Returns the activity of the processes between two readings.
 
-    ``cpu`` is processor seconds a second; ``busy`` and ``prefill`` are shares of the time in which
-    the device thread worked. Rows and sequences are means over decoding forwards.
+    ``cpu`` is processor seconds per second; ``busy`` and ``prefill`` are the shares of time
+    that the device spent on all work and on prefills. Rows and sequences are means over decoding
+    forwards.
     """
     seconds = after.at_s - before.at_s
     figures: dict[str, Any] = {
@@ -58,8 +59,8 @@ def service_figures(before: Reading, after: Reading) -> dict[str, Any]:
 
 
 def typical_lines(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One line a system and number of clients, of several: that of median throughput, with the
-    range of throughputs, and equality over the answers of all of them."""
+    """Returns one line per system and number of clients: of repeated runs the one of median
+    throughput, with the range of throughputs, and equality over the answers of all runs."""
     groups: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for line in lines:
         groups.setdefault((line["system"], line["num_clients"]), []).append(line)

@@ -1,4 +1,4 @@
-"""A stack with room for many clients, and readings of what its processes do."""
+"""A stack with slots for many clients, and readings of its processes' counters."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dataclasses import replace
 import psutil
 
 from bench.load_figures import Reading, parse_samples
-from bench.runs import STACK_LOG
+from bench.runs import running_stack
 from hippo.cli.stack import Stack, StackOptions
 
 
 class LoadStack:
-    """Draft, target and gateway with ``num_slots`` slots each, and their metrics."""
+    """A running stack and the metrics of its services."""
 
     def __init__(self, stack: Stack, ports: dict[str, int]) -> None:
         self.stack = stack
@@ -25,31 +25,26 @@ class LoadStack:
 
     @property
     def url(self) -> str:
-        """Where the gateway listens."""
+        """The gateway's address."""
         return self.stack.url
 
     def pids(self) -> dict[str, int]:
-        """Process ids of the services and the gateway; each leads a session of its own."""
+        """Returns the process ids of services and gateway."""
         return {name: self.stack.child(name).pid for name in ("target", "draft", "gateway")}
 
-    def metrics(self) -> dict[str, str]:
-        """What the two services expose."""
-        return {name: self.metrics_of(name) for name in self._ports}
-
-    def metrics_of(self, name: str) -> str:
-        """What one of them, "target" or "draft", exposes."""
-        return _fetch(f"http://127.0.0.1:{self._ports[name]}/metrics")
-
-    def read(self) -> Reading:
-        """Counters of all processes now; takes some milliseconds."""
-        samples = {name: parse_samples(text) for name, text in self.metrics().items()}
+    def read_counters(self) -> Reading:
+        """Returns the counters of all processes now; takes some milliseconds."""
+        samples = {
+            name: parse_samples(_fetch(f"http://127.0.0.1:{port}/metrics"))
+            for name, port in self._ports.items()
+        }
         cpu_s = {name: tree_cpu_s(pid) for name, pid in self.pids().items()}
         return Reading(time.perf_counter(), samples, {**cpu_s, "clients": time.process_time()})
 
 
 @contextmanager
 def load_stack(options: StackOptions, *, num_slots: int) -> Iterator[LoadStack]:
-    """Starts it with its models warm; its log goes to bench/out/stack.log."""
+    """Starts a stack with ``num_slots`` slots; its log goes to bench/out/stack.log."""
     ports = {"target": _free_port(), "draft": _free_port()}
     slots = ("--slots", str(num_slots))
     options = replace(
@@ -57,22 +52,14 @@ def load_stack(options: StackOptions, *, num_slots: int) -> Iterator[LoadStack]:
         target_args=(*options.target_args, *slots, "--metrics-port", str(ports["target"])),
         draft_args=(*options.draft_args, *slots, "--metrics-port", str(ports["draft"])),
     )
-    STACK_LOG.parent.mkdir(parents=True, exist_ok=True)
-    with STACK_LOG.open("a", encoding="utf-8") as log:
-
-        def write(name: str, line: str) -> None:
-            log.write(f"{name}: {line}\n")
-
-        with Stack(options, write) as stack:
-            stack.start()
-            stack.wait_ready()
-            yield LoadStack(stack, ports)
+    with running_stack(options) as stack:
+        yield LoadStack(stack, ports)
 
 
 def tree_cpu_s(pid: int) -> float:
-    """Processor seconds so far of a process and those that it started."""
+    """Returns the processor seconds so far of a process and its descendants."""
     seconds = 0.0
-    with suppress(psutil.Error):  # it has just ended
+    with suppress(psutil.Error):  # the process has just ended
         parent = psutil.Process(pid)
         for process in (parent, *parent.children(recursive=True)):
             with suppress(psutil.Error):

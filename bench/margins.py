@@ -1,45 +1,39 @@
-"""How close the call was where two answers first differ: the target's two best logits there."""
+"""The margin of the target's two best logits where an answer first differs from target-only."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.clips import Clip
+from bench.clips import ClipFile
 from bench.measure import Record
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first index at which an answer differs from target-only's, and the margin there."""
+    """The first index at which an answer differs from target-only, and the margin there."""
 
     clip: str
     system: str
     index: int
-    margin: float  # best logit minus second best, of a one-row forward
+    margin: float  # best logit minus second best, from a one-row forward
 
 
 def first_differences(
-    records: Sequence[Record], clips: Sequence[Clip], *, model: Path, dtype: str
+    records: Sequence[Record], clips: Sequence[ClipFile], *, model: Path, dtype: str
 ) -> list[Difference]:
-    """One entry for each unequal answer; runs the target in this process, row by row."""
+    """Returns an entry for each unequal answer; runs the target in this process, row by row."""
     unequal = [record for record in records if not record.is_equal]
     if not unequal:
         return []
+    from hippo.cli.scoring import decode
     from hippo.models.base import SequenceRows, StepPlan
     from hippo.models.loading import load_model
     from hippo.models.plan import LoadPlan
-    from hippo.types import ChatMessage, FramePlan, Media, MediaKind, MediaPart, TextPart
-    from hippo.video.decoder import MediaDecoder
+    from hippo.types import ChatMessage, FramePlan, MediaPart, TextPart
 
     target = load_model(LoadPlan(str(model), dtype=dtype))
-
-    async def decoded(path: Path) -> object:
-        async with MediaDecoder() as decoder:
-            return await decoder.decode(Media(MediaKind.VIDEO, path.read_bytes()), FramePlan())
-
     questions = {clip.path.name: clip for clip in clips}
     differences = []
     for record in unequal:
@@ -50,7 +44,8 @@ def first_differences(
             min(len(record.baseline_ids), len(record.answer.token_ids)),
         )
         message = ChatMessage("user", (MediaPart(0), TextPart(clip.question)))
-        prompt = target.prepare([message], [asyncio.run(decoded(clip.path))], FramePlan())  # type: ignore[list-item]
+        media = decode(clip.path.read_bytes(), FramePlan())
+        prompt = target.prepare_prompt([message], [media], FramePlan())
         *_, logits = target.prefill(0, prompt, target.embed_visual(prompt), None)
         assert logits is not None
         for place, token_id in enumerate(record.baseline_ids[:index]):

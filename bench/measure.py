@@ -1,11 +1,11 @@
-"""Runs every system on every clip, interleaved, and keeps one record each."""
+"""Runs every system on every clip, interleaved; gives one record for each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from bench.client import user_turn, video_url
-from bench.clips import Clip
+from bench.clips import ClipFile
 from hippo.benchmark import latency
 from hippo.benchmark.latency import Record, System
 from hippo.benchmark.requests import Question, RequestForm, probe
@@ -14,8 +14,8 @@ from hippo.benchmark.server import Server
 __all__ = ["Record", "form_for", "measure", "questions_about"]
 
 
-def questions_about(clips: Sequence[Clip]) -> list[Question]:
-    """Each clip's question, with its number as seed."""
+def questions_about(clips: Sequence[ClipFile]) -> list[Question]:
+    """Returns each clip's question, with the index as its seed."""
     return [
         Question(
             clip.path.name,
@@ -27,7 +27,7 @@ def questions_about(clips: Sequence[Clip]) -> list[Question]:
 
 
 def form_for(server: Server, question: Question, form: RequestForm) -> RequestForm:
-    """How this gateway is asked so that nothing cached helps; see ``requests.probe``."""
+    """Returns the form that the gateway takes; see ``requests.probe``."""
     connection = server.connect()
     try:
         return probe(connection, question, form)
@@ -37,7 +37,7 @@ def form_for(server: Server, question: Question, form: RequestForm) -> RequestFo
 
 def measure(
     base_url: str,
-    clips: Sequence[Clip],
+    clips: Sequence[ClipFile],
     systems: Sequence[System],
     *,
     temperature: float = 0.0,

@@ -1,4 +1,4 @@
-"""The tables of docs/metrics.md: ``python -m bench.metrics_page`` writes them anew."""
+"""Rewrites the tables of docs/metrics.md: ``python -m bench.metrics_page``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TABLES: dict[str, tuple[Metric, ...]] = {
 
 
 def with_tables(text: str) -> str:
-    """The page with every marked table as the code has it. Raises ValueError without a mark."""
+    """Returns the page with new tables. Raises ValueError if a table's markers are missing."""
     for name, metrics in _TABLES.items():
         begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
         before, has_begin, rest = text.partition(begin)

@@ -1,14 +1,12 @@
 """The page of results: ``python -m bench.page [FILE ...]``.
 
-Writes docs/results.md between its markers, its pictures, README's figures and docs/results.json,
-which keeps what the tables are made of. FILE is the JSON of a measurement (default: all of
-bench/out); what was measured earlier and is not among the files stays as docs/results.json has it.
-Nothing in those places is typed by hand.
+Writes docs/results.md between its markers, its plots, README's figures, and docs/results.json with
+the data of the tables. FILE is the JSON of a measurement (default: all of bench/out). Results in
+docs/results.json without a new file stay.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.environment import ROOT
+from bench.options import parser_of
 from bench.pruning.plots import DRAWERS
 from bench.systems import TARGET_ONLY
 from hippo.benchmark.plots import draw_load, draw_speedups
@@ -44,12 +43,8 @@ _DOCS = ROOT / "docs"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Reads the measurements and rewrites the places."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.page",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    """Reads the measurements and rewrites the page, the plots and README's figures."""
+    parser = parser_of("bench.page", __doc__)
     parser.add_argument("file", type=Path, nargs="*", help=f"named {', '.join(NAMES)}, and .json")
     files: list[Path] = parser.parse_args(argv).file
     if not files:
@@ -75,7 +70,7 @@ def page(results: Mapping[str, Result]) -> str:
 
 
 def draw(results: Mapping[str, Result], folder: Path) -> None:
-    """The pictures of what was measured."""
+    """Draws the plots of the results."""
     picture = fastest_short_run(results)
     draw_speedups(picture["summary"], folder / "speedup.svg", title=_run_title(picture))
     if "load" in results:
@@ -86,12 +81,12 @@ def draw(results: Mapping[str, Result], folder: Path) -> None:
 
 
 def environment_line(environment: Result) -> str:
-    """When, from which commit and on what a result was measured."""
+    """Returns time, commit and machine of a result."""
     return f"{environment['time']}, commit `{environment['commit']}`, {machine_line(environment)}"
 
 
 def machine_line(environment: Result) -> str:
-    """On what a result was measured."""
+    """Returns the machine and the versions of a result."""
     versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
     return (
         f"{environment['cpu']}, {environment['num_cores_machine']} cores, "
@@ -100,7 +95,7 @@ def machine_line(environment: Result) -> str:
 
 
 def replace_measured(path: Path, body: str) -> None:
-    """Puts ``body`` between the markers of a file; raises SystemExit when it has none."""
+    """Puts ``body`` between the markers of a file. Raises SystemExit if it has none."""
     text = path.read_text(encoding="utf-8")
     pattern = re.compile(f"{re.escape(_BEGIN)}.*{re.escape(_END)}", re.DOTALL)
     if not pattern.search(text):
@@ -109,7 +104,7 @@ def replace_measured(path: Path, body: str) -> None:
 
 
 def fastest_short_run(results: Mapping[str, Result]) -> Any:
-    """The greedy run on short prompts in the dtype in which target-only is fastest."""
+    """Returns the greedy run on short prompts with the fastest target-only decoding."""
     runs = [
         run
         for result in results.values()
@@ -125,7 +120,7 @@ def fastest_short_run(results: Mapping[str, Result]) -> Any:
 
 
 def readme_lines(run: Result) -> str:
-    """What README says of a run."""
+    """Returns README's text about a run."""
     adaptive = _row(run, "adaptive")
     decode, total = adaptive["decode_speedup"], adaptive["end_to_end_speedup"]
     return (
@@ -139,7 +134,7 @@ def readme_lines(run: Result) -> str:
 
 
 def load_title(result: Result) -> str:
-    """What a measurement of load was of."""
+    """Returns the title of a load measurement."""
     count = result.get("questions_per_clip", 1)
     questions = f"{count} questions a clip, " if count > 1 else ""
     prompts = f"{result['kind']} prompts, {result['dtype']}, T={result['temperature']:g}"
@@ -147,7 +142,7 @@ def load_title(result: Result) -> str:
 
 
 def load_rows(result: Result) -> Iterator[list[str]]:
-    """A row a system and number of clients, by ``LOAD_COLUMNS``."""
+    """Yields a row, as in ``LOAD_COLUMNS``, for each system and number of clients."""
     for line in result["loads"]:
         services = line["services"]
         target, draft, cpu = services["target"], services["draft"], services["cpu"]
@@ -174,7 +169,7 @@ def load_rows(result: Result) -> Iterator[list[str]]:
 
 
 def latency_rows(summary: Iterable[Result]) -> Iterator[list[str]]:
-    """A row a system, by ``LATENCY_COLUMNS``."""
+    """Yields a row, as in ``LATENCY_COLUMNS``, for each system."""
     for row in summary:
         yield [
             row["system"],
@@ -195,7 +190,7 @@ def latency_rows(summary: Iterable[Result]) -> Iterator[list[str]]:
 
 
 def _section(name: str, result: Result) -> str:
-    """The heading with the command, what it ran on, and the tables."""
+    """Returns the heading with the command, the environment, and the tables."""
     parts = [f"## `{result['command'].strip()}`", environment_line(result["environment"])]
     if "runs" in result:
         titles: dict[str, list[list[str]]] = {}
@@ -254,7 +249,7 @@ def _differences(runs: Sequence[Result]) -> list[str]:
 
 
 def _at_the_best_lengths(summary: Sequence[Result]) -> Iterator[Result]:
-    """Of a policy with several draft lengths γ, the one that decodes fastest."""
+    """Yields one row per policy: of several draft lengths γ the one that decodes fastest."""
     lengths: dict[str, list[Result]] = {}
     for row in summary:
         lengths.setdefault(row["system"].partition("γ=")[0], []).append(row)
@@ -281,7 +276,7 @@ def _rivals(runs: Sequence[Result]) -> list[str]:
 
 
 def _agreement(result: Result) -> list[str]:
-    """One table: what each choice loses, paired by clip. The reference is shown once."""
+    """Returns the table of agreement, without rows that equal the reference."""
     keys = (key for key in result["rows"][0] if key.startswith("minus "))
     reference = next(key for key in keys if key != "minus none")
     shown = [
@@ -320,7 +315,7 @@ def _services(result: Result) -> list[str]:
 
 
 def percent(value: Mapping[str, float], *, is_signed: bool = False) -> str:
-    """A share with half its interval, in percent."""
+    """Formats a share and half of its interval in percent."""
     half = 50 * (value["high"] - value["low"])
     return f"{100 * value['mean']:{'+.2f' if is_signed else '.2f'}} ±{half:.2f}"
 

@@ -1,7 +1,7 @@
-"""Pictures of what ``hippo simulate`` predicts: ``python -m bench.predicted``.
+"""Plots of predictions of ``hippo simulate``: ``python -m bench.predicted``.
 
-Speedups of the papers' pairs over the acceptance rate, the ratio of step times and the network's
-delay, for docs/performance.md. Nothing in them is measured.
+The plots in docs/performance.md show speedups of the papers' pairs over the acceptance rate, the
+ratio of step times, and the network's delay. Nothing in them is measured.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ VALUES: dict[Quantity, tuple[float, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One value of the quantity: the decode speedup of each policy and the gammas chosen."""
+    """Decode speedup and chosen gamma of each policy at one value of the quantity."""
 
     value: float
     speedups: dict[str, float]
@@ -49,7 +49,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A quantity swept on one machine."""
+    """Predictions over several values of a quantity on one machine."""
 
     quantity: Quantity
     machine: Machine
@@ -57,9 +57,9 @@ class Sweep:
 
 
 def with_ratio(machine: Machine, ratio: float) -> Machine:
-    """The machine with a draft whose step takes 1 / ``ratio`` of the target's single row.
+    """Returns the machine with a draft step of 1 / ``ratio`` of the target's step.
 
-    Both at a context of 0; what the draft's step depends on is scaled with it.
+    The ratio is that of one row at a context of 0; all parts of the draft's step are scaled.
     """
     factor = machine.target.one_row_ms / ratio / machine.draft.one_row_ms
     times = dataclasses.asdict(machine.draft)
@@ -77,10 +77,10 @@ def sweep(
     values: Sequence[float] = (),
     advance: Callable[[], None] = lambda: None,
 ) -> Sweep:
-    """Compares the policies at each value; ``advance`` is called after each.
+    """Compares the policies at each value of ``quantity``; calls ``advance`` after each.
 
-    ``traces_at`` gives the traces of an acceptance, ``acceptance`` the one that stays when another
-    quantity is swept. A delay is of one message one way, in milliseconds.
+    ``traces_at`` returns the traces of an acceptance rate. ``acceptance`` is the rate while another
+    quantity varies. A delay is the milliseconds of a message, one way.
     """
     points = []
     for value in values or VALUES[quantity]:
@@ -121,7 +121,7 @@ _LABELS = {
 
 
 def draw_sweeps(sweeps: Sequence[Sweep], goal: Path, *, title: str) -> None:
-    """One panel a sweep, side by side, a line a policy."""
+    """Draws a panel per sweep, side by side, with a line per policy."""
     figure, every = pyplot.subplots(
         1, len(sweeps), figsize=(4.3 * len(sweeps) + 0.6, 3.9), sharey=True, squeeze=False
     )
@@ -148,7 +148,7 @@ def _panel(axes: Any, sweep: Sweep) -> None:
 
 
 def main() -> None:
-    """Writes a picture a pair."""
+    """Writes a plot per pair."""
     console = Console()
     with progress_bar(console) as progress:
         total = len(PICTURES) * sum(map(len, VALUES.values()))

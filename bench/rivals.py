@@ -1,6 +1,6 @@
-"""Rivals on the same checkpoints: transformers' generate(), alone and with an assistant model.
+"""Times transformers' generate() on the same checkpoints, alone and with an assistant model.
 
-Run in a process of its own, pinned to the cores it may use:
+It runs in a process pinned to the cores that it may use:
 `python -m bench.rivals --clips FOLDER --cores 1 --dtype float32 --out rivals.json`.
 """
 
@@ -17,9 +17,8 @@ from typing import Any
 
 import av
 
-from bench.clips import Clip, read_clips
-
-ROOT = Path(__file__).resolve().parent.parent
+from bench.clips import ClipFile, read_clips
+from bench.environment import ROOT
 
 
 def main() -> None:
@@ -42,7 +41,7 @@ def main() -> None:
 
 
 def time_rivals(folder: Path, dtype: str, num_clips: int, num_threads: int) -> list[dict[str, Any]]:
-    """One record a clip: seconds by rival, tokens, and whether both gave the same ids."""
+    """Returns a record per clip: seconds by rival, tokens, and whether both outputs are equal."""
     from hippo.models._torchvision import ensure_torchvision
 
     ensure_torchvision()
@@ -58,12 +57,12 @@ def time_rivals(folder: Path, dtype: str, num_clips: int, num_threads: int) -> l
         model_class.from_pretrained(models / name, dtype=getattr(torch, dtype)).eval()
         for name in ("target", "draft")
     )
-    # generate() takes models of one tokenizer only with equal numbers of rows.
+    # generate() needs embeddings of equal size to take an assistant with the same tokenizer.
     draft.resize_token_embeddings(target.get_input_embeddings().num_embeddings)
     processor = processor_class.from_pretrained(models / "target")
     records = []
     clips = read_clips(folder)[:num_clips]
-    for number, chosen in enumerate([clips[0], *clips]):  # the first one warms up
+    for number, chosen in enumerate([clips[0], *clips]):  # the first warms up
         outputs: dict[str, Any] = {}
         seconds: dict[str, float] = {}
         for name, assistant in (("generate()", None), ("assistant_model", draft)):
@@ -89,8 +88,8 @@ def time_rivals(folder: Path, dtype: str, num_clips: int, num_threads: int) -> l
     return records
 
 
-def _inputs(processor: Any, clip: Clip) -> Any:
-    """Decoding and pre-processing by transformers' processor (PyAV stands for its own decoder)."""
+def _inputs(processor: Any, clip: ClipFile) -> Any:
+    """Prepares a prompt with PyAV as the decoder and transformers' processor."""
     import numpy as np
 
     with av.open(str(clip.path)) as container:

@@ -1,11 +1,11 @@
-"""Where the time of a round goes, on both cores: ``python -m bench.round_time``.
+"""Splits the time of a round on both cores into its parts: ``python -m bench.round_time``.
 
-Each clip is asked about under each policy while Linux counts, for every thread of the three
-processes and of this client, how long it ran and how long it was ready but another thread had its
-core. Only the decoding counts, from the first piece of text to the last. What the device thread
-did is known from the verdicts: forwards, what lies between two of them, waits for the draft. Where
-it neither ran, nor was ready, nor waited for the draft, it waited for a lock, which is the
-interpreter's. The rest of the decoding is the transport's.
+Each clip is asked about under each policy. Linux counts for every thread of the three processes
+and of this client how long it ran, and how long it was ready while another thread had its core;
+only the time from the first piece of text to the last counts. The verdicts tell the device
+thread's time in forwards, between forwards, and waiting for the draft. The time in which it neither
+ran, nor was ready, nor waited for the draft is time waiting for the interpreter lock. The rest of
+the decode time is transport.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.client import Answer, ask, video_url
-from bench.clips import Clip, held_out_clips
+from bench.clips import ClipFile, held_out_clips
 from bench.environment import ROOT, describe_environment
-from bench.runs import STACK_LOG, bundled_pair
+from bench.options import parser_of
+from bench.runs import bundled_pair, running_stack
 from bench.systems import System, policy_of, systems
 from hippo.cli.stack import Stack
 
@@ -35,11 +36,11 @@ _MS = 1e6
 _THREADS = ("device", "loop", "transport")
 
 Times = dict[tuple[str, str], tuple[int, int]]
-"""Nanoseconds run and nanoseconds ready, by process and kind of thread."""
+"""Nanoseconds running and ready, by process and kind of thread."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures, prints a table a policy and writes JSON."""
+    """Measures, prints a table per policy and writes JSON."""
     args = _parse(argv)
     asked = set(args.systems.split(","))
     chosen = [
@@ -51,15 +52,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(f"--systems {args.systems}: no such policy, such as serial or serialγ=7")
     options = bundled_pair(args.dtype)
     console = Console()
-    STACK_LOG.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        STACK_LOG.open("a", encoding="utf-8") as log,
-        Stack(options, lambda name, line: print(f"{name}: {line}", file=log)) as stack,
-    ):
+    with tempfile.TemporaryDirectory() as folder, running_stack(options) as stack:
         clips = held_out_clips(Path(folder), kind="short", num_clips=args.num_clips)
-        stack.start()
-        stack.wait_ready()
         results = measure(stack, clips, chosen, num_repeats=args.repeats)
     for result in results:
         console.print(table(result))
@@ -75,9 +69,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(
-    stack: Stack, clips: Sequence[Clip], chosen: Sequence[System], *, num_repeats: int
+    stack: Stack, clips: Sequence[ClipFile], chosen: Sequence[System], *, num_repeats: int
 ) -> list[dict[str, Any]]:
-    """Sums over all answers of each system, in milliseconds; every answer once before, untimed."""
+    """Returns the breakdown of each system, summed over its answers, after one warm-up answer."""
     pids = {name: stack.child(name).pid or 0 for name in ("draft", "target", "gateway")}
     pids["client"] = os.getpid()
     sums: dict[str, Counter[str]] = defaultdict(Counter)
@@ -101,14 +95,14 @@ def measure(
 
 
 def thread_times(pids: Mapping[str, int]) -> Times:
-    """What every thread of the processes has run and waited for its core so far."""
+    """Returns how long the threads of the processes have run and been ready so far."""
     found: dict[tuple[str, str], tuple[int, int]] = {}
     for name, pid in pids.items():
         for task in Path(f"/proc/{pid}/task").iterdir():
             try:
                 comm = (task / "comm").read_text().strip()
                 ran, ready, _ = map(int, (task / "schedstat").read_text().split())
-            except OSError:  # it has ended
+            except OSError:  # the thread has ended
                 continue
             kind = (
                 "device" if comm == "device" else "loop" if task.name == str(pid) else "transport"
@@ -119,7 +113,7 @@ def thread_times(pids: Mapping[str, int]) -> Times:
 
 
 def answer_times(answer: Answer, begin: Times, end: Times) -> Counter[str]:
-    """Milliseconds of one answer's decoding, by what they went into."""
+    """Returns the parts of one answer's decode time in milliseconds."""
     times: Counter[str] = Counter()
     for (process, kind), (ran, ready) in end.items():
         ran_before, ready_before = begin.get((process, kind), (0, 0))
@@ -137,7 +131,7 @@ def answer_times(answer: Answer, begin: Times, end: Times) -> Counter[str]:
 
 
 def breakdown(system: str, sums: Mapping[str, float]) -> dict[str, Any]:
-    """A round's milliseconds on each core; ``sums`` are those of ``answer_times``."""
+    """Returns the mean milliseconds of a round; ``sums`` adds up ``answer_times``."""
     rounds = sums["rounds"]
 
     def a_round(key: str) -> float:
@@ -181,7 +175,7 @@ def breakdown(system: str, sums: Mapping[str, float]) -> dict[str, Any]:
 
 
 def table(result: Mapping[str, Any]) -> Table:
-    """One policy's round, in milliseconds and shares."""
+    """Returns a table of one policy's round in milliseconds and shares."""
     shown = Table(
         title=f"{result['system']}: a round of {result['round_ms']:.2f} ms, "
         f"{result['tokens_per_round']:.1f} tokens and {result['blocks_per_round']:.1f} blocks",
@@ -204,11 +198,7 @@ def table(result: Mapping[str, Any]) -> Table:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.round_time",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("bench.round_time", __doc__)
     add = parser.add_argument
     add(
         "--systems",

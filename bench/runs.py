@@ -1,4 +1,4 @@
-"""Single runs of the benchmark: the engine's systems, and the rivals. Each returns plain data."""
+"""Single runs of the benchmark, of hippo's systems and of the rivals; each returns plain data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.clips import Clip
+from bench.clips import ClipFile
 from bench.environment import ROOT
 from bench.margins import first_differences
 from bench.measure import Record, measure
@@ -30,8 +30,8 @@ STACK_LOG = ROOT / "bench/out/stack.log"
 
 
 def bundled_pair(dtype: str, **changes: Any) -> StackOptions:
-    """The bundled pair, the target on one core, and draft and this process on the other;
-    ``changes`` are of the options."""
+    """Returns options for the bundled pair, with ``changes``, and pins this process to the draft's
+    core; the target has the other core."""
     target_core, draft_core = default_cores("cpu", "cpu")
     if draft_core is not None:
         os.sched_setaffinity(0, {draft_core})
@@ -47,22 +47,22 @@ def bundled_pair(dtype: str, **changes: Any) -> StackOptions:
 
 
 @contextmanager
-def running_stack(options: StackOptions) -> Iterator[str]:
-    """The three processes with their models warm; their log goes to bench/out/stack.log."""
+def running_stack(options: StackOptions) -> Iterator[Stack]:
+    """Starts a stack; yields it when it is ready. Its log goes to bench/out/stack.log."""
     STACK_LOG.parent.mkdir(parents=True, exist_ok=True)
     with (
         STACK_LOG.open("a", encoding="utf-8") as log,
-        Stack(options, lambda name, line: _ignore(log.write(f"{name}: {line}\n"))) as stack,
+        Stack(options, lambda name, line: print(f"{name}: {line}", file=log)) as stack,
     ):
         stack.start()
         stack.wait_ready()
-        yield stack.url
+        yield stack
 
 
 def run_systems(
     console: Console,
     url: str,
-    clips: Sequence[Clip],
+    clips: Sequence[ClipFile],
     systems: Sequence[System],
     *,
     title: str,
@@ -70,7 +70,7 @@ def run_systems(
     num_repeats: int = 1,
     has_timeline: bool = False,
 ) -> tuple[list[Record], dict[str, Any]]:
-    """Measures the systems with a progress bar and prints their table."""
+    """Measures the systems with a progress bar and prints their table; returns both as data."""
     measured = measure(
         url, clips, systems, temperature=temperature, num_repeats=num_repeats,
         has_timeline=has_timeline,
@@ -88,9 +88,9 @@ def run_systems(
 
 
 def differences(
-    records: Sequence[Record], clips: Sequence[Clip], *, model: str, dtype: str
+    records: Sequence[Record], clips: Sequence[ClipFile], *, model: str, dtype: str
 ) -> list[dict[str, Any]]:
-    """Where greedy answers differ from target-only's, with the margin of the two best logits."""
+    """Returns where greedy answers differ from target-only, with the logit margins."""
     found = first_differences(records, clips, model=Path(model), dtype=dtype)
     return [asdict(difference) for difference in found]
 
@@ -98,7 +98,7 @@ def differences(
 def run_transformers(
     clips_folder: Path, *, core: int | None, dtype: str, num_clips: int
 ) -> list[dict[str, Any]]:
-    """transformers' generate(), alone and with an assistant model, on one core."""
+    """Times transformers' generate() on one core, alone and with an assistant model."""
     goal = clips_folder / "rivals.json"
     command = [
         *(sys.executable, "-m", "bench.rivals", "--clips", str(clips_folder)),
@@ -108,7 +108,3 @@ def run_transformers(
     subprocess.run(command, cwd=ROOT, check=True)
     records: list[dict[str, Any]] = json.loads(goal.read_text(encoding="utf-8"))
     return records
-
-
-def _ignore(_: object) -> None:
-    return None

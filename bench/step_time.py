@@ -1,8 +1,8 @@
-"""A model's prefill, and its steps against their floor: ``python -m bench.step_time``.
+"""Measures a model's prefill, and its steps against a floor: ``python -m bench.step_time``.
 
-The floor of a step is its bytes (weights, cached tokens, logits) over this device's bandwidth. The
-bandwidth is that of a sum over as many bytes: a model that fits into a processor's cache has the
-cache's. The floor leaves out arithmetic and every call.
+The floor of a step is the time to move its bytes (weights, cached tokens, logits) at the device's
+bandwidth, measured by a sum over the same number of bytes; it is the cache's bandwidth if a model
+fits into a processor's cache. The floor contains no arithmetic and no call overhead.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _COLUMNS = ("rows", "median ms", "fastest ms", "MB", "GB/s", "floor ms", "over t
 
 @dataclass(frozen=True, slots=True)
 class StepTimeSettings:
-    """What is measured."""
+    """The settings of the measurement."""
 
     model: str = setting("demo/models/target", help="model folder or Hugging Face name")
     device: str = setting("cpu", help="cpu, cuda or cuda:N")
@@ -78,7 +78,7 @@ def main(argv: list[str]) -> None:
 
 
 def measure(settings: StepTimeSettings) -> dict[str, Any]:
-    """Vision tower, prefill, and a line for each number of rows."""
+    """Returns times of vision tower and prefill, and a line for each number of rows."""
     plan = LoadPlan(
         settings.model,
         device=settings.device,
@@ -88,7 +88,7 @@ def measure(settings: StepTimeSettings) -> dict[str, Any]:
     )
     model = load_model(plan)
     assert isinstance(model, CachedModel)
-    prompt = model.prepare(
+    prompt = model.prepare_prompt(
         [ChatMessage("user", (MediaPart(0), TextPart("What happens?")))],
         [random_clip(settings.frames, settings.size)],
         FramePlan(),
@@ -109,7 +109,7 @@ def measure(settings: StepTimeSettings) -> dict[str, Any]:
 
 
 def random_clip(num_frames: int, size: int) -> DecodedMedia:
-    """Frames of noise, square, two a second."""
+    """Returns square frames of noise, two per second."""
     generator = torch.Generator().manual_seed(0)
     shape = (num_frames, size, size, 3)
     frames = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
@@ -139,7 +139,7 @@ def _step(
 
 
 def _moved_bytes(model: CachedModel, num_tokens: int, num_rows: int) -> int:
-    """Weights, cached tokens read and written, logits."""
+    """Returns the bytes of weights, of cached tokens read and written, and of logits."""
     text, cache, ids = model.model.config.text_config, model._cache, model.info.num_token_ids
     hidden, shape = text.hidden_size, cache.shape
     key_values = 2 * shape.num_kv_heads * shape.head_dim
@@ -150,7 +150,7 @@ def _moved_bytes(model: CachedModel, num_tokens: int, num_rows: int) -> int:
 
 
 def _rounds_ms(action: Callable[[], object], settings: StepTimeSettings) -> list[float]:
-    """Rounds of repeated calls; a round's figure is its mean, so that timers cost nothing."""
+    """Returns milliseconds per call of ``_ROUNDS`` rounds of repeated calls, after a warm-up."""
 
     def run(repeats: int) -> float:
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What is measured: the engine's own policies, by name."""
+"""The measured systems: target-only and the policies, by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["TARGET_ONLY", "System", "policy_of", "systems"]
 
 
 def systems(strategy: str, ratio: float) -> tuple[System, ...]:
-    """Every policy of the issue; target-only stands first and last, so that drift shows."""
+    """Returns target-only and every policy, with the given pruning."""
     pruning = {"strategy": strategy, "ratio": ratio}
 
     def system(name: str, policy: str, **extra: Any) -> System:
@@ -31,7 +31,7 @@ def systems(strategy: str, ratio: float) -> tuple[System, ...]:
 
 
 def policy_of(system: str) -> PolicyChoice:
-    """The policy behind a system's name, such as "serial γ=5"."""
+    """Returns the policy for a system's name, such as "serial γ=5"."""
     if system == TARGET_ONLY:
         return PolicyChoice("off")
     name, _, gamma = system.removeprefix("always ").partition(" γ=")

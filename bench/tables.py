@@ -12,7 +12,7 @@ _WIDTH_OF_FILES = 200  # columns
 
 
 def wide_console() -> Console:
-    """As wide as its terminal, or as ``COLUMNS`` says; without either, as the widest table."""
+    """Returns a console as wide as the terminal or ``COLUMNS``, else wide enough for any table."""
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _WIDTH_OF_FILES
@@ -20,7 +20,7 @@ def wide_console() -> Console:
 
 
 def wide_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """The first column has names, the others numbers."""
+    """Returns a table with names in its first column and numbers in the others."""
     shown = Table(title=title, title_justify="left")
     for column in columns:
         shown.add_column(column, justify="left" if column == columns[0] else "right")

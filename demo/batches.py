@@ -25,7 +25,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A clip size: pixels, seconds (two frames a second), and its share of the batches."""
+    """A clip size: pixels, number of frames (two per second), and its share of the batches."""
 
     height: int
     width: int
@@ -48,22 +48,22 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What the batches of a stage are made of."""
+    """The composition of the batches of a stage."""
 
     name: str
     sizes: tuple[Size, ...]
-    tokens: int  # sequence tokens in a batch, roughly
-    is_still: bool = False  # nothing changes: single frame pairs suffice
+    tokens: int  # approximate sequence tokens per batch
+    is_still: bool = False  # nothing changes, for single frame pairs
     short_share: float = 0.3  # batches of short questions only
     drop_share: float = 0.0  # batches with visual tokens dropped
-    blind_share: float = 0.0  # batches with none at all
+    blind_share: float = 0.0  # batches with no visual tokens
     talk_share: float = 0.0  # conversations without a clip
     stream: int = 3  # separates the random streams of stages
 
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Conversations as right-padded rows; every row has the same visual tokens count.
+    """Conversations as right-padded rows with equal numbers of visual tokens.
 
     labels[b, i] is the id that should follow position i, or IGNORE.
     """
@@ -76,7 +76,7 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Clips with conversations about them; `select` are the positions that the model sees."""
+    """Clips with conversations about them; `select` has the indices that the model sees."""
 
     size: Size
     frames: npt.NDArray[np.uint8]  # [rows with a clip, num_frames, height, width, 3]
@@ -85,7 +85,7 @@ class Batch:
 
 
 class Encoder:
-    """Turns conversations into ids exactly as the chat template does."""
+    """Encodes conversations to the same ids as the chat template."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, ids: SpecialIds) -> None:
         self._backend: Any = tokenizer.backend_tokenizer
@@ -94,8 +94,8 @@ class Encoder:
         start: Any = tokenizer.convert_tokens_to_ids("<|im_start|>")
         self.im_start = int(start)
 
-    def text(self, text: str) -> list[int]:
-        """The ids of a piece of text."""
+    def text_ids(self, text: str) -> list[int]:
+        """Returns the ids of a text."""
         if text not in self._cache:
             if len(self._cache) > 20_000:
                 self._cache.clear()
@@ -111,7 +111,7 @@ class Encoder:
         system: str | None = None,
         open_end: bool = False,
     ) -> tuple[list[int], list[bool]]:
-        """The ids, and which of them the assistant says; `open_end` leaves out the last answer."""
+        """Returns ids, and whether each is the assistant's; `open_end` omits the last answer."""
         special = self.special
         ids: list[int] = []
         said: list[bool] = []
@@ -120,40 +120,50 @@ class Encoder:
             ids.extend(piece)
             said.extend([is_answer] * len(piece))
 
-        newline = self.text("\n")
+        newline = self.text_ids("\n")
         if system is not None:
-            add([self.im_start, *self.text(f"system\n{system}"), special.im_end, *newline])
+            add([self.im_start, *self.text_ids(f"system\n{system}"), special.im_end, *newline])
         for turn, exchange in enumerate(exchanges):
             clip = [special.vision_start, *[special.video_pad] * num_visual, special.vision_end]
             clip = clip if turn == 0 and num_visual else []
-            head, question = self.text("user\n"), self.text(exchange.question)
-            if is_video_first or not clip:
-                body = (
-                    [*head, *clip, *question] if clip else self.text(f"user\n{exchange.question}")
-                )
+            if clip and is_video_first:
+                body = [*self.text_ids("user\n"), *clip, *self.text_ids(exchange.question)]
             else:
-                body = [*self.text(f"user\n{exchange.question}"), *clip]
-            add(
-                [
-                    self.im_start,
-                    *body,
-                    special.im_end,
-                    *newline,
-                    self.im_start,
-                    *self.text("assistant\n"),
-                ]
-            )
+                body = [*self.text_ids(f"user\n{exchange.question}"), *clip]
+            add([self.im_start, *body, special.im_end, *newline])
+            add([self.im_start, *self.text_ids("assistant\n")])
             if open_end and turn == len(exchanges) - 1:
                 break
-            add([*self.text(exchange.answer), special.im_end], is_answer=True)
+            add([*self.text_ids(exchange.answer), special.im_end], is_answer=True)
             add(newline)
         return ids, said
+
+
+def answered_rows(
+    encoder: Encoder,
+    questions: Sequence[str],
+    answers: Sequence[list[int]],
+    *,
+    num_visual: int,
+    is_video_first: bool,
+) -> list[tuple[list[int], list[bool]]]:
+    """Returns a conversation for each question with the ids of its answer, for ``pack``."""
+    end, rows = encoder.special.im_end, []
+    for question, answer in zip(questions, answers, strict=True):
+        prompt, said = encoder.conversation(
+            [Exchange("", question, "")],
+            num_visual=num_visual,
+            is_video_first=is_video_first,
+            open_end=True,
+        )
+        rows.append(([*prompt, *answer, end], [*said, *[True] * (len(answer) + 1)]))
+    return rows
 
 
 def positions_of(
     ids: IntArray, grid: tuple[int, int, int], video_pad: int, interval: int = 2
 ) -> IntArray:
-    """M-RoPE positions of one row with at most one clip.  Returns [3, length]."""
+    """Returns the M-RoPE positions [3, length] of a row with at most one clip."""
     length = len(ids)
     out = np.empty((3, length), np.int64)
     where = np.flatnonzero(ids == video_pad)
@@ -191,12 +201,12 @@ def pack(
 
 
 def clip_times(size: Size, rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """When the processor's two frames a second fall, with a file's slight error."""
+    """Returns the times of two frames per second, with the small offset of a real file."""
     return np.asarray(np.arange(size.num_frames) * 0.5 + rng.uniform(0, 0.06), np.float64)
 
 
 def sample_scene(recipe: Recipe, size: Size, rng: np.random.Generator) -> world.Scene:
-    """A scene for a clip of that size; stills come from longer scenes without events."""
+    """Returns a scene for a clip of `size`; stills are 4 s scenes without events."""
     duration_s = 4.0 if recipe.is_still else size.num_frames / 2
     return world.sample_scene(
         rng,
@@ -209,7 +219,7 @@ def sample_scene(recipe: Recipe, size: Size, rng: np.random.Generator) -> world.
 
 
 def sample_batch(recipe: Recipe, encoder: Encoder, seed: int, index: int) -> Batch:
-    """The batch of that index."""
+    """Returns the batch of an index, a pure function of the arguments."""
     rng = np.random.default_rng((seed, recipe.stream, index))
     shares = np.array([size.share for size in recipe.sizes])
     size = recipe.sizes[int(rng.choice(len(shares), p=shares / shares.sum()))]
@@ -278,10 +288,8 @@ def _choose_exchanges(plan: str, scene: world.Scene, rng: np.random.Generator) -
 def keep_some(
     sequences: Sequences, kept: int, video_pad: int, rng: np.random.Generator
 ) -> IntArray:
-    """All text and `kept` visual tokens of each row, uniformly at random.
-
-    Returns [batch, length - dropped].
-    """
+    """Returns the indices [batch, length - dropped] of all text and `kept` visual tokens per row,
+    drawn uniformly at random."""
     chosen = []
     for ids in sequences.ids:
         is_visual = ids == video_pad

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -96,13 +97,13 @@ recipe but does not give the same bits.
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A Markdown table."""
+    """Returns a Markdown table."""
     lines = [list(head), ["---"] * len(head), *[[str(cell) for cell in row] for row in rows]]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines) + "\n"
 
 
 def target_figures(figures: dict[str, Any]) -> str:
-    """The measured part of the target's card."""
+    """Returns the measured part of the target's card."""
     measured = figures["target"]
     rows = [
         (
@@ -144,7 +145,7 @@ def target_figures(figures: dict[str, Any]) -> str:
 
 
 def pair_figures(figures: dict[str, Any]) -> str:
-    """The measured part of the draft's card."""
+    """Returns the measured part of the draft's card."""
     text = (
         "## Measured\n\nHow often the draft's greedy token equals the target's,"
         " along the target's greedy\n"
@@ -169,7 +170,7 @@ def pair_figures(figures: dict[str, Any]) -> str:
 
 
 def other_figures(files: Sequence[Path]) -> str:
-    """Further measurements, a row a file: other sizes of clips, the question before the clip."""
+    """Returns a table with a row for each further file of figures."""
     rows = []
     for file in files:
         figures = json.loads(file.read_text())
@@ -185,16 +186,13 @@ def other_figures(files: Sequence[Path]) -> str:
 
 
 def num_parameters(folder: Path) -> float:
-    """Millions of parameters in the folder's weights."""
+    """Returns the millions of parameters in the folder's weights."""
     from safetensors import safe_open
 
     total = 0
     with safe_open(str(folder / "model.safetensors"), framework="np") as weights:
         for name in weights.keys():
-            size = 1
-            for side in weights.get_slice(name).get_shape():
-                size *= side
-            total += size
+            total += math.prod(weights.get_slice(name).get_shape())
     return total / 1e6
 
 

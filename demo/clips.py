@@ -1,4 +1,4 @@
-"""Clips as mp4 files: writing, reading, the bundled samples, the benchmarks' held-out clips."""
+"""Clips as mp4 files: writing and reading, the bundled samples, held-out clips."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from demo.world import FrameArray, Scene
 
 SAMPLES = Path(__file__).parent / "clips"
 FRAME_RATES = (4, 5, 8, 10, 12, 16, 24)
-HELD_OUT = 1_000_003  # every held-out scene's seed starts with this; no training stream does
+HELD_OUT = 1_000_003  # the first part of every held-out scene's seed, and of no training seed
 SAMPLED_PER_SECOND = 2
 
 SHORT_SIZES = (Size(112, 112, 8, 0.4, 5), Size(140, 140, 8, 0.3, 6), Size(112, 168, 8, 0.3, 6))
@@ -54,7 +54,7 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class ClipFacts:
-    """What is written beside a clip: file, size, a question, its answer, what is true of it."""
+    """The facts of a clip's file: size, a question with its answer, and true statements."""
 
     file: str
     height: int
@@ -68,7 +68,7 @@ class ClipFacts:
 
 
 def held_out(kind: Kind, index: int, *, seed: int = 0, min_objects: int = 1) -> Clip:
-    """The held-out clip of that index; scenes are disjoint from every training stream's."""
+    """Returns the held-out clip of an index; its scene does not occur in training."""
     stream = list(_SIZES).index(kind)
     rng = np.random.default_rng((HELD_OUT, seed, stream, index))
     sizes = _SIZES[kind]
@@ -88,28 +88,8 @@ def held_out(kind: Kind, index: int, *, seed: int = 0, min_objects: int = 1) -> 
             return Clip(f"{kind}-{index:03d}", scene, size, frame_rate)
 
 
-def held_out_lasting(num_frames: int, index: int, *, seed: int = 0, min_objects: int = 1) -> Clip:
-    """A held-out clip of 336 pixels a side from which that many frames are sampled.
-
-    Durations beyond 8 s do not occur in training.
-    """
-    size = Size(336, 336, num_frames, 1.0, 8)
-    rng = np.random.default_rng((HELD_OUT, seed, 88, num_frames, index))
-    while True:
-        scene = world.sample_scene(
-            rng,
-            height=size.height,
-            width=size.width,
-            duration_s=num_frames / SAMPLED_PER_SECOND,
-            min_objects=min_objects,
-            max_objects=size.max_objects,
-        )
-        if len(scene.objects) >= min_objects:
-            return Clip(f"lasting-{num_frames}-{index:03d}", scene, size, frame_rate=4)
-
-
 def write_mp4(scene: Scene, goal: Path | BinaryIO, *, frame_rate: int) -> None:
-    """Render the scene at that rate into an H.264 file."""
+    """Render the scene at `frame_rate` into an H.264 file."""
     count = round(scene.duration_s * frame_rate)
     frames = world.render(scene, np.arange(count) / frame_rate)
     with av.open(
@@ -124,7 +104,7 @@ def write_mp4(scene: Scene, goal: Path | BinaryIO, *, frame_rate: int) -> None:
 
 
 def read_mp4(source: Path | BinaryIO) -> tuple[FrameArray, float]:
-    """All frames of a file, and its frames a second."""
+    """Returns all frames of a file, and its frames per second."""
     with av.open(str(source) if isinstance(source, Path) else source, mode="r") as container:
         stream = container.streams.video[0]
         rate = float(stream.average_rate or 1)
@@ -133,7 +113,7 @@ def read_mp4(source: Path | BinaryIO) -> tuple[FrameArray, float]:
 
 
 def sample_like_processor(frames: FrameArray, frame_rate: float) -> FrameArray:
-    """The frames that the video processor takes at two a second."""
+    """Returns the frames that the video processor samples at two per second."""
     total = len(frames)
     wanted = min(max(total / frame_rate * SAMPLED_PER_SECOND, 4), total)
     count = int(wanted // 2) * 2
@@ -141,7 +121,7 @@ def sample_like_processor(frames: FrameArray, frame_rate: float) -> FrameArray:
 
 
 def through_codec(clip: Clip) -> FrameArray:
-    """The sampled frames of the clip after it has been an mp4 file (in memory)."""
+    """Returns the sampled frames of the clip after encoding to mp4 (in memory)."""
     buffer = io.BytesIO()
     write_mp4(clip.scene, buffer, frame_rate=clip.frame_rate)
     buffer.seek(0)
@@ -149,7 +129,7 @@ def through_codec(clip: Clip) -> FrameArray:
 
 
 def facts_of(clip: Clip, file: str, question: str) -> ClipFacts:
-    """What is to be known about the clip's file."""
+    """Returns the facts of the clip's file."""
     scene = clip.scene
     return ClipFacts(
         file=file,
@@ -176,9 +156,8 @@ def write_bench_clips(
 ) -> list[ClipFacts]:
     """Write held-out clips with answers of 100 tokens and more, and `facts.json`, into the folder.
 
-    kind: "short" has at most 128 visual tokens, "long" at least 1,000. The files and facts depend
-    on the
-    arguments alone; no scene occurs in training. Every clip has five objects or more.
+    kind: "short" has at most 128 visual tokens, "long" at least 1,000. Files and facts depend only
+    on the arguments; no scene occurs in training. Every clip has five objects or more.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = [
@@ -190,24 +169,24 @@ def write_bench_clips(
 
 
 def write_facts(written: list[ClipFacts], folder: Path) -> None:
-    """Write `facts.json`."""
+    """Write `facts.json` into the folder."""
     (folder / "facts.json").write_text(
         json.dumps([asdict(facts) for facts in written], indent=1) + "\n"
     )
 
 
 def read_facts(folder: Path) -> list[ClipFacts]:
-    """The facts of the folder's clips."""
+    """Returns the facts of the folder's clips."""
     return [ClipFacts(**entry) for entry in json.loads((folder / "facts.json").read_text())]
 
 
 def sample_clips() -> list[tuple[Path, ClipFacts]]:
-    """The bundled sample clips with their facts."""
+    """Returns the bundled sample clips with their facts."""
     return [(SAMPLES / facts.file, facts) for facts in read_facts(SAMPLES)]
 
 
 def bundled() -> Iterator[Clip]:
-    """The clips that are bundled, from 64 visual tokens to more than 1,000."""
+    """Yields the bundled clips, from 64 visual tokens to more than 1,000."""
     sizes = (
         ("tray", Size(112, 112, 8, 1.0, 4), 8, 3),
         ("handful", Size(140, 140, 8, 1.0, 6), 24, 5),

@@ -1,4 +1,4 @@
-"""Distillation of the draft: the target's own greedy answers, and its distribution along them."""
+"""Distils the draft on the target's greedy answers and its distributions along them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from demo.batches import (
     Batch,
     Encoder,
     Recipe,
-    Sequences,
     Size,
+    answered_rows,
     clip_times,
     keep_some,
     pack,
@@ -30,9 +30,8 @@ from demo.fast import language_hidden
 from demo.inference import Asked, Loaded, greedy
 from demo.language import answer_logits, embed
 from demo.optim import Optimizers, schedule
-from demo.texts import Exchange
 
-TOP = 8  # how many of the target's next tokens are kept at each place
+TOP = 8  # likeliest next tokens of the target that are kept per position
 SOURCE = Recipe("outputs", language.SIZED_DROPPED.sizes, tokens=7000, stream=9)
 FRESH = Recipe(
     "fresh",
@@ -47,9 +46,9 @@ FRESH = Recipe(
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """A batch of the target's answers: which scenes, the questions, and the target's top tokens.
+    """A batch of the target's answers: index of the scenes, questions, and likeliest tokens.
 
-    top_ids and top_log_probs are in the order of the batch's answer tokens, ends included.
+    top_ids and top_log_probs are in the order of the batch's answer tokens, end tokens included.
     """
 
     index: int
@@ -63,7 +62,7 @@ class Outputs:
 def source_clips(
     seed: int, index: int, tokens: int
 ) -> tuple[Size, npt.NDArray[np.uint8], list[world.Scene]]:
-    """The clips of that batch of scenes; a pure function of its arguments."""
+    """Returns size, frames and scenes of a batch of clips, a pure function of the arguments."""
     rng = np.random.default_rng((seed, SOURCE.stream, index))
     shares = np.array([size.share for size in SOURCE.sizes])
     size = SOURCE.sizes[int(rng.choice(len(shares), p=shares / shares.sum()))]
@@ -74,7 +73,7 @@ def source_clips(
 
 
 def write_outputs(target: Loaded, folder: Path, *, num_batches: int, seed: int) -> None:
-    """The target's greedy answers, one wording a batch, written as `outputs.pt`; resumes."""
+    """Write the target's greedy answers, one wording per batch, to `outputs.pt`; resumes."""
     path = folder / "outputs.pt"
     done: list[Outputs] = torch.load(path, weights_only=False)["outputs"] if path.exists() else []
     for index in tqdm(
@@ -82,7 +81,7 @@ def write_outputs(target: Loaded, folder: Path, *, num_batches: int, seed: int) 
     ):
         done.append(_ask_target(target, seed, index))
         if (index + 1) % 5 == 0 or index + 1 == num_batches:
-            loop.save(path, {"outputs": done})
+            loop.save_state(path, {"outputs": done})
     (folder / "outputs.done").write_text(f"{num_batches} batches\n")
 
 
@@ -116,27 +115,18 @@ def _as_batch(
     answers: list[list[int]],
     is_video_first: bool,
 ) -> Batch:
-    special = encoder.special
-    rows = []
-    for question, answer in zip(questions, answers, strict=True):
-        prompt, said = encoder.conversation(
-            [Exchange("", question, "")],
-            num_visual=size.num_visual,
-            is_video_first=is_video_first,
-            open_end=True,
-        )
-        rows.append(([*prompt, *answer, special.im_end], [*said, *[True] * (len(answer) + 1)]))
-    sequences: Sequences = pack(rows, size.grid, special)
-    return Batch(size, frames, sequences, None)
+    rows = answered_rows(
+        encoder, questions, answers, num_visual=size.num_visual, is_video_first=is_video_first
+    )
+    return Batch(size, frames, pack(rows, size.grid, encoder.special), None)
 
 
 def train_draft(
     model: nn.Module, encoder: Encoder, folder: Path, *, num_steps: int, seed: int
 ) -> None:
-    """Distil the draft in place, three steps in four on the target's outputs, one on fresh clips.
+    """Distil the draft in place: three of four steps on the target's outputs, one on fresh clips.
 
-    Half of the steps drop 0 to 95 % of the visual tokens uniformly at random, original positions
-    kept.
+    Half of the steps drop 0 to 95 % of the visual tokens at random and keep original positions.
     """
     inner: Any = model
     inner.model.visual.requires_grad_(False)

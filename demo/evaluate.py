@@ -1,4 +1,4 @@
-"""The figures of the model card, each by a command: `python -m demo.evaluate --help`."""
+"""Measures the figures of the model card: `python -m demo.evaluate --help`."""
 
 from __future__ import annotations
 
@@ -23,16 +23,15 @@ from demo.batches import IntArray
 from demo.clips import Clip
 from demo.export import MODELS
 from demo.figures import ATTRIBUTES, Agreement, Score, Tally, content_mask
-from demo.inference import Asked, Loaded, along, greedy, load
+from demo.inference import Asked, Loaded, greedy, greedy_along, load
 
 ABOUT = """\
 Measures the bundled pair on held-out clips (rendered, encoded to H.264 and decoded again):
 
   target     are the target's greedy statements right, and are they wrong for another clip?
   questions  are its short answers right?
-  pair       how often do draft and target choose the same next token along the target's greedy
-  answers:
-             with all visual tokens, with a tenth, with none; content words and template apart
+  pair       how often do draft and target choose the same next token along the target's answers,
+             with all visual tokens, a tenth or none; for content words and template words
   speed      one decode step of each model through transformers' own forward with a cache
 
 Each prints a table and, with --json FILE, writes the figures.
@@ -51,7 +50,7 @@ class Group:
 def held_out_groups(
     kind: clips.Kind, count: int, seed: int, most_tokens: int = 9000
 ) -> list[Group]:
-    """That many held-out clips, sampled and grouped by size into batches."""
+    """Returns `count` held-out clips with sampled frames, in batches of equal size."""
     by_size: dict[tuple[int, ...], list[tuple[Clip, Any]]] = defaultdict(list)
     for index in tqdm(range(count), desc="clips"):
         clip = clips.held_out(kind, index, seed=seed)
@@ -71,7 +70,7 @@ def held_out_groups(
 def descriptions_of(
     target: Loaded, groups: Sequence[Group], *, is_video_first: bool
 ) -> list[list[list[int]]]:
-    """The target's greedy long descriptions, a list of ids a clip."""
+    """Returns the target's greedy long descriptions, as ids for each clip of each group."""
     question = texts.DETAILED[0]
     return [
         greedy(
@@ -86,7 +85,7 @@ def descriptions_of(
 def measure_target(
     target: Loaded, groups: Sequence[Group], answers: list[list[list[int]]]
 ) -> dict[str, Any]:
-    """Statements against the facts of their own clip and of five others."""
+    """Scores the target's statements against the facts of their clip and of five others."""
     own, swapped, exact = Score(), Score(), Tally()
     scenes, said = [], []
     for group, ids in zip(groups, answers, strict=True):
@@ -94,11 +93,11 @@ def measure_target(
             text = str(target.tokenizer.decode(answer))
             scenes.append(clip.scene)
             said.append(texts.parse(text))
-            exact.add(text == texts.detailed(clip.scene))
+            exact.add_case(text == texts.detailed(clip.scene))
     for index, scene in enumerate(scenes):
-        own.add(said[index], texts.facts(scene))
+        own.add_clip(said[index], texts.facts(scene))
         for shift in range(1, min(6, len(scenes))):
-            swapped.add(said[(index + shift) % len(scenes)], texts.facts(scene))
+            swapped.add_clip(said[(index + shift) % len(scenes)], texts.facts(scene))
     rows = {}
     for name in ATTRIBUTES:
         rows[name] = {
@@ -132,14 +131,14 @@ def _balanced(own: Score, swapped: Score, name: str) -> dict[str, float]:
 
 
 def measure_questions(target: Loaded, groups: Sequence[Group], seed: int) -> dict[str, Any]:
-    """Short answers, compared with the one right answer of each."""
+    """Returns the share of right short answers by kind of question."""
     tallies: dict[str, Tally] = defaultdict(Tally)
     for group in tqdm(groups, desc="questions"):
         asked: dict[tuple[str, int], list[tuple[int, texts.Exchange]]] = defaultdict(list)
         for index, clip in enumerate(group.clips):
             rng = np.random.default_rng((clips.HELD_OUT, seed, index))
             for exchange in texts.short_questions(clip.scene, rng, 7):
-                asked[exchange.kind, len(target.encoder.text(exchange.question))].append(
+                asked[exchange.kind, len(target.encoder.text_ids(exchange.question))].append(
                     (index, exchange)
                 )
         for (kind, _), members in asked.items():
@@ -150,7 +149,7 @@ def measure_questions(target: Loaded, groups: Sequence[Group], seed: int) -> dic
             for answer, (_, exchange) in zip(
                 greedy(target, batch, max_new_tokens=40), members, strict=True
             ):
-                tallies[kind].add(str(target.tokenizer.decode(answer)) == exchange.answer)
+                tallies[kind].add_case(str(target.tokenizer.decode(answer)) == exchange.answer)
     return {
         kind: {"asked": tally.total, "right": round(tally.percent, 2)}
         for kind, tally in sorted(tallies.items())
@@ -165,7 +164,7 @@ def measure_pair(
     *,
     is_video_first: bool,
 ) -> dict[str, Any]:
-    """Agreement along the target's greedy answers, for each draft and share of visual tokens."""
+    """Returns the agreement along the target's answers, by draft and share of visual tokens."""
     end = target.encoder.special.im_end
     results: dict[str, Any] = {}
     for name, draft in drafts.items():
@@ -174,11 +173,11 @@ def measure_pair(
             for group, ids in zip(groups, tqdm(answers, desc=f"{name}, {label}"), strict=True):
                 keep = None if share is None else round(share * group.clips[0].size.num_visual)
                 asked = Asked(group.frames, [texts.DETAILED[0]] * len(group.clips))
-                said: list[IntArray] = along(
+                said: list[IntArray] = greedy_along(
                     draft, asked, ids, is_video_first=is_video_first, keep=keep
                 )
                 for own, answer in zip(said, ids, strict=True):
-                    agreement.add(
+                    agreement.add_answer(
                         own, [*answer, end], [*content_mask(answer, target.tokenizer), False]
                     )
             results[f"{name}, {label}"] = agreement.summary()
@@ -187,7 +186,7 @@ def measure_pair(
 
 @torch.no_grad()
 def step_ms(loaded: Loaded, *, context: int, repeats: int = 60) -> float:
-    """The median milliseconds of one decode step through transformers' forward with a cache."""
+    """Returns the median milliseconds of a decode step through transformers' forward."""
     model: Any = loaded.model
     ids = torch.full((1, context), 300)
     out = model(input_ids=ids, use_cache=True)
@@ -200,7 +199,7 @@ def step_ms(loaded: Loaded, *, context: int, repeats: int = 60) -> float:
 
 
 def measure_speed(folder: Path) -> dict[str, Any]:
-    """Step times of both models in float32 and bfloat16 after 200 positions, and their ratio."""
+    """Returns step times of both models after 200 tokens, and their ratio, by dtype."""
     results = {}
     for dtype in (torch.float32, torch.bfloat16):
         slow, fast = (
@@ -215,7 +214,7 @@ def measure_speed(folder: Path) -> dict[str, Any]:
 
 
 def show(title: str, rows: dict[str, Any]) -> None:
-    """A table with a row an entry; plain figures stand below it."""
+    """Prints a table with a row per nested entry, and the other figures below it."""
     console = Console(file=sys.stdout, width=110)
     nested = {name: value for name, value in rows.items() if isinstance(value, dict)}
     if nested:
@@ -229,7 +228,7 @@ def show(title: str, rows: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Measure what is asked for."""
+    """Measure the figures chosen on the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m demo.evaluate",
         description=ABOUT,

@@ -1,4 +1,4 @@
-"""Writing a trained model as a standard Hugging Face folder."""
+"""Writes a trained model as a standard Hugging Face folder."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Batched forwards through transformers' Qwen2.5-VL modules, for training on a CPU.
 
-Same parameters and same results as the model's own forward, without its loop over frames and with
-the
-patch embedding as the matrix product that it is. All clips of a batch have one size.
+They have the same parameters and results as the model's own forward, but no loop over frames, and a
+matrix product as patch embedding. All clips of a batch have one size.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=64)
 def _axial_positions(rows: int, cols: int, merge: int) -> Tensor:
-    """Row and column of each patch of a frame, in the processor's order.  [rows * cols, 2]"""
+    """Returns row and column of each patch in the processor's order, [rows * cols, 2]."""
     row = torch.arange(rows)[:, None].expand(rows, cols)
     col = torch.arange(cols)[None, :].expand(rows, cols)
     ordered = [
@@ -37,7 +36,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def tower_features(visual: nn.Module, patches: Tensor, rows: int, cols: int) -> Tensor:
-    """The merged visual tokens of equally sized frames pairs; every layer attends within its pair.
+    """Returns the merged visual tokens of equally sized frame pairs; layers attend within a pair.
 
     patches: [num_pairs, rows * cols, 1176]; rows, cols: patches per frame side.
     Returns [num_pairs, rows * cols / 4, hidden].
@@ -45,9 +44,8 @@ def tower_features(visual: nn.Module, patches: Tensor, rows: int, cols: int) -> 
     tower: Any = visual
     num_pairs, per_pair, _ = patches.shape
     weight = tower.patch_embed.proj.weight
-    x = functional.linear(patches.to(weight.dtype), weight.flatten(1)).to(
-        weight.dtype
-    )  # [num_pairs, per_pair, dim]
+    # [num_pairs, per_pair, dim]
+    x = functional.linear(patches.to(weight.dtype), weight.flatten(1)).to(weight.dtype)
     with torch.autocast("cpu", enabled=False):
         cos, sin = tower.rotary_pos_emb(x, _axial_positions(rows, cols, tower.spatial_merge_size))
     cos, sin = cos.view(1, 1, per_pair, -1), sin.view(1, 1, per_pair, -1)
@@ -73,7 +71,7 @@ def tower_features(visual: nn.Module, patches: Tensor, rows: int, cols: int) -> 
 
 
 def _norm(x: Tensor, norm: Any) -> Tensor:
-    """RMS normalisation, in float32 inside."""
+    """Returns the RMS normalisation, computed in float32."""
     wide = x.float()
     scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)
     out: Tensor = (wide * scale).to(x.dtype) * norm.weight.to(x.dtype)
@@ -81,10 +79,10 @@ def _norm(x: Tensor, norm: Any) -> Tensor:
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-    """Attention of several query heads to one key head; on CPUs thrice as fast as torch's kernel.
+    """Attention of several query heads to one key head; 3x as fast as torch's kernel on CPUs.
 
-    query: [batch, heads, length, size]; key, value: [batch, length, size]; bias: [heads * length,
-    length].
+    query: [batch, heads, length, size]; key, value: [batch, length, size];
+    bias: [heads * length, length].
     """
     batch, heads, length, size = query.shape
     stacked = query.reshape(batch, heads * length, size)
@@ -95,9 +93,9 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
 
 
 def language_hidden(language_model: nn.Module, embeds: Tensor, positions: Tensor) -> Tensor:
-    """The last hidden states of right-padded sequences under a causal mask, normalised.
+    """Returns the normalised last hidden states of right-padded sequences, with a causal mask.
 
-    Computes in the type of `embeds`, whatever the parameters' type is. One key-value head.
+    Computes in the dtype of `embeds`; the model must have one key-value head.
     embeds: [batch, length, hidden]; positions: [3, batch, length] (time, row, column), with gaps.
     """
     model: Any = language_model

@@ -1,4 +1,4 @@
-"""Scoring: statements against facts, and agreement of tokens, content and template apart."""
+"""Scores: statements against facts, and agreement of content tokens and of template tokens."""
 
 from __future__ import annotations
 
@@ -15,38 +15,30 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ATTRIBUTES = (
-    "count",
-    "position",
-    "colour",
-    "shape",
-    "direction",
-    "event",
-    "size",
-    "new_colour",
-    "time",
-)
+    "count", "position", "colour", "shape", "direction", "event", "size", "new_colour", "time",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
 class Tally:
-    """Rights out of a total."""
+    """The number of right cases, and of all cases."""
 
     right: int = 0
     total: int = 0
 
-    def add(self, is_right: bool) -> None:
+    def add_case(self, is_right: bool) -> None:
         self.right += is_right
         self.total += 1
 
     @property
     def percent(self) -> float:
-        """Percentage right; 0 when empty."""
+        """Percentage of right cases; 0 without cases."""
         return 100.0 * self.right / max(1, self.total)
 
 
 @dataclass(slots=True)
 class Score:
-    """Statements judged, an attribute at a time; `values` count what is true."""
+    """Counts of right statements by attribute; `values` counts the true values."""
 
     strict: dict[str, Tally] = field(default_factory=dict)
     placed: dict[str, Tally] = field(default_factory=dict)
@@ -54,65 +46,64 @@ class Score:
     recall: Tally = field(default_factory=Tally)
     values: dict[str, Counter[str]] = field(default_factory=dict)
 
-    def add(self, said: Sequence[Statement], true: Sequence[Statement]) -> None:
-        """Judge what was said of one clip.
+    def add_clip(self, said: Sequence[Statement], true: Sequence[Statement]) -> None:
+        """Judge the statements about one clip.
 
-        `strict` counts every statement said; one about a place where nothing is, is wrong. `placed`
-        counts only statements about places where there is an object, `by_value` these for each
-        true value apart. `recall` is the share of facts that were said.
+        `strict` counts every statement; one about an empty place is wrong. `placed` counts only
+        statements about places with an object, and `by_value` counts these for each true value.
+        `recall` is the share of facts that were said.
         """
         known = {(fact.cell, fact.attribute): fact.value for fact in true}
         occupied = {fact.cell for fact in true}
         for statement in said:
             value = known.get((statement.cell, statement.attribute))
-            self.strict.setdefault(statement.attribute, Tally()).add(value == statement.value)
+            self.strict.setdefault(statement.attribute, Tally()).add_case(value == statement.value)
             if statement.cell in occupied and value is not None:
                 is_right = value == statement.value
-                self.placed.setdefault(statement.attribute, Tally()).add(is_right)
+                self.placed.setdefault(statement.attribute, Tally()).add_case(is_right)
                 values = self.by_value.setdefault(statement.attribute, {})
-                values.setdefault(value, Tally()).add(is_right)
+                values.setdefault(value, Tally()).add_case(is_right)
         mentioned = set(said)
         for fact in true:
-            self.recall.add(fact in mentioned)
+            self.recall.add_case(fact in mentioned)
             self.values.setdefault(fact.attribute, Counter())[fact.value] += 1
 
     def balanced(self, attribute: str) -> float:
-        """Percentage right with every true value weighing the same (the mean recall).
+        """Returns the mean over the true values of the percentage right (balanced accuracy).
 
-        What is said without looking scores 100 / number of values here, whatever is said and
-        however often; so does the majority guess.
+        Any guess without the video scores 100 / number of values.
         """
         tallies = self.by_value.get(attribute, {}).values()
         return sum(tally.percent for tally in tallies) / max(1, len(tallies))
 
     def balanced_guess(self, attribute: str) -> float:
-        """The same of always saying the most frequent value, or any other."""
+        """Returns the balanced percentage of any constant guess."""
         return 100.0 / max(1, len(self.by_value.get(attribute, {})))
 
     def majority(self, attribute: str) -> float:
-        """Percentage right of always saying the most frequent value."""
+        """Returns the percentage right of always saying the most frequent value."""
         counts = self.values.get(attribute, Counter())
         return 100.0 * max(counts.values(), default=0) / max(1, counts.total())
 
 
 @dataclass(slots=True)
 class Agreement:
-    """Equal greedy tokens, content and template apart."""
+    """Counts of equal greedy tokens, for content words and for template words."""
 
     content: Tally = field(default_factory=Tally)
     template: Tally = field(default_factory=Tally)
 
-    def add(self, said: IntArray, reference: Sequence[int], is_content: Sequence[bool]) -> None:
-        """Compare token by token; all three have one entry a token, the end token included."""
+    def add_answer(
+        self, said: IntArray, reference: Sequence[int], is_content: Sequence[bool]
+    ) -> None:
+        """Compare token by token; all arguments have an entry per token, end token included."""
         for own, other, content in zip(said.tolist(), reference, is_content, strict=True):
-            (self.content if content else self.template).add(own == other)
+            (self.content if content else self.template).add_case(own == other)
 
     def summary(self) -> dict[str, float | int]:
-        """Percentages of equal tokens: of all, of content words, of template."""
-        right, total = (
-            self.content.right + self.template.right,
-            self.content.total + self.template.total,
-        )
+        """Returns percentages of equal tokens: of all, of content words, of template words."""
+        right = self.content.right + self.template.right
+        total = self.content.total + self.template.total
         return {
             "tokens": total,
             "all": round(100.0 * right / max(1, total), 2),
@@ -123,12 +114,12 @@ class Agreement:
 
 
 def content_mask(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[bool]:
-    """Which tokens of an answer belong to words that carry content (see texts.content_spans)."""
+    """Returns for each token whether it is in a content word (see texts.content_spans)."""
     return content_pieces([str(tokenizer.decode([token])) for token in ids])
 
 
 def content_pieces(pieces: Sequence[str]) -> list[bool]:
-    """``content_mask`` of tokens given by their text."""
+    """Returns ``content_mask`` of tokens given as text."""
     spans = texts.content_spans("".join(pieces))
     mask, start = [], 0
     for piece in pieces:

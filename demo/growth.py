@@ -1,8 +1,7 @@
-"""Making a trained model deeper without changing its function.
+"""Makes a trained model deeper without changing its function.
 
-New layers add nothing at first: the projections that write to the residual stream are zero.
-Training
-then gives them work.
+New layers add nothing at first, because their projections to the residual stream are zero; further
+training changes them.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def depth_map(old: int, new: int) -> list[int | None]:
-    """For each layer of the deeper model the old layer it continues, or None for a new one.
+    """Returns for each layer of the deeper model its old layer, or None for a new layer.
 
-    The old layers keep their order, and new ones follow each of them.
+    The old layers keep their order, and new layers follow each of them.
     """
     bounds = [round(index * new / old) for index in range(old + 1)]
     places: list[int | None] = [None] * new
@@ -29,8 +28,8 @@ def depth_map(old: int, new: int) -> list[int | None]:
     return places
 
 
-def grow(model: nn.Module, shape: models.ModelShape, ids: models.SpecialIds) -> nn.Module:
-    """A deeper model that computes the same; new layers start from torch's global generator."""
+def grow(model: nn.Module, shape: models.DemoShape, ids: models.SpecialIds) -> nn.Module:
+    """Returns a deeper model with equal outputs; torch's global generator fills new layers."""
     old: Any = model
     deep: Any = models.build(shape, ids)
     source, goal = old.state_dict(), deep.state_dict()

@@ -1,4 +1,4 @@
-"""Greedy answers about many clips at once, and what a model would say along a given answer."""
+"""Batched greedy answers, and a model's greedy tokens along given answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from demo.batches import Encoder, IntArray, keep_some, pack
+from demo.batches import Encoder, IntArray, answered_rows, keep_some, pack
 from demo.fast import language_hidden
 from demo.language import visual_features
 from demo.texts import Exchange
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model with its encoder."""
+    """A model with its tokenizer and encoder."""
 
     model: nn.Module
     tokenizer: PreTrainedTokenizerBase
@@ -35,14 +35,14 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Questions about equally sized clips, one each."""
+    """Clips of equal size with one question each."""
 
     frames: npt.NDArray[np.uint8]  # [batch, num_frames, height, width, 3]
     questions: Sequence[str]
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Loaded:
-    """A checkpoint folder as transformers loads it."""
+    """Loads a checkpoint folder with transformers."""
     ensure_torchvision()
     from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
@@ -52,7 +52,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> Loaded:
 
 
 def grid_of(frames: npt.NDArray[np.uint8]) -> tuple[int, int, int]:
-    """Merged tokens along time, height and width.  frames: [batch, num_frames, height, width, 3]"""
+    """Returns the merged tokens along time, height and width of clips of this shape."""
     _, count, height, width, _ = frames.shape
     return count // 2, height // 28, width // 28
 
@@ -67,9 +67,9 @@ def greedy(
     keep: int | None = None,
     seed: int = 0,
 ) -> list[list[int]]:
-    """Greedy answers, without the end token.  All rows must have prompts of one length.
+    """Returns greedy answers without end tokens. All prompts must have the same length.
 
-    keep: how many visual tokens the model sees, drawn uniformly at random (default: all).
+    keep: the number of visual tokens that the model sees, drawn at random (default: all).
     """
     inner: Any = loaded.model
     encoder, special = loaded.encoder, loaded.encoder.special
@@ -133,7 +133,7 @@ def greedy(
 
 
 @torch.no_grad()
-def along(
+def greedy_along(
     loaded: Loaded,
     asked: Asked,
     answers: Sequence[list[int]],
@@ -142,23 +142,20 @@ def along(
     keep: int | None = None,
     seed: int = 0,
 ) -> list[IntArray]:
-    """What the model says greedily after each prefix of the answers, the end included.
+    """Returns the model's greedy token after each prefix of each answer, end tokens included.
 
-    keep: how many visual tokens the model sees, drawn uniformly at random (0: blind; default: all).
+    keep: the number of visual tokens that the model sees, drawn at random (default: all).
     """
     inner: Any = loaded.model
     encoder, special = loaded.encoder, loaded.encoder.special
     grid = grid_of(asked.frames)
-    num_visual = grid[0] * grid[1] * grid[2]
-    rows = []
-    for question, answer in zip(asked.questions, answers, strict=True):
-        prompt, said = encoder.conversation(
-            [Exchange("", question, "")],
-            num_visual=num_visual,
-            is_video_first=is_video_first,
-            open_end=True,
-        )
-        rows.append(([*prompt, *answer, special.im_end], [*said, *[True] * (len(answer) + 1)]))
+    rows = answered_rows(
+        encoder,
+        asked.questions,
+        answers,
+        num_visual=grid[0] * grid[1] * grid[2],
+        is_video_first=is_video_first,
+    )
     sequences = pack(rows, grid, special)
     ids, labels = torch.from_numpy(sequences.ids), torch.from_numpy(sequences.labels)
     positions = torch.from_numpy(sequences.positions)

@@ -1,4 +1,4 @@
-"""Training a language model on top of the frozen tower."""
+"""Trains a language model on top of the frozen tower."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DROPPED = Recipe("dropped", SMALL, tokens=5000, drop_share=0.4, blind_share=0.02
 
 
 def _mixed(small_share: float) -> tuple[Size, ...]:
-    """Small and large sizes together, with that share of small ones."""
+    """Returns small and large sizes, with a share of `small_share` for small ones."""
     return tuple(replace(size, share=size.share * small_share) for size in SMALL) + tuple(
         replace(size, share=size.share * (1 - small_share)) for size in LARGE
     )
@@ -57,9 +57,9 @@ GROWN = Recipe("grown", _mixed(0.65), tokens=4000, talk_share=0.03, stream=8)
 
 
 def visual_features(visual: nn.Module, frames: Tensor) -> Tensor:
-    """The visual tokens of equally sized clips.
+    """Returns the visual tokens [batch, num_visual, hidden] of clips of equal size.
 
-    frames: uint8.  Returns [batch, num_visual, hidden].
+    frames: uint8 [batch, num_frames, height, width, 3].
     """
     patches = pixels.patchify(frames)
     batch, pairs, _, _ = patches.shape
@@ -71,9 +71,9 @@ def visual_features(visual: nn.Module, frames: Tensor) -> Tensor:
 def embed(
     model: nn.Module, batch: Batch, video_pad: int, dtype: torch.dtype = torch.bfloat16
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Input embeddings, positions and labels of what the model sees of a batch.
+    """Returns input embeddings, positions and labels of the tokens that the model sees.
 
-    Returns [batch, length, hidden], [3, batch, length] and [batch, length].
+    Their shapes are [batch, length, hidden], [3, batch, length] and [batch, length].
     """
     inner: Any = model
     with (
@@ -97,10 +97,7 @@ def embed(
 def answer_logits(
     model: nn.Module, batch: Batch, video_pad: int, dtype: torch.dtype = torch.bfloat16
 ) -> tuple[Tensor, Tensor]:
-    """Logits and true ids at the places where the assistant speaks.
-
-    [num_answer_tokens, vocabulary], [..]
-    """
+    """Returns logits [num_answer_tokens, vocabulary] and true ids of the assistant's tokens."""
     inner: Any = model
     embeds, positions, labels = embed(model, batch, video_pad, dtype)
     hidden = language_hidden(inner.model.language_model, embeds, positions)
@@ -123,7 +120,7 @@ def train_language(
     decay_share: float = 0.35,
     save_every: int = 100,
 ) -> None:
-    """Train the language model in place, so many steps a recipe; the tower stays as it is."""
+    """Train the language model in place, for each recipe its number of steps; freezes the tower."""
     inner: Any = model
     inner.model.visual.requires_grad_(False)
     optimizers = Optimizers(

@@ -1,4 +1,4 @@
-"""The loop of every training stage: a step at a time, saved and resumed exactly."""
+"""The loop of every training stage, with exact saving and resuming."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Figures = Mapping[str, float]
 
 
 class Stateful(Protocol):
-    """What a stage must save: a module, or an optimizer."""
+    """A part whose state a stage saves: a module or an optimizer."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -35,10 +35,9 @@ def run_steps(
     save_every: int = 100,
     log_every: int = 20,
 ) -> None:
-    """Run `step(0)` .. `step(num_steps - 1)`, resuming after the last saved one; mutates `parts`.
+    """Run `step(0)` .. `step(num_steps - 1)`, resuming after the last saved step; changes `parts`.
 
-    A step draws its data from its index alone, so a resumed stage equals one that was never
-    stopped.
+    A step's data depends only on its index, so a resumed stage gives the same result.
     Writes `NAME.pt` (the state), `NAME.jsonl` (the figures) and, at the end, `NAME.done`.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -68,7 +67,7 @@ def run_steps(
                 with log.open("a") as file:
                     file.write(json.dumps({k: round(v, 4) for k, v in line.items()}) + "\n")
             if (index + 1) % save_every == 0 or index + 1 == num_steps:
-                save(
+                save_state(
                     checkpoint,
                     {"step": index + 1, **{key: part.state_dict() for key, part in parts.items()}},
                 )
@@ -76,14 +75,14 @@ def run_steps(
 
 
 def seed_everything(index: int) -> None:
-    """Fix the generators a step may use, so that it depends on its index only."""
+    """Seed the global generators, so that a step depends only on its index."""
     torch.manual_seed(index)
     random.seed(index)
     np.random.seed(index % 2**32)
 
 
-def save(path: Path, state: Mapping[str, Any]) -> None:
-    """Write the state so that a break leaves either the old file or the new one."""
+def save_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write the state atomically."""
     scratch = path.with_suffix(".tmp")
     torch.save(dict(state), scratch)
     os.replace(scratch, path)
@@ -103,9 +102,9 @@ class _Batches(torch.utils.data.Dataset[Any]):
 def prefetched(
     make: Callable[[int], Any], first: int, num_steps: int, core: int | None
 ) -> Iterator[Any]:
-    """`make(first)`, `make(first + 1)`, ...
+    """Yields `make(first)` to `make(num_steps - 1)`, computed ahead in another process.
 
-    computed ahead in another process, pinned to a core where one is given.
+    The process is pinned to `core` if it is given.
     """
 
     def pin(_: int) -> None:

@@ -1,4 +1,4 @@
-"""The shapes of the two models, and building them as transformers' own Qwen2.5-VL."""
+"""The shapes of the two models, built as transformers' Qwen2.5-VL."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ HIDDEN = 320
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
-    """What distinguishes one model of the pair from another."""
+class DemoShape:
+    """The sizes in which the models of the pair differ."""
 
     num_layers: int
     vocab_size: int
@@ -23,8 +23,8 @@ class ModelShape:
     intermediate_size: int = 768
 
 
-TARGET = ModelShape(num_layers=20, vocab_size=640)
-DRAFT = ModelShape(num_layers=2, vocab_size=576)
+TARGET = DemoShape(num_layers=20, vocab_size=640)
+DRAFT = DemoShape(num_layers=2, vocab_size=576)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class SpecialIds:
     video_pad: int
 
 
-def build(shape: ModelShape, ids: SpecialIds) -> Qwen2_5_VLForConditionalGeneration:
-    """A float32 model of the given shape, initialised from torch's global generator."""
+def build(shape: DemoShape, ids: SpecialIds) -> Qwen2_5_VLForConditionalGeneration:
+    """Returns a float32 model of the given shape, with weights from torch's global generator."""
     ensure_torchvision()
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 

@@ -1,4 +1,4 @@
-"""Muon for the matrices, AdamW for the rest, one schedule over both."""
+"""Optimizers for training: Muon for matrices, AdamW for other parameters, one schedule."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Optimizers:
-    """The two optimizers of one training stage as one object; holds no state but theirs."""
+    """The two optimizers of one training stage as one object; its only state is theirs."""
 
     def __init__(
         self, named: Iterable[tuple[str, nn.Parameter]], *, matrix_lr: float, other_lr: float
@@ -28,7 +28,7 @@ class Optimizers:
         self.parameters = matrices + others
 
     def step(self, factor: float) -> None:
-        """One update at `factor` of the peak rates, from clipped gradients, which it clears."""
+        """Updates the parameters at `factor` times the peak rates; clips and clears gradients."""
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         for optimizer, peak in zip((self.muon, self.adamw), self.peaks, strict=True):
             for group in optimizer.param_groups:
@@ -47,7 +47,7 @@ class Optimizers:
 def schedule(
     step: int, num_steps: int, *, warmup: int = 60, decay_share: float = 0.35, final: float = 0.03
 ) -> float:
-    """The share of the peak rate at a step: linear warm-up, level, linear decay."""
+    """Returns the share of the peak rate at a step: linear warm-up, constant, linear decay."""
     if step < warmup:
         return (step + 1) / warmup
     decay_from = int(num_steps * (1 - decay_share))

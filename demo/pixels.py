@@ -1,6 +1,6 @@
-"""From frames to the vision tower's patches, and what a codec does to pixels, imitated.
+"""Patches of frames for the vision tower, and augmentation that imitates a video codec.
 
-The patches equal what the checkpoint's own video processor makes of the same frames.
+The patches equal those of the checkpoint's video processor.
 """
 
 from __future__ import annotations
@@ -19,18 +19,15 @@ STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 def patchify(frames: Tensor) -> Tensor:
-    """Normalised patches of equally sized clips, in the processor's order.
+    """Returns normalised patches of equally sized clips, in the processor's order.
 
     frames: [batch, num_frames, height, width, 3] uint8, num_frames even, sides multiples of 28.
-    Returns [batch, num_frames / 2, patches_per_frame, 1176] float32; four patches in a row merge
-    into one token.
+    The patches are float32 [batch, num_frames / 2, patches_per_frame, 1176]; four consecutive
+    patches merge into one token.
     """
     batch, num_frames, height, width, channels = frames.shape
-    grid_t, rows, cols = (
-        num_frames // TEMPORAL_PATCH,
-        height // (PATCH * MERGE),
-        width // (PATCH * MERGE),
-    )
+    grid_t = num_frames // TEMPORAL_PATCH
+    rows, cols = height // (PATCH * MERGE), width // (PATCH * MERGE)
     scale = torch.tensor([1.0 / (255.0 * std) for std in STD])
     shift = torch.tensor([-mean / std for mean, std in zip(MEAN, STD, strict=True)])
     values = frames.float() * scale + shift
@@ -44,7 +41,7 @@ def patchify(frames: Tensor) -> Tensor:
 
 
 def augment(frames: FrameArray, rng: np.random.Generator) -> FrameArray:
-    """The frames with codec-like damage: halved chroma resolution, blur, noise, other brightness.
+    """Returns frames with codec-like damage: half chroma resolution, blur, noise, brightness.
 
     frames: [num_frames, height, width, 3], even sides.
     """

@@ -1,7 +1,7 @@
-"""What is said about a scene: one fixed text for each scene and question, and its reading back.
+"""Texts about a scene: one fixed answer for each scene and question, and a parser for answers.
 
-Objects are mentioned in reading order of their home cells, place first. The wording of the question
-chooses the style of a description; nothing is left to chance.
+Answers mention objects in reading order of their home cells, place first. The wording of the
+question determines the style of a description.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REPORT: Final = ("What happens in the video?", "Summarise the video.")
 LIST: Final = ("List the objects.", "Which objects are there?")
 _WHEN: Final = ("early", "late")
 
-# Words that only the video can settle; everything else is template.
+# Words that depend on the video; all other words are template.
 CONTENT_WORDS: Final = frozenset(
     (
         "top middle bottom left centre right up down stays moves still"
@@ -40,7 +40,7 @@ CONTENT_WORDS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A question about a scene with its one right answer; `kind` groups them for evaluation."""
+    """A question about a scene with its only right answer; `kind` is a group for evaluation."""
 
     kind: str
     question: str
@@ -49,7 +49,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One thing said: an attribute of the object at a cell, or of the whole scene (cell -1)."""
+    """A value of an attribute of the object at a cell, or of the whole scene (cell -1)."""
 
     cell: int
     attribute: str
@@ -57,7 +57,7 @@ class Statement:
 
 
 def detailed(scene: Scene) -> str:
-    """The long description: about 20 tokens an object."""
+    """Returns the long description, with about 20 tokens per object."""
     parts = [f"The video shows a {TONES[scene.tone]} {TEXTURES[scene.texture]} background."]
     for item in scene.objects:
         parts.append(
@@ -70,7 +70,7 @@ def detailed(scene: Scene) -> str:
 
 
 def report(scene: Scene) -> str:
-    """What moves and changes: about 11 tokens an object."""
+    """Returns a report of motions and changes, with about 11 tokens per object."""
     return " ".join(
         f"At the {CELLS[item.cell]}, the {COLOURS[item.colour]} {SHAPES[item.shape]}"
         f" {_motion(item)} and {_event(item)}."
@@ -79,7 +79,7 @@ def report(scene: Scene) -> str:
 
 
 def listing(scene: Scene) -> str:
-    """The bare list of objects."""
+    """Returns the list of objects."""
     return " ".join(f"{CELLS[item.cell].capitalize()}: a {_looks(item)}." for item in scene.objects)
 
 
@@ -101,7 +101,7 @@ def _event(item: SceneObject) -> str:
 
 
 def descriptions(scene: Scene, rng: np.random.Generator) -> list[Exchange]:
-    """One exchange of each style of description, each with one of its wordings."""
+    """Returns an exchange for each style of description, with one of its wordings."""
     return [
         Exchange("detailed", str(rng.choice(DETAILED)), detailed(scene)),
         Exchange("report", str(rng.choice(REPORT)), report(scene)),
@@ -110,7 +110,7 @@ def descriptions(scene: Scene, rng: np.random.Generator) -> list[Exchange]:
 
 
 def short_questions(scene: Scene, rng: np.random.Generator, count: int) -> list[Exchange]:
-    """That many different questions with short answers, as far as the scene has them."""
+    """Returns up to `count` different questions with short answers."""
     makers: list[Callable[[Scene, np.random.Generator], Exchange | None]] = [
         _ask_count, _ask_what, _ask_colour, _ask_direction, _ask_event, _ask_position, _ask_order,
     ]  # fmt: skip
@@ -203,7 +203,7 @@ SMALL_TALK: Final = (
 
 
 def facts(scene: Scene) -> list[Statement]:
-    """Everything that can truly be said about the scene."""
+    """Returns all true statements about the scene."""
     found = [
         Statement(-1, "tone", TONES[scene.tone]),
         Statement(-1, "texture", TEXTURES[scene.texture]),
@@ -246,7 +246,7 @@ _COUNT = re.compile(r"That makes (?P<count>\w+) objects? in all\.")
 
 
 def parse(text: str) -> list[Statement]:
-    """The statements of a description in any style; what does not parse is left out."""
+    """Returns the statements of a description in any style; ignores unknown sentences."""
     found: list[Statement] = []
     for pattern in (_BACKGROUND, _COUNT):
         match = pattern.search(text)
@@ -268,7 +268,7 @@ def parse(text: str) -> list[Statement]:
 
 
 def content_spans(text: str) -> list[tuple[int, int]]:
-    """Where the words stand that carry content, as character ranges; the rest is template."""
+    """Returns the character ranges of content words; other words are template."""
     return [
         match.span()
         for match in re.finditer(r"\w+", text)

@@ -1,4 +1,4 @@
-"""The pair's tokenizer: byte-level BPE trained on the world's texts, in Qwen's conventions."""
+"""The pair's tokenizer: byte-level BPE trained on the world's texts, in Qwen's format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPECIAL_TOKENS = (
     "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>",
 )  # fmt: skip
 VOCABULARY = 512
-# Qwen's own way of cutting text into words.
+# Qwen's pre-tokenizer: splits text into words.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -44,7 +44,7 @@ CHAT_TEMPLATE = (
 
 
 def world_texts(count: int, seed: int) -> Iterator[str]:
-    """Questions and answers about that many scenes, and the roles of a chat."""
+    """Yields questions and answers about `count` scenes, with the roles of a chat."""
     rng = np.random.default_rng((seed, 2))
     yield "system\nYou are a helpful assistant."
     yield from (f"{item.question} {item.answer}" for item in texts.SMALL_TALK)
@@ -56,7 +56,7 @@ def world_texts(count: int, seed: int) -> Iterator[str]:
 
 
 def train_tokenizer(*, num_scenes: int = 1500, seed: int = 0) -> PreTrainedTokenizerBase:
-    """The trained tokenizer, as transformers' fast Qwen2 tokenizer with the chat template."""
+    """Returns the trained tokenizer, as transformers' Qwen2 tokenizer with the chat template."""
     ensure_torchvision()
     from transformers import Qwen2Tokenizer
 
@@ -89,7 +89,7 @@ def train_tokenizer(*, num_scenes: int = 1500, seed: int = 0) -> PreTrainedToken
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> SpecialIds:
-    """The ids that the configurations need."""
+    """Returns the ids of the special tokens for the model configurations."""
     names = (
         "<|endoftext|>",
         "<|im_end|>",

@@ -1,8 +1,7 @@
-"""Stage one: the vision tower alone, taught by a dense loss what lies under each patch.
+"""Stage one: trains the vision tower alone, with a dense loss on the content of each patch.
 
-A linear probe on each merged token says, for its four patches, which object is there: colour at
-either
-frame of the pair, shape, size, direction, event state and home cell, and what the background is.
+A linear probe on each merged token classifies the object under each of its four patches (colour in
+both frames of the pair, shape, size, direction, event state, home cell) and the background.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from demo import loop, pixels, world
 from demo.fast import tower_features
 from demo.optim import Optimizers, schedule
 
-# Name and number of classes; class 0 of the object heads is "no object".
+# Names and numbers of classes; class 0 of the object heads is "no object".
 HEADS = (
     ("colour", 1 + len(world.COLOURS)),
     ("later_colour", 1 + len(world.COLOURS)),
@@ -37,36 +36,29 @@ HEADS = (
 NUM_OBJECT_HEADS = 7
 NUM_OUTPUTS = sum(classes for _, classes in HEADS)
 FRAME_SIZES = (
-    (112, 112),
-    (112, 112),
-    (112, 112),
-    (140, 140),
-    (112, 168),
-    (168, 112),
-    (168, 168),
-    (224, 224),
-)
+    (112, 112), (112, 112), (112, 112), (140, 140), (112, 168), (168, 112), (168, 168), (224, 224),
+)  # fmt: skip
 WIDER_SIZES = (*FRAME_SIZES[2:], (280, 280), (336, 336), (336, 336), (336, 336))
 IGNORE = -100
 
 
 @dataclass(frozen=True, slots=True)
 class TowerBatch:
-    """Frame pairs with what lies under each patch, in the order of the patches."""
+    """Frame pairs with the labels of each patch, in the order of the patches."""
 
     frames: npt.NDArray[np.uint8]  # [num_pairs, 2, height, width, 3]
     labels: npt.NDArray[np.int64]  # [num_pairs, patches, len(HEADS)]
 
 
 class Probe(nn.Module):
-    """The linear read-out of the dense loss; used in this stage only."""
+    """The linear classifier of the dense loss; used in this stage only."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
         self.read = nn.Linear(hidden_size, pixels.MERGE**2 * NUM_OUTPUTS)
 
     def forward(self, features: Tensor) -> Tensor:
-        """features: [num_pairs, tokens, hidden].  Returns [num_pairs, patches, NUM_OUTPUTS]."""
+        """Returns logits [num_pairs, patches, NUM_OUTPUTS] of [num_pairs, tokens, hidden]."""
         num_pairs, tokens, _ = features.shape
         out: Tensor = self.read(features).float()
         return out.view(num_pairs, tokens * pixels.MERGE**2, NUM_OUTPUTS)
@@ -79,7 +71,7 @@ def sample_batch(
     sizes: Sequence[tuple[int, int]] = FRAME_SIZES,
     stream: int = 1,
 ) -> TowerBatch:
-    """The batch of that index: a pure function of its arguments."""
+    """Returns the batch of an index, a pure function of the arguments."""
     rng = np.random.default_rng((seed, stream, index))
     height, width = sizes[int(rng.integers(len(sizes)))]
     num_pairs = max(8, patches // ((height // pixels.PATCH) * (width // pixels.PATCH)))
@@ -107,19 +99,17 @@ def sample_batch(
 def pair_labels(
     scene: world.Scene, ids: npt.NDArray[np.int8], times_s: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.int64]:
-    """What lies under each patch of one frame pair.
+    """Returns the labels of each patch of a frame pair, [patches, len(HEADS)].
 
-    ids: [2, height, width].  Returns [patches, len(HEADS)].
+    ids: [2, height, width], the object at each pixel.
     """
     rows, cols = scene.height // pixels.PATCH, scene.width // pixels.PATCH
     blocks = ids.reshape(2, rows // 2, 2, pixels.PATCH, cols // 2, 2, pixels.PATCH)
-    blocks = blocks.transpose(1, 4, 2, 5, 0, 3, 6).reshape(
-        rows * cols, -1
-    )  # [patches, pixels of both frames]
+    # [patches, pixels of both frames]
+    blocks = blocks.transpose(1, 4, 2, 5, 0, 3, 6).reshape(rows * cols, -1)
     count = len(scene.objects)
-    table = np.zeros(
-        (count + 2, len(HEADS)), np.int64
-    )  # a row an object, then "none", then "unclear"
+    # A row per object, then "none", then "unclear".
+    table = np.zeros((count + 2, len(HEADS)), np.int64)
     table[count + 1, :NUM_OBJECT_HEADS] = IGNORE
     for index, item in enumerate(scene.objects):
         table[index, :NUM_OBJECT_HEADS] = 1 + np.array(_object_state(item, times_s))
@@ -145,7 +135,7 @@ def _object_state(item: world.SceneObject, times_s: npt.NDArray[np.float64]) -> 
 
 
 def dense_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, float]]:
-    """The summed loss of the heads, and each head's accuracy (where there is an object).
+    """Returns the summed loss of the heads, and each head's accuracy on patches with an object.
 
     logits: [num_pairs, patches, NUM_OUTPUTS]; labels: [num_pairs, patches, len(HEADS)].
     """
@@ -172,7 +162,7 @@ def dense_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, float]
 
 
 def tower_logits(visual: nn.Module, probe: Probe, frames: Tensor) -> Tensor:
-    """Probe logits of frame pairs.  frames: [num_pairs, 2, height, width, 3] uint8."""
+    """Returns probe logits of frame pairs, uint8 [num_pairs, 2, height, width, 3]."""
     rows, cols = frames.shape[2] // pixels.PATCH, frames.shape[3] // pixels.PATCH
     patches = pixels.patchify(frames)[:, 0]  # [num_pairs, rows * cols, 1176]
     logits: Tensor = probe(tower_features(visual, patches, rows, cols))
@@ -187,7 +177,7 @@ def train_tower(
     seed: int = 0,
     render_core: int | None = None,
 ) -> None:
-    """Train the tower in place; state and figures go to `folder` under the name "tower"."""
+    """Train the tower in place; saves state and figures in `folder` as "tower"."""
     torch.manual_seed(seed)
     probe = Probe(visual.merger.mlp[-1].out_features)  # type: ignore[union-attr, index]
     draw = partial(sample_batch, seed)
@@ -203,7 +193,7 @@ def widen_tower(
     seed: int = 0,
     render_core: int | None = None,
 ) -> None:
-    """Train a trained tower and its probe further, at a low rate, on frames of all sizes."""
+    """Train a tower and its probe further, at a low rate, on frames of all sizes."""
     draw = partial(sample_batch, seed, sizes=WIDER_SIZES, stream=12)
     _train(visual, probe, folder, "widen", draw, num_steps, 6e-4, render_core)
 

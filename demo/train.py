@@ -1,4 +1,4 @@
-"""Train the bundled pair from nothing, stage by stage: `python -m demo.train --help`."""
+"""Trains the bundled pair from scratch in stages: `python -m demo.train --help`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ABOUT = """\
-Trains the bundled target and draft from nothing on the synthetic world, stage by stage:
+Trains the bundled target and draft from scratch on the synthetic world, in stages:
 
-  tower      the vision tower alone, with a dense loss on what lies under each patch;
-             both models get it, frozen
+  tower      the vision tower alone, with a dense loss on the content of each patch;
+             both models use it, frozen
   shallow    a target of 4 layers on stills, then on clips
   target     the same, grown to 20 layers without changing its function, on clips of all sizes
   plain      a draft of 2 layers on the true texts, visual tokens dropped at random:
@@ -33,25 +33,24 @@ Trains the bundled target and draft from nothing on the synthetic world, stage b
   draft      the draft, distilled: those answers, and the target's distribution over the next token
   export     both checkpoints in bfloat16, as standard Hugging Face folders
 
-Every stage saves itself every 100 steps and resumes from there, so after a break run the same
-command again.
-A stage that is done is skipped; to repeat one, delete its files in the run folder. On two cores,
-target and draft
-stages can run side by side: `taskset -c 0 python -m demo.train --stages shallow,target` and
+Every stage saves its state every 100 steps or more often, and resumes from it: to continue, run the
+same command again. A finished stage is skipped; to repeat it, delete its files in the run folder.
+On two cores, target and draft stages can run in parallel:
+`taskset -c 0 python -m demo.train --stages shallow,target` and
 `taskset -c 1 python -m demo.train --stages plain`.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Where a training run keeps its state, and its seed."""
+    """The folder, seed and settings of a training run."""
 
     folder: Path
     seed: int
     render_core: int | None
 
     def state(self, name: str) -> dict[str, Any]:
-        """The saved state of a finished stage."""
+        """Returns the saved state of a finished stage. Raises SystemExit if it has not run."""
         if not (self.folder / f"{name}.done").exists():
             raise SystemExit(
                 f"stage {name!r} has not been run: python -m demo.train --stages {name}"
@@ -61,7 +60,7 @@ class Run:
 
 
 def pair_tokenizer(run: Run) -> PreTrainedTokenizerBase:
-    """The tokenizer, trained once and then read from the run folder."""
+    """Returns the tokenizer, trained at the first call and then read from the run folder."""
     from transformers import AutoTokenizer
 
     folder = run.folder / "tokenizer"
@@ -72,27 +71,25 @@ def pair_tokenizer(run: Run) -> PreTrainedTokenizerBase:
 
 
 def encoder_of(run: Run) -> Encoder:
-    """The encoder of the run's tokenizer."""
+    """Returns the encoder of the run's tokenizer."""
     trained = pair_tokenizer(run)
     return Encoder(trained, tokenizer.special_ids(trained))
 
 
-def new_model(run: Run, shape: models.ModelShape) -> nn.Module:
-    """A model of that shape with the trained tower."""
+def new_model(run: Run, shape: models.DemoShape) -> nn.Module:
+    """Returns a new model of this shape with the trained tower."""
     torch.manual_seed(run.seed)
     model = models.build(shape, encoder_of(run).special)
     model.model.visual.load_state_dict(run.state("tower")["visual"])
     return model
 
 
-SHALLOW = models.ModelShape(num_layers=4, vocab_size=models.TARGET.vocab_size)
+SHALLOW = models.DemoShape(num_layers=4, vocab_size=models.TARGET.vocab_size)
 
 
 def run_tower(run: Run) -> None:
     torch.manual_seed(run.seed)
-    visual = models.build(
-        models.ModelShape(1, 64), models.SpecialIds(0, 1, 2, 3, 4, 5)
-    ).model.visual
+    visual = models.build(models.DemoShape(1, 64), models.SpecialIds(0, 1, 2, 3, 4, 5)).model.visual
     tower.train_tower(
         visual, run.folder, num_steps=2700, seed=run.seed, render_core=run.render_core
     )
@@ -138,9 +135,7 @@ def run_target(run: Run) -> None:
 
 def run_widen(run: Run) -> None:
     state = run.state("tower")
-    visual = models.build(
-        models.ModelShape(1, 64), models.SpecialIds(0, 1, 2, 3, 4, 5)
-    ).model.visual
+    visual = models.build(models.DemoShape(1, 64), models.SpecialIds(0, 1, 2, 3, 4, 5)).model.visual
     visual.load_state_dict(state["visual"])
     probe = tower.Probe(models.HIDDEN)
     probe.load_state_dict(state["probe"])
@@ -149,8 +144,8 @@ def run_widen(run: Run) -> None:
     )
 
 
-def with_wider_tower(run: Run, shape: models.ModelShape, stage: str) -> nn.Module:
-    """The model of that stage with the widened tower in place of its own."""
+def with_wider_tower(run: Run, shape: models.DemoShape, stage: str) -> nn.Module:
+    """Returns the model of a finished stage with the widened tower."""
     model = new_model(run, shape)
     model.load_state_dict(run.state(stage)["model"])
     inner: Any = model
@@ -217,7 +212,7 @@ STAGES: dict[str, Callable[[Run], None]] = {
 
 
 def main() -> None:
-    """Run the stages asked for."""
+    """Run the stages chosen on the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m demo.train",
         description=ABOUT,

@@ -1,10 +1,10 @@
 """The synthetic world: scenes of shapes that move, appear, vanish and change colour.
 
 A scene is plain data (seconds and pixels), a pure function of its seed, and can be rendered at any
-time; nothing is said about a clip that does not follow from its scene. Every object stays within a
-home cell of the 3 x 3 grid over the frame, which is how the texts refer to it. The background has a
-faint colour gradient (warm to cool from left to right, green to magenta from top to bottom), and
-what moves leaves a short fading trail.
+time. All texts about a clip follow from its scene. Each object stays within a home cell of the
+3 x 3 grid over the frame; texts name objects by their cells. The background has a faint colour
+gradient (warm to cool from left to right, green to magenta from top to bottom), and moving objects
+leave a short fading trail.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EVENTS: Final = ("none", "appears", "vanishes", "turns")
 TONES: Final = ("dark", "pale")
 TEXTURES: Final = ("plain", "striped", "checked", "speckled")
 NUM_CELLS: Final = 9
-FADE_S: Final = 1.2  # how long an appearance, a disappearance or a change of colour takes
+FADE_S: Final = 1.2  # duration of an appearance, a disappearance or a change of colour
 
 _RGB: Final = np.array(
     [(220, 40, 40), (40, 170, 50), (45, 70, 230), (235, 215, 40), (165, 50, 190), (40, 205, 215)],
@@ -59,17 +59,17 @@ class SceneObject:
     def centre_at(
         self, times_s: npt.NDArray[np.float64], duration_s: float
     ) -> npt.NDArray[np.float32]:
-        """The centre at each time.  [num_times, 2] as (x, y)"""
+        """Returns the centre (x, y) at each time, [num_times, 2]."""
         part = np.clip(times_s / duration_s, 0.0, 1.0).astype(np.float32)[:, None]
         start = np.array([self.x, self.y], np.float32)
         return np.asarray(start + part * self.travel * _STEP[self.motion], np.float32)
 
     def change_at(self, times_s: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-        """How far the event has gone at each time, 0 to 1.  [num_times]"""
+        """Returns the progress of the event at each time, 0 to 1, [num_times]."""
         return np.clip((times_s - self.event_s) / FADE_S + 0.5, 0.0, 1.0).astype(np.float32)
 
     def opacity_at(self, times_s: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-        """The opacity at each time, 0 to 1.  [num_times]"""
+        """Returns the opacity at each time, 0 to 1, [num_times]."""
         change = self.change_at(times_s)
         if EVENTS[self.event] == "appears":
             return change
@@ -78,7 +78,7 @@ class SceneObject:
         return np.ones_like(change)
 
     def colour_at(self, times_s: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-        """The colour at each time.  [num_times, 3]"""
+        """Returns the colour at each time, [num_times, 3]."""
         change = self.change_at(times_s)[:, None]
         if EVENTS[self.event] != "turns":
             change = np.zeros_like(change)
@@ -89,7 +89,7 @@ class SceneObject:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A clip before it is rendered: frame size in pixels, duration, background, objects."""
+    """The description of a clip: frame size in pixels, duration, background, objects."""
 
     height: int
     width: int
@@ -111,7 +111,7 @@ def sample_scene(
     max_objects: int = 6,
     is_still: bool = False,
 ) -> Scene:
-    """A random scene; with `is_still`, nothing moves or changes (for single frames)."""
+    """Returns a random scene; with `is_still` nothing moves or changes (for single frames)."""
     wanted = int(rng.integers(min_objects, max_objects + 1))
     placed: list[SceneObject] = []
     cells = rng.permutation(NUM_CELLS)
@@ -201,7 +201,7 @@ def _keeps_apart(first: SceneObject, second: SceneObject, duration_s: float) -> 
 
 
 def render(scene: Scene, times_s: npt.NDArray[np.float64]) -> FrameArray:
-    """The frames at the given times."""
+    """Returns the frames at the given times."""
     frames, _ = render_with_ids(scene, times_s, want_ids=False)
     return frames
 
@@ -209,9 +209,9 @@ def render(scene: Scene, times_s: npt.NDArray[np.float64]) -> FrameArray:
 def render_with_ids(
     scene: Scene, times_s: npt.NDArray[np.float64], *, want_ids: bool = True
 ) -> tuple[FrameArray, npt.NDArray[np.int8] | None]:
-    """The frames, and per pixel the index of the object on top (-1: background).
+    """Returns the frames, and the index of the topmost object at each pixel (-1: background).
 
-    ids: [num_frames, height, width]
+    The indices are [num_frames, height, width], or None without `want_ids`.
     """
     count = len(times_s)
     backdrop = background(scene)
@@ -255,7 +255,7 @@ def _window(
 def _coverage(
     shape: int, radius: float, centre: npt.NDArray[np.float32], rows: slice, cols: slice
 ) -> npt.NDArray[np.float32]:
-    """How much of each pixel the shape covers, 0 to 1, from its signed distance.  [rows, cols]"""
+    """Returns the share of each pixel that the shape covers, by signed distance, [rows, cols]."""
     y = (np.arange(rows.start, rows.stop, dtype=np.float32) + 0.5 - centre[1])[:, None]
     x = (np.arange(cols.start, cols.stop, dtype=np.float32) + 0.5 - centre[0])[None, :]
     name = SHAPES[shape]
@@ -276,7 +276,7 @@ def _coverage(
 
 
 def background(scene: Scene) -> npt.NDArray[np.float32]:
-    """The textured backdrop with its colour gradient.  [height, width, 3]"""
+    """Returns the textured background with its colour gradient, [height, width, 3]."""
     rng = np.random.default_rng(scene.texture_seed)
     y = np.linspace(-1.0, 1.0, scene.height, dtype=np.float32)[:, None]
     x = np.linspace(-1.0, 1.0, scene.width, dtype=np.float32)[None, :]

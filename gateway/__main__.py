@@ -18,7 +18,7 @@ logger = logging.getLogger("gateway")
 
 
 def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
-    """The exit code."""
+    """Runs the gateway until it is stopped, and returns the exit code."""
     try:
         settings = load_settings(
             GatewaySettings,
@@ -32,13 +32,13 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
         sys.stderr.write(f"error: {error.message}\n")
         return 2
     setup_logging("gateway", level=settings.log_level, style=settings.log_style)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every URL it fetches
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # httpx logs every URL
     try:
         if settings.cpu_core is not None:
-            # Before any thread exists: those of gRPC inherit it.
+            # Before gRPC starts its threads, which inherit the pinning.
             pin_to_core(settings.cpu_core)
         event_loop.run(serve(settings))
-    except SettingsError as error:  # of a file that they name
+    except SettingsError as error:  # a file named in the settings is unusable
         sys.stderr.write(f"error: {error.message}\n")
         return 2
     except HippoError as error:

@@ -1,4 +1,4 @@
-"""A completion that has ended, added to the metrics: some fifty microseconds, once."""
+"""Adds a completion to the metrics when it has ended; this takes about 50 us per completion."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hippo.metrics.gateway import Waste
 from hippo.types import OpenRequest
 
 
-def count(
+def count_completion(
     record: AnswerRecord,
     request: OpenRequest,
     *,
@@ -22,12 +22,16 @@ def count(
     target: str,
     baseline: Baseline,
 ) -> None:
-    """Counts one completion, and lets the baseline of the ``target``, an address, learn from it."""
+    """Adds one completion to the metrics, and its target-only steps to the baseline.
+
+    ``target`` is the address of the target service.
+    """
     _count_as_vllm_does(record, model)
     metrics[own.COMPLETIONS].labels(record.policy, record.outcome or "cancelled").inc()
     metrics[own.CALIBRATIONS].inc(record.is_calibration)
-    _count_speedup(record, metrics, baseline)  # by the baseline that the answer was told
-    baseline.learn(record.alone_steps, time.monotonic_ns())
+    # Before the baseline learns from this answer: the metrics get the speedup that it reports.
+    _count_speedup(record, metrics, baseline)
+    baseline.learn_steps(record.alone_steps, time.monotonic_ns())
     num_steps = sum(sums.num_steps for sums in record.alone_steps.values())
     metrics[own.BASELINE_STEPS].labels(target).inc(num_steps)
     _count_times(record, metrics)
@@ -124,7 +128,7 @@ def _count_draft(record: AnswerRecord, metrics: GatewayMetrics) -> None:
 
 
 def wasted_tokens(record: AnswerRecord) -> dict[Waste, int]:
-    """Draft tokens that came and were not accepted, by cause; all of them."""
+    """Returns the number of draft tokens that were received and not accepted, by cause."""
     stats = record.stats
     wasted = {
         Waste.REJECTED: stats.num_rejected_tokens,
@@ -134,8 +138,8 @@ def wasted_tokens(record: AnswerRecord) -> dict[Waste, int]:
         Waste.UNVERIFIED: 0,
     }
     num_unverified = stats.num_dropped_tokens - sum(wasted.values())
-    # The verifier tells what it drops, but not of what it holds or gets after its last verdict:
-    # that is ahead of the answer. What it neither used nor dropped was settled without it.
+    # Verdicts do not report draft tokens that the verifier still holds, or receives, after the last
+    # verdict; these lie ahead of the answer. The target settled the rest without using them.
     num_rest = stats.num_drafted_tokens - stats.num_accepted_tokens - stats.num_dropped_tokens
     num_held = min(max(num_rest, 0), stats.num_ahead_tokens)
     wasted[Waste.SETTLED_FIRST] = max(num_rest, 0) - num_held

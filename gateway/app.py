@@ -1,4 +1,4 @@
-"""The gateway's application: made by a factory, nothing at import time."""
+"""The gateway's FastAPI application; ``create_app`` builds it, importing has no side effects."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from gateway.keys import Limits, load_keyring
 from gateway.media import MediaReader
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import KeyMiddleware, RequestMiddleware
-from gateway.openapi import describe
+from gateway.openapi import describe_api
 from gateway.routes import chat, models, status, tokenize, videos
 from gateway.state import GatewayState
 from gateway.uploads import Uploads
+from hippo.tasks import cancel_all
 
 
 def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> FastAPI:
-    """An application that connects to its services when it starts.
+    """Returns an application that connects to its services when it starts.
 
-    ``patience_is_over`` ends the answers that still run, each with an error.
+    When ``patience_is_over`` is set, each running answer ends with an error.
 
     Raises SettingsError for unusable API keys.
     """
@@ -63,8 +64,7 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
         try:
             yield
         finally:
-            expiring.cancel()
-            await asyncio.gather(expiring, return_exceptions=True)
+            await cancel_all([expiring])
             uploads.close()
             await backends.close()
             await media.close()
@@ -78,7 +78,7 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
 
     @cache
     def openapi() -> dict[str, Any]:
-        return describe(app, asks_for_keys=not keyring.is_open)
+        return describe_api(app, asks_for_keys=not keyring.is_open)
 
     app.openapi = openapi  # type: ignore[method-assign]
     install_error_handlers(app)
@@ -87,7 +87,7 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
     app.include_router(videos.router)
     app.include_router(tokenize.router)
     app.include_router(status.router)
-    # The last one added is the outermost: a browser asks what it may before it sends its key.
+    # The last middleware added is the outermost: CORS preflight requests come without a key.
     app.add_middleware(KeyMiddleware, keyring=keyring)
     if settings.cors_origins:
         app.add_middleware(
@@ -103,8 +103,8 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
 
 
 def distribution_version() -> str:
-    """The installed distribution's version."""
+    """Returns the version of the installed distribution."""
     try:
         return version("hippo-serve")
-    except PackageNotFoundError:  # run from a folder without installation
+    except PackageNotFoundError:  # run from a source folder that is not installed
         return "0+unknown"

@@ -1,9 +1,9 @@
-"""All targets and drafts behind the gateway, and which of them a request gets.
+"""All target and draft services of the gateway, and the choice of a pair for each request.
 
-A target is chosen among those that serve the model: the one that a request about the same clip had
-before, by rendezvous hashing (Thaler and Ravishankar, 1996), because it may have cached what the
-two share; the least loaded one if that one has no slot free. So with the draft, among those that
-fit the target. An unhealthy service is left out until it is well again.
+Rendezvous hashing (Thaler and Ravishankar, 1996) maps requests about one clip to one of the targets
+that serve the model, because that target may have cached the clip. If the target has no free slot,
+the least loaded target is chosen. A draft is chosen in this way among the drafts that fit the
+target. A service that has failed is not chosen until it serves again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 
 from gateway.config import GatewaySettings
 from gateway.errors import ModelNotFoundError
-from gateway.targets import Draft, Pair, Target, choose
+from gateway.targets import Draft, Pair, Target, choose_service
 from gateway.watch import Watch
 from hippo.errors import UnavailableError
 from hippo.rpc.client import DraftClient, TargetClient
@@ -20,7 +20,7 @@ from hippo.types import ModelInfo
 
 
 class Backends:
-    """The targets and the drafts, each up or not."""
+    """The target and draft services, with their health."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         """Raises InvalidRequestError for a missing TLS file."""
@@ -43,17 +43,17 @@ class Backends:
 
     def _match(self) -> None:
         for target in self.targets:
-            target.match()
+            target.match_drafts()
 
     async def start(self) -> None:
-        """Begins to watch; returns at once."""
+        """Starts watching all services; does not wait for them to serve."""
         for target in self.targets:
             target.start()
         for draft in self.drafts:
             draft.start()
 
     async def close(self) -> None:
-        """Stops watching and closes the connections."""
+        """Stops watching and closes all connections."""
         await asyncio.gather(
             *(target.close() for target in self.targets),
             *(draft.close() for draft in self.drafts),
@@ -74,25 +74,25 @@ class Backends:
 
     @property
     def has_draft(self) -> bool:
-        """Whether some target has a draft that fits."""
+        """Whether at least one target has a draft that fits."""
         return any(target.fitting_drafts for target in self.targets)
 
     def draft_problem(self) -> str | None:
-        """Why no target has a draft; None if one has."""
+        """Returns why no target has a draft; None if at least one target has a draft."""
         return None if self.has_draft else self.targets[0].draft_problem
 
     @property
     def models(self) -> list[ModelInfo]:
-        """What is served, one of each name. Raises UnavailableError while every target is down."""
+        """The served models, one per name. Raises UnavailableError while every target is down."""
         found = [target.info for target in self.targets if target.info is not None]
         if not found:
             raise UnavailableError("; ".join(target.problem for target in self.targets))
         return list({info.name: info for info in reversed(found)}.values())[::-1]
 
     def model(self, name: str | None = None) -> ModelInfo:
-        """What is served under ``name`` (None: the first there is).
+        """Returns the model that is served as ``name``; None stands for the first served model.
 
-        Raises ModelNotFoundError for another name, UnavailableError while every target is down.
+        Raises ModelNotFoundError for an unknown name, UnavailableError while every target is down.
         """
         models = self.models
         for info in models:
@@ -104,8 +104,10 @@ class Backends:
         )
 
     def pair(self, name: str | None, key: bytes = b"") -> Pair:
-        """The target for a request about ``name``, with its draft. Requests with one ``key``
-        come to the same as long as it has a slot free. Raises as ``model`` does."""
+        """Returns the target for a request to the model ``name``, with its draft.
+
+        Requests with one ``key`` get one target while it has a free slot. Raises as ``model`` does.
+        """
         name = self.model(name).name
         serving = [each for each in self.targets if each.info and each.info.name == name]
-        return Pair(choose(serving, key), key)
+        return Pair(choose_service(serving, key), key)

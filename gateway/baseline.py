@@ -1,10 +1,10 @@
-"""What target-only decoding would take: the baseline that speedups are told against.
+"""The estimated time of target-only decoding: the baseline of the reported speedups.
 
-A *step* is the time from one verdict to the next in a stretch of target-only decoding, as the
-gateway's clock sees it: the target's forward over one row, its sampling, and what its loop takes
-between two forwards. Ordinary traffic has such stretches (requests with the policy `off`, answers
-without a draft, pauses of the adaptive policy); a small share of requests is run target-only to
-have them always. Steps grow with the context, so they are kept by context length.
+A *step* is the time from one verdict to the next during target-only decoding, measured with the
+gateway's clock: the target's forward over one row, sampling, and the time of the engine's loop
+between two forwards. Such steps occur in ordinary traffic (requests with the policy `off`, answers
+without a draft, pauses of the adaptive policy); in addition, a small share of requests is run
+target-only. Steps grow with the context, so they are averaged by context length.
 """
 
 from __future__ import annotations
@@ -14,72 +14,70 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 CONTEXT_BOUNDS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-_MEMORY_STEPS = 500  # how far back a mean looks
-_LEAST_TOKENS = 16  # a shorter answer teaches too little to be worth running it target-only
+_MEMORY_STEPS = 500  # number of latest steps that a running mean covers
+_LEAST_TOKENS = 16  # shorter answers have too few steps to be run target-only for calibration
 
 
 @dataclass(slots=True)
 class OneRowTimes:
-    """Target-only steps, added up."""
+    """Sums over target-only steps."""
 
     num_steps: int = 0
     total_ns: int = 0
     total_context: int = 0
 
-    def add(self, duration_ns: int, context_length: int) -> None:
-        """Counts one step."""
+    def add_step(self, duration_ns: int, context_length: int) -> None:
+        """Adds one step."""
         self.num_steps += 1
         self.total_ns += duration_ns
         self.total_context += context_length
 
 
 StepsByContext = dict[int, OneRowTimes]
-"""Sums by the index of their range of context lengths."""
+"""Sums by index of the range of context lengths; ``context_range`` returns the index."""
 
 
 def context_range(context_length: int) -> int:
-    """The index of the range that a context of this length lies in."""
+    """Returns the index of the range of context lengths that holds ``context_length``."""
     return bisect_left(CONTEXT_BOUNDS, context_length)
 
 
 @dataclass(slots=True)
 class _Mean:
-    weight: int = 0  # steps, as far as they are remembered
+    weight: int = 0  # number of steps, at most _MEMORY_STEPS
     step_ns: float = 0.0
     context: float = 0.0
 
-    def add(self, sums: OneRowTimes) -> None:
-        self.weight = min(self.weight + sums.num_steps, _MEMORY_STEPS)
-        share = min(1.0, sums.num_steps / self.weight)
-        self.step_ns += (sums.total_ns / sums.num_steps - self.step_ns) * share
-        self.context += (sums.total_context / sums.num_steps - self.context) * share
-
 
 class Baseline:
-    """Step times by context length, learnt from target-only stretches."""
+    """Running means of target-only step times, by context length."""
 
     def __init__(self) -> None:
         self._means: dict[int, _Mean] = {}
-        self.learnt_ns = 0  # when something was learnt last
+        self.learnt_ns = 0  # time of the latest measurement
 
     @property
     def is_known(self) -> bool:
-        """Whether anything was learnt yet."""
+        """Whether any step was measured."""
         return bool(self._means)
 
     def is_known_at(self, context_length: int) -> bool:
-        """Whether steps were measured in the range of that context."""
+        """Whether steps were measured in the range that holds ``context_length``."""
         return context_range(context_length) in self._means
 
-    def learn(self, steps: StepsByContext, now_ns: int) -> None:
-        """Takes the target-only steps of one answer."""
+    def learn_steps(self, steps: StepsByContext, now_ns: int) -> None:
+        """Adds the target-only steps of one answer to the means."""
         for index, sums in steps.items():
-            self._means.setdefault(index, _Mean()).add(sums)
+            mean = self._means.setdefault(index, _Mean())
+            mean.weight = min(mean.weight + sums.num_steps, _MEMORY_STEPS)
+            share = min(1.0, sums.num_steps / mean.weight)
+            mean.step_ns += (sums.total_ns / sums.num_steps - mean.step_ns) * share
+            mean.context += (sums.total_context / sums.num_steps - mean.context) * share
             self.learnt_ns = now_ns
 
     def step_ns(self, context_length: float) -> float:
-        """Time of one token at that context; between and beyond what was measured, by the nearest
-        measurements. Something must be known."""
+        """Returns the time of one step: interpolated between the two nearest measured contexts, and
+        the nearest measurement outside their range. ``is_known`` must be true."""
         means = [self._means[index] for index in sorted(self._means)]
         assert means, "nothing was measured yet"
         for shorter, longer in itertools.pairwise(means):
@@ -89,31 +87,30 @@ class Baseline:
         return (means[0] if context_length < means[0].context else means[-1]).step_ns
 
     def decode_ns(self, num_tokens: int, mean_context_length: float) -> float:
-        """Time from the first to the last of ``num_tokens``, 0 for one or none."""
+        """Returns the time from the first to the last of ``num_tokens``; 0 for fewer than two."""
         return max(num_tokens - 1, 0) * self.step_ns(mean_context_length)
 
     def known_steps(self) -> list[tuple[str, float]]:
-        """(upper bound of the range of context lengths, seconds of a step) of what is known."""
+        """Returns (upper bound of the context length, seconds per step) for each measured range."""
         bounds = [*map(str, CONTEXT_BOUNDS), "+Inf"]
         return [(bounds[i], self._means[i].step_ns / 1e9) for i in sorted(self._means)]
 
 
 class Calibration:
-    """Chooses the requests that are run target-only to keep the baseline fresh.
+    """Chooses the requests that are run target-only to measure the baseline.
 
-    ``share`` of those that may be chosen, evenly spread; besides the first of them, and one for
-    each range of context lengths that answers turn out to lie in while nothing is known there.
-    With a share of 0 none.
+    Calibration chooses the first eligible request, then an evenly spread ``share``, and one more
+    for each range of context lengths that has answers but no measurements; with a share of 0, none.
     """
 
     def __init__(self, share: float, baseline: Baseline) -> None:
         self._share = share
         self._baseline = baseline
-        self._credit = 1.0  # for the first
+        self._credit = 1.0  # the first request is chosen
         self._asked_for: set[int] = set()
 
     def is_due(self, max_tokens: int) -> bool:
-        """Whether a request that may be chosen is; it is then counted as run."""
+        """Returns whether to run a request target-only; call it once for each eligible request."""
         if not self._share or max_tokens < _LEAST_TOKENS:
             return False
         if self._credit < 1 - 1e-9:
@@ -122,8 +119,8 @@ class Calibration:
         self._credit -= 1 - self._share
         return True
 
-    def note(self, context_length: int) -> None:
-        """An answer was sped up at that context: its speedup should be known there."""
+    def note_context_length(self, context_length: int) -> None:
+        """Schedules a measurement if an answer had this context length and none exists there."""
         index = context_range(context_length)
         if index not in self._asked_for and not self._baseline.is_known_at(context_length):
             self._asked_for.add(index)

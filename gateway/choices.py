@@ -1,4 +1,4 @@
-"""The choices of one request: a completion each, begun together and read as one."""
+"""The choices of one request: one completion per choice, started and read together."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gateway.text import Piece
 
 
 class Choices:
-    """``async with`` starts all completions; leaving cancels all.
+    """Runs all completions of one request: ``async with`` starts them, leaving it cancels them.
 
-    ``news`` is the event that they set. Each is counted in the gauge ``waiting`` until its prompt
-    was read, and then in ``running``, until the end of its text was taken.
+    The completions set the event ``news``. A completion is counted in the gauge ``waiting`` until
+    its prompt was read, and then in ``running`` until the end of its text was taken.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Choices:
         self._news = news
         self._waiting = waiting
         self._running = running
-        self._gauges: dict[int, Gauge] = {}  # where each choice is counted
+        self._gauges: dict[int, Gauge] = {}  # by choice: the gauge that counts it
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Choices:
@@ -49,13 +49,13 @@ class Choices:
 
     @property
     def records(self) -> list[AnswerRecord]:
-        """What happened in each."""
+        """The records of the completions, in the order of the choices."""
         return [completion.record for completion in self.completions]
 
     @property
     def usage(self) -> dict[str, Any]:
-        """OpenAI's ``usage`` object, so far: the prompt once, as the choice that computed it found
-        it; the completions of all."""
+        """OpenAI's ``usage`` object so far: the prompt once, with the cached tokens of the choice
+        that computed it, and the completions of all choices."""
         num_prompt_tokens = max(record.num_prompt_tokens for record in self.records)
         num_completion_tokens = sum(record.num_completion_tokens for record in self.records)
         num_cached_tokens = min(record.num_cached_tokens for record in self.records)
@@ -68,17 +68,17 @@ class Choices:
 
     @property
     def num_visual_tokens(self) -> int:
-        """Of the prompt, counted once; 0 before a target has read it."""
+        """Visual tokens of the prompt, counted once; 0 before the target has read the prompt."""
         return max(record.num_visual_tokens for record in self.records)
 
-    def fail(self) -> None:
-        """An error has ended all of them; those that were finished before stay so."""
+    def mark_failed(self) -> None:
+        """Records that an error has ended all choices that were not finished."""
         for record in self.records:
             record.has_failed = record.finish_reason is None
 
     async def wait_begun(self, idle_s: float | None = None) -> bool:
-        """Returns whether the prompt of a choice was read, after ``idle_s`` at the latest. Raises
-        what went wrong with any before that."""
+        """Returns True once the prompt of a choice was read, or False after ``idle_s``. Raises the
+        error of a choice that failed before its prompt was read."""
         while True:
             self._count_begun()
             for completion in self.completions:
@@ -90,9 +90,9 @@ class Choices:
                 return False
 
     async def pieces(self, idle_s: float | None = None) -> AsyncIterator[tuple[int, Piece | None]]:
-        """Index and text of each choice as it settles, None at its end; an empty piece when there
-        was none for ``idle_s``. A slow reader gets what came meanwhile as one piece. Raises what
-        ended one of them early."""
+        """Yields (index of a choice, new text), with None in place of text at the choice's end, and
+        an empty piece after ``idle_s`` without text. A slow reader gets all text since its last
+        read as one piece. Raises the error that ended a choice early."""
         unread = dict(enumerate(self.completions))
         while True:
             self._count_begun()
@@ -112,7 +112,7 @@ class Choices:
                 yield 0, Piece()
 
     async def _wait_news(self, idle_s: float | None) -> bool:
-        """Waits until something has happened, for so long at most; whether something has."""
+        """Waits at most ``idle_s`` for ``news`` and clears it; returns whether it was set."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(idle_s):
                 await self._news.wait()
@@ -126,7 +126,7 @@ class Choices:
                 self._count(index, self._running)
 
     def _count(self, index: int, gauge: Gauge | None) -> None:
-        """Counts a choice in this gauge, and in no other."""
+        """Moves a choice to ``gauge``; None removes it from its gauge."""
         if (before := self._gauges.pop(index, None)) is not None:
             before.dec()
         if gauge is not None:

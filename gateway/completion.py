@@ -3,10 +3,10 @@
     target --- verdicts ---> [ Coordinator ] --- commits, pace ---> draft
            <-- blocks, pace-               <-- blocks -----------
 
-Sends only queue, so an event is handled whole before the next one: there is one task that reads
-the target and one that reads the draft, and no lock. The draft may be absent, refused, lost or
-stalled at any moment: the target's stream goes on, and a draft that comes back is opened again
-with the ids settled so far.
+One task reads the target's stream and one the draft's. Sending a message only queues it, so an
+event is handled completely before the next one, without a lock. The draft may be absent, refused,
+lost or stalled at any time: the target's stream goes on, and a draft that serves again gets a new
+stream, opened with the settled ids.
 """
 
 from __future__ import annotations
@@ -25,42 +25,30 @@ from gateway.errors import INTERNAL_ERROR
 from gateway.report import AnswerRecord
 from gateway.speculation import SpeculationPlan
 from gateway.targets import Draft, Pair
-from gateway.text import AnswerText, Piece, join
-from hippo.errors import (
-    HippoError,
-    IncompatiblePairError,
-    OverloadedError,
-    UnavailableError,
-)
+from gateway.text import AnswerText, Piece, join_pieces
+from hippo.errors import HippoError, IncompatiblePairError, OverloadedError, UnavailableError
 from hippo.metrics.gateway import DraftLoss
 from hippo.rpc.client import DraftStream, TargetStream
 from hippo.speculation.coordinator import Action, Coordinator, ToTarget
 from hippo.tasks import cancel_all
-from hippo.types import (
-    Block,
-    OpenRequest,
-    PromptInfo,
-    Selection,
-    Timing,
-    Verdict,
-)
+from hippo.types import Block, OpenRequest, PromptInfo, Selection, Timing, Verdict
 
 logger = logging.getLogger("gateway.completion")
 
-# Services end a sequence by themselves so long after its limit, should this process hang.
+# The services end a sequence this long after its limit, in case the gateway hangs.
 _SERVICES_GRACE_S = 1.0
 _MAX_DRAFT_ATTEMPTS = 8
-_MAX_STALLS = 2  # in one answer: each holds it up for --draft-stall-s
+_MAX_STALLS = 2  # per answer, because each stall delays the answer by --draft-stall-s
 _DRAFT_PAUSE_S = 0.25
 _LONGEST_DRAFT_PAUSE_S = 2.0
 
 
 class Completion:
-    """One sequence from its Open to its last token.
+    """One sequence, from its first message (``Open``) to its last token.
 
-    ``async with`` starts both streams; leaving cancels them, which frees their slots. ``news`` is
-    set when the prompt was read, when there is text to take, and at the end; a reader that takes
-    none holds up neither stream.
+    ``async with`` starts both streams; leaving it cancels them, which frees their slots. ``news``
+    is set when the prompt was read, when there is text to take, and at the end. A slow reader of
+    the text does not delay the streams.
     """
 
     def __init__(
@@ -100,14 +88,14 @@ class Completion:
 
         self._target_stream: TargetStream | None = None
         self._draft_stream: DraftStream | None = None
-        self._draft: Draft | None = None  # where that stream is or was
+        self._draft: Draft | None = None  # the service of _draft_stream, current or last
         self._debt = Debt(draft_stall_s)
         self._num_stalls = 0
 
         self._news = news
-        self._pieces: list[Piece] = []  # those that nobody took yet
+        self._pieces: list[Piece] = []  # not yet taken
         self.is_over = False
-        self.error: HippoError | None = None  # what ended it early
+        self.error: HippoError | None = None  # the error that ended the completion early
         self._task: asyncio.Task[None] | None = None
         self._draft_task: asyncio.Task[None] | None = None
 
@@ -121,23 +109,23 @@ class Completion:
         try:
             await asyncio.gather(self._task, return_exceptions=True)
         finally:
-            # Their errors' frames hold this object, and so the request's media: for as long as
-            # Python's garbage collector does not come, if this object held the errors.
+            # The errors' frames refer to this object; without this line, the cycle would keep the
+            # request's media in memory until the garbage collector runs.
             self._task = self._draft_task = self.error = None
 
     @property
     def token_ids(self) -> list[int]:
-        """Ids of the answer so far, the end token included."""
+        """Token ids of the answer so far, including the end token."""
         return list(self._coordinator.committed_ids[: self.record.num_completion_tokens])
 
     @property
     def finish_reason(self) -> str:
-        """Of an answer that is over."""
+        """The finish reason; the answer must be over."""
         assert self.record.finish_reason is not None
         return self.record.finish_reason.value
 
     @property
-    def told(self) -> dict[str, Any]:
+    def reports(self) -> dict[str, Any]:
         """The objects ``hippo`` and ``metrics`` of the answer so far."""
         return {
             "hippo": report.figures(self.record, self._request, self._pair.target.baseline),
@@ -150,8 +138,8 @@ class Completion:
         return self.record.target_prompt is not None
 
     def take_text(self) -> Piece:
-        """What has settled since this was asked last."""
-        piece = join(self._pieces)
+        """Returns the text that has settled since the last call."""
+        piece = join_pieces(self._pieces)
         self._pieces.clear()
         return piece
 
@@ -159,7 +147,7 @@ class Completion:
         try:
             if self._wants_draft:
                 self._draft_task = asyncio.create_task(self._run_draft(self._first_draft))
-            with self._pair.target.sequence():
+            with self._pair.target.count_sequence():
                 is_finished = await self._follow_target()
             if not is_finished:
                 raise UnavailableError("the target service ended the answer before its end")
@@ -171,21 +159,21 @@ class Completion:
             logger.exception("a completion failed unexpectedly")
             self.error = HippoError(INTERNAL_ERROR)
         finally:
-            # Over when both streams are closed: a client that has its answer may ask again at once.
+            # Both streams close first: a client that has its answer may ask again at once.
             if self._draft_task is not None:
                 await cancel_all([self._draft_task])
             self.is_over = True
             self._news.set()
 
     def _services_timeout_s(self) -> float | None:
-        """Until services end the sequence by themselves; None without a limit."""
+        """Returns the time limit for the services' streams; None without a limit."""
         if self._timeout_s is None:
             return None
         elapsed_s = (time.monotonic_ns() - self.record.received_ns) / 1e9
         return max(self._timeout_s + _SERVICES_GRACE_S - elapsed_s, 0.0)
 
     async def _follow_target(self) -> bool:
-        """Whether the last verdict came before the end of the stream."""
+        """Reads the target's stream; returns whether the last verdict came before its end."""
         target, timeout_s = self._pair.target.client, self._services_timeout_s()
         async with target.verify(self._request, timeout_s=timeout_s) as stream:
             self._target_stream = stream
@@ -196,7 +184,7 @@ class Completion:
                         return True
                 elif isinstance(message, Selection):
                     self.record.selection = message
-                    await self._tell(self._draft_stream, message)
+                    await self._send_message(self._draft_stream, message)
                 else:
                     self.record.target_prompt = message
                     self._news.set()
@@ -211,18 +199,18 @@ class Completion:
         is_alone = self._coordinator.pace.max_ahead == 0
         await self._carry_out(self._coordinator.on_verdict(verdict, now_ns))
         self.record.add_verdict(verdict, now_ns, is_alone=is_alone)
-        piece = self._text.add(verdict)
+        piece = self._text.add_verdict(verdict)
         self.record.num_completion_tokens = self._text.num_tokens
         self.record.finish_reason = self._text.finish_reason
         if piece:
             self._pieces.append(piece)
             self._news.set()
-        self._debt.note(self._coordinator.owes_block, now_ns)
+        self._debt.note_owed_block(self._coordinator.owes_block, now_ns)
         if self._debt.is_overdue(now_ns):
             await self._give_up_stalled_draft()
 
     async def _run_draft(self, draft: Draft | None) -> None:
-        """Drafts with ``draft`` from the start, or joins with whichever serves."""
+        """Drafts with ``draft`` from the start; if None, joins with the next usable draft."""
         joins = draft is None
         pause_s = _DRAFT_PAUSE_S
         for _ in range(_MAX_DRAFT_ATTEMPTS):
@@ -235,7 +223,7 @@ class Completion:
                     draft.report_failure()
                 elif not isinstance(error, OverloadedError):
                     return
-            except Exception as error:  # a fault of ours, which costs speed and never the answer
+            except Exception as error:  # a bug of the gateway; the answer goes on without the draft
                 logger.error("drafting failed", exc_info=error)
                 await self._lose_draft("drafting failed in the gateway", DraftLoss.ERROR)
                 return
@@ -244,7 +232,7 @@ class Completion:
             pause_s = min(2 * pause_s, _LONGEST_DRAFT_PAUSE_S)
 
     async def _draft_with(self, draft: Draft, *, joins: bool) -> None:
-        """Drafts until the stream breaks, which it raises."""
+        """Reads the draft's stream; raises HippoError when the stream ends or breaks."""
         coordinator = self._coordinator
         committed_ids = tuple(coordinator.committed_ids) if joins else ()
         request = dataclasses.replace(
@@ -254,12 +242,12 @@ class Completion:
             epoch=coordinator.epoch if joins else 0,
         )
         opened = draft.client.draft(request, timeout_s=self._services_timeout_s())
-        with draft.sequence():
+        with draft.count_sequence():
             async with opened as stream:
                 self._draft, self._draft_stream = draft, stream
                 self.record.num_draft_streams += 1
                 if self.record.selection is not None:
-                    await self._tell(stream, self.record.selection)
+                    await self._send_message(stream, self.record.selection)
                 if joins:
                     await self._carry_out(coordinator.on_draft_attached(len(committed_ids)))
                 async for message in stream:
@@ -273,11 +261,11 @@ class Completion:
         if isinstance(message, Block):
             self.record.add_block(message, now_ns)
             await self._carry_out(self._coordinator.on_block(message, now_ns))
-            self._debt.note(self._coordinator.owes_block, now_ns, is_heard=True)
+            self._debt.note_owed_block(self._coordinator.owes_block, now_ns, is_heard=True)
         elif isinstance(message, Timing):
             self.record.draft_prefill = message
             await self._carry_out(self._coordinator.on_draft_ready())
-            self._debt.note(self._coordinator.owes_block, now_ns, is_heard=True)
+            self._debt.note_owed_block(self._coordinator.owes_block, now_ns, is_heard=True)
         else:
             self.record.draft_prompt = message
             self._check_prompts()
@@ -286,13 +274,13 @@ class Completion:
         for action in actions:
             is_targets = isinstance(action, ToTarget)
             stream = self._target_stream if is_targets else self._draft_stream
-            await self._tell(stream, action.message)
+            await self._send_message(stream, action.message)
 
-    async def _tell(self, stream: TargetStream | DraftStream | None, message: Any) -> None:
-        """Sends; if the stream broke, the task that reads it has the error."""
+    async def _send_message(self, stream: TargetStream | DraftStream | None, message: Any) -> None:
+        """Sends a message; if the stream is broken, the task that reads it raises the error."""
         if stream is not None:
             with contextlib.suppress(HippoError):
-                await stream.send(message)
+                await stream.send_message(message)
 
     def _check_prompts(self) -> None:
         """Raises IncompatiblePairError when the two services read different prompts."""
@@ -301,13 +289,13 @@ class Completion:
             raise IncompatiblePairError("the draft read another prompt than the target")
 
     async def _drop_draft(self, problem: str, cause: DraftLoss) -> None:
-        """Goes on without the draft, from the task that reads the target."""
+        """Goes on without the draft; called by the task that reads the target."""
         if self._draft_task is not None:
             self._draft_task.cancel()
         await self._lose_draft(problem, cause)
 
     async def _give_up_stalled_draft(self) -> None:
-        """Goes on without it, until it is found well again."""
+        """Goes on without the draft until a draft is usable again."""
         stalled = self._draft_task
         await self._drop_draft("the draft stalled", DraftLoss.STALLED)
         if self._draft is not None:
@@ -319,7 +307,7 @@ class Completion:
 
     async def _lose_draft(self, problem: str, cause: DraftLoss) -> None:
         self._draft_stream = None
-        self._debt.forgive()
+        self._debt.clear()
         self.record.draft_problem = problem
         if self._coordinator.has_draft:
             self.record.draft_losses.append(cause)

@@ -23,7 +23,7 @@ PRUNING_STRATEGIES = tuple(strategy.value for strategy in PruningStrategy)
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """What an operator can choose."""
+    """The operator's settings; each field's ``help`` explains it."""
 
     target: tuple[str, ...] = setting(
         help="address of the target service, host:port; several (by commas) share the work"
@@ -35,10 +35,10 @@ class GatewaySettings:
     )
     services_tls: bool = setting(False, help="reach draft and target by TLS")
     services_tls_ca: str = setting(
-        "", help="PEM authority of their certificates; empty: the system's"
+        "", help="PEM file of the CA that signed their certificates; empty: the system's CAs"
     )
-    services_tls_cert: str = setting("", help="PEM certificate to show them, for mutual TLS")
-    services_tls_key: str = setting("", help="PEM private key of that certificate")
+    services_tls_cert: str = setting("", help="PEM file of the gateway's certificate (mutual TLS)")
+    services_tls_key: str = setting("", help="PEM file of that certificate's private key")
     host: str = setting("127.0.0.1", help="address to listen on")
     port: int = setting(8000, help="port to listen on; 0 takes a free one")
     port_file: str | None = setting(None, help="file to write the bound port to")
@@ -66,7 +66,7 @@ class GatewaySettings:
         PRUNING_STRATEGIES, help="pruning strategies that requests may choose, the default included"
     )
     draft_stall_s: float = setting(
-        5.0, help="a draft that owes tokens for this long is given up for the request"
+        5.0, help="a draft that owes tokens and is silent for this long is given up for the request"
     )
     services_silence_s: float = setting(
         DEFAULT_SILENCE_SECONDS,
@@ -101,7 +101,7 @@ class GatewaySettings:
     shutdown_grace_s: float = setting(30.0, help="how long SIGTERM waits for running answers")
     max_body_bytes: int = setting(128 << 20, help="largest request body")
     stream_keepalive_s: float = setting(
-        15.0, help="a stream that was silent for so long gets a comment; 0: none"
+        15.0, help="a stream that is silent for this long gets a comment; 0: never"
     )
 
     max_media_items: int = setting(8, help="most videos and images in one request")
@@ -172,7 +172,7 @@ class GatewaySettings:
 
     @property
     def tls(self) -> TlsFiles | None:
-        """How the services are reached; None: in the clear."""
+        """TLS files for connections to the services; None: connections without TLS."""
         if not self.services_tls:
             return None
         return TlsFiles(

@@ -1,4 +1,4 @@
-"""Token ids to text, piece by piece, and the stop strings in it."""
+"""Incremental conversion of token ids to text, and the search for stop strings in the text."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-# A character takes at most four bytes: up to three of them may still wait for the last one.
+# A character has at most four bytes, so at most three bytes can wait for a missing one.
 _MAX_INCOMPLETE = 3
-# A model may emit broken bytes for ever; past this many ids they are given out as they are.
+# A model may emit invalid bytes without end; after this many ids they are decoded as U+FFFD.
 _MAX_WINDOW = 64
 
 
 class Detokenizer:
     """Decodes one completion incrementally; special tokens are left out.
 
-    The pieces, joined, are the text of the whole run of ids. A character whose bytes are split
-    across tokens comes out with its last token.
+    The concatenated pieces equal the text of all ids. A character whose bytes are split across
+    tokens is returned with its last token.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._context: list[int] = []  # the last window: some decoders treat a first id differently
+        self._context: list[int] = []  # the last window: decoders may treat a first id differently
         self._context_text = ""
         self._window: list[int] = []
-        self._num_emitted = 0  # characters of the window's text that are out
+        self._num_emitted = 0  # characters of the window's text that were returned
 
-    def add(self, token_ids: Sequence[int]) -> str:
-        """Takes further ids and returns the text that is now certain."""
+    def add_tokens(self, token_ids: Sequence[int]) -> str:
+        """Appends ids and returns the text that later ids cannot change."""
         if not token_ids:
             return ""
         self._window.extend(token_ids)
@@ -39,14 +39,14 @@ class Detokenizer:
         piece = settled[self._num_emitted :]
         self._num_emitted = max(self._num_emitted, len(settled))
         if len(settled) == len(text):
-            # Behind broken bytes, decoding starts afresh: later ids must not change what is out.
+            # After invalid bytes, no context is kept: later ids must not change returned text.
             self._context = [] if text.endswith("\ufffd") else self._window
             self._context_text = self._decode(self._context)
             self._window, self._num_emitted = [], 0
         return piece
 
-    def finish(self) -> str:
-        """Returns what was held back; bytes that form no character become U+FFFD."""
+    def flush_text(self) -> str:
+        """Returns the text that was held back, with U+FFFD for bytes that form no character."""
         piece = self._window_text()[self._num_emitted :] if self._window else ""
         self._context, self._context_text, self._window, self._num_emitted = [], "", [], 0
         return piece
@@ -59,23 +59,23 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Cuts a text, given in pieces, before that of several strings which is complete first."""
+    """Cuts a text, given in pieces, before the stop string that is complete first."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
-        self._num_passed = 0  # characters of it up to which no match may end
+        self._num_passed = 0  # a match must end after this many characters of _held
         self.matched: str | None = None
 
     @property
     def is_active(self) -> bool:
-        """Whether there is anything to look for."""
+        """Whether there are stop strings."""
         return bool(self._stops)
 
-    def add(self, piece: str, *, can_match: bool = True) -> str:
-        """Takes a piece and returns what can be given out; after a match, nothing more.
+    def add_piece(self, piece: str, *, can_match: bool = True) -> str:
+        """Appends a piece and returns the text that is certainly not part of a stop string.
 
-        No stop string is complete in a piece that cannot match; one may begin there.
+        Returns "" after a match. A match may begin, but not end, in a piece without ``can_match``.
         """
         if not self._stops:
             return piece
@@ -84,7 +84,7 @@ class StopStrings:
         text = self._held + piece
         if not can_match:
             self._num_passed = len(text)
-        # The first one to be complete counts, so that the borders of the pieces do not.
+        # The stop string that ends first counts, so that the result is independent of the pieces.
         found = [
             (at + len(stop), at, stop)
             for stop in self._stops
@@ -99,14 +99,14 @@ class StopStrings:
         self._num_passed = max(0, self._num_passed - (len(text) - num_held))
         return text[: len(text) - num_held]
 
-    def finish(self) -> str:
-        """Returns what was held back as the possible beginning of a stop string."""
+    def flush_text(self) -> str:
+        """Returns the text that was held back as a possible beginning of a stop string."""
         held, self._held = self._held, ""
         return held
 
     @staticmethod
     def _overlap(text: str, stop: str) -> int:
-        """Length of the longest end of ``text`` that begins ``stop``."""
+        """Returns the length of the longest suffix of ``text`` that is a prefix of ``stop``."""
         for length in range(min(len(text), len(stop) - 1), 0, -1):
             if text.endswith(stop[:length]):
                 return length

@@ -1,4 +1,4 @@
-"""Every failure as OpenAI's error object: {"error": {"message", "type", "param", "code"}}."""
+"""Answers failures with OpenAI's object: {"error": {"message", "type", "param", "code"}}."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ logger = logging.getLogger("gateway")
 
 INTERNAL_ERROR = "an internal error occurred; it is in the server's log"
 
-# Asked every few seconds, for as long as it takes.
+# Probes ask these every few seconds, so they are not logged at the usual level.
 QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
 
 
@@ -37,7 +37,7 @@ class ModelNotFoundError(NotFoundError):
     """The request names a model that is not served."""
 
 
-# Codes that clients of OpenAI's API look for, and ours beside them.
+# Error codes: OpenAI's where one fits, otherwise our own.
 _CODES: dict[type[HippoError], str] = {
     ContextLengthError: "context_length_exceeded",
     MediaError: "invalid_media",
@@ -62,18 +62,18 @@ class BodyTooLargeError(HTTPException):
 def error_body(
     message: str, *, type_name: str, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
-    """OpenAI's error object."""
+    """Returns OpenAI's error object."""
     return {"error": {"message": message, "type": type_name, "param": param, "code": code}}
 
 
-def describe(error: HippoError) -> dict[str, Any]:
-    """The error object of one of our errors."""
+def describe_error(error: HippoError) -> dict[str, Any]:
+    """Returns the error object for a HippoError."""
     code = next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), None)
     return error_body(error.message, type_name=error.type_name, param=error.param, code=code)
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Makes every failure of the application answer in OpenAI's shape."""
+    """Makes the application answer every failure with an error object."""
     app.add_exception_handler(HippoError, _on_hippo_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_error)
@@ -87,7 +87,7 @@ async def _on_hippo_error(request: Request, error: Exception) -> JSONResponse:
     if error.http_status in (429, 503):
         wait_s = error.retry_after_s if isinstance(error, RateLimitedError) else 1.0
         headers = {"Retry-After": str(max(1, math.ceil(wait_s)))}
-    return JSONResponse(describe(error), status_code=error.http_status, headers=headers)
+    return JSONResponse(describe_error(error), status_code=error.http_status, headers=headers)
 
 
 async def _on_validation_error(request: Request, error: Exception) -> JSONResponse:
@@ -119,12 +119,12 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def internal_error() -> JSONResponse:
-    """What is answered where we are at fault."""
-    return JSONResponse(describe(HippoError(INTERNAL_ERROR)), status_code=500)
+    """Returns the answer to a request that failed unexpectedly, with status 500."""
+    return JSONResponse(describe_error(HippoError(INTERNAL_ERROR)), status_code=500)
 
 
 def _explain(errors: Sequence[Any], request: Request) -> tuple[str, str | None]:
-    """The first of pydantic's errors as one sentence, and the field at fault."""
+    """Returns pydantic's first error as one sentence, and the path of the field at fault."""
     first = errors[0]
     if first["type"] == "json_invalid":
         reason, at = first["ctx"]["error"], first["loc"][-1]

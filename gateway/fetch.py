@@ -1,4 +1,4 @@
-"""Fetching media over http(s), without becoming a way into the operator's network."""
+"""Fetches media over http(s) without giving clients access to the operator's network (SSRF)."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from hippo.errors import ForbiddenError, MediaError
 
 _MAX_REDIRECTS = 3
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-# No connection is used twice: they are pooled by address, and one address serves many names, but a
-# certificate was checked for the first of them alone.
+# Connections are not reused: httpx pools them by address, one address can serve several host names,
+# and the certificate was checked for the first name only.
 _LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=0)
 
 
 class UrlFetcher:
     """Fetches from domains on an allow-list.
 
-    Each hop of a redirect is checked like the first URL. A name is resolved once, its addresses
-    are checked, and the connection goes to the checked address, so that a second look-up cannot
-    give another one. Each request has a connection of its own, whose certificate must be the
-    name's.
+    Each hop of a redirect is checked like the first URL. A host name is resolved once, all its
+    addresses are checked, and the connection goes to a checked address, so that a second look-up
+    cannot return another address. Each request has its own connection, and its certificate must be
+    valid for the host name.
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
@@ -35,11 +35,10 @@ class UrlFetcher:
         self._allow_private_addresses = settings.allow_private_media_addresses
         self._timeout_s = settings.media_timeout_s
         self._max_bytes = settings.max_media_bytes
-        # Neither proxies nor credentials of the environment apply to what strangers ask for.
         self._client: httpx.AsyncClient | None = None
 
-    async def fetch(self, url: str) -> bytes:
-        """Returns the body. Raises ForbiddenError for what is off the list, else MediaError."""
+    async def fetch_url(self, url: str) -> bytes:
+        """Returns the body. Raises ForbiddenError for a URL not allowed, otherwise MediaError."""
         if not self._allowed_domains:
             raise ForbiddenError(
                 "this server fetches no URLs (the operator can allow domains with "
@@ -64,12 +63,12 @@ class UrlFetcher:
         raise MediaError(f"the URL redirects more than {_MAX_REDIRECTS} times")
 
     async def close(self) -> None:
-        """Closes what is still open."""
+        """Closes open connections."""
         if self._client is not None:
             await self._client.aclose()
 
     async def _fetch_hop(self, url: str) -> bytes | str:
-        """The body, or where a redirect leads."""
+        """Returns the body (bytes), or the location of a redirect (str)."""
         host, port, scheme = self._check_url(url)
         address = await self._resolve(host, port)
         parts = urlsplit(url)
@@ -79,6 +78,7 @@ class UrlFetcher:
             host_header += f":{port}"
         pinned = parts._replace(netloc=f"{shown}:{port}", fragment="").geturl()
         if self._client is None:
+            # trust_env: proxies and credentials of the environment are not for clients' URLs.
             self._client = httpx.AsyncClient(
                 follow_redirects=False, trust_env=False, timeout=self._timeout_s, limits=_LIMITS
             )
@@ -86,7 +86,7 @@ class UrlFetcher:
             "GET",
             pinned,
             headers={"Host": host_header, "Accept-Encoding": "identity"},
-            # The certificate must be the name's, not the address's.
+            # The certificate is checked for the host name, not for the address.
             extensions={"sni_hostname": host} if scheme == "https" else None,
         )
         response = await self._client.send(request, stream=True)
@@ -147,7 +147,7 @@ class UrlFetcher:
 
 
 def is_public_address(address: str) -> bool:
-    """Whether an address is one of the public internet, and not one in another's clothes."""
+    """Whether an address is public, also if an IPv6 address embeds an IPv4 address."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -169,7 +169,7 @@ def _joined(url: str, location: str) -> str:
 
 
 def _ascii(host: str) -> str:
-    """The name as it is asked for and compared with a certificate's."""
+    """Returns a host name in the ASCII form (IDNA) that DNS and certificates use."""
     if host.isascii():
         return host
     try:

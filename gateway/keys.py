@@ -1,7 +1,7 @@
-"""API keys: who may ask, and how much each may ask.
+"""API keys: which clients may send requests, and how many.
 
-Keys come from the environment (``name=key,name=key``) or from a TOML file, which can also hold
-their SHA-256 instead of the keys themselves, and limits of their own:
+Keys come from the environment (``name=key,name=key``) or from a TOML file. The file can hold the
+SHA-256 of a key instead of the key itself, and limits for each key:
 
     [alice]
     key = "sk-..."
@@ -35,7 +35,7 @@ _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 
 
 class RateLimitedError(OverloadedError):
-    """A key has asked more than it may; ``retry_after_s`` says when it may again."""
+    """A key has reached a limit; after ``retry_after_s`` it may send a request again."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
@@ -44,14 +44,14 @@ class RateLimitedError(OverloadedError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one key may ask; 0: as much as it likes."""
+    """The limits of one key; 0 means no limit."""
 
     requests_per_minute: int = 0
     concurrent_requests: int = 0
     visual_tokens_per_minute: int = 0
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what is no limit."""
+        """Raises ValueError for a limit that is not a whole number of 0 or more."""
         for spec in dataclasses.fields(self):
             value = getattr(self, spec.name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -59,7 +59,7 @@ class Limits:
 
 
 class _Bucket:
-    """Fills at ``per_minute`` to as much; what is taken may leave it in debt. 0: always full."""
+    """A token bucket of capacity ``per_minute``, 0: unlimited; its level may fall below 0."""
 
     def __init__(self, per_minute: int, now_s: float) -> None:
         self._per_minute = per_minute
@@ -67,13 +67,13 @@ class _Bucket:
         self._filled_s = now_s
 
     def wait_s(self, amount: float, now_s: float) -> float:
-        """How long until ``amount`` is there."""
+        """Returns the seconds until the level is ``amount``."""
         if not self._per_minute:
             return 0.0
         self._fill(now_s)
         return max(0.0, (amount - self._level) * 60 / self._per_minute)
 
-    def take(self, amount: float, now_s: float) -> None:
+    def take_amount(self, amount: float, now_s: float) -> None:
         self._fill(now_s)
         self._level -= amount
 
@@ -84,7 +84,7 @@ class _Bucket:
 
 
 class Allowance:
-    """One key's use of the gateway, held to its limits."""
+    """Counts one key's use of the gateway and enforces its limits."""
 
     def __init__(
         self, name: str, limits: Limits, *, clock_s: Callable[[], float] = time.monotonic
@@ -98,11 +98,11 @@ class Allowance:
         self._visual_tokens = _Bucket(limits.visual_tokens_per_minute, now_s)
 
     @contextlib.contextmanager
-    def request(self, num_choices: int = 1) -> Iterator[None]:
-        """Around one completion, whose choices count as so many running requests.
+    def admit(self, num_choices: int = 1) -> Iterator[None]:
+        """Counts a request for the time of the ``with`` block; each choice counts as running.
 
-        Raises RateLimitedError when a limit is reached, and InvalidRequestError for more choices
-        than could ever run at once.
+        Raises RateLimitedError when a limit is reached, and InvalidRequestError if the limit of
+        concurrent requests is lower than ``num_choices``.
         """
         limits, now_s = self._limits, self._clock_s()
         if most := limits.concurrent_requests:
@@ -129,7 +129,7 @@ class Allowance:
                 f"key {self.name!r} has made its {limits.requests_per_minute} requests a minute",
                 retry_after_s=wait_s,
             )
-        self._requests.take(1, now_s)
+        self._requests.take_amount(1, now_s)
         self._num_running += num_choices
         try:
             yield
@@ -137,15 +137,15 @@ class Allowance:
             self._num_running -= num_choices
 
     def charge_visual_tokens(self, num_tokens: int) -> None:
-        """Those of a prompt, known once it is read: later requests wait for what was too much."""
-        self._visual_tokens.take(num_tokens, self._clock_s())
+        """Charges a prompt's visual tokens after it was read; an excess delays later requests."""
+        self._visual_tokens.take_amount(num_tokens, self._clock_s())
 
 
 class Keyring:
-    """All keys. Without any, everybody may ask."""
+    """All API keys. Without any keys, every client may send requests."""
 
     def __init__(self, allowances: Mapping[bytes, Allowance]) -> None:
-        self._allowances = dict(allowances)  # by SHA-256
+        self._allowances = dict(allowances)  # by SHA-256 of the key
 
     @property
     def is_open(self) -> bool:
@@ -153,7 +153,7 @@ class Keyring:
         return not self._allowances
 
     def find(self, key: str) -> Allowance | None:
-        """The key's allowance; takes as long whether and wherever it is found."""
+        """Returns the key's allowance, None for an unknown key; takes equally long for all keys."""
         given = hashlib.sha256(key.encode()).digest()
         found = None
         for digest, allowance in self._allowances.items():
@@ -163,9 +163,10 @@ class Keyring:
 
 
 def load_keyring(keys: Sequence[str], path: str, limits: Limits) -> Keyring:
-    """Keys given as ``name=key`` and in a TOML file; ``limits`` hold for those without their own.
+    """Returns the keys given as ``name=key`` and in a TOML file.
 
-    Raises SettingsError, which never shows a key.
+    ``limits`` are the defaults of limits that the file does not set. Raises SettingsError, which
+    never shows a key.
     """
     allowances: dict[bytes, Allowance] = {}
     names: set[str] = set()
@@ -199,7 +200,7 @@ def _read_file(path: str) -> dict[str, Any]:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"--api-keys-file {path}: {error.strerror}") from None
-    except ValueError as error:  # the error names a place, not what stands there
+    except ValueError as error:  # the error names the position, not the content
         raise SettingsError(f"--api-keys-file {path} is not TOML: {error}") from None
 
 

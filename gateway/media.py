@@ -1,4 +1,4 @@
-"""Videos and images of a request, from where it says: data: URL, http(s) URL, path, or upload."""
+"""Reads a request's videos and images from data: URLs, http(s) URLs, paths and uploads."""
 
 from __future__ import annotations
 
@@ -28,17 +28,20 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,15}):")
 
 @dataclass(frozen=True, slots=True)
 class FrameTimes:
-    """When the frames of a list were taken: ``indices`` (0, 1, 2, ... without) over ``fps``.
+    """The times of a list of frames: ``indices`` (default 0, 1, 2, ...) over ``fps``.
 
-    ``duration_s`` is what they stand for; without it, the last frame lasts as long as the mean.
+    Without ``duration_s``, the last frame lasts as long as the others on average.
     """
 
     fps: float
     indices: tuple[int, ...] = ()
     duration_s: float | None = None
 
-    def of(self, num_frames: int) -> tuple[list[float], float]:
-        """Seconds of each frame, from 0, and of all; InvalidRequestError if they do not fit."""
+    def frame_seconds(self, num_frames: int) -> tuple[list[float], float]:
+        """Returns the time of each frame, from 0, and the duration, in seconds.
+
+        Raises InvalidRequestError if the indices or the duration do not fit the frames.
+        """
         indices = self.indices or range(num_frames)
         if len(indices) != num_frames:
             raise InvalidRequestError(
@@ -61,23 +64,23 @@ class FrameTimes:
 
 @dataclass(frozen=True, slots=True)
 class MediaSource:
-    """One item of a request: what it should be, where it is, and the field that says so."""
+    """One media item of a request; ``param`` is the path of the field that holds ``url``."""
 
     kind: MediaKind
     url: str
     param: str
-    times: FrameTimes = FrameTimes(fps=1.0)  # of a list of frames
+    times: FrameTimes = FrameTimes(fps=1.0)  # used for a list of frames
 
     @property
     def is_frame_list(self) -> bool:
-        """Whether it is a data: URL of JPEG frames."""
+        """Whether the item is a video given as a data: URL of JPEG frames."""
         header = self.url[: len("data:") + len(_FRAMES_TYPE) + 1].lower()
         is_listed = header.startswith(f"data:{_FRAMES_TYPE}") and header[-1] in ";,"
         return self.kind is MediaKind.VIDEO and is_listed
 
 
 class MediaReader:
-    """Reads media within the operator's limits. Errors name the field that was at fault."""
+    """Reads media within the operator's limits. Errors name the field at fault."""
 
     def __init__(self, settings: GatewaySettings, uploads: Uploads) -> None:
         self._fetcher = UrlFetcher(settings)
@@ -87,16 +90,16 @@ class MediaReader:
         self._max_bytes = settings.max_media_bytes
 
     async def close(self) -> None:
-        """Closes the connections that are still open."""
+        """Closes open connections."""
         await self._fetcher.close()
 
-    async def read(
+    async def read_media(
         self, sources: Sequence[MediaSource], *, owner: str | None = None
     ) -> tuple[Media, ...]:
-        """Reads all items, in order; of uploads, those of ``owner``.
+        """Reads all items, in order; uploads must belong to ``owner``.
 
-        Raises MediaError for what cannot be read or is too large, ForbiddenError for URLs and
-        paths outside what is allowed.
+        Raises MediaError for an unreadable or too large item, ForbiddenError for a URL or path that
+        is not allowed, NotFoundError for an unknown upload, InvalidRequestError for too many items.
         """
         if len(sources) > self._max_items:
             raise InvalidRequestError(
@@ -115,9 +118,9 @@ class MediaReader:
             if scheme == "data":
                 data = await asyncio.to_thread(self._decode_data_url, source)
             elif scheme in ("http", "https"):
-                data = await self._fetcher.fetch(source.url)
+                data = await self._fetcher.fetch_url(source.url)
             elif is_upload_id(source.url) and source.kind is MediaKind.VIDEO:
-                data = await self._uploads.read(source.url, owner)
+                data = await self._uploads.read_upload(source.url, owner)
             elif scheme == "file" or source.url.startswith("/"):
                 data = await asyncio.to_thread(self._read_path, source.url)
             else:
@@ -147,7 +150,7 @@ class MediaReader:
                 f"the data: URL holds {media_type!r}, in a {source.kind.value}_url; "
                 f"expected {expected}"
             )
-        # Well over it already; the exact size is known after decoding.
+        # Clearly over the limit; the exact size is only known after decoding.
         if len(payload) // 4 * 3 > self._max_bytes * 1.1 + 64:
             raise self._too_large(source.kind.value)
         if "%" in payload:
@@ -182,7 +185,7 @@ class MediaReader:
             resolved = Path(path).resolve()
         except (OSError, RuntimeError, ValueError):  # link loops, null bytes
             raise MediaError(f"{_shorten(path)!r} is not a usable path") from None
-        # A missing file outside is refused like an existing one: paths cannot be probed.
+        # A missing file is refused like an existing one, so that clients cannot probe for files.
         if not any(resolved.is_relative_to(directory) for directory in self._allowed_dirs):
             raise ForbiddenError(f"{_shorten(path)!r} is not under an allowed directory")
         return self._read_file(resolved, path)
@@ -190,7 +193,7 @@ class MediaReader:
     def _read_file(self, resolved: Path, shown: str) -> bytes:
         shown = _shorten(shown)
         try:
-            # Non-blocking: a FIFO must not hold the thread. No link: it was resolved above.
+            # O_NONBLOCK: a FIFO must not block the thread. O_NOFOLLOW: links were resolved above.
             descriptor = os.open(resolved, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         except OSError as error:
             raise MediaError(f"{shown!r} cannot be read: {error.strerror}") from None
@@ -207,13 +210,13 @@ class MediaReader:
 
 
 def _frame_list(payload: str, times: FrameTimes) -> bytes:
-    """The frames of ``<jpg>,<jpg>,...`` as one file."""
+    """Packs the frames of ``<jpg>,<jpg>,...`` (base64) into one file."""
     num_frames = payload.count(",") + 1
     if num_frames > MAX_LISTED_FRAMES:
         raise MediaError(
             f"the video has {num_frames} frames; at most {MAX_LISTED_FRAMES} can be sent"
         )
-    seconds, duration_s = times.of(num_frames)
+    seconds, duration_s = times.frame_seconds(num_frames)
     images = []
     for number, text in enumerate(payload.split(",")):
         image = _decode_base64(text, f"frame {number} of the video")

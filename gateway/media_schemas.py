@@ -1,4 +1,4 @@
-"""The part of a request that is about videos and images: where they are, which frames are taken."""
+"""The fields of a request that concern videos and images: their sources and frame sampling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hippo.types import MediaKind
 
 
 def refusal(message: str) -> PydanticCustomError:
-    # The message is a template with braces to fill: a plain one must not contain any.
+    # pydantic formats the message as a template, so braces in it must come in as a value.
     return PydanticCustomError("unsupported", "{text}", {"text": message})
 
 
@@ -21,13 +21,13 @@ class Model(BaseModel):
 
 
 class MediaUrl(Model):
-    """Where a video or image is."""
+    """The source of a video or image."""
 
     url: str = Field(
         description="A data: URL (data:video/mp4;base64,..., or frames as "
         "data:video/jpeg;base64,<jpg>,<jpg>,...), an http(s) URL of an allowed "
-        "domain, a path (also as file:// URL) under an allowed directory, or the id of a video "
-        "uploaded before (POST /v1/videos)."
+        "domain, a path or file:// URL under an allowed directory, or the id of an uploaded "
+        "video (POST /v1/videos)."
     )
     detail: Literal["auto", "low", "high"] | None = Field(
         default=None, description="Inert; frame sizes are set by mm_processor_kwargs."
@@ -35,7 +35,7 @@ class MediaUrl(Model):
 
 
 class ContentPart(Model):
-    """A piece of a message."""
+    """A part of a message: a text, a video or an image."""
 
     type: Literal["text", "video_url", "image_url"]
     text: str | None = None
@@ -61,7 +61,7 @@ class ContentPart(Model):
 
     @property
     def media(self) -> tuple[MediaKind, MediaUrl] | None:
-        """The media item that the part refers to, if it does."""
+        """The kind and source of the part's media item; None for a text."""
         if self.video_url is not None:
             return MediaKind.VIDEO, self.video_url
         if self.image_url is not None:
@@ -70,7 +70,7 @@ class ContentPart(Model):
 
 
 class MediaProcessing(Model):
-    """Which frames of the videos are looked at."""
+    """Sampling of frames from the videos, and their size."""
 
     fps: float | None = Field(default=None, gt=0, le=120)
     min_frames: int | None = Field(default=None, ge=1, le=65536)
@@ -88,7 +88,7 @@ class MediaProcessing(Model):
 
 
 class VideoLoading(Model):
-    """How a video is read, in vLLM's words."""
+    """Sampling of frames from a video, with vLLM's names."""
 
     num_frames: int | None = Field(
         default=None, ge=-1, le=65536, description="Most frames; -1: no limit but the server's."
@@ -98,22 +98,22 @@ class VideoLoading(Model):
         default=None,
         min_length=1,
         max_length=65536,
-        description="Of frames sent as video/jpeg: their numbers in the video they come from, "
-        "ascending, at `fps` of that video.",
+        description="For frames sent as video/jpeg: the frame numbers in the original video, "
+        "ascending; `fps` is the frame rate of that video.",
     )
     total_num_frames: int | None = Field(
-        default=None, ge=1, le=2**31 - 1, description="Frames of the video they come from."
+        default=None, ge=1, le=2**31 - 1, description="Number of frames of the original video."
     )
     duration: float | None = Field(
-        default=None, gt=0, allow_inf_nan=False, description="Its length in seconds."
+        default=None, gt=0, allow_inf_nan=False, description="Duration of that video in seconds."
     )
     do_sample_frames: Literal[False] | None = Field(
-        default=None, description="Inert: frames sent as video/jpeg are all looked at."
+        default=None, description="Inert: all frames sent as video/jpeg are used."
     )
 
     @property
     def timing_fields(self) -> tuple[str, ...]:
-        """The fields given that say when frames sent one by one were taken."""
+        """The given fields that set the times of frames sent one by one."""
         names = ("frames_indices", "total_num_frames", "duration")
         return tuple(name for name in names if getattr(self, name) is not None)
 
@@ -129,6 +129,6 @@ class VideoLoading(Model):
 
 
 class MediaLoading(Model):
-    """vLLM's media_io_kwargs: the same choice of frames under its other name."""
+    """vLLM's media_io_kwargs, an alternative to mm_processor_kwargs for sampling frames."""
 
     video: VideoLoading = VideoLoading()

@@ -1,7 +1,7 @@
-"""The gateway's metrics: registries filled from hippo.metrics, written once per request.
+"""The gateway's Prometheus metrics, created from the specifications in hippo.metrics.
 
-What happened in an answer is counted when it ends (gateway/account.py), so that a round costs
-nothing; only requests that run and wait are counted as they come and go.
+An answer is added to the metrics when it ends (gateway/account.py), so that rounds pay nothing for
+metrics; only the gauges of running and waiting requests are updated at once.
 """
 
 from __future__ import annotations
@@ -10,12 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from prometheus_client import (
-    CollectorRegistry,
-    Histogram,
-    disable_created_metrics,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -30,7 +25,7 @@ from hippo.types import PROTOCOL_VERSION
 
 
 class ModelMetrics:
-    """vLLM's metrics for one served model; ``metrics[vllm.NAME]`` is the series of the model."""
+    """vLLM's metrics of one served model; ``metrics[vllm.NAME]`` is the model's series."""
 
     def __init__(self, made: Mapping[Metric, Any], name: str, *, max_draft_tokens: int) -> None:
         of_all = [metric for metric in made if metric.label_names == (vllm.MODEL_NAME.name,)]
@@ -45,9 +40,9 @@ class ModelMetrics:
 
 
 class GatewayMetrics:
-    """The gateway's own registry; event loop only. ``metrics[own.NAME]`` is a metric's collector.
+    """The gateway's registry; ``metrics[own.NAME]`` is the collector of a metric.
 
-    ``max_draft_tokens`` bounds the label ``position``.
+    Use it on the event loop only. ``max_draft_tokens`` bounds the label ``position``.
     """
 
     content_type = CONTENT_TYPE_LATEST
@@ -55,8 +50,8 @@ class GatewayMetrics:
     def __init__(self, *, max_draft_tokens: int, version: str) -> None:
         self._max_draft_tokens = max_draft_tokens
         self._models: dict[str, ModelMetrics] = {}
-        # Clients that look for a counter by a part of its name, as `vllm bench serve` does, would
-        # add the time stamps of `_created` series to it.
+        # `vllm bench serve` finds counters by a part of their names, and would add the time stamps
+        # of `_created` series to them.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         registry = self._registry = CollectorRegistry()
         self._made = {
@@ -72,20 +67,20 @@ class GatewayMetrics:
         return self._made[metric]
 
     def count_request(self, path: str, status: int) -> None:
-        """Counts an answered HTTP request; ``path`` is the route's, not the client's."""
+        """Counts an answered HTTP request; ``path`` is the path of the route, not of the URL."""
         self[own.HTTP_REQUESTS].labels(path, str(status)).inc()
 
     def model(self, name: str) -> ModelMetrics:
-        """The series of the served model; they begin at 0 with the first call."""
+        """Returns the series of a served model; the first call creates them, with value 0."""
         if name not in self._models:
             self._models[name] = ModelMetrics(
                 self._made, name, max_draft_tokens=self._max_draft_tokens
             )
         return self._models[name]
 
-    def tell_baseline(self, address: str, baseline: Baseline) -> None:
-        """What is known of a target now; no step times and no age before anything is."""
-        self[own.BASELINE_STEPS].labels(address)  # is there from the start
+    def set_baseline(self, address: str, baseline: Baseline) -> None:
+        """Sets the gauges of a target's baseline; before the first measurement there are none."""
+        self[own.BASELINE_STEPS].labels(address)  # creates the series
         for bound, seconds in baseline.known_steps():
             self[own.BASELINE_STEP].labels(address, bound).set(seconds)
         if baseline.is_known:
@@ -93,12 +88,12 @@ class GatewayMetrics:
             self[own.BASELINE_AGE].labels(address).set(age_s)
 
     def render(self) -> bytes:
-        """The text that Prometheus scrapes."""
+        """Returns all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
 class _OlderName(Collector):
-    """The times between verdicts once more, under the name that older dashboards read."""
+    """A copy of the inter-token latency under the name that older dashboards read."""
 
     def __init__(self, newer: Histogram) -> None:
         self._newer = newer

@@ -1,4 +1,4 @@
-"""What surrounds every request: its id, its API key, the body limit, the access log."""
+"""Middleware of all requests: request id, API key, body limit and access log."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hippo.logs import request_id_var
 logger = logging.getLogger("gateway.access")
 
 GUARDED = ("/v1/", "/tokenize", "/detokenize")
-_LEFT = 499  # as nginx logs a client that went away before the answer began
+_LEFT = 499  # nginx's status for a client that left before the answer began
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class RequestMiddleware:
-    """Names, limits, counts and logs requests; plain ASGI, so that streams pass untouched."""
+    """Sets request ids, limits bodies, counts and logs requests; plain ASGI, so streams pass."""
 
     def __init__(self, app: ASGIApp, *, max_body_bytes: int, metrics: GatewayMetrics) -> None:
         self._app = app
@@ -72,10 +72,10 @@ class RequestMiddleware:
                 return
             await self._app(scope, limited_receive, named_send)
         except Exception:
-            # Here and not further out, where the request's id is not known any more.
+            # Handled here, where the request's id is still set for the log record.
             logger.exception("a request failed unexpectedly")
             if status != _LEFT:
-                raise  # it has begun: it is cut off
+                raise  # the answer has begun, so the server cuts the connection
             await internal_error()(scope, receive, named_send)
         finally:
             extra: dict[str, object] = (
@@ -97,9 +97,9 @@ class RequestMiddleware:
 
 
 class KeyMiddleware:
-    """Asks for an API key where something is worth asking for; the key is in the request's state.
+    """Checks the API key on guarded paths, before the body is read.
 
-    Refuses before the body is read.
+    The request's ``state.key`` is the key's allowance, or None where no key is needed.
     """
 
     def __init__(self, app: ASGIApp, *, keyring: Keyring) -> None:

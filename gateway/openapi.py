@@ -1,4 +1,4 @@
-"""The description of the interface (/openapi.json): what FastAPI finds out, and what it cannot."""
+"""The OpenAPI description (/openapi.json): FastAPI's, with errors, headers and streams."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ Responses = dict[int | str, dict[str, Any]]
 _SCHEMAS = "#/components/schemas/"
 _REQUEST_ID = {
     "X-Request-Id": {
-        "description": "The request's own id, or the one that it was given here.",
+        "description": "The request id that the client sent, or a generated one.",
         "required": True,
         "schema": {"type": "string"},
     }
 }
 _RETRY_AFTER = {
     "Retry-After": {
-        "description": "Seconds after which it may be tried again.",
+        "description": "Seconds after which the request may be sent again.",
         "required": True,
         "schema": {"type": "string", "pattern": "^[0-9]+$"},
     }
 }
 _MEANINGS = {
     400: "Malformed, out of range, not supported, or media that cannot be read.",
-    403: "A URL or path outside what is allowed.",
+    403: "A URL or path that this server does not allow.",
     404: "No such model, video or path.",
     409: "Draft and target do not fit together.",
-    413: "The body is larger than this server takes.",
+    413: "The body is larger than this server's limit.",
     429: "No slot is free and the queue is full, or a limit of the API key is reached.",
-    500: "A fault of the server; its log has it under the request's id.",
+    500: "A fault of the server; its log has the details under the request's id.",
     503: "The target is down, loading or draining.",
-    504: "It took longer than this server allows.",
-    507: "The uploads that are kept leave no room for this one.",
+    504: "The request took longer than this server allows.",
+    507: "The uploads kept on this server leave no room for another one.",
 }
 _STREAM_EXAMPLE = (
     'data: {"id":"chatcmpl-0f6e","object":"chat.completion.chunk","created":1795278000,'
@@ -55,7 +55,7 @@ CHAT_ANSWERED: dict[str, Any] = {
             "schema": {
                 "type": "string",
                 "description": "With stream: events `data: ChatCompletionChunk`, then "
-                "`data: [DONE]`. A failure in mid-answer is a last event `data: ErrorResponse` "
+                "`data: [DONE]`. After a failure the last event is `data: ErrorResponse` "
                 "instead. Lines that begin with a colon are comments.",
                 "x-event-schema": {"$ref": _SCHEMAS + "ChatCompletionChunk"},
             },
@@ -66,7 +66,7 @@ CHAT_ANSWERED: dict[str, Any] = {
 
 
 def answers(*statuses: int, ok: dict[str, Any] = ANSWERED) -> Responses:
-    """The ``responses`` of a route: 200, and errors of these statuses."""
+    """Returns a route's ``responses``: ``ok`` for status 200, and errors for ``statuses``."""
     return {
         200: ok,
         **{
@@ -80,8 +80,8 @@ def answers(*statuses: int, ok: dict[str, Any] = ANSWERED) -> Responses:
     }
 
 
-def describe(app: FastAPI, *, asks_for_keys: bool) -> dict[str, Any]:
-    """The OpenAPI document."""
+def describe_api(app: FastAPI, *, asks_for_keys: bool) -> dict[str, Any]:
+    """Returns the OpenAPI document of the application."""
     document = get_openapi(
         title=app.title,
         version=app.version,
@@ -100,7 +100,7 @@ def describe(app: FastAPI, *, asks_for_keys: bool) -> dict[str, Any]:
         schemas.setdefault(name, schema)
     for path, operations in document["paths"].items():
         for operation in operations.values():
-            operation["responses"].pop("422", None)  # a wrong value is a 400 here
+            operation["responses"].pop("422", None)  # an invalid value is answered with 400
             if asks_for_keys and path.startswith(GUARDED):
                 operation["security"] = [{"ApiKey": []}]
                 operation["responses"]["401"] = _unauthorized()
@@ -112,7 +112,7 @@ def describe(app: FastAPI, *, asks_for_keys: bool) -> dict[str, Any]:
 
 def _unauthorized() -> dict[str, Any]:
     return {
-        "description": "No API key, or one that is not known here.",
+        "description": "The API key is missing or unknown.",
         "headers": {
             **_REQUEST_ID,
             "WWW-Authenticate": {"required": True, "schema": {"type": "string"}},

@@ -1,4 +1,4 @@
-"""What happened in one completion, and how it is told in the ``hippo`` object of its answer."""
+"""The record of one completion, and the ``hippo`` and ``metrics`` objects computed from it."""
 
 from __future__ import annotations
 
@@ -9,26 +9,18 @@ from typing import Any
 from gateway.baseline import Baseline, OneRowTimes, StepsByContext, context_range
 from hippo.metrics.gateway import DraftLoss
 from hippo.speculation.stats import SpeculationStats
-from hippo.types import (
-    Block,
-    FinishReason,
-    OpenRequest,
-    PromptInfo,
-    Selection,
-    Timing,
-    Verdict,
-)
+from hippo.types import Block, FinishReason, OpenRequest, PromptInfo, Selection, Timing, Verdict
 
 
 @dataclass(slots=True)
 class Timeline:
-    """Every verdict and block of one completion, as it came to the gateway; kept on request."""
+    """All verdicts and blocks of one completion, with their times of arrival at the gateway."""
 
-    verdicts: list[tuple[int, Verdict]] = field(default_factory=list)  # ns, verdict
+    verdicts: list[tuple[int, Verdict]] = field(default_factory=list)  # (ns, verdict)
     blocks: list[tuple[int, Block]] = field(default_factory=list)
 
     def as_dict(self, start_ns: int) -> dict[str, list[dict[str, Any]]]:
-        """For JSON; times in milliseconds, ``at`` since ``start_ns``."""
+        """Returns a JSON object; times are in milliseconds, ``at`` is counted from ``start_ns``."""
         return {
             "verdicts": [
                 {
@@ -57,11 +49,11 @@ class Timeline:
 
 @dataclass(slots=True)
 class AnswerRecord:
-    """Facts of one completion, gathered as it runs. Times are of the gateway's monotonic clock."""
+    """Facts of one completion, gathered while it runs. Times are of ``time.monotonic_ns``."""
 
     policy: str
     received_ns: int
-    opened_ns: int = 0  # media are there, the streams are opened
+    opened_ns: int = 0  # the media were read, the streams are being opened
     first_block_ns: int = 0
     first_verdict_ns: int = 0
     last_verdict_ns: int = 0
@@ -73,19 +65,19 @@ class AnswerRecord:
     selection: Selection | None = None
     num_completion_tokens: int = 0
     num_draft_streams: int = 0
-    num_draft_recoveries: int = 0  # of these, opened in mid-answer
+    num_draft_recoveries: int = 0  # draft streams that joined a running answer
     draft_losses: list[DraftLoss] = field(default_factory=list)
     draft_problem: str | None = None
     finish_reason: FinishReason | None = None
     has_failed: bool = False
     is_calibration: bool = False
     intervals_ns: list[int] = field(default_factory=list)  # from one verdict to the next
-    alone_steps: StepsByContext = field(default_factory=dict)  # of these, target-only ones
-    was_alone: bool = False
+    alone_steps: StepsByContext = field(default_factory=dict)  # intervals of target-only steps
+    was_alone: bool = False  # ``is_alone`` of the previous verdict
     timeline: Timeline | None = None
 
     def add_verdict(self, verdict: Verdict, now_ns: int, *, is_alone: bool = False) -> None:
-        """A verdict has come; ``is_alone``: the draft rested, or there was none."""
+        """Records a verdict; ``is_alone``: there was no draft, or the policy let the draft rest."""
         if not self.first_verdict_ns:
             self.first_verdict_ns = now_ns
             self.target_prefill = verdict.timing
@@ -94,54 +86,54 @@ class AnswerRecord:
             self.intervals_ns.append(duration_ns)
             if is_alone and self.was_alone and not verdict.num_draft_tokens:
                 context_length = verdict.timing.context_length
-                index = context_range(context_length)
-                self.alone_steps.setdefault(index, OneRowTimes()).add(duration_ns, context_length)
+                sums = self.alone_steps.setdefault(context_range(context_length), OneRowTimes())
+                sums.add_step(duration_ns, context_length)
         self.was_alone = is_alone
         self.last_verdict_ns = now_ns
         if self.timeline is not None:
             self.timeline.verdicts.append((now_ns, verdict))
 
     def add_block(self, block: Block, now_ns: int) -> None:
-        """A block has come."""
+        """Records a block of draft tokens."""
         self.first_block_ns = self.first_block_ns or now_ns
         if self.timeline is not None:
             self.timeline.blocks.append((now_ns, block))
 
     @property
     def outcome(self) -> str | None:
-        """``stop``, ``length`` or ``error``; None for an answer that was left."""
+        """``stop``, ``length`` or ``error``; None for an answer that the client left."""
         if self.has_failed:
             return "error"
         return self.finish_reason.value if self.finish_reason is not None else None
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt, 0 before the target has read it."""
+        """Number of prompt tokens; 0 before the target has read the prompt."""
         return self.target_prompt.num_prompt_tokens if self.target_prompt is not None else 0
 
     @property
     def num_visual_tokens(self) -> int:
-        """Of the prompt's tokens, those of videos; 0 before the target has read it."""
+        """Number of the prompt's visual tokens; 0 before the target has read the prompt."""
         return self.target_prompt.num_visual_tokens if self.target_prompt is not None else 0
 
     @property
     def num_cached_tokens(self) -> int:
-        """Of the prompt's tokens, those whose keys and values the target had already."""
+        """Number of prompt tokens whose keys and values the target had cached."""
         return self.target_prefill.context_length if self.target_prefill is not None else 0
 
     @property
     def decode_ns(self) -> int:
-        """From the first token to the last."""
+        """Time from the first token to the last."""
         return self.last_verdict_ns - self.first_verdict_ns
 
     @property
     def mean_context_length(self) -> int:
-        """Of the context that the tokens were decoded in."""
+        """Mean context length during decoding."""
         return self.num_prompt_tokens + self.num_completion_tokens // 2
 
     def baseline_ns(self, baseline: Baseline) -> float | None:
-        """What target-only decoding of the same tokens would take; None without a baseline, and
-        without a second token."""
+        """Returns the estimated time of target-only decoding; None if ``baseline`` has no
+        measurements or the answer has fewer than two tokens."""
         if not baseline.is_known or self.num_completion_tokens < 2 or self.decode_ns <= 0:
             return None
         return baseline.decode_ns(self.num_completion_tokens, self.mean_context_length)
@@ -151,12 +143,12 @@ class AnswerRecord:
         """Time of decoding in which the target's device neither worked nor waited for the draft."""
         busy_ns = self.stats.forward_ns + self.stats.target_wait_ns
         if self.target_prefill is not None:
-            busy_ns -= self.target_prefill.wait_ns  # waits of the decoding alone
+            busy_ns -= self.target_prefill.wait_ns  # the prefill's wait is not part of decoding
         return self.decode_ns - busy_ns
 
 
 def figures(record: AnswerRecord, request: OpenRequest, baseline: Baseline) -> dict[str, Any]:
-    """The ``hippo`` object; docs/api.md explains each name."""
+    """Returns the ``hippo`` object of an answer; docs/api.md explains each name."""
     stats, selection = record.stats, record.selection
     draft_prefill = record.draft_prefill
     baseline_ns = record.baseline_ns(baseline)
@@ -202,13 +194,13 @@ def figures(record: AnswerRecord, request: OpenRequest, baseline: Baseline) -> d
 
 
 def client_metrics(record: AnswerRecord) -> dict[str, Any]:
-    """The ``metrics`` object, by the names that vLLM's clients read; docs/api.md explains each."""
+    """Returns the ``metrics`` object, with the names of vLLM; docs/api.md explains each name."""
     stats = record.stats
     num_later = record.num_completion_tokens - 1
     decode_s = record.decode_ns / 1e9
     is_decoded = num_later > 0 and decode_s > 0
     num_steps = stats.verified_per_position[0] if stats.verified_per_position else 0
-    at_least = [num_steps, *stats.accepted_per_position, 0]  # steps that accepted so many or more
+    at_least = [num_steps, *stats.accepted_per_position, 0]  # steps that accepted k or more
     return {
         "time_to_first_token_ms": _ms(record.first_verdict_ns - record.received_ns),
         "generation_time_ms": _ms(record.decode_ns),
@@ -242,7 +234,7 @@ def _timings(record: AnswerRecord) -> dict[str, float | None]:
         "target_prefill": _ms(target_prefill.forward_ns if target_prefill is not None else None),
         "draft_prefill": _ms(draft_prefill.forward_ns if draft_prefill is not None else None),
         "time_to_first_token": _ms(record.first_verdict_ns - record.received_ns),
-        # Negative: the draft's first block was there before the target's first token.
+        # Negative if the draft's first block came before the target's first token.
         "first_block_after_first_token": _ms(
             record.first_block_ns - record.first_verdict_ns if record.first_block_ns else None
         ),

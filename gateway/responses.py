@@ -1,7 +1,7 @@
-"""What the routes answer, as models: those of the small routes are returned, the others documented.
+"""Models of the routes' answers.
 
-Chat completions are written by ``gateway.sse`` without a model in between; the tests hold what
-comes out against these.
+Chat completions are written by ``gateway.sse`` without these models, for speed; here the models
+serve the OpenAPI description, and tests check real answers against them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from hippo.validation import MAX_TOP_LOGPROBS
 class ErrorDetail(BaseModel):
     """OpenAI's error object."""
 
-    message: str = Field(description="What was wrong and, where it is known, what would be right.")
+    message: str = Field(description="What was wrong and, if known, what is expected.")
     type: str
     param: str | None = Field(description="The path of the field at fault.")
     code: str | None
 
 
 class ErrorResponse(BaseModel):
-    """Whatever went wrong; also the last event of a stream that failed."""
+    """The answer to a failed request; also the last event of a stream that failed."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -44,7 +44,7 @@ class ErrorResponse(BaseModel):
 
 
 class PromptTokensDetails(BaseModel):
-    """Of the prompt's tokens, those whose keys and values the target had already."""
+    """Prompt tokens whose keys and values the target had cached."""
 
     cached_tokens: int
 
@@ -59,7 +59,7 @@ class UsageResponse(BaseModel):
 
 
 class SpeculativeDecoding(BaseModel):
-    """What vLLM's clients read about drafting."""
+    """Counts and rates of draft tokens, with the names of vLLM."""
 
     mean_acceptance_length: float
     draft_acceptance_rate: float
@@ -71,7 +71,7 @@ class SpeculativeDecoding(BaseModel):
 
 
 class AnswerMetrics(BaseModel):
-    """Figures by the names that vLLM's clients read; docs/api.md explains each."""
+    """Times and rates with the names of vLLM; docs/api.md explains each field."""
 
     time_to_first_token_ms: float | None
     generation_time_ms: float | None
@@ -82,7 +82,7 @@ class AnswerMetrics(BaseModel):
 
 
 class PruningFigures(BaseModel):
-    """Which visual tokens the draft saw."""
+    """How the draft's visual tokens were chosen, and how many it saw."""
 
     strategy: str
     ratio: float
@@ -91,14 +91,14 @@ class PruningFigures(BaseModel):
 
 
 class CachedTokens(BaseModel):
-    """Prompt tokens that each service had already."""
+    """Prompt tokens whose keys and values each service had cached."""
 
     target: int
     draft: int | None
 
 
 class Figures(BaseModel):
-    """How the answer came about; docs/api.md explains each."""
+    """Facts about speculative decoding of an answer; docs/api.md explains each field."""
 
     policy: str = Field(examples=["adaptive"])
     is_calibration: bool
@@ -125,7 +125,7 @@ class Figures(BaseModel):
     mean_run_length: float
     timings_ms: dict[str, float | None]
     timeline_ms: dict[str, list[dict[str, Any]]] = Field(
-        default={}, description="Every verdict and block; there with return_timeline."
+        default={}, description="Every verdict and block; only with return_timeline."
     )
 
 
@@ -141,36 +141,36 @@ class AssistantMessage(BaseModel):
 
 
 class Likelihood(BaseModel):
-    """How likely the target thought a token."""
+    """The target's log-probability of a token."""
 
-    token: str = Field(description="U+FFFD stands for bytes that form no character.")
-    logprob: float = Field(le=0, description="-9999 for one that the model rules out.")
-    bytes: list[int] = Field(description="The token's own, in UTF-8.")
+    token: str = Field(description="Text; U+FFFD stands for bytes that form no character.")
+    logprob: float = Field(le=0, description="-9999 for a token that the model rules out.")
+    bytes: list[int] = Field(description="The token's bytes (UTF-8).")
 
 
 class TokenLikelihood(Likelihood):
-    """The same of a token of the answer, and the likeliest at its place."""
+    """Log-probabilities of a token of the answer and of the likeliest tokens at its place."""
 
     top_logprobs: list[Likelihood] = Field(max_length=MAX_TOP_LOGPROBS)
 
 
 class ChoiceLogprobs(BaseModel):
-    """The tokens that begin in the content."""
+    """Log-probabilities of the tokens that begin in the content."""
 
     content: list[TokenLikelihood]
     refusal: None
 
 
 class AnswerChoice(BaseModel):
-    """One answer."""
+    """One choice of an answer."""
 
     index: int
     message: AssistantMessage
-    logprobs: ChoiceLogprobs | None = Field(description="With logprobs.")
+    logprobs: ChoiceLogprobs | None = Field(description="Null without logprobs.")
     finish_reason: FinishReasonName
-    token_ids: list[int] = Field(default=[], description="There with return_token_ids.")
-    hippo: Figures | None = Field(default=None, description="Its own, where n is above 1.")
-    metrics: AnswerMetrics | None = Field(default=None, description="Its own, where n is above 1.")
+    token_ids: list[int] = Field(default=[], description="Only with return_token_ids.")
+    hippo: Figures | None = Field(default=None, description="Only if n is above 1.")
+    metrics: AnswerMetrics | None = Field(default=None, description="Only if n is above 1.")
 
 
 class ChatCompletion(BaseModel):
@@ -180,35 +180,35 @@ class ChatCompletion(BaseModel):
     object: Literal["chat.completion"]
     created: int = Field(description="Seconds since the epoch.", examples=[1795278000])
     model: str = Field(examples=["hippo"])
-    choices: list[AnswerChoice] = Field(description="As many as n.")
+    choices: list[AnswerChoice] = Field(description="`n` choices, by index.")
     usage: UsageResponse
     hippo: Figures = Field(description="Of the first choice.")
     metrics: AnswerMetrics
 
 
 class Delta(BaseModel):
-    """Further text."""
+    """New text of a choice; the first chunk has the role."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
 
 
 class ChunkChoice(BaseModel):
-    """Further text of one answer."""
+    """New text of one choice."""
 
     index: int
     delta: Delta
     logprobs: ChoiceLogprobs | None = Field(
-        description="With logprobs: of the tokens that begin in this text."
+        description="Of the tokens that begin in this text; null without logprobs."
     )
     finish_reason: FinishReasonName | None
     token_ids: list[int] = Field(
-        default=[], description="In the last chunk, with return_token_ids."
+        default=[], description="Only in the last chunk, with return_token_ids."
     )
 
 
 class ChatCompletionChunk(BaseModel):
-    """One event of a stream. A choice's last, with the finish reason, has `hippo` and `metrics`."""
+    """An event of a stream; each choice's last one has a finish reason, `hippo` and `metrics`."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -221,7 +221,7 @@ class ChatCompletionChunk(BaseModel):
 
 
 class DraftCard(BaseModel):
-    """The draft's model."""
+    """The model of the draft service."""
 
     name: str
     num_parameters: int
@@ -230,18 +230,18 @@ class DraftCard(BaseModel):
 
 
 class ServiceCard(BaseModel):
-    """A service behind the gateway."""
+    """A draft or target service of the gateway."""
 
     service: Literal["target", "draft"]
     address: str
     is_up: bool
     problem: str | None
-    num_running: int = Field(description="Of this gateway's sequences.")
+    num_running: int = Field(description="Running sequences of this gateway.")
     num_slots: int | None
 
 
 class ModelFacts(BaseModel):
-    """What serves a model."""
+    """The model and the services behind a served name."""
 
     family: str
     num_parameters: int
@@ -249,7 +249,7 @@ class ModelFacts(BaseModel):
     dtype: str
     num_slots: int
     draft: DraftCard | None
-    draft_problem: str | None = Field(description="Why there is no draft, if there is none.")
+    draft_problem: str | None = Field(description="Why there is no draft; null if there is one.")
     services: list[ServiceCard]
 
 
@@ -261,20 +261,20 @@ class ModelCard(BaseModel):
     created: int = 0
     owned_by: str = "hippo"
     max_model_len: int = Field(
-        description="Most tokens of prompt and answer together.", examples=[4096]
+        description="Maximum number of tokens of prompt and answer together.", examples=[4096]
     )
     hippo: ModelFacts
 
 
 class ModelList(BaseModel):
-    """What is served."""
+    """The served models."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
 
 
 class VideoCard(BaseModel):
-    """An uploaded video; its id can stand as the url of a video_url."""
+    """An uploaded video; requests can name its id as the url of a video_url."""
 
     id: str = Field(examples=["video-3f0c9f5a1b2c4d5e8f90a1b2c3d4e5f6"])
     object: Literal["video"] = "video"
@@ -285,7 +285,7 @@ class VideoCard(BaseModel):
 
 
 class VideoDeleted(BaseModel):
-    """An uploaded video that is forgotten."""
+    """Confirms that an uploaded video was deleted."""
 
     id: str
     object: Literal["video.deleted"] = "video.deleted"
@@ -293,12 +293,12 @@ class VideoDeleted(BaseModel):
 
 
 class TokenizeResponse(BaseModel):
-    """A text's tokens."""
+    """The tokens of a text."""
 
     count: int = Field(examples=[3])
     max_model_len: int = Field(examples=[4096])
     tokens: list[int] = Field(examples=[[264, 2518, 4935]])
-    token_strs: list[str] | None = Field(description="With return_token_strs.")
+    token_strs: list[str] | None = Field(description="Null without return_token_strs.")
 
 
 class DetokenizeResponse(BaseModel):
@@ -321,7 +321,7 @@ class NumUp(BaseModel):
 
 
 class Ready(BaseModel):
-    """Questions can be answered."""
+    """The gateway can answer requests."""
 
     status: Literal["ready"] = "ready"
     model: str
@@ -332,7 +332,7 @@ class Ready(BaseModel):
 
 
 class Versions(BaseModel):
-    """The software's version, and the protocol's between the services."""
+    """The versions of the software and of the protocol between gateway and services."""
 
     version: str
     protocol_version: int

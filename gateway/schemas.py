@@ -1,7 +1,7 @@
 """The request of POST /v1/chat/completions, field by field.
 
-Every field either takes effect, or is listed as inert because it cannot change the answer, or is
-refused by name. Ranges of sampling values are checked by hippo.validation.
+A field takes effect, or is inert because it cannot change the answer; all others are refused by
+name. hippo.validation checks the ranges of sampling values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _text_as_part(value: Any) -> Any:
 
 
 class Message(Model):
-    """One chat turn."""
+    """One message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
@@ -33,16 +33,16 @@ class Message(Model):
         BeforeValidator(_text_as_part, json_schema_input_type=str | list[ContentPart]),
     ]
     name: str | None = Field(default=None, description="Inert.")
-    refusal: None = Field(default=None, description="Inert; clients send back what they got.")
+    refusal: None = Field(default=None, description="Inert; clients send back earlier answers.")
 
 
 class StreamOptions(Model):
     """Options of a stream."""
 
-    include_usage: bool = Field(default=False, description="Ends the stream with a usage chunk.")
+    include_usage: bool = Field(default=False, description="The stream ends with a usage chunk.")
     continuous_usage_stats: bool = Field(
         default=False,
-        description="Each chunk has the usage so far (with include_usage, as vLLM's).",
+        description="Each chunk has the usage so far, as in vLLM; needs include_usage.",
     )
     include_obfuscation: bool | None = Field(
         default=None, description="Inert; nothing is added to the chunks."
@@ -56,37 +56,37 @@ class StreamOptions(Model):
 
 
 class PruningOptions(Model):
-    """Which visual tokens the draft sees; the answer does not depend on it."""
+    """How the visual tokens that the draft sees are chosen; the answer does not depend on them."""
 
     strategy: (
         Literal["holistic", "attention", "specvlm", "hybrid", "uniform", "random", "none", "blind"]
         | None
     ) = None
-    ratio: float | None = Field(default=None, ge=0, le=0.99, description="Share dropped.")
+    ratio: float | None = Field(default=None, ge=0, le=0.99, description="Share that is dropped.")
     seed: int = Field(default=0, ge=0, lt=2**64, description="Seed of the random strategy.")
     min_visual_tokens: int | None = Field(
-        default=None, ge=0, lt=2**32, description="A prompt with fewer is not pruned."
+        default=None, ge=0, lt=2**32, description="Prompts with fewer are not pruned."
     )
 
 
 class SpeculationOptions(Model):
-    """How the answer is sped up; the answer does not depend on it."""
+    """Options of speculative decoding; the answer does not depend on them."""
 
     preset: Literal["hippo", "specvlm"] | None = Field(
         default=None,
         description="A published system: hippo (holistic pruning of 0.9, vpsd) or specvlm "
-        "(specvlm pruning of 0.9, serial). Fields given beside it go before it.",
+        "(specvlm pruning of 0.9, serial). Other fields override the preset.",
     )
     policy: Literal["off", "serial", "vpsd", "adaptive", "optimistic", "conservative"] | None = None
     gamma: int | None = Field(default=None, ge=1, description="Block length of serial and vpsd.")
     max_draft_tokens: int | None = Field(
-        default=None, ge=1, description="Most draft tokens verified in one forward."
+        default=None, ge=1, description="Maximum number of draft tokens that one forward verifies."
     )
     pruning: PruningOptions = PruningOptions()
 
 
 class ChatCompletionRequest(Model):
-    """A request for one completion."""
+    """A chat completion request."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -120,7 +120,7 @@ class ChatCompletionRequest(Model):
     min_tokens: int | None = Field(
         default=None,
         ge=0,
-        description="No end token and no stop string ends the answer before it has so many tokens.",
+        description="No end token or stop string ends an answer with fewer tokens.",
     )
     temperature: float | None = Field(default=None, description="0 is greedy; the default is 1.")
     top_p: float | None = None
@@ -130,7 +130,7 @@ class ChatCompletionRequest(Model):
         default=None,
         ge=-(2**63),
         lt=2**64,
-        description="Without one a random seed is drawn; the answer's figures name it.",
+        description="By default a random seed is drawn, reported as `hippo.seed`.",
     )
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -150,25 +150,25 @@ class ChatCompletionRequest(Model):
         default=None,
         ge=1,
         strict=True,
-        description="So many choices, up to the operator's limit; the first is that of n = 1.",
+        description="Number of choices, limited by the operator; the first is that of n = 1.",
     )
     logprobs: bool | None = Field(
         default=None,
-        strict=True,  # a number is what OpenAI's older completions take
-        description="Adds how likely the target thought each token of the text.",
+        strict=True,  # OpenAI's older completions API takes a number here
+        description="Adds the target's log-probability of each token of the text.",
     )
     top_logprobs: int | None = Field(
         default=None,
         ge=0,
         le=MAX_TOP_LOGPROBS,
         strict=True,
-        description="With logprobs: so many of the likeliest tokens at each place, too.",
+        description="Number of likeliest tokens added at each place; needs logprobs.",
     )
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = Field(
-        default=None, description="Adds `token_ids` to the choice, streamed in its last chunk."
+        default=None, description="Adds `token_ids` to the choice; in a stream, to its last chunk."
     )
     return_timeline: bool | None = Field(
         default=None, description="Adds `timeline_ms`, every verdict and block, to `hippo`."
@@ -177,14 +177,14 @@ class ChatCompletionRequest(Model):
     cache_salt: str | None = Field(
         default=None,
         max_length=MAX_SALT_LENGTH,
-        description="Nothing cached is shared with requests of another salt; the answer is the "
-        "same.",
+        description="Requests share cached prompts only if their salts are equal; the answer does "
+        "not depend on it.",
     )
     mm_processor_kwargs: MediaProcessing | None = None
     media_io_kwargs: MediaLoading | None = None
     speculative: SpeculationOptions | None = None
 
-    # Values that leave the answer as it is are accepted, others are refused by name.
+    # Values that do not change the answer are accepted, others are refused by name.
     tools: list[Any] | None = Field(default=None, description="Only empty.")
     tool_choice: Any = Field(default=None, description="Only 'none' or 'auto'.")
     response_format: dict[str, Any] | None = Field(
@@ -245,5 +245,5 @@ def _refusal_of(field: str, why: str) -> PydanticCustomError:
 
 
 def _same(given: Any, expected: Any) -> bool:
-    """Equality that tells true from 1."""
+    """Whether type and value are equal; unlike ==, tells True from 1."""
     return type(given) is type(expected) and bool(given == expected)

@@ -1,4 +1,4 @@
-"""The process around the application: socket, port file, signals."""
+"""The gateway's process: listening socket, port file and signals."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from hippo.errors import HippoError, UnavailableError
 
 logger = logging.getLogger("gateway")
 
-_LAST_WORDS_S = 3  # for what is told to clients that were not waited for
+_LAST_WORDS_S = 3  # to send errors to clients whose answers were cut off
 
 
 async def serve(settings: GatewaySettings) -> None:
-    """Serves until SIGTERM or SIGINT; running answers may then finish.
+    """Serves until SIGTERM or SIGINT, then waits up to ``shutdown_grace_s`` for answers.
 
-    Raises UnavailableError when the port is taken.
+    Raises UnavailableError if the address cannot be bound.
     """
     listener = _bind(settings.host, settings.port)
     patience_is_over = asyncio.Event()
@@ -59,18 +59,18 @@ async def serve(settings: GatewaySettings) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to this module, so that a stop by SIGTERM is an orderly exit."""
+    """A uvicorn server without signal handlers: ``serve`` handles signals, for exit code 0."""
 
     def __init__(self, config: uvicorn.Config, settings: GatewaySettings) -> None:
         super().__init__(config)
         self._settings = settings
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Says that it listens, and where, when it does."""
+        """Starts, then logs the bound address and writes the port file."""
         assert sockets is not None
         await super().startup(sockets)
         gc.collect()
-        gc.freeze()  # what start-up made stays: later collections need not look through it
+        gc.freeze()  # objects of the start live on: later collections skip them
         port = int(sockets[0].getsockname()[1])
         logger.info("listening on %s:%d", self._settings.host, port)
         if self._settings.port_file:
@@ -84,7 +84,7 @@ class _Server(uvicorn.Server):
         yield
 
     def request_exit(self) -> None:
-        """The first call lets answers finish; a second one does not."""
+        """Stops the server after the running answers; a second call stops it at once."""
         logger.info("stopping")
         self.force_exit = self.should_exit
         self.should_exit = True
@@ -95,8 +95,8 @@ def _bind(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        # With the protocol named, asyncio sets TCP_NODELAY on each connection: small pieces of a
-        # stream do not wait for the acknowledgement of the last one.
+        # With an explicit protocol, asyncio sets TCP_NODELAY on each connection: small pieces of a
+        # stream are sent without waiting for acknowledgements.
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -113,7 +113,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def pin_to_core(core: int) -> None:
-    """Keeps the process on one core. Raises HippoError for a core it may not use."""
+    """Pins the process to one core. Raises HippoError if the process may not use the core."""
     try:
         os.sched_setaffinity(0, {core})
     except OSError:

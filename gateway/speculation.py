@@ -1,4 +1,4 @@
-"""How a request is sped up: what it asks for, its preset, or the operator's default."""
+"""Options of speculative decoding from the request, its preset and the operator's defaults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A published system, as it goes before the operator's defaults."""
+    """The options of a published system; they override the operator's defaults."""
 
     policy_name: str
     pruning_strategy: PruningStrategy
@@ -32,16 +32,16 @@ PRESETS = {
 
 @dataclass(frozen=True, slots=True)
 class SpeculationPlan:
-    """How a request is sped up, the operator's limits applied."""
+    """The options of speculative decoding of one request, within the operator's limits."""
 
     policy_name: str
     gamma: int
     max_draft_tokens: int
     pruning: Pruning
-    is_default: bool = False  # the request left the speed to the operator
+    is_default: bool = False  # the request sets no policy, preset or draft length
 
     def make_policy(self, times: PairTimes | None = None) -> Policy:
-        """The policy of one sequence; ``times`` is what earlier ones have measured of the pair."""
+        """Returns the policy of one sequence; ``times`` are earlier measurements of the pair."""
         return make_policy(
             self.policy_name,
             gamma=self.gamma,
@@ -51,16 +51,16 @@ class SpeculationPlan:
 
     @property
     def wants_draft(self) -> bool:
-        """Whether a draft has any part in it."""
+        """Whether the policy uses a draft."""
         return self.policy_name != "off"
 
 
 def speculation_plan(
     options: SpeculationOptions | None, settings: GatewaySettings
 ) -> SpeculationPlan:
-    """What the request asks for, its preset, or the operator's default, in this order.
+    """Returns the plan of a request: its options override its preset, which overrides the defaults.
 
-    Raises InvalidRequestError for what the operator does not allow.
+    Raises InvalidRequestError for values that the operator does not allow.
     """
     options = options or SpeculationOptions()
     most = settings.max_draft_tokens
@@ -93,8 +93,8 @@ def speculation_plan(
 
 
 def _min_visual_tokens(options: SpeculationOptions, settings: GatewaySettings) -> int:
-    """The operator's threshold is part of the operator's default: a request that says how to
-    prune is taken at its word."""
+    """Returns the request's threshold; by default the operator's, or 0 if the request says how to
+    prune."""
     pruning = options.pruning
     says_how = options.preset or pruning.strategy or pruning.ratio is not None
     default = 0 if says_how else settings.pruning_min_visual_tokens
@@ -107,7 +107,7 @@ def _pruning_strategy(
     given = options.pruning.strategy
     strategy = PruningStrategy(given) if given else preset.pruning_strategy
     if strategy.value not in settings.allowed_pruning_strategies:
-        # The default is among those allowed, so the request asked for it by one of the two.
+        # The operator's default is always allowed, so the request named this strategy.
         field = "pruning.strategy" if given else "preset"
         allowed = ", ".join(settings.allowed_pruning_strategies)
         asked = given or f"{options.preset} (strategy {strategy.value})"
@@ -119,5 +119,5 @@ def _pruning_strategy(
 
 
 def given_or(value: ValueT | None, default: ValueT) -> ValueT:
-    """The value, or the default where none is given."""
+    """Returns the value, or ``default`` if the value is None."""
     return default if value is None else value

@@ -1,4 +1,4 @@
-"""Chat completions on the wire: the choices of an answer, and the events of a stream."""
+"""JSON of chat completions: the choices of an answer, and the server-sent events of a stream."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 DONE = b"data: [DONE]\n\n"
-KEEPALIVE = b": keep-alive\n\n"  # a comment, which readers of event streams skip
+KEEPALIVE = b": keep-alive\n\n"  # a comment, which clients skip
 
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -15,8 +15,8 @@ _to_json = json.JSONEncoder(separators=(",", ":")).encode
 class ChunkWriter:
     """Writes the server-sent events of one streamed completion.
 
-    ``head`` is what all chunks have in common. Each has a ``usage`` if ``include_usage``; it is
-    null where none is given.
+    ``head`` holds the fields that all chunks have in common. With ``include_usage`` each chunk has
+    a ``usage``, null where none is given.
     """
 
     def __init__(self, head: dict[str, Any], *, include_usage: bool) -> None:
@@ -32,9 +32,9 @@ class ChunkWriter:
         finish_reason: str | None = None,
         token_ids: list[int] | None = None,
         usage: dict[str, Any] | None = None,
-        told: dict[str, Any] | None = None,
+        reports: dict[str, Any] | None = None,
     ) -> bytes:
-        """Further text of a choice; its last chunk has the finish reason and its figures."""
+        """Returns a chunk with new text; a choice's last one has its finish reason and reports."""
         choice = choice_json(
             index,
             {"delta": delta},
@@ -42,10 +42,10 @@ class ChunkWriter:
             finish_reason=finish_reason,
             token_ids=token_ids,
         )
-        return self._event({"choices": [choice], **(told or {})}, usage)
+        return self._event({"choices": [choice], **(reports or {})}, usage)
 
-    def end(self, *, usage: dict[str, Any], metrics: dict[str, Any]) -> bytes:
-        """After the last choice's: the usage if it is wanted, and the end."""
+    def end_stream(self, *, usage: dict[str, Any], metrics: dict[str, Any]) -> bytes:
+        """Returns the end of the stream, after a usage chunk if ``include_usage``."""
         if not self._include_usage:
             return DONE
         return self._event({"choices": [], "metrics": metrics}, usage) + DONE
@@ -57,7 +57,7 @@ class ChunkWriter:
 
 
 def event(data: dict[str, Any]) -> bytes:
-    """One server-sent event."""
+    """Returns one server-sent event."""
     return f"data: {_to_json(data)}\n\n".encode()
 
 
@@ -69,7 +69,7 @@ def choice_json(
     finish_reason: str | None,
     token_ids: list[int] | None,
 ) -> dict[str, Any]:
-    """One of an answer's ``choices``; ``content`` is its message, or the delta of a stream."""
+    """Returns one item of ``choices``; ``content`` holds its ``message`` or ``delta``."""
     choice: dict[str, Any] = {
         "index": index,
         **content,

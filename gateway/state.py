@@ -1,4 +1,4 @@
-"""What the routes share, and how they get it."""
+"""The objects that all routes share, as a FastAPI dependency."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gateway.uploads import Uploads
 
 @dataclass(frozen=True, slots=True)
 class GatewayState:
-    """One application's parts."""
+    """The shared objects of one application."""
 
     settings: GatewaySettings
     backends: Backends
     media: MediaReader
     uploads: Uploads
     metrics: GatewayMetrics
-    patience_is_over: asyncio.Event  # the server stops, and waits for no answer any longer
+    patience_is_over: asyncio.Event  # set when the server stops waiting for running answers
 
 
 def _state(request: Request) -> GatewayState:

@@ -1,4 +1,4 @@
-"""One target and the drafts that fit it, and the pair of them that a request gets."""
+"""A target service with the drafts that fit it, and the pair that serves a request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ServiceT = TypeVar("ServiceT", "Target", Draft)
 
 
 class Target(Watch[TargetClient]):
-    """A target service, what was learnt about it, and which of the ``drafts`` fit it."""
+    """A target service, the measurements of it, and those of ``drafts`` that fit it."""
 
     def __init__(
         self,
@@ -38,24 +38,24 @@ class Target(Watch[TargetClient]):
         on_change: Callable[[], None],
     ) -> None:
         super().__init__("target", client, on_change=on_change)
-        self.baseline = Baseline()  # what it takes alone, learnt as requests go by
+        self.baseline = Baseline()  # step times of target-only decoding
         self.calibration = Calibration(calibration_share, self.baseline)
-        self.fitting_drafts: list[Draft] = []  # those of them that serve
-        self._tokenizer: Tokenizer | None = None  # there once ``info`` is
+        self.fitting_drafts: list[Draft] = []  # that are serving
+        self._tokenizer: Tokenizer | None = None  # set before ``info`` is
         self._drafts = drafts
         self._drafts_changed = asyncio.Event()
-        self._misfits: dict[Draft, str] = {}  # why
+        self._misfits: dict[Draft, str] = {}  # reasons
         self._times: dict[str, PairTimes] = {}
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's; only of a target that has served."""
+        """The model's tokenizer; the target must have served once."""
         assert self._tokenizer is not None
         return self._tokenizer
 
     @property
     def draft_problem(self) -> str | None:
-        """Why there is no draft for it; None if there is one."""
+        """Why the target has no draft; None if it has one."""
         if not self._drafts:
             return "no draft service is configured"
         if self.fitting_drafts:
@@ -64,17 +64,17 @@ class Target(Watch[TargetClient]):
         return "; ".join(dict.fromkeys(problems))
 
     def times(self, draft: Draft | None) -> PairTimes:
-        """What was measured of this target with that draft; without one, of the target alone."""
+        """Returns the measurements of the target with ``draft``; None: of the target alone."""
         return self._times.setdefault(draft.address if draft is not None else "", PairTimes())
 
     async def wait_fitting(self) -> None:
-        """Returns when a draft fits."""
+        """Waits until a serving draft fits the target."""
         while not self.fitting_drafts:
             self._drafts_changed.clear()
             await self._drafts_changed.wait()
 
-    def match(self) -> None:
-        """Finds the drafts that fit; says so in the log where it changes."""
+    def match_drafts(self) -> None:
+        """Finds the drafts that fit, and logs new misfits."""
         fitting, misfits = [], {}
         for draft in self._drafts:
             if draft.info is None or self.info is None:
@@ -94,11 +94,10 @@ class Target(Watch[TargetClient]):
             self._drafts_changed.set()
 
     async def _prepare(self, info: ModelInfo) -> None:
-        # A large one takes a while to build; answers must not wait for it.
+        # Building a large tokenizer takes a while and must not block the event loop.
         try:
-            build = Tokenizer.from_buffer
-            self._tokenizer = await asyncio.to_thread(build, info.tokenizer_json)
-        except Exception as error:  # tokenizers has no type of its own for it
+            self._tokenizer = await asyncio.to_thread(Tokenizer.from_buffer, info.tokenizer_json)
+        except Exception as error:  # tokenizers raises plain Exceptions
             raise ModelLoadError(
                 f"tokenizers {tokenizers.__version__}, the gateway's, cannot read the "
                 f"tokenizer of {info.name} at {self.address} ({error}): install the version "
@@ -108,26 +107,26 @@ class Target(Watch[TargetClient]):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The target of one request, and its draft: the one it would get now, or gets later."""
+    """The target of one request, and the choice of its draft, which may change over time."""
 
     target: Target
-    key: bytes  # what the choice of a draft depends on
+    key: bytes  # for ``choose_service``
 
     @property
     def draft(self) -> Draft | None:
-        """A draft that serves, fits and is the best choice now; or None."""
+        """The best draft now; None while no serving draft fits the target."""
         fitting = self.target.fitting_drafts
-        return choose(fitting, self.key) if fitting else None
+        return choose_service(fitting, self.key) if fitting else None
 
     async def wait_draft(self) -> Draft:
-        """Returns a draft as soon as one is usable; for ever without one configured."""
+        """Waits for a usable draft and returns it; waits without end if none is configured."""
         while (draft := self.draft) is None:
             await self.target.wait_fitting()
         return draft
 
 
-def choose(services: Sequence[ServiceT], key: bytes) -> ServiceT:
-    """The service that ``key`` belongs to while it has a slot free, else the least loaded one."""
+def choose_service(services: Sequence[ServiceT], key: bytes) -> ServiceT:
+    """Returns the service that ``key`` hashes to if it has a free slot, else the least loaded."""
     if len(services) == 1:
         return services[0]
 

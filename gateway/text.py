@@ -1,5 +1,5 @@
-"""The text of one answer as its tokens settle: decoded, cut at the first stop string, and beside it
-the log-probabilities of its tokens in OpenAI's shape."""
+"""The text of one answer, decoded verdict by verdict and cut at the first stop string, with the
+log-probabilities of its tokens in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gateway.detokenizer import Detokenizer, StopStrings
 from hippo.errors import IncompatiblePairError
 from hippo.types import FinishReason, TokenLogprobs, Verdict
 
-# JSON has no minus infinity: what a token gets that the model rules out, as at OpenAI and vLLM.
+# For a token that the model rules out, as in OpenAI and vLLM: JSON has no minus infinity.
 LEAST_LOGPROB = -9999.0
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some text of an answer, and the log-probabilities of the tokens that begin in it."""
+    """A part of an answer's text, with the log-probabilities of the tokens that begin in it."""
 
     text: str = ""
     logprobs: tuple[dict[str, Any], ...] = ()  # in OpenAI's shape
@@ -29,8 +29,8 @@ class Piece:
         return bool(self.text or self.logprobs)
 
 
-def join(pieces: Sequence[Piece]) -> Piece:
-    """All of them as one."""
+def join_pieces(pieces: Sequence[Piece]) -> Piece:
+    """Returns the concatenation of all pieces."""
     return Piece(
         "".join(piece.text for piece in pieces),
         tuple(entry for piece in pieces for entry in piece.logprobs),
@@ -38,10 +38,10 @@ def join(pieces: Sequence[Piece]) -> Piece:
 
 
 class AnswerText:
-    """Takes verdicts and gives text; stop strings count from token ``min_tokens`` on.
+    """Converts verdicts to text; a stop string counts only if it ends after ``min_tokens`` tokens.
 
-    With ``has_logprobs`` the verdicts bear them, and each is given out with the text that its
-    token begins in: none for an end token, nor for tokens behind a stop string.
+    With ``has_logprobs``, verdicts have log-probabilities, and each is returned with the text that
+    its token begins in. End tokens and tokens after a stop string get none.
     """
 
     def __init__(
@@ -56,23 +56,24 @@ class AnswerText:
         self._stops = StopStrings(stops)
         self._min_tokens = min_tokens
         self._texts = TokenTexts(tokenizer) if has_logprobs else None
-        # Where the token's text begins, and its entry; those that are not given out yet.
+        # (offset in the text, entry) of the tokens whose entries were not returned yet.
         self._entries: deque[tuple[int, dict[str, Any]]] = deque()
         self._num_decoded = 0  # characters
-        self._num_out = 0
-        self.num_tokens = 0  # of the answer; none behind a stop string
+        self._num_out = 0  # characters that were returned
+        self.num_tokens = 0  # of the answer, without tokens after a stop string
         self.finish_reason: FinishReason | None = None
 
-    def add(self, verdict: Verdict) -> Piece:
-        """What is certain now. Nothing may be added after a finish reason.
+    def add_verdict(self, verdict: Verdict) -> Piece:
+        """Returns the new text that later verdicts cannot change.
 
-        Raises IncompatiblePairError for a verdict without the log-probabilities asked for.
+        Must not be called after ``finish_reason`` was set. Raises IncompatiblePairError for a
+        verdict without the requested log-probabilities.
         """
         text = self._decode(verdict)
         if self._stops.matched is None and verdict.finish_reason is not None:
             self.num_tokens += verdict.finish_reason is FinishReason.STOP
-            text += self._look(self._detokenizer.finish(), self.num_tokens)
-            text += "" if self._stops.matched is not None else self._stops.finish()
+            text += self._cut_at_stop(self._detokenizer.flush_text(), self.num_tokens)
+            text += "" if self._stops.matched is not None else self._stops.flush_text()
             self.finish_reason = verdict.finish_reason
         if self._stops.matched is not None:
             self.finish_reason = FinishReason.STOP
@@ -82,42 +83,42 @@ class AnswerText:
     def _decode(self, verdict: Verdict) -> str:
         token_ids = verdict.token_ids
         if verdict.finish_reason is FinishReason.STOP:
-            token_ids = token_ids[:-1]  # the end token itself is no text
+            token_ids = token_ids[:-1]  # the end token has no text
         if self._texts is not None and len(verdict.logprobs) != len(verdict.token_ids):
             raise IncompatiblePairError(
                 "the target service tells no log-probabilities; it is of an older release"
             )
         if not self._stops.is_active and self._texts is None:
             self.num_tokens += len(token_ids)
-            return self._detokenizer.add(token_ids)
-        # One by one, so that the count of tokens does not depend on how they were verified.
+            return self._detokenizer.add_tokens(token_ids)
+        # One by one, so that the number of tokens does not depend on the block lengths.
         text = ""
         for place, token_id in enumerate(token_ids):
             self.num_tokens += 1
             if self._texts is not None:
                 entry = self._texts.entry(token_id, verdict.logprobs[place])
                 self._entries.append((self._num_decoded, entry))
-            piece = self._detokenizer.add((token_id,))
+            piece = self._detokenizer.add_tokens((token_id,))
             self._num_decoded += len(piece)
-            text += self._look(piece, self.num_tokens)
+            text += self._cut_at_stop(piece, self.num_tokens)
             if self._stops.matched is not None:
                 break
         return text
 
     def _take_entries(self) -> tuple[dict[str, Any], ...]:
-        """Those of tokens that begin in what is out; at an end without a stop string, all."""
+        """Takes the entries of tokens that begin in returned text; at the natural end, all."""
         is_whole = self.finish_reason is not None and self._stops.matched is None
         taken = []
         while self._entries and (is_whole or self._entries[0][0] < self._num_out):
             taken.append(self._entries.popleft()[1])
         return tuple(taken)
 
-    def _look(self, piece: str, num_tokens: int) -> str:
-        return self._stops.add(piece, can_match=num_tokens > self._min_tokens)
+    def _cut_at_stop(self, piece: str, num_tokens: int) -> str:
+        return self._stops.add_piece(piece, can_match=num_tokens > self._min_tokens)
 
 
 class TokenTexts:
-    """The bytes of tokens, also of those that are only a part of a character."""
+    """The bytes of tokens, including tokens that hold only a part of a character."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -127,7 +128,7 @@ class TokenTexts:
         self._byte_of = _bytes_of_characters() if is_of_bytes else None
 
     def bytes_of(self, token_id: int) -> bytes:
-        """UTF-8, or a stretch of it."""
+        """Returns the token's bytes: UTF-8, possibly a part of a character."""
         if token_id in self._added:
             return self._added[token_id].encode()
         name = self._tokenizer.id_to_token(token_id)
@@ -135,8 +136,8 @@ class TokenTexts:
             return bytes(self._byte_of[character] for character in name)
         return str(self._tokenizer.decode([token_id])).encode()
 
-    def describe(self, token_id: int, logprob: float) -> dict[str, Any]:
-        """``token``, ``logprob`` and ``bytes``; bytes that form no character become U+FFFD."""
+    def describe_token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        """Returns ``token``, ``logprob`` and ``bytes``; ``token`` has U+FFFD for invalid UTF-8."""
         data = self.bytes_of(token_id)
         return {
             "token": data.decode(errors="replace"),
@@ -145,14 +146,14 @@ class TokenTexts:
         }
 
     def entry(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, Any]:
-        """One of ``choices[].logprobs.content``."""
-        top = [self.describe(each, logprob) for each, logprob in logprobs.top]
-        return {**self.describe(token_id, logprobs.logprob), "top_logprobs": top}
+        """Returns one item of ``choices[].logprobs.content``."""
+        top = [self.describe_token(each, logprob) for each, logprob in logprobs.top]
+        return {**self.describe_token(token_id, logprobs.logprob), "top_logprobs": top}
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """The byte for each character of a byte-level vocabulary (GPT-2's table): printable ones stand
-    for themselves, the others for those from 256 on."""
+    """Returns the byte of each character of a byte-level vocabulary (GPT-2's table): printable
+    bytes have their own character, the others have the characters from 256 on."""
     table = {}
     for byte in range(256):
         is_plain = 33 <= byte <= 126 or 161 <= byte <= 172 or 174 <= byte

@@ -1,5 +1,5 @@
-"""From the request's fields to what the services are asked, and back: what a service says about
-them, in the client's words."""
+"""Translates a request's fields to the services' protocol, and the fields named in the services'
+errors back to the client's names."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from hippo.types import (
 )
 from hippo.validation import validate_sampling
 
-# OpenAI's default: sampling from the model's own distribution, whatever the checkpoint prefers.
+# OpenAI's default; a checkpoint's generation configuration is not used.
 DEFAULT_TEMPERATURE = 1.0
-# vLLM's: frames sent one by one are a second apart unless the request says otherwise.
+# vLLM's default for frames sent one by one: one frame per second.
 DEFAULT_LISTED_FPS = 1.0
-_MOST_DIGITS = 10  # of a token id
-# Seeds that are drawn here fit a double, so that every JSON reader can send them back.
+_MOST_DIGITS = 10  # digits of a token id
+# Drawn seeds are exact as a double, so that every JSON reader can send them back.
 _SEED_BITS = 53
 
 
 def media_sources(request: ChatCompletionRequest) -> list[MediaSource]:
-    """The videos and images of all messages, in order.
+    """Returns the videos and images of all messages, in order.
 
-    Raises InvalidRequestError for times of frames in a request that sends none.
+    Raises InvalidRequestError for frame times in a request without a list of frames.
     """
     loading = (request.media_io_kwargs or MediaLoading()).video
     times = _frame_times(request, loading)
@@ -58,7 +58,7 @@ def media_sources(request: ChatCompletionRequest) -> list[MediaSource]:
 
 
 def _frame_times(request: ChatCompletionRequest, loading: VideoLoading) -> FrameTimes:
-    """vLLM's rule: a frame's time is its number over fps, and fps is 1 unless given."""
+    """Applies vLLM's rule: the time of a frame is its number / fps, and fps is 1 by default."""
     processing = request.mm_processor_kwargs or MediaProcessing()
     fps = max(loading.fps or 0.0, 0.0) or processing.fps or DEFAULT_LISTED_FPS
     duration_s = loading.duration
@@ -69,7 +69,7 @@ def _frame_times(request: ChatCompletionRequest, loading: VideoLoading) -> Frame
 
 
 def _chat_messages(request: ChatCompletionRequest) -> tuple[ChatMessage, ...]:
-    """The conversation; media are numbered in order."""
+    """Returns the conversation, with the media numbered in order."""
     messages = []
     num_media = 0
     for i, message in enumerate(request.messages):
@@ -88,8 +88,10 @@ def _chat_messages(request: ChatCompletionRequest) -> tuple[ChatMessage, ...]:
 
 
 def affinity_key(request: ChatCompletionRequest, media: Sequence[Media]) -> bytes:
-    """Equal for requests that may share what a target has cached: the same clips, or without any
-    the same beginning of a conversation. Takes a while for large files."""
+    """Returns a hash of the media, or without media of the first message, and of the cache salt.
+
+    Requests with equal keys can share cached results. Slow for large files.
+    """
     digest = hashlib.sha256((request.cache_salt or "").encode())
     for item in media:
         digest.update(item.data)
@@ -99,9 +101,9 @@ def affinity_key(request: ChatCompletionRequest, media: Sequence[Media]) -> byte
 
 
 def _sampling_params(request: ChatCompletionRequest, info: ModelInfo) -> SamplingParams:
-    """The token rule's parameters, checked."""
+    """Returns the validated parameters of the token rule."""
     neutral = SamplingParams(temperature=DEFAULT_TEMPERATURE)
-    # A request without a seed gets a fresh one; negative ones wrap, as 64-bit integers do.
+    # A request without a seed gets a random one; negative seeds wrap as 64-bit integers.
     seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed % 2**64
     biases = []
     for key, bias in (request.logit_bias or {}).items():
@@ -135,9 +137,9 @@ def open_request(
     info: ModelInfo,
     settings: GatewaySettings,
 ) -> OpenRequest:
-    """What both services are opened with, but for the media; the pace is the coordinator's.
+    """Returns the first message for both services, without the media and the coordinator's pace.
 
-    Raises InvalidRequestError naming the field at fault.
+    Raises InvalidRequestError, which names the field at fault.
     """
     sampling = _sampling_params(request, info)
     max_tokens, is_default = _max_tokens(request, info, settings)
@@ -163,7 +165,7 @@ def open_request(
 
 
 def num_choices(request: ChatCompletionRequest, settings: GatewaySettings) -> int:
-    """Raises InvalidRequestError for more choices than the operator allows."""
+    """Returns the number of choices. Raises InvalidRequestError above the operator's limit."""
     count = request.n or 1
     if count > settings.max_choices:
         raise InvalidRequestError(
@@ -173,7 +175,7 @@ def num_choices(request: ChatCompletionRequest, settings: GatewaySettings) -> in
 
 
 def choice_requests(request: OpenRequest, count: int) -> list[OpenRequest]:
-    """One for each choice: alike but for the noise, which the choice's index is part of."""
+    """Returns one request per choice; they differ in the choice index, a part of the random key."""
     return [
         replace(request, sampling=replace(request.sampling, choice_index=index))
         for index in range(count)
@@ -183,7 +185,7 @@ def choice_requests(request: OpenRequest, count: int) -> list[OpenRequest]:
 def in_clients_words(
     error: InvalidRequestError, request: ChatCompletionRequest
 ) -> InvalidRequestError:
-    """A service's error with the client's name of the field at fault, in its text as in
+    """Returns a service's error with the client's name of the field at fault in its message and
     ``param``."""
     items = [field for field, _, _ in _media_parts(request)]
     if isinstance(error, MediaError) and error.param is None and len(items) == 1:
@@ -200,7 +202,7 @@ def in_clients_words(
 
 
 def _frame_plan(request: ChatCompletionRequest) -> FramePlan:
-    """What mm_processor_kwargs says, and media_io_kwargs where that says nothing."""
+    """Returns the frame plan of mm_processor_kwargs, with gaps filled from media_io_kwargs."""
     frames = request.mm_processor_kwargs or MediaProcessing()
     loading = (request.media_io_kwargs or MediaLoading()).video
     most = frames.max_frames or frames.num_frames
@@ -233,8 +235,10 @@ def _frame_plan(request: ChatCompletionRequest) -> FramePlan:
 def _max_tokens(
     request: ChatCompletionRequest, info: ModelInfo, settings: GatewaySettings
 ) -> tuple[int, bool]:
-    """The token limit, and whether it is the operator's: the services, who alone know how long the
-    prompt is, give that as far as there is room."""
+    """Returns the token limit, and whether it is the operator's default.
+
+    The services, which know the prompt's length, reduce a default that does not fit the context.
+    """
     given = request.max_completion_tokens or request.max_tokens
     if given is None:
         return min(settings.default_max_tokens, info.max_context_length // 2), True
@@ -262,13 +266,13 @@ def _end_token_ids(request: ChatCompletionRequest, info: ModelInfo) -> tuple[int
 
 
 def _limit_field(request: ChatCompletionRequest) -> str:
-    """The one of OpenAI's two names for the token limit that the client knows of."""
+    """Returns which of OpenAI's two names for the token limit the client has used."""
     return "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
 
 
 def _frame_fields(request: ChatCompletionRequest) -> dict[str, str]:
-    """The frame plan's fields by their names in the protocol; what was not sent has the name that
-    it would have."""
+    """Returns the client's name of each frame plan field; a field that was not sent has its name in
+    mm_processor_kwargs."""
     frames = request.mm_processor_kwargs or MediaProcessing()
     loading = (request.media_io_kwargs or MediaLoading()).video
     names = {
@@ -285,7 +289,7 @@ def _frame_fields(request: ChatCompletionRequest) -> dict[str, str]:
 
 
 def _media_parts(request: ChatCompletionRequest) -> Iterator[tuple[str, MediaKind, str]]:
-    """Field, kind and URL of the videos and images of all messages, in order."""
+    """Yields (field path, kind, URL) of each video and image of all messages, in order."""
     for i, message in enumerate(request.messages):
         for k, part in enumerate(message.content):
             if part.media is not None:

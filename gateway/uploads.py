@@ -1,4 +1,4 @@
-"""Uploaded videos: kept on disk for a while, so that several questions can name them by id."""
+"""Uploaded videos: kept on disk until they expire, so that several requests can name their ids."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ReadPiece = Callable[[int], Awaitable[bytes]]
 
 
 class UploadsFullError(HippoError):
-    """The uploads that are kept leave no room for another."""
+    """The uploads leave no room for another one."""
 
     grpc_code = "RESOURCE_EXHAUSTED"
     http_status = 507
@@ -32,7 +32,7 @@ class UploadsFullError(HippoError):
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """One video; ``owner``: the name of the API key that brought it, the only one that sees it."""
+    """One video; only the API key named ``owner``, which uploaded it, can use it."""
 
     video_id: str
     filename: str
@@ -43,29 +43,30 @@ class Upload:
 
 
 def is_upload_id(url: str) -> bool:
-    """Whether a video_url is the id of an upload rather than a place."""
+    """Whether a video_url has the form of an upload's id."""
     return _ID.fullmatch(url) is not None
 
 
 class Uploads:
-    """Videos by id, until they expire. All are forgotten when the gateway stops."""
+    """Uploaded videos by id, until they expire; all are deleted when the gateway stops."""
 
     def __init__(
         self, settings: GatewaySettings, *, clock_s: Callable[[], float] = time.time
     ) -> None:
-        folder = settings.upload_dir or None  # None: where temporary files go
+        folder = settings.upload_dir or None  # None: the system's folder for temporary files
         self._folder = Path(tempfile.mkdtemp(prefix="hippo-uploads-", dir=folder))
         self._max_bytes = settings.max_upload_bytes  # of all uploads together
         self._max_file_bytes = settings.max_media_bytes
         self._ttl_s = settings.upload_ttl_s
         self._clock_s = clock_s
         self._uploads: dict[str, Upload] = {}
-        self._num_bytes = 0  # of all files, those being written included
+        self._num_bytes = 0  # of all files, including those being written
 
-    async def add(self, read: ReadPiece, *, filename: str, owner: str | None) -> Upload:
-        """Keeps what ``read`` gives, piece by piece, until it gives nothing.
+    async def add_upload(self, read: ReadPiece, *, filename: str, owner: str | None) -> Upload:
+        """Stores the pieces that ``read`` returns, until it returns an empty one.
 
-        Raises MediaError for a file that is empty or too large, UploadsFullError without room.
+        Raises MediaError for an empty or too large file, UploadsFullError if there is no room,
+        InvalidRequestError if uploads are turned off.
         """
         if self._max_bytes == 0:
             raise InvalidRequestError(
@@ -104,7 +105,7 @@ class Uploads:
         return upload
 
     def get(self, video_id: str, owner: str | None) -> Upload:
-        """Raises NotFoundError for one that is not there, not any more, or another's."""
+        """Returns an upload. Raises NotFoundError if ``owner`` has no such upload any more."""
         self._expire()
         upload = self._uploads.get(video_id)
         if upload is None or upload.owner != owner:
@@ -113,27 +114,27 @@ class Uploads:
             )
         return upload
 
-    async def read(self, video_id: str, owner: str | None) -> bytes:
-        """The file. Raises NotFoundError as ``get`` does."""
+    async def read_upload(self, video_id: str, owner: str | None) -> bytes:
+        """Returns the file's bytes. Raises NotFoundError as ``get`` does."""
         self.get(video_id, owner)
         try:
             return await asyncio.to_thread((self._folder / video_id).read_bytes)
-        except FileNotFoundError:  # deleted meanwhile
+        except FileNotFoundError:  # deleted in the meantime
             self.get(video_id, owner)
             raise
 
     def delete(self, video_id: str, owner: str | None) -> None:
-        """Raises NotFoundError as ``get`` does."""
+        """Deletes an upload. Raises NotFoundError as ``get`` does."""
         self._forget(self.get(video_id, owner))
 
     async def run(self) -> None:
-        """Deletes what has expired, until cancelled."""
+        """Deletes expired uploads, until cancelled."""
         while True:
             await asyncio.sleep(min(60.0, self._ttl_s))
             self._expire()
 
     def close(self) -> None:
-        """Deletes everything."""
+        """Deletes all uploads and their folder."""
         self._uploads.clear()
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""One service as the gateway sees it: watched, with its load."""
+"""Watches the health and the load of one service."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 from hippo.errors import HippoError, UnavailableError
 from hippo.rpc.client import DraftClient, TargetClient
+from hippo.tasks import cancel_all
 from hippo.types import ModelInfo
 
 logger = logging.getLogger("gateway.backends")
@@ -21,9 +22,9 @@ _PERIOD_DOWN_S = 0.3
 
 
 class Watch(Generic[ClientT]):
-    """Follows one service: whether it serves, what, and how much this gateway asks of it.
+    """Watches one service, and counts the sequences that this gateway runs there.
 
-    ``info`` is what it serves, None while it does not; ``problem`` says why.
+    ``info`` is the served model, None while the service cannot be used; ``problem`` says why.
     """
 
     def __init__(self, noun: str, client: ClientT, *, on_change: Callable[[], None]) -> None:
@@ -39,12 +40,12 @@ class Watch(Generic[ClientT]):
 
     @property
     def load(self) -> float:
-        """Sequences a slot."""
+        """Running sequences of this gateway per slot."""
         return self.num_running / max(self.info.num_slots, 1) if self.info else 0.0
 
     @contextlib.contextmanager
-    def sequence(self) -> Iterator[None]:
-        """Counts one for as long as it runs."""
+    def count_sequence(self) -> Iterator[None]:
+        """Counts a sequence as running for the time of the ``with`` block."""
         self.num_running += 1
         try:
             yield
@@ -52,18 +53,17 @@ class Watch(Generic[ClientT]):
             self.num_running -= 1
 
     def start(self) -> None:
-        """Begins to watch."""
+        """Starts watching."""
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
         """Stops watching and closes the connection."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancel_all([self._task])
         await self.client.close()
 
     def report_failure(self) -> None:
-        """A stream broke: not used until it is found well again, which is tried at once."""
+        """Reports a broken stream: the service is checked at once, and unused until it serves."""
         self._leave_out(f"the {self._name} has just failed")
         self._recheck.set()
 
@@ -80,7 +80,7 @@ class Watch(Generic[ClientT]):
                 self._leave_out(error.message)
             except Exception as error:
                 self._refuse(error)
-                period = _PERIOD_UP_S  # only somebody who mends it makes it better
+                period = _PERIOD_UP_S  # an operator has to fix the service
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(period):
                     await self._recheck.wait()
@@ -88,8 +88,7 @@ class Watch(Generic[ClientT]):
                 await asyncio.sleep(0.05)
 
     async def _check(self) -> None:
-        """Raises UnavailableError while it is down, and whatever it is that makes one that
-        answers of no use."""
+        """Raises UnavailableError while the service is down, and other errors if it is unusable."""
         if not await self.client.is_serving():
             raise UnavailableError(f"the {self._name} is down, loading or draining")
         if self.info is None:
@@ -100,10 +99,10 @@ class Watch(Generic[ClientT]):
             self._on_change()
 
     async def _prepare(self, info: ModelInfo) -> None:
-        """Awaited before a service that came up is known to be there."""
+        """Prepares for a service that came up, before ``info`` is set; for subclasses."""
 
     def _refuse(self, error: Exception) -> None:
-        """It answers, but cannot be used: said once, however often it is found."""
+        """Leaves out a service that answers but cannot be used; logs each problem once."""
         if isinstance(error, HippoError):
             problem, cause = error.message, None
         else:

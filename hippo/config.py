@@ -1,4 +1,4 @@
-"""Settings by flags and environment, from one dataclass: flag over environment over default."""
+"""Settings from flags, environment variables and defaults, in this order, by one dataclass."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SettingsError(InvalidRequestError):
 
 
 def setting(default: Any = dataclasses.MISSING, *, help: str, choices: Sequence[str] = ()) -> Any:
-    """Declares one setting of a settings dataclass; without a default it must be given."""
+    """Declares one setting of a settings dataclass; a setting without a default is required."""
     metadata = {"help": help, "choices": tuple(choices)}
     if default is dataclasses.MISSING:
         return dataclasses.field(metadata=metadata)
@@ -41,9 +41,9 @@ def load_settings(
     """Reads ``cls`` from flags (``--max-tokens``), then the environment (``PREFIX_MAX_TOKENS``).
 
     Field types may be str, int, float, bool (``--flag``, ``--flag false``, ``--no-flag``),
-    tuple[str, ...] (comma-separated), and each of them ``| None``. A dataclass's
-    ``__post_init__`` may raise SettingsError for values that do not go together. Raises
-    SettingsError naming the flag and the variable.
+    tuple[str, ...] (comma-separated), and each type ``| None``. The dataclass's ``__post_init__``
+    may raise SettingsError for values that do not go together. Raises SettingsError with the name
+    of the flag or variable for a missing or wrong value.
     """
     hints = typing.get_type_hints(cls)
     parser = argparse.ArgumentParser(prog=prog, description=description)
@@ -95,7 +95,7 @@ def load_settings(
 
 
 def require_least(settings: object, least: int, *names: str) -> None:
-    """Raises SettingsError for a setting of these names that is below ``least``; None is not."""
+    """Raises SettingsError if a setting in ``names`` is below ``least``; None is allowed."""
     words = f"be at least {least}" if least else "not be below 0"
     for name in names:
         value = getattr(settings, name)

@@ -1,15 +1,15 @@
-"""Every error a caller can cause or meet, and its gRPC code and HTTP status, in one tree.
+"""The tree of all errors that callers see, with their gRPC codes and HTTP statuses.
 
 HippoError                     INTERNAL            500
  +-- InvalidRequestError       INVALID_ARGUMENT    400   the request is malformed or out of range
- |    +-- MediaError           INVALID_ARGUMENT    400   media that cannot be read, or is too large
+ |    +-- MediaError           INVALID_ARGUMENT    400   media is unreadable or too large
  |    +-- ContextLengthError   INVALID_ARGUMENT    400   prompt and completion do not fit
  +-- NotFoundError             NOT_FOUND           404   unknown model or resource
  +-- ForbiddenError           PERMISSION_DENIED   403   a URL or path outside what is allowed
  +-- OverloadedError           RESOURCE_EXHAUSTED  429   no slot and no room in the queue
  +-- IncompatiblePairError     FAILED_PRECONDITION 409   draft and target, or versions, do not fit
  +-- UnavailableError          UNAVAILABLE         503   a service is down, loading or draining
- +-- DeadlineError             DEADLINE_EXCEEDED   504   it took longer than allowed
+ +-- DeadlineError             DEADLINE_EXCEEDED   504   the work took longer than allowed
  +-- ModelLoadError            FAILED_PRECONDITION 500   a checkpoint is missing, gated or too large
 """
 
@@ -19,7 +19,7 @@ from typing import ClassVar
 
 
 class HippoError(Exception):
-    """The root: carries the message a user reads, a gRPC code's name and an HTTP status."""
+    """The root, with a message for users, the name of a gRPC code and an HTTP status."""
 
     grpc_code: ClassVar[str] = "INTERNAL"
     http_status: ClassVar[int] = 500
@@ -28,7 +28,7 @@ class HippoError(Exception):
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.message = message
-        self.param = param  # the request field at fault, as the client named it
+        self.param = param  # the wrong request field, as named by the client
 
 
 class InvalidRequestError(HippoError):
@@ -40,7 +40,7 @@ class InvalidRequestError(HippoError):
 
 
 class MediaError(InvalidRequestError):
-    """Media that cannot be read, or exceeds a limit."""
+    """Media is unreadable or exceeds a limit."""
 
 
 class ContextLengthError(InvalidRequestError):

@@ -10,13 +10,13 @@ ResultT = TypeVar("ResultT")
 
 
 def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Runs ``main`` to its end as ``asyncio.run`` does, on uvloop's loop where it is installed."""
+    """Runs ``main`` to its end like ``asyncio.run``, on uvloop's event loop if installed."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(main)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's; None, which is asyncio's own, on systems that uvloop is not made for."""
+    """Returns uvloop's factory, or None for asyncio's own loop if uvloop is not installed."""
     try:
         import uvloop
     except ImportError:

@@ -1,7 +1,7 @@
-"""Asks a service once whether it serves: ``python -m hippo.health_check ADDRESS``.
+"""Checks once whether a service is serving: ``python -m hippo.health_check ADDRESS``.
 
-For containers and orchestrators that have no probe of their own. ``HOST:PORT`` is asked through
-the standard gRPC health service, ``http://...`` by a GET that must be answered with status 200.
+For containers and orchestrators without a probe of their own. ``HOST:PORT`` is checked through
+the standard gRPC health service, ``http://...`` by a GET that must return status 200.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 when it serves; 1, with the reason on stderr, when it does not."""
+    """Returns 0 if the service is serving; otherwise 1, with the reason on stderr."""
     parser = argparse.ArgumentParser(prog="python -m hippo.health_check", description=__doc__)
     parser.add_argument("address", help="HOST:PORT of a gRPC server, or an http URL")
     parser.add_argument("--service", default="", help="gRPC service (default: the whole server)")
@@ -34,19 +34,19 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _http_problem(url: str, timeout: float) -> str | None:
-    # A probe asks the address it is given, whatever proxy the environment names.
+    # A probe must not go through a proxy from the environment.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=timeout) as response:
             return None if response.status == 200 else f"HTTP status {response.status}"
     except urllib.error.HTTPError as error:
         return f"HTTP status {error.code}"
-    except OSError as error:  # URLError among them
+    except OSError as error:  # includes URLError
         return str(error)
 
 
 def _grpc_problem(arguments: argparse.Namespace) -> str | None:
-    # Not before: a probe of the gateway need not wait for gRPC.
+    # Imported here, because a probe of the gateway need not wait for gRPC.
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 

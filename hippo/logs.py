@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object (or one readable line) a record, with the request id in it."""
+"""Structured logs with request ids: each record is one JSON object or one readable line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Formatter(logging.Formatter):
         self._service = service
 
     def _extras(self, record: logging.LogRecord) -> dict[str, object]:
-        """The request's id, and what the record was given besides its message."""
+        """Returns the request id and the record's extra fields."""
         request_id = request_id_var.get()
         extras: dict[str, object] = {"request_id": request_id} if request_id else {}
         return extras | {k: v for k, v in vars(record).items() if k not in _STANDARD}
@@ -52,7 +52,7 @@ class _TextFormatter(_Formatter):
 
 
 def setup_logging(service: str, *, level: str = "info", style: str = "text") -> None:
-    """Sends every logger to stderr as ``style`` "text" or "json"; replaces earlier handlers."""
+    """Logs to stderr in the ``style`` "text" or "json"; replaces earlier handlers."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter(service) if style == "json" else _TextFormatter(service))
     root = logging.getLogger()

@@ -1,4 +1,4 @@
-"""Whether a draft and a target can work together; no torch, so that the gateway can ask."""
+"""Checks whether a draft and a target can work together; without torch, for the gateway."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hippo.types import ModelInfo
 def check_pair(draft: ModelInfo, target: ModelInfo) -> None:
     """Raises IncompatiblePairError unless the two services can speculate together.
 
-    The tokenizers' id maps decide, not the vocabulary sizes that configurations declare: models
-    of one family differ in those over the same tokenizer.
+    The check compares the tokenizers' id maps, not the vocabulary sizes of the configurations,
+    because models of one family with one tokenizer may declare different sizes.
     """
     if draft.protocol_version != target.protocol_version:
         raise IncompatiblePairError(

@@ -1,4 +1,4 @@
-"""The public models whose sizes are known without their files."""
+"""Configurations of public models, so that their sizes are known without their files."""
 
 from __future__ import annotations
 
@@ -67,4 +67,4 @@ PUBLIC_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         ),
     }
 )
-"""What sizes depend on, of the config.json at https://huggingface.co/NAME."""
+"""By repository name: the part of its config.json (https://huggingface.co/NAME) that sets sizes."""

@@ -1,9 +1,9 @@
-"""How much memory a model takes on a device, worked out from its configuration alone.
+"""Computes a model's memory on a device from its configuration alone.
 
-Standard library only: asked before anything is installed or downloaded. The weights are counted
-as transformers would build the model, the cache as hippo.models.cache allocates it, the room to
-work as the layers and the vision tower need it for the longest prompt, and the vision cache and
-the shares of a tensor-parallel target as the target reckons before it loads.
+Standard library only, because the sizes are needed before anything is installed or downloaded.
+Weights are counted as in transformers' model, and the KV cache as hippo.models.cache allocates it.
+Activations are those of the layers and the vision tower for the longest prompt. The vision cache
+and the shares of a tensor-parallel target are counted as the target does before it loads.
 """
 
 from __future__ import annotations
@@ -22,41 +22,39 @@ from hippo.public_models import PUBLIC_CONFIGS
 GIB = 2**30
 
 DEVICE_BYTES: Mapping[int, int] = MappingProxyType(
-    # What nvidia-smi calls total: A100 40 GB, A100 and H100 80 GB, H200.
+    # nvidia-smi's total memory of A100 40 GB, of A100 and H100 80 GB, and of H200.
     {40: 40_960 * 2**20, 80: 81_559 * 2**20, 141: 143_771 * 2**20}
 )
-"""Memory of a device by the size it is sold under."""
+"""Memory of a device in bytes, by its nominal size in GB."""
 
 RESERVED_BYTES = GIB
-"""What the driver, CUDA's context and its libraries take of each device."""
+"""Memory that the driver, CUDA's context and CUDA's libraries use on each device."""
 
 VISION_CACHE_BYTES = 256_000_000
-"""What a service may keep of earlier media on its (first) device; the default of
-``--vision-cache-mb``."""
+"""Limit of the vision cache on a service's (first) device; the default of ``--vision-cache-mb``."""
 
 USED_SHARE = 0.9
-"""Of a device's free memory, what is planned with: allocators fragment, libraries want buffers."""
+"""Share of a device's free memory that is planned; the rest is for fragmentation and libraries."""
 
 MOST_AUTO_SLOTS = 32
-"""Sequences at once that a service takes when it is not told how many."""
+"""Upper limit of the number of slots with ``--slots auto``."""
 
 CHUNK_ROWS = 2048
-"""Prompt rows that pass the layers at a time."""
+"""Rows of a prompt that run through the layers in one forward."""
 
 VISION_PATCHES, VISION_FRAMES = 16_384, 16
-"""What the vision tower takes at a time of a video: Qwen2.5-VL's patches, LLaVA-OneVision's
+"""The part of a video in one run of the vision tower: Qwen2.5-VL's patches, LLaVA-OneVision's
 frames."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What a model's memory depends on."""
+    """The dimensions that determine a model's memory."""
 
     name: str
-    family: str
     num_parameters: int
-    num_shared_parameters: int  # of them those that tensor-parallel ranks divide among them
-    num_head_parameters: int  # the output embedding's, tied or not
+    num_shared_parameters: int  # the part that tensor-parallel ranks divide among them
+    num_head_parameters: int  # of the output embedding, tied or not
     num_layers: int
     hidden_size: int
     num_heads: int
@@ -65,24 +63,25 @@ class ModelShape:
     mlp_width: int
     vision_width: int
     vision_mlp_width: int
-    patch_values: int  # of a patch's pixels
+    patch_values: int  # numbers in a patch's pixels
     patches_per_token: float
-    tokens_per_side: int  # LLaVA-OneVision: of a frame's pooled grid; Qwen2.5-VL: 0
+    tokens_per_side: int  # LLaVA-OneVision: side of a frame's pooled grid; Qwen2.5-VL: 0
     token_pixels: int  # side of the square that one token covers; LLaVA-OneVision: 0
     token_frames: int  # frames that one token covers
 
     def cache_bytes(self, num_tokens: int, *, num_slots: int = 1, bytes_each: int = 2) -> int:
-        """Keys and values of ``num_slots`` sequences of ``num_tokens``."""
+        """Returns the bytes of keys and values of ``num_slots`` sequences of ``num_tokens``."""
         per_token = 2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_each
         return per_token * num_tokens * num_slots
 
     def work_bytes(self, num_tokens: int, *, bytes_each: int = 2, cache_each: int = 2) -> int:
-        """The most that activations hold while a prompt of ``num_tokens``, nearly all of them of
-        a video, is read: the vision tower's for a stretch of it, or the layers' for a chunk.
+        """Returns the peak of activations in bytes during prefill of a prompt of ``num_tokens``.
 
-        Counted from what the modules hold at once, and held against what they do (by a test).
-        One image of more patches than a stretch has takes more.
-        ``bytes_each`` is of the weights' dtype, ``cache_each`` of the cache's.
+        Nearly all tokens are assumed to be of a video. The peak is that of the vision tower on one
+        part of the video or that of the layers on one chunk, from the tensors that the modules hold
+        at once (a test compares it with measured peaks). An image of more than VISION_PATCHES
+        patches takes more. ``bytes_each`` and ``cache_each`` are the item sizes of the weights' and
+        the cache's dtype.
         """
         features = num_tokens * self.hidden_size * bytes_each
         at_once = VISION_PATCHES
@@ -103,7 +102,7 @@ class ModelShape:
         return math.ceil(features + max(vision, prefill))
 
     def _patch_bytes(self, bytes_each: int) -> int:
-        """What a patch takes in the vision tower, its pixels included."""
+        """Returns the bytes that a patch takes in the vision tower, including its pixels."""
         width, mlp = self.vision_width, self.vision_mlp_width
         if self.tokens_per_side:  # SigLIP
             layer = bytes_each * (4 * width + 2 * mlp)
@@ -112,9 +111,9 @@ class ModelShape:
         return layer + self.patch_values * bytes_each
 
     def num_visual_tokens(self, num_frames: int, frame_size: tuple[int, int] | None) -> int:
-        """Tokens of a video; ``frame_size`` is width and height as the model sees a frame.
+        """Returns the tokens of a video; ``frame_size`` is a resized frame's width and height.
 
-        Raises InvalidRequestError for a size that a model of fixed frames does not take.
+        Raises InvalidRequestError without frames, and for a size if the model's frames are fixed.
         """
         if num_frames < 1:
             raise InvalidRequestError(f"a video of {num_frames} frames: at least 1 is needed")
@@ -129,17 +128,17 @@ class ModelShape:
         return math.ceil(num_frames / self.token_frames) * rows * columns
 
     def can_divide(self, num_devices: int) -> bool:
-        """Whether a tensor-parallel target of so many devices is possible."""
+        """Whether ``num_devices`` tensor-parallel ranks can share the layers."""
         counts = (self.num_kv_heads, self.num_heads, self.mlp_width)
         return not any(count % num_devices for count in counts)
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes on each of a model's devices."""
+    """A model's memory on each of its devices, in bytes."""
 
     weights: int
-    work: int  # activations while the longest prompt is read
+    work: int  # peak of activations during prefill of the longest prompt
     cache: int
 
     @property
@@ -147,12 +146,12 @@ class Memory:
         return self.weights + self.work + self.cache + VISION_CACHE_BYTES
 
     def fits(self, device_bytes: int) -> bool:
-        """Whether it all fits as ``--slots auto`` reckons, which leaves a share free."""
+        """Whether the model fits by the rule of ``--slots auto``, which leaves a share free."""
         left = device_bytes - RESERVED_BYTES - self.weights
         return self.total - self.weights <= USED_SHARE * left
 
 
-def memory(
+def memory_of(
     shape: ModelShape,
     *,
     num_tokens: int,
@@ -160,7 +159,7 @@ def memory(
     num_devices: int = 1,
     bytes_each: int = 2,
 ) -> Memory:
-    """What each of ``num_devices`` holds, in a dtype of ``bytes_each`` (2: bfloat16)."""
+    """Returns the memory on each of ``num_devices``; ``bytes_each`` is a dtype's item size."""
     shared = shape.num_shared_parameters
     per_device = shape.num_parameters - shared + shared / num_devices
     cache = shape.cache_bytes(num_tokens, num_slots=num_slots, bytes_each=bytes_each)
@@ -171,8 +170,8 @@ def memory(
 def most_slots(
     shape: ModelShape, device_bytes: int, *, num_tokens: int, num_devices: int = 1
 ) -> int:
-    """Sequences at once that fit beside bfloat16 weights; 0 when not even one does."""
-    one = memory(shape, num_tokens=num_tokens, num_slots=1, num_devices=num_devices)
+    """Returns how many slots fit beside bfloat16 weights."""
+    one = memory_of(shape, num_tokens=num_tokens, num_slots=1, num_devices=num_devices)
     free = device_bytes - RESERVED_BYTES - one.weights
     return slots_that_fit(
         free, slot_bytes=one.cache, work_bytes=one.work, reserved_bytes=VISION_CACHE_BYTES
@@ -187,15 +186,15 @@ def slots_that_fit(
     reserved_bytes: int = 0,
     used_share: float = USED_SHARE,
 ) -> int:
-    """Slots for which there is memory when ``free_bytes`` are left beside the weights."""
+    """Returns how many slots fit into ``free_bytes``, the memory left beside the weights."""
     left = used_share * free_bytes - work_bytes - reserved_bytes
     return max(0, int(left // slot_bytes))
 
 
 def find_shape(name: str) -> ModelShape:
-    """The shape of a public model, or of a folder with its config.json; weights need not be there.
+    """Returns the shape of a public model, or of a folder with config.json (weights not needed).
 
-    Raises InvalidRequestError for what is neither, or of an unknown architecture.
+    Raises InvalidRequestError for another name and for an unsupported architecture.
     """
     if name in PUBLIC_CONFIGS:
         return shape_of(name, PUBLIC_CONFIGS[name])
@@ -212,26 +211,22 @@ def find_shape(name: str) -> ModelShape:
 
 
 def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:
-    """Reads a config.json; raises InvalidRequestError for an unknown or incomplete one."""
+    """Reads a config.json; raises InvalidRequestError if it is unsupported or incomplete."""
     family = config.get("model_type")
     if family not in ("qwen2_5_vl", "llava_onevision"):
         raise InvalidRequestError(
             f"{name} is of architecture {family!r}; supported: llava_onevision, qwen2_5_vl"
         )
-    text = config.get("text_config") or config  # flat in older repositories
     try:
-        return _shape(name, family, config, text, config["vision_config"])
+        return _shape(name, config)
     except KeyError as error:
         raise InvalidRequestError(f"the configuration of {name} lacks {error}") from None
 
 
-def _shape(
-    name: str,
-    family: str,
-    config: Mapping[str, Any],
-    text: Mapping[str, Any],
-    vision: Mapping[str, Any],
-) -> ModelShape:
+def _shape(name: str, config: Mapping[str, Any]) -> ModelShape:
+    text = config.get("text_config") or config  # flat in older repositories
+    vision = config["vision_config"]
+    is_qwen = config["model_type"] == "qwen2_5_vl"
     width, num_layers, mlp = (
         text["hidden_size"], text["num_hidden_layers"], text["intermediate_size"]
     )  # fmt: skip
@@ -241,14 +236,12 @@ def _shape(
     products = width * (2 * head_dim * (num_heads + num_kv_heads) + 3 * mlp)
     per_layer = products + head_dim * (num_heads + 2 * num_kv_heads) + 2 * width  # biases, norms
     embeddings = text["vocab_size"] * width * (1 if is_tied else 2)
-    is_qwen = family == "qwen2_5_vl"
     tower = _qwen_tower(vision, width) if is_qwen else _siglip_tower(vision, width)
     patch = vision["patch_size"]
     num_sides = 0 if is_qwen else vision["image_size"] // patch
     side = math.ceil(num_sides / 2)
     return ModelShape(
         name=name,
-        family=family,
         num_parameters=embeddings + num_layers * per_layer + width + tower,
         num_shared_parameters=num_layers * products,
         num_head_parameters=text["vocab_size"] * width,
@@ -269,7 +262,7 @@ def _shape(
 
 
 def _qwen_tower(vision: Mapping[str, Any], width: int) -> int:
-    """Parameters of Qwen2.5-VL's vision tower and merger."""
+    """Counts the parameters of Qwen2.5-VL's vision tower and merger."""
     hidden, mlp = vision["hidden_size"], vision["intermediate_size"]
     patch = 3 * vision["temporal_patch_size"] * vision["patch_size"] ** 2
     merged = hidden * vision["spatial_merge_size"] ** 2
@@ -280,7 +273,7 @@ def _qwen_tower(vision: Mapping[str, Any], width: int) -> int:
 
 
 def _siglip_tower(vision: Mapping[str, Any], width: int) -> int:
-    """Parameters of LLaVA-OneVision's vision tower, projector and newline."""
+    """Counts the parameters of LLaVA-OneVision's vision tower, projector and newline."""
     hidden, mlp = vision["hidden_size"], vision["intermediate_size"]
     num_patches = (vision["image_size"] // vision["patch_size"]) ** 2
     patch = 3 * vision["patch_size"] ** 2 * hidden + hidden

@@ -1,4 +1,4 @@
-"""What processes need that start others, or are started."""
+"""Helpers for parent and child processes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 
 
 def importing_environment() -> dict[str, str]:
-    """This process's environment, in which a child imports the same hippo."""
+    """Returns this process's environment, extended so that a child imports the same hippo."""
     root = str(Path(__file__).resolve().parents[1])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def end_with_parent(last: Callable[[], object]) -> None:
-    """Ends this process, after ``last``, when its standard input ends: with the process that holds
-    the other end of the pipe, whichever way that goes. From a thread, whatever others do."""
+    """Calls ``last`` and ends this process when standard input ends, which happens however the
+    process at the other end of the pipe ends. A separate thread watches standard input."""
 
     def watch() -> None:
-        while os.read(0, 1):  # not through sys.stdin, whose lock an ordinary end would need
+        while os.read(0, 1):  # not sys.stdin, whose lock a normal exit of the process needs
             pass
         last()
         os._exit(1)

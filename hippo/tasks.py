@@ -1,4 +1,4 @@
-"""Several tasks at once that end together when one fails; standard library only."""
+"""Concurrent tasks that end together when one fails; standard library only."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ ResultT = TypeVar("ResultT")
 
 
 async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
-    """Runs all at once; the results, in order.
+    """Runs all coroutines concurrently and returns their results in order.
 
-    The first error is raised as it is, and so is a cancellation: by then all the others are
-    cancelled and over, where ``asyncio.gather`` lets them go on.
+    Raises the first error, or a cancellation, after all other coroutines are cancelled and over.
+    (``asyncio.gather`` lets them continue.)
     """
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)
     finally:
         await cancel_all(tasks)
-        del tasks  # their errors hold this frame
+        del tasks  # breaks a reference cycle: their errors refer to this frame
 
 
 async def cancel_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancels them, and waits until they are over."""
+    """Cancels the tasks and waits until all are over."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

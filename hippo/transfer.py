@@ -1,4 +1,4 @@
-"""Numbers of the host on their way to a device."""
+"""Copies of numbers from the host to a device."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ _STAGED_BYTES = 1 << 16  # CUDA's documentation, "API synchronization behavior"
 
 
 def to_device(numbers: torch.Tensor | Sequence[int], device: torch.device) -> torch.Tensor:
-    """A tensor of the host, or ids, on ``device``, without a wait for what that still computes.
+    """Copies a host tensor or ids to ``device`` without waiting for the device's computations.
 
-    What is small is staged by the driver before the call returns. For what is large it would wait,
-    so that is copied to pinned memory first, which torch keeps for as long as the copy takes.
+    The CUDA driver stages small copies before the call returns, but would wait for large copies.
+    Large tensors are therefore first copied to pinned memory, which torch keeps until the copy is
+    complete.
     """
     tensor = numbers if isinstance(numbers, torch.Tensor) else torch.tensor(numbers)
     if tensor.device == device:

@@ -42,7 +42,7 @@ SpatialScore = Literal["contrast", "variance"]
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """One compressed video or image file; a video may be a list of frames (video/frame_list)."""
+    """A compressed video or image file; or a list of frames as a video (hippo/video/frame_list)."""
 
     kind: MediaKind
     data: bytes = field(repr=False)
@@ -57,7 +57,7 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """A reference to an item of the request's media."""
+    """A reference to an item of the request's media by its index."""
 
     media_index: int
 
@@ -87,12 +87,12 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to the logit)
     seed: int = 0  # uint64
     choice_index: int = 0
-    min_tokens: int = 0  # end tokens cannot be chosen at completion indices below it
+    min_tokens: int = 0  # end tokens are excluded at completion indices below min_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class FramePlan:
-    """Which frames of a video are looked at; 0: the model's default or the operator's limit."""
+    """Which frames of a video are sampled; 0: the model's default or the operator's limit."""
 
     fps: float = 0.0
     min_frames: int = 0
@@ -104,7 +104,8 @@ class FramePlan:
 class Pruning:
     """Which visual tokens the draft sees.
 
-    ``ratio`` is the share dropped, 0 to 0.99; of fewer than ``min_visual_tokens`` none is dropped.
+    ``ratio`` is the share of dropped tokens, 0 to 0.99. If a prompt has fewer than
+    ``min_visual_tokens`` visual tokens, all are kept.
     """
 
     strategy: PruningStrategy = PruningStrategy.UNIFORM
@@ -115,10 +116,10 @@ class Pruning:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """What the verifier does when its device is free.
+    """How long the verifier waits, and how many draft tokens one forward verifies.
 
-    It waits at most ``wait_ns`` for ``min_draft_tokens`` and verifies at most
-    ``max_draft_tokens`` in one forward (0: target-only).
+    When its device is free, the verifier waits at most ``wait_ns`` for ``min_draft_tokens``, then
+    verifies at most ``max_draft_tokens`` (0: target-only).
     """
 
     min_draft_tokens: int = 0
@@ -128,11 +129,11 @@ class StepLimits:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast each side goes.
+    """The limits of both sides.
 
-    The verifier steps under ``optimistic`` after a block was accepted whole and under
-    ``conservative`` after a rejection. The drafter goes at most ``max_ahead`` tokens beyond the
-    last commit it knows and sends blocks of ``block_size``.
+    The verifier steps under ``optimistic`` after a whole block was accepted and under
+    ``conservative`` after a rejection. The drafter drafts at most ``max_ahead`` tokens beyond the
+    last commit that it received, and sends blocks of ``block_size`` tokens.
     """
 
     optimistic: StepLimits = StepLimits()
@@ -142,12 +143,12 @@ class Pace:
 
     @property
     def for_target(self) -> tuple[StepLimits, StepLimits]:
-        """All that a verifier goes by."""
+        """The fields that a verifier uses."""
         return self.optimistic, self.conservative
 
     @property
     def for_draft(self) -> tuple[int, int, int]:
-        """All that a drafter goes by; a run's first block has as many tokens as are waited for."""
+        """The fields that a drafter uses; the last one is the size of a run's first block."""
         return self.max_ahead, self.block_size, self.conservative.min_draft_tokens
 
 
@@ -161,9 +162,9 @@ class Block:
     epoch: int
     start_index: int
     token_ids: tuple[int, ...]
-    is_exhausted: bool = False  # nothing further comes until the next commit
-    step_ns: int = 0  # device time of a drafted token, running mean
-    wait_ns: int = 0  # how long the draft's device idled before this block
+    is_exhausted: bool = False  # the draft sends nothing more until the next commit
+    step_ns: int = 0  # device time per draft token, running mean
+    wait_ns: int = 0  # idle time of the draft's device before this block
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,16 +173,16 @@ class Timing:
 
     queue_ns: int = 0
     forward_ns: int = 0
-    wait_ns: int = 0  # the device waited for the other side
-    num_rows: int = 0
-    context_length: int = 0  # cached tokens before them; a prefill's: reused ones
-    num_sequences: int = 0  # that shared the forward, this one included; 0: not said
-    num_batch_rows: int = 0  # of all of them
+    wait_ns: int = 0  # time that the device waited for the other side
+    num_rows: int = 0  # of this sequence
+    context_length: int = 0  # cached tokens before the rows; of a prefill: reused tokens
+    num_sequences: int = 0  # in the forward, including this sequence; 0: unknown
+    num_batch_rows: int = 0  # of all sequences in the forward
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """How likely a token was, by log-softmax of the target's logits as the model gave them."""
+    """A token's log-probability, by log-softmax of the target model's unchanged logits."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()  # (token id, log-probability), the likeliest first
@@ -189,24 +190,24 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Tokens the target has settled: accepted draft tokens, then its own."""
+    """The tokens that a target forward settled: accepted draft tokens, then the target's own."""
 
     epoch: int  # after this verdict
     start_index: int  # completion index of the first id
     token_ids: tuple[int, ...]
     num_draft_tokens: int = 0  # in the forward
     num_accepted_tokens: int = 0
-    is_rejection: bool = False  # the run broke here: what was queued is dropped
-    num_dropped_tokens: int = 0  # the rejected draft token and all queued after it
+    is_rejection: bool = False  # the run ended here, and its queued tokens are dropped
+    num_dropped_tokens: int = 0  # draft tokens dropped since the last verdict
     finish_reason: FinishReason | None = None
     timing: Timing = Timing()
     is_conservative: bool = False  # the forward ran under the conservative limits
-    logprobs: tuple[TokenLogprobs, ...] = ()  # one a token, if they were asked for
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if the request asked for them
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Settled tokens, told to the draft."""
+    """Settled tokens, sent to the draft."""
 
     epoch: int
     start_index: int
@@ -215,18 +216,18 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class PromptInfo:
-    """What a service found in a prompt."""
+    """A service's facts about a prompt."""
 
     prompt_hash: bytes
     num_prompt_tokens: int
-    num_visual_tokens: int  # prunable ones
+    num_visual_tokens: int  # only prunable tokens
     queue_ns: int = 0
     preprocess_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The visual tokens the draft is to look at, as ascending indices into the prunable ones."""
+    """The visual tokens that the draft sees, as ascending indices into the prunable tokens."""
 
     kept_indices: tuple[int, ...]
     num_visual_tokens: int
@@ -246,11 +247,11 @@ class OpenRequest:
     max_tokens: int
     end_token_ids: tuple[int, ...]  # empty: no token ends the completion
     pace: Pace = TARGET_ONLY
-    committed_ids: tuple[int, ...] = ()  # a draft that joins in mid-answer
+    committed_ids: tuple[int, ...] = ()  # settled ids, for a draft that joins in mid-answer
     epoch: int = 0
-    cache_salt: str = ""  # what is cached is shared only among requests with the same one
-    num_top_logprobs: int | None = None  # of each token; None: no log-probabilities at all
-    is_max_tokens_default: bool = False  # it becomes what is left of the context if that is less
+    cache_salt: str = ""  # cached data is shared only among requests with the same salt
+    num_top_logprobs: int | None = None  # per token; None: no log-probabilities
+    is_max_tokens_default: bool = False  # lower max_tokens to the rest of the context if necessary
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,10 +264,10 @@ class ModelInfo:
     dtype: str
     tokenizer_hash: bytes
     tokenizer_json: bytes = field(repr=False)
-    num_token_ids: int  # logits are cut to them
+    num_token_ids: int  # width of the logits after padding is cut off
     end_token_ids: tuple[int, ...]
     max_context_length: int
     num_slots: int
     num_parameters: int
     protocol_version: int = PROTOCOL_VERSION
-    device_uuids: tuple[str, ...] = ()  # of its GPUs, the same in every process and container
+    device_uuids: tuple[str, ...] = ()  # of the GPUs, equal in all processes and containers

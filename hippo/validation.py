@@ -1,4 +1,4 @@
-"""Range checks of request values, shared by the gateway and the services; standard library only."""
+"""Range checks of request values for the gateway and the services; standard library only."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MAX_TOKENS = 2**32 - 1
 def validate_sampling(
     params: SamplingParams, *, num_token_ids: int | None = None, max_tokens: int | None = None
 ) -> None:
-    """Checks every field's range; token ids of biases against ``num_token_ids`` and
-    ``min_tokens`` against ``max_tokens`` where those are known.
+    """Checks the range of every field. Checks token ids of biases against ``num_token_ids``, and
+    ``min_tokens`` against ``max_tokens``, unless these are None.
 
-    Raises InvalidRequestError naming the field, the value and the legal range.
+    Raises InvalidRequestError with the field, the value and the allowed range.
     """
     _check("temperature", params.temperature, 0.0, 2.0)
     _check_whole("top_k", params.top_k, 0, 2**31 - 1)
@@ -66,7 +66,7 @@ def _check_biases(biases: tuple[tuple[int, float], ...], num_token_ids: int | No
 
 
 def _check(name: str, value: float, least: float, most: float, *, is_open: bool = False) -> None:
-    """A number from ``least`` (itself excluded if ``is_open``) to ``most``; NaN is refused."""
+    """Requires a number from ``least`` (excluded if ``is_open``) to ``most``; NaN is an error."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if is_number and least <= value <= most and not (is_open and value == least):
         return

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def generate(out: Path) -> None:
-    """Writes ``hippo/v1/*_pb2*.py[i]`` under ``out``; raises CalledProcessError."""
+    """Writes ``hippo/v1/*_pb2*.py[i]`` under ``out``. Raises CalledProcessError if protoc fails."""
     protos = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("protos/hippo/v1/*.proto"))
     plugins = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     subprocess.run(

@@ -1,13 +1,13 @@
-"""Adaptive against target-only with drafts that misbehave: ``python -m bench.faulty``.
+"""Compares adaptive with target-only under faults of the draft: ``python -m bench.faulty``.
 
 Draft, gateway and this client run on one core, the target on another, as in ``python -m bench``.
-For each fault a stack is started with it, and each clip is asked about with target-only, adaptive
-and target-only again, ``--repeats`` times each; the median run counts.
+For each fault a stack is started. Each clip is asked about with target-only, adaptive and
+target-only again, ``--repeats`` times each; the run of median decode time counts.
 
     python -m bench.faulty                                         all faults, float32
     python -m bench.faulty --faults slow:10 --dtype bfloat16 --out bench/out/faulty-slow.json
 
-What a fault is: tests/support/faults.py.
+tests/support/faults.py defines the faults.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from rich.console import Console
 
 from bench.clips import held_out_clips
 from bench.environment import ROOT, describe_environment
+from bench.options import parser_of
 from bench.runs import bundled_pair, run_systems, running_stack
 from bench.systems import TARGET_ONLY, systems
 from tests.support.faults import parse_fault
@@ -40,7 +41,7 @@ FAULTS = (
     "right-then-wrong:40,40",
     "right-then-wrong:30,ever",
 )
-_EVER_MS = 1500.0  # longer than what is left of any of these answers
+_EVER_MS = 1500.0  # a stall that outlasts every answer
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -53,19 +54,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         "dtype": args.dtype,
         "runs": [],
     }
-    options = bundled_pair(
-        args.dtype,
-        draft_module="bench.faulty.draft",
-    )
+    options = bundled_pair(args.dtype, draft_module="bench.faulty.draft")
     chosen = [each for each in systems("none", 0.0) if each.name in (TARGET_ONLY, "adaptive")]
     console = Console()
     with tempfile.TemporaryDirectory() as folder:
         clips = held_out_clips(Path(folder), kind="short", num_clips=args.num_clips)
         for fault in args.faults:
             given_fault = fault.replace("ever", f"{_EVER_MS:g}") if "stall" in fault else fault
-            with running_stack(replace(options, draft_args=("--draft-fault", given_fault))) as url:
+            with running_stack(
+                replace(options, draft_args=("--draft-fault", given_fault))
+            ) as stack:
                 _, run = run_systems(
-                    console, url, clips, chosen, title=f"{fault}, {args.dtype}",
+                    console, stack.url, clips, chosen, title=f"{fault}, {args.dtype}",
                     num_repeats=args.repeats, has_timeline=True,
                 )  # fmt: skip
             result["runs"].append({"fault": fault, **run})
@@ -74,11 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.faulty",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("bench.faulty", __doc__)
     add = parser.add_argument
     add("--faults", nargs="+", default=list(FAULTS), help="see tests/support/faults.py")
     add("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")

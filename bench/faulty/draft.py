@@ -1,6 +1,6 @@
 """The draft service with a fault in its model: ``python -m bench.faulty.draft --draft-fault ...``.
 
-Takes what ``python -m services.draft`` takes besides; ``python -m bench.faulty`` starts it.
+It also takes the options of ``python -m services.draft``; ``python -m bench.faulty`` starts it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FLAG = "--draft-fault"
 
 
 def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
-    """Serves until SIGTERM or SIGINT; the exit code."""
+    """Serves until SIGTERM or SIGINT; returns the exit code."""
     place = list(argv).index(_FLAG)
     fault = parse_fault(argv[place + 1])
     settings = load_settings(
@@ -38,7 +38,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
 
 
 class _FaultySource(LocalSource):
-    """Loads the model as the service would, and gives it the fault."""
+    """Loads the model as the service does, and adds the fault."""
 
     def __init__(self, settings: DraftSettings, fault: DraftFault) -> None:
         super().__init__(settings)

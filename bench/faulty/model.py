@@ -20,13 +20,13 @@ from tests.support.faults import DraftFault
 
 
 class FaultyModel:
-    """Stands before a real one. A slow step is computed several times, so it takes its processor
-    for so long; a stall takes none; a wrong token is the second best one."""
+    """Wraps a model and adds a fault. A slow step runs several times, so it keeps the processor
+    busy; a stall sleeps; a wrong token is the second best one."""
 
     def __init__(self, model: VideoLanguageModel, fault: DraftFault) -> None:
         self._model = model
         self._fault = fault
-        self._began_s: float | None = None  # of the answer's first step
+        self._began_s: float | None = None  # start of the answer's first step
 
     @property
     def info(self) -> ModelInfo:
@@ -36,10 +36,10 @@ class FaultyModel:
     def num_layers(self) -> int:
         return self._model.num_layers
 
-    def prepare(
+    def prepare_prompt(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Prompt:
-        return self._model.prepare(messages, media, frame_plan)
+        return self._model.prepare_prompt(messages, media, frame_plan)
 
     def embed_visual(
         self, prompt: Prompt, cache: FeatureCache | None = None
@@ -55,7 +55,7 @@ class FaultyModel:
         tap: AttentionTap | None = None,
         num_reused: int = 0,
     ) -> Generator[torch.Tensor | None]:
-        """As the model does it: faults are those of drafting."""
+        """Runs the model's prefill without delays; only its token can be wrong."""
         for logits in self._model.prefill(slot, prompt, visual, kept, tap, num_reused):
             if logits is not None and self._fault.is_wrong_at(0):
                 logits = _without_best(logits[None])[0]
@@ -66,7 +66,7 @@ class FaultyModel:
         self._model.copy_rows(source, slot, num_rows)
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
-        """The model's logits, late and wrong as they may be."""
+        """Returns the model's logits, delayed and changed by the fault."""
         now_s = time.monotonic()
         if self._began_s is None:
             self._began_s = now_s
@@ -91,5 +91,5 @@ class FaultyModel:
 
 
 def _without_best(logits: torch.Tensor) -> torch.Tensor:
-    """Of each row of [rows, ids] all but the highest; a copy."""
+    """Returns a copy of logits ``[rows, ids]`` with each row's highest set to -inf."""
     return logits.scatter(-1, logits.argmax(-1, keepdim=True), -torch.inf)

@@ -1,4 +1,1 @@
-"""Evidence for semantic-aware token preservation: ``python -m bench.pruning --help``.
-
-Nothing is imported here, so that the parts that need neither models nor clips stay light.
-"""
+"""Experiments on visual token pruning: ``python -m bench.pruning --help``."""

@@ -1,14 +1,14 @@
-"""Evidence for semantic-aware token preservation, on held-out clips of the bundled pair's world.
+"""Experiments on visual token pruning, on held-out clips of the bundled pair's world.
 
 Each experiment writes bench/out/pruning/NAME.json; `python -m bench.page` puts them into
-docs/results.md. All but `services` run the draft alone, along what the target said (the
-traces are kept under bench/out/pruning; a run that is broken off goes on where it stopped).
+docs/results.md. All but `services` run only the draft along the target's outputs, which
+`traces` stores under bench/out/pruning; an interrupted run continues.
 
-    traces      the target's greedy outputs, visual features and attention, layer by layer
+    traces      the target's greedy outputs, visual features and attention of each layer
     ratio       agreement by strategy and ratio
-    ablation    holistic with one thing changed at a time
-    confirm     strategies again, on clips on which no default was chosen (traces them first)
-    services    speedup and acceptance by strategy and ratio, through the real services
+    ablation    holistic with one option changed at a time
+    confirm     strategies on other clips, on which no default was chosen (traces them first)
+    services    speedup and acceptance rate by strategy and ratio, through the services
 
     python -m bench.pruning traces --clips 200
     python -m bench.pruning ratio --clips 50 --records
@@ -30,12 +30,13 @@ import torch
 from rich.console import Console
 
 from bench.environment import describe_environment
+from bench.options import parser_of
 from bench.pruning import experiments, pair
 from bench.pruning.agreement import AgreementCache, DraftRunner
 from bench.pruning.choices import Choice
 from bench.pruning.samples import CONFIRM_SEED
 from bench.pruning.services import measure_strategies
-from bench.pruning.teacher import Outcome, run_choices
+from bench.pruning.teacher import ChoiceOutcome, run_choices
 from bench.pruning.traces import CACHE, TraceStore, stored_traces, trace_clips
 from hippo.cli.stack import BUNDLED_PAIR
 from hippo.models.base import VideoLanguageModel
@@ -45,8 +46,8 @@ from hippo.pruning.select import default_score_layers
 
 
 @dataclass
-class Bench:
-    """What the experiments share: the pair, the traces and where results go."""
+class ExperimentRun:
+    """One run of an experiment: the pair, the traces, and the output folder."""
 
     args: argparse.Namespace
     command: str
@@ -69,32 +70,28 @@ class Bench:
 
     @cached_property
     def runner(self) -> DraftRunner:
-        """The draft with what it has been seen to say."""
+        """The draft with its cache of agreement."""
         cache = AgreementCache(self.args.out / f"agreement-{self.pair_name}.jsonl")
         return DraftRunner(self.draft, cache)
 
     @cached_property
     def pair_name(self) -> str:
-        """Tells one pair's files from another's."""
+        """A name of the pair for file names."""
         models = (self.args.target_model, self.args.draft_model)
         return "-".join(pair.fingerprint(model) for model in models)
 
     @property
     def num_layers(self) -> int:
-        """Layers tapped unless an experiment varies them: the target service's default."""
+        """Layers tapped by default: --layers, or the target service's default."""
         return int(self.args.layers or default_score_layers(self.most_layers))
 
     @property
     def most_layers(self) -> int:
-        """Layers of the target."""
+        """The number of layers of the target."""
         return pair.num_layers(self.args.target_model)
 
-    def run(
-        self,
-        name: str,
-        choices: Mapping[str, Choice],
-    ) -> dict[str, Outcome]:
-        """Judges the choices on the traced clips."""
+    def judge_choices(self, name: str, choices: Mapping[str, Choice]) -> dict[str, ChoiceOutcome]:
+        """Runs the draft with every choice on the traced clips; returns the outcome by label."""
         return run_choices(
             stored_traces(self.console, self.store, num_clips=self.args.clips, title=name),
             self.runner,
@@ -102,7 +99,7 @@ class Bench:
             records=self.args.out / f"{name}-records.jsonl" if self.args.records else None,
         )
 
-    def write(self, name: str, result: Mapping[str, Any]) -> None:
+    def write_result(self, name: str, result: Mapping[str, Any]) -> None:
         """Writes an experiment's JSON and prints its rows."""
         document = {
             "experiment": name,
@@ -117,47 +114,47 @@ class Bench:
         self.console.print(f"written to {path}")
 
 
-def run_traces(bench: Bench) -> None:
+def run_traces(run: ExperimentRun) -> None:
     """Traces the clips that have none yet."""
-    trace_clips(bench.console, bench.store, bench.target, bench.draft, num_clips=bench.args.clips)
+    trace_clips(run.console, run.store, run.target, run.draft, num_clips=run.args.clips)
 
 
-def run_ratio(bench: Bench) -> None:
-    """Every strategy at every ratio."""
-    outcomes = bench.run("ratio", experiments.ratio_choices(bench.num_layers))
+def run_ratio(run: ExperimentRun) -> None:
+    """Measures every strategy at every ratio."""
+    outcomes = run.judge_choices("ratio", experiments.ratio_choices(run.num_layers))
     rows = experiments.agreement_rows(outcomes, references=["none", "holistic 0.9"])
-    bench.write("ratio", {"rows": rows})
+    run.write_result("ratio", {"rows": rows})
 
 
-def run_ablation(bench: Bench) -> None:
-    """Holistic with one thing changed at a time."""
-    choices = experiments.ablation_choices(bench.num_layers, bench.args.ratio, bench.most_layers)
-    outcomes = bench.run("ablation", choices)
+def run_ablation(run: ExperimentRun) -> None:
+    """Measures holistic with one option changed at a time."""
+    choices = experiments.ablation_choices(run.num_layers, run.args.ratio, run.most_layers)
+    outcomes = run.judge_choices("ablation", choices)
     rows = experiments.agreement_rows(outcomes, references=["none", experiments.BASE])
-    bench.write("ablation", {"rows": rows, "ratio": bench.args.ratio})
+    run.write_result("ablation", {"rows": rows, "ratio": run.args.ratio})
 
 
-def run_confirm(bench: Bench) -> None:
-    """Strategies again, on the clips of another seed."""
-    name, count = "confirm", bench.args.clips
-    store = TraceStore(bench.args.out / f"traces-{name}-{bench.pair_name}")
-    trace_clips(bench.console, store, bench.target, bench.draft, num_clips=count, seed=CONFIRM_SEED)
-    cache = AgreementCache(bench.args.out / f"agreement-{name}-{bench.pair_name}.jsonl")
+def run_confirm(run: ExperimentRun) -> None:
+    """Measures the strategies on the clips of another seed."""
+    name, count = "confirm", run.args.clips
+    store = TraceStore(run.args.out / f"traces-{name}-{run.pair_name}")
+    trace_clips(run.console, store, run.target, run.draft, num_clips=count, seed=CONFIRM_SEED)
+    cache = AgreementCache(run.args.out / f"agreement-{name}-{run.pair_name}.jsonl")
     outcomes = run_choices(
-        stored_traces(bench.console, store, num_clips=count, title=name, seed=CONFIRM_SEED),
-        DraftRunner(bench.draft, cache),
-        experiments.confirmation_choices(bench.num_layers),
+        stored_traces(run.console, store, num_clips=count, title=name, seed=CONFIRM_SEED),
+        DraftRunner(run.draft, cache),
+        experiments.confirmation_choices(run.num_layers),
     )
     rows = experiments.agreement_rows(outcomes, references=["none", "holistic 0.9"])
-    bench.write(name, {"rows": rows})
+    run.write_result(name, {"rows": rows})
 
 
-def run_services(bench: Bench) -> None:
-    """Strategies through the services."""
-    bench.write("services", {"rows": measure_strategies(bench.console, bench.args.clips)})
+def run_services(run: ExperimentRun) -> None:
+    """Measures the strategies through the services."""
+    run.write_result("services", {"rows": measure_strategies(run.console, run.args.clips)})
 
 
-EXPERIMENTS: Mapping[str, Callable[[Bench], None]] = {
+EXPERIMENTS: Mapping[str, Callable[[ExperimentRun], None]] = {
     "traces": run_traces,
     "ratio": run_ratio,
     "ablation": run_ablation,
@@ -168,11 +165,7 @@ EXPERIMENTS: Mapping[str, Callable[[Bench], None]] = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs an experiment."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.pruning",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("bench.pruning", __doc__)
     add = parser.add_argument
     add("experiment", choices=list(EXPERIMENTS))
     add("--clips", type=int, help="held-out clips (default: 200; services 10)")
@@ -192,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     given = argv if argv is not None else sys.argv[1:]
     command = " ".join(["python -m bench.pruning", *given])
-    EXPERIMENTS[args.experiment](Bench(args, command, Console()))
+    EXPERIMENTS[args.experiment](ExperimentRun(args, command, Console()))
 
 
 if __name__ == "__main__":

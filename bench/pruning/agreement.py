@@ -1,4 +1,4 @@
-"""Teacher-forced agreement: what the draft says along the target's own output."""
+"""Teacher-forced agreement: the draft's greedy tokens along the target's output."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hippo.models.base import SequenceRows, StepPlan, VideoLanguageModel
 
 
 class AgreementCache:
-    """Results of the draft by what it saw, in a file of lines that only grows.
+    """Agreement of the draft by sample and kept tokens, in an append-only file.
 
-    A repeated or resumed run, or another choice of the same tokens, is answered from it.
+    A repeated or resumed run, or another choice that keeps the same tokens, uses its entries.
     """
 
     def __init__(self, path: Path) -> None:
@@ -25,26 +25,26 @@ class AgreementCache:
         self._known: dict[str, str] = {}
         if path.exists():
             text = path.read_text(encoding="utf-8")
-            whole = text[: text.rfind("\n") + 1]  # the last line may have been cut off
+            whole = text[: text.rfind("\n") + 1]  # the last line may be incomplete
             if whole != text:
                 path.write_text(whole, encoding="utf-8")
             for line in whole.splitlines():
                 entry = json.loads(line)
                 self._known[entry["key"]] = entry["agrees"]
 
-    def get(self, key: str) -> str | None:
-        """The trace of agreement, "1" where the draft agrees and "0" where not."""
+    def get_trace(self, key: str) -> str | None:
+        """Returns the agreement trace ("1" where the draft agrees, else "0"), or None."""
         return self._known.get(key)
 
-    def put(self, key: str, agrees: str) -> None:
-        """Remembers a trace."""
+    def put_trace(self, key: str, agrees: str) -> None:
+        """Stores a trace."""
         self._known[key] = agrees
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"key": key, "agrees": agrees}) + "\n")
 
 
 class DraftRunner:
-    """Runs one draft over traces; slot 0 of the model is its own."""
+    """Runs one draft over traces, in slot 0 of the model."""
 
     def __init__(self, draft: VideoLanguageModel, cache: AgreementCache) -> None:
         self._draft = draft
@@ -53,19 +53,19 @@ class DraftRunner:
     def agreement(
         self, clip: ClipTrace, trace: SampleTrace, choice: Choice, kept: torch.Tensor
     ) -> str:
-        """Whether the draft's greedy token is the target's, for each token of the output."""
+        """Returns "1" for each output token that equals the draft's greedy token, else "0"."""
         digest = hashlib.sha256(kept.numpy().tobytes()).hexdigest()[:16]
         positions = "compacted" if choice.is_compacted else "original"
         key = f"{trace.sample.name} {digest} {positions}"
-        known = self._cache.get(key)
+        known = self._cache.get_trace(key)
         if known is None:
-            said = self._along(clip, trace, kept, choice.is_compacted)
+            said = self._greedy_along(clip, trace, kept, choice.is_compacted)
             pairs = zip(said, trace.output_ids, strict=True)
             known = "".join("1" if ours == theirs else "0" for ours, theirs in pairs)
-            self._cache.put(key, known)
+            self._cache.put_trace(key, known)
         return known
 
-    def _along(
+    def _greedy_along(
         self, clip: ClipTrace, trace: SampleTrace, kept: torch.Tensor, is_compacted: bool
     ) -> list[int]:
         prompt = compacted(trace.prompt, kept) if is_compacted else trace.prompt

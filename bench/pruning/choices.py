@@ -1,4 +1,4 @@
-"""Which visual tokens the draft sees: a strategy, its ratio and everything that is ablated."""
+"""Choices of the visual tokens for the draft: strategy, ratio and ablated options."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from hippo.types import Pruning, PruningStrategy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One way to choose; ``num_layers`` are the target's first layers that are tapped."""
+    """One way to choose tokens; the first ``num_layers`` layers of the target are tapped."""
 
     strategy: PruningStrategy
     ratio: float
     num_layers: int
     scope: Scope = "visual"
     options: SelectionOptions = field(default_factory=SelectionOptions)
-    is_compacted: bool = False  # kept tokens are renumbered, as if there had been no others
+    is_compacted: bool = False  # kept tokens get consecutive positions
 
     def kept(self, clip: ClipTrace, trace: SampleTrace, seed: int) -> torch.Tensor:
-        """The kept visual tokens: int64, ascending. ``seed`` is that of ``random``."""
+        """Returns the ascending int64 indices of kept tokens; ``seed`` is for ``random``."""
         attention = features = None
         if needs_attention(self.strategy):
             attention = trace.attention[self.scope][: self.num_layers].mean(0)
@@ -46,9 +46,9 @@ class Choice:
 
 
 def compacted(prompt: Prompt, kept: torch.Tensor) -> Prompt:
-    """The prompt with the kept visual tokens numbered one by one, as text is, on every axis.
+    """Returns the prompt with consecutive positions, on every axis, for text and kept tokens.
 
-    The text after them follows at once; dropped tokens keep positions that nothing reads.
+    Positions of dropped tokens are never read.
     """
     is_cached = torch.ones(prompt.length, dtype=torch.bool)
     is_cached[prompt.visual_indices] = False

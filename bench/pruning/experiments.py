@@ -1,4 +1,4 @@
-"""The experiments on traces: which choices, and what their rows say."""
+"""The choices of each experiment, and the rows of its result."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.pruning.choices import Choice
 from bench.pruning.statistics import difference, interval
-from bench.pruning.teacher import Outcome
+from bench.pruning.teacher import ChoiceOutcome
 from hippo.pruning.select import SelectionOptions
 from hippo.types import PruningStrategy
 
@@ -26,7 +26,7 @@ BASE = "scores: attention + temporal + spatial"  # the ablation's reference
 
 
 def ratio_choices(num_layers: int) -> dict[str, Choice]:
-    """Every strategy at every ratio; ratio 0 is ``none`` whatever the strategy."""
+    """Returns every strategy at every ratio, ``none`` and ``blind``, by label."""
     choices = {
         "none": Choice(strategy=PruningStrategy.NONE, ratio=0.0, num_layers=num_layers),
         "blind": Choice(strategy=PruningStrategy.BLIND, ratio=1.0, num_layers=num_layers),
@@ -40,7 +40,7 @@ def ratio_choices(num_layers: int) -> dict[str, Choice]:
 
 
 def confirmation_choices(num_layers: int) -> dict[str, Choice]:
-    """The scored strategies where ratios begin to matter, and none."""
+    """Returns ``none``, and the strategies at the ratios 0.9 and 0.95."""
     return {
         label: choice
         for label, choice in ratio_choices(num_layers).items()
@@ -50,7 +50,7 @@ def confirmation_choices(num_layers: int) -> dict[str, Choice]:
 
 
 def ablation_choices(num_layers: int, ratio: float, most_layers: int) -> dict[str, Choice]:
-    """Holistic with one thing changed at a time; the label's part before ":" names the thing."""
+    """Returns variants of holistic with one change each; the label begins with the option."""
     base = Choice(strategy=PruningStrategy.HOLISTIC, ratio=ratio, num_layers=num_layers)
     attention = replace(base, strategy=PruningStrategy.ATTENTION)
     options = base.options
@@ -106,11 +106,11 @@ def ablation_choices(num_layers: int, ratio: float, most_layers: int) -> dict[st
 
 
 def agreement_rows(
-    outcomes: Mapping[str, Outcome], *, references: Sequence[str] = ()
+    outcomes: Mapping[str, ChoiceOutcome], *, references: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """A row a choice: agreement on all tokens and on content words, and paired differences.
+    """Returns a row per choice: agreement on all tokens and on content words, and differences.
 
-    ``references`` are labels; a row has ``minus LABEL`` for each, its own agreement less that.
+    For each label in ``references`` a row has ``minus LABEL``, the difference from its agreement.
     """
     rows = []
     for label, outcome in outcomes.items():

@@ -1,4 +1,4 @@
-"""Facts of a checkpoint that need not be loaded for them."""
+"""Facts of a checkpoint, read without loading it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 
 def fingerprint(model_folder: Path) -> str:
-    """Names a checkpoint by its weights."""
+    """Returns the beginning of the SHA-256 of a checkpoint's weights."""
     with (model_folder / "model.safetensors").open("rb") as weights:
         return hashlib.file_digest(weights, "sha256").hexdigest()[:12]
 
 
 def num_layers(model_folder: Path) -> int:
-    """Decoder layers of the language model."""
+    """Returns the number of decoder layers of the language model."""
     return int(_text_config(model_folder)["num_hidden_layers"])
 
 

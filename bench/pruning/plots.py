@@ -1,4 +1,4 @@
-"""The pictures of docs/results.md, as SVG."""
+"""The plots of pruning experiments in docs/results.md, as SVG."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ COLOURS: Mapping[str, str] = {
     "none": "#222222",
     "blind": "#bbbbbb",
 }
-_ABLATION_POINTS = 3.0  # what lies further below is written at the edge
+_ABLATION_POINTS = 3.0  # lower values are written at the edge
 _BLUE, _PALE = "#2f6f9f", "#9fc3dd"
 
 
 def draw_ratio(result: Mapping[str, Any], goal: Path) -> None:
-    """Agreement against ratio, a line a strategy."""
+    """Draws agreement over ratio, a line per strategy."""
     figure, axes = _axes(7.6, 4.4)
     _lines(axes, result["rows"], lambda row: row["agreement"], 100)
     for label in ("none", "blind"):
@@ -35,7 +35,7 @@ def draw_ratio(result: Mapping[str, Any], goal: Path) -> None:
 
 
 def draw_ablation(result: Mapping[str, Any], goal: Path) -> None:
-    """Every variant with its interval."""
+    """Draws every variant of the ablation with its interval."""
     rows = list(reversed(result["rows"]))
     figure, axes = _axes(7.6, 0.24 * len(rows) + 1.2)
     _dots(axes, [row["agreement"] for row in rows], [row["label"] for row in rows])
@@ -49,21 +49,21 @@ def draw_ablation(result: Mapping[str, Any], goal: Path) -> None:
             axes.text(best - _ABLATION_POINTS, place, f" ◂ {mean:.1f}", va="center", fontsize=8)
     axes.set_xlabel("tokens on which the draft agrees, % (dashed: nothing pruned)")
     title = _title(result, f"one thing changed at a time, ratio {result['ratio']:g}")
-    _finish(figure, axes, goal, title, legend="none")
+    _finish(figure, axes, goal, title, has_legend=False)
 
 
 def draw_confirm(result: Mapping[str, Any], goal: Path) -> None:
-    """Agreement of every choice on the clips of another seed."""
+    """Draws the agreement of every choice on the clips of another seed."""
     rows = list(reversed(result["rows"]))
     figure, axes = _axes(7.6, 0.3 * len(rows) + 1.2)
     _dots(axes, [row["agreement"] for row in rows], [row["label"] for row in rows])
     axes.set_xlabel("tokens on which the draft agrees, %")
     title = _title(result, "clips on which nothing was chosen")
-    _finish(figure, axes, goal, title, legend="none")
+    _finish(figure, axes, goal, title, has_legend=False)
 
 
 def draw_services(result: Mapping[str, Any], goal: Path) -> None:
-    """Decode speedup against ratio through the services."""
+    """Draws the decode speedup over ratio, measured through the services."""
     rows = [
         {**row, "label": row["system"], "strategy": row["system"].split(" ")[0]}
         for row in result["rows"]
@@ -105,7 +105,7 @@ def _lines(
     value_of: Callable[[Mapping[str, Any]], Mapping[str, float]],
     scale: float,
 ) -> None:
-    """A line with intervals for each strategy that has several ratios."""
+    """Draws a line with intervals for each strategy with several ratios."""
     for strategy, colour in COLOURS.items():
         own = [row for row in rows if row["strategy"] == strategy]
         if len(own) < 2:
@@ -125,7 +125,7 @@ def _lines(
 
 
 def _level(axes: Any, value: float, label: str) -> None:
-    """A dashed line across, with its name above its left end."""
+    """Draws a dashed horizontal line with its name above its left end."""
     axes.axhline(value, color=COLOURS[label], linewidth=1, linestyle="--")
     axes.annotate(
         label,
@@ -138,13 +138,11 @@ def _level(axes: Any, value: float, label: str) -> None:
     )
 
 
-def _dots(
-    axes: Any, values: Sequence[Mapping[str, float]], labels: Sequence[str], *, scale: float = 100
-) -> None:
+def _dots(axes: Any, values: Sequence[Mapping[str, float]], labels: Sequence[str]) -> None:
     for place, value in enumerate(values):
-        ends = [scale * value["low"], scale * value["high"]]
+        ends = [100 * value["low"], 100 * value["high"]]
         axes.plot(ends, [place, place], color=_PALE, linewidth=3)
-        axes.plot([scale * value["mean"]], [place], "o", markersize=4, color=_BLUE)
+        axes.plot([100 * value["mean"]], [place], "o", markersize=4, color=_BLUE)
     axes.set_yticks(range(len(labels)), labels, fontsize=8)
     axes.grid(axis="y", color="#eeeeee")
 
@@ -153,16 +151,14 @@ def _title(result: Mapping[str, Any], what: str) -> str:
     return f"{what}; {result['num_clips']} clips, float32"
 
 
-def _finish(figure: Any, axes: Any, goal: Path, title: str, *, legend: str = "best") -> None:
-    """Saves the picture; ``legend`` is "best", "below" or "none"."""
+def _finish(figure: Any, axes: Any, goal: Path, title: str, *, has_legend: bool = True) -> None:
+    """Saves the plot."""
     from matplotlib import pyplot
 
     axes.set_title(title, fontsize=10, loc="left")
-    if legend == "best":
+    if has_legend:
         axes.legend(fontsize=8, loc="best")
-    elif legend == "below":
-        figure.legend(fontsize=8, loc="lower center", ncols=4, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout(rect=(0, 0.07 if legend == "below" else 0, 1, 1))
+    figure.tight_layout(rect=(0, 0, 1, 1))
     figure.savefig(goal, metadata={"Date": None})
     pyplot.close(figure)

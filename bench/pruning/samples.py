@@ -1,7 +1,7 @@
-"""What is asked about which held-out clip: a detailed description, in both prompt orders.
+"""The held-out clips and questions: a detailed description, in both prompt orders.
 
-Clips have 336 pixels a side (a grid of 12 x 12) and 14 or 16 frames, so 1,008 or 1,152 visual
-tokens, and at least five objects; no training stream has their seeds.
+Clips have 336 x 336 pixels (a grid of 12 x 12) and 14 or 16 frames, so 1,008 or 1,152 visual
+tokens, and at least five objects; training uses other seeds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from demo import clips, texts
 from demo.clips import Clip
 
 SEED = 2  # separates these clips from the other benchmarks'
-CONFIRM_SEED = 3  # clips on which nothing was chosen
+CONFIRM_SEED = 3  # clips on which no default was chosen
 MIN_OBJECTS = 5
 
 
@@ -26,18 +26,18 @@ class Sample:
     name: str
     kind: str
     question: str
-    answer: str  # the world's own, which the target need not give
+    answer: str  # the true one; the target's may differ
     is_video_first: bool
 
 
 def held_out_clips(num_clips: int, seed: int = SEED) -> Iterator[Clip]:
-    """The clips, the same ones each time for one seed."""
+    """Yields the clips, the same each time for one seed."""
     for index in range(num_clips):
         yield clips.held_out("long", index, seed=seed, min_objects=MIN_OBJECTS)
 
 
 def samples_of(clip: Clip, index: int, seed: int = SEED) -> list[Sample]:
-    """The detailed description, with the video before the question and behind it."""
+    """Returns a detailed description with the video before the question, and one after it."""
     rng = np.random.default_rng((clips.HELD_OUT, seed, 7, index))
     detailed = texts.descriptions(clip.scene, rng)[0]
     return [

@@ -1,4 +1,4 @@
-"""Strategies through the real services: speedup and acceptance against target-only decoding."""
+"""Speedup and acceptance rate of the pruning strategies, through the services."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.clips import Clip
+from bench.clips import ClipFile
 from bench.pruning.samples import MIN_OBJECTS, SEED
 from bench.runs import bundled_pair, run_systems, running_stack
 from bench.systems import System
@@ -20,18 +20,18 @@ RATIOS = (0.5, 0.9, 0.98)
 
 
 def measure_strategies(console: Console, num_clips: int) -> list[dict[str, Any]]:
-    """A row a strategy and ratio under the adaptive policy, and a row a preset; in float32."""
+    """Returns a row per strategy and ratio (adaptive policy) and per preset, in float32."""
     options = bundled_pair("float32", draft_dtype="float32")
-    with tempfile.TemporaryDirectory() as folder, running_stack(options) as url:
+    with tempfile.TemporaryDirectory() as folder, running_stack(options) as stack:
         clips = write_long_clips(Path(folder), num_clips)
         title = "strategies, float32, T=0"
-        _, run = run_systems(console, url, clips, strategy_systems(), title=title)
+        _, run = run_systems(console, stack.url, clips, strategy_systems(), title=title)
     rows: list[dict[str, Any]] = run["summary"]
     return rows
 
 
 def strategy_systems() -> list[System]:
-    """Every strategy at every ratio, all visual tokens, none of them, and the two presets."""
+    """Returns all visual tokens, none, every strategy at every ratio, and the two presets."""
     systems = [System(name, {"pruning": {"strategy": name}}) for name in ("none", "blind")]
     systems += [
         System(f"{strategy} {ratio:g}", {"pruning": {"strategy": strategy, "ratio": ratio}})
@@ -41,12 +41,12 @@ def strategy_systems() -> list[System]:
     return systems + [System(f"preset {name}", {"preset": name}) for name in ("hippo", "specvlm")]
 
 
-def write_long_clips(folder: Path, num_clips: int) -> list[Clip]:
-    """Held-out clips of 12 x 12 tokens a frame as files, the question before every other one."""
+def write_long_clips(folder: Path, num_clips: int) -> list[ClipFile]:
+    """Writes held-out clips of 12 x 12 tokens per frame; every other question is video-first."""
     written = []
     for index in range(num_clips):
         clip = demo_clips.held_out("long", index, seed=SEED, min_objects=MIN_OBJECTS)
         path = folder / f"{clip.name}.mp4"
         demo_clips.write_mp4(clip.scene, path, frame_rate=clip.frame_rate)
-        written.append(Clip(path, texts.DETAILED[0], is_video_first=index % 2 == 0))
+        written.append(ClipFile(path, texts.DETAILED[0], is_video_first=index % 2 == 0))
     return written

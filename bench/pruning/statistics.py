@@ -1,4 +1,4 @@
-"""Shares with intervals: tokens are counted, clips are resampled."""
+"""Shares of tokens with bootstrap intervals over clips."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NUM_RESAMPLES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A figure with its 95 % bootstrap interval over clips."""
+    """A share with its 95 % bootstrap interval over clips."""
 
     mean: float
     low: float
@@ -21,11 +21,11 @@ class Interval:
 
     @property
     def half_width(self) -> float:
-        """Half of the interval."""
+        """Half of the interval's width."""
         return (self.high - self.low) / 2
 
     def as_dict(self) -> dict[str, float]:
-        """For JSON."""
+        """Returns the interval for JSON, to five decimals."""
         return {
             "mean": round(self.mean, 5),
             "low": round(self.low, 5),
@@ -35,35 +35,35 @@ class Interval:
 
 @dataclass(slots=True)
 class Counts:
-    """Hits out of a total for each clip; ``clips[i]`` has one entry a clip."""
+    """Hits and totals by clip."""
 
     hits: dict[str, float]
     totals: dict[str, float]
 
     @classmethod
     def empty(cls) -> Counts:
-        """Nothing counted."""
+        """Returns counts without clips."""
         return cls({}, {})
 
-    def add(self, clip: str, hits: float, total: float) -> None:
-        """Counts for a clip, which may have been counted before."""
+    def add_hits(self, clip: str, hits: float, total: float) -> None:
+        """Adds hits and total to those of a clip."""
         self.hits[clip] = self.hits.get(clip, 0.0) + hits
         self.totals[clip] = self.totals.get(clip, 0.0) + total
 
     @property
     def share(self) -> float:
-        """Hits over total; 0 when nothing was counted."""
+        """Hits divided by total over all clips; 0 without counts."""
         total = sum(self.totals.values())
         return sum(self.hits.values()) / total if total else 0.0
 
     @property
     def num_clips(self) -> int:
-        """Clips counted."""
+        """The number of clips."""
         return len(self.totals)
 
 
 def interval(counts: Counts, *, seed: int = 0) -> Interval:
-    """The share of all tokens, with its interval. Raises ValueError when nothing was counted."""
+    """Returns the share with its interval. Raises ValueError without counts."""
     hits, totals = _arrays(counts, sorted(counts.totals))
     draws = _draws(len(hits), seed)
     shares = hits[draws].sum(1) / np.maximum(totals[draws].sum(1), 1e-12)
@@ -71,7 +71,7 @@ def interval(counts: Counts, *, seed: int = 0) -> Interval:
 
 
 def difference(first: Counts, second: Counts, *, seed: int = 0) -> Interval:
-    """First share minus second, clip by clip the same resample.
+    """Returns the first share minus the second, with both resampled on the same clips.
 
     Raises ValueError unless both count the same clips.
     """

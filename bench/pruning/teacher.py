@@ -1,4 +1,4 @@
-"""Runs choices over traced clips: one pass over the clips, all choices in turn."""
+"""Runs all choices over the traced clips in one pass."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from demo.figures import content_pieces
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One choice on one sample: what was kept and where the draft agreed."""
+    """One choice on one sample: the kept tokens and the agreement of the draft."""
 
     clip: ClipTrace
     trace: SampleTrace
     kept: torch.Tensor
-    agrees: str  # "1" and "0", a token each
+    agrees: str  # "1" or "0" per token
 
     def hits(self, places: Iterable[int] | None = None) -> tuple[int, int]:
-        """Tokens agreed on and tokens in all, at those places of the output (default: all)."""
+        """Returns the numbers of agreed tokens and of tokens at ``places`` (default: all)."""
         chosen = range(len(self.agrees)) if places is None else list(places)
         return sum(self.agrees[place] == "1" for place in chosen), len(chosen)
 
     @property
     def content_places(self) -> list[int]:
-        """Where the output has words that only the video can settle; the end token is none."""
+        """Indices of output tokens in content words, which depend on the video."""
         mask = content_pieces(self.trace.pieces[:-1])
         return [place for place, is_content in enumerate(mask) if is_content]
 
     def as_record(self, label: str) -> dict[str, Any]:
-        """For the records' file."""
+        """Returns a line for the records' file."""
         return {
             "choice": label,
             "sample": self.trace.sample.name,
@@ -49,8 +49,8 @@ class Judged:
 
 
 @dataclass(slots=True)
-class Outcome:
-    """A choice over all samples."""
+class ChoiceOutcome:
+    """The counts of one choice over all samples."""
 
     label: str
     choice: Choice
@@ -59,11 +59,11 @@ class Outcome:
     num_samples: int = 0
     num_kept: int = 0
 
-    def add(self, judged: Judged) -> None:
-        """Counts one sample."""
+    def add_sample(self, judged: Judged) -> None:
+        """Adds the counts of one sample."""
         clip = judged.clip.clip.name
-        self.tokens.add(clip, *judged.hits())
-        self.content.add(clip, *judged.hits(judged.content_places))
+        self.tokens.add_hits(clip, *judged.hits())
+        self.content.add_hits(clip, *judged.hits(judged.content_places))
         self.num_samples += 1
         self.num_kept += judged.kept.shape[0]
 
@@ -74,9 +74,12 @@ def run_choices(
     choices: Mapping[str, Choice],
     *,
     records: Path | None = None,
-) -> dict[str, Outcome]:
-    """Judges every choice on every sample; ``records`` gets a line for each."""
-    outcomes = {label: Outcome(label, choice) for label, choice in choices.items()}
+) -> dict[str, ChoiceOutcome]:
+    """Runs every choice on every sample; returns outcomes by label.
+
+    If ``records`` is given, a line for each choice and sample is written to it.
+    """
+    outcomes = {label: ChoiceOutcome(label, choice) for label, choice in choices.items()}
     file = records.open("w", encoding="utf-8") if records is not None else None
     try:
         for index, clip in enumerate(clips):
@@ -85,7 +88,7 @@ def run_choices(
                     kept = outcome.choice.kept(clip, trace, index)
                     agrees = runner.agreement(clip, trace, outcome.choice, kept)
                     judged = Judged(clip, trace, kept, agrees)
-                    outcome.add(judged)
+                    outcome.add_sample(judged)
                     if file is not None:
                         file.write(json.dumps(judged.as_record(label)) + "\n")
     finally:

@@ -1,8 +1,7 @@
-"""What the target does on each sample, run once and kept on disk.
+"""Traces of the target on each sample, stored on disk so that experiments run only the draft.
 
-One file a clip under the cache folder: visual features, and for each sample the prompt, the
-target's greedy output and its attention scores layer by layer. All further evaluation runs only
-the draft. A run that is broken off goes on where it stopped.
+The cache folder has one file per clip: visual features, and for each sample the prompt, the
+target's greedy output and its attention scores by layer. An interrupted run continues.
 """
 
 from __future__ import annotations
@@ -40,46 +39,45 @@ MAX_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class SampleTrace:
-    """One sample as the target sees it. ``prompt`` has no pixels."""
+    """The target's trace of one sample. ``prompt`` has no pixels."""
 
     sample: Sample
     prompt: Prompt
     output_ids: tuple[int, ...]  # the end token included
-    pieces: tuple[str, ...]  # of the output's text, a token each
-    attention: dict[Scope, torch.Tensor]  # float32 [num_layers, num_visual_tokens] each; scope
-    # "all" of detailed descriptions only
+    pieces: tuple[str, ...]  # the text of each output token
+    attention: dict[Scope, torch.Tensor]  # float32 [num_layers, num_visual_tokens] each
 
 
 @dataclass(frozen=True, slots=True)
 class ClipTrace:
-    """One clip: the visual features of both models and its samples."""
+    """The visual features of a clip in both models, and the traces of its samples."""
 
     clip: Clip
     grids: tuple[tuple[int, int, int], ...]
     target_features: torch.Tensor  # float32 [num_visual_tokens, hidden]
-    draft_features: torch.Tensor  # the same tensor when both towers are the same
+    draft_features: torch.Tensor  # the target's tensor if both towers are equal
     samples: tuple[SampleTrace, ...]
 
 
 class TraceStore:
-    """The clips' traces of one pair in one folder."""
+    """A folder with the traces of one pair."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
-    def has(self, clip: Clip) -> bool:
+    def has_trace(self, clip: Clip) -> bool:
         """Whether the clip has been traced."""
         return self._path(clip).exists()
 
-    def load(self, clip: Clip) -> ClipTrace:
-        """The clip's trace; FileNotFoundError if it has not been traced."""
+    def load_trace(self, clip: Clip) -> ClipTrace:
+        """Returns the clip's trace. Raises FileNotFoundError if it has not been traced."""
         trace = torch.load(self._path(clip), weights_only=False)
         assert isinstance(trace, ClipTrace)
         return trace
 
-    def save(self, trace: ClipTrace) -> None:
-        """Writes the trace whole or not at all."""
+    def save_trace(self, trace: ClipTrace) -> None:
+        """Writes the trace atomically."""
         path = self._path(trace.clip)
         partial = path.with_suffix(".partial")
         torch.save(trace, partial)
@@ -98,41 +96,41 @@ def trace_clips(
     num_clips: int,
     seed: int = SEED,
 ) -> None:
-    """Traces the clips of ``seed`` that are not in the store yet."""
+    """Traces the clips of ``seed`` that are not in the store."""
     missing = [
         (index, clip)
         for index, clip in enumerate(held_out_clips(num_clips, seed))
-        if not store.has(clip)
+        if not store.has_trace(clip)
     ]
     with progress_bar(console) as progress:
         for index, clip in progress.track(missing, description="traces of the target"):
-            store.save(trace_clip(target, draft, clip, samples_of(clip, index, seed)))
+            store.save_trace(trace_clip(target, draft, clip, samples_of(clip, index, seed)))
 
 
 def stored_traces(
     console: Console, store: TraceStore, *, num_clips: int, title: str, seed: int = SEED
 ) -> Iterator[ClipTrace]:
-    """The traces one after another, with a progress bar; SystemExit when one is missing."""
+    """Yields the traces with a progress bar. Raises SystemExit if one is missing."""
     with progress_bar(console) as progress:
         chosen = list(held_out_clips(num_clips, seed))
-        if absent := [clip.name for clip in chosen if not store.has(clip)]:
+        if absent := [clip.name for clip in chosen if not store.has_trace(clip)]:
             raise SystemExit(
                 f"{len(absent)} of {num_clips} clips have no trace yet: run "
                 f"`python -m bench.pruning traces --clips {num_clips}` first"
             )
         for clip in progress.track(chosen, description=title):
-            yield store.load(clip)
+            yield store.load_trace(clip)
 
 
 def decoded_frames(clip: Clip) -> DecodedMedia:
-    """The frames that a service would see, after the clip has been an H.264 file."""
+    """Returns the frames that a service sees after the clip was encoded to H.264."""
     frames = torch.from_numpy(clips.through_codec(clip))
     seconds = tuple(place / clips.SAMPLED_PER_SECOND for place in range(len(frames)))
     return DecodedMedia(MediaKind.VIDEO, frames, seconds, float(clips.SAMPLED_PER_SECOND))
 
 
 def messages_of(sample: Sample) -> list[ChatMessage]:
-    """The user's turn in the sample's order."""
+    """Returns the user message with video and question in the sample's order."""
     parts: tuple[MediaPart | TextPart, ...] = (MediaPart(0), TextPart(sample.question))
     return [ChatMessage("user", parts if sample.is_video_first else parts[::-1])]
 
@@ -140,14 +138,14 @@ def messages_of(sample: Sample) -> list[ChatMessage]:
 def trace_clip(
     target: VideoLanguageModel, draft: VideoLanguageModel, clip: Clip, samples: Sequence[Sample]
 ) -> ClipTrace:
-    """Runs both towers once and the target on every sample."""
+    """Runs both vision towers once, and the target on every sample."""
     media = [decoded_frames(clip)]
     tokenizer = Tokenizer.from_str(target.info.tokenizer_json.decode())
     features: torch.Tensor | None = None
     draft_features: torch.Tensor | None = None
     traced = []
     for sample in samples:
-        prompt = target.prepare(messages_of(sample), media, FramePlan())
+        prompt = target.prepare_prompt(messages_of(sample), media, FramePlan())
         if features is None:
             features, draft_features = target.embed_visual(prompt), draft.embed_visual(prompt)
             assert features is not None and draft_features is not None
@@ -167,8 +165,7 @@ def _trace_sample(
 ) -> SampleTrace:
     attention: dict[Scope, torch.Tensor] = {}
     first_id = -1
-    # What a query's attention is shared out among is ablated on the descriptions alone.
-    for scope in SCOPES if sample.kind == "detailed" else SCOPES[:1]:
+    for scope in SCOPES:
         tap = AttentionTap(num_layers=target.num_layers, scope=scope)
         *_, logits = target.prefill(0, prompt, features, None, tap)
         assert logits is not None and tap.layer_scores is not None
@@ -188,9 +185,9 @@ def _trace_sample(
 def greedy_output(
     model: VideoLanguageModel, first_id: int, guess: Sequence[int], *, max_tokens: int
 ) -> tuple[int, ...]:
-    """The greedy output after a prefill of slot 0, its end token included.
+    """Returns the greedy output after a prefill of slot 0, its end token included.
 
-    ``guess`` (say, the answer that is true) only saves time: it is verified as draft tokens are.
+    ``guess`` (such as the true answer) only saves time; it is verified like draft tokens.
     """
     ends = model.info.end_token_ids
     output = [first_id]

@@ -1,4 +1,4 @@
-"""Prints what pyproject.toml asks for: ``python requirements.py PYPROJECT [EXTRA ...]``."""
+"""Prints the dependencies in pyproject.toml: ``python requirements.py PYPROJECT [EXTRA ...]``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def requirements(pyproject: Path, extras: list[str]) -> list[str]:
-    """The dependencies, and those of the extras; raises KeyError for an unknown extra."""
+    """Returns the dependencies and those of the extras. Raises KeyError for an unknown extra."""
     project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
     groups = [project["optional-dependencies"][extra] for extra in extras]
     return [line for group in (project["dependencies"], *groups) for line in group]

@@ -1,4 +1,4 @@
-"""Asks about a video, which travels inside the request; with --stream the text comes as it settles.
+"""Asks about a video, sent inside the request; with --stream the answer is streamed.
 
 python ask.py VIDEO [QUESTION] [--stream]
 """
@@ -32,7 +32,7 @@ messages: list[Any] = [
     {
         "role": "user",
         "content": [
-            # A part that OpenAI's own models do not know, so the library has no type for it.
+            # The openai library has no type for a part with a video.
             {"type": "video_url", "video_url": {"url": f"data:{media_type};base64,{data}"}},
             {"type": "text", "text": arguments.question},
         ],

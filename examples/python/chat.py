@@ -1,6 +1,6 @@
 """Uploads a video once and asks about it in several turns of one conversation.
 
-From the second turn on, only what is new is computed: the video and the earlier turns are cached.
+From the second turn on, the video and the earlier turns are cached by the server.
 
 python chat.py VIDEO QUESTION [QUESTION ...]
 """
@@ -25,7 +25,7 @@ parser.add_argument("--model", default=os.environ.get("HIPPO_MODEL", "hippo"))
 arguments = parser.parse_args()
 
 client = OpenAI(base_url=arguments.base_url, api_key=arguments.api_key)
-# The library's own `client.videos` makes videos; here they are brought. Its `post` does either.
+# `client.videos` of the openai library generates videos, so this uploads one by `client.post`.
 video: Any = client.post(
     "/videos",
     cast_to=object,

@@ -17,16 +17,17 @@ from starlette.types import Receive, Scope, Send
 from gateway import account, report, speculation, sse, translate
 from gateway.choices import Choices
 from gateway.completion import Completion
-from gateway.errors import describe
+from gateway.errors import describe_error
 from gateway.keys import Allowance
 from gateway.openapi import CHAT_ANSWERED, answers
 from gateway.report import AnswerRecord, Timeline
 from gateway.schemas import ChatCompletionRequest, StreamOptions
 from gateway.state import GatewayState, State
 from gateway.targets import Pair
-from gateway.text import Piece, join
+from gateway.text import Piece, join_pieces
 from hippo.errors import DeadlineError, HippoError, InvalidRequestError, UnavailableError
 from hippo.metrics import vllm
+from hippo.tasks import cancel_all
 from hippo.types import Media, OpenRequest, Pruning, PruningStrategy
 
 router = APIRouter(prefix="/v1", tags=["chat"])
@@ -53,11 +54,11 @@ async def create_chat_completion(
 
 
 class ChatResponse(Response):
-    """Works the answer out while it is being sent.
+    """Computes the answer while sending it.
 
-    What goes wrong before the first byte is raised, and becomes an error status; afterwards it is
-    the stream's last event. A client that goes away ends the work at once, and so does a server
-    that stops and has waited long enough, or whose time limit is over before all is read.
+    An error before the first byte is raised, and becomes an error status; a later error becomes the
+    stream's last event. The answer ends early when the client disconnects, when the time limit is
+    over, or when a stopping server has waited long enough.
     """
 
     def __init__(self, body: ChatCompletionRequest, request: Request, state: GatewayState) -> None:
@@ -66,16 +67,16 @@ class ChatResponse(Response):
         self._state = state
         self._request_id: str = request.state.request_id
         self._received_ns: int = request.state.received_ns
-        # None where no API keys are asked for.
+        # None if the server needs no API keys.
         self._allowance: Allowance | None = request.state.key
         self._head = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
             "model": body.model,
         }
-        self._has_begun = False  # a status is sent
+        self._has_begun = False  # the status was or is being sent
         self._is_sent = False
-        self._ending: HippoError | None = None  # why it is not waited for any longer
+        self._ending: HippoError | None = None  # why the answer was ended early
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         leaving = asyncio.create_task(self._until_left(receive))
@@ -93,23 +94,21 @@ class ChatResponse(Response):
                 self._ending = _stopping()
             elif not leaving.done():
                 self._ending = _too_long(self._state.settings.request_timeout_s)
-            for task in (work, leaving, stopping):
-                task.cancel()
-            await asyncio.gather(work, leaving, stopping, return_exceptions=True)
+            await cancel_all((work, leaving, stopping))
         if is_over:
             work.result()
         elif self._ending is not None and not self._has_begun:
             raise self._ending
 
     async def _until_left(self, receive: Receive) -> None:
-        """Returns when the client goes away before all is sent."""
+        """Returns when the client disconnects before the whole answer was sent."""
         while (await receive())["type"] != "http.disconnect":
             pass
-        if self._is_sent:  # the server says the same when all is sent
+        if self._is_sent:  # uvicorn sends http.disconnect also after a complete answer
             await asyncio.Event().wait()
 
     def _remaining_s(self) -> float | None:
-        """Until the request's limit, which counts from its arrival; None without one."""
+        """Returns the time left until the time limit; None without a limit."""
         limit_s = self._state.settings.request_timeout_s
         if not limit_s:
             return None
@@ -121,7 +120,7 @@ class ChatResponse(Response):
         if self._allowance is None:
             await self._answer(count, scope, receive, send)
             return
-        with self._allowance.request(count):
+        with self._allowance.admit(count):
             await self._answer(count, scope, receive, send)
 
     async def _answer(self, count: int, scope: Scope, receive: Receive, send: Send) -> None:
@@ -132,7 +131,7 @@ class ChatResponse(Response):
         request = translate.open_request(
             body,
             request_id=self._request_id,
-            # Without a draft nothing is scored: target-only pays nothing for it.
+            # Without a draft, the target need not score visual tokens.
             pruning=plan.pruning if plan.wants_draft and settings.draft else _NO_PRUNING,
             info=info,
             settings=settings,
@@ -167,15 +166,15 @@ class ChatResponse(Response):
                     await answer(scope, receive, send)
                 self._is_sent = True
         except HippoError as error:
-            choices.fail()
+            choices.mark_failed()
             raise self._for_client(error) from None
         finally:
             if self._ending is not None:
-                choices.fail()
+                choices.mark_failed()
             if self._allowance is not None:
                 self._allowance.charge_visual_tokens(choices.num_visual_tokens)
             for record in choices.records:
-                account.count(
+                account.count_completion(
                     record,
                     request,
                     metrics=state.metrics,
@@ -184,7 +183,7 @@ class ChatResponse(Response):
                     baseline=pair.target.baseline,
                 )
                 if record.policy != "off" and record.num_completion_tokens > 1:
-                    calibration.note(record.mean_context_length)
+                    calibration.note_context_length(record.mean_context_length)
 
     def _completion(
         self,
@@ -220,7 +219,7 @@ class ChatResponse(Response):
                 pieces[index].append(piece)
         made = []
         for index, (completion, parts) in enumerate(zip(choices.completions, pieces, strict=True)):
-            answer = join(parts)
+            answer = join_pieces(parts)
             choice = sse.choice_json(
                 index,
                 {"message": {"role": "assistant", "content": answer.text, "refusal": None}},
@@ -228,18 +227,18 @@ class ChatResponse(Response):
                 finish_reason=completion.finish_reason,
                 token_ids=self._token_ids(completion),
             )
-            made.append(choice | (completion.told if len(pieces) > 1 else {}))
+            made.append(choice | (completion.reports if len(pieces) > 1 else {}))
         return {
             **self._head,
             "object": "chat.completion",
             "choices": made,
             "usage": choices.usage,
-            **choices.completions[0].told,
+            **choices.completions[0].reports,
         }
 
     async def _read_media(self) -> tuple[Media, ...]:
         owner = None if self._allowance is None else self._allowance.name
-        return await self._state.media.read(translate.media_sources(self._body), owner=owner)
+        return await self._state.media.read_media(translate.media_sources(self._body), owner=owner)
 
     async def _affinity_key(self, media: Sequence[Media]) -> bytes:
         if not self._state.backends.has_choice:
@@ -247,8 +246,8 @@ class ChatResponse(Response):
         return await asyncio.to_thread(translate.affinity_key, self._body, media)
 
     async def _send_stream(self, choices: Choices, send: Send) -> None:
-        """Begins when the prompt is read, so that what is wrong with it is an error status; but
-        after a long silence at once, with comments that keep the connection open."""
+        """Starts the stream when the prompt was read, so that a bad prompt gets an error status,
+        or after the first silence, with comments that keep the connection open."""
         options = self._body.stream_options or StreamOptions()
         idle_s = self._state.settings.stream_keepalive_s or None
         writer = sse.ChunkWriter(self._head, include_usage=options.include_usage)
@@ -279,7 +278,7 @@ class ChatResponse(Response):
                         finish_reason=completion.finish_reason,
                         token_ids=self._token_ids(completion),
                         usage=usage(),
-                        told=completion.told,
+                        reports=completion.reports,
                     )
                 elif piece:
                     delta = {"content": piece.text}
@@ -287,18 +286,18 @@ class ChatResponse(Response):
                     chunk = writer.chunk(index, delta, logprobs=logprobs, usage=usage())
                 await send_bytes(chunk)
         except HippoError as error:
-            choices.fail()
-            await send_bytes(sse.event(describe(self._for_client(error))), more=False)
+            choices.mark_failed()
+            await send_bytes(sse.event(describe_error(self._for_client(error))), more=False)
             return
         except asyncio.CancelledError:
             if self._ending is not None:
-                # A client that does not read does not hold up the end.
+                # Bounded, because the client may not be reading.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_LAST_WORD_S):
-                        await send_bytes(sse.event(describe(self._ending)), more=False)
+                        await send_bytes(sse.event(describe_error(self._ending)), more=False)
             raise
         metrics = report.client_metrics(choices.records[0])
-        await send_bytes(writer.end(usage=choices.usage, metrics=metrics), more=False)
+        await send_bytes(writer.end_stream(usage=choices.usage, metrics=metrics), more=False)
 
     def _for_client(self, error: HippoError) -> HippoError:
         if isinstance(error, InvalidRequestError):

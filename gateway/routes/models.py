@@ -1,4 +1,4 @@
-"""GET /v1/models: what is served."""
+"""GET /v1/models: the served models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def list_models(state: State) -> ModelList:
 
 @router.get("/models/{name:path}", responses=answers(404, 503))
 async def get_model(name: str, state: State) -> ModelCard:
-    """The served model of that name."""
+    """Returns the served model of this name."""
     return _card(state.backends.model(name), state)
 
 

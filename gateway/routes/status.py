@@ -1,4 +1,4 @@
-"""What operators and orchestrators ask: health, readiness, metrics, version."""
+"""Routes for operators and orchestrators: health, readiness, metrics, version."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ router = APIRouter(tags=["status"])
 
 @router.get("/health", responses=answers())
 async def health() -> Health:
-    """Whether the gateway itself is alive."""
+    """Answers while the gateway's process is alive."""
     return Health()
 
 
 @router.get("/ready", responses=answers(503))
 async def ready(state: State) -> Ready:
-    """Whether questions can be answered; 503 while not. A missing draft only slows them down."""
+    """Reports whether requests can be answered, else 503. A missing draft only costs speed."""
     backends = state.backends
     return Ready(
         model=backends.model().name,
@@ -39,12 +39,12 @@ async def ready(state: State) -> Ready:
     responses=answers(ok={**ANSWERED, "content": {"text/plain": {"schema": {"type": "string"}}}}),
 )
 async def metrics(state: State) -> Response:
-    """Metrics for Prometheus."""
+    """Returns the metrics in Prometheus' text format."""
     backends, shown = state.backends, state.metrics
     for target in backends.targets:
         if target.info is not None:
-            shown.model(target.info.name)  # its series are there before the first request
-        shown.tell_baseline(target.address, target.baseline)
+            shown.model(target.info.name)  # creates the model's series
+        shown.set_baseline(target.address, target.baseline)
     shown[own.SERVICE_UP].labels("target").set(backends.num_targets_up > 0)
     shown[own.SERVICES_READY].labels("target").set(backends.num_targets_up)
     if backends.drafts:
@@ -55,5 +55,5 @@ async def metrics(state: State) -> Response:
 
 @router.get("/version", responses=answers())
 async def version(request: Request) -> Versions:
-    """The versions of the software and of the protocol between the services."""
+    """Returns the versions of the software and of the protocol between the services."""
     return Versions(version=request.app.version, protocol_version=PROTOCOL_VERSION)

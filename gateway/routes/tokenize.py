@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: the served model's tokenizer, in vLLM's shape."""
+"""POST /tokenize and /detokenize: the served model's tokenizer, in vLLM's format."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ _MOST_TOKENS = 1 << 20
 
 
 class TokenizeRequest(Model):
-    """A text to be cut into tokens."""
+    """A text to be tokenized."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "A red ball"}]})
 
-    model: str | None = Field(default=None, description="The served name, or nothing.")
+    model: str | None = Field(default=None, description="The served name; optional.")
     prompt: str = Field(description="Plain text; a chat template is not applied.")
     add_special_tokens: bool = Field(
-        default=True, description="Adds those that the tokenizer adds of itself, if any."
+        default=True, description="Adds the tokenizer's default special tokens, if any."
     )
     return_token_strs: bool = Field(default=False, description="Adds `token_strs`.")
 
 
 class DetokenizeRequest(Model):
-    """Token ids to be read as text."""
+    """Token ids to be decoded to text."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"tokens": [12, 7]}]})
 
-    model: str | None = Field(default=None, description="The served name, or nothing.")
+    model: str | None = Field(default=None, description="The served name; optional.")
     tokens: tuple[int, ...] = Field(max_length=_MOST_TOKENS)
 
 
 @router.post("/tokenize", responses=answers(400, 404, 413, 503))
 async def tokenize(body: TokenizeRequest, state: State) -> TokenizeResponse:
-    """The token ids of a text."""
+    """Returns the token ids of a text."""
     info = state.backends.model(body.model)
     tokenizer = state.backends.pair(info.name).target.tokenizer
     # Off the event loop: a long text takes a while.
@@ -59,7 +59,7 @@ async def tokenize(body: TokenizeRequest, state: State) -> TokenizeResponse:
 
 @router.post("/detokenize", responses=answers(400, 404, 413, 503))
 async def detokenize(body: DetokenizeRequest, state: State) -> DetokenizeResponse:
-    """The text of token ids, special ones included."""
+    """Returns the text of token ids, including special tokens."""
     info = state.backends.model(body.model)
     tokenizer = state.backends.pair(info.name).target.tokenizer
     for token_id in body.tokens:

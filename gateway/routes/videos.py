@@ -1,4 +1,4 @@
-"""POST /v1/videos: a video is uploaded once and asked about several times."""
+"""/v1/videos: a video is uploaded once, and several requests can ask about it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ router = APIRouter(prefix="/v1/videos", tags=["videos"])
 
 @router.post("", responses=answers(400, 413, 507))
 async def upload_video(file: UploadFile, request: Request, state: State) -> VideoCard:
-    """Keeps a video for a while; its id can stand as the url of a video_url."""
-    upload = await state.uploads.add(file.read, filename=file.filename or "", owner=_owner(request))
+    """Stores a video until it expires; requests can name its id as the url of a video_url."""
+    upload = await state.uploads.add_upload(
+        file.read, filename=file.filename or "", owner=_owner(request)
+    )
     return _card(upload)
 
 
 @router.get("/{video_id}", responses=answers(404))
 async def get_video(video_id: str, request: Request, state: State) -> VideoCard:
-    """What is known of an uploaded video."""
+    """Returns the facts about an uploaded video."""
     return _card(state.uploads.get(video_id, _owner(request)))
 
 
 @router.delete("/{video_id}", responses=answers(404))
 async def delete_video(video_id: str, request: Request, state: State) -> VideoDeleted:
-    """Forgets an uploaded video before its time."""
+    """Deletes an uploaded video before it expires."""
     state.uploads.delete(video_id, _owner(request))
     return VideoDeleted(id=video_id)
 

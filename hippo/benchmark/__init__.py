@@ -1,8 +1,8 @@
-"""Measures a running server from outside, over REST, as its users see it.
+"""Measures a running server over its REST API.
 
-answers.py   a streamed answer, with the time at which each piece came
-requests.py  questions, and in which form a server takes them
-server.py    any OpenAI-compatible server: its address, its models, what its requests may hold
+answers.py   a streamed answer with the arrival time of each piece of text
+requests.py  questions, and the request fields that a server takes
+server.py    the address of any OpenAI-compatible server, and connections to it
 latency.py   one question at a time, target-only and policies in turn
 load.py      many clients at once, in a closed loop
 figures.py   means with bootstrap intervals, percentiles, summaries

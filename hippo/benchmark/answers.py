@@ -1,4 +1,4 @@
-"""A streamed chat completion, with the time at which each piece of it came."""
+"""A streamed chat completion with the arrival time of each piece of text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from hippo.errors import HippoError, UnavailableError
 
-# Where text comes in a choice's delta; a reasoning model's first token is in the second or third.
+# Fields of a choice's delta with text; reasoning models begin with the second or third.
 _TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
 
 CountedBy = Literal["ids", "usage", "pieces"]
@@ -18,64 +18,64 @@ CountedBy = Literal["ids", "usage", "pieces"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One answer; times are seconds of one monotonic clock, the client's, unless said otherwise."""
+    """One answer; times are seconds on the client's monotonic clock."""
 
     text: str
     asked_s: float
-    piece_s: tuple[float, ...]  # when each piece of text came; at least one
-    token_ids: tuple[int, ...] = ()  # empty where the server does not tell them
+    piece_s: tuple[float, ...]  # arrival of each piece of text; at least one
+    token_ids: tuple[int, ...] = ()  # empty if the server does not send them
     finish_reason: str = ""
-    usage: Mapping[str, Any] = field(default_factory=dict)  # empty where it is not told
+    usage: Mapping[str, Any] = field(default_factory=dict)  # empty if the server does not send it
     figures: Mapping[str, Any] = field(default_factory=dict)  # a hippo gateway's `hippo` object
 
     @property
     def counted_by(self) -> CountedBy:
-        """What ``num_tokens`` rests on; pieces of text may hold several tokens."""
+        """How ``num_tokens`` was counted; a piece of text may hold several tokens."""
         if self.token_ids:
             return "ids"
         return "usage" if self._num_reported else "pieces"
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the answer, the end token included where the server tells."""
+        """Tokens of the answer, with the end token if the server counts it."""
         return len(self.token_ids) or self._num_reported or len(self.piece_s)
 
     @property
     def num_cached_tokens(self) -> int | None:
-        """Tokens of the prompt that the server had cached, if it tells."""
+        """Prompt tokens that the server had cached; None if it does not report them."""
         return (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens")
 
     @property
     def ended_s(self) -> float:
-        """When its last piece came."""
+        """Arrival time of the last piece."""
         return self.piece_s[-1]
 
     @property
     def ttft_s(self) -> float:
-        """Request sent to first piece of text."""
+        """Seconds from sending the request to the first piece of text."""
         return self.piece_s[0] - self.asked_s
 
     @property
     def end_to_end_s(self) -> float:
-        """Request sent to last piece of text."""
+        """Seconds from sending the request to the last piece of text."""
         return self.ended_s - self.asked_s
 
     @property
     def tpot_s(self) -> float:
-        """Time per output token after the first: first piece to last, over the tokens between."""
+        """Seconds per token after the first: from first to last piece, over those tokens."""
         return (self.ended_s - self.piece_s[0]) / max(self.num_tokens - 1, 1)
 
     @property
     def gaps_s(self) -> list[float]:
-        """Times from one piece of text to the next: what a reader sees as stuttering."""
+        """Seconds between consecutive pieces of text, which a reader sees as stuttering."""
         return [after - before for before, after in itertools.pairwise(self.piece_s)]
 
     @property
     def decode_s(self) -> float:
-        """First token to last, by a hippo gateway's clock; else first piece to last.
+        """Seconds from the first token to the last.
 
-        The first piece reaches a client with a delay of its own, which would shorten the decoding
-        by as much.
+        A hippo gateway reports them. Otherwise they run from the first piece to the last, so a
+        delay of the first piece on its way shortens them.
         """
         if self.figures:
             return float(self.figures["timings_ms"]["decode"]) / 1e3
@@ -83,7 +83,7 @@ class Answer:
 
     @property
     def decode_s_per_token(self) -> float:
-        """``decode_s`` over the tokens after the first."""
+        """``decode_s`` divided by the number of tokens after the first."""
         return self.decode_s / max(self.num_tokens - 1, 1)
 
     @property
@@ -92,7 +92,7 @@ class Answer:
 
 
 class AnswerReader:
-    """Takes the bytes of an event stream as they come."""
+    """Parses the bytes of an event stream in arrival order."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -105,10 +105,10 @@ class AnswerReader:
         self._is_complete = False
         self._last_s = 0.0
 
-    def feed(self, data: bytes, at_s: float) -> list[str]:
-        """The pieces of text that ``data``, which came at ``at_s``, completes.
+    def feed_data(self, data: bytes, at_s: float) -> list[str]:
+        """Returns the pieces of text that ``data``, received at ``at_s``, completes.
 
-        Raises HippoError for an error event, with its message, and for events of another kind.
+        Raises HippoError for an error event, with its message, and for one without a JSON object.
         """
         *lines, self._rest = (self._rest + data).split(b"\n")
         self._last_s = at_s
@@ -120,12 +120,12 @@ class AnswerReader:
             if event == b"[DONE]":
                 self._is_complete = True
                 continue
-            pieces += self._take(_parsed(event), at_s)
+            pieces += self._take_chunk(_parsed(event), at_s)
         self._text += pieces
         return pieces
 
     def answer(self, asked_s: float) -> Answer:
-        """What came. Raises UnavailableError for a stream that broke off."""
+        """Returns the answer. Raises UnavailableError if the stream broke off."""
         if not (self._is_complete or self._finish_reason):
             raise UnavailableError("the answer broke off before its end")
         return Answer(
@@ -138,7 +138,7 @@ class AnswerReader:
             figures=self._figures,
         )
 
-    def _take(self, chunk: Mapping[str, Any], at_s: float) -> list[str]:
+    def _take_chunk(self, chunk: Mapping[str, Any], at_s: float) -> list[str]:
         if chunk.get("error"):
             raise HippoError(error_message(chunk) or f"the stream ended in an error: {chunk}")
         pieces = []
@@ -148,7 +148,7 @@ class AnswerReader:
                 if piece := delta.get(name):
                     self._piece_s.append(at_s)
                     pieces.append(str(piece))
-            # A gateway of ours tells all ids in the last chunk, vLLM each chunk's own.
+            # A hippo gateway sends all ids in the last chunk; vLLM sends those of each chunk.
             self._token_ids += tuple(choice.get("token_ids") or ())
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
         self._usage = chunk.get("usage") or self._usage
@@ -157,18 +157,18 @@ class AnswerReader:
 
 
 def read_answer(parts: Sequence[tuple[float, bytes]], *, asked_s: float) -> Answer:
-    """The answer that a whole stream holds, each part with the time at which it came.
+    """Parses a whole stream, given as (arrival time, bytes) pairs.
 
-    Raises HippoError for a stream that ends in an error or without an end.
+    Raises HippoError if the stream ends in an error or breaks off.
     """
     reader = AnswerReader()
     for at_s, data in parts:
-        reader.feed(data, at_s)
+        reader.feed_data(data, at_s)
     return reader.answer(asked_s)
 
 
 def error_message(document: object) -> str | None:
-    """The message of an error answer in one of the forms that servers use, if it is one."""
+    """Returns the message of an error body in one of the usual forms, or None."""
     if not isinstance(document, Mapping):
         return None
     for name in ("error", "detail", "message"):

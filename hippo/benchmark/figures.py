@@ -1,4 +1,4 @@
-"""From answers to figures: means with intervals, percentiles, a row a system or a load."""
+"""Figures of answers: means with intervals, percentiles, a row per system or per load."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _NUM_RESAMPLES = 2000
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Mean of the values, its 95 % bootstrap interval and their range, to four decimals.
+    """Returns mean, 95 % bootstrap interval and range of the values, to four decimals.
 
-    Raises ValueError without values.
+    Raises ValueError for no values.
     """
     if not values:
         raise ValueError("no values to summarise")
@@ -41,9 +41,9 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least ``share`` of them do not exceed (nearest rank).
+    """Returns the smallest value that at least ``share`` of the values do not exceed.
 
-    Raises ValueError without values.
+    This is the nearest-rank method. Raises ValueError for no values.
     """
     if not values:
         raise ValueError("no values to take a percentile of")
@@ -52,7 +52,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def summarise(records: Sequence[Record]) -> list[Row]:
-    """One row a system, in the order of measurement, with spreads over questions."""
+    """Returns a row per system, in the order of measurement, with spreads over questions."""
     rows = []
     for name in dict.fromkeys(record.system for record in records):
         chosen = [record for record in records if record.system == name]
@@ -91,7 +91,7 @@ def summarise(records: Sequence[Record]) -> list[Row]:
 
 
 def summarise_alone(name: str, answers: Sequence[Answer]) -> Row:
-    """A row for a server that tells nothing but its text, all by the client's clock."""
+    """Returns a row for a server that sends only text, with times on the client's clock."""
     return {
         "system": name,
         "num_answers": len(answers),
@@ -106,10 +106,10 @@ def summarise_alone(name: str, answers: Sequence[Answer]) -> Row:
 
 
 def summarise_load(run: LoadRun, references: Mapping[int, tuple[int, ...]]) -> Row:
-    """One line of the table of loads.
+    """Returns a row of the table of loads.
 
-    ``references`` are the token ids by which equality is judged, by question; empty where a server
-    does not tell any. Raises HippoError if no request was answered inside the window.
+    ``references`` are the expected token ids by question index; empty if the server does not send
+    token ids. Raises HippoError if no request was answered inside the window.
     """
     answers = [answer for _, answer in run.counted]
     errors = Counter(run.errors)
@@ -144,7 +144,7 @@ def summarise_load(run: LoadRun, references: Mapping[int, tuple[int, ...]]) -> R
 
 
 def share(part: float | None, whole: float | None) -> float | None:
-    """Their ratio, if there is one."""
+    """Returns ``part / whole``; None if ``part`` is None or ``whole`` is None or 0."""
     return part / whole if part is not None and whole else None
 
 
@@ -161,6 +161,6 @@ def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def _total(answers: Sequence[Answer], key: str) -> float | None:
-    """Of a gateway's figure; None where there is no gateway."""
+    """Returns the sum of a gateway's figure; None if no gateway sent figures."""
     values = [answer.figures[key] for answer in answers if answer.figures]
     return float(sum(values)) if values else None

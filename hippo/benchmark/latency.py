@@ -1,4 +1,4 @@
-"""One question at a time: every system in turn, so that drift of the machine hits them alike."""
+"""Latency of one question at a time; all systems take turns, so machine drift affects all alike."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WARM_UP_TOKENS = 24
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A named `speculative` object of the request."""
+    """A measured system: its name, and the `speculative` object of its requests."""
 
     name: str
     speculative: Mapping[str, Any]
@@ -25,7 +25,7 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One system's answer to one question, beside target-only's to the same."""
+    """One system's answer to a question, with the target-only baseline of that question."""
 
     clip: str  # the question's name
     system: str
@@ -37,26 +37,26 @@ class Record:
 
     @property
     def is_equal(self) -> bool:
-        """Whether the answer is target-only's, token for token."""
+        """Whether the answer equals the target-only answer, token for token."""
         return self.answer.token_ids == self.baseline_ids
 
     @property
     def decode_speedup(self) -> float:
-        """First token to last, against target-only; 1 if there was but one token."""
+        """Target-only decode time divided by this answer's; 1 if the answer has one token."""
         return _ratio(self.baseline_decode_s, self.answer.decode_s)
 
     @property
     def end_to_end_speedup(self) -> float:
-        """Request to last token, against target-only."""
+        """Target-only time from request to last token, divided by this answer's."""
         return _ratio(self.baseline_end_to_end_s, self.answer.end_to_end_s)
 
     @property
     def figures(self) -> Mapping[str, Any]:
-        """What the gateway says of the answer."""
+        """The gateway's figures of the answer."""
         return self.answer.figures
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the record for JSON."""
         return {
             "clip": self.clip,
             "system": self.system,
@@ -73,7 +73,7 @@ class Record:
 
 
 def num_answers(systems: Sequence[System], num_questions: int) -> int:
-    """How many records ``measure`` yields."""
+    """Returns the number of records that ``measure`` yields."""
     return num_questions * (2 + len(_others(systems)))
 
 
@@ -87,9 +87,9 @@ def measure(
 ) -> Iterator[Record]:
     """Yields records of a hippo gateway, question by question.
 
-    Target-only runs before and after the other systems on each question; the baseline is the mean
-    of the two, and their ratio (system "target-only", twice a question) shows the drift of the
-    machine. With ``num_repeats`` each of these is the run of median decode time among that many.
+    Target-only runs before and after the other systems on each question. The baseline is the mean
+    of both runs, and the speedups of both (system "target-only", two records per question) show the
+    drift of the machine. Each answer is the one of median decode time of ``num_repeats`` runs.
     Raises HippoError as ``Connection.ask`` does.
     """
     off, others = System(TARGET_ONLY, {"policy": "off"}), _others(systems)
@@ -122,9 +122,9 @@ def measure(
 def measure_alone(
     server: Server, form: RequestForm, questions: Sequence[Question]
 ) -> Iterator[Answer]:
-    """Yields the answers of any server, one after another, the first question once more ahead."""
+    """Yields the answers of any server one by one, after asking the first question to warm up."""
     with closing(server.connect()) as connection:
-        connection.ask(form.request(questions[0]).body())  # warms up
+        connection.ask(form.request(questions[0]).body())
         for question in questions:
             yield connection.ask(form.request(question).body())
 
@@ -138,7 +138,7 @@ def _turned(systems: list[System], shift: int) -> list[System]:
 
 
 def _typical(answers: Sequence[Answer]) -> Answer:
-    """The run of median decode time; but one that differs from the first, if there is one."""
+    """Returns an answer whose tokens differ from the first's, else the median by decode time."""
     for answer in answers:
         if answer.token_ids != answers[0].token_ids:
             return answer

@@ -1,4 +1,4 @@
-"""Concurrent clients in a closed loop: each asks again when its last answer is there."""
+"""Concurrent clients in a closed loop: each asks again when its last request has ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hippo.benchmark.requests import Request, new_salt
 from hippo.benchmark.server import Server
 from hippo.errors import HippoError
 
-_PAUSE_S = 0.1  # of a client whose request failed
+_PAUSE_S = 0.1  # after a request that failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +21,17 @@ class Ended:
     """A request that has ended: its answer, or the message of its error."""
 
     question_index: int
-    ended_s: float  # on the clock of ``Answer``
+    ended_s: float  # on the clock of ``Answer``'s times
     answer: Answer | None
     error: str = ""
 
 
 @dataclass(slots=True)
 class LoadRun:
-    """What a closed loop gave: requests in the order in which they ended.
+    """The requests of a closed loop, in the order of their ends.
 
-    The first ``num_warm`` are not counted: the loop begins with all clients in their prefill at
-    once, which no later moment resembles.
+    The first ``num_warm`` are not counted, because all clients begin with a prefill at the same
+    time, which does not happen again.
     """
 
     num_warm: int
@@ -39,13 +39,13 @@ class LoadRun:
 
     @property
     def counted(self) -> list[tuple[int, Answer]]:
-        """The answers that ended inside the window, each with its question's index."""
+        """Question index and answer of the requests answered inside the window."""
         window = self.ended[self.num_warm :]
         return [(each.question_index, each.answer) for each in window if each.answer is not None]
 
     @property
     def answers(self) -> list[tuple[int, Answer]]:
-        """All answers, those not counted too, each with its question's index."""
+        """Question index and answer of all answered requests, warm ones included."""
         return [(each.question_index, each.answer) for each in self.ended if each.answer]
 
     @property
@@ -55,25 +55,24 @@ class LoadRun:
 
     @property
     def seconds(self) -> float:
-        """Length of the window: from the end of the last warm request to that of the last."""
+        """Length of the window, from the end of the last warm request to the last end."""
         return self.ended[-1].ended_s - self.ended[self.num_warm - 1].ended_s
 
 
 @dataclass(slots=True)
 class ClosedLoop:
-    """Asks until ``num_answers`` requests have ended, or ``seconds`` have passed, after the first
-    ``num_clients`` have.
+    """Runs ``num_clients`` clients. The window begins when ``num_clients`` requests have ended, and
+    ends after ``num_answers`` further requests or ``seconds``; exactly one of both is given.
 
-    Clients take questions in turn, ``num_together`` at a time, and servers round robin. Of the
-    questions that a client takes together, each after the other, the later ones may be helped by
-    what the server keeps of the earlier ones; nothing else helps. ``on_start`` is called when the
-    window begins, ``on_answer`` after each request.
+    Clients take questions in turn, ``num_together`` at a time, and servers round robin. Only
+    questions that a client takes together share a cache salt, so only they can reuse the server's
+    cache. ``on_start`` is called when the window begins, ``on_answer`` after each request.
     """
 
     servers: Sequence[Server]
     requests: Sequence[Request]
     num_clients: int
-    num_answers: int | None = None  # one of the two
+    num_answers: int | None = None
     seconds: float | None = None
     tolerates_errors: bool = False
     num_together: int = 1
@@ -92,15 +91,15 @@ class ClosedLoop:
         self._run = LoadRun(num_warm=self.num_clients)
 
     def run(self) -> LoadRun:
-        """All requests. What is still being answered at the end is waited for, so that the next run
-        finds idle servers, but not returned.
+        """Runs all clients to the end of the window; returns the requests that ended before it.
 
-        Raises the first error, unless errors are tolerated: then a client pauses and asks again,
-        and an error is raised only if the first request of every client failed.
+        It waits for requests in progress, so that the servers are idle for the next run. Raises the
+        first error; with ``tolerates_errors`` a client pauses and asks again, and an error is
+        raised only if the first request of every client failed.
         """
         threads = [
             threading.Thread(
-                target=self._client, args=(number,), name=f"client-{number}", daemon=True
+                target=self._run_client, args=(number,), name=f"client-{number}", daemon=True
             )
             for number in range(self.num_clients)
         ]
@@ -115,24 +114,24 @@ class ClosedLoop:
             raise self._error
         return self._run
 
-    def _client(self, number: int) -> None:
-        """One client's thread; servers are shared out by client, so that connections stay open."""
+    def _run_client(self, number: int) -> None:
+        """Runs one client, in its own thread and with one connection to one server."""
         connection = self.servers[number % len(self.servers)].connect()
         is_first = True
         try:
-            for index, salt in self._turns(number):
+            for index, salt in self._next_turns(number):
                 try:
                     answer = connection.ask(self.requests[index].body(salt))
                 except HippoError as error:
                     if not self.tolerates_errors:
                         raise
-                    self._add(Ended(index, time.perf_counter(), None, error.message))
+                    self._add_ended(Ended(index, time.perf_counter(), None, error.message))
                     self._num_refused += is_first
                     if self._num_refused == self._run.num_warm:
                         raise
                     time.sleep(_PAUSE_S)
                 else:
-                    self._add(Ended(index, answer.ended_s, answer))
+                    self._add_ended(Ended(index, answer.ended_s, answer))
                 is_first = False
         except Exception as error:
             self._error = self._error or error
@@ -140,11 +139,11 @@ class ClosedLoop:
         finally:
             connection.close()
 
-    def _turns(self, client: int) -> Iterator[tuple[int, str]]:
-        """What one client asks: indices of questions, each with its salt.
+    def _next_turns(self, client: int) -> Iterator[tuple[int, str]]:
+        """Yields question index and cache salt of each request of one client.
 
-        Clients begin at different places of what is asked together, or all would be at its first
-        question at once, before the window begins.
+        Clients begin at different places of their first ``num_together`` questions; otherwise all
+        clients would ask a question that finds nothing cached at the same time.
         """
         skipped = client % self.num_together
         while not self._is_over:
@@ -155,7 +154,7 @@ class ClosedLoop:
                 yield number % len(self.requests), salt
             skipped = 0
 
-    def _add(self, ended: Ended) -> None:
+    def _add_ended(self, ended: Ended) -> None:
         with self._lock:
             if self._is_over:
                 return

@@ -1,4 +1,4 @@
-"""Measurements as pictures; needs matplotlib, which is not among what a service needs."""
+"""Plots of measurements. Needs matplotlib, which the services do not install."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Row = Mapping[str, Any]
 
 
 def check_plot(goal: Path) -> None:
-    """Raises HippoError if a plot could not be written there, so before anything is measured."""
+    """Raises HippoError if ``goal`` has no known suffix or matplotlib is not installed."""
     if goal.suffix.lower() not in SUFFIXES:
         raise InvalidRequestError(f"{goal}: a plot's name ends in {' or '.join(SUFFIXES)}")
     _figure(1, 1)
 
 
 def draw_speedups(rows: Sequence[Row], goal: Path, *, title: str) -> None:
-    """Bars of decode and end-to-end speedup with their intervals, from ``figures.summarise``."""
+    """Draws decode and end-to-end speedups with intervals; ``rows`` are of ``summarise``."""
     shown = list(reversed([row for row in rows if row["system"] != TARGET_ONLY]))
     figure = _figure(8.4, 0.42 * len(shown) + 1.5)
     axes = figure.subplots()
@@ -53,13 +53,13 @@ def draw_speedups(rows: Sequence[Row], goal: Path, *, title: str) -> None:
 def draw_answers(
     system: str, values: Mapping[str, Sequence[float]], goal: Path, *, title: str
 ) -> None:
-    """Shares of one system's answers up to a value: a panel a quantity."""
+    """Draws the cumulative distribution of each quantity of one system's answers, a panel each."""
     figure = _figure(4.3 * len(values) + 0.6, 3.6)
     panels = figure.subplots(1, len(values), sharey=True, squeeze=False)[0]
     for axes, (label, numbers) in zip(panels, values.items(), strict=True):
         ordered = sorted(numbers)
         shares = [(index + 1) / len(ordered) for index in range(len(ordered))]
-        # From zero at the least value, so that a single answer is a line, too.
+        # Begins at 0 at the least value, so that even a single answer is a line.
         places = [ordered[0], *ordered]
         axes.step(places, [0.0, *shares], where="post", color=_COLOURS[0], label=system)
         axes.set_xlabel(label)
@@ -72,7 +72,7 @@ def draw_answers(
 
 
 def draw_load(lines: Sequence[Row], goal: Path, *, title: str) -> None:
-    """Throughput, and median times per token and to the first one, over the number of clients."""
+    """Draws throughput, time per token and time to first token over the number of clients."""
     figure = _figure(13.2, 3.6)
     panels = figure.subplots(1, 3)
     quantities: tuple[tuple[str, Callable[[Row], float]], ...] = (
@@ -105,13 +105,13 @@ def draw_load(lines: Sequence[Row], goal: Path, *, title: str) -> None:
 
 
 def _colours(systems: Sequence[str]) -> dict[str, str]:
-    """One for each name; grey for target-only, whatever its place."""
+    """Returns a colour for each name: grey for target-only."""
     others = [name for name in dict.fromkeys(systems) if name != TARGET_ONLY]
     return {TARGET_ONLY: _GREY} | dict(zip(others, itertools.cycle(_COLOURS), strict=False))
 
 
 def _figure(width: float, height: float) -> Any:
-    """An empty one, in inches. Raises HippoError without matplotlib."""
+    """Returns an empty figure; sizes are inches. Raises HippoError without matplotlib."""
     try:
         import matplotlib
         from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""What is asked, and in which form a server takes it."""
+"""Questions, and requests with the fields that a server takes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _SALT = "cache_salt"
 
 
 def new_salt() -> str:
-    """One that nobody has used."""
+    """Returns a cache salt that no other request has."""
     return uuid.uuid4().hex
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Messages to be answered; the seed counts at temperatures above 0."""
+    """Messages to answer; the seed matters at temperatures above 0."""
 
     name: str
     messages: Sequence[Mapping[str, Any]]
@@ -35,17 +35,16 @@ class Question:
 
 
 def question_about(text: str, *media: str, name: str = "", seed: int = 0) -> Question:
-    """A question about files of this machine (sent whole) or URLs (fetched by the server), named by
-    its text unless ``name`` is given.
+    """Returns a question about local files (sent in the request) or URLs (fetched by the server).
 
-    Raises InvalidRequestError for a file that cannot be read.
+    Its name is ``name`` or else ``text``. Raises InvalidRequestError for an unreadable file.
     """
     content = [*map(_media_part, media), {"type": "text", "text": text}]
     return Question(name or text, [{"role": "user", "content": content}], seed)
 
 
 def _media_part(video: str) -> dict[str, Any]:
-    """A video or image as a part of a message's content."""
+    """Returns a video or image as a content part of a message."""
     suffix = Path(video).suffix.lower()
     kind = "image" if suffix in _IMAGE_SUFFIXES else "video"
     url = video
@@ -63,14 +62,14 @@ def _media_part(video: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request's body, serialised but for the salt."""
+    """A serialised request body without its cache salt."""
 
     unsalted: bytes
     has_salt: bool
 
     def body(self, salt: str | None = None) -> bytes:
-        """The bytes to send. What was cached helps only if it was sent with the same ``salt``;
-        without one nothing helps."""
+        """Returns the bytes to send. The server reuses cached data only of requests with the same
+        ``salt``; the default is a new salt."""
         if not self.has_salt:
             return self.unsalted
         return self.unsalted[:-1] + f', "{_SALT}": "{salt or new_salt()}"}}'.encode()
@@ -78,22 +77,22 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestForm:
-    """How a server is asked: what is the same in all requests, and which fields it takes.
+    """The parameters that all requests share, and the fields that the server takes.
 
-    ``optional`` are fields that some servers refuse. A gateway of ours (``is_hippo``) is also told
-    how to speculate, and tells the answer's token ids.
+    ``optional`` are fields that some servers refuse. Only a hippo gateway (``is_hippo``) gets a
+    `speculative` object and is asked for token ids.
     """
 
     model: str
     max_tokens: int = 256
     temperature: float = 0.0
     optional: tuple[str, ...] = ("stream_options", "seed", _SALT)
-    budget_name: str = "max_tokens"  # newer models of OpenAI take max_completion_tokens alone
+    budget_name: str = "max_tokens"  # some OpenAI models take only max_completion_tokens
     is_hippo: bool = False
     further: Mapping[str, Any] = field(default_factory=dict)  # fields of every request
 
     def request(self, question: Question, speculative: Mapping[str, Any] | None = None) -> Request:
-        """The question as a streamed chat completion; ``speculative`` for a gateway of ours."""
+        """Returns a streaming chat completion request; only hippo gets ``speculative``."""
         body: dict[str, Any] = {
             "model": self.model,
             "messages": list(question.messages),
@@ -113,10 +112,10 @@ class RequestForm:
 
 
 def probe(connection: Connection, question: Question, form: RequestForm) -> RequestForm:
-    """The form in which the server takes ``question``, found out by asking for a few tokens.
+    """Asks for a few tokens to find the fields that the server takes; returns the form with them.
 
-    Fields that it refuses are left out; an answer with a gateway's figures makes it ``is_hippo``.
-    Raises HippoError if it refuses the question itself.
+    ``is_hippo`` is set if the answer has a hippo gateway's figures. Raises HippoError if the
+    server refuses the question itself.
     """
     while True:
         short = replace(form, max_tokens=min(_PROBE_TOKENS, form.max_tokens))
@@ -132,7 +131,7 @@ def _without_what_is_refused(form: RequestForm, error: InvalidRequestError) -> R
     if "max_completion_tokens" in error.message and form.budget_name == "max_tokens":
         return replace(form, budget_name="max_completion_tokens")
     named = [name for name in form.optional if name in error.message]
-    if not named and _SALT in form.optional:  # the least usual of them
+    if not named and _SALT in form.optional:  # the field that fewest servers know
         named = [_SALT]
     if not named:
         raise error

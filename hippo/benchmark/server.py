@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible server: its address, its models, streamed answers from it."""
+"""Any OpenAI-compatible server: its address, its models, and streamed answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hippo.errors import (
 )
 
 KEY_VARIABLE = "HIPPO_API_KEY"
-"""Where the commands look for an API key."""
+"""Environment variable with the API key for the commands."""
 
 _READ_BYTES = 1 << 16
 _ERRORS: Mapping[int, type[HippoError]] = {
@@ -38,21 +38,21 @@ _ERRORS: Mapping[int, type[HippoError]] = {
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where a server listens, and how it is to be asked.
+    """A server's address and how to connect to it.
 
-    ``url`` may have a path; ``/v1`` is put behind it where it is not given. Raises
-    InvalidRequestError for what is no address.
+    ``/v1`` is appended to ``url`` unless it ends so. Raises InvalidRequestError if ``url`` is not a
+    server's address.
     """
 
     url: str
     api_key: str | None = field(default=None, repr=False)
-    timeout_s: float = 600.0  # of each read; a prefill may be long
+    timeout_s: float = 600.0  # per read; a prefill may be long
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         try:
             is_address = parts.scheme in ("http", "https") and bool(parts.hostname)
-            _ = parts.port  # raises for what is no number
+            _ = parts.port  # raises ValueError if it is not a number
         except ValueError:
             is_address = False
         if not is_address or parts.username or parts.query or parts.fragment:
@@ -62,16 +62,16 @@ class Server:
 
     @property
     def path(self) -> str:
-        """Of the API, such as ``/v1``."""
+        """The path of the API, such as ``/v1``."""
         path = urlsplit(self.url).path.rstrip("/")
         return path if path.endswith("/v1") else path + "/v1"
 
     def connect(self) -> Connection:
-        """A connection, which opens itself when it is used."""
+        """Returns a connection, which opens at its first request."""
         return Connection(self)
 
     def models(self) -> list[str]:
-        """The names that it serves. Raises HippoError if it does not tell, or nobody listens."""
+        """Returns the names of the served models. Raises HippoError if it cannot get them."""
         connection = self.connect()
         try:
             status, data = connection.get("/models")
@@ -92,7 +92,7 @@ class Server:
 
 
 class Connection:
-    """A connection that is kept open; not to be shared by threads."""
+    """A connection that stays open between requests. Threads must not share it."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -103,11 +103,12 @@ class Connection:
         self._connection = kind(parts.hostname, parts.port, timeout=server.timeout_s)
 
     def ask(self, body: bytes, *, on_text: Callable[[str], None] | None = None) -> Answer:
-        """Streams one answer to a request whose ``stream`` is true.
+        """Sends a request whose ``stream`` is true; returns the answer.
 
-        What comes is only stored with its time, and read when all is there: the client takes
-        little from a core that it may share with the server. With ``on_text`` it is told each
-        piece of text as it comes. Raises HippoError, by the status and with the server's message.
+        Data is stored with its arrival time and parsed only at the end, so that the client takes
+        little time from a core that it may share with the server. ``on_text``, if given, is called
+        with each piece of text on arrival. Raises the HippoError that fits the response's status,
+        with the server's message.
         """
         asked_s, response = self._request("POST", "/chat/completions", body)
         parts: list[tuple[float, bytes]] = []
@@ -116,7 +117,7 @@ class Connection:
             while data := response.read1(_READ_BYTES):
                 parts.append((time.perf_counter(), data))
                 if on_text is not None and response.status == 200:
-                    for piece in shown.feed(data, 0.0):
+                    for piece in shown.feed_data(data, 0.0):
                         on_text(piece)
             response.close()  # read1() does not notice the end of a content of known length
         except (OSError, http.client.HTTPException) as error:
@@ -130,7 +131,7 @@ class Connection:
         return read_answer(parts, asked_s=asked_s)
 
     def get(self, path: str) -> tuple[int, bytes]:
-        """Status and content below the API's path. Raises UnavailableError."""
+        """Returns status and body of a path below the API's. Raises UnavailableError."""
         _, response = self._request("GET", path, None)
         try:
             return response.status, response.read()
@@ -138,13 +139,13 @@ class Connection:
             raise self._lost(error) from None
 
     def close(self) -> None:
-        """Closes it; it opens itself again when it is used."""
+        """Closes the connection; the next request opens it again."""
         self._connection.close()
 
     def _request(
         self, method: str, path: str, body: bytes | None
     ) -> tuple[float, http.client.HTTPResponse]:
-        """When the request was sent, and the beginning of what came."""
+        """Returns the time of sending, and the response before its body is read."""
         headers = {"accept": "text/event-stream, application/json"}
         if body is not None:
             headers["content-type"] = "application/json"
@@ -158,7 +159,7 @@ class Connection:
                 return asked_s, self._connection.getresponse()
             except (OSError, http.client.HTTPException) as error:
                 self.close()
-                # A server may close a connection that was idle just as it is used again.
+                # A server may close an idle connection just before this request.
                 if not (was_open and isinstance(error, ConnectionError)):
                     raise self._lost(error) from None
                 was_open = False
@@ -173,7 +174,7 @@ class Connection:
 
 
 def error_from(status: int, content: bytes) -> HippoError:
-    """The error that a status other than 200 stands for, with the server's own words."""
+    """Returns the error for a status other than 200, with the server's message."""
     try:
         message = error_message(json.loads(content))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Tables and progress bars, for people."""
+"""Tables of figures and progress bars for the terminal."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Item = TypeVar("Item")
 
 
 def progress_bar(console: Console) -> Progress:
-    """Shows what runs, how far it is and how long it will take; gone when done.
+    """Returns a progress bar with the remaining time; it disappears at the end.
 
-    It is drawn seldom: the client may share a core with what it measures.
+    It refreshes seldom, because the client may share a core with the server that it measures.
     """
     return Progress(
         TextColumn("{task.description}"),
@@ -39,13 +39,13 @@ def progress_bar(console: Console) -> Progress:
 
 
 def watched(items: Iterable[Item], console: Console, *, title: str, total: int) -> list[Item]:
-    """All of them, made while a progress bar counts."""
+    """Returns all items as a list, and counts them in a progress bar."""
     with progress_bar(console) as progress:
         return list(progress.track(items, total=total, description=title))
 
 
 def latency_table(title: str, rows: Sequence[Row]) -> Table:
-    """Rows of ``figures.summarise``."""
+    """Returns a table of rows of ``figures.summarise``."""
     columns = ["system", "decode ×", "end to end ×", "ms/\ntoken", "TTFT\nms", "tokens/\nforward"]
     table = _table(title, [*columns, "accept", "equal"])
     for row in rows:
@@ -63,7 +63,7 @@ def latency_table(title: str, rows: Sequence[Row]) -> Table:
 
 
 def alone_table(title: str, row: Row) -> Table:
-    """A row of ``figures.summarise_alone``."""
+    """Returns a table of one row of ``figures.summarise_alone``."""
     table = _table(title, ["", "mean", "95 % interval", "least", "most"])
     for name, key, form in (
         ("time to first token, ms", "ttft_ms", ".1f"),
@@ -80,7 +80,7 @@ def alone_table(title: str, row: Row) -> Table:
 
 
 def load_table(title: str, lines: Sequence[Row]) -> Table:
-    """Lines of ``figures.summarise_load``, each with its ``system`` and ``num_clients``."""
+    """Returns a table of rows of ``summarise_load`` with ``system`` and ``num_clients``."""
     columns = ["system", "clients", "tokens\n/s"]
     columns += ["TTFT\nms\np50\np99", "ms/\ntoken\np50\np99", "gap\nms\np50\np99"]
     has_draft = any(line["acceptance_rate"] is not None for line in lines)
@@ -104,12 +104,12 @@ def load_table(title: str, lines: Sequence[Row]) -> Table:
 
 
 def interval(value: Mapping[str, float]) -> str:
-    """A ``spread`` as ``mean [low, high]``."""
+    """Formats a ``figures.spread`` as ``mean [low, high]``."""
     return f"{value['mean']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"
 
 
 def number(value: float | None, form: str) -> str:
-    """A dash for none."""
+    """Formats a number; None is a dash."""
     return "-" if value is None else format(value, form)
 
 

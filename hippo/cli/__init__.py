@@ -1,8 +1,8 @@
 """The command line: ``hippo up``, ``hippo ask``, ``hippo bench``, ``hippo demo``, ``hippo doctor``,
 ``hippo inspect``, ``hippo simulate``, ``hippo sizes``.
 
-A command is a module of that name with its ``HELP``, ``DESCRIPTION`` and ``EXAMPLES``, its options,
-and what it does: ``run`` gives the exit code.
+Each command is a module of its name, with the texts ``HELP``, ``DESCRIPTION`` and ``EXAMPLES``,
+``add_options(parser)``, and ``run(arguments)``, which returns the exit code.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; the exit code."""
+    """Runs a command; returns its exit code."""
     parser = argparse.ArgumentParser(
         prog="hippo",
         description=_DESCRIPTION,
@@ -74,6 +74,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """SIGTERM ends a command as Ctrl-C does: what it started is stopped."""
+    """Makes SIGTERM end a command as Ctrl-C does, so that the command stops its processes."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""``python -m hippo.cli``, as ``hippo``."""
+"""``python -m hippo.cli`` is the same as ``hippo``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""``hippo ask``: one question, the answer as it comes, and what it took."""
+"""``hippo ask``: asks one question, streams the answer, and prints its figures."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ The gateway must run: `hippo up`. If it asks for a key, give one in HIPPO_API_KE
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """All of them."""
+    """Adds the options of this command to ``parser``."""
     add = parser.add_argument
     add(
         "inputs",
@@ -62,7 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Asks; the exit code."""
+    """Asks the question, and compares if asked to; returns the exit code."""
     if len(arguments.inputs) > 2:
         raise InvalidRequestError("expected a video and a question, in quotes")
     if arguments.repeats < 1:
@@ -115,7 +115,7 @@ def ask(
     *,
     is_shown: bool = True,
 ) -> Answer:
-    """Asks, with the answer on stdout as it comes if ``is_shown``."""
+    """Returns the answer; if ``is_shown``, also streams its text to stdout."""
 
     def show(text: str) -> None:
         sys.stdout.write(text)
@@ -130,7 +130,7 @@ def ask(
 
 
 def figures_line(answer: Answer) -> str:
-    """What the answer took, in one line."""
+    """Returns one line with the tokens, times and acceptance rate of an answer."""
     figures = answer.figures
     rate = 1 / answer.decode_s_per_token if answer.decode_s_per_token else 0.0
     parts = [

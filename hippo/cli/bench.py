@@ -1,4 +1,4 @@
-"""``hippo bench``: how fast a running server is, seen from outside."""
+"""``hippo bench``: measures the speed of a running server over its REST API."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _SECONDS = 20.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """All of them; those without a default in their help are off."""
+    """Adds the options of this command; an option whose help names no default is off."""
     group = parser.add_argument_group("server")
     add = group.add_argument
     add("--url", default="http://127.0.0.1:8000", help="with or without /v1 (default: %(default)s)")
@@ -94,7 +94,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measures; the exit code."""
+    """Measures and writes the results; returns the exit code."""
     plan = plan_of(arguments)
     is_json_shown = arguments.out == "-"
     bench = Bench(plan, Console(stderr=is_json_shown), Console(stderr=True))
@@ -114,7 +114,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def plan_of(arguments: argparse.Namespace) -> Plan:
-    """Raises InvalidRequestError for options out of range or without effect."""
+    """Returns the plan that the options describe.
+
+    Raises InvalidRequestError for an option that is out of range or has no effect.
+    """
     concurrency = _concurrency(arguments.concurrency)
     _check(arguments, has_load=bool(concurrency))
     for option in ("out", "plot"):
@@ -162,8 +165,7 @@ def _check(arguments: argparse.Namespace, *, has_load: bool) -> None:
         value = getattr(arguments, name)
         if value is not None and value <= 0:
             raise InvalidRequestError(f"--{name} must be above 0")
-    useless = ("rounds",) if has_load else ("requests", "seconds")
-    for name in useless:
+    for name in ("rounds",) if has_load else ("requests", "seconds"):
         if getattr(arguments, name) is not None:
             where = "has no effect with" if has_load else "needs"
             raise InvalidRequestError(f"--{name} {where} --concurrency")
@@ -205,7 +207,7 @@ def _policies(text: str | None) -> tuple[System, ...] | None:
 
 
 def _questions(arguments: argparse.Namespace) -> tuple[Question, ...]:
-    """Every prompt about every video; bundled clips have questions of their own."""
+    """Returns each prompt with each video; without --prompt, a bundled clip has its own."""
     if arguments.no_video:
         return tuple(question_about(text, seed=arguments.seed) for text in arguments.prompt)
     clips = [(video, _PROMPT) for video in arguments.video or ()] or bundled_clips()
@@ -221,7 +223,10 @@ def _shown(video: str) -> str:
 
 
 def bundled_clips() -> list[tuple[str, str]]:
-    """Their paths, each with a question. Raises InvalidRequestError where none are installed."""
+    """Returns (path, question) of each bundled clip.
+
+    Raises InvalidRequestError if no clips are installed.
+    """
     facts = BUNDLED_CLIPS / "facts.json"
     if not facts.is_file():
         raise InvalidRequestError(f"there are no bundled clips in {BUNDLED_CLIPS}; give a --video")
@@ -230,7 +235,7 @@ def bundled_clips() -> list[tuple[str, str]]:
 
 
 def command_line(arguments: argparse.Namespace) -> str:
-    """As a shell takes it, without what is as by default, and without the key."""
+    """Returns the shell command for the arguments, without defaults and without the API key."""
     parser = argparse.ArgumentParser()
     add_options(parser)
     words = ["hippo", "bench"]
@@ -249,7 +254,7 @@ def command_line(arguments: argparse.Namespace) -> str:
 
 
 def _environment() -> dict[str, Any]:
-    """Of the client: when, with which version, on what."""
+    """Returns the time, the versions and the machine of this client."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "hippo": importlib.metadata.version("hippo-serve"),

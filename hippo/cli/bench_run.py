@@ -1,4 +1,4 @@
-"""One run of ``hippo bench``: what is asked of the server, and what is shown of its answers."""
+"""One run of ``hippo bench``: asks the server, and prints tables and plots of the results."""
 
 from __future__ import annotations
 
@@ -34,21 +34,24 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to be measured; ``policies`` is None where none was named."""
+    """A measurement to run. ``policies`` is None if the user named no policy.
+
+    For a load, one of ``requests`` and ``seconds`` is set.
+    """
 
     server: Server
-    form: RequestForm  # its model is empty where none was named
+    form: RequestForm  # its model is "" if the user named none
     questions: tuple[Question, ...]
     policies: tuple[System, ...] | None
     rounds: int
     concurrency: tuple[int, ...]
-    requests: int | None  # one of the two, of each load
-    seconds: float | None
+    requests: int | None  # per load
+    seconds: float | None  # per load
     plot: Path | None
 
     @property
     def asked(self) -> list[Question]:
-        """All questions of all rounds, each with a seed of its own."""
+        """The questions of all rounds, each with a different seed."""
         return [
             replace(question, seed=question.seed + number)
             for number, question in enumerate(self.questions * self.rounds)
@@ -56,12 +59,12 @@ class Plan:
 
     @property
     def how(self) -> str:
-        """What shapes the answers, in words."""
+        """The sampling parameters, for titles."""
         return f"T={self.form.temperature:g}, up to {self.form.max_tokens} tokens"
 
 
 class Bench:
-    """One run of the command: ``console`` for what was found, ``progress`` for what goes on."""
+    """One run of the command: prints results to ``console``, progress bars to ``progress``."""
 
     def __init__(self, plan: Plan, console: Console, progress: Console) -> None:
         self._plan = plan
@@ -70,7 +73,7 @@ class Bench:
         self._form = plan.form
 
     def run(self) -> Document:
-        """What was measured, for JSON. Raises HippoError."""
+        """Measures; returns the results for JSON. Raises HippoError if the server fails."""
         plan = self._plan
         form = self._form = self._find_form()
         if plan.policies is not None and not form.is_hippo:
@@ -80,11 +83,11 @@ class Bench:
             )
         measured: Document
         if plan.concurrency:
-            measured = {"load": self._load()}
+            measured = {"load": self._measure_load()}
         elif form.is_hippo:
-            measured = {"latency": self._side_by_side()}
+            measured = {"latency": self._measure_side_by_side()}
         else:
-            measured = {"latency": self._alone()}
+            measured = {"latency": self._measure_alone()}
         if plan.plot is not None:
             self.say(f"written to {plan.plot}")
         return {
@@ -97,11 +100,11 @@ class Bench:
         }
 
     def say(self, text: str) -> None:
-        """A line of plain text."""
+        """Prints a line of plain text."""
         self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def _find_form(self) -> RequestForm:
-        """How the server is to be asked; with advice where it refuses."""
+        """Probes which request fields the server takes; errors are raised with advice added."""
         plan = self._plan
         try:
             model = plan.form.model or self._only_model(plan.server.models())
@@ -116,7 +119,7 @@ class Bench:
         except NotFoundError as error:
             if not plan.form.model:
                 raise
-            raise NotFoundError(f"{error.message} ({self._served()})") from None
+            raise NotFoundError(f"{error.message} ({self._served_models()})") from None
 
     def _only_model(self, names: Sequence[str]) -> str:
         if not names:
@@ -125,14 +128,14 @@ class Bench:
             self.say(f"{names[0]} of {len(names)} models; --model chooses another")
         return names[0]
 
-    def _served(self) -> str:
+    def _served_models(self) -> str:
         try:
             return "it serves " + ", ".join(self._plan.server.models())
         except HippoError:
             return "and it does not tell what it serves"
 
-    def _side_by_side(self) -> Document:
-        """Target-only and the policies in turn, at a gateway of ours."""
+    def _measure_side_by_side(self) -> Document:
+        """Measures target-only and the policies in turn on a hippo gateway."""
         plan = self._plan
         systems = plan.policies or (System("adaptive", {"policy": "adaptive"}),)
         records = tables.watched(
@@ -144,14 +147,14 @@ class Bench:
         rows = summarise(records)
         title = f"{self._form.model} at {plan.server.url}, {len(plan.asked)} questions, {plan.how}"
         self._console.print(tables.latency_table(title, rows))
-        self._notes(records)
+        self._print_notes(records)
         result: Document = {"summary": rows, "records": [each.as_dict() for each in records]}
         if plan.plot is not None:
             draw_speedups(rows, plan.plot, title=title)
         return result
 
-    def _alone(self) -> Document:
-        """Any server's answers, one after another."""
+    def _measure_alone(self) -> Document:
+        """Measures the answers of any server, one after another."""
         plan, name = self._plan, self._form.model
         answers = tables.watched(
             measure_alone(plan.server, self._form, plan.asked),
@@ -162,7 +165,7 @@ class Bench:
         row = summarise_alone(name, answers)
         title = f"{name} at {plan.server.url}, {len(answers)} questions, {plan.how}"
         self._console.print(tables.alone_table(title, row))
-        self._say_counted(row["counted_by"])
+        self._print_counted_by(row["counted_by"])
         if plan.plot is not None:
             values = {
                 "ms to the first token": [1e3 * each.ttft_s for each in answers],
@@ -173,8 +176,8 @@ class Bench:
         records = [_record(*pair) for pair in zip(plan.asked, answers, strict=True)]
         return {"summary": [row], "records": records}
 
-    def _load(self) -> list[Document]:
-        """Every number of clients with every system in turn."""
+    def _measure_load(self) -> list[Document]:
+        """Measures every number of clients with every system in turn."""
         plan = self._plan
         systems = plan.policies or (
             System(TARGET_ONLY, {"policy": "off"}),
@@ -196,13 +199,13 @@ class Bench:
                 self.say(f"{where}: {count} x {message}")
             if line["num_answers"] < 2 * line["num_clients"]:
                 self.say(f"{where}: few answers to judge by; more --seconds or --requests")
-        self._say_counted(sorted({each for line in lines for each in line["counted_by"]}))
+        self._print_counted_by(sorted({each for line in lines for each in line["counted_by"]}))
         if plan.plot is not None:
             draw_load(lines, plan.plot, title=title)
         return lines
 
     def _references(self) -> dict[int, tuple[int, ...]]:
-        """Target-only's token ids by question, asked one at a time."""
+        """Returns the target-only token ids by question index, from requests sent one at a time."""
         with closing(self._plan.server.connect()) as connection:
             found = tables.watched(
                 (
@@ -241,7 +244,7 @@ class Bench:
                 on_answer=advance,
             ).run()
 
-    def _notes(self, records: Sequence[Record]) -> None:
+    def _print_notes(self, records: Sequence[Record]) -> None:
         unequal = sum(not record.is_equal for record in records)
         if unequal:
             self.say(
@@ -251,7 +254,7 @@ class Bench:
         for problem in dict.fromkeys(_draft_problems(records)):
             self.say(f"no draft took part in some answers: {problem}")
 
-    def _say_counted(self, counted_by: Sequence[str]) -> None:
+    def _print_counted_by(self, counted_by: Sequence[str]) -> None:
         if "pieces" in counted_by:
             self.say(
                 "the server does not tell how many tokens an answer has: its pieces of text were "

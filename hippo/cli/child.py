@@ -1,7 +1,7 @@
-"""Becomes the command given, which then ends with the process that started this one.
+"""Replaces itself with a command that receives SIGTERM when the parent process ends.
 
-Run as a script, in a bare interpreter: ``python -I child.py PARENT_PID COMMAND...``. The wish to be
-told of the parent's end survives the exec.
+Runs as a script in a bare interpreter: ``python -I child.py PARENT_PID COMMAND...``. The kernel
+keeps the parent-death signal (``prctl(PR_SET_PDEATHSIG)``) across the exec.
 """
 
 import contextlib
@@ -14,11 +14,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(argv: list[str]) -> None:
-    """Never returns."""
+    """Replaces this process with the command, so it never returns."""
     parent_pid, command = int(argv[0]), argv[1:]
     with contextlib.suppress(OSError, AttributeError):  # only Linux has it
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent_pid:  # it ended before it could be watched
+    if os.getppid() != parent_pid:  # the parent ended before prctl() took effect
         sys.exit(1)
     os.execv(command[0], command)
 

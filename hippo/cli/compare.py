@@ -1,4 +1,4 @@
-"""The same question with and without the draft, in turn, and what that says."""
+"""``--compare``: times one question with and without the draft, and prints the speedup."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def compare(
     repeats: int,
     console: Console,
 ) -> list[Record]:
-    """Timed answers of both in turn, ``repeats`` times, so that drift hits them alike; ``console``
-    shows how far it is.
+    """Asks with and without the draft in turn, ``repeats`` times; returns the timed answers.
 
-    Raises UnavailableError when the draft took no part in answers that asked for it.
+    Alternation makes a drift of the machine's speed affect both alike. ``console`` shows progress.
+    Raises UnavailableError if the draft took no part in an answer that asked for it.
     """
-    # Answers to requests that name no policy are now and then the target's alone, for a baseline.
+    # The gateway answers some requests without a policy target-only, to measure its baseline.
     policy = speculative.get("policy") or _own_policy(server, form, question)
     system = System(policy, {**speculative, "policy": policy})
     records = watched(
@@ -47,12 +47,12 @@ def compare(
 
 
 def is_equal(records: Sequence[Record]) -> bool:
-    """Whether all answers are the same, token for token."""
+    """Whether all answers equal the target-only answers, token for token."""
     return all(record.is_equal for record in records)
 
 
 def show(records: Sequence[Record], console: Console) -> None:
-    """Speedups, times and equality, to be read by people."""
+    """Prints a table of speedups and times, and whether the outputs are equal."""
     console.print(latency_table("", summarise(records)))
     console.print(
         "Outputs are equal."
@@ -62,7 +62,7 @@ def show(records: Sequence[Record], console: Console) -> None:
 
 
 def _own_policy(server: Server, form: RequestForm, question: Question) -> str:
-    """What the gateway takes where none is named, told by an answer of one token."""
+    """Returns the gateway's default policy, as a one-token answer reports it."""
     short = replace(form, max_tokens=1)
     with closing(server.connect()) as connection:
         return str(connection.ask(short.request(question).body()).figures["policy"])

@@ -1,4 +1,4 @@
-"""``hippo demo``: the bundled pair from start to measured speedup, in one command."""
+"""``hippo demo``: starts the bundled pair, asks about a clip, and measures the speedup."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ examples:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """All of them."""
+    """Adds the options of this command to ``parser``."""
     parser.add_argument("--video", help="default: a bundled clip")
     parser.add_argument("--question", default=_QUESTION, help="default: %(default)s")
     parser.add_argument("--max-tokens", type=int, default=256, help="default: %(default)s")
@@ -45,7 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The exit code: 0 only if the outputs were equal."""
+    """Runs the demo; returns the exit code, which is 0 only if the outputs are equal."""
     console, status_console = Console(), Console(stderr=True)
     if arguments.repeats < 1:
         raise InvalidRequestError("--repeats must be at least 1")
@@ -53,13 +53,13 @@ def run(arguments: argparse.Namespace) -> int:
     question = question_about(arguments.question, video)
     options = stack_options(arguments)
     on_line = log_printer(status_console) if arguments.verbose else quiet
-    # It measures the target alone itself.
+    # The demo measures target-only itself, so the gateway need not.
     no_calibration = ("--calibration-share", "0")
     options = replace(options, gateway_args=(*no_calibration, *options.gateway_args))
     with Stack(options, on_line) as stack:
         bring_up(stack, status_console)
         if options.draft_core is not None:
-            # This client, too, keeps off the target's core.
+            # Keeps this client off the target's core.
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(0, {options.draft_core})
         console.print(f"[bold]{Path(video).name}[/]: {arguments.question}\n", highlight=False)

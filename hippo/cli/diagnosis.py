@@ -1,9 +1,9 @@
-"""From a gateway's metrics to what is wrong with the pair.
+"""Derives from a gateway's metrics what is wrong with a pair of models.
 
-The bounds are those of the alerts (deploy/prometheus/rules/hippo.yml; a test compares them), and
-the two signatures are HIPPO's: a mean run length under 3 tokens says that draft and target are
-badly aligned; a high acceptance with a speedup under 1.5 says that scheduling or transport is the
-problem.
+The bounds equal those of the alerts (deploy/prometheus/rules/hippo.yml; a test compares them).
+Two rules come from HIPPO (https://arxiv.org/abs/2601.08273): a mean run length under 3 tokens
+means that draft and target are badly aligned; a high acceptance rate with a speedup under 1.5
+means that scheduling or transport is the problem.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ HIGH_ACCEPTANCE = 0.8
 SPEEDUP_OF_HIGH_ACCEPTANCE = 1.5
 MOST_STALE_BLOCKS = 0.3
 MOST_FAILED_REQUESTS = 0.05
-MOST_DRAFT_LOSSES = 0.05  # of the requests
-_LEAST_DRAFT_TOKENS = 50  # verified, before acceptance is judged
-_LEAST_DECODE_S = 0.2  # under speculation, before the speedup is
+MOST_DRAFT_LOSSES = 0.05  # per request
+_LEAST_DRAFT_TOKENS = 50  # verified draft tokens needed to judge the acceptance rate
+_LEAST_DECODE_S = 0.2  # decode time with a draft needed to judge the speedup
 
 Labels = tuple[tuple[str, str], ...]
 
 
 class Severity(enum.Enum):
-    """How much a finding matters."""
+    """How serious a finding is."""
 
     GOOD = 0
     UNKNOWN = 1
@@ -38,7 +38,7 @@ class Severity(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that the figures say, and what to do about it."""
+    """One conclusion from the metrics, with advice."""
 
     severity: Severity
     text: str
@@ -47,12 +47,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """Values of all series, by name and labels."""
+    """The values of all series of a scrape, by name and labels."""
 
     values: Mapping[tuple[str, Labels], float]
 
     def since(self, earlier: Readings) -> Readings:
-        """What has grown since; gauges stay as they are."""
+        """Returns the growth of the counters since ``earlier``, with the gauges unchanged."""
         return Readings(
             {
                 key: value - earlier.values.get(key, 0.0) if _grows(key[0]) else value
@@ -61,20 +61,20 @@ class Readings:
         )
 
     def total(self, name: str, **labels: str) -> float:
-        """The sum of the series that bear these labels; a value that begins with "!" excludes."""
+        """Returns the sum over the series with these labels; the value "!x" means any but "x"."""
         return sum(self._matching(name, labels))
 
-    def has(self, name: str, **labels: str) -> bool:
-        """Whether there is such a series."""
+    def has_series(self, name: str, **labels: str) -> bool:
+        """Whether a series has this name and these labels."""
         return bool(self._matching(name, labels))
 
-    def mean(self, name: str) -> float:
-        """Of a histogram; 0 where nothing was observed."""
+    def histogram_mean(self, name: str) -> float:
+        """Returns the mean of a histogram; 0 without observations."""
         num_observed = self.total(f"{name}_count")
         return self.total(f"{name}_sum") / num_observed if num_observed else 0.0
 
-    def by(self, name: str, label: str) -> dict[str, float]:
-        """Sums by one label's values."""
+    def totals_by(self, name: str, label: str) -> dict[str, float]:
+        """Returns the sum for each value of ``label``."""
         values = {dict(own).get(label, "") for series, own in self.values if series == name}
         return {value: self.total(name, **{label: value}) for value in sorted(values)}
 
@@ -86,21 +86,21 @@ class Readings:
         ]
 
 
-def read(text: str) -> Readings:
-    """Parses a scrape. Raises ValueError if it is not a gateway's."""
+def parse_scrape(text: str) -> Readings:
+    """Parses the text of /metrics. Raises ValueError if it is not from a gateway."""
     values = {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
     readings = Readings(values)
-    if not readings.has("hippo_service_up"):
+    if not readings.has_series("hippo_service_up"):
         raise ValueError("not a gateway's metrics")
     return readings
 
 
 def diagnose(readings: Readings) -> list[Finding]:
-    """What the figures say, the services first; at least one finding."""
+    """Returns at least one finding: the services first, then speed, draft and requests."""
     speedup = _speedup(readings)
     return [
         *(list(_services(readings)) or [Finding(Severity.GOOD, "draft and target serve")]),
@@ -116,7 +116,7 @@ def _services(readings: Readings) -> Iterator[Finding]:
             "the target does not serve: no question is answered",
             "see its log and its health check; it may still be loading",
         )
-    if not readings.has("hippo_service_up", service="draft"):
+    if not readings.has_series("hippo_service_up", service="draft"):
         yield _problem(
             "no draft is configured: every answer is target-only",
             "start the gateway with --draft HOST:PORT",
@@ -144,7 +144,7 @@ def _acceptance(readings: Readings) -> float | None:
 
 def _about_speed(readings: Readings, speedup: float | None) -> Finding:
     if speedup is None:
-        if not readings.has("hippo_baseline_step_seconds"):
+        if not readings.has_series("hippo_baseline_step_seconds"):
             return Finding(
                 Severity.UNKNOWN,
                 "the speedup is not known: no target-only step was measured yet",
@@ -166,7 +166,7 @@ def _about_draft(
     if acceptance is None:
         yield Finding(Severity.UNKNOWN, "too few draft tokens were verified to judge the draft")
         return
-    run_length = readings.mean("hippo_run_length_tokens")
+    run_length = readings.histogram_mean("hippo_run_length_tokens")
     text = f"{acceptance:.0%} of the draft's tokens are accepted, {run_length:.1f} tokens a run"
     is_slow = speedup is not None and speedup < SPEEDUP_OF_HIGH_ACCEPTANCE
     if run_length < LEAST_RUN_LENGTH:
@@ -194,8 +194,8 @@ def _about_draft(
 
 
 def _scheduling(readings: Readings, text: str) -> Finding:
-    """Names the largest of what stands between a high acceptance and a speedup."""
-    transport = readings.mean("hippo_round_transport_seconds")
+    """Names the largest loss of time behind a high acceptance rate with a low speedup."""
+    transport = readings.histogram_mean("hippo_round_transport_seconds")
     forwards = readings.total("hippo_target_forwards_total")
     decode_s = readings.total("vllm:request_decode_time_seconds_sum") or 1.0
     wait_s = readings.total("hippo_sequence_wait_seconds_total", side="target")
@@ -224,7 +224,7 @@ def _about_requests(readings: Readings) -> Iterator[Finding]:
             if num_refused > num_failed / 2
             else "the gateway's log names each by its request id",
         )
-    losses = readings.by("hippo_draft_losses_total", "cause")
+    losses = readings.totals_by("hippo_draft_losses_total", "cause")
     if sum(losses.values()) > MOST_DRAFT_LOSSES * num_ended:
         told = ", ".join(f"{cause} {num:.0f}" for cause, num in losses.items() if num)
         yield _problem(

@@ -1,4 +1,4 @@
-"""``hippo doctor``: what a running gateway's figures say, and which failure it is."""
+"""``hippo doctor``: reads a running gateway's metrics and reports what is wrong."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 import httpx
 from rich.console import Console
 
-from hippo.cli.diagnosis import Finding, Readings, Severity, diagnose, read
+from hippo.cli.diagnosis import Finding, Readings, Severity, diagnose, parse_scrape
 from hippo.errors import InvalidRequestError, UnavailableError
 
 HELP = "read a running gateway's figures and say what is wrong"
@@ -29,7 +29,7 @@ _MARKS = {Severity.GOOD: "ok", Severity.UNKNOWN: "??", Severity.PROBLEM: "!!"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """All of them."""
+    """Adds the options of this command to ``parser``."""
     parser.add_argument("url", metavar="URL", help="the gateway's address")
     parser.add_argument(
         "--seconds", type=float, metavar="S", help="watch for so long; default: all since its start"
@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The exit code."""
+    """Prints the findings; returns the exit code of the most serious one."""
     if arguments.seconds is not None and arguments.seconds <= 0:
         raise InvalidRequestError("--seconds must be above 0")
     with httpx.Client(base_url=arguments.url.rstrip("/"), trust_env=False, timeout=10) as client:
@@ -62,7 +62,7 @@ def _fetch(client: httpx.Client) -> Readings:
     except httpx.InvalidURL as error:
         raise InvalidRequestError(f"{client.base_url} is no address: {error}") from None
     try:
-        return read(response.raise_for_status().text)
+        return parse_scrape(response.raise_for_status().text)
     except (httpx.HTTPStatusError, ValueError):
         raise UnavailableError(
             f"{client.base_url}/metrics is not a hippo gateway's; give the gateway's address"

@@ -1,4 +1,4 @@
-"""``hippo inspect``: a picture of which visual tokens each strategy keeps."""
+"""``hippo inspect``: draws which visual tokens each pruning strategy keeps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Nothing needs to be running: the target is loaded here, and only its first layer
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """All of them."""
+    """Adds the options of this command to ``parser``."""
     parser.add_argument("video", help="a video file")
     parser.add_argument(
         "--out",
@@ -66,7 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Draws; the exit code."""
+    """Scores the visual tokens and draws the picture; returns the exit code."""
     strategies = _strategies(arguments.strategies)
     _check(arguments)
     data = _read(arguments.video)
@@ -122,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _evenly(count: int, most: int) -> list[int]:
-    """At most ``most`` of ``count`` places, evenly spaced from the first."""
+    """Returns at most ``most`` of ``count`` indices, evenly spaced from 0."""
     shown = min(count, most)
     return [place * count // shown for place in range(shown)]
 

@@ -1,4 +1,4 @@
-"""Draws which visual tokens are kept: a row a strategy, a column a frame. Needs Pillow."""
+"""Draws the kept visual tokens: a row per strategy, a column per frame. Needs Pillow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-_FRAME_PIXELS = 176  # wished width of a frame
+_FRAME_PIXELS = 176  # approximate width of a frame
 _LEAST_TOKEN_PIXELS = 5
 _LABEL_PIXELS = 210
 _GAP, _MARGIN, _HEAD = 8, 18, 74
@@ -20,8 +20,8 @@ _FADED = 0.22  # how much of a dropped token's grey remains
 
 @dataclass(frozen=True, slots=True)
 class PictureRow:
-    """What is drawn over the frames, ``[frames, rows, columns]``: the tokens that a strategy keeps
-    (bool), or a score, 0 to 1 within each frame (float)."""
+    """A row of the picture. ``values`` ``[frames, rows, columns]`` are drawn over the frames: the
+    kept tokens of a strategy (bool), or a score from 0 to 1 within each frame (float)."""
 
     title: str
     notes: tuple[str, ...]
@@ -36,10 +36,10 @@ def draw(
     seconds: Sequence[float],
     rows: Sequence[PictureRow],
 ) -> Image.Image:
-    """The picture: the frames themselves, then each row.
+    """Returns a picture with the frames in its first row, and then ``rows``.
 
-    ``frames`` are uint8 ``[num_frames, height, width, 3]``, one for each frame of the rows'
-    grids, and ``seconds`` their times.
+    ``frames`` is uint8 ``[num_frames, height, width, 3]``, one for each frame of the rows'
+    grids; ``seconds`` are their times.
     """
     _, grid_rows, grid_columns = rows[0].values.shape
     token = max(_LEAST_TOKEN_PIXELS, round(_FRAME_PIXELS / grid_columns))
@@ -78,7 +78,7 @@ def _label(pen: ImageDraw.ImageDraw, top: int, title: str, notes: Sequence[str])
 
 
 def _marked(image: Image.Image, kept: torch.Tensor, token: int) -> Image.Image:
-    """The frame with kept tokens in colour and outlined, the others faded."""
+    """Returns the frame with kept tokens in colour and outlined, and the others faded."""
     grey = image.convert("L").point(lambda value: round(_FADED * value + (1 - _FADED) * 244))
     mask = Image.fromarray(kept.to(torch.uint8).mul(255).numpy(), "L")
     mask = mask.resize(image.size, Image.Resampling.NEAREST)
@@ -92,7 +92,7 @@ def _marked(image: Image.Image, kept: torch.Tensor, token: int) -> Image.Image:
 def _outline(
     pen: ImageDraw.ImageDraw, kept: torch.Tensor, row: int, column: int, token: int
 ) -> None:
-    """Lines between a kept token and neighbours that are not kept."""
+    """Draws the borders between a kept token and its neighbours that are not kept."""
     left, top = column * token, row * token
     right, bottom = left + token - 1, top + token - 1
     sides = (
@@ -109,7 +109,7 @@ def _outline(
 
 
 def _heat(image: Image.Image, score: torch.Tensor) -> Image.Image:
-    """The frame in grey under the colours of its scores."""
+    """Returns the frame in grey with the scores ``[rows, columns]`` as colours over it."""
     stops = torch.tensor(_RAMP, dtype=torch.float32)
     place = score.float().clamp(0, 1) * (len(_RAMP) - 1)
     low = place.floor().long().clamp(max=len(_RAMP) - 2)

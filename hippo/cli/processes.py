@@ -1,4 +1,4 @@
-"""A child process whose output is read line by line."""
+"""A child process; a thread reads its output line by line."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _TAIL_LINES = 200
 
 
 class StackError(HippoError):
-    """The services on this machine cannot run, or one of them ended."""
+    """The services on this machine cannot start, or one of them ended."""
 
 
 class Child:
-    """One service as a child process; ``on_line`` gets its output, from a thread."""
+    """One service as a child process. A thread calls ``on_line(name, line)`` for its output."""
 
     def __init__(self, name: str, on_line: Callable[[str, str], None]) -> None:
         self.name = name
@@ -31,9 +31,10 @@ class Child:
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
 
     def start(self, module: str, arguments: Sequence[str]) -> None:
-        """Runs ``python -m module``; from the checkout too, if nothing is installed.
+        """Runs ``python -m module``, from the checkout if hippo is not installed.
 
-        Call it from a thread that stays: on Linux the process is ended with that thread.
+        On Linux the process ends with the thread that called this, so call it from a thread that
+        lives on. Raises StackError if the previous process still runs.
         """
         env = {**importing_environment(), "PYTHONUNBUFFERED": "1"}
         launcher = [sys.executable, "-I", str(Path(__file__).with_name("child.py"))]
@@ -41,7 +42,7 @@ class Child:
         if not self.wait(5.0):
             raise StackError(f"the {self.name} process still runs")
         self._tail.clear()
-        # A session of its own: Ctrl-C is for the parent, which then stops its children in order.
+        # In a new session, Ctrl-C reaches only the parent, which then stops its children in order.
         self._process = subprocess.Popen(
             [*launcher, str(os.getpid()), *command],
             env=env,
@@ -50,12 +51,12 @@ class Child:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
+        self._reader = threading.Thread(target=self._read_lines, args=(self._process,), daemon=True)
         self._reader.start()
 
     @property
     def is_running(self) -> bool:
-        """Whether the process is there."""
+        """Whether the process was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -64,8 +65,8 @@ class Child:
         assert self._process is not None
         return self._process.pid
 
-    def check(self) -> None:
-        """Raises StackError with its last lines if the process has ended."""
+    def check_running(self) -> None:
+        """Raises StackError with the last lines of output if the process has ended."""
         if self._process is None or (code := self._process.poll()) is None:
             return
         if self._reader is not None:
@@ -75,12 +76,12 @@ class Child:
         raise StackError(f"the {self.name} process ended ({how}); its last lines:\n{lines}")
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal if the process is there."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(number)
+        """Sends a signal if the process runs."""
+        if self._process is not None:
+            self._process.send_signal(number)  # does nothing after the end
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it ended within that time."""
+        """Waits up to ``timeout_s``; returns whether the process has ended."""
         if self._process is None:
             return True
         try:
@@ -91,7 +92,7 @@ class Child:
             self._reader.join(timeout=2)
         return True
 
-    def _read(self, process: subprocess.Popen[bytes]) -> None:
+    def _read_lines(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         with process.stdout as output:
             for raw in output:

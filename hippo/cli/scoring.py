@@ -1,4 +1,4 @@
-"""What a target says about the visual tokens of a clip, for ``hippo inspect``. Needs torch."""
+"""Scores the visual tokens of a clip with a target, for ``hippo inspect``. Needs torch."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from hippo.video.decoder import MediaDecoder
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A prompt's grid and what the target found out about its visual tokens."""
+    """The grid of a prompt's visual tokens, with the attention and features of the target."""
 
     grid: tuple[int, int, int]  # frames, rows, columns
     attention: torch.Tensor  # [num_visual_tokens], mean over the tapped layers
     features: torch.Tensor  # [num_visual_tokens, hidden]
-    is_question_first: bool  # in the prompt: a family's chat template may have its own order
+    is_question_first: bool  # in the prompt; the chat template may change the order
 
     @property
     def num_visual_tokens(self) -> int:
-        """Tokens of the grid."""
+        """The number of tokens in the grid."""
         frames, rows, columns = self.grid
         return frames * rows * columns
 
     def score_rows(self) -> Iterator[PictureRow]:
-        """A row for each score, over the whole grid."""
+        """Yields a row of the picture for each score, over the whole grid."""
         temporal, spatial = distinctness(self.features, [self.grid])
         for title, note, values in (
             ("attention", "what the question looks at", self.attention),
@@ -52,7 +52,7 @@ class Scored:
             yield PictureRow(f"score: {title}", (note, "dark: high in its frame"), shown)
 
     def kept_row(self, pruning: Pruning) -> PictureRow:
-        """What a strategy keeps, over the whole grid."""
+        """Returns a row of the picture with the tokens that ``pruning`` keeps."""
         total = self.num_visual_tokens
         scores = VisualScores(self.attention, self.features)
         kept = torch.zeros(total, dtype=torch.bool)
@@ -69,7 +69,7 @@ class Scored:
 
 
 def decode(data: bytes, plan: FramePlan) -> DecodedMedia:
-    """The frames of a video file. Raises HippoError for what is none."""
+    """Returns the frames of a video file. Raises HippoError if ``data`` is not a video."""
 
     async def decoded() -> DecodedMedia:
         async with MediaDecoder() as decoder:
@@ -86,13 +86,13 @@ def score(
     is_video_first: bool,
     num_layers: int,
 ) -> Scored:
-    """Runs the vision tower and the first ``num_layers`` layers of the prefill.
+    """Runs the vision tower and the first ``num_layers`` layers of the prefill of slot 0.
 
-    Raises InvalidRequestError when there is nothing to prune, as in an image.
+    Raises InvalidRequestError if the clip has no visual tokens to prune, as an image has none.
     """
     parts: tuple[MediaPart | TextPart, ...] = (MediaPart(0), TextPart(question))
     message = ChatMessage("user", parts if is_video_first else parts[::-1])
-    prompt = model.prepare([message], [clip], FramePlan())
+    prompt = model.prepare_prompt([message], [clip], FramePlan())
     if not prompt.visual_grids:
         raise InvalidRequestError("there are no visual tokens to prune: give a video")
     visual = model.embed_visual(prompt)
@@ -110,7 +110,10 @@ def score(
 
 
 def score_layers(wanted: int | None, num_layers: int) -> int:
-    """How many layers to tap of so many. Raises InvalidRequestError."""
+    """Returns the number of layers to tap: ``wanted``, or the default.
+
+    Raises InvalidRequestError unless it is 1 to ``num_layers``.
+    """
     if wanted is None:
         return default_score_layers(num_layers)
     if not 1 <= wanted <= num_layers:

@@ -1,4 +1,4 @@
-"""``hippo simulate``: what each policy would reach on a machine that need not be at hand."""
+"""``hippo simulate``: predicts the speed of each policy on a machine without running on it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Nothing here is measured: step times of a --pair come from its bytes over the GP
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """All of them."""
+    """Adds the options of this command to ``parser``."""
     machine = parser.add_argument_group("machine")
     add = machine.add_argument
     add("--pair", help=f"one of {', '.join(PAIRS)}")
@@ -76,7 +76,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Predicts; the exit code."""
+    """Runs the simulation and prints its tables; returns the exit code."""
     console = Console()
     policies = parse_policies(arguments.policies)
     if arguments.json is not None and not arguments.json.parent.is_dir():

@@ -1,4 +1,4 @@
-"""From the arguments of ``hippo simulate`` to a machine and traces."""
+"""Builds the machine and the traces from the arguments of ``hippo simulate``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _DEFAULT_PAIR = "qwen-7b-72b"
 
 
 def machine_of(arguments: argparse.Namespace) -> tuple[ModelPair | None, Machine]:
-    """The machine asked for and, with --pair, the pair. Raises InvalidRequestError."""
+    """Returns the pair (None with --target-ms and --draft-ms) and the machine.
+
+    Raises InvalidRequestError for options that are out of range or exclude each other.
+    """
     has_steps = arguments.target_ms is not None or arguments.draft_ms is not None
     pair = None
     if has_steps:
@@ -76,7 +79,7 @@ def _sized(pair: ModelPair, arguments: argparse.Namespace) -> ModelPair:
 
 
 def traces_of(arguments: argparse.Namespace, pair: ModelPair | None) -> list[Trace]:
-    """The traces asked for: of a file, or drawn. Raises InvalidRequestError."""
+    """Returns the traces, read from --traces or drawn at random. Raises InvalidRequestError."""
     num_prompt_tokens = pair.num_prompt_tokens if pair is not None else 0
     if arguments.traces is not None:
         about = "is about drawn answers, not --traces"
@@ -109,7 +112,7 @@ def traces_of(arguments: argparse.Namespace, pair: ModelPair | None) -> list[Tra
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    """Those that were given a value."""
+    """Returns the options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
 
 

@@ -14,7 +14,7 @@ from hippo.sizes import GIB
 
 
 def machine_table(machine: Machine) -> Table:
-    """What everything takes."""
+    """Returns a table of the machine's times in milliseconds."""
     table = Table(
         title=machine.name, caption="\n".join(machine.sources), caption_justify="left", min_width=60
     )
@@ -40,7 +40,7 @@ def machine_table(machine: Machine) -> Table:
 
 
 def memory_table(pair: ModelPair) -> Table:
-    """Weights and cache on each device, against what it has."""
+    """Returns a table of weights and KV cache on each device, beside the device's memory."""
     table = Table(title=f"{pair.title}: memory with {pair.num_visual_tokens:,} visual tokens")
     for column in ("", "GPUs", "weights GiB", "cache GiB", "on each GPU", "it has"):
         table.add_column(column, justify="left" if not column else "right")
@@ -61,7 +61,7 @@ def memory_table(pair: ModelPair) -> Table:
 
 
 def policy_table(rows: Sequence[Row], *, num_traces: int, agreement: float) -> Table:
-    """Predicted speedups beside the ideal's."""
+    """Returns a table of predicted speedups, beside those without any overhead."""
     table = Table(
         title=f"predicted, {num_traces} answers, the draft agrees on {agreement:.1%}",
         box=box.SIMPLE_HEAD,
@@ -92,7 +92,7 @@ def policy_table(rows: Sequence[Row], *, num_traces: int, agreement: float) -> T
 
 
 def row_figures(row: Row) -> dict[str, float | str]:
-    """A row of ``policy_table`` for JSON."""
+    """Returns the figures of a row of ``policy_table`` for JSON."""
     totals = row.totals
     return {
         "policy": row.policy.title,

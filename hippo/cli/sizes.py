@@ -1,4 +1,4 @@
-"""``hippo sizes``: how much memory a pair takes, and on which devices it fits."""
+"""``hippo sizes``: computes the memory that a pair needs, and the devices that it fits on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hippo.sizes import (
     Memory,
     ModelShape,
     find_shape,
-    memory,
+    memory_of,
     most_slots,
 )
 
@@ -51,7 +51,7 @@ config.json of a folder.
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """All of them."""
+    """Adds the options of this command to ``parser``."""
     models = parser.add_mutually_exclusive_group(required=True)
     models.add_argument("--target", metavar="MODEL", help="public name, or folder with config.json")
     models.add_argument("--all", action="store_true", help="the pairs of the table")
@@ -83,7 +83,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the table; the exit code."""
+    """Prints the table; returns the exit code."""
     plan = _Plan(
         num_frames=arguments.frames,
         frame_size=_frame_size(arguments.frame_size),
@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is asked for."""
+    """The workload to compute memory for."""
 
     num_frames: int
     frame_size: tuple[int, int] | None
@@ -121,7 +121,7 @@ class _Plan:
             raise InvalidRequestError("--concurrency and the tokens must be at least 1")
 
     def num_tokens(self, shape: ModelShape) -> int:
-        """Prompt and answer together, rounded up to a multiple of 256."""
+        """Returns the tokens of prompt and answer, rounded up to a multiple of 256."""
         visual = shape.num_visual_tokens(self.num_frames, self.frame_size)
         return math.ceil((visual + self.num_other_tokens) / 256) * 256
 
@@ -139,7 +139,7 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """How a model goes on devices of one size; ``num_devices`` 0: not at all."""
+    """How a model fits on devices of one size; ``num_devices`` is 0 if it does not fit."""
 
     num_devices: int
     most_slots: int
@@ -156,14 +156,14 @@ def _rows(target: str, draft: str | None, plan: _Plan) -> Iterator[_Row]:
             size: _fit(shape, num_bytes, num_tokens, plan.num_slots, counts)
             for size, num_bytes in plan.devices.items()
         }
-        whole = memory(shape, num_tokens=num_tokens, num_slots=plan.num_slots)
+        whole = memory_of(shape, num_tokens=num_tokens, num_slots=plan.num_slots)
         yield _Row(role, shape, num_tokens, whole, fits)
 
 
 def _fit(
     shape: ModelShape, device_bytes: int, num_tokens: int, num_slots: int, counts: Sequence[int]
 ) -> _Fit:
-    """The fewest devices on which the model and all its slots fit."""
+    """Returns the fewest devices that hold the model and all its slots."""
     for count in counts:
         if not shape.can_divide(count):
             continue
@@ -276,5 +276,5 @@ def _devices(text: str) -> dict[int, int]:
     sizes = [part.strip() for part in text.split(",")]
     if not all(size.isdecimal() and int(size) for size in sizes):
         raise InvalidRequestError(f"--device-memory {text}: expected whole GB, as 40,80")
-    # What is sold as N GB has about N GiB; of the usual ones it is known exactly.
+    # A device sold as N GB has about N GiB; DEVICE_BYTES has the exact sizes of common ones.
     return {int(size): DEVICE_BYTES.get(int(size), int(size) * GIB) for size in sizes}

@@ -17,7 +17,7 @@ from hippo.cli.processes import Child, StackError
 
 _HIPPO = Path(__file__).resolve().parents[1]
 _CHECKOUT = _HIPPO.parent / "demo"
-# In a checkout where it is trained, else where setup.py installs it.
+# The checkout's demo/, else the folder where setup.py installs its models and clips.
 BUNDLED = _CHECKOUT if (_CHECKOUT / "models").is_dir() else _HIPPO / "bundled"
 BUNDLED_PAIR = BUNDLED / "models"
 BUNDLED_CLIPS = BUNDLED / "clips"
@@ -26,7 +26,7 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackOptions:
-    """What to start, where. Ports of 0 take free ones; ``*_args`` go to the services as given."""
+    """How to start the services. Port 0 takes a free one; ``*_args`` are further flags."""
 
     target_model: str
     draft_model: str
@@ -36,7 +36,7 @@ class StackOptions:
     dtype: str = "auto"
     draft_dtype: str | None = None  # None: auto on a CPU, else as dtype
     target_core: int | None = None
-    draft_core: int | None = None  # the gateway's, too
+    draft_core: int | None = None  # of the gateway too
     host: str = "127.0.0.1"
     port: int = 8000
     target_port: int = 0
@@ -44,17 +44,20 @@ class StackOptions:
     target_args: Sequence[str] = ()
     draft_args: Sequence[str] = ()
     gateway_args: Sequence[str] = ()
-    draft_module: str = "services.draft"  # benchmarks start one of their own
+    draft_module: str = "services.draft"  # benchmarks replace it
 
     @property
     def dtype_of_draft(self) -> str:
-        """What the draft service is told."""
+        """The --dtype of the draft service."""
         on_cpu = self.draft_device.startswith("cpu")
         return self.draft_dtype or ("auto" if on_cpu else self.dtype)
 
 
 def default_cores(target_device: str, draft_device: str) -> tuple[int | None, int | None]:
-    """Cores of target and draft: one each if both run on a CPU that has two, else unpinned."""
+    """Returns the cores of target and draft, or (None, None) to pin nothing.
+
+    Cores are pinned if both models run on a CPU and two cores are available.
+    """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if target_device == draft_device == "cpu" and len(cores) >= 2:
         return cores[1], cores[0]
@@ -62,9 +65,9 @@ def default_cores(target_device: str, draft_device: str) -> tuple[int | None, in
 
 
 class Stack:
-    """The three processes. ``with`` stops them at the end, whatever happens.
+    """Draft, target and gateway as processes; leaving the ``with`` block stops them.
 
-    ``on_line`` is called with each line of output and the name of its process, from threads.
+    Threads call ``on_line(name, line)`` for each line of output.
     """
 
     def __init__(self, options: StackOptions, on_line: Callable[[str, str], None]) -> None:
@@ -90,23 +93,23 @@ class Stack:
 
     @property
     def url(self) -> str:
-        """Where the gateway listens."""
+        """The gateway's address."""
         return f"http://{self._options.host}:{self._ports['gateway']}"
 
     def port(self, name: str) -> int:
-        """The port of "draft", "target" or "gateway", once it is started."""
+        """Returns the port of "draft", "target" or "gateway" after its start."""
         return self._ports[name]
 
     def child(self, name: str) -> Child:
-        """The process of "draft", "target" or "gateway"."""
+        """Returns the process of "draft", "target" or "gateway"."""
         return self._children[name]
 
     def start(self) -> None:
-        """Starts all three; returns when they listen, which is before the models are loaded.
+        """Starts all three and waits until they listen; the models load afterwards.
 
-        Raises StackError when a model or port cannot be had, or a process ends.
+        Raises StackError if a model is missing, a port is taken or a process ends.
         """
-        self._check()
+        self._check_options()
         self.start_service("draft", wait=False)
         self.start_service("target", wait=False)
         self._await_port("draft")
@@ -114,7 +117,7 @@ class Stack:
         self.start_service("gateway")
 
     def start_service(self, name: str, *, wait: bool = True) -> None:
-        """Starts one process, again if it has ended: it keeps its port."""
+        """Starts one process; one that has ended restarts on its previous port."""
         self._port_file(name).unlink(missing_ok=True)
         self._children[name].start(self._modules[name], self._arguments(name))
         if wait:
@@ -126,16 +129,16 @@ class Stack:
         *,
         on_wait: Callable[[str], None] = lambda waiting_for: None,
     ) -> None:
-        """Returns when questions are answered with the draft's help.
+        """Waits until the gateway reports target and draft as ready.
 
-        ``on_wait`` hears what is waited for. Raises StackError when a process ends, when draft
-        and target do not fit together, or after ``timeout_s``.
+        Calls ``on_wait`` with the reason for waiting. Raises StackError when a process ends, when
+        draft and target do not fit together, or after ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
         with httpx.Client(trust_env=False, timeout=5.0) as client:
             while True:
-                self.check()
-                problem = self._problem(client)
+                self.check_running()
+                problem = self._readiness_problem(client)
                 if problem is None:
                     return
                 on_wait(problem)
@@ -143,13 +146,16 @@ class Stack:
                     raise StackError(f"not ready after {timeout_s:g} s: {problem}")
                 time.sleep(4 * _POLL_S)
 
-    def check(self) -> None:
-        """Raises StackError when a process has ended."""
+    def check_running(self) -> None:
+        """Raises StackError if a process has ended."""
         for child in self._children.values():
-            child.check()
+            child.check_running()
 
     def stop(self, grace_s: float = 15.0) -> None:
-        """Stops what runs: the gateway first, so that its answers can finish."""
+        """Stops all processes: the gateway first, so that its answers can finish.
+
+        A process that does not end within ``grace_s`` is killed.
+        """
         for names in (("gateway",), ("draft", "target")):
             for name in names:
                 self._children[name].send_signal(signal.SIGTERM)
@@ -188,14 +194,14 @@ class Stack:
         deadline = time.monotonic() + timeout_s
         path = self._port_file(name)
         while not path.exists():
-            self._children[name].check()
+            self._children[name].check_running()
             if time.monotonic() > deadline:
                 raise StackError(f"the {name} process did not listen within {timeout_s:g} s")
             time.sleep(_POLL_S)
         self._ports[name] = int(path.read_text())
 
-    def _problem(self, client: httpx.Client) -> str | None:
-        """What is still waited for. Raises StackError for what waiting does not mend."""
+    def _readiness_problem(self, client: httpx.Client) -> str | None:
+        """Returns why the pair is not ready, or None. Raises StackError if it never will be."""
         try:
             response = client.get(f"{self.url}/ready")
             body = response.json()
@@ -210,7 +216,7 @@ class Stack:
             raise StackError(problem)
         return problem
 
-    def _check(self) -> None:
+    def _check_options(self) -> None:
         for role, model in (
             ("target", self._options.target_model),
             ("draft", self._options.draft_model),

@@ -1,4 +1,4 @@
-"""``hippo up``: draft, target and gateway on this machine, until Ctrl-C."""
+"""``hippo up``: runs draft, target and gateway on this machine until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hippo.cli.stack import BUNDLED_PAIR, Stack, StackOptions, default_cores
 
 _COLOURS = {"draft": "cyan", "target": "magenta", "gateway": "green"}
 _WATCH_S = 0.2
-_NAME_COLUMN = 16  # where the text logs have the name of the service
+_NAME_COLUMN = 16  # where text log lines have the service's name
 
 HELP = "start draft, target and gateway on this machine"
 DESCRIPTION = "Starts draft, target and gateway on this machine and stops them on Ctrl-C."
@@ -31,12 +31,12 @@ On a CPU with two cores or more, the target gets one core, draft and gateway sha
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """All of them."""
+    """Adds the options of this command to ``parser``."""
     add_stack_arguments(parser, port=8000)
 
 
 def add_stack_arguments(parser: argparse.ArgumentParser, *, port: int) -> None:
-    """What both `hippo up` and `hippo demo` can be told about the services."""
+    """Adds the options about the services that `hippo up` and `hippo demo` share."""
     group = parser.add_argument_group("services")
     for role in ("target", "draft"):
         group.add_argument(
@@ -91,7 +91,7 @@ def add_stack_arguments(parser: argparse.ArgumentParser, *, port: int) -> None:
 
 
 def stack_options(arguments: argparse.Namespace) -> StackOptions:
-    """The options that the arguments mean."""
+    """Returns the StackOptions for the arguments."""
     cores: tuple[int | None, int | None] = (None, None)
     on_cpu = arguments.target_device == arguments.draft_device == "cpu"
     if any(flag.startswith("--tensor-parallel") for flag in arguments.target_args):
@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
                 highlight=False,
             )
             while True:
-                stack.check()
+                stack.check_running()
                 time.sleep(_WATCH_S)
         except KeyboardInterrupt:
             console.print("stopping ...")
@@ -130,7 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def bring_up(stack: Stack, console: Console) -> None:
-    """Starts the stack with a progress display; raises StackError when it cannot."""
+    """Starts the stack with a progress display. Raises StackError as ``Stack.start`` does."""
     started = time.monotonic()
     with console.status("starting draft and target ...") as status:
 
@@ -143,7 +143,7 @@ def bring_up(stack: Stack, console: Console) -> None:
 
 
 def log_printer(console: Console) -> Callable[[str, str], None]:
-    """Prints lines of several processes as one log, each with its process's name."""
+    """Returns a function that prints a process's log line after the process's name."""
 
     def print_line(name: str, line: str) -> None:
         column, coloured = f" {name:7} ", f" [{_COLOURS[name]}]{name:7}[/] "
@@ -158,4 +158,4 @@ def log_printer(console: Console) -> Callable[[str, str], None]:
 
 
 def quiet(name: str, line: str) -> None:
-    """Shows no line; errors quote the last ones anyway."""
+    """Ignores a log line; errors quote the last lines anyway."""

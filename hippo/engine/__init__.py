@@ -1,1 +1,1 @@
-"""What the draft and the target service share: slots, device thread, streams and assembly."""
+"""Code that the draft and the target service share: device thread, slots, streams, start-up."""

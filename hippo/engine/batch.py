@@ -1,4 +1,4 @@
-"""Tokens of all steps of one forward: the one wait for the device."""
+"""Sampling of the tokens of all steps of one forward; the host waits for the device here only."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hippo.types import TokenLogprobs
 def sample_steps(
     steps: Sequence[tuple[EngineSequence, Step]], logits: torch.Tensor
 ) -> list[tuple[list[int], list[TokenLogprobs]]]:
-    """Each step's tokens, one a row of use, with log-probabilities where they were asked for.
+    """Returns each step's tokens, one per used row, and their log-probabilities if requested.
 
-    ``logits`` (rows, ids) are of all rows of the forward, or of those of use alone.
+    ``logits`` ``[rows, vocabulary]`` cover all rows of the forward, or only the used rows.
     """
     if logits.shape[0] != sum(step.num_guessed + 1 for _, step in steps):
         logits = logits.index_select(0, to_device(_used_rows(steps), logits.device))
@@ -33,7 +33,7 @@ def sample_steps(
 
 
 def _used_rows(steps: Sequence[tuple[EngineSequence, Step]]) -> list[int]:
-    """The last rows of each step."""
+    """Returns the indices of each step's last ``num_guessed + 1`` rows in the forward."""
     ends = itertools.accumulate(len(step.token_ids) for _, step in steps)
     return [
         row

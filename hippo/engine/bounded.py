@@ -1,4 +1,4 @@
-"""Caches that are bounded in bytes: the least recently used give way."""
+"""Caches bounded in bytes, which drop the least recently used values first."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ ValueT = TypeVar("ValueT")
 
 
 class BoundedCache(Generic[KeyT, ValueT]):
-    """Values of at most ``max_bytes`` in all (0: none are kept). One thread alone; the counts may
-    be read from anywhere."""
+    """Holds values of at most ``max_bytes`` bytes in total (0: stores nothing). Only one thread
+    may use the cache; any thread may read the counts."""
 
     def __init__(self, max_bytes: int, *, size: Callable[[ValueT], int]) -> None:
-        """``size`` tells a value's bytes."""
+        """``size`` returns the number of bytes of a value."""
         self.max_bytes = max_bytes
         self.num_bytes = 0
         self.num_hits = 0
@@ -25,7 +25,7 @@ class BoundedCache(Generic[KeyT, ValueT]):
         self._values: dict[KeyT, ValueT] = {}  # the least recently used first
 
     def get(self, key: KeyT) -> ValueT | None:
-        """The value, not to be changed; None if it is not there."""
+        """Returns the value, which must not be changed, or None if there is no value."""
         value = self._values.pop(key, None)
         if value is None:
             self.num_misses += 1
@@ -35,7 +35,7 @@ class BoundedCache(Generic[KeyT, ValueT]):
         return value
 
     def put(self, key: KeyT, value: ValueT) -> None:
-        """Keeps it, unless it alone exceeds the bound."""
+        """Stores a value, unless the value alone exceeds ``max_bytes``."""
         num_bytes = self._size(value)
         if num_bytes > self.max_bytes:
             return
@@ -52,18 +52,16 @@ class BoundedCache(Generic[KeyT, ValueT]):
 
 
 class VisionCache(BoundedCache[bytes, torch.Tensor]):
-    """The vision tower's output by content: a second question about a clip does not look at it
-    again. The device thread's.
+    """Caches the vision tower's output by content, so that a second question about a clip does
+    not run the vision tower again. Only the device thread uses the cache.
 
-    digest of pixels and grid  ──►  features [num_tokens, hidden], on the model's device
-
-    Equal digests mean equal pixels (SHA-256), so an entry is used only for the same pixels.
+    SHA-256 of pixels and grid  ──►  features [num_tokens, hidden], on the model's device
     """
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(max_bytes, size=lambda features: features.nbytes)
 
     def put(self, key: bytes, value: torch.Tensor) -> None:
-        """Keeps an item's features; a view is copied, so that what is counted is what is held."""
+        """Stores an item's features. A view is copied, because it would hold its whole storage."""
         is_view = value.untyped_storage().nbytes() != value.nbytes
         super().put(key, value.clone() if is_view and value.nbytes <= self.max_bytes else value)

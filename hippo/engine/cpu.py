@@ -1,4 +1,4 @@
-"""Which core a process runs on, and how many threads torch uses in it."""
+"""CPU affinity of a process, and the number of threads that torch uses in it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hippo.errors import HippoError
 
 
 def prepare_cpu(core: int | None, num_threads: int | None) -> None:
-    """Pins every thread there is, and so all that come, and sizes torch's thread pool.
+    """Pins all threads to ``core``, which later threads inherit, and sets torch's thread count.
 
-    A pinned process has one thread. Raises HippoError for a core that it may not run on.
+    A pinned process uses one torch thread. Raises HippoError if ``core`` is not allowed.
     """
     if core is not None:
         try:
@@ -30,22 +30,23 @@ def prepare_cpu(core: int | None, num_threads: int | None) -> None:
 
 
 def set_threads_here(num_threads: int) -> None:
-    """How many threads torch's operations of this thread use, whatever those of others do."""
-    torch.get_num_threads()  # a thread takes the process's number when it is first asked for one
+    """Sets how many threads torch uses for operations of the calling thread only."""
+    torch.get_num_threads()  # first, because a thread's first call resets its number
     torch.set_num_threads(num_threads)
 
 
 def compute_alone() -> None:
-    """Has torch compute in this thread alone, for threads that run beside a CPU's device thread.
+    """Makes torch use no other thread for operations of the calling thread; for threads that run
+    beside the device thread of a CPU.
 
-    Each thread that computes with several has a team of them. With more of these in a process than
-    cores, idle or not, OpenMP waits for none by spinning, and every operation of the device thread
-    begins by waking its team: two threads on two cores were half as fast as one.
+    Each calling thread with several torch threads has an OpenMP team of its own. With more threads
+    than cores in all teams, OpenMP stops spinning, and the device thread must wake its team for
+    every operation: two threads on two cores were half as fast as one.
     """
     set_threads_here(1)
 
 
 def name_thread(name: str) -> None:
-    """Gives the calling thread a name for ``top -H`` and /proc, where the system has such names."""
+    """Names the calling thread for ``top -H`` and /proc; has no effect outside Linux."""
     with contextlib.suppress(OSError):
         Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(name)

@@ -15,13 +15,13 @@ import torch
 
 from hippo.engine.cpu import name_thread, set_threads_here
 
-_LONGEST_SLEEP_NS = 3600 * 10**9  # of a wait that a client may have asked to last for ages
+_LONGEST_SLEEP_NS = 3600 * 10**9  # bounds waits that a client may request
 
 ResultT = TypeVar("ResultT")
 
 
 def settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    """Ends a wait on the event loop with what another thread came to, unless nobody waits now."""
+    """Sets the future's result, or ``error`` if it is not None, unless the future is done."""
     if future.done():
         return
     if error is not None:
@@ -31,24 +31,24 @@ def settle(future: asyncio.Future[Any], result: Any, error: BaseException | None
 
 
 class LoopMailbox:
-    """Runs callbacks on ``loop`` in the order in which another thread posted them."""
+    """Runs callbacks of another thread on ``loop``, in the order of their posting."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._is_scheduled = False
 
-    def post(self, callback: Callable[..., object], *args: Any) -> None:
-        """From any thread but the loop's; ``callback`` must not raise."""
+    def post_callback(self, callback: Callable[..., object], *args: Any) -> None:
+        """Schedules a callback, which must not raise; not to be called from the loop's thread."""
         self._calls.append((callback, args))
-        # Safe without a lock: deliver() clears the flag before it looks at the calls, so a call
-        # that is appended before the flag is read as set is still delivered.
+        # Safe without a lock: _deliver() clears the flag before it reads the calls, so a call that
+        # is appended while the flag is set is still delivered.
         if not self._is_scheduled:
             self._is_scheduled = True
             try:
                 self._loop.call_soon_threadsafe(self._deliver)
             except RuntimeError:
-                self._calls.clear()  # the loop is closed: nobody is left to hear
+                self._calls.clear()  # the loop is closed
 
     def _deliver(self) -> None:
         self._is_scheduled = False
@@ -59,11 +59,11 @@ class LoopMailbox:
 
 
 class DeviceThread:
-    """Calls ``turn`` again and again, and between two turns whatever was ``put`` in the inbox.
+    """Calls ``turn`` repeatedly, and between two turns the functions in the inbox.
 
-    ``turn`` says how long the thread may sleep in the inbox afterwards, in nanoseconds (0: not at
-    all, None: until something arrives); ``on_error`` gets what it raises. ``on_idle`` is told how
-    long the thread slept. All of them, and what is put, run in the thread. Made on the event loop.
+    ``turn`` returns how long the thread may then wait for the inbox, in nanoseconds (0: not at all,
+    None: until a function arrives). ``on_error`` gets the exceptions of ``turn``, and ``on_idle``
+    gets the duration of each wait in ns. All of these run in the thread. Create on the event loop.
     """
 
     def __init__(
@@ -89,21 +89,21 @@ class DeviceThread:
     def start(self) -> None:
         self._thread.start()
 
-    def put(self, function: Callable[[], None]) -> None:
-        """Has the thread call it between two forwards; it must not raise."""
+    def call_soon(self, function: Callable[[], None]) -> None:
+        """Queues a function, which must not raise, for a call between two forwards."""
         self._inbox.put(function)
 
     async def call(self, function: Callable[[], ResultT]) -> ResultT:
-        """Runs it on the thread, between two forwards; what it raises is raised here.
+        """Returns or raises the outcome of ``function``, which runs between two forwards.
 
-        From ``start`` to ``stop``: at other times nobody answers.
+        Only between ``start`` and ``stop``; otherwise the call never returns.
         """
         done: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
         self._inbox.put(partial(self._answer, function, done))
         return await done
 
     async def stop(self, last: Callable[[], None]) -> None:
-        """Ends the thread, which calls ``last`` before."""
+        """Ends the thread after a call of ``last`` in the thread."""
         if not self._thread.is_alive():
             return
 
@@ -116,12 +116,12 @@ class DeviceThread:
 
     # --- the thread ---
 
-    def post(self, function: Callable[..., object], *arguments: object) -> None:
-        """Has the event loop call it; calls keep their order."""
-        self._mailbox.post(function, *arguments)
+    def call_on_loop(self, function: Callable[..., object], *arguments: object) -> None:
+        """Makes the event loop call the function; calls keep their order."""
+        self._mailbox.post_callback(function, *arguments)
 
-    def receive(self, delay_ns: int | None = 0) -> None:
-        """Handles all that arrived; with an empty inbox sleeps up to ``delay_ns`` (None: long)."""
+    def handle_inbox(self, delay_ns: int | None = 0) -> None:
+        """Calls the functions in the inbox; waits up to ``delay_ns`` (None: no limit) for one."""
         inbox = self._inbox
         if delay_ns != 0 and inbox.empty():
             function = None
@@ -140,7 +140,7 @@ class DeviceThread:
     def _run(self) -> None:
         name_thread("device")
         if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # a thread begins on the first one
+            torch.cuda.set_device(self._device)  # the default of a new thread is cuda:0
         set_threads_here(self._num_threads)
         while not self._is_stopping:
             try:
@@ -148,7 +148,7 @@ class DeviceThread:
             except Exception as error:
                 self._on_error(error)
                 delay_ns = None
-            self.receive(delay_ns)
+            self.handle_inbox(delay_ns)
 
     def _answer(self, function: Callable[[], ResultT], done: asyncio.Future[ResultT]) -> None:
         result, error = None, None
@@ -156,4 +156,4 @@ class DeviceThread:
             result = function()
         except Exception as raised:
             error = raised
-        self._mailbox.post(settle, done, result, error)
+        self._mailbox.post_callback(settle, done, result, error)

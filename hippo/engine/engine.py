@@ -1,14 +1,14 @@
-"""The device thread: schedule, run, postprocess, and between two forwards look at the inbox.
+"""The engine: schedules, runs and postprocesses forwards on the device thread.
 
-    event loop                                   device thread
-    submit, post, close  ──── inbox ────►  handle what arrived
-                                           pieces of prefills (hippo.engine.fairness)
-                                           one forward over all sequences that are ready
-    StreamQueue.put  ◄──── mailbox ──────  what came of it
+    event loop                                      device thread
+    submit, post, close     ──── inbox ────►   handle the inbox
+                                               pieces of prefills (hippo.engine.fairness)
+                                               one forward over all sequences that are ready
+    StreamQueue.put_item    ◄─── mailbox ───   messages
 
-The inbox is looked at between layer groups, before a step is scheduled and again when its forward
-is over, so a closed stream frees its slot at the next forward boundary. With nothing to do the
-thread sleeps in the inbox. What is fed and said next each sequence's core decides
+The thread handles the inbox between pieces of prefills and after each forward, so a closed stream
+frees its slot at the next forward boundary. Without work the thread waits for the inbox. Each
+sequence's core decides which ids are fed and which messages are sent
 (:mod:`hippo.speculation.core`).
 """
 
@@ -46,8 +46,8 @@ Work = tuple[EngineSequence, Step]
 class Engine:
     """Owns the model from ``start`` to ``stop``, and drives the sequences' prefills and cores.
 
-    ``on_failure`` is called on the event loop when the device as a whole is of no use any more;
-    every sequence has then failed, and later ones fail at once.
+    If the device fails, every sequence fails with UnavailableError, also later ones, and
+    ``on_failure`` is called on the event loop.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class Engine:
         )
         self._sequences: dict[EngineSequence, None] = {}  # an ordered set
         self.jobs = Jobs(self.counters, mark_on(self.device))
-        self._num_stepped = 0  # sequences of the last forward; 0: there was nothing to feed
-        self._forward_ns = 0  # its duration
-        self._tokens_each = 1.0  # that it gave each of them
+        self._num_stepped = 0  # sequences of the last forward; 0: no sequence had a step
+        self._forward_ns = 0  # duration of the last forward
+        self._tokens_each = 1.0  # mean tokens per sequence of the last forward
         self._warm_prompt: Prompt | None = None
         self._failure: Exception | None = None
 
@@ -88,15 +88,15 @@ class Engine:
         """See DeviceThread.call."""
         return await self._thread.call(function)
 
-    def submit(
+    def submit_sequence(
         self, sequence: EngineSequence, read: ReadPrompt, slot: int, held: CachedRows
     ) -> None:
-        """Hands a sequence over; from here on only the device thread touches it.
+        """Hands a sequence over to the device thread.
 
-        ``held`` is what the slot holds of the sequence before.
+        ``held`` describes the rows that the slot holds from its previous sequence.
         """
         prepare = partial(
-            sequence.prepare,
+            sequence.set_prompt,
             read,
             slot,
             held,
@@ -104,15 +104,15 @@ class Engine:
             num_token_ids=self.model.info.num_token_ids,
             device=self.device,
         )
-        self._put(sequence, lambda: self._open(sequence, prepare))
+        self._call_for(sequence, lambda: self._open(sequence, prepare))
 
-    def post(self, sequence: EngineSequence, message: Any) -> None:
-        """Hands over a message for a sequence, submitted or not."""
-        self._put(sequence, lambda: self._take_message(sequence, message))
+    def post_message(self, sequence: EngineSequence, message: Any) -> None:
+        """Passes a message to a sequence, submitted or not."""
+        self._call_for(sequence, lambda: self._take_message(sequence, message))
 
-    def close(self, sequence: EngineSequence) -> None:
+    def close_sequence(self, sequence: EngineSequence) -> None:
         """Ends a sequence and frees its slot at the next forward boundary."""
-        self._put(sequence, lambda: self._close(sequence))
+        self._call_for(sequence, lambda: self._close(sequence))
 
     async def stop(self) -> None:
         """Ends all sequences and the thread."""
@@ -120,8 +120,8 @@ class Engine:
             lambda: self._close_all(UnavailableError("the service is stopping"))
         )
 
-    def _put(self, sequence: EngineSequence, function: Callable[[], None]) -> None:
-        """Has the device thread call it; what it raises ends the sequence."""
+    def _call_for(self, sequence: EngineSequence, function: Callable[[], None]) -> None:
+        """Makes the device thread call ``function``, whose exceptions end the sequence."""
 
         def handle() -> None:
             try:
@@ -129,34 +129,35 @@ class Engine:
             except Exception as error:
                 self._fail(sequence, error)
 
-        self._thread.put(handle)
+        self._thread.call_soon(handle)
 
-    # --- what a prefill uses (device thread) ---
+    # --- for prefills (device thread) ---
 
-    def emit(self, sequence: EngineSequence, message: Any) -> None:
-        """Says something on the sequence's stream."""
-        self._thread.post(sequence.output.put, message)
+    def emit_message(self, sequence: EngineSequence, message: Any) -> None:
+        """Sends a message on the sequence's stream."""
+        self._thread.call_on_loop(sequence.output.put_item, message)
 
     def start_job(self, sequence: EngineSequence, job: Job) -> None:
-        """Queues device work that is done piece by piece, a piece between two forwards."""
-        self.jobs.add(sequence, job)
+        """Queues device work whose pieces run between two forwards."""
+        self.jobs.add_job(sequence, job)
 
-    def take_over(
+    def take_over_rows(
         self, sequence: EngineSequence, rows: CachedRows, *, most: int | None = None
     ) -> int:
-        """A prefill of ``rows`` begins: how many of them its slot holds, at most ``most``.
+        """Begins a prefill of ``rows``; returns how many of the rows the slot already holds.
 
-        Where the slot of another running sequence holds more of them, they are copied first: of
-        requests for the same at the same time (the choices of one), one is computed.
+        The result is at most ``most`` and excludes the last row, whose logits are needed. If the
+        slot of another running sequence holds more of the rows, they are copied first, so that of
+        several choices of a request only the first computes the common rows.
         """
-        if self._keeps_prefixes:
-            limit = len(rows) - 1 if most is None else min(most, len(rows) - 1)
-            best = max((sequence, *self._sequences), key=lambda one: rows.common_length(one.held))
-            num_held = min(rows.common_length(best.held), limit)
-            if num_held > rows.common_length(sequence.held):
-                self.model.copy_rows(best.slot, sequence.slot, num_held)
-                sequence.held = rows.first(num_held)
-        return sequence.take_over(rows, most=most)
+        donors = (sequence, *self._sequences) if self._keeps_prefixes else (sequence,)
+        best = max(donors, key=lambda donor: rows.common_length(donor.held))
+        limit = len(rows) - 1 if most is None else min(most, len(rows) - 1)
+        num_reused = min(rows.common_length(best.held), limit)
+        if num_reused > rows.common_length(sequence.held):
+            self.model.copy_rows(best.slot, sequence.slot, num_reused)
+        sequence.held = rows.first(num_reused)  # an aborted prefill leaves only these rows valid
+        return num_reused
 
     def finish_prefill(
         self,
@@ -168,11 +169,11 @@ class Engine:
         queue_ns: int,
         wait_ns: int = 0,
     ) -> None:
-        """The prefill of ``rows`` gave ``logits`` (of one row): the sequence's core begins."""
+        """Starts the core after the prefill of ``rows``, with ``logits`` ``[vocabulary]``."""
         [(token_ids, logprobs)] = sample_steps([(sequence, PROMPT_STEP)], logits[None])
         sequence.held = rows
         self.counters.count_prefill(len(rows), num_reused)
-        self._thread.receive()
+        self._thread.handle_inbox()
         if sequence.is_closed:
             return
         sequence.ready_ns = perf_counter_ns()
@@ -183,37 +184,37 @@ class Engine:
             num_rows=len(rows) - num_reused,
             context_length=num_reused,
         )
-        if sequence.tells_prefill:
-            self.emit(sequence, timing)
+        if sequence.sends_prefill_timing:
+            self.emit_message(sequence, timing)
         sequence.core.begin(token_ids[0], timing, logprobs)
-        self._tell(sequence)
+        self._send_messages(sequence)
 
-    def _tell(self, sequence: EngineSequence) -> None:
-        """Says what the core has to say, and closes a sequence that is over."""
+    def _send_messages(self, sequence: EngineSequence) -> None:
+        """Sends the core's messages, and closes the sequence if the core is finished."""
         for message in sequence.core.take_messages():
-            self.emit(sequence, message)
+            self.emit_message(sequence, message)
         if sequence.core.is_finished:
             self._close(sequence)
 
     def _close(self, sequence: EngineSequence, error: HippoError | None = None) -> None:
-        """Forgets the sequence; its slot is free when the event loop hears of it."""
+        """Removes the sequence; the event loop then frees its slot."""
         if sequence.is_closed:
             return
         sequence.is_closed = True
         self._sequences.pop(sequence, None)
         self.counters.num_sequences = len(self._sequences)
-        self.jobs.drop(sequence)
+        self.jobs.drop_jobs(sequence)
         held = None
         if error is None and self._keeps_prefixes:
             held = sequence.held_at_end(sequence.core.fed_ids)
-        # First the slot: a client that hears of the end and asks again finds it free.
-        self._thread.post(sequence.reservation.release, held)
-        self._thread.post(sequence.output.close, error)
+        # First the slot, so that it is free when the client learns of the end.
+        self._thread.call_on_loop(sequence.reservation.release, held)
+        self._thread.call_on_loop(sequence.output.close, error)
 
     # --- the thread ---
 
     def _turn(self) -> int | None:
-        """Pieces of prefills and one forward; how long to sleep in the inbox afterwards."""
+        """Runs pieces of prefills and one forward; returns the longest wait for the inbox (ns)."""
         has_worked = self._advance_jobs()
         steps, until_ns = self._schedule(perf_counter_ns())
         if steps:
@@ -238,17 +239,17 @@ class Engine:
         self._sequences[sequence] = None
         self.counters.num_sequences = len(self._sequences)
         self.counters.num_opened += 1
-        sequence.begin(self)
+        sequence.begin_prefill(self)
 
     def _take_message(self, sequence: EngineSequence, message: Any) -> None:
         if not sequence.is_closed:
-            sequence.receive(self, message)
-            self._tell(sequence)
+            sequence.receive_message(self, message)
+            self._send_messages(sequence)
 
     def _schedule(self, now_ns: int) -> tuple[list[Work], int | None]:
-        """All steps that are ready, and the time to wait until (None: for the inbox alone).
+        """Returns all steps that are ready, and the earliest end of a wait in ns (None: no wait).
 
-        A sequence that waits holds up no other.
+        A sequence that waits does not delay others.
         """
         steps: list[Work] = []
         until_ns: int | None = None
@@ -261,7 +262,7 @@ class Engine:
         return steps, until_ns
 
     def _advance_jobs(self) -> bool:
-        """Runs pieces of the oldest jobs for as long as the running sequences can spare."""
+        """Runs pieces of the oldest jobs within the budget; returns whether there was a job."""
         has_worked = len(self.jobs) > 0
         until_ns = perf_counter_ns() + prefill_budget_ns(
             num_waiting=len(self.jobs),
@@ -269,23 +270,19 @@ class Engine:
             forward_ns=self._forward_ns,
             tokens_each=self._tokens_each,
         )
-        while (sequence := self.jobs.next()) is not None:
-            self._advance_job(sequence)
-            self._thread.receive()
+        while (sequence := self.jobs.next_sequence()) is not None:
+            try:
+                self.jobs.advance_job(sequence)
+            except Exception as error:
+                self._fail(sequence, error)
+                self._check_device(error, sequence.slot)
+            self._thread.handle_inbox()
             if perf_counter_ns() >= until_ns:
                 break
         return has_worked
 
-    def _advance_job(self, sequence: EngineSequence) -> None:
-        """See Jobs.advance; a failure ends the sequence."""
-        try:
-            self.jobs.advance(sequence)
-        except Exception as error:
-            self._fail(sequence, error)
-            self._check_device(error, sequence.slot)
-
     def _step(self, steps: list[Work]) -> None:
-        """One forward; if it fails, each sequence alone, so that only the culprit ends."""
+        """Runs one forward; after a failure one per sequence, so that only the cause ends."""
         plan = StepPlan(
             tuple(
                 SequenceRows(sequence.slot, step.start_index, step.token_ids)
@@ -295,7 +292,7 @@ class Engine:
         began_ns = perf_counter_ns()
         try:
             logits = self.model.forward(plan)
-            began_ns = max(began_ns, self.jobs.settle())  # a GPU begins when the piece is over
+            began_ns = max(began_ns, self.jobs.wait_for_device())  # a GPU runs the piece first
             sampled = sample_steps(steps, logits)
         except Exception as error:
             if len(steps) > 1:
@@ -309,7 +306,7 @@ class Engine:
         self._forward_ns = ended_ns - began_ns
         self._num_stepped = len(steps)
         self.counters.count_forward(self._forward_ns, plan.num_rows, len(steps))
-        self._thread.receive()
+        self._thread.handle_inbox()
         num_tokens = 0
         for (sequence, step), (token_ids, logprobs) in zip(steps, sampled, strict=True):
             if sequence.is_closed:
@@ -317,24 +314,24 @@ class Engine:
             timing = sequence.time_step(step, plan, began_ns=began_ns, ended_ns=ended_ns)
             try:
                 num_tokens += sequence.core.finish_step(step, token_ids, timing, logprobs)
-                self._tell(sequence)
+                self._send_messages(sequence)
             except Exception as error:
                 self._fail(sequence, error)
         self._tokens_each = num_tokens / len(steps)
 
     def _fail(self, sequence: EngineSequence, error: Exception) -> None:
-        """Ends one sequence by an error; the caller of the service sees it."""
+        """Ends one sequence with an error, which the client receives."""
         if not isinstance(error, HippoError):
             self.counters.num_failed += 1
-            extra = {"request_id": sequence.request.request_id}  # this is no request's thread
+            extra = {"request_id": sequence.request.request_id}  # not set on this thread
             _log.error("a sequence failed", exc_info=error, extra=extra)
             error = HippoError("the sequence failed inside the service; its log has the details")
         self._close(sequence, error)
 
     def _check_device(self, error: Exception, slot: int) -> None:
-        """After a failure in device work: does the device still work? Raises if not.
+        """Runs a test prefill after a failure in device work; raises if the device has failed.
 
-        ``slot`` is the failed sequence's: nobody else's until the event loop hears of it.
+        ``slot`` is the failed sequence's, which no other sequence uses yet.
         """
         if not isinstance(error, HippoError) and self._warm_prompt is not None:
             warm_up(self.model, self._warm_prompt, slot=slot, max_rows=1)
@@ -343,7 +340,7 @@ class Engine:
         _log.critical("the device failed; the service stops serving", exc_info=error)
         self._failure = error
         self._close_all(UnavailableError("the service's device has failed"))
-        self._thread.post(self._on_failure, error)
+        self._thread.call_on_loop(self._on_failure, error)
 
     def _close_all(self, error: HippoError) -> None:
         for sequence in list(self._sequences):

@@ -1,27 +1,26 @@
-"""How the device's time is shared between sequences that prefill and those that run."""
+"""Shares the device's time between waiting sequences (in prefill) and running ones (in decode)."""
 
 from __future__ import annotations
 
-_WEIGHT = 4.0  # of a waiting sequence against a running one
-_MOST_FORWARDS = 2.0  # time for prefills between two forwards, in forwards of one token each
-_MOST_TOKENS = 4.0  # of a forward and sequence that count
+_WEIGHT = 4.0  # device time of a waiting sequence relative to a running one
+_MOST_FORWARDS = 2.0  # limit of prefill time between two forwards of one token per sequence
+_MOST_TOKENS = 4.0  # tokens per forward and sequence above which the limit does not rise
 
 
 def prefill_budget_ns(
     *, num_waiting: int, num_running: int, forward_ns: int, tokens_each: float = 1.0
 ) -> float:
-    """How long pieces of prefills may run before the next forward, in nanoseconds.
+    """Returns how long pieces of prefills may run before the next forward, in nanoseconds.
 
     Each waiting sequence gets ``_WEIGHT`` times the device time of a running one: it holds a slot
-    and gives nothing yet, and the more sequences share a forward, the cheaper each token is. A
-    running sequence is never held up for longer than ``_MOST_FORWARDS`` of its own forwards (and
-    the piece in progress; on a GPU the one behind it as well). ``num_running`` sequences shared the
-    last forward, which took ``forward_ns``; without any there is nobody to hold up, and the next
-    look at the inbox is due after one piece.
+    without yielding tokens, and each token costs less if more sequences share a forward. A running
+    sequence is delayed by at most ``_MOST_FORWARDS`` of its own forwards and the piece in progress
+    (on a GPU also the next piece). ``num_running`` sequences shared the last forward, which took
+    ``forward_ns``. If no sequence runs, the result is 0: the inbox is handled after one piece.
 
-    A forward that gave each of them ``tokens_each`` tokens, as speculation does, counts as up to
-    ``_MOST_TOKENS`` forwards: what a running sequence needs is tokens. By device time alone the
-    few that run would be through their answers at once, and all others queue for their prefill.
+    With speculation a forward yields ``tokens_each`` tokens per sequence, and counts as that many
+    forwards, at most ``_MOST_TOKENS``. Without this factor, the few running sequences would finish
+    quickly while all others wait for their prefill.
     """
     if num_running == 0:
         return 0.0

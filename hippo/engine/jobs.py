@@ -1,9 +1,8 @@
-"""Device work that is done piece by piece, a piece between two forwards: prefills and the like.
+"""Device work in pieces, such as a prefill: pieces run between two forwards.
 
-A GPU is handed a piece in a moment and takes its time over it. So that pieces cost what they take
-there, and no forward stands behind more than one of them, the host waits for the piece before the
-one that it has just handed over, and for the last one when it has handed over the forward behind
-it: the device is never without work.
+A GPU runs a piece asynchronously. After queuing a piece, the host waits for the piece before it;
+after queuing a forward, it waits for the last piece. Therefore each piece is charged its device
+time, at most one piece delays a forward, and the device always has queued work.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from hippo.engine.sequence import EngineSequence
 from hippo.engine.stats import EngineCounters
 
 Job = Generator[None, None, None]
-"""A piece ends at each yield."""
+"""A generator that runs one piece up to each yield."""
 
 Mark = Callable[[], Callable[[], None]]
-"""Notes what the device was handed by now; gives what waits until that is done."""
+"""Marks the work queued so far; returns a function that waits for the end of this work."""
 
 
 def mark_on(device: torch.device) -> Mark:
-    """That of a device; on a CPU all is done when it is called."""
+    """Returns the mark function of a device; on a CPU, where calls are synchronous, a no-op."""
 
     def mark_on_gpu() -> Callable[[], None]:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -44,35 +43,35 @@ def _nothing_to_wait_for() -> None:
 
 
 class Jobs:
-    """The jobs of all sequences, the oldest first. For the device thread alone."""
+    """The jobs of all sequences, oldest first; only the device thread uses them."""
 
     def __init__(self, counters: EngineCounters, mark: Mark = _nothing_to_mark) -> None:
         self._counters = counters
         self._mark = mark
         self._wait_for_last = _nothing_to_wait_for
-        self._last: EngineSequence | None = None  # whose piece that is
+        self._last: EngineSequence | None = None  # the sequence of that piece
         self._entries: list[tuple[EngineSequence, Job]] = []
         self._running: Job | None = None
-        self.piece_began_ns = 0  # when the piece in progress began, for its job
+        self.piece_began_ns = 0  # start of the piece in progress
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def device_ns(self, sequence: EngineSequence) -> int:
-        """Device time of the sequence's jobs, up to now (inside a job)."""
+        """Returns the device time of the sequence's jobs in ns; only inside one of its pieces."""
         return sequence.job_ns + perf_counter_ns() - self.piece_began_ns
 
-    def add(self, sequence: EngineSequence, job: Job) -> None:
-        """Queues a job, which has not begun."""
+    def add_job(self, sequence: EngineSequence, job: Job) -> None:
+        """Queues a job that has not started."""
         self._entries.append((sequence, job))
 
-    def next(self) -> EngineSequence | None:
-        """The sequence whose job is the oldest; None without a job."""
+    def next_sequence(self) -> EngineSequence | None:
+        """Returns the sequence with the oldest job, or None if there is no job."""
         return self._entries[0][0] if self._entries else None
 
-    def advance(self, sequence: EngineSequence) -> None:
-        """Runs the next piece of a sequence's oldest job and raises what it raises, which ends
-        the job."""
+    def advance_job(self, sequence: EngineSequence) -> None:
+        """Runs the next piece of a sequence's oldest job; an exception ends the job and is
+        raised again."""
         entry = next(entry for entry in self._entries if entry[0] is sequence)
         job = entry[1]
         self._running, self.piece_began_ns = job, perf_counter_ns()
@@ -92,12 +91,12 @@ class Jobs:
                 self._counters.prefill_ns += duration_ns
                 if is_over and entry in self._entries:
                     self._entries.remove(entry)
-        if sequence.is_closed:  # meanwhile
+        if sequence.is_closed:
             job.close()
 
-    def settle(self) -> int:
-        """Waits until the device is through with the last piece, which takes that long as well;
-        when that was, or 0 where there was nothing to wait for."""
+    def wait_for_device(self) -> int:
+        """Waits for the device to finish the last piece, and adds the wait to its duration.
+        Returns the time of the end (``perf_counter_ns``), or 0 if no piece was in progress."""
         if self._wait_for_last is _nothing_to_wait_for:
             return 0
         began_ns = perf_counter_ns()
@@ -110,17 +109,17 @@ class Jobs:
         return ended_ns
 
     def _wait_for_one_before(self, sequence: EngineSequence) -> None:
-        """Leaves the piece that was just handed over under way, and waits for that before it."""
+        """Marks the piece just queued, and waits for the piece before it."""
         before, self._wait_for_last = self._wait_for_last, _nothing_to_wait_for
         self._wait_for_last = self._mark()
         self._last = None if sequence.is_closed else sequence
         before()
 
-    def drop(self, sequence: EngineSequence) -> None:
-        """Ends the sequence's jobs; one whose piece is in progress, when that is over."""
+    def drop_jobs(self, sequence: EngineSequence) -> None:
+        """Ends the sequence's jobs; a job with a piece in progress ends after this piece."""
         for entry in [entry for entry in self._entries if entry[0] is sequence]:
             self._entries.remove(entry)
             if entry[1] is not self._running:
                 entry[1].close()
-        if self._last is sequence:  # what it held is to be freed
+        if self._last is sequence:  # no reference may keep a closed sequence alive
             self._last = None

@@ -1,8 +1,8 @@
-"""Decoded media by content: a second question about a clip does not decode its file again.
+"""Caches decoded media by content: a second question about a clip does not decode its file again.
 
     SHA-256 of the file, its kind, the frame plan, the salt  ──►  frames, in the host's memory
 
-Several requests that want the same at once wait for one decoding.
+Concurrent requests with the same key share one decoding.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hippo.engine.bounded import BoundedCache
 from hippo.models.base import DecodedMedia
 from hippo.types import FramePlan, Media, MediaKind
 
-_LARGE_BYTES = 1 << 20  # hashing more would hold up the event loop
-_LEAST_BYTES = 16 << 10  # that an entry counts as, so that tiny ones cannot become too many
+_LARGE_BYTES = 1 << 20  # larger files are hashed outside the event loop
+_LEAST_BYTES = 16 << 10  # least size of an entry in the sum, which bounds the number of entries
 
 _Key = tuple[bytes, MediaKind, FramePlan, str]
 
@@ -30,14 +30,14 @@ class Decoder(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Decoding:
-    """One that runs, and how many requests wait for it."""
+    """A decoding in progress, and the number of requests that wait for it."""
 
     task: asyncio.Task[DecodedMedia]
     num_waiting: int = 0
 
 
 class MediaCache(BoundedCache[_Key, DecodedMedia]):
-    """Decodes with ``decoder`` what it does not have. Belongs to one event loop."""
+    """Decodes media that it does not hold with ``decoder``; belongs to one event loop."""
 
     def __init__(self, decoder: Decoder, max_bytes: int) -> None:
         super().__init__(max_bytes, size=lambda one: max(one.frames.nbytes, _LEAST_BYTES))
@@ -45,12 +45,12 @@ class MediaCache(BoundedCache[_Key, DecodedMedia]):
         self._running: dict[_Key, _Decoding] = {}
 
     async def decode(self, media: Media, plan: FramePlan, *, salt: str = "") -> DecodedMedia:
-        """The item's planned frames, not to be written; what was decoded for another ``salt`` is
-        of no help. Raises what the decoder raises.
+        """Returns the item's planned frames, read-only. Raises the decoder's exceptions.
 
-        A decoding is cancelled when nobody waits for it any more.
+        Frames decoded for another ``salt`` are not used. A decoding is cancelled when no request
+        waits for it any more.
         """
-        seen = replace(plan, max_pixels=0)  # to which the model resizes, not the decoder
+        seen = replace(plan, max_pixels=0)  # a limit for the model's resizing, not for decoding
         key = await _digest(media.data), media.kind, seen, salt
         if (decoded := self.get(key)) is not None:
             return decoded
@@ -66,7 +66,7 @@ class MediaCache(BoundedCache[_Key, DecodedMedia]):
             if not running.num_waiting:
                 del self._running[key]
                 running.task.cancel()
-            del running  # its error holds this frame
+            del running  # its error refers to this frame
 
     async def _decode(self, key: _Key, media: Media, plan: FramePlan) -> DecodedMedia:
         decoded = await self._decoder.decode(media, plan)

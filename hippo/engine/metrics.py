@@ -1,4 +1,4 @@
-"""Prometheus metrics of an engine, read from its counters when they are asked for."""
+"""Prometheus metrics of an engine, computed from its counters at each scrape."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class EngineCollector(Collector):
-    """Turns what a service counts into metrics; none while the model loads."""
+    """Yields a service's counters as metrics; yields none while the model loads."""
 
     def __init__(self, service: EngineService) -> None:
         self._service = service
@@ -82,8 +82,8 @@ class EngineCollector(Collector):
 
 
 def _device_memory(device: torch.device) -> tuple[int, int]:
-    """Bytes in use and in all, as the driver tells them; on a CPU those of this process and those
-    that it may have."""
+    """Returns used and total bytes: on a GPU as the driver reports them; on a CPU those of this
+    process and those of the machine or cgroup."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return int(total - free), int(total)
@@ -105,7 +105,7 @@ def _forward_histogram(counts: list[int], sum_seconds: float) -> HistogramMetric
 
 @dataclass(frozen=True, slots=True)
 class MetricsServer:
-    """A running endpoint."""
+    """A running /metrics endpoint."""
 
     server: WSGIServer
     thread: threading.Thread
@@ -121,7 +121,7 @@ class MetricsServer:
 
 
 def start_metrics(service: EngineService, *, host: str, port: int) -> MetricsServer:
-    """Serves /metrics; raises UnavailableError when the port is taken."""
+    """Serves /metrics; raises UnavailableError if the port cannot be bound."""
     registry = CollectorRegistry()
     registry.register(EngineCollector(service))
     ProcessCollector(registry=registry)

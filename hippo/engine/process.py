@@ -1,4 +1,4 @@
-"""The process around a service: core, logs, model, signals, exit code."""
+"""The process of a service: CPU affinity, logs, model, signals, exit code."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ ResultT = TypeVar("ResultT")
 
 
 class ModelSource(Protocol):
-    """Where the model comes from, in this process or more of them."""
+    """Loads the model, in this process or in several processes."""
 
     @property
     def lost(self) -> Future[HippoError]:
-        """Set, with the reason, when the model is of no use any more: by the source, or by
-        ``serve`` when the device has failed."""
+        """Set to the reason when the model cannot be used any more: by the source, or by
+        ``serve`` after a failure of the device."""
 
     def load(self, progress: Progress) -> VideoLanguageModel:
-        """The model (any thread); raises HippoError."""
+        """Returns the model; any thread may call it. Raises HippoError."""
 
     def close(self) -> None:
-        """Ends what belongs to the model outside this process; waits for it."""
+        """Ends the model's other processes, and waits for their end."""
 
 
 def run_process(
@@ -54,9 +54,9 @@ def run_process(
     port: int,
     source: ModelSource | None = None,
 ) -> int:
-    """Prepares the process and runs the service in it; the exit code.
+    """Prepares the process and runs the service; returns the exit code.
 
-    Without a ``source`` the model is loaded as the settings say.
+    Without a ``source``, the model is loaded into this process by ``settings.load_plan``.
     """
     setup_logging(name, level=settings.log_level, style=settings.log_style)
     source = source or LocalSource(settings)
@@ -71,8 +71,8 @@ def run_process(
         _log.exception("the service failed")
     finally:
         if source.lost.done() or any(t.name == _LOADER for t in threading.enumerate()):
-            # A model still loads, or a thread may wait for a process or device that has gone:
-            # nothing can interrupt that but the end.
+            # The loading thread, or a thread that waits for a lost process or device, cannot be
+            # interrupted otherwise.
             logging.shutdown()
             os._exit(code)
     return code
@@ -81,9 +81,9 @@ def run_process(
 async def serve(
     build: Callable[[], EngineService], settings: EngineSettings, port: int, source: ModelSource
 ) -> None:
-    """Builds, starts, loads the model, serves until SIGTERM or SIGINT, drains and stops.
+    """Starts the service, loads the model, serves until SIGTERM or SIGINT, drains and stops.
 
-    Raises HippoError when the model cannot be loaded or is lost, or its device fails.
+    Raises HippoError if the model cannot be loaded or is lost, or if its device fails.
     """
     service = build()
     stopping = asyncio.Event()
@@ -101,7 +101,7 @@ async def serve(
         losing = asyncio.create_task(_wait_lost(service, source))
         await asyncio.wait((serving, waiting, losing), return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
-            serving.result()  # raises what loading raised
+            serving.result()  # raises an error of loading
             await asyncio.wait((waiting, losing), return_when=asyncio.FIRST_COMPLETED)
         if losing.done():
             service.fail(losing.result())
@@ -117,22 +117,22 @@ async def serve(
 
 
 async def _wait_lost(service: EngineService, source: ModelSource) -> HippoError:
-    """Why the model is of no use any more. What ran on a device that has failed has been answered
-    by then, so that its clients hear of that and not of a connection that broke."""
+    """Returns the reason when the model is lost. If the device failed, first waits for the streams
+    to end, so that clients receive that error instead of a broken connection."""
     lost = asyncio.wrap_future(source.lost)
     await asyncio.wait((lost, service.failed), return_when=asyncio.FIRST_COMPLETED)
     if service.failed.done():
         await service.wait_idle(_ANSWER_SECONDS)
         reason = str(service.failed.result()).partition("\n")[0]
-        with contextlib.suppress(InvalidStateError):  # the source may have a reason of its own
+        with contextlib.suppress(InvalidStateError):  # the source has set a reason
             source.lost.set_result(UnavailableError(f"the device failed: {reason}"))
     return source.lost.result()
 
 
 async def _stop(service: EngineService, source: ModelSource) -> None:
-    """Stops the service, then what its model has outside this process."""
+    """Stops the service, then the model's other processes."""
     stopping = asyncio.ensure_future(service.stop())
-    # When the model is lost, the device thread may wait for what has gone, and not stop at all.
+    # If the model is lost, the device thread may wait for it forever.
     seconds = _LOST_STOP_SECONDS if source.lost.done() else None
     await asyncio.wait((stopping,), timeout=seconds)
     if stopping.done():
@@ -147,7 +147,7 @@ async def _load_and_serve(
     model = await _in_daemon_thread(lambda: _load(source))
     _log.info("warming up")
     await service.serve_model(model, decoder)
-    # What is loaded stays: a full garbage collection over it would hold up a step for 0.2 s.
+    # Without freezing, a full garbage collection scans the loaded objects: 0.2 s in a step.
     gc.collect()
     gc.freeze()
     info = model.info
@@ -164,7 +164,7 @@ async def _load_and_serve(
 
 
 class LocalSource:
-    """A model in this process alone."""
+    """Loads the model into this process only."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
@@ -192,11 +192,11 @@ def _load(source: ModelSource) -> VideoLanguageModel:
 
 _LOADER = "load-model"
 _LOST_STOP_SECONDS = 10.0
-_ANSWER_SECONDS = 2.0  # for clients to be told that the device has failed
+_ANSWER_SECONDS = 2.0  # for sending a device failure to clients
 
 
 async def _in_daemon_thread(function: Callable[[], ResultT]) -> ResultT:
-    """As asyncio.to_thread, but the process can end while the thread still runs."""
+    """Works as asyncio.to_thread, but the process can end while the thread still runs."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[ResultT] = loop.create_future()
 
@@ -206,7 +206,7 @@ async def _in_daemon_thread(function: Callable[[], ResultT]) -> ResultT:
             result = function()
         except BaseException as error:
             failure = error
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, future, result, failure)
 
     threading.Thread(target=work, name=_LOADER, daemon=True).start()

@@ -1,4 +1,4 @@
-"""From an opened request to a prompt: decode, pre-process, check; never on the device thread."""
+"""Turns a request into a prompt (decode, pre-process, check), outside the device thread."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _NUM_THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class ReadPrompt:
-    """A prompt, and what came of reading it."""
+    """A prompt and the values computed with it."""
 
     prompt: Prompt
-    rows: CachedRows  # what a prefill of the whole prompt caches
-    max_tokens: int  # of the completion: the request's, or what is left for it
+    rows: CachedRows  # the rows of the whole prompt
+    max_tokens: int  # of the completion: the request's limit, or the rest of the context
     preprocess_ns: int
 
 
 class PromptReader:
-    """Reads prompts for one model; keeps ``media_cache_bytes`` of what was decoded."""
+    """Reads prompts for one model; caches at most ``media_cache_bytes`` of decoded media."""
 
     def __init__(
         self, model: VideoLanguageModel, decoder: Decoder, *, media_cache_bytes: int = 0
@@ -38,9 +38,7 @@ class PromptReader:
         self._model = model
         self.media_cache = MediaCache(decoder, media_cache_bytes)
         self._threads = ThreadPoolExecutor(
-            _NUM_THREADS,
-            thread_name_prefix="prepare",
-            initializer=self._begin_thread,
+            _NUM_THREADS, thread_name_prefix="prepare", initializer=self._begin_thread
         )
 
     def _begin_thread(self) -> None:
@@ -48,11 +46,11 @@ class PromptReader:
         if self._model.info.device == "cpu":
             compute_alone()
 
-    async def read(self, request: OpenRequest) -> ReadPrompt:
-        """The request's prompt, and the completion's limit: a default one as far as it fits.
+    async def read_prompt(self, request: OpenRequest) -> ReadPrompt:
+        """Returns the request's prompt and the completion's limit (see ``fitting_max_tokens``).
 
-        Raises MediaError naming the item, InvalidRequestError, or ContextLengthError when prompt
-        and completion do not fit together.
+        Raises MediaError with the item as ``param``, InvalidRequestError, or ContextLengthError if
+        prompt and completion exceed the context.
         """
         began_ns = perf_counter_ns()
         media = await gather_or_cancel(
@@ -74,28 +72,28 @@ class PromptReader:
         except InvalidRequestError as error:
             if error.param is not None:
                 raise
-            # A new error: other requests that wait for the same decoding get the first one.
+            # A new error, because other requests may wait for the same decoding.
             raise type(error)(error.message, param=f"media[{index}]") from None
 
     def _prepare(
         self, request: OpenRequest, media: Sequence[DecodedMedia]
     ) -> tuple[Prompt, CachedRows]:
-        prompt = self._model.prepare(request.messages, media, request.frame_plan)
+        prompt = self._model.prepare_prompt(request.messages, media, request.frame_plan)
         prompt = salted(prompt, request.cache_salt)
         return prompt, cached_rows(prompt, request.cache_salt)
 
     def close(self) -> None:
-        """Waits for what is being prepared."""
+        """Waits for prompts in preparation, and ends the threads."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
 
 def fitting_max_tokens(
     request: OpenRequest, num_prompt_tokens: int, *, max_context_length: int
 ) -> int:
-    """The limit of a completion behind a prompt of so many tokens.
+    """Returns the completion's limit after a prompt of ``num_prompt_tokens`` tokens.
 
-    A limit that the client set holds, and a default one as far as there is room. Raises
-    ContextLengthError where the one does not fit, or the other would leave no token or fewer than
+    A default limit is reduced to the rest of the context. Raises ContextLengthError if a limit set
+    by the client does not fit, or if the reduced limit allows no further token or fewer than
     ``min_tokens``.
     """
     num_left = max_context_length - num_prompt_tokens

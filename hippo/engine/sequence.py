@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 
 
 class EngineSequence(ABC):
-    """What an engine keeps of a sequence; a service's own kind says how its prefill goes.
+    """The engine's state of one sequence; each service's subclass implements the prefill.
 
-    The event loop creates it, reads ``output`` and sets ``is_submitted``; everything else is the
-    device thread's. ``prompt``, ``rows`` (the whole prompt's), ``slot`` and ``sampler`` are there
-    once it is submitted. ``held`` is what its slot
-    holds for certain, the completion left out.
+    The event loop creates the sequence, reads ``output`` and sets ``is_submitted``; only the device
+    thread uses the rest. ``prompt``, ``rows`` (of the whole prompt), ``slot`` and ``sampler`` are
+    set by ``set_prompt``. ``held`` describes the valid rows of the slot, without the completion.
     """
 
     prompt: Prompt
@@ -36,7 +35,7 @@ class EngineSequence(ABC):
     submitted_ns: int
     sampler: TokenSampler
 
-    tells_prefill = False  # whether the prefill's timing is a message of its own
+    sends_prefill_timing = False  # as a separate message after the prefill
 
     def __init__(
         self,
@@ -46,25 +45,25 @@ class EngineSequence(ABC):
         *,
         num_top_logprobs: int | None = None,
     ) -> None:
-        """Raises OverloadedError where neither a slot nor a place in the queue is free."""
+        """Raises OverloadedError if neither a slot nor a place in the queue is free."""
         self.request = request
-        self.reservation = slots.reserve()
+        self.reservation = slots.reserve_slot()
         self.core = core
-        self.num_top_logprobs = num_top_logprobs  # of each token; None: none at all
+        self.num_top_logprobs = num_top_logprobs  # per token; None: no log-probabilities
         self.output: StreamQueue[Any] = StreamQueue()
         self.held = no_rows()
         self.is_submitted = False
         self.is_closed = False
         self.job_ns = 0  # device time of its prefill
-        self.wait_ns = 0  # time the device idled since this was last reported
+        self.wait_ns = 0  # idle time of the device since the last take_wait_ns
         self.began_ns = 0  # start of its first device work
         self.ready_ns = 0  # end of its last step or prefill
 
-    def announce(self, info: PromptInfo, prompt: Prompt) -> None:
-        """The prompt is read: says what can be said now (event loop)."""
-        self.output.put(info)
+    def announce_prompt(self, info: PromptInfo, prompt: Prompt) -> None:
+        """Sends ``info`` once the prompt is read (event loop)."""
+        self.output.put_item(info)
 
-    def prepare(
+    def set_prompt(
         self,
         read: ReadPrompt,
         slot: int,
@@ -74,7 +73,7 @@ class EngineSequence(ABC):
         num_token_ids: int,
         device: torch.device,
     ) -> None:
-        """It has a prompt and a slot now (device thread)."""
+        """Sets the prompt and the slot, and creates the sampler (device thread)."""
         self.slot, self.held, self.submitted_ns = slot, held, submitted_ns
         self.prompt, self.rows = read.prompt, read.rows
         self.core.set_max_tokens(read.max_tokens)
@@ -87,15 +86,15 @@ class EngineSequence(ABC):
         )
 
     @abstractmethod
-    def begin(self, engine: Engine) -> None:
+    def begin_prefill(self, engine: Engine) -> None:
         """Starts the first job (device thread)."""
 
-    def receive(self, engine: Engine, message: Any) -> None:
-        """A message arrived; raises HippoError for one that breaks the rules (device thread)."""
+    def receive_message(self, engine: Engine, message: Any) -> None:
+        """Handles a message; raises HippoError for an invalid one (device thread)."""
         self.core.receive(message)
 
     def time_step(self, step: Step, plan: StepPlan, *, began_ns: int, ended_ns: int) -> Timing:
-        """Where the time went since the last step ended; ``plan`` is the forward's."""
+        """Returns the times since the end of the last step; ``plan`` describes the forward."""
         wait_ns = self.take_wait_ns()
         queue_ns = max(began_ns - self.ready_ns - wait_ns, 0)
         self.ready_ns = ended_ns
@@ -109,27 +108,14 @@ class EngineSequence(ABC):
             num_batch_rows=plan.num_rows,
         )
 
-    def take_over(self, rows: CachedRows, *, most: int | None = None) -> int:
-        """A prefill of ``rows`` begins: how many of them the slot holds already.
-
-        At most ``most``, and never the last one, whose logits are wanted. From here on nothing
-        else counts as held, until the prefill is over and ``held`` is set to all its rows: where
-        it is left, those that were taken over are still whole.
-        """
-        num_reused = min(rows.common_length(self.held), len(rows) - 1)
-        if most is not None:
-            num_reused = min(num_reused, most)
-        self.held = rows.first(num_reused)
-        return num_reused
-
     def held_at_end(self, fed_ids: Sequence[int]) -> CachedRows:
-        """What the slot holds when the sequence is over; ``fed_ids`` are the leading completion
-        ids whose keys and values are there."""
+        """Returns the slot's rows at the end of the sequence; ``fed_ids`` are the leading
+        completion ids whose keys and values are cached."""
         if not fed_ids:
             return self.held
         return self.held.followed_by(fed_ids, self.prompt.next_position)
 
     def take_wait_ns(self) -> int:
-        """The idle time since the last call."""
+        """Returns the device's idle time since the last call, in ns."""
         wait_ns, self.wait_ns = self.wait_ns, 0
         return wait_ns

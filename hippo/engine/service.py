@@ -1,4 +1,4 @@
-"""A service from the first bound port to the last closed stream."""
+"""The life of a service, from binding its port to closing its last stream."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class ServiceState(enum.Enum):
-    """Why new streams are taken or refused."""
+    """The state of a service; the value is the reason for refusing a stream."""
 
     LOADING = "the service is still loading its model"
     SERVING = "serving"
@@ -35,7 +35,7 @@ class ServiceState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What a loaded service serves with."""
+    """The parts of a service that exist once its model is loaded."""
 
     info: ModelInfo
     engine: Engine
@@ -44,11 +44,11 @@ class Backend:
 
 
 class EngineService:
-    """Assembles one service: ``start``, ``serve_model``, ``drain``, ``stop``, in this order.
+    """One service: call ``start``, ``serve_model``, ``drain`` and ``stop``, in this order.
 
-    The caller registers its servicer, made with the service, with ``rpc.server`` before ``start``.
-    ``max_waiting`` sequences may wait for a slot. ``check_model`` raises ModelLoadError for a model
-    that the settings do not fit. ``stop`` may be called at any point. Event loop only.
+    The caller registers its servicer with ``rpc.server`` before ``start``. At most ``max_waiting``
+    sequences wait for a slot. ``check_model`` raises ModelLoadError for a model that does not fit
+    the settings. ``stop`` may be called at any time. Only for the event loop.
     """
 
     def __init__(
@@ -70,27 +70,27 @@ class EngineService:
         self.num_streams = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
-        self.port: int | None = None  # while it listens
+        self.port: int | None = None  # None before ``start``
         self._metrics: MetricsServer | None = None
         self._failing: asyncio.Task[None] | None = None
-        # Set, with the reason, when the device is of no use any more.
+        # Set to the reason when the device has failed.
         self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
 
     @property
     def info(self) -> ModelInfo:
-        """What is served; raises UnavailableError until the model is loaded."""
+        """Describes the model; raises UnavailableError until the model is loaded."""
         if self.backend is None:
             raise UnavailableError(self._state.value)
         return self.backend.info
 
     @property
     def metrics_port(self) -> int | None:
-        """None: no metrics are served."""
+        """The port of /metrics; None if metrics are not served."""
         return None if self._metrics is None else self._metrics.port
 
     @contextmanager
     def stream(self) -> Iterator[Backend]:
-        """Counts one stream; raises UnavailableError unless the service serves."""
+        """Counts one stream; raises UnavailableError unless the service is SERVING."""
         if self._state is not ServiceState.SERVING or self.backend is None:
             raise UnavailableError(self._state.value)
         self.num_streams += 1
@@ -103,14 +103,14 @@ class EngineService:
                 self._is_idle.set()
 
     async def start(self, host: str, port: int, *, metrics_port: int | None = None) -> int:
-        """Listens, answering NOT_SERVING; the bound port. UnavailableError when it is taken."""
+        """Listens with health NOT_SERVING; returns the port. Raises UnavailableError if taken."""
         if metrics_port is not None:
             self._metrics = start_metrics(self, host=host, port=metrics_port)
         self.port = await self.rpc.start(host, port)
         return self.port
 
     async def serve_model(self, model: VideoLanguageModel, decoder: Decoder) -> None:
-        """Warms the model up and serves; ``decoder`` stays the caller's to close."""
+        """Warms the model up and serves it; the caller closes ``decoder``."""
         settings, info = self._settings, model.info
         if self._check_model is not None:
             self._check_model(model)
@@ -139,7 +139,7 @@ class EngineService:
             _log.warning("sequences still ran after %g seconds of draining", seconds)
 
     async def wait_idle(self, timeout: float) -> bool:
-        """Waits for the last stream to end; False when ``timeout`` seconds passed before that."""
+        """Waits for the last stream to end; returns False after ``timeout`` seconds."""
         try:
             await asyncio.wait_for(self._is_idle.wait(), timeout)
         except TimeoutError:
@@ -147,14 +147,14 @@ class EngineService:
         return True
 
     def fail(self, error: Exception) -> None:
-        """Serves no more and sets ``failed``: the device is of no use."""
+        """Stops serving and sets ``failed``, because the device has failed."""
         if self._state is ServiceState.SERVING:
             self._state = ServiceState.FAILED
         self._failing = asyncio.create_task(self.rpc.set_serving(False))
         settle(self.failed, error, None)
 
     async def stop(self) -> None:
-        """Ends what runs, the server and the device thread."""
+        """Ends running streams, the server and the device thread."""
         self._state = ServiceState.DRAINING
         await self.rpc.stop()
         if self._failing is not None:

@@ -1,4 +1,4 @@
-"""Settings that both services have; each adds its port and its own."""
+"""The settings that both services share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MB = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """Where the model is, what it runs on, and what a request may cost."""
+    """The model, its device, and the limits of a request."""
 
     model: str = setting(help="checkpoint folder, or name on the Hugging Face hub")
     served_name: str | None = setting(None, help="name to serve the model under")
@@ -78,7 +78,7 @@ class EngineSettings:
     log_style: str = setting("text", help="text or json lines", choices=("text", "json"))
 
     def __post_init__(self) -> None:
-        """Refuses values that cannot work, before anything is loaded."""
+        """Raises SettingsError for invalid values."""
         if self.slots != "auto" and not (self.slots.isdecimal() and int(self.slots)):
             raise SettingsError(f"--slots is {self.slots}; it must be auto or at least 1")
         if self.memory_gib is not None and not self.memory_gib > 0:
@@ -91,11 +91,11 @@ class EngineSettings:
             self.decode_limits()
         except ValueError as error:
             raise SettingsError(str(error)) from None
-        _ = self.load_plan  # which checks itself
+        _ = self.load_plan  # raises SettingsError
 
     @property
     def load_plan(self) -> LoadPlan:
-        """How the service's model is loaded; raises SettingsError for what does not go together."""
+        """How to load the model; raises SettingsError for settings that contradict each other."""
         return self._load_plan()
 
     def _load_plan(
@@ -107,7 +107,7 @@ class EngineSettings:
         cpu_cores: tuple[int, ...] = (),
         exact_rows: int | None = None,
     ) -> LoadPlan:
-        """The plan of these settings with what one of the services adds."""
+        """Returns the plan of these settings and of those that only one service has."""
         return LoadPlan(
             self.model,
             device=self.device,
@@ -130,17 +130,17 @@ class EngineSettings:
 
     @property
     def tls(self) -> TlsFiles | None:
-        """None: without TLS."""
+        """The PEM files; None without TLS."""
         return TlsFiles(self.tls_cert, self.tls_key, self.tls_ca) if self.tls_cert else None
 
     @property
     def num_slots(self) -> int | None:
-        """None: as many as fit."""
+        """Number of slots; None: as many as fit into the memory."""
         return None if self.slots == "auto" else int(self.slots)
 
     @property
     def memory_bytes(self) -> int | None:
-        """The budget; None: without one."""
+        """Memory budget in bytes; None without a budget."""
         return None if self.memory_gib is None else int(self.memory_gib * GIB)
 
     @property
@@ -149,7 +149,7 @@ class EngineSettings:
 
     @property
     def keeps_prefixes(self) -> bool:
-        """Not where steps are all alike: where a prefill begins changes its last bits."""
+        """Whether prefixes are reused: not with ``exact_rows``, as reuse changes the last bits."""
         return self.prefix_cache and self.load_plan.exact_rows is None
 
     @property
@@ -162,17 +162,17 @@ class EngineSettings:
 
     @property
     def reserved_bytes(self) -> int:
-        """What is kept of earlier media where the model is."""
+        """Bytes on the model's device that are reserved for caches of media."""
         on_host = self.media_cache_bytes if self.first_device == "cpu" else 0
         return self.vision_cache_bytes + on_host
 
     @property
     def first_device(self) -> str:
-        """Where the vision tower is."""
+        """The device of the vision tower."""
         return self.device
 
     def decode_limits(self) -> DecodeLimits:
-        """Raises ValueError for limits under which nothing could be decoded."""
+        """Returns the limits of decoding; raises ValueError for invalid ones."""
         return DecodeLimits(
             max_frames=self.max_frames,
             max_pixels=self.max_frame_pixels,

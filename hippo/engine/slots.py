@@ -1,11 +1,10 @@
-"""Cache slots: handed out and taken back on the event loop, in order of arrival.
+"""Slots of the KV cache, assigned to sequences on the event loop in order of arrival.
 
-A free slot still holds the rows of its last sequence. A sequence that begins as that one did takes
-the slot over with them; which free slot it takes is decided when its prompt is read:
+A free slot still holds the rows of its last sequence, and a sequence with the same first rows can
+reuse them. Therefore a sequence chooses its slot only when its prompt is read:
 
-    reserve() ── granted() ── the prompt is read ── take(rows) ── ... ── release(rows)
-    a place      (or a wait   (meanwhile)           the slot that        what it holds now
-                 in line)                           fits best
+    reserve_slot() ── wait_granted() ── (prompt read) ── take_slot(rows) ── ... ── release(rows)
+    a claim           in the queue                       the best free slot        its new rows
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from collections import deque
 from hippo.errors import OverloadedError
 from hippo.models.content import CachedRows, no_rows
 
-# Below that share of what a slot holds, a common beginning (a system prompt) is not worth the rest.
+# Reusing a smaller share of a slot's rows (a system prompt) is not worth losing the rest.
 _LEAST_SHARE = 0.25
 
 
 class SlotPool:
-    """``num_slots`` slots and a queue of at most ``max_waiting`` for them."""
+    """``num_slots`` slots, and a queue of at most ``max_waiting`` reservations."""
 
     def __init__(self, num_slots: int, *, max_waiting: int) -> None:
         self.num_slots = num_slots
         self.max_waiting = max_waiting
-        # What each free slot holds, the least recently used first.
+        # The rows that each free slot holds, least recently used slot first.
         self._free = {index: no_rows() for index in range(num_slots)}
-        self._num_granted = 0  # of the free ones, promised to reservations
+        self._num_granted = 0  # reservations that have not taken their slot yet
         self._waiting: deque[Reservation] = deque()
 
     @property
@@ -39,8 +38,8 @@ class SlotPool:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def reserve(self) -> Reservation:
-        """A slot, or a place in the queue; raises OverloadedError when both are taken."""
+    def reserve_slot(self) -> Reservation:
+        """Reserves a slot or a place in the queue; raises OverloadedError if neither is free."""
         reservation = Reservation(self)
         if self._num_granted < len(self._free):
             self._grant(reservation)
@@ -51,9 +50,9 @@ class SlotPool:
             raise OverloadedError(f"all {self.num_slots} slots{queue} are taken; try again later")
         return reservation
 
-    def take(self, rows: CachedRows) -> tuple[int, CachedRows]:
-        """For a granted reservation: the free slot with the longest beginning in common with
-        ``rows``, else the least recently used one; and what it holds."""
+    def take_slot(self, rows: CachedRows) -> tuple[int, CachedRows]:
+        """Returns the free slot with the longest common prefix with ``rows``, otherwise the least
+        recently used one, and the rows that it holds; only for a granted reservation."""
         assert self._num_granted > 0
         self._num_granted -= 1
         best, best_length = next(iter(self._free)), 0
@@ -63,8 +62,8 @@ class SlotPool:
                 best, best_length = index, length
         return best, self._free.pop(best)
 
-    def give_back(self, reservation: Reservation, held: CachedRows) -> None:
-        """Frees what the reservation has, for the next in the queue; its slot holds ``held``."""
+    def end_reservation(self, reservation: Reservation, held: CachedRows) -> None:
+        """Frees the slot or place of a reservation; ``held`` are the rows in the slot."""
         if reservation.index is not None:
             self._free[reservation.index] = held
         elif reservation.is_granted:
@@ -80,7 +79,7 @@ class SlotPool:
 
 
 class Reservation:
-    """One sequence's claim to a slot; ``index`` is there once it is taken."""
+    """One sequence's claim to a slot; ``index`` is None until the slot is taken."""
 
     def __init__(self, pool: SlotPool) -> None:
         self._pool = pool
@@ -93,20 +92,20 @@ class Reservation:
         self.is_granted = True
         self._is_ready.set()
 
-    async def wait(self) -> bool:
-        """Waits for the grant; False if the reservation was released instead."""
+    async def wait_granted(self) -> bool:
+        """Waits for the grant; returns False if the reservation was released instead."""
         await self._is_ready.wait()
         return not self.is_released
 
-    def take(self, rows: CachedRows) -> tuple[int, CachedRows]:
-        """A slot for a sequence that begins with ``rows``, and what the slot holds."""
-        self.index, held = self._pool.take(rows)
+    def take_slot(self, rows: CachedRows) -> tuple[int, CachedRows]:
+        """Returns a slot for a sequence of ``rows``, and the rows that the slot holds."""
+        self.index, held = self._pool.take_slot(rows)
         return self.index, held
 
     def release(self, held: CachedRows | None = None) -> None:
-        """Gives up the slot, which holds ``held`` now (None: nothing of use), or the place in the
-        queue; only the first call counts."""
+        """Frees the slot, which now holds the rows ``held`` (None: no valid ones), or the place in
+        the queue; later calls have no effect."""
         if not self.is_released:
             self.is_released = True
-            self._pool.give_back(self, no_rows() if held is None else held)
+            self._pool.end_reservation(self, no_rows() if held is None else held)
             self._is_ready.set()

@@ -1,4 +1,4 @@
-"""What an engine counts while it runs; cheap enough for every forward."""
+"""Counters of an engine."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ _BUCKETS_NS = tuple(int(seconds * 1e9) for seconds in FORWARD_SECONDS)
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Written by the device thread alone; readers see whole numbers, if slightly old ones."""
+    """Only the device thread writes the counters; other threads may read slightly old values."""
 
-    num_sequences: int = 0  # that the device thread knows of
+    num_sequences: int = 0  # open sequences on the device thread
     num_opened: int = 0
-    num_failed: int = 0  # ended by an error of ours
+    num_failed: int = 0  # ended by an unexpected error
     num_prefills: int = 0
-    num_prefix_hits: int = 0  # prefills that found their beginning in the slot
-    num_prefix_misses: int = 0  # the others
-    num_prompt_rows: int = 0  # of finished prefills, reused ones included
+    num_prefix_hits: int = 0  # prefills that reused rows
+    num_prefix_misses: int = 0  # prefills that reused no rows
+    num_prompt_rows: int = 0  # of finished prefills, including reused rows
     num_reused_rows: int = 0
     num_forwards: int = 0
     num_rows: int = 0
-    num_stepped: int = 0  # sequences of all forwards
+    num_stepped: int = 0  # sum of the sequences of each forward
     prefill_ns: int = 0
     forward_ns: int = 0
     idle_ns: int = 0
     forward_counts: list[int] = field(default_factory=lambda: [0] * (len(_BUCKETS_NS) + 1))
 
     def count_prefill(self, num_rows: int, num_reused: int) -> None:
-        """A prefill of ``num_rows`` is over; the slot held ``num_reused`` of them."""
+        """Counts a finished prefill of ``num_rows`` rows, of which ``num_reused`` were reused."""
         self.num_prefills += 1
         if num_reused:
             self.num_prefix_hits += 1

@@ -1,4 +1,4 @@
-"""One gRPC stream is one sequence: what both servicers do with it."""
+"""The part of both servicers that connects a gRPC stream with a sequence of the engine."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
 class SequenceStreams:
-    """Both servicers' base: reads a stream into the engine and writes what comes of it.
+    """The base of both servicers: passes a stream's messages to the engine, and writes the output.
 
-    ``response`` is the message in which the service says something on a stream; ``new_sequence``
-    makes a sequence of the service's kind, which claims one of the slots. One writer a stream.
+    ``response`` is the type of the service's messages. ``new_sequence`` creates the service's
+    sequence, which reserves a slot. One task writes on a stream.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class SequenceStreams:
         return response
 
     async def serve(self, context: Context) -> None:
-        """Runs one stream to its end; raises what it failed with."""
+        """Runs one stream to its end; raises its error."""
         with self._service.stream() as backend:
             request = await self._read_open(context, backend)
             request_id_var.set(request.request_id)
@@ -64,7 +64,7 @@ class SequenceStreams:
                 finally:
                     if not sequence.is_submitted:
                         sequence.reservation.release()
-                    backend.engine.close(sequence)
+                    backend.engine.close_sequence(sequence)
 
     async def _read_open(self, context: Context, backend: Backend) -> OpenRequest:
         first = await _read_message(context)
@@ -80,8 +80,8 @@ class SequenceStreams:
         handing_over = asyncio.create_task(self._hand_over(backend, sequence))
         try:
             await asyncio.wait((reader, handing_over), return_when=asyncio.FIRST_COMPLETED)
-            # From here on the reader's end ends the output instead of cancelling its writer: a
-            # call whose write was cancelled half-way takes no status any more.
+            # From here on the end of the reader ends the output. It must not cancel the writer: a
+            # call whose write was cancelled cannot send a status any more.
             reader.add_done_callback(lambda _: sequence.output.abort(_error_of(reader)))
             if handing_over.done():
                 handing_over.result()
@@ -90,30 +90,30 @@ class SequenceStreams:
         finally:
             handing_over.cancel()
             await asyncio.gather(handing_over, return_exceptions=True)
-            del handing_over  # its error holds this frame, which holds the sequence
+            del handing_over  # its error refers to this frame and so to the sequence
 
     def _start_reader(
         self, context: Context, backend: Backend, sequence: EngineSequence
     ) -> asyncio.Task[None]:
-        """The task that reads the stream; it ends with it.
+        """Returns the task that reads the stream to its end.
 
-        Nobody cancels it: grpc.aio never frees what a cancelled read holds
+        The task must not be cancelled, because grpc.aio never frees the memory of a cancelled read
         (https://github.com/grpc/grpc/issues/43360).
         """
         reader = asyncio.create_task(self._read(context, backend, sequence))
         self._readers.add(reader)
         reader.add_done_callback(self._readers.discard)
-        reader.add_done_callback(_error_of)  # seen here when nobody waits for it any more
+        reader.add_done_callback(_error_of)  # or asyncio would log an error that was not read
         return reader
 
     async def _hand_over(self, backend: Backend, sequence: EngineSequence) -> None:
         """Reads the prompt, waits for the slot, and gives the sequence to the engine."""
-        read = await backend.prompts.read(sequence.request)
+        read = await backend.prompts.read_prompt(sequence.request)
         prompt = read.prompt
         queued_ns = perf_counter_ns()
-        if not await sequence.reservation.wait():
-            return  # it failed meanwhile, as its output says
-        slot, held = sequence.reservation.take(read.rows)
+        if not await sequence.reservation.wait_granted():
+            return  # the sequence has ended
+        slot, held = sequence.reservation.take_slot(read.rows)
         info = PromptInfo(
             prompt_hash=prompt.prompt_hash,
             num_prompt_tokens=prompt.length,
@@ -121,9 +121,9 @@ class SequenceStreams:
             queue_ns=perf_counter_ns() - queued_ns,
             preprocess_ns=read.preprocess_ns,
         )
-        sequence.announce(info, prompt)
+        sequence.announce_prompt(info, prompt)
         sequence.is_submitted = True
-        backend.engine.submit(sequence, read, slot, held)
+        backend.engine.submit_sequence(sequence, read, slot, held)
 
     async def _read(self, context: Context, backend: Backend, sequence: EngineSequence) -> None:
         """Posts requests to the engine until the client closes its side."""
@@ -131,9 +131,9 @@ class SequenceStreams:
             while (request := await _read_message(context)) is not _EOF:
                 num_token_ids = backend.info.num_token_ids
                 message = convert.from_stream(request, num_token_ids=num_token_ids)
-                backend.engine.post(sequence, message)
+                backend.engine.post_message(sequence, message)
         finally:
-            del sequence  # gRPC keeps what reading failed with, and that keeps this frame
+            del sequence  # gRPC keeps an error of the read, and with it this frame
 
 
 async def _read_message(context: Context) -> Any:
@@ -145,9 +145,9 @@ async def _read_message(context: Context) -> Any:
 
 @contextmanager
 def _logging_the_end() -> Iterator[None]:
-    """One line a sequence, under its request's id."""
+    """Logs one line at the end of a sequence, with its request id."""
     began_ns = perf_counter_ns()
-    how = "left by the gateway"  # the stream was cancelled, as a draft's is when its answer is over
+    how = "left by the gateway"  # cancelled, as a draft's stream at the end of an answer
     try:
         yield
         how = "finished"

@@ -1,4 +1,4 @@
-"""A first prompt and first forwards, so that no request pays for what happens only once."""
+"""A first prompt and first forwards, so that one-time costs do not delay a request."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ async def warm_up_model(
     device: torch.device,
     call: Callable[[Callable[[], Any]], Awaitable[Any]],
 ) -> Prompt:
-    """Runs a prompt with a video and forwards of 1 row to many by ``call``, which runs a function
-    on the device thread; the prompt. Raises ModelLoadError when the model cannot do that."""
+    """Runs a prompt with a video and forwards of different sizes, and returns the prompt. ``call``
+    runs a function on the device thread. Raises ModelLoadError if a forward fails."""
 
     def prepare() -> Prompt:
         if device.type == "cpu":
@@ -63,19 +63,19 @@ async def warm_up_model(
 
 
 def warm_prompt(model: VideoLanguageModel) -> Prompt:
-    """A short prompt with a short grey video; any thread."""
+    """Returns a short prompt with a short grey video; any thread may call it."""
     frames = torch.full((_NUM_FRAMES, _FRAME_SIZE, _FRAME_SIZE, 3), 128, dtype=torch.uint8)
     seconds = tuple(index / _FRAMES_PER_SECOND for index in range(_NUM_FRAMES))
     media = DecodedMedia(MediaKind.VIDEO, frames, seconds, _FRAMES_PER_SECOND)
     message = ChatMessage("user", (MediaPart(0), TextPart("What happens?")))
-    return model.prepare([message], [media], FramePlan())
+    return model.prepare_prompt([message], [media], FramePlan())
 
 
 def warm_up(
     model: VideoLanguageModel, prompt: Prompt, *, slot: int, max_rows: int = _MAX_ROWS
 ) -> None:
-    """Device thread: a prefill of ``slot`` and forwards of up to ``max_rows`` rows after it."""
-    tap = AttentionTap(1)  # scoring belongs to what happens in every prefill of a target
+    """Runs a prefill of ``slot``, then forwards of up to ``max_rows`` rows (device thread)."""
+    tap = AttentionTap(1)  # because a target's prefill scores visual tokens
     *_, logits = model.prefill(slot, prompt, model.embed_visual(prompt), None, tap)
     assert logits is not None, "a prefill ends with logits"
     token_id = int(logits.argmax())

@@ -1,5 +1,5 @@
-"""Every metric by name, kind, unit, labels and meaning: what the processes export, what
-docs/metrics.md says, and what dashboards and rules may ask for."""
+"""The definitions of all metrics, which the processes export, docs/metrics.md lists, and dashboards
+and rules may query."""
 
 from hippo.metrics.gateway import GATEWAY_METRICS
 from hippo.metrics.services import SERVICE_METRICS

@@ -1,4 +1,4 @@
-"""What the gateway says of itself and of speculation, besides vLLM's names."""
+"""The gateway's metrics of itself and of speculation that vLLM does not have."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ SIDES = ("draft", "target")
 
 
 class Waste(enum.Enum):
-    """Why a draft token was of no use."""
+    """Why a draft token saved nothing."""
 
-    REJECTED = "rejected"  # the target's token there is another
+    REJECTED = "rejected"  # differs from the target's token
     BEHIND_REJECTION = "behind_rejection"  # it followed a rejected one
-    STALE = "stale"  # of a run that had ended when it came
-    SETTLED_FIRST = "settled_first"  # right, but the target had come to it by itself
-    UNVERIFIED = "unverified"  # the answer was over before its turn
+    STALE = "stale"  # of a run that ended before it arrived
+    SETTLED_FIRST = "settled_first"  # right, but the target generated it first
+    UNVERIFIED = "unverified"  # the answer ended first
 
 
 class DraftLoss(enum.Enum):
-    """Why an answer went on without its draft."""
+    """Why an answer continued without its draft."""
 
     OVERLOADED = "overloaded"  # no free slot
-    UNAVAILABLE = "unavailable"  # the service, or the way to it, is gone
+    UNAVAILABLE = "unavailable"  # the service or the connection failed
     STALLED = "stalled"  # it owed tokens for longer than --draft-stall-s
-    INCOMPATIBLE = "incompatible"  # it read another prompt
+    INCOMPATIBLE = "incompatible"  # its prompt differs from the target's
     ERROR = "error"  # anything else
 
 
 POLICY = Label("policy", POLICY_NAMES)
 TARGET = Label("target", bound="addresses of the targets")
 
-# Upper bounds of the buckets of histograms; a delay below 0: the draft was early.
+# Upper bounds of histogram buckets; a delay is negative if the draft was ready first.
 DELAY_SECONDS = (
     -10.0, -5.0, -2.0, -1.0, -0.5, -0.2, -0.1, -0.05, -0.02, -0.01, -0.005, -0.002, 0.0,
     0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
@@ -56,83 +56,78 @@ TRANSPORT_SECONDS = (
 
 HTTP_REQUESTS = counter(
     "hippo_http_requests",
-    "HTTP requests answered; status 499 is a client that went away before the answer began.",
+    "HTTP requests answered. Status 499: the client disconnected before the answer began.",
     Label("path", bound="the routes, and `unknown`"),
     Label("status", bound="HTTP statuses"),
 )
-COMPLETIONS = counter(
-    "hippo_completions",
-    "Completions ended.",
-    POLICY,
-    Label("outcome", OUTCOMES),
-)
+COMPLETIONS = counter("hippo_completions", "Completions ended.", POLICY, Label("outcome", OUTCOMES))
 CALIBRATIONS = counter(
     "hippo_calibrations",
     "Completions run target-only to measure the baseline (`--calibration-share`).",
 )
 DECODE_TIME = counter(
     "hippo_decode_seconds",
-    "From the first token to the last, of answers for which a baseline was known.",
+    "Time from the first token to the last, of answers with a known baseline.",
     POLICY,
 )
 DECODE_BASELINE = counter(
     "hippo_decode_baseline_seconds",
-    "What target-only decoding would have taken for the same tokens of the same answers.",
+    "Estimated target-only decode time of the answers in `hippo_decode_seconds_total`.",
     POLICY,
 )
 FIRST_TOKEN_TIME = counter(
     "hippo_first_token_seconds",
-    "From arrival to the first token, of the same answers: the part that decoding cannot speed up.",
+    "Time from arrival to the first token, of the answers in `hippo_decode_seconds_total`.",
     POLICY,
 )
 REQUEST_SPEEDUP = histogram(
     "hippo_request_speedup_ratio",
-    "Decode speedup of one answer, policy `off` left out.",
+    "Decode speedup of each answer, without those under policy `off`.",
     SPEEDUP_RATIOS,
 )
 BASELINE_STEP = gauge(
     "hippo_baseline_step_seconds",
-    "Target-only time of one token, as measured at contexts of that length.",
+    "Measured target-only time per token, by context length.",
     TARGET,
     Label("context_tokens_le", bound="11 ranges of context length"),
 )
 BASELINE_STEPS = counter(
     "hippo_baseline_steps",
-    "Target-only steps that the baseline was learnt from.",
+    "Target-only steps measured for the baseline.",
     TARGET,
 )
 BASELINE_AGE = gauge(
     "hippo_baseline_age_seconds",
-    "Since the baseline last learnt something.",
+    "Time since the last measured step of the baseline.",
     TARGET,
 )
 MODE_TIME = counter(
     "hippo_mode_seconds",
-    "Decoding by mode: the target's forwards and its waits before them.",
+    "Decode time by mode: the target's forwards and its waits before them.",
     Label("mode", MODES),
 )
 MODE_SWITCHES = counter("hippo_mode_switches", "Changes between optimistic and conservative steps.")
 BUSY_TIME = counter(
     "hippo_sequence_busy_seconds",
-    "Device time spent for answers: prefill and steps (the draft's: of the tokens it sent).",
+    "Device time of prefills and steps for answers; for the draft only steps of tokens it sent.",
     Label("side", SIDES),
 )
 WAIT_TIME = counter(
     "hippo_sequence_wait_seconds",
-    "Time a side's device had nothing to do while an answer was decoded: it waited for the other.",
+    "Time in which a side's device waited for the other side while an answer was decoded.",
     Label("side", SIDES),
 )
 TARGET_FORWARDS = counter(
-    "hippo_target_forwards", "Forwards of the target after its prefills: rounds."
+    "hippo_target_forwards", "Target forwards after prefills, which is the number of rounds."
 )
-BLOCKS = counter("hippo_blocks", "Blocks of draft tokens that came.")
+BLOCKS = counter("hippo_blocks", "Blocks of draft tokens received.")
 STALE_BLOCKS = counter(
-    "hippo_stale_blocks", "Blocks of a run that had ended, dropped by the gateway."
+    "hippo_stale_blocks", "Blocks dropped by the gateway, because their run had ended."
 )
-DRAFTED_TOKENS = counter("hippo_drafted_tokens", "Draft tokens that came, verified or not.")
+DRAFTED_TOKENS = counter("hippo_drafted_tokens", "Draft tokens received, verified or not.")
 WASTED_TOKENS = counter(
     "hippo_wasted_draft_tokens",
-    "Draft tokens that came and saved nothing; with those accepted they add up to "
+    "Draft tokens received that saved nothing. They and the accepted tokens add up to "
     "`hippo_drafted_tokens_total`.",
     Label("cause", tuple(cause.value for cause in Waste)),
 )
@@ -143,7 +138,7 @@ RUN_LENGTH = histogram(
 )
 FIRST_BLOCK_DELAY = histogram(
     "hippo_first_block_delay_seconds",
-    "From the target's first token to the draft's first block; below 0 the draft was ready first.",
+    "Time from the target's first token to the draft's first block; below 0 the block was first.",
     DELAY_SECONDS,
 )
 VISUAL_TOKENS = counter(
@@ -154,29 +149,29 @@ VISUAL_TOKENS = counter(
 )
 ROUND_TRANSPORT = histogram(
     "hippo_round_transport_seconds",
-    "Time of a round in which the target's device neither worked nor waited for the draft; mean "
-    "of one answer's rounds.",
+    "Time of a round in which the target's device neither worked nor waited for the draft; the "
+    "mean of each answer's rounds.",
     TRANSPORT_SECONDS,
 )
 DRAFT_LOSSES = counter(
     "hippo_draft_losses",
-    "Times an answer went on without its draft.",
+    "Times an answer continued without its draft.",
     Label("cause", tuple(cause.value for cause in DraftLoss)),
 )
-DRAFT_RECOVERIES = counter("hippo_draft_recoveries", "Times a draft joined an answer under way.")
+DRAFT_RECOVERIES = counter("hippo_draft_recoveries", "Times a draft joined an answer in progress.")
 SERVICE_UP = gauge(
     "hippo_service_up",
-    "1 while one such service is usable; none for a draft that is not configured.",
+    "1 while at least one service of this kind is usable, else 0; absent for an unset draft.",
     Label("service", SIDES),
 )
 SERVICES_READY = gauge(
     "hippo_services_ready",
-    "Services of that kind that answer, of those that the gateway was given.",
+    "Configured services of this kind that answer.",
     Label("service", SIDES),
 )
 BUILD_INFO = gauge(
     "hippo_build_info",
-    "1, with the versions of the software and of the protocol between gateway and services.",
+    "Always 1; the labels are the versions of the software and of the gRPC protocol.",
     Label("version", bound="one"),
     Label("protocol_version", bound="one"),
 )

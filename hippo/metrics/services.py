@@ -1,10 +1,10 @@
-"""What the draft and the target service each say of their own device."""
+"""The metrics that draft and target service each export of their own device."""
 
 from __future__ import annotations
 
 from hippo.metrics.spec import Label, Metric, counter, gauge, histogram
 
-# Upper bounds of the buckets of histograms.
+# Upper bounds of histogram buckets.
 FORWARD_SECONDS = (
     0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075,
     0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0,
@@ -14,7 +14,7 @@ SLOTS = gauge("hippo_slots", "Cache slots.")
 SLOTS_USED = gauge("hippo_slots_used", "Cache slots in use.")
 QUEUE_LENGTH = gauge("hippo_queue_length", "Sequences that wait for a slot.")
 QUEUE_CAPACITY = gauge(
-    "hippo_queue_capacity", "Sequences that may wait (`--max-queue`; the draft's is 0)."
+    "hippo_queue_capacity", "Most sequences that may wait for a slot (`--max-queue`; the draft: 0)."
 )
 STREAMS = gauge("hippo_streams", "Open streams.")
 SEQUENCES = counter("hippo_sequences", "Sequences begun.")
@@ -22,44 +22,50 @@ SEQUENCE_FAILURES = counter("hippo_sequence_failures", "Sequences ended by an in
 PREFILLS = counter("hippo_prefills", "Prefills finished.")
 PREFIX_HITS = counter(
     "hippo_prefix_cache_hits",
-    "Prefills that found the beginning of their prompt in the slot.",
+    "Prefills that reused the beginning of their prompt from a slot.",
 )
-PREFIX_MISSES = counter("hippo_prefix_cache_misses", "Prefills that began at the first token.")
+PREFIX_MISSES = counter("hippo_prefix_cache_misses", "Prefills from the first token.")
 PREFILL_ROWS = counter(
     "hippo_prefill_tokens",
-    "Prompt tokens of all prefills, reused ones included (the draft's: without pruned ones).",
+    "Prompt tokens of all prefills, with reused tokens and, in the draft, without pruned tokens.",
 )
-REUSED_ROWS = counter("hippo_prefill_cached_tokens", "Of these, taken over with the slot.")
+REUSED_ROWS = counter(
+    "hippo_prefill_cached_tokens", "Prompt tokens that prefills reused from a slot."
+)
 VISION_CACHE_HITS = counter(
     "hippo_vision_cache_hits",
-    "Videos and images of a prompt that the vision tower did not look at again.",
+    "Videos and images of prompts whose features were in the vision cache.",
 )
 VISION_CACHE_MISSES = counter(
     "hippo_vision_cache_misses",
-    "Videos and images of a prompt that passed the vision tower.",
+    "Videos and images of prompts that passed through the vision tower.",
 )
-VISION_CACHE_USED = gauge("hippo_vision_cache_used_bytes", "What the vision cache holds.")
+VISION_CACHE_USED = gauge(
+    "hippo_vision_cache_used_bytes", "Size of the vision cache (visual features)."
+)
 VISION_CACHE_CAPACITY = gauge(
     "hippo_vision_cache_capacity_bytes",
-    "What it may hold (`--vision-cache-mb`; 0: it is off).",
+    "Largest size of the vision cache (`--vision-cache-mb`; 0: off).",
 )
 MEDIA_CACHE_HITS = counter(
     "hippo_media_cache_hits",
-    "Videos and images of a request that were decoded already.",
+    "Videos and images of requests whose frames were in the media cache.",
 )
 MEDIA_CACHE_MISSES = counter(
     "hippo_media_cache_misses",
-    "Videos and images of a request that were not decoded yet.",
+    "Videos and images of requests that were decoded.",
 )
-MEDIA_CACHE_USED = gauge("hippo_media_cache_used_bytes", "Frames of earlier media that are kept.")
+MEDIA_CACHE_USED = gauge(
+    "hippo_media_cache_used_bytes", "Size of the media cache (decoded frames)."
+)
 MEDIA_CACHE_CAPACITY = gauge(
     "hippo_media_cache_capacity_bytes",
-    "What they may take (`--media-cache-mb`; 0: none are kept).",
+    "Largest size of the media cache (`--media-cache-mb`; 0: off).",
 )
 ROWS = counter("hippo_rows", "Rows of all decoding forwards.")
 FORWARD_SEQUENCES = counter(
     "hippo_forward_sequences",
-    "Sequences of all decoding forwards; over their number: how many share one.",
+    "Sequences of all decoding forwards; divided by the forwards, the mean batch size.",
 )
 PREFILL_TIME = counter("hippo_device_prefill_seconds", "Device time of prefills.")
 BUSY_TIME = counter("hippo_device_busy_seconds", "Device time of prefills and forwards.")
@@ -71,15 +77,15 @@ FORWARD_TIME = histogram(
 )
 MEMORY_USED = gauge(
     "hippo_device_memory_used_bytes",
-    "Memory in use on the device, by whomever (CUDA); on a CPU this process's resident memory.",
+    "Memory in use on a CUDA device by all processes; on a CPU this process's resident memory.",
 )
 MEMORY_TOTAL = gauge(
     "hippo_device_memory_total_bytes",
-    "Memory of the device; on a CPU the limit of the control group, or the machine's.",
+    "Total memory of the device; on a CPU the control group's limit, or the machine's memory.",
 )
 MODEL_INFO = gauge(
     "hippo_model_info",
-    "1, with what is served.",
+    "Always 1; the labels describe the served model.",
     Label("model_name", bound="one"),
     Label("family", bound="one"),
     Label("device", bound="one"),

@@ -1,4 +1,4 @@
-"""What is said of one metric, and how a registry is filled from it."""
+"""The definition of a metric, and its Prometheus collector."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 
 class Kind(enum.Enum):
-    """Prometheus's types, as far as they are used."""
+    """The Prometheus metric types that hippo uses."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -19,7 +19,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """One label; either all its values are known, or ``bound`` says why they are few."""
+    """A label with either all its values, or in ``bound`` the reason why they are few."""
 
     name: str
     values: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. ``name`` is without the ``_total`` that a counter's series end in."""
+    """A metric. ``name`` lacks the suffix ``_total`` of a counter's series."""
 
     name: str
     kind: Kind
@@ -38,7 +38,7 @@ class Metric:
 
     @property
     def series_name(self) -> str:
-        """What to ask Prometheus for; a histogram's has ``_bucket``, ``_sum`` and ``_count``."""
+        """The name in Prometheus; a histogram's series add ``_bucket``, ``_sum`` or ``_count``."""
         return self.name + "_total" if self.kind is Kind.COUNTER else self.name
 
     @property
@@ -55,13 +55,14 @@ def gauge(name: str, text: str, *labels: Label) -> Metric:
 
 
 def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: Label) -> Metric:
-    """``buckets`` are their upper bounds."""
+    """Returns a histogram; ``buckets`` are the upper bounds."""
     return Metric(name, Kind.HISTOGRAM, text, labels, buckets)
 
 
 def collector(metric: Metric, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
-    """What counts a metric. A counter begins at 0 for every known label value, so that its first
-    event shows; series of others begin when they are set."""
+    """Registers the Prometheus collector of a metric and returns it.
+
+    A counter starts at 0 for every known label value, so that Prometheus sees its first event."""
     if metric.kind is Kind.HISTOGRAM:
         assert metric.buckets, metric.name
         return Histogram(

@@ -1,4 +1,4 @@
-"""The names that clients, dashboards and `vllm bench serve` know, with vLLM's meaning of them."""
+"""The metrics with vLLM's names and meanings, which dashboards and `vllm bench serve` read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hippo.metrics.spec import Label, Metric, counter, gauge, histogram
 MODEL_NAME = Label("model_name", bound="the served model")
 FINISHED_REASONS = ("stop", "length", "abort", "error")
 
-# Upper bounds of the buckets of histograms.
+# Upper bounds of histogram buckets.
 COMPLETION_TOKENS = (
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 300.0, 500.0, 1000.0, 2000.0, 4000.0, 8000.0,
 )  # fmt: skip
@@ -19,7 +19,7 @@ REQUEST_SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0,
     1.5, 2.0, 3.0, 4.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 300.0, 600.0,
 )  # fmt: skip
-# Steps of the bundled pair take half a millisecond, those of a 72B model fifty.
+# Steps of the bundled pair take 0.5 ms, those of a 72B model 50 ms.
 STEP_SECONDS = (
     0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01,
     0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0,
@@ -32,34 +32,36 @@ NUM_REQUESTS_RUNNING = gauge(
 )
 NUM_REQUESTS_WAITING = gauge(
     "vllm:num_requests_waiting",
-    "Requests whose prompt is being read or that wait for a slot of the target.",
+    "Requests whose prompt is being prepared, or that wait for a slot of the target.",
     MODEL_NAME,
 )
 NUM_PROMPT_TOKENS = counter(
-    "vllm:prompt_tokens", "Prompt tokens read, visual ones included.", MODEL_NAME
+    "vllm:prompt_tokens", "Prompt tokens, visual tokens included.", MODEL_NAME
 )
 PREFIX_CACHE_QUERIES = counter(
     "vllm:prefix_cache_queries",
-    "Prompt tokens whose keys and values the target could have had already: those of all prefills.",
+    "Prompt tokens looked up in the target's prefix cache: those of all prefills.",
     MODEL_NAME,
 )
-PREFIX_CACHE_HITS = counter("vllm:prefix_cache_hits", "Of these, the ones that it had.", MODEL_NAME)
+PREFIX_CACHE_HITS = counter(
+    "vllm:prefix_cache_hits", "Prompt tokens found in the target's prefix cache.", MODEL_NAME
+)
 NUM_GENERATION_TOKENS = counter("vllm:generation_tokens", "Completion tokens settled.", MODEL_NAME)
 REQUEST_SUCCESS = counter(
     "vllm:request_success",
-    "Requests ended, by how: an end token or stop string, the token limit, a client that went "
-    "away, or an error.",
+    "Requests ended, by reason: an end token or stop string, the token limit, a client that "
+    "disconnected, or an error.",
     MODEL_NAME,
     Label("finished_reason", FINISHED_REASONS),
 )
 NUM_DRAFTS = counter(
     "vllm:spec_decode_num_drafts",
-    "Forwards of the target that held draft tokens.",
+    "Target forwards with draft tokens.",
     MODEL_NAME,
 )
 NUM_DRAFT_TOKENS = counter(
     "vllm:spec_decode_num_draft_tokens",
-    "Draft tokens in these forwards.",
+    "Draft tokens in target forwards.",
     MODEL_NAME,
 )
 NUM_ACCEPTED_TOKENS = counter(
@@ -75,14 +77,14 @@ NUM_ACCEPTED_TOKENS_PER_POS = counter(
 )
 TIME_TO_FIRST_TOKEN = histogram(
     "vllm:time_to_first_token_seconds",
-    "From the request's arrival to its first token.",
+    "Time from the request's arrival to its first token.",
     REQUEST_SECONDS,
     MODEL_NAME,
 )
 INTER_TOKEN_LATENCY = histogram(
     "vllm:inter_token_latency_seconds",
-    "Between two verdicts of one answer, each of one token or several: what a reader of the "
-    "stream waits.",
+    "Time between two verdicts of an answer, each of one or several tokens; a reader of the "
+    "stream sees it as a pause.",
     STEP_SECONDS,
     MODEL_NAME,
 )
@@ -94,19 +96,19 @@ TIME_PER_OUTPUT_TOKEN = histogram(
 )
 REQUEST_TIME_PER_OUTPUT_TOKEN = histogram(
     "vllm:request_time_per_output_token_seconds",
-    "Mean time per token after the first, one observation an answer.",
+    "Mean time per token after the first, one observation per answer.",
     STEP_SECONDS,
     MODEL_NAME,
 )
 E2E_REQUEST_LATENCY = histogram(
     "vllm:e2e_request_latency_seconds",
-    "From the request's arrival to its last token, of answers that came to their end.",
+    "Time from the request's arrival to its last token, of answers that ended normally.",
     REQUEST_SECONDS,
     MODEL_NAME,
 )
 REQUEST_QUEUE_TIME = histogram(
     "vllm:request_queue_time_seconds",
-    "Waiting for a slot of the target.",
+    "Time waiting for a slot of the target.",
     REQUEST_SECONDS,
     MODEL_NAME,
 )
@@ -118,7 +120,7 @@ REQUEST_PREFILL_TIME = histogram(
 )
 REQUEST_DECODE_TIME = histogram(
     "vllm:request_decode_time_seconds",
-    "From the first token to the last.",
+    "Time from the first token to the last.",
     REQUEST_SECONDS,
     MODEL_NAME,
 )

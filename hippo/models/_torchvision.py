@@ -1,18 +1,17 @@
-"""Makes torchvision importable beside a torch build that its compiled operators do not fit."""
+"""Makes torchvision importable if its compiled operators do not fit the installed torch."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-# The operators whose absence stops torchvision's import: it registers autograd and shape rules for
-# them at import time. transformers needs only its resizing, which is written in torch.
+# torchvision registers autograd and shape rules for these operators at import time, so its import
+# fails without them. transformers needs only torchvision's resizing, which is written in torch.
 _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -20,10 +19,10 @@ _SCHEMAS = (
 
 
 def ensure_torchvision() -> None:
-    """Imports torchvision, first defining the operators it misses when its own cannot be loaded.
+    """Imports torchvision, after defining the operators that its import needs if they do not load.
 
-    To be called before transformers' processors are imported; does nothing when torchvision is
-    absent or already imported. An import that fails for another reason raises as it would have.
+    Call this before transformers' processors are imported. Does nothing if torchvision is absent or
+    imported already. An import that fails for another reason raises its own error.
     """
     if "torchvision" in sys.modules:
         return
@@ -31,7 +30,8 @@ def ensure_torchvision() -> None:
     if spec is None or not spec.submodule_search_locations:
         return
     folder = Path(spec.submodule_search_locations[0])
-    if any(_loads(path) for path in _extensions(folder)):
+    extensions = (path for end in ("so", "pyd", "dylib") for path in folder.glob(f"_C*.{end}"))
+    if any(_loads(path) for path in extensions):
         importlib.import_module("torchvision")
         return
     library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -39,12 +39,7 @@ def ensure_torchvision() -> None:
         if not hasattr(torch.ops.torchvision, schema.partition("(")[0]):
             library.define(schema)
     torchvision = importlib.import_module("torchvision")
-    torchvision.hippo_schemas = library  # type: ignore[attr-defined]  # they last as long as it
-
-
-def _extensions(folder: Path) -> Iterator[Path]:
-    for suffix in (".so", ".pyd", ".dylib"):
-        yield from folder.glob(f"_C*{suffix}")
+    torchvision.hippo_schemas = library  # type: ignore[attr-defined]  # keeps the definitions alive
 
 
 def _loads(path: Path) -> bool:

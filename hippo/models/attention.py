@@ -1,7 +1,7 @@
 """Attention over the in-place cache.
 
-Rows of several sequences come flattened; each sequence's rows stand at the end of its own cached
-tokens, so row k of n sees all but the last ``n - 1 - k`` of them (the causal rule aligned at the
+The rows of several sequences are flattened. The n rows of a sequence are the last of its cached
+tokens, so row k attends to all but the last ``n - 1 - k`` tokens (a causal mask aligned at the
 bottom right).
 """
 
@@ -21,13 +21,13 @@ from hippo.models.plan import MAX_GROUPED_ROWS
 
 @dataclass(frozen=True, slots=True)
 class SequencePart:
-    """One sequence's rows of a forward and the stretch of the cache that they see.
+    """One sequence's rows of a forward, and the part of the cache that they attend to.
 
-    ``written``, ``keys`` and ``values`` hold a view of the cache a layer; the rows are the last
-    tokens of the keys. ``mask`` is additive, or None when the rows see all (one row) or
-    ``is_causal`` says what they see (the cache held nothing before them). With ``places``, rows go
-    there and ``written`` is the whole slot. With ``is_flash`` there is no mask, and nothing else
-    says what the rows see (hippo.models.flash).
+    ``written``, ``keys`` and ``values`` hold one view of the cache per layer; the rows are the last
+    tokens of the keys. ``mask`` is additive; it is None for a single row, which attends to all
+    tokens, and with ``is_causal``, if the cache held no tokens before. With ``places``, rows are
+    written to these cache indices and ``written`` is the whole slot. With ``is_flash`` the kernel
+    applies the causal mask itself (hippo.models.flash).
     """
 
     first_row: int
@@ -35,20 +35,20 @@ class SequencePart:
     written: Sequence[torch.Tensor]  # [2, num_kv_heads, num_rows, head_dim]
     keys: Sequence[torch.Tensor]  # [num_kv_heads, 1, tokens, head_dim]
     values: Sequence[torch.Tensor]  # [num_kv_heads, 1, tokens, head_dim]
-    mask: torch.Tensor | None  # [num_rows, tokens], or [num_rows * groups, tokens] if grouped
+    mask: torch.Tensor | None  # [num_rows, tokens], or [num_rows * groups, tokens] if is_grouped
     is_causal: bool
-    is_grouped: bool  # few rows: a group's query heads are rows of one product
+    is_grouped: bool  # few rows: the query heads of a group become rows of one product
     places: torch.Tensor | None = None  # int64 [num_rows], cache indices on the device
     is_flash: bool = False
 
     def attend(
         self, query: torch.Tensor, key_value: torch.Tensor, layer: int, scaling: float
     ) -> torch.Tensor:
-        """Writes these rows' keys and values to the cache and attends, as BatchPart.attend."""
-        self.write(key_value, layer)
-        return self.read(query, layer, scaling)
+        """Writes the rows' keys and values to the cache and attends; see BatchPart.attend."""
+        self.write_cache(key_value, layer)
+        return self.read_cache(query, layer, scaling)
 
-    def write(self, key_value: torch.Tensor, layer: int) -> None:
+    def write_cache(self, key_value: torch.Tensor, layer: int) -> None:
         """Writes the rows' keys and values to the cache."""
         new = key_value.permute(1, 2, 0, 3)
         if self.places is None:
@@ -56,14 +56,14 @@ class SequencePart:
         else:
             self.written[layer].index_copy_(2, self.places, new)
 
-    def read(self, query: torch.Tensor, layer: int, scaling: float) -> torch.Tensor:
-        """The rows' attention over what the cache holds."""
+    def read_cache(self, query: torch.Tensor, layer: int, scaling: float) -> torch.Tensor:
+        """Computes the rows' attention over the cached keys and values."""
         key, value = self.keys[layer], self.values[layer]
         rows, num_kv_heads, groups, head_dim = query.shape
         if self.is_flash:
             return attend_flash(query, key, value, scaling)
         if self.is_grouped:
-            # Keys are read once for all the heads that share them; nothing is repeated.
+            # Keys are read once for all query heads that share them; no keys are repeated.
             output = scaled_dot_product_attention(
                 query.transpose(0, 1).reshape(num_kv_heads, 1, rows * groups, head_dim),
                 key,
@@ -74,7 +74,7 @@ class SequencePart:
             if rows == 1:
                 return output.view(1, -1)
             return output.view(num_kv_heads, rows, -1).transpose(0, 1).reshape(rows, -1)
-        # Many rows: heads stay apart, which lets the kernel skip what is causally out of sight.
+        # Many rows: with separate heads the kernel can skip what is causally masked.
         output = scaled_dot_product_attention(
             query.permute(1, 2, 0, 3),
             key.expand(-1, groups, -1, -1),
@@ -88,23 +88,25 @@ class SequencePart:
 
 @dataclass(frozen=True, slots=True)
 class QueryTap:
-    """Rows of a forward whose queries are kept, as attention uses them, for scoring afterwards."""
+    """Keeps the queries of some rows of a forward, as attention uses them, for scoring."""
 
     rows: torch.Tensor  # int64 [num_tapped]
-    queries: dict[int, list[torch.Tensor]]  # by layer: [num_tapped, num_heads, head_dim] a forward
+    queries: dict[
+        int, list[torch.Tensor]
+    ]  # by layer, per forward [num_tapped, num_heads, head_dim]
 
-    def keep(self, layer: int, query: torch.Tensor) -> None:
+    def keep_queries(self, layer: int, query: torch.Tensor) -> None:
         """Adds the tapped rows of ``query`` (``[rows, num_kv_heads, groups, head_dim]``)."""
         self.queries.setdefault(layer, []).append(query[self.rows].flatten(1, 2))
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """One forward over the flattened rows of its sequences, in order; the last rows may be padding,
-    which attends to nothing and is not cached.
+    """One forward over the flattened rows of its sequences, in order. The last rows may be padding,
+    which does not attend and is not cached.
 
-    With ``wants_last_row`` all rows of the one sequence are cached, but a layer gives its last row
-    only: all that is wanted of a prompt's last layer.
+    With ``wants_last_row`` there is one sequence; all its rows are cached, but the layer's output
+    is that of the last row only, as the last layer of a prefill needs it.
     """
 
     sequences: tuple[SequencePart | BatchPart, ...]
@@ -115,10 +117,10 @@ class AttentionPlan:
 
 
 class ChunkMask:
-    """The causal mask of all chunks of a prompt, held once: a chunk's is a stretch of its columns.
+    """One causal mask for all chunks of a prompt: a chunk's mask is a range of its columns.
 
-    0 0 0 0 0 . . .     rows i of the last chunk, which begins at s: columns up to s + i
-    0 0 0 0 0 0 . .     a chunk that begins at s - k: without the first k columns
+    0 0 0 0 0 . . .     row i of the last chunk, which begins at s: columns up to s + i
+    0 0 0 0 0 0 . .     a chunk that begins at s - k uses the columns from k on
     """
 
     def __init__(self, cache: KeyValueCache, *, num_rows: int, last_start: int) -> None:
@@ -128,8 +130,8 @@ class ChunkMask:
         ).triu_(last_start + 1)
         self._last_start = last_start
 
-    def of(self, start: int, num_rows: int) -> torch.Tensor:
-        """The additive mask ``[num_rows, start + num_rows]`` of the chunk at ``start``; a view."""
+    def mask_at(self, start: int, num_rows: int) -> torch.Tensor:
+        """Returns a view: the additive mask ``[num_rows, start + num_rows]`` of the chunk there."""
         first = self._last_start - start
         return self._data[:num_rows, first : first + start + num_rows]
 
@@ -145,10 +147,10 @@ def plan_sequence(
     chunk_mask: ChunkMask | None = None,
     is_flash: bool = False,
 ) -> SequencePart:
-    """Places ``num_rows`` flattened rows at cache indices ``start`` and on.
+    """Plans the attention of ``num_rows`` flattened rows at cache indices from ``start`` on.
 
-    ``groups`` is the number of query heads that share a key-value head. ``chunk_mask`` is that of
-    the prompt that the rows are a chunk of. ``is_flash``: the cache's device has that kernel.
+    ``groups`` is the number of query heads that share a key-value head. ``chunk_mask`` is given if
+    the rows are a chunk of a prompt. ``is_flash``: the device has the kernel of hippo.models.flash.
     """
     end = start + num_rows
     is_grouped = num_rows <= MAX_GROUPED_ROWS
@@ -157,7 +159,7 @@ def plan_sequence(
     if is_flash:
         is_grouped = is_causal = False
     elif num_rows > 1 and not is_causal and not is_grouped and chunk_mask is not None:
-        mask = chunk_mask.of(start, num_rows)
+        mask = chunk_mask.mask_at(start, num_rows)
     elif num_rows > 1 and not is_causal:
         width = -(-end // MASK_ALIGNMENT) * MASK_ALIGNMENT
         mask = torch.full((num_rows, width), -torch.inf, dtype=cache.dtype, device=cache.device)
@@ -182,22 +184,21 @@ def plan_sequence(
 def attend(
     query: torch.Tensor, key_value: torch.Tensor, step: AttentionPlan, layer: int, scaling: float
 ) -> torch.Tensor:
-    """Writes the rows' keys and values to the cache and attends, one batch or sequence after
-    another.
+    """Writes the rows' keys and values to the cache and attends, part by part.
 
-    ``query`` is ``[rows, num_kv_heads, groups, head_dim]``, ``key_value`` is
-    ``[rows, 2, num_kv_heads, head_dim]``, both of the cache's dtype; gives
-    ``[rows, num_heads * head_dim]``, or one row if the step wants the last one only. A tap
-    keeps its rows' queries.
+    ``query`` is ``[rows, num_kv_heads, groups, head_dim]`` and ``key_value`` is
+    ``[rows, 2, num_kv_heads, head_dim]``, both of the cache's dtype. The result is
+    ``[rows, num_heads * head_dim]``, or one row with ``step.wants_last_row``. A tap keeps the
+    queries of its rows.
     """
     if step.tap is not None:
-        step.tap.keep(layer, query)
+        step.tap.keep_queries(layer, query)
     if step.wants_last_row:
         (sequence,) = step.sequences
         assert isinstance(sequence, SequencePart)
-        sequence.write(key_value, layer)
-        last = replace(sequence, mask=None, is_causal=False, is_grouped=True)  # it sees all
-        return last.read(query[-1:], layer, scaling)
+        sequence.write_cache(key_value, layer)
+        last = replace(sequence, mask=None, is_causal=False, is_grouped=True)
+        return last.read_cache(query[-1:], layer, scaling)
     if len(step.sequences) == 1 and not step.num_padding:
         return step.sequences[0].attend(query, key_value, layer, scaling)
     outputs = []

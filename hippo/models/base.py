@@ -1,12 +1,12 @@
-"""What an engine needs of a model family: one small interface, plain values in and tensors out.
+"""The interface between an engine and a model: plain values in, tensors out.
 
-A slot is one sequence's stretch of the key-value cache. Prompt tokens fill it first (for the draft
-only the kept ones), completion token ``i`` goes to cache index ``prompt_length + i``:
+A slot is the part of the KV cache that belongs to one sequence. Prompt tokens fill the slot first
+(the draft caches only the kept ones). Completion token ``i`` has cache index ``prompt_length + i``:
 
     slot   |-- cached prompt --|-- completion 0 .. i --|   free   |
                                ^ prompt_length          ^ the next forward overwrites from here
 
-so a rollback is the start index of the next step; nothing is copied or cleared.
+A rollback is therefore only a smaller start index of the next step; nothing is copied or cleared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Scope = Literal["visual", "all"]
 
 @dataclass(frozen=True, slots=True)
 class DecodedMedia:
-    """Frames of one media item, after sampling, before the model's own resizing.
+    """The frames of one media item after sampling and before the model's own resizing.
 
     ``frames`` is uint8 ``[num_frames, height, width, 3]`` (RGB); an image has one frame.
     ``frame_seconds`` are the frames' presentation times; ``sampled_fps`` is their mean rate.
@@ -38,31 +38,30 @@ class DecodedMedia:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VisualItem:
-    """One video or image of a prompt: the tokens that the vision tower gives for it.
+    """One video or image of a prompt, and where its visual tokens are.
 
-    ``digest`` (hippo.models.content) is equal exactly for items of equal features.
+    Items have the same ``digest`` (hippo.models.content) only if their features are equal.
     """
 
     digest: bytes
-    places: torch.Tensor  # int64 [num_tokens], in ``input_ids``, ascending
+    places: torch.Tensor  # int64 [num_tokens], ascending indices into ``input_ids``
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt in the model's own terms, on the CPU.
+    """A tokenized prompt with the inputs of the vision tower, on the CPU.
 
-    ``visual_indices`` are the places in ``input_ids`` of the prunable (video) tokens,
-    ``question_indices`` those of the text that asks about them (hippo.models.question), empty
-    without prunable tokens; ``extras`` holds the family's own tensors (pixels, grids).
-    ``items`` are the videos, then the images, each in the order of the prompt; every prunable
-    token belongs to one.
+    ``visual_indices`` and ``question_indices`` index ``input_ids``: the prunable (video) tokens and
+    the text that asks about the videos (hippo.models.question; empty without prunable tokens).
+    ``extras`` holds the family's own tensors (pixels, grids). ``items`` lists the videos and then
+    the images, each in the order of the prompt; every prunable token belongs to one item.
     """
 
     input_ids: torch.Tensor  # int64 [length]
     positions: torch.Tensor  # int64 [num_axes, length]
     next_position: int  # rotary position of completion token 0, on every axis
     visual_indices: torch.Tensor  # int64 [num_visual_tokens]
-    visual_grids: tuple[tuple[int, int, int], ...]  # (frames, rows, columns) a video
+    visual_grids: tuple[tuple[int, int, int], ...]  # (frames, rows, columns) of each video
     question_indices: torch.Tensor  # int64 [num_question_tokens], ascending
     prompt_hash: bytes  # SHA-256 of input_ids as little-endian uint32
     extras: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -70,34 +69,34 @@ class Prompt:
 
     @property
     def length(self) -> int:
-        """Number of prompt tokens, visual ones included."""
+        """Number of prompt tokens, including visual tokens."""
         return int(self.input_ids.shape[0])
 
 
 @dataclass(slots=True)
 class AttentionTap:
-    """Scores a prompt's visual tokens while its prefill runs; made for one prefill, which fills it.
+    """Requests scores of a prompt's visual tokens from one prefill, and receives them.
 
-    How much the question (``prompt.question_indices``) attends to each visual token in the first
-    ``num_layers`` layers. ``scope`` says what a query's attention is shared out among: the visual
-    tokens alone, or all that are cached.
+    A score is the attention of the question (``prompt.question_indices``) to a visual token in the
+    first ``num_layers`` layers. ``scope`` is the set of tokens over which the softmax of a query is
+    taken: the visual tokens alone, or all cached tokens.
     """
 
     num_layers: int
     scope: Scope = "visual"
     layer_scores: torch.Tensor | None = None  # float32 [num_layers, num_visual_tokens]
-    score_ns: int = 0  # the device thread's time for the scores
+    score_ns: int = 0  # time that the device thread spent on the scores
 
     @property
     def scores(self) -> torch.Tensor | None:
-        """Float32 ``[num_visual_tokens]`` on the device, the mean over layers; None before the
+        """The mean score over layers, float32 ``[num_visual_tokens]`` on the device; None until the
         prefill has run ``num_layers`` layers."""
         return None if self.layer_scores is None else self.layer_scores.mean(0)
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceRows:
-    """Completion tokens of one sequence to feed: ``token_ids[k]`` has index ``start_index + k``."""
+    """Completion tokens to feed to one sequence; ``token_ids[k]`` has index ``start_index + k``."""
 
     slot: int
     start_index: int
@@ -106,53 +105,56 @@ class SequenceRows:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One forward over rows of several sequences, flattened in this order."""
+    """One forward over the rows of several sequences, which are concatenated in this order."""
 
     sequences: tuple[SequenceRows, ...]
 
     @property
     def num_rows(self) -> int:
-        """Rows of the flattened forward."""
+        """Number of rows of all sequences."""
         return sum(len(sequence.token_ids) for sequence in self.sequences)
 
 
 class FeatureCache(Protocol):
-    """Keeps the vision tower's output by content (device thread)."""
+    """A cache of the vision tower's outputs by content; only the device thread uses it."""
 
     def get(self, digest: bytes, /) -> torch.Tensor | None:
-        """The features ``[num_tokens, hidden]`` of an item with this digest, not to be written."""
+        """Returns the features ``[num_tokens, hidden]`` of an item, read-only, or None."""
 
     def put(self, digest: bytes, features: torch.Tensor, /) -> None:
-        """Keeps the features of an item for a while; nobody writes them any more."""
+        """Stores the features of an item; the caller must not change them afterwards."""
 
 
 class VideoLanguageModel(Protocol):
-    """A loaded checkpoint with its key-value cache. Only the device thread calls what says so."""
+    """A loaded checkpoint with its KV cache.
+
+    Methods marked "(device thread)" are called by that thread only.
+    """
 
     @property
     def info(self) -> ModelInfo:
-        """What is served."""
+        """Describes the served model."""
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers in all."""
+        """Number of decoder layers."""
 
-    def prepare(
+    def prepare_prompt(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Prompt:
-        """Chat template and processor: any thread, no device.
+        """Applies chat template and processor; runs on any thread, without a device.
 
-        Raises InvalidRequestError for messages that the template cannot take, ContextLengthError
-        when the prompt alone exceeds the context.
+        Raises InvalidRequestError for messages that the template refuses, MediaError for media that
+        the processor refuses, and ContextLengthError if the prompt alone fills the context.
         """
 
     def embed_visual(
         self, prompt: Prompt, cache: FeatureCache | None = None
     ) -> torch.Tensor | None:
-        """Vision tower (device thread): ``[num_visual_tokens, hidden]``, None without media.
+        """Runs the vision tower (device thread): ``[num_visual_rows, hidden]``, None without media.
 
-        Of the items that the ``cache`` has nothing is computed; the others are put there. The
-        result is the same to the last bit, with or without.
+        Items found in ``cache`` are not computed again; the others are added to it. The result is
+        bit-identical with and without a cache.
         """
 
     def prefill(
@@ -166,32 +168,30 @@ class VideoLanguageModel(Protocol):
     ) -> Generator[torch.Tensor | None]:
         """Fills the slot (device thread); yields None after each piece of work, then the logits.
 
-        A piece is some layers over a chunk of the prompt, short enough for other sequences to be
-        stepped in between.
+        A piece is a few layers over a chunk of the prompt; the caller may step other sequences
+        between two pieces. The last item yielded is float32 ``[num_token_ids]``, the logits of
+        completion token 0. A generator that is closed early leaves the slot unused.
 
-        ``kept`` (int64 indices into ``prompt.visual_indices``; None: all) are the visual tokens
-        that enter the cache, with their original positions. The last item is float32
-        ``[num_token_ids]``, the logits of completion token 0. Closing the generator early leaves
-        the slot unused.
+        ``kept`` (int64 indices into ``prompt.visual_indices``; None: all) selects the visual tokens
+        that enter the cache, with their original positions.
 
-        The first ``num_reused`` of the rows that are to be cached stand in the slot already, from
-        an earlier prefill or forward of the same content (hippo.models.content); they are neither
-        computed nor written, whatever becomes of this prefill. At least the last row is left. The
-        question's rows (with a tap) are not among them. ``visual`` may be None when they cover all
-        visual tokens.
+        The first ``num_reused`` cached rows are in the slot already, from an earlier prefill or
+        forward of equal content (hippo.models.content); the prefill neither computes nor writes
+        these rows. The last row is never reused, and with a tap no row of the question is.
+        ``visual`` may be None if the reused rows include all visual tokens.
 
-        A ``tap`` (only with ``kept`` None) has its scores as soon as its layers have run over the
-        whole prompt, when the piece that ends with that is yielded. It changes nothing else.
+        A ``tap`` (only with ``kept`` None) has its scores when the piece that completes the tapped
+        layers over the whole prompt is yielded. The tap does not change the logits.
         """
 
     def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
-        """The first rows of a slot become those of another one (device thread), which need not
-        hold any; what that one held is lost."""
+        """Copies the first ``num_rows`` rows of slot ``source`` to ``slot`` (device thread), whose
+        previous content is lost."""
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """Feeds the rows (device thread): float32 logits ``[num_rows, num_token_ids]``.
 
-        Row k of a sequence sees its slot's prompt, the completion before ``start_index`` as last
-        written, and its own rows up to k; its logits are those of completion token
-        ``start_index + k + 1``.
+        Row k of a sequence attends to its slot's prompt, to the completion tokens before
+        ``start_index`` as last written, and to rows 0 to k. Its logits are those of completion
+        token ``start_index + k + 1``.
         """

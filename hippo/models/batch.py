@@ -1,12 +1,12 @@
-"""Attention of several sequences in one call: those in neighbouring slots, as one batch.
+"""Attention of several sequences in one call: the sequences of neighbouring slots form a batch.
 
-    slots    | 3        | 4        | 5        |   a range of the cache, seen without a copy
-    rows     | r0 r1    |          | r2 r3 r4 |   slot 4 has none
-    batch    | r0 r1 r1 | r0 r0 r0 | r2 r3 r4 |   filled up to equally many
-    tokens   | 0 .. 181 | 0 .. 181 | 0 .. 181 |   as many as the longest of them has
+    slots    | 3        | 4        | 5        |   a range of the cache, viewed without a copy
+    rows     | r0 r1    |          | r2 r3 r4 |   slot 4 has no rows
+    batch    | r0 r1 r1 | r0 r0 r0 | r2 r3 r4 |   the same number of rows for every slot
+    tokens   | 0 .. 181 | 0 .. 181 | 0 .. 181 |   up to the last token of the longest sequence
 
-What is filled in attends as any row does, and is dropped. It costs arithmetic where calls cost
-time, so a batch ends where it would compute too much in vain (``worth_batching``).
+Filler rows attend like other rows, and their output is dropped. A batch saves calls and adds
+arithmetic, so ``group_rows`` ends a batch where the filler would cost more than a call.
 """
 
 from __future__ import annotations
@@ -22,37 +22,41 @@ from hippo.models.plan import MAX_GROUPED_ROWS
 from hippo.models.rows import PlacedRows
 from hippo.transfer import to_device
 
-MASK_ALIGNMENT = 16  # columns; kernels on a GPU copy a mask whose rows begin elsewhere
+MASK_ALIGNMENT = 16  # columns; kernels on a GPU copy a mask whose rows are not aligned
 
-# Scores, rows times tokens, that take as long as the calls about one more sequence. On one core of
-# a CPU: 11 us of calls against 26 ns a score of five heads, measured, and half of that, so that it
-# pays. On a GPU: some eight launches against about a nanosecond, reckoned.
+# Scores (rows times tokens) that take as long as the calls for one more sequence. On one CPU core,
+# measured: 11 us of calls against 26 ns for a score of five heads; half of that number, so that a
+# batch is faster. On a GPU, estimated: about eight launches against about 1 ns for a score.
 _SCORES_OF_CALLS_ON_CPU = 200
 _SCORES_OF_CALLS = 30_000
 
-# Cached tokens up to which sequences are batched where one alone has a kernel that cuts them
-# (hippo.models.flash), reckoned: behind more, the batch's takes longer than calls one by one.
+# Cached tokens up to which sequences are batched if a single sequence could use the kernel of
+# hippo.models.flash, estimated: with more tokens a batch takes longer than one call per sequence.
 _MOST_BATCHED_TOKENS = 8192
 
 
-def worth_batching(
+def group_rows(
     rows: Sequence[PlacedRows], device: torch.device, *, has_flash: bool = False
 ) -> list[list[PlacedRows]]:
-    """Cuts rows, in order of their slots, into what is attended together; ``has_flash``: the device
-    has hippo.models.flash's kernel for each alone."""
+    """Groups rows, which are in order of slots, by the attention call that computes them.
+
+    ``has_flash``: the device has the kernel of hippo.models.flash for single sequences.
+    """
     is_cpu = device.type == "cpu"
     scores_of_calls = _SCORES_OF_CALLS_ON_CPU if is_cpu else _SCORES_OF_CALLS
     most_tokens = _MOST_BATCHED_TOKENS if has_flash else None
     groups: list[list[PlacedRows]] = []
     for each in rows:
-        if groups and _is_worth([*groups[-1], each], scores_of_calls, most_tokens):
+        if groups and _is_worth_batching([*groups[-1], each], scores_of_calls, most_tokens):
             groups[-1].append(each)
         else:
             groups.append([each])
     return groups
 
 
-def _is_worth(rows: Sequence[PlacedRows], scores_of_calls: int, most_tokens: int | None) -> bool:
+def _is_worth_batching(
+    rows: Sequence[PlacedRows], scores_of_calls: int, most_tokens: int | None
+) -> bool:
     num_slots = rows[-1].slot - rows[0].slot + 1
     most = max(each.num_rows for each in rows)
     longest = max(each.end for each in rows)
@@ -65,16 +69,16 @@ def _is_worth(rows: Sequence[PlacedRows], scores_of_calls: int, most_tokens: int
 
 @dataclass(frozen=True, slots=True)
 class BatchPart:
-    """Rows of several sequences, one after another, and the slots that they belong to."""
+    """The rows of several sequences in neighbouring slots; see the module for their layout."""
 
     first_row: int
     num_rows: int
-    written: Sequence[torch.Tensor]  # a layer: [num_slots, places, 2, num_kv_heads, head_dim]
-    keys: Sequence[torch.Tensor]  # a layer: [num_slots, num_kv_heads, tokens, head_dim]
+    written: Sequence[torch.Tensor]  # by layer: [num_slots, places, 2, num_kv_heads, head_dim]
+    keys: Sequence[torch.Tensor]  # by layer: [num_slots, num_kv_heads, tokens, head_dim]
     values: Sequence[torch.Tensor]
-    places: tuple[torch.Tensor, torch.Tensor]  # int64 [num_rows]: slot, counted in these; index
-    filled: torch.Tensor  # int64 [num_slots * rows each]: the row that stands there
-    taken: torch.Tensor  # int64 [num_rows]: where a row stands
+    places: tuple[torch.Tensor, torch.Tensor]  # int64 [num_rows]: slot (first is 0), cache index
+    filled: torch.Tensor  # int64 [num_slots * rows each]: the row at each place of the batch
+    taken: torch.Tensor  # int64 [num_rows]: the place of each row in the batch
     mask: torch.Tensor  # additive [num_slots, 1, rows each * groups, tokens]
 
     def attend(
@@ -83,7 +87,7 @@ class BatchPart:
         """Writes these rows' keys and values to the cache and attends.
 
         ``query`` is ``[num_rows, num_kv_heads, groups, head_dim]``, ``key_value`` is
-        ``[num_rows, 2, num_kv_heads, head_dim]``; gives ``[num_rows, num_heads * head_dim]``.
+        ``[num_rows, 2, num_kv_heads, head_dim]``; the result ``[num_rows, num_heads * head_dim]``.
         """
         self.written[layer][self.places] = key_value
         key, value = self.keys[layer], self.values[layer]
@@ -100,7 +104,7 @@ class BatchPart:
             attn_mask=self.mask,
             scale=scaling,
         )
-        # Kernels lay out what they give differently: only one head's numbers are sure to be joined.
+        # Kernels differ in the layout of their output: only a head's values are always contiguous.
         by_row = output.view(num_slots, num_kv_heads, rows_each, groups, head_dim).transpose(1, 2)
         return by_row.reshape(num_slots * rows_each, -1).index_select(0, self.taken)
 
@@ -108,22 +112,22 @@ class BatchPart:
 def plan_batch(
     cache: KeyValueCache, rows: Sequence[PlacedRows], *, first_row: int, groups: int
 ) -> BatchPart:
-    """The step of sequences in ascending slots, whose rows stand one after another from
+    """Plans the attention of sequences in ascending slots, whose rows follow each other from
     ``first_row`` on; ``groups`` is the number of query heads that share a key-value head."""
     first_slot, num_slots = rows[0].slot, rows[-1].slot - rows[0].slot + 1
     rows_each = max(each.num_rows for each in rows)
     num_tokens = max(each.end for each in rows)
     filled = [0] * (num_slots * rows_each)
-    seen = [0] * (num_slots * rows_each)  # the last place that the row there sees
+    seen = [0] * (num_slots * rows_each)  # last cache index that the row may attend to
     slots: list[int] = []
     places: list[int] = []
     taken: list[int] = []
     for each in rows:
-        cache.define(each.slot, each.start, num_tokens)
+        cache.zero_unwritten(each.slot, each.start, num_tokens)
         slot = each.slot - first_slot
         first, stands = len(places), slot * rows_each
         for row in range(rows_each):
-            own = min(row, each.num_rows - 1)  # where there is none, the last one again
+            own = min(row, each.num_rows - 1)  # the last row is the filler
             filled[stands + row] = first + own
             seen[stands + row] = each.start + own
         slots += [slot] * each.num_rows

@@ -1,4 +1,4 @@
-"""The key-value cache: allocated ahead, written in place, rolled back by a length."""
+"""The KV cache: allocated at the start, written in place, rolled back by a start index."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 
 Views = Sequence[torch.Tensor]
 
-_DEFINED_AT_ONCE = 256  # places; answers grow by few rows a step
+_ZEROED_AT_ONCE = 256  # places; a completion grows by few rows a step
 
 
 def cache_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The cache's dtype for a model's: its own, but float32 on a CPU that does not multiply
-    bfloat16 in tiles (AMX): attention is faster in it there, by half at 1,000 tokens."""
-    if device.type == "cpu" and not (dtype == torch.bfloat16 and _has_tiles()):
+    """Returns the cache's dtype for a model of ``dtype``: ``dtype``, but float32 on a CPU without
+    AMX tiles for bfloat16, where attention over 1,000 tokens is then faster by half."""
+    if device.type == "cpu" and not (dtype == torch.bfloat16 and _has_bfloat16_tiles()):
         return torch.float32
     return dtype
 
 
-def _has_tiles() -> bool:
+def _has_bfloat16_tiles() -> bool:
     if not hasattr(torch.cpu, "get_capabilities"):  # an older torch
         return False
     return bool(torch.cpu.get_capabilities().get("amx_bf16", False))
@@ -28,36 +28,36 @@ def _has_tiles() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What a cache must hold."""
+    """The dimensions of a cache."""
 
     num_layers: int
     num_slots: int
     num_kv_heads: int
     capacity: int  # tokens a slot
     head_dim: int
-    num_spare: int = 0  # places after a slot's capacity, where padding of fixed shapes may go
+    num_spare: int = 0  # places behind a slot's capacity for the padding of fixed shapes
 
     def num_bytes(self, dtype: torch.dtype) -> int:
-        """Memory of keys and values together."""
+        """Returns the memory of keys and values together."""
         per_token = 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
         return per_token * self.num_slots * self.num_places
 
     @property
     def num_places(self) -> int:
-        """Tokens that a slot has memory for."""
+        """Number of tokens for which a slot has memory."""
         return self.capacity + self.num_spare
 
 
 class KeyValueCache:
     """Keys and values of every layer and slot in one tensor.
 
-    Keys and values of a layer lie side by side, so that one strided copy writes a step's rows of
-    both, and a head's tokens are contiguous, as attention reads them:
+    Keys and values of a layer are adjacent, so that one strided copy writes a step's rows of both.
+    The tokens of a head are contiguous, as attention reads them:
 
         data    # [num_layers, num_slots, 2, num_kv_heads, num_places, head_dim]
 
-    The caller knows a slot's valid length, and writing at an earlier index is the
-    rollback. Only what is read beyond that length, and masked, must hold numbers: see ``define``.
+    The caller keeps a slot's valid length; to write at an earlier index is a rollback. Places that
+    are read behind the valid length are masked but must not hold NaN: see ``zero_unwritten``.
     """
 
     def __init__(self, shape: CacheShape, *, dtype: torch.dtype, device: torch.device) -> None:
@@ -74,57 +74,57 @@ class KeyValueCache:
             dtype=dtype,
             device=device,
         )
-        self._defined: dict[int, int] = {}  # by slot: no place before this one is undefined
+        self._defined: dict[int, int] = {}  # by slot: places below this index hold finite numbers
 
     def written(self, slot: int, start: int, end: int) -> Views:
-        """Where a step writes tokens ``start:end``: ``[2, num_kv_heads, tokens, head_dim]`` a
-        layer, keys first; views of the cache."""
+        """Returns where a step writes tokens ``start:end``: a view of the cache for each layer,
+        ``[2, num_kv_heads, tokens, head_dim]``, keys first."""
         assert 0 <= start < end <= self.shape.capacity, (start, end)
         views: Views = self._data[:, slot, :, :, start:end].unbind(0)
         return views
 
     def seen(self, slot: int, end: int) -> tuple[Views, Views]:
-        """Keys and values of tokens ``0:end``, each ``[num_kv_heads, 1, tokens, head_dim]`` a
-        layer; views of the cache."""
+        """Returns keys and values of tokens ``0:end``: a view of the cache for each layer,
+        ``[num_kv_heads, 1, tokens, head_dim]``."""
         stretch = self._data[:, slot, :, :, None, :end]
         return stretch[:, 0].unbind(0), stretch[:, 1].unbind(0)
 
     def slot(self, slot: int) -> Views:
-        """All of a slot: ``[2, num_kv_heads, num_places, head_dim]`` a layer; views."""
+        """Returns a view of the whole slot by layer: ``[2, num_kv_heads, places, head_dim]``."""
         views: Views = self._data[:, slot].unbind(0)
         return views
 
-    def copy(self, source: int, slot: int, end: int) -> None:
-        """Tokens ``0:end`` of one slot become those of another."""
+    def copy_rows(self, source: int, slot: int, end: int) -> None:
+        """Copies tokens ``0:end`` of slot ``source`` to ``slot``."""
         assert 0 < end <= self.shape.capacity and source != slot, (source, slot, end)
         self._data[:, slot, :, :, :end].copy_(self._data[:, source, :, :, :end])
 
-    def forget(self, slot: int) -> None:
-        """The slot is being filled anew."""
+    def forget_slot(self, slot: int) -> None:
+        """Marks all places of the slot as unwritten, before another prompt fills the slot."""
         self._defined.pop(slot, None)
 
-    def define(self, slot: int, start: int, end: int) -> None:
-        """Sees to it that places up to ``end`` hold numbers, for they are masked but read: what a
-        failed sequence left there may be no number, and zero times that is none either.
+    def zero_unwritten(self, slot: int, start: int, end: int) -> None:
+        """Zeroes the unwritten places below ``end``, which the next step reads under a mask.
 
-        ``start`` is where the next step writes: what stands from there on is worth nothing. What
-        steps of the same sequence left behind it counts as numbers.
+        A failed sequence may have left NaN there, and a masked NaN still makes the output NaN.
+        ``start`` is where the next step writes. Places from ``start`` on that earlier steps of the
+        same sequence wrote hold finite numbers and are not zeroed.
         """
         defined = max(self._defined.get(slot, start), start)
-        end = min(-(-end // _DEFINED_AT_ONCE) * _DEFINED_AT_ONCE, self.shape.num_places)
+        end = min(-(-end // _ZEROED_AT_ONCE) * _ZEROED_AT_ONCE, self.shape.num_places)
         if end > defined:
             self._data[:, slot, :, :, defined:end].zero_()
             self._defined[slot] = end
 
     def seen_together(self, first_slot: int, num_slots: int, end: int) -> tuple[Views, Views]:
-        """Keys and values of tokens ``0:end`` of neighbouring slots, each ``[num_slots,
-        num_kv_heads, tokens, head_dim]`` a layer; views of the cache."""
+        """Returns keys and values of tokens ``0:end`` of neighbouring slots: a view of the cache
+        for each layer, ``[num_slots, num_kv_heads, tokens, head_dim]``."""
         stretch = self._data[:, first_slot : first_slot + num_slots, :, :, :end]
         return stretch[:, :, 0].unbind(0), stretch[:, :, 1].unbind(0)
 
     def written_together(self, first_slot: int, num_slots: int) -> Views:
-        """Where steps write in neighbouring slots: ``[num_slots, num_places, 2, num_kv_heads,
-        head_dim]`` a layer, keys first; views of the cache."""
+        """Returns where steps write in neighbouring slots: a view of the cache for each layer,
+        ``[num_slots, num_places, 2, num_kv_heads, head_dim]``, keys first."""
         slots = self._data[:, first_slot : first_slot + num_slots]
         views: Views = slots.permute(0, 1, 4, 2, 3, 5).unbind(0)
         return views

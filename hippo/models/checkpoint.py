@@ -1,7 +1,7 @@
-"""Finding a checkpoint and judging it before anything large is read.
+"""Finds or downloads a checkpoint, and checks its files before weights are read.
 
-A name that is a folder is used as it is; any other name is a Hugging Face repository, fetched
-through the ordinary cache (HF_TOKEN, HF_HOME, HF_HUB_OFFLINE and HF_ENDPOINT apply).
+The name is that of a folder or of a Hugging Face repository, which is downloaded to the usual
+cache (HF_TOKEN, HF_HOME, HF_HUB_OFFLINE and HF_ENDPOINT apply).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from hippo.errors import ModelLoadError
 
 Progress = Callable[[str, float], None]
-"""Called with what is being done ("downloading", "loading", ...) and the share of it done."""
+"""Called with the stage ("downloading", "loading", ...) and the share of the stage that is done."""
 
 _PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
 
@@ -31,18 +31,18 @@ class Checkpoint:
     name: str
     folder: Path
     config: dict[str, Any]
-    num_parameters: int  # weights stored; tied ones once
+    num_parameters: int  # number of stored weights; tied weights count once
 
     @property
     def model_type(self) -> str:
-        """The architecture, as transformers names it."""
+        """The architecture's name in transformers."""
         return str(self.config.get("model_type", ""))
 
 
 def find_checkpoint(name_or_path: str, *, progress: Progress) -> Checkpoint:
-    """Locates or downloads a checkpoint and checks that its files are whole.
+    """Finds or downloads a checkpoint and checks that its files are complete.
 
-    Raises ModelLoadError saying what is missing, gated, unreachable or damaged.
+    Raises ModelLoadError for a checkpoint that is missing, gated, unreachable or damaged.
     """
     folder = Path(name_or_path).expanduser()
     if folder.is_dir():
@@ -119,7 +119,7 @@ def _http_failure(name: str, error: Any) -> ModelLoadError:
 
 
 def _progress_bar(progress: Progress) -> Any:
-    """A stand-in for tqdm that reports the share of bytes done and prints nothing."""
+    """Returns a replacement for tqdm that reports the share of bytes done and prints nothing."""
     tqdm: Any = importlib.import_module("tqdm.auto").tqdm
 
     class Bar(tqdm):  # type: ignore[misc]
@@ -151,7 +151,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _count_parameters(folder: Path) -> int:
-    """Sums the tensors that the weight files' headers announce, checking each file's size."""
+    """Sums the sizes of tensors in the weight files' headers; raises ModelLoadError."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
         files = sorted(set(_read_json(index).get("weight_map", {}).values()))

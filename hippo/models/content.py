@@ -1,12 +1,12 @@
-"""What prompts and slots are made of, told apart by content: the keys of what is kept for later.
+"""Compares prompts and slots by content, for prefix reuse and the vision cache.
 
-Keys and values of a row depend on that row, its position and all rows before it. So two sequences
-share exactly the rows of their longest common beginning, and ``CachedRows`` is what to compare:
+Keys and values of a row depend on that row, its position and all rows before it. Two sequences
+therefore share exactly the rows of their longest common prefix. ``CachedRows`` describes the rows:
 
     row          0   1   2   3   4   5   6   7   8        "<video> What happens?", pruned
     token id    61  70  70  70  70  12  85  33   9
-    item         -   0   0   0   0   -   -   -   -        digests[0]: what the video's pixels are
-    offset       -   0   3   4   9   -   -   -   -        of the token in its item
+    item         -   0   0   0   0   -   -   -   -        digests[0]: of the video's pixels
+    offset       -   0   3   4   9   -   -   -   -        index of the token within its item
     position     0   1   1   2   4   6   7   8   9        on each axis
 """
 
@@ -22,14 +22,14 @@ import torch
 from hippo.models.base import Prompt
 from hippo.types import MediaKind
 
-_ITEM = 1  # the table's line
+_ITEM = 1  # line of CachedRows.table
 
 
 def visual_digest(kind: MediaKind, pixels: torch.Tensor, parameters: tuple[object, ...]) -> bytes:
-    """SHA-256 of all that the vision tower's output for one video or image depends on.
+    """Returns a SHA-256 of everything that determines the tower's output for one video or image.
 
-    ``pixels`` (on the CPU, any shape) are what the processor made of it; ``parameters`` are plain
-    values besides, such as its grid. Two gigabytes a second, without the interpreter's lock.
+    ``pixels`` (on the CPU, any shape) are the processor's output for the item; ``parameters`` are
+    further plain values, such as the grid. Hashes 2 GB/s and releases the interpreter's lock.
     """
     header = (kind.value, str(pixels.dtype), tuple(pixels.shape), parameters)
     digest = hashlib.sha256(repr(header).encode() + b"\0")
@@ -39,25 +39,25 @@ def visual_digest(kind: MediaKind, pixels: torch.Tensor, parameters: tuple[objec
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CachedRows:
-    """What the rows of a slot, from its first one, are keys and values of; a plain value."""
+    """The content of a slot's rows, from the first one on; a plain value."""
 
-    salt: str  # rows of different salts are never taken for each other
+    salt: str  # rows with different salts are never equal
     table: torch.Tensor  # int64 [3 + num_axes, num_rows]: token id, item, offset, positions
-    digests: tuple[bytes, ...]  # of the items, in the order of the prompt
+    digests: tuple[bytes, ...]  # one an item, in the order of the prompt
 
     def __len__(self) -> int:
         return int(self.table.shape[1])
 
     def first(self, num_rows: int) -> CachedRows:
-        """The first ``num_rows`` of them."""
+        """Returns the first ``num_rows`` rows."""
         return dataclasses.replace(self, table=self.table[:, :num_rows])
 
     def at(self, places: torch.Tensor | None) -> CachedRows:
-        """Those that stand at ``places`` (int64, ascending; None: all of them)."""
+        """Returns the rows at ``places`` (int64, ascending; None: all rows)."""
         return self if places is None else dataclasses.replace(self, table=self.table[:, places])
 
     def followed_by(self, token_ids: Sequence[int], position: int) -> CachedRows:
-        """These and further text, whose first token has ``position`` on every axis."""
+        """Returns the rows followed by text, whose first token has ``position`` on every axis."""
         ids = torch.tensor(token_ids, dtype=torch.int64)
         positions = torch.arange(position, position + ids.shape[0])
         no_item = torch.full_like(ids, -1)
@@ -65,25 +65,24 @@ class CachedRows:
         return dataclasses.replace(self, table=torch.cat((self.table, torch.stack(more)), 1))
 
     def common_length(self, other: CachedRows) -> int:
-        """How many rows from the first one have the same keys and values in both."""
+        """Returns how many rows from the first one on have equal keys and values in both."""
         num_rows = min(len(self), len(other))
         if num_rows == 0 or self.salt != other.salt:
             return 0
         for item, (mine, theirs) in enumerate(zip(self.digests, other.digests, strict=False)):
             if mine != theirs:
-                is_of_item = self.table[_ITEM, :num_rows] == item
-                num_rows = _first(is_of_item)
+                num_rows = _first_true(self.table[_ITEM, :num_rows] == item)
         differs = (self.table[:, :num_rows] != other.table[:, :num_rows]).any(0)
-        return _first(differs)
+        return _first_true(differs)
 
 
 def no_rows() -> CachedRows:
-    """An empty slot's."""
+    """Returns the rows of an empty slot."""
     return CachedRows("", torch.empty(0, 0, dtype=torch.int64), ())
 
 
 def cached_rows(prompt: Prompt, salt: str = "") -> CachedRows:
-    """What a prefill of the whole prompt fills a slot with."""
+    """Returns the rows that a prefill of the whole prompt caches."""
     item = torch.full_like(prompt.input_ids, -1)
     offset = item.clone()
     items = sorted(prompt.items, key=lambda one: int(one.places[0]))
@@ -96,7 +95,7 @@ def cached_rows(prompt: Prompt, salt: str = "") -> CachedRows:
 
 
 def salted(prompt: Prompt, salt: str) -> Prompt:
-    """The prompt with items that are equal only to those of prompts of the same salt."""
+    """Returns the prompt with digests that are equal only for prompts of the same salt."""
     if not salt:
         return prompt
     items = tuple(
@@ -107,13 +106,13 @@ def salted(prompt: Prompt, salt: str) -> Prompt:
 
 
 def has_visual_from(prompt: Prompt, place: int) -> bool:
-    """Whether visual rows may stand at ``place`` or behind it; right behind an item a family may
-    have a separator."""
+    """Whether there may be visual rows at index ``place`` or behind; the row behind an item may be
+    a separator."""
     return any(int(item.places[-1]) + 1 >= place for item in prompt.items)
 
 
 def cached_places(prompt: Prompt, kept: torch.Tensor | None) -> torch.Tensor | None:
-    """Where in ``input_ids`` the cached tokens stand (int64, on the CPU); None: all are cached."""
+    """Returns the cached tokens' indices in ``input_ids`` (int64, on the CPU); None: all."""
     if kept is None:
         return None
     is_cached = torch.ones(prompt.length, dtype=torch.bool)
@@ -122,7 +121,7 @@ def cached_places(prompt: Prompt, kept: torch.Tensor | None) -> torch.Tensor | N
     return is_cached.nonzero()[:, 0]
 
 
-def _first(is_it: torch.Tensor) -> int:
-    """Index of the first True, or the length."""
-    places = is_it.nonzero()
-    return int(places[0, 0]) if places.shape[0] else int(is_it.shape[0])
+def _first_true(mask: torch.Tensor) -> int:
+    """Returns the index of the first True, or the length."""
+    places = mask.nonzero()
+    return int(places[0, 0]) if places.shape[0] else int(mask.shape[0])

@@ -1,4 +1,4 @@
-"""Forwards of any number of rows, each operation launched as it comes."""
+"""Forwards of any number of rows, whose operations are launched one by one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from hippo.models.attention import AttentionPlan, SequencePart, plan_sequence
-from hippo.models.batch import BatchPart, plan_batch, worth_batching
+from hippo.models.batch import BatchPart, group_rows, plan_batch
 from hippo.models.cache import KeyValueCache
 from hippo.models.decoder import DecoderStack
 from hippo.models.flash import has_flash
@@ -16,8 +16,10 @@ from hippo.transfer import to_device
 
 
 class EagerRunner:
-    """See hippo.models.rows.Runner. ``padded`` says how many rows a number of rows is best filled
-    up to."""
+    """Runs the rows of several sequences, in any number.
+
+    ``padded`` maps a number of rows to the number of rows to run, padding included.
+    """
 
     def __init__(
         self,
@@ -25,27 +27,25 @@ class EagerRunner:
         cache: KeyValueCache,
         embedding: torch.Tensor,
         *,
-        groups: int,
         padded: Callable[[int], int],
     ) -> None:
         self._stack = stack
         self._cache = cache
         self._embedding = embedding
-        self._groups = groups
         self._padded = padded
         self.has_flash = has_flash(
             cache.device,
             cache.dtype,
-            num_heads=groups * cache.shape.num_kv_heads,
+            num_heads=stack.groups * cache.shape.num_kv_heads,
             num_kv_heads=cache.shape.num_kv_heads,
             head_dim=cache.shape.head_dim,
         )
 
     def forward(self, sequences: Sequence[PlacedRows]) -> torch.Tensor:
-        """Float32 logits ``[all rows, num_token_ids]``, in the order asked for."""
+        """Returns float32 logits ``[all rows, num_token_ids]``, in the order of ``sequences``."""
         rows = lay_out(sequences, padded=self._padded)
         device = self._embedding.device
-        # To the device before any layer: a copy behind them would wait for them.
+        # Copied before any layer is queued: a later copy would wait for the queued layers.
         token_ids = to_device(rows.token_ids, device)
         wanted = None if rows.wanted is None else to_device(rows.wanted, device)
         hidden = torch.embedding(self._embedding, token_ids)
@@ -58,13 +58,13 @@ class EagerRunner:
         return self._stack.logits(hidden)[: rows.num_wanted]
 
     def _parts(self, by_slot: Sequence[PlacedRows]) -> tuple[SequencePart | BatchPart, ...]:
-        """What is attended together, in order of slots."""
+        """Returns the parts whose attention is computed in one call each, in order of slots."""
         parts: list[SequencePart | BatchPart] = []
         first_row = 0
-        for group in worth_batching(by_slot, self._cache.device, has_flash=self.has_flash):
+        for group in group_rows(by_slot, self._cache.device, has_flash=self.has_flash):
             if len(group) > 1:
                 part: SequencePart | BatchPart = plan_batch(
-                    self._cache, group, first_row=first_row, groups=self._groups
+                    self._cache, group, first_row=first_row, groups=self._stack.groups
                 )
             else:
                 part = plan_sequence(
@@ -73,7 +73,7 @@ class EagerRunner:
                     first_row=first_row,
                     start=group[0].start,
                     num_rows=group[0].num_rows,
-                    groups=self._groups,
+                    groups=self._stack.groups,
                     is_flash=self.has_flash,
                 )
             parts.append(part)

@@ -1,5 +1,5 @@
-"""What describes a model family, and the model of any: slots, prefill by layer groups and chunks,
-forward, rotary tables."""
+"""The description of a model family, and the model of every family: slots, prefill by layer groups
+and chunks, forward, rotary tables."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from hippo.models.rows import PlacedRows, layer_groups
 from hippo.models.tap import KeptQueries, fill_tap, tap_question
 from hippo.sizes import CHUNK_ROWS as _CHUNK_ROWS
 from hippo.transfer import to_device
-from hippo.types import ChatMessage, FramePlan, ModelInfo
+from hippo.types import ChatMessage, FramePlan
 
 _log = logging.getLogger(__name__)
 
-_OTHER_PLACES = ("image_indices", "newline_indices")  # extras: rows of images, of separators
+_OTHER_PLACES = ("image_indices", "newline_indices")  # names in Prompt.extras
 
 
 class VisionTower(ABC):
-    """A family's vision tower; made once from what was loaded, of which it changes the modules."""
+    """A family's vision tower; the constructor replaces modules of the loaded model in place."""
 
     def __init__(self, pretrained: Pretrained) -> None:
         self.model: Any = pretrained.model.model
@@ -47,27 +47,27 @@ class VisionTower(ABC):
 
     @abstractmethod
     def embed_item(self, prompt: Prompt, index: int) -> torch.Tensor:
-        """What the tower gives for ``prompt.items[index]``: ``[num_tokens, hidden]``."""
+        """Computes the features of ``prompt.items[index]``: ``[num_tokens, hidden]``."""
 
     def embed_others(self, prompt: Prompt) -> Sequence[torch.Tensor]:
-        """Visual rows (``[rows, hidden]`` each) that belong to no item: separators."""
+        """Returns the visual rows (``[rows, hidden]`` each) that belong to no item: separators."""
         return ()
 
     def on_device(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Pixels where the model is, in its dtype."""
+        """Copies pixels to the model's device, in the model's dtype."""
         return to_device(pixels, self._embedding.device).to(self._embedding.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """All that is particular to a model family with a Qwen2-style language model.
+    """The parts that are particular to a model family with a Qwen2-style language model.
 
-    ``check_configuration`` raises ModelLoadError for a checkpoint that is not supported, before
-    its weights are read; ``make_tower`` does so after that.
+    ``check_configuration`` raises ModelLoadError for an unsupported checkpoint before its weights
+    are read; ``make_tower`` may raise ModelLoadError after that.
     """
 
-    architecture: str  # transformers' class
-    num_axes: int  # of its positions
+    architecture: str  # name of the class in transformers
+    num_axes: int  # axes of a position
     make_prompts: Callable[[Pretrained], PromptBuilder]
     make_tower: Callable[[Pretrained], VisionTower]
     check_configuration: Callable[[Checkpoint], None] | None = None
@@ -75,58 +75,42 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """What a filled slot remembers of its prompt."""
+    """The prompt that a slot holds."""
 
-    prompt_length: int  # cached tokens, the dropped ones not counted
+    prompt_length: int  # cached tokens, without pruned ones
     next_position: int
 
 
 class CachedModel:
-    """A loaded checkpoint with its key-value cache; see VideoLanguageModel."""
+    """A loaded checkpoint with its KV cache; implements VideoLanguageModel."""
 
     def __init__(self, pretrained: Pretrained, family: Family) -> None:
         self.model = pretrained.model
+        self.info = pretrained.info
+        self.num_layers = pretrained.stack.num_layers
         self._stack = pretrained.stack
         self._cache = pretrained.cache
-        self._info = pretrained.info
         self._fixed = pretrained.fixed
         self._num_axes = family.num_axes
         self._prompts = family.make_prompts(pretrained)
         self._tower = family.make_tower(pretrained)
         self.embedding: torch.Tensor = pretrained.model.get_input_embeddings().weight
-        text = pretrained.model.config.text_config
-        self._groups = text.num_attention_heads // text.num_key_value_heads
-        self._scaling = (text.hidden_size // text.num_attention_heads) ** -0.5
         self._slots: dict[int, _Slot] = {}
         self._eager = EagerRunner(
-            self._stack,
-            self._cache,
-            self.embedding,
-            groups=self._groups,
-            padded=pretrained.padded,
+            self._stack, self._cache, self.embedding, padded=pretrained.padded
         )
         with torch.inference_mode():
-            self._rotary_table = self._text_rotary(min(2048, self._info.max_context_length))
+            self._rotary_table = self._text_rotary(min(2048, self.info.max_context_length))
 
-    @property
-    def info(self) -> ModelInfo:
-        """What is served."""
-        return self._info
-
-    @property
-    def num_layers(self) -> int:
-        """Decoder layers in all."""
-        return self._stack.num_layers
-
-    def prepare(
+    def prepare_prompt(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Prompt:
-        """See VideoLanguageModel.prepare."""
-        return self._prompts.build(messages, media, frame_plan)
+        """See VideoLanguageModel.prepare_prompt."""
+        return self._prompts.build_prompt(messages, media, frame_plan)
 
     def capture_steps(self) -> Iterator[int]:
-        """Captures steps as CUDA graphs, one at a time, if the model is to have them; before any
-        prompt. Gives how many there are by then."""
+        """Captures steps as CUDA graphs if the plan asks for them; called before any prefill.
+        Yields the number of graphs after each capture."""
         if self._fixed is None:
             return
         count = 0
@@ -141,9 +125,9 @@ class CachedModel:
     ) -> torch.Tensor | None:
         """See VideoLanguageModel.embed_visual.
 
-        The rows of the videos, which are the prunable ones, come first; those of images and of
-        separators follow. Items pass the tower one by one, so that what one gives does not
-        depend on what is asked for beside it.
+        The rows of videos, which are prunable, come first, followed by those of images and of
+        separators. The tower runs on one item at a time, so that the features of an item do not
+        depend on the other items of the prompt.
         """
         if not prompt.items:
             return None
@@ -160,7 +144,7 @@ class CachedModel:
     @torch.inference_mode()
     def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
         """See VideoLanguageModel.copy_rows."""
-        self._cache.copy(source, slot, num_rows)
+        self._cache.copy_rows(source, slot, num_rows)
 
     def prefill(
         self,
@@ -173,9 +157,10 @@ class CachedModel:
     ) -> Generator[torch.Tensor | None]:
         """See VideoLanguageModel.prefill; each layer group takes a long prompt in chunks.
 
-        Groups are small, and the smaller the longer the prompt, so that a sequence can be left or
-        another one stepped between two pieces; one group ends where the tap does. The last layer
-        stands alone: all its keys and values are wanted, but only its last row's output.
+        Groups get smaller as prompts get longer, so that the engine can close the sequence or step
+        other sequences between two pieces. One group ends at the last tapped layer. The last layer
+        is a group of its own: its keys and values are cached for all rows, but its output is
+        computed for the last row only.
         """
         assert tap is None or kept is None, "scores are about all visual tokens"
         assert tap is None or bool((prompt.question_indices >= num_reused).all())
@@ -186,7 +171,7 @@ class CachedModel:
         num_tapped = 0 if tap is None else tap.num_layers
         assert tap is None or 0 < num_tapped <= self.num_layers, (num_tapped, self.num_layers)
         queries: KeptQueries = {}
-        # To the device before any layer: a copy in between would wait for those before it.
+        # Copied before any layer is queued: a later copy would wait for the queued layers.
         device = self.embedding.device
         taps = []
         if tap is not None:
@@ -210,7 +195,7 @@ class CachedModel:
                             slot,
                             prompt_length=prompt.length,
                             visual=visual_places,
-                            scaling=self._scaling,
+                            scaling=self._stack.scaling,
                         )
                 yield None
         with torch.inference_mode():
@@ -221,20 +206,20 @@ class CachedModel:
     def _run_chunk(
         self, hidden: torch.Tensor, rotary: torch.Tensor, step: AttentionPlan, first: int, last: int
     ) -> None:
-        """Layers ``first:last`` on a chunk of a prompt, in place."""
+        """Runs layers ``first:last`` on a chunk of a prompt, in place."""
         output = self._stack.run(hidden, rotary, step, first, last)
         hidden[-output.shape[0] :] = output
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> torch.Tensor:
-        """See VideoLanguageModel.forward; ContextLengthError when a slot is full."""
-        placed = [self._place(sequence) for sequence in plan.sequences]
+        """See VideoLanguageModel.forward; raises ContextLengthError if a slot is full."""
+        placed = [self._place_rows(sequence) for sequence in plan.sequences]
         if self._fixed is not None and self._fixed.covers(placed):
             return self._fixed.forward(placed)
         return self._eager.forward(placed)
 
-    def _place(self, sequence: SequenceRows) -> PlacedRows:
-        """Where a sequence's rows go; ContextLengthError when its slot is full."""
+    def _place_rows(self, sequence: SequenceRows) -> PlacedRows:
+        """Locates a step's rows in the cache; raises ContextLengthError if the slot is full."""
         slot = self._slots[sequence.slot]
         num_rows = len(sequence.token_ids)
         start = slot.prompt_length + sequence.start_index
@@ -247,17 +232,17 @@ class CachedModel:
         return PlacedRows(sequence.slot, start, sequence.token_ids, rotary)
 
     def _begin_slot(self, slot: int, prompt: Prompt, num_cached: int) -> None:
-        """A prompt that will have ``num_cached`` rows in the slot is about to be run; raises
-        ContextLengthError where these leave no room."""
+        """Prepares a slot for a prompt of ``num_cached`` cached rows; raises ContextLengthError if
+        no room is left for a completion."""
         capacity = self._cache.shape.capacity
         if num_cached >= capacity:
             raise ContextLengthError(
                 f"a prompt of {num_cached} cached tokens leaves no room in a context of {capacity}"
             )
         self._slots.pop(slot, None)
-        self._cache.forget(slot)
+        self._cache.forget_slot(slot)
         num_positions = prompt.next_position + capacity - num_cached
-        if num_positions > self._rotary_table.shape[0]:  # here, so that no step has to
+        if num_positions > self._rotary_table.shape[0]:  # steps need not extend the table then
             self._rotary_table = self._text_rotary(num_positions)
 
     def _prompt_rows(
@@ -267,11 +252,11 @@ class CachedModel:
         kept: torch.Tensor | None,
         num_reused: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Embeddings ``[rows, hidden]`` and rotary factors of the prompt's rows that are run."""
+        """Returns embeddings ``[rows, hidden]`` and rotary factors of the rows not reused."""
         device = self.embedding.device
         hidden = torch.embedding(self.embedding, to_device(prompt.input_ids, device))
         if visual is not None:
-            # As embed_visual lays them out. Needs no items: other ranks have none.
+            # In the order of embed_visual. Items are not used: followers have none.
             others = [prompt.extras[name] for name in _OTHER_PLACES if name in prompt.extras]
             places = to_device(torch.cat((prompt.visual_indices, *others)), device)
             hidden.index_copy_(0, places, visual.to(hidden.dtype))
@@ -282,13 +267,13 @@ class CachedModel:
             hidden, positions = hidden[cached], positions[:, cached]
         elif num_reused:
             hidden, positions = hidden[num_reused:].clone(), positions[:, num_reused:]
-        assert hidden.shape[0] > 0, "the last row is never reused: its logits are wanted"
+        assert hidden.shape[0] > 0, "the last row is never reused: its logits are needed"
         return hidden, self._stack.rotary(positions)
 
     def _chunks(
         self, slot: int, num_reused: int, num_rows: int
     ) -> list[tuple[slice, AttentionPlan]]:
-        """Stretches of the ``num_rows`` rows that are run, and the step of each."""
+        """Cuts the ``num_rows`` rows to run into chunks, and returns each with its step."""
         end = num_reused + num_rows
         chunks = []
         starts = range(num_reused, end, _CHUNK_ROWS)
@@ -305,7 +290,7 @@ class CachedModel:
                 first_row=0,
                 start=start,
                 num_rows=rows.stop - rows.start,
-                groups=self._groups,
+                groups=self._stack.groups,
                 chunk_mask=mask,
                 is_flash=self._eager.has_flash,
             )
@@ -313,6 +298,6 @@ class CachedModel:
         return chunks
 
     def _text_rotary(self, length: int) -> torch.Tensor:
-        """Rotary factors of text positions ``0:length``, which are the same on every axis."""
+        """Returns rotary factors of text positions ``0:length``, which are equal on all axes."""
         positions = torch.arange(length, device=self.embedding.device)
         return self._stack.rotary(positions.expand(self._num_axes, length))

@@ -1,8 +1,8 @@
-"""Capturing a forward of fixed shape as a CUDA graph: one launch instead of hundreds.
+"""Captures a forward of fixed shape as a CUDA graph: one launch instead of hundreds.
 
-torch.cuda's documentation ("CUDA Graphs") has the rules that are kept here: a few runs on a side
-stream first, one memory pool for all graphs that are never played at the same time, and outputs
-that are held as long as their graph.
+The capture follows the rules of torch.cuda's documentation ("CUDA Graphs"): a few runs on a side
+stream first, one memory pool for graphs that are never replayed at the same time, and outputs that
+live as long as their graph.
 """
 
 from __future__ import annotations
@@ -14,22 +14,24 @@ import torch
 
 Replay = Callable[[], torch.Tensor]
 Capture = Callable[[Callable[[], torch.Tensor]], Replay]
-"""Runs a function and gives what plays it again over the same tensors, and gives the same output
-tensor, each time. Raises RuntimeError when something in it cannot be captured."""
+"""Runs a function and returns its replay, which reads the same input tensors and returns the same
+output tensor each time. Raises RuntimeError if an operation cannot be captured."""
 
 _NUM_WARM_UPS = 2
 
 
 class CudaGraphs:
-    """Graphs of one device, which are played one at a time and share one pool of memory."""
+    """Graphs of one device, which are replayed one at a time and share one memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None  # an opaque handle
-        self._side: Any = None  # the stream of all captures: each has a cuBLAS workspace of its own
+        self._side: Any = (
+            None  # one stream for all captures: each stream has its own cuBLAS workspace
+        )
 
-    def capture(self, run: Callable[[], torch.Tensor]) -> Replay:
-        """See Capture; on the calling thread, which alone may use the device meanwhile."""
+    def capture_graph(self, run: Callable[[], torch.Tensor]) -> Replay:
+        """See Capture; no other thread may use the device during the call."""
         with torch.cuda.device(self._device), torch.inference_mode():
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
@@ -42,13 +44,13 @@ class CudaGraphs:
             current.wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             try:
-                # Other threads prepare prompts meanwhile: what they do is not forbidden to them.
+                # thread_local: other threads prepare prompts during the capture.
                 with torch.cuda.graph(
                     graph, pool=self._pool, stream=side, capture_error_mode="thread_local"
                 ):
                     output = run()
             except BaseException:
-                torch.cuda.set_stream(current)  # which torch does only when a capture ends well
+                torch.cuda.set_stream(current)  # torch does so only after a successful capture
                 raise
 
         def replay() -> torch.Tensor:

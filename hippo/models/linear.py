@@ -1,8 +1,8 @@
 """Matrix products with a fixed weight, in the form that is fastest for few rows.
 
-On a CPU a weight is packed once by oneDNN: a product then costs one pass over it whether it is for
-one row or for eight, where the plain product packs it every time, and is up to three times as slow
-for 16 rows. With a packed weight a row's result has the same bits whatever rows are beside it.
+On a CPU, oneDNN packs a weight once. A product of one row or of eight rows then reads the weight
+once, whereas a plain product packs the weight every time and is up to three times as slow for 16
+rows. With a packed weight the bits of a row's result do not depend on the rows beside it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from typing import Protocol
 import torch
 from torch.nn.functional import linear
 
-_TYPICAL_ROWS = 8  # what oneDNN lays weights out for; other numbers of rows work as well
+_TYPICAL_ROWS = 8  # oneDNN packs for this number of rows; other numbers work as well
 
-_EXACT_ROWS = 33  # 32 draft tokens behind a settled one
+_EXACT_ROWS = 33  # one settled token and 32 draft tokens
 
 
 def padded_rows(num_rows: int) -> int:
-    """The number of rows to which a packed product of so many is best padded.
+    """Returns the number of rows to which a packed product of ``num_rows`` is best padded.
 
-    oneDNN prepares code for each number of rows when it is met for the first time: for all the
-    products of a forward that took as long as the forward itself. Batches of several sequences
-    rarely have the same number twice, so beyond 33 rows only multiples of 8 are used (of 16 from
-    128 on, of 64 from 256 on).
+    oneDNN compiles a kernel for each number of rows at its first use; for all products of a forward
+    this took as long as the forward itself. Batches of several sequences rarely have the same
+    number twice, so only multiples of 8 are used above 33 rows (of 16 above 128, of 64 above 256).
     """
     if num_rows <= _EXACT_ROWS:
         return num_rows
@@ -34,57 +33,50 @@ def padded_rows(num_rows: int) -> int:
 
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
-"""``x @ weight.T + bias`` of ``[..., in]``: ``[..., out]``."""
+"""Maps ``x`` ``[..., in]`` to ``x @ weight.T + bias`` ``[..., out]``."""
 
 
 class MakeLinear(Protocol):
-    """Makes a product of a weight ``[out, in]``."""
+    """Makes the product with a weight ``[out, in]`` and a bias ``[out]``."""
 
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """The product, which keeps what it needs of the weight."""
+        """Returns the product; the caller may free its reference to the weight afterwards."""
 
 
 def packs_weights(device: torch.device) -> bool:
-    """Whether make_linear packs weights there, so that numbers of rows are best padded_rows."""
+    """Whether make_linear packs weights on the device, so that padded_rows saves time."""
     return device.type == "cpu" and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """A product in the weight's dtype that treats all rows alike: packed on a CPU where torch has
-    oneDNN, plain elsewhere."""
+    """Makes a product in the weight's dtype: packed on a CPU with oneDNN, plain elsewhere."""
     if not packs_weights(weight.device):
-        # Tensors of its own: the caller may empty the module's parameter afterwards.
+        # Separate tensors: the caller may empty the module's parameter afterwards.
         own_weight, own_bias = weight.detach(), None if bias is None else bias.detach()
         return lambda x: linear(x, own_weight, own_bias)
-    # The operators that torch.compile's CPU backend packs weights with.
-    operators = torch.ops.mkldnn
-    multiply = operators._linear_pointwise.default
-    packed = operators._reorder_linear_weight(weight.contiguous(), _TYPICAL_ROWS)
-
-    def product(x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = multiply(x, packed, bias, "none", [], "")
-        return result
-
-    return product
+    # These operators are those of torch.compile's CPU backend.
+    multiply = torch.ops.mkldnn._linear_pointwise.default
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _TYPICAL_ROWS)
+    return lambda x: multiply(x, packed, bias, "none", [], "")
 
 
 def has_half_linear() -> bool:
-    """Whether this CPU and this torch can do make_half_linear."""
+    """Whether this CPU and this torch support make_half_linear."""
     return "fbgemm" in torch.backends.quantized.supported_engines and hasattr(
         torch, "fbgemm_linear_fp16_weight_fp32_activation"
     )
 
 
 def make_half_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """A product of float32 rows with a weight kept in float16, on a CPU.
+    """Makes a product of float32 rows with a weight stored in float16, on a CPU.
 
-    Half the memory to read, float32 arithmetic, and the least overhead of all: for one row twice
-    as fast as make_linear in bfloat16 at the sizes of the bundled pair.
+    The product reads half the memory, computes in float32 and has the least overhead. For one row
+    it is twice as fast as make_linear in bfloat16 at the sizes of the bundled pair.
     """
     multiply = torch.fbgemm_linear_fp16_weight_fp32_activation
     with warnings.catch_warnings():
-        # Both say once a process that torch means to drop them in favour of an operator that
-        # does the same with eight times the overhead; has_half_linear asks if they are there.
+        # Both warn once that torch will drop them in favour of an operator with eight times the
+        # overhead; has_half_linear checks that they exist.
         warnings.simplefilter("ignore", UserWarning)
         packed = torch.fbgemm_pack_gemm_matrix_fp16(weight.float().contiguous())
         multiply(weight.new_zeros(1, weight.shape[1], dtype=torch.float32), packed, bias)

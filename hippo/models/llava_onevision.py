@@ -1,4 +1,4 @@
-"""LLaVA-OneVision: transformers' model and processor behind the project's interface."""
+"""The LLaVA-OneVision family: its vision tower and its description."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hippo.sizes import VISION_FRAMES
 
 
 class LlavaTower(VisionTower):
-    """See VisionTower: items are a video's pooled grids, or an image with its tiles."""
+    """See VisionTower; an item is a video's pooled grids, or an image with its tiles."""
 
     def __init__(self, pretrained: Pretrained) -> None:
         super().__init__(pretrained)
@@ -34,7 +34,7 @@ class LlavaTower(VisionTower):
         (features,) = self.model.get_image_features(
             self.on_device(prompt.extras["pixel_values"][image]),
             prompt.extras["image_sizes"][image],
-            # The whole prompt's number: several images are not cut into tiles.
+            # The number in the whole prompt: several images are not cut into tiles.
             batch_num_images=prompt.extras["batch_num_images"],
             return_dict=True,
         ).pooler_output
@@ -45,16 +45,16 @@ class LlavaTower(VisionTower):
         features = []
         for part in torch.split(frames, VISION_FRAMES):
             embedded = self.model.get_video_features(self.on_device(part)[None], return_dict=True)
-            features.append(embedded.pooler_output[0, :-1])  # a newline ends it
+            features.append(embedded.pooler_output[0, :-1])  # without the newline at the end
         return torch.cat(features)
 
     def embed_others(self, prompt: Prompt) -> Sequence[torch.Tensor]:
-        """See VisionTower.embed_others: a newline a video."""
+        """See VisionTower.embed_others: one newline for each video."""
         return (self.model.image_newline.expand(len(prompt.visual_grids), -1),)
 
 
 def _check_configuration(checkpoint: Checkpoint) -> None:
-    """Raises ModelLoadError for a checkpoint whose parts are not supported together."""
+    """Raises ModelLoadError for an unsupported language model or feature selection."""
     language = (checkpoint.config.get("text_config") or {}).get("model_type", "qwen2")
     if language != "qwen2":
         raise ModelLoadError(
@@ -70,7 +70,7 @@ def _check_configuration(checkpoint: Checkpoint) -> None:
 
 
 def _check_processor(pretrained: Pretrained) -> None:
-    """Raises ModelLoadError unless the processor makes what the vision tower takes."""
+    """Raises ModelLoadError if the processor's frames or token counts do not fit the tower."""
     vision, processor = pretrained.model.config.vision_config, pretrained.processor
     side = vision.image_size
     size = dict(processor.video_processor.size)

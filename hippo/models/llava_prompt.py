@@ -20,16 +20,16 @@ from hippo.types import FramePlan, MediaKind
 class LlavaPromptBuilder(PromptBuilder):
     """See PromptBuilder.
 
-    A video is its frames' pooled grids, one after the other, and one newline token, which is
-    not prunable:
+    A video consists of its frames' pooled grids, one after the other, and one newline token, which
+    is not prunable:
 
         video   |- frame 0, row by row -|- frame 1 -| ... |- last frame -|newline|
                 ^ visual_indices ................................ end ^
 
-    ``extras`` of the prompt: ``pixel_values_videos`` (``[num_frames, 3, height, width]``, the
-    videos one after the other) and ``newline_indices`` (places in ``input_ids``) with videos;
-    ``pixel_values``, ``image_sizes``, ``batch_num_images`` and ``image_indices`` with images.
-    Several images are not cut into tiles, as the family was trained: only a lone one is.
+    The prompt's ``extras`` are, with videos, ``pixel_values_videos`` (``[num_frames, 3, height,
+    width]``, the videos concatenated) and ``newline_indices`` (into ``input_ids``); with images,
+    ``pixel_values``, ``image_sizes``, ``batch_num_images`` and ``image_indices``. A single image is
+    cut into tiles and several images are not, as in the family's training.
     """
 
     def __init__(self, processor: Any, *, max_context_length: int) -> None:
@@ -37,8 +37,10 @@ class LlavaPromptBuilder(PromptBuilder):
         # Pooling halves the sides of the tower's square grid, rounding up.
         self._side = math.ceil(math.isqrt(processor.num_image_tokens) / 2)
 
-    def process(self, text: str, media: Sequence[DecodedMedia], frame_plan: FramePlan) -> Prompt:
-        """See PromptBuilder.process; InvalidRequestError for a plan of smaller frames."""
+    def process_inputs(
+        self, text: str, media: Sequence[DecodedMedia], frame_plan: FramePlan
+    ) -> Prompt:
+        """See PromptBuilder.process_inputs; InvalidRequestError for too low a ``max_pixels``."""
         self._refuse_pixel_cap(frame_plan)
         videos = [item for item in media if item.kind is MediaKind.VIDEO]
         images = [item for item in media if item.kind is MediaKind.IMAGE]
@@ -46,7 +48,7 @@ class LlavaPromptBuilder(PromptBuilder):
         if videos:
             arguments["videos"] = [item.frames.permute(0, 3, 1, 2) for item in videos]
             arguments["videos_kwargs"] = {"do_sample_frames": False}
-        if images:  # nested: these are all the images of one prompt
+        if images:  # nested: one list of images for each prompt
             arguments["images"] = [[item.frames[0].permute(2, 0, 1) for item in images]]
         inputs = self._processor(text=[text], **arguments)
         input_ids = torch.tensor(inputs["input_ids"][0])
@@ -77,13 +79,11 @@ class LlavaPromptBuilder(PromptBuilder):
     def _video_places(
         self, input_ids: torch.Tensor, grids: Sequence[tuple[int, int, int]]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Places of the grids' tokens and of the newlines, one a video."""
+        """Returns the indices of the grids' tokens and of the newlines, one for each video."""
         places = (input_ids == self._processor.video_token_id).nonzero()[:, 0]
-        ends = (
-            torch.tensor([math.prod(grid) + 1 for grid in grids], dtype=torch.int64).cumsum(0) - 1
-        )
+        lengths = torch.tensor([math.prod(grid) + 1 for grid in grids], dtype=torch.int64)
         is_newline = torch.zeros(places.shape[0], dtype=torch.bool)
-        is_newline[ends] = True
+        is_newline[lengths.cumsum(0) - 1] = True
         return places[~is_newline], places[is_newline]
 
     def _refuse_pixel_cap(self, frame_plan: FramePlan) -> None:
@@ -100,14 +100,12 @@ class LlavaPromptBuilder(PromptBuilder):
 def split_frames(
     extras: Mapping[str, torch.Tensor], grids: Sequence[tuple[int, int, int]]
 ) -> Sequence[torch.Tensor]:
-    """The frames (``[num_frames, 3, height, width]``) of each video."""
+    """Returns the frames of each video: ``[num_frames, 3, height, width]``."""
     return torch.split(extras["pixel_values_videos"], [num_frames for num_frames, _, _ in grids])
 
 
 def _video_items(
-    extras: Mapping[str, torch.Tensor],
-    grids: Sequence[tuple[int, int, int]],
-    places: torch.Tensor,
+    extras: Mapping[str, torch.Tensor], grids: Sequence[tuple[int, int, int]], places: torch.Tensor
 ) -> list[VisualItem]:
     if not grids:
         return []
@@ -122,8 +120,8 @@ def _video_items(
 
 
 def _image_items(extras: Mapping[str, torch.Tensor]) -> list[VisualItem]:
-    """Several images have one number of tokens, as none is cut into tiles: the tower sees the
-    first patch of each, which is the whole image."""
+    """Several images have equal numbers of tokens, because none is cut into tiles: the tower gets
+    the first patch of each, which is the whole image."""
     if "pixel_values" not in extras:
         return []
     pixels, sizes = extras["pixel_values"], extras["image_sizes"].tolist()

@@ -1,4 +1,4 @@
-"""From a name to a model that can serve: load_model and the registry of families."""
+"""Loads a model by name: load_model and the registry of families."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def load_model(
 ) -> VideoLanguageModel:
     """Loads a checkpoint from a folder or the Hugging Face hub, ready to serve.
 
-    ``shards``: one rank's part, on that rank's device (hippo.parallel). Raises ModelLoadError when
-    the checkpoint is missing, gated, unreachable, damaged, of an unsupported architecture or too
-    large for the device, or when the device is not there.
+    With ``shards``, loads one rank's part on that rank's device (hippo.parallel). Raises
+    ModelLoadError if the checkpoint is missing, gated, unreachable, damaged, of an unsupported
+    architecture or too large for the device, or if the device is not available.
     """
     report = progress or (lambda _stage, _share: None)
     device = device_of(plan, shards)
@@ -46,8 +46,8 @@ def load_model(
             f"supported: {', '.join(sorted(FAMILIES))}"
         )
     if device.type == "cuda":
-        # From Hopper on torch prefers cuDNN's attention, which makes a plan of some 30 ms for each
-        # length that it meets: for every step of an answer.
+        # From Hopper on, torch prefers cuDNN's attention, which plans for about 30 ms at each new
+        # length, that is, in every step of an answer.
         torch.backends.cuda.enable_cudnn_sdp(False)
     report("loading", 0.0)
     family = FAMILIES[checkpoint.model_type]

@@ -1,5 +1,5 @@
-"""What a model takes in memory, compared with what its device has: before loading, to refuse what
-cannot be, and after it, to see how many sequences fit beside the weights."""
+"""Compares a model's memory with its device's: before loading, to refuse a model that is too
+large, and after loading, to choose how many sequences fit beside the weights."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from hippo.sizes import GIB, MOST_AUTO_SLOTS, USED_SHARE, slots_that_fit
 
 _log = logging.getLogger(__name__)
 
-_CPU_SHARE = 0.5  # of free memory that is not the service's alone
+_CPU_SHARE = 0.5  # of free memory, which other processes need as well
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
-    """What a process of a model takes of its device, in bytes."""
+class MemoryNeeds:
+    """The memory that one process of a model needs on its device, in bytes."""
 
     name: str  # of the model
     device: torch.device
     dtype: torch.dtype  # as served
-    num_processes: int = 1  # that share the device alike
-    weight_bytes: int  # of all these processes
-    slot_bytes: int  # of one sequence
+    num_processes: int = 1  # ranks on this device
+    weight_bytes: int  # of all ranks on this device
+    slot_bytes: int  # cache of one sequence
     work_bytes: int  # activations
 
 
-def check_fits(plan: LoadPlan, needs: Needs) -> None:
-    """Raises ModelLoadError when weights, activations, earlier media and the slots (one, if their
-    number is left open) exceed the device's free memory or the budget."""
+def check_fits(plan: LoadPlan, needs: MemoryNeeds) -> None:
+    """Raises ModelLoadError if weights, activations, reserved bytes and the plan's slots (one, with
+    ``num_slots`` None) exceed the device's free memory or the budget."""
     num_slots = plan.num_slots or 1
     device, weight_bytes = needs.device, needs.weight_bytes
     work_bytes = needs.num_processes * needs.work_bytes
@@ -43,7 +43,6 @@ def check_fits(plan: LoadPlan, needs: Needs) -> None:
     available = _left_bytes(device, plan.budget_bytes)
     if needed <= available:
         return
-    is_budget = available < available_bytes(device)
     is_half_on_cpu = needs.dtype == torch.float16 and device.type == "cpu"
     weights = str(needs.dtype).removeprefix("torch.")
     weights += ", in float32 till they are packed" if is_half_on_cpu else ""
@@ -58,23 +57,23 @@ def check_fits(plan: LoadPlan, needs: Needs) -> None:
     else:
         advice = "use a smaller model or another --device"
     slots = f"{num_slots} {'slot' if num_slots == 1 else 'slots'}"
+    room = f"{device} has {_gib(available)} free"
+    if available < available_bytes(device):
+        room = f"--memory-gib leaves {_gib(available)}"
     raise ModelLoadError(
         f"{needs.name} does not fit: it needs about {_gib(needed)} ({_gib(weight_bytes)} of "
         f"weights in {weights}, {_gib(cache_bytes)} of cache for {slots} "
         f"of {plan.max_context_length} tokens, {_gib(plan.reserved_bytes)} for earlier media, "
-        f"{_gib(work_bytes)} to work), and "
-        + (f"--memory-gib leaves {_gib(available)}" if is_budget else "")
-        + ("" if is_budget else f"{device} has {_gib(available)} free")
-        + f": {advice}"
+        f"{_gib(work_bytes)} to work), and {room}: {advice}"
     )
 
 
-def fitting_slots(plan: LoadPlan, needs: Needs) -> int:
-    """Slots that fit beside what is loaded by now."""
+def fitting_slots(plan: LoadPlan, needs: MemoryNeeds) -> int:
+    """Returns how many slots fit beside the loaded weights."""
     device = needs.device
     gc.collect()
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what loading left behind counts as taken
+        torch.cuda.empty_cache()  # cached blocks would count as used
     share = USED_SHARE if device.type == "cuda" else _CPU_SHARE
     return slots_that_fit(
         _left_bytes(device, plan.budget_bytes) // needs.num_processes,
@@ -86,14 +85,14 @@ def fitting_slots(plan: LoadPlan, needs: Needs) -> int:
 
 
 def _cache_flags(device: torch.device) -> str:
-    """What sets the room for earlier media."""
+    """Returns the flags that reserve memory for earlier media."""
     return "--vision-cache-mb" + (" or --media-cache-mb" if device.type == "cpu" else "")
 
 
-def choose_slots(plan: LoadPlan, needs: Needs, num_fitting: int) -> int:
-    """The plan's number, or as many as fit up to MOST_AUTO_SLOTS, which is logged.
+def choose_slots(plan: LoadPlan, needs: MemoryNeeds, num_fitting: int) -> int:
+    """Returns the plan's number of slots, or ``num_fitting`` up to MOST_AUTO_SLOTS, and logs it.
 
-    Raises ModelLoadError when not even one fits.
+    Raises ModelLoadError if the plan leaves the number open and no slot fits.
     """
     if plan.num_slots is not None:
         return plan.num_slots
@@ -117,7 +116,7 @@ def choose_slots(plan: LoadPlan, needs: Needs, num_fitting: int) -> int:
 
 
 def _left_bytes(device: torch.device, budget_bytes: int | None) -> int:
-    """What this process may still take."""
+    """Returns the bytes that this process may still allocate."""
     available = available_bytes(device)
     if budget_bytes is None:
         return available
@@ -125,7 +124,7 @@ def _left_bytes(device: torch.device, budget_bytes: int | None) -> int:
 
 
 def taken_bytes(device: torch.device) -> int:
-    """What this process has of the device; of a CUDA device by torch's account."""
+    """Returns the bytes that this process uses; on a CUDA device, those that torch reserved."""
     if device.type == "cuda":
         return int(torch.cuda.memory_reserved(device))
     import psutil
@@ -134,7 +133,7 @@ def taken_bytes(device: torch.device) -> int:
 
 
 def available_bytes(device: torch.device) -> int:
-    """Free memory of the device; for the CPU within this process's control group, if limited."""
+    """Returns the free bytes of the device; for the CPU within the limit of the control group."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
@@ -148,7 +147,7 @@ def available_bytes(device: torch.device) -> int:
 
 
 def device_uuids(devices: Iterable[torch.device]) -> tuple[str, ...]:
-    """Identities of the GPUs among ``devices``, the same in every process and container."""
+    """Returns the UUIDs of the GPUs among ``devices``, equal in all processes and containers."""
     uuids = (
         str(torch.cuda.get_device_properties(device).uuid)
         for device in devices
@@ -158,7 +157,7 @@ def device_uuids(devices: Iterable[torch.device]) -> tuple[str, ...]:
 
 
 def cgroup_value(name: str) -> int | None:
-    """A number that the process's control group says; None without one, or without a limit."""
+    """Reads a number of the process's control group; None without the file or without a limit."""
     try:
         with open(f"/sys/fs/cgroup/{name}", encoding="ascii") as file:
             text = file.read().strip()

@@ -1,4 +1,4 @@
-"""What the prompt builders of all families do with chat messages, whatever the template."""
+"""Checks and renders chat messages; the prompt builders of all families use these functions."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hippo.types import ChatMessage, TextPart
 def media_in_order(
     messages: Sequence[ChatMessage], media: Sequence[DecodedMedia]
 ) -> list[DecodedMedia]:
-    """The media in the order in which the messages refer to them.
+    """Returns the media in the order in which the messages refer to them.
 
-    Raises InvalidRequestError without messages, for an index that no item has, and for an item
-    that no message refers to.
+    Raises InvalidRequestError if there are no messages, for an index without an item, and for an
+    item that no message refers to.
     """
     if not messages:
         raise InvalidRequestError("there must be at least one message", param="messages")
@@ -42,9 +42,9 @@ def media_in_order(
 
 
 def render(processor: Any, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia]) -> str:
-    """What the chat template makes of the messages, ready for the answer.
+    """Applies the chat template, with the generation prompt at the end.
 
-    Raises InvalidRequestError for messages that the template cannot take.
+    Raises InvalidRequestError for messages that the template refuses.
     """
     conversation = [
         {
@@ -70,7 +70,7 @@ def render(processor: Any, messages: Sequence[ChatMessage], media: Sequence[Deco
 
 
 def refuse_placeholders(messages: Sequence[ChatMessage], processor: Any) -> None:
-    """Raises InvalidRequestError when text holds what the processor would take for media."""
+    """Raises InvalidRequestError if a text contains the processor's placeholders for media."""
     placeholders = (processor.image_token, processor.video_token)
     for message in messages:
         for part in message.content:
@@ -82,7 +82,7 @@ def refuse_placeholders(messages: Sequence[ChatMessage], processor: Any) -> None
 
 
 def check_length(length: int, max_context_length: int) -> None:
-    """Raises ContextLengthError when a prompt leaves no room for a completion."""
+    """Raises ContextLengthError if a prompt of ``length`` leaves no room for a completion."""
     if length >= max_context_length:
         raise ContextLengthError(
             f"the prompt is {length} tokens long; this model is served with a context of "
@@ -93,5 +93,5 @@ def check_length(length: int, max_context_length: int) -> None:
 
 
 def prompt_hash(input_ids: torch.Tensor) -> bytes:
-    """SHA-256 of the ids (int64 ``[length]``) as little-endian uint32."""
+    """Returns the SHA-256 of the ids (int64 ``[length]``) as little-endian uint32."""
     return hashlib.sha256(input_ids.numpy().astype("<u4").tobytes()).digest()

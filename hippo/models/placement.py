@@ -1,4 +1,4 @@
-"""On which device and in which dtype a plan's model runs."""
+"""Chooses the device and the dtype of a plan's model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 
 
 def parse_device(name: str) -> torch.device:
-    """The device of that name; raises ModelLoadError when it is unknown or not there."""
+    """Returns the device of this name; raises ModelLoadError if it is unknown or not available."""
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -39,12 +39,12 @@ def parse_device(name: str) -> torch.device:
 
 
 def device_of(plan: LoadPlan, shards: Shards | None) -> torch.device:
-    """Where this process runs its part; raises ModelLoadError as parse_device does."""
+    """Returns this process's device; raises ModelLoadError as parse_device does."""
     return parse_device(plan.rank_devices[0]) if shards is None else shards.group.device
 
 
 def dtype_of(plan: LoadPlan, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
-    """The plan's dtype, or what auto comes to.
+    """Returns the plan's dtype, with auto resolved as LoadPlan says.
 
     Raises ModelLoadError for float16 on a CPU that cannot multiply it.
     """

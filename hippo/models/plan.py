@@ -1,4 +1,4 @@
-"""How a model is loaded: made once from the settings, and passed whole to all that load.
+"""The plan by which a model is loaded, made once from the settings.
 
 Standard library only, so that a wrong flag is refused before torch is imported.
 """
@@ -11,24 +11,24 @@ from hippo.config import SettingsError
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
-# Rows of a sequence in one forward up to which the query heads of a group are rows of one product.
+# Up to this number of rows in a forward, the query heads of a group are rows of one product.
 MAX_GROUPED_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What is loaded, where, and in which form. Raises SettingsError for what does not go together.
+    """The model to load, its devices and its form. Raises SettingsError for conflicting values.
 
     ``model`` is a checkpoint's folder or its name on the Hugging Face hub. ``dtype`` is float32,
     bfloat16, float16 (on a CPU: weights in float16, arithmetic in float32) or auto: the
-    checkpoint's own, or with ``auto_is_half`` float16 on a CPU, and float32 where that CPU cannot
+    checkpoint's own, or with ``auto_is_half`` float16 on a CPU, and float32 if that CPU cannot
     multiply float16. ``num_slots`` None: as many as fit.
 
-    ``tensor_parallel`` devices share the layers, a process each (a rank); they are ``devices``, or
-    ``device`` and those after it. ``cpu_cores`` pins each rank. ``reserved_bytes`` of the first
-    device are for something else (earlier media); ``budget_bytes`` bound what a process takes of
-    its device. ``cuda_graphs`` captures steps: auto (on one GPU), on or off. With ``exact_rows``
-    every step has that many rows, so that a token's logits do not depend on what was fed with it.
+    ``tensor_parallel`` processes (ranks) share the layers, each on its own device: ``devices``, or
+    ``device`` and the following ones. ``cpu_cores`` pins each rank. ``reserved_bytes`` of the first
+    device are left free for earlier media; ``budget_bytes`` limits the memory that a process uses
+    on its device. ``cuda_graphs`` captures steps: auto (on one GPU), on or off. With ``exact_rows``
+    every step has that many rows, so that a token's logits do not depend on the other tokens fed.
     """
 
     model: str
@@ -48,7 +48,7 @@ class LoadPlan:
     budget_bytes: int | None = None
     cuda_graphs: str = "off"
     exact_rows: int | None = None
-    log_level: str = "info"  # of what the other ranks report
+    log_level: str = "info"  # of the followers' log records
 
     def __post_init__(self) -> None:
         if (self.num_slots is not None and self.num_slots < 1) or self.max_context_length < 2:
@@ -112,7 +112,7 @@ class LoadPlan:
 
     @property
     def rank_devices(self) -> tuple[str, ...]:
-        """The device of each rank; the vision tower is on the first."""
+        """The device of each rank; the vision tower is on the first device."""
         if self.devices:
             return self.devices
         kind, _, first = self.device.partition(":")
@@ -124,12 +124,12 @@ class LoadPlan:
         return tuple(f"{kind}:{start + rank}" for rank in range(self.tensor_parallel))
 
     def core_of(self, rank: int) -> int | None:
-        """The core that a rank's process is pinned to; None: none."""
+        """Returns the core to which a rank's process is pinned; None: it is not pinned."""
         return self.cpu_cores[rank] if self.cpu_cores else self.cpu_core
 
     def for_followers(self, folder: str, devices: tuple[str, ...]) -> LoadPlan:
-        """The plan of the ranks after the first, of a checkpoint that is in ``folder`` by now.
+        """Returns the followers' plan, for a checkpoint that is in ``folder``.
 
-        Nothing is reserved on their devices: earlier media are kept on the first one.
+        Followers reserve no memory: earlier media are kept on the first device.
         """
         return replace(self, model=folder, device="cpu", devices=devices, reserved_bytes=0)

@@ -1,4 +1,4 @@
-"""What loading a checkpoint has in common in all families: transformers' parts, stack and cache."""
+"""Loads a checkpoint of any family: transformers' model and processor, decoder stack and cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hippo.models.linear import (
     packs_weights,
     padded_rows,
 )
-from hippo.models.memory import Needs, check_fits, choose_slots, device_uuids, fitting_slots
+from hippo.models.memory import MemoryNeeds, check_fits, choose_slots, device_uuids, fitting_slots
 from hippo.models.placement import device_of, dtype_of
 from hippo.models.plan import LoadPlan
 from hippo.sizes import shape_of
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pretrained:
-    """A checkpoint in memory, ready for a family's adapter."""
+    """A loaded checkpoint, from which CachedModel and the parts of its family are made."""
 
     model: Any  # transformers' model with its head, in evaluation mode, on the device
     processor: Any
-    stack: DecoderStack  # has taken over the weights of the text model's layers, if fused
+    stack: DecoderStack  # holds the weights of the text model's layers, which are empty in model
     cache: KeyValueCache
     info: ModelInfo
-    make_linear: MakeLinear  # the form of products
-    padded: Callable[[int], int]  # how many rows a number of rows is best filled up to
-    fixed: FixedRunner | None = None  # forwards of fixed shape, where they are asked for
+    make_linear: MakeLinear  # makes products for the vision tower
+    padded: Callable[[int], int]  # from a number of rows to the number to run, padding included
+    fixed: FixedRunner | None = None  # None: the plan asks for no forwards of fixed shape
 
 
 def load_pretrained(
@@ -59,121 +59,96 @@ def load_pretrained(
 ) -> Pretrained:
     """Loads a checkpoint as ``transformers.<architecture>``, whose text model is Qwen2-style.
 
-    ``shards``: this process is one of several ranks, and holds its part of the layers and the
-    cache. Raises ModelLoadError.
+    With ``shards`` this process is one of several ranks and loads its part of layers and cache.
+    Raises ModelLoadError.
     """
     ensure_torchvision()
     transformers: Any = importlib.import_module("transformers")  # its own hints are partial
-    device = device_of(plan, shards)
     config, processor = _read_configuration(transformers, checkpoint)
     _check_window(checkpoint.name, config.text_config, plan.max_context_length)
-    sizes = _Sizes.of(plan, checkpoint, config, device, shards)
-    check_fits(plan, sizes)
+    sizes = _sizes_of(plan, checkpoint, config, shards)
+    check_fits(plan, sizes.needs)
     progress("loading", 0.1)
-    model = _read_weights(transformers, checkpoint, architecture, sizes, shards)
-    model.eval().requires_grad_(False).to(device)
+    model = _read_weights(transformers, checkpoint, architecture, sizes.working_dtype, shards)
+    model.eval().requires_grad_(False).to(sizes.needs.device)
     progress("loading", 0.7)
     num_ids = num_token_ids(processor.tokenizer, config.text_config.vocab_size)
-    make_product: MakeLinear = make_linear
-    padded: Callable[[int], int] = padded_rows if packs_weights(device) else int
-    if sizes.working_dtype != sizes.dtype:
-        make_product, padded = make_half_linear, int
+    make_product, padded = _choose_products(sizes)
     stack = _make_stack(model, num_ids, make_product, shards)
-    num_fitting = fitting_slots(plan, sizes)
-    if shards is not None:
-        num_fitting = shards.least(num_fitting)  # on every rank's device
-    num_slots = choose_slots(plan, sizes, num_fitting)
-    cache = KeyValueCache(
-        replace(sizes.cache, num_slots=num_slots), dtype=sizes.cache_dtype, device=device
+    cache = _make_cache(plan, sizes, shards)
+    end_ids = end_token_ids(model.generation_config, processor.tokenizer)
+    info = _model_info(
+        plan, checkpoint, sizes, processor.tokenizer, num_ids, end_ids, cache.shape.num_slots
     )
-    info = ModelInfo(
-        name=plan.served_name or checkpoint.name,
-        family=checkpoint.model_type,
-        device=str(device),
-        dtype=str(sizes.dtype).removeprefix("torch."),
-        tokenizer_hash=tokenizer_hash(processor.tokenizer),
-        tokenizer_json=processor.tokenizer.backend_tokenizer.to_str().encode(),
-        num_token_ids=num_ids,
-        end_token_ids=end_token_ids(model.generation_config, processor.tokenizer),
-        max_context_length=plan.max_context_length,
-        num_slots=num_slots,
-        num_parameters=checkpoint.num_parameters,
-        device_uuids=device_uuids((device,) if shards is None else shards.group.devices),
-    )
-    fixed = _fixed_runner(plan, model, stack, cache) if sizes.cache.num_spare else None
+    fixed = _make_fixed_runner(plan, model, stack, cache)
     return Pretrained(model, processor, stack, cache, info, make_product, padded, fixed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sizes(Needs):
-    """A process's dtypes and cache besides."""
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """The dtypes of one rank's part of the model, and its sizes."""
 
+    needs: MemoryNeeds
+    devices: tuple[torch.device, ...]  # of all ranks
     working_dtype: torch.dtype  # of activations, and of the weights until they are packed
     cache_dtype: torch.dtype
     cache: CacheShape  # of one slot
 
-    @classmethod
-    def of(
-        cls,
-        plan: LoadPlan,
-        checkpoint: Checkpoint,
-        config: Any,
-        device: torch.device,
-        shards: Shards | None,
-    ) -> _Sizes:
-        """Raises ModelLoadError where a CPU has no float16."""
-        text = config.text_config
-        dtype = dtype_of(plan, checkpoint, device)
-        is_half_on_cpu = dtype == torch.float16 and device.type == "cpu"
-        working_dtype = torch.float32 if is_half_on_cpu else dtype
-        kept_dtype = cache_dtype(working_dtype, device)
-        num_ranks = 1 if shards is None else shards.group.size
-        num_processes = 1 if shards is None else shards.group.devices.count(device)
-        num_spare = 0
-        if plan.has_graphs or plan.exact_rows:
-            most_rows = plan.exact_rows or CAPTURED_ROWS[-1]
-            num_spare = spare_places(plan.max_context_length, most_rows)
-        cache = CacheShape(
-            num_layers=text.num_hidden_layers,
-            num_slots=1,
-            num_kv_heads=text.num_key_value_heads // num_ranks,
-            capacity=plan.max_context_length,
-            head_dim=text.hidden_size // text.num_attention_heads,
-            num_spare=num_spare,
-        )
-        shape = shape_of(checkpoint.name, config.to_dict())
-        num_shared = shape.num_shared_parameters
-        num_held = checkpoint.num_parameters - num_shared + num_shared / num_ranks
-        slot_bytes = cache.num_bytes(kept_dtype)
-        work_bytes = shape.work_bytes(
-            plan.max_context_length,
-            bytes_each=working_dtype.itemsize,
-            cache_each=kept_dtype.itemsize,
-        )
-        if plan.has_graphs:
-            slot_bytes += graph_bytes(text.num_hidden_layers)
-            work_bytes += CAPTURED_ROWS[-1] * text.vocab_size * torch.float32.itemsize
-        return cls(
-            name=checkpoint.name,
-            device=device,
-            dtype=dtype,
-            working_dtype=working_dtype,
-            cache_dtype=kept_dtype,
-            cache=cache,
-            weight_bytes=int(num_processes * num_held * working_dtype.itemsize),
-            slot_bytes=slot_bytes,
-            work_bytes=work_bytes,
-            num_processes=num_processes,
-        )
+
+def _sizes_of(plan: LoadPlan, checkpoint: Checkpoint, config: Any, shards: Shards | None) -> _Sizes:
+    """Derives sizes from the configuration; raises ModelLoadError as dtype_of does."""
+    device = device_of(plan, shards)
+    devices = (device,) if shards is None else shards.group.devices
+    dtype = dtype_of(plan, checkpoint, device)
+    is_half_on_cpu = dtype == torch.float16 and device.type == "cpu"
+    working_dtype = torch.float32 if is_half_on_cpu else dtype
+    kept_dtype = cache_dtype(working_dtype, device)
+    text = config.text_config
+    cache = _slot_shape(plan, text, len(devices))
+    slot_bytes = cache.num_bytes(kept_dtype)
+    shape = shape_of(checkpoint.name, config.to_dict())
+    bytes_each, cache_each = working_dtype.itemsize, kept_dtype.itemsize
+    work_bytes = shape.work_bytes(
+        plan.max_context_length, bytes_each=bytes_each, cache_each=cache_each
+    )
+    if plan.has_graphs:
+        slot_bytes += graph_bytes(text.num_hidden_layers)
+        work_bytes += CAPTURED_ROWS[-1] * text.vocab_size * torch.float32.itemsize
+    num_shared = shape.num_shared_parameters
+    num_held = checkpoint.num_parameters - num_shared + num_shared / len(devices)
+    num_processes = devices.count(device)
+    needs = MemoryNeeds(
+        name=checkpoint.name,
+        device=device,
+        dtype=dtype,
+        weight_bytes=int(num_processes * num_held * bytes_each),
+        slot_bytes=slot_bytes,
+        work_bytes=work_bytes,
+        num_processes=num_processes,
+    )
+    return _Sizes(needs, devices, working_dtype, kept_dtype, cache)
+
+
+def _slot_shape(plan: LoadPlan, text: Any, num_ranks: int) -> CacheShape:
+    """Returns the shape of one rank's cache for one slot."""
+    num_spare = 0
+    if plan.has_graphs or plan.exact_rows:
+        num_spare = spare_places(plan.max_context_length, plan.exact_rows or CAPTURED_ROWS[-1])
+    return CacheShape(
+        num_layers=text.num_hidden_layers,
+        num_slots=1,
+        num_kv_heads=text.num_key_value_heads // num_ranks,
+        capacity=plan.max_context_length,
+        head_dim=text.hidden_size // text.num_attention_heads,
+        num_spare=num_spare,
+    )
 
 
 def _read_configuration(transformers: Any, checkpoint: Checkpoint) -> tuple[Any, Any]:
-    """Configuration and processor; raises ModelLoadError."""
+    """Reads configuration and processor; raises ModelLoadError."""
     try:
-        return (
-            transformers.AutoConfig.from_pretrained(checkpoint.folder),
-            transformers.AutoProcessor.from_pretrained(checkpoint.folder),
-        )
+        config = transformers.AutoConfig.from_pretrained(checkpoint.folder)
+        return config, transformers.AutoProcessor.from_pretrained(checkpoint.folder)
     except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
         raise ModelLoadError(
             f"{checkpoint.name}: its configuration, tokenizer or processor cannot be read: {error}"
@@ -193,16 +168,16 @@ def _read_weights(
     transformers: Any,
     checkpoint: Checkpoint,
     architecture: str,
-    sizes: _Sizes,
+    dtype: torch.dtype,
     shards: Shards | None,
 ) -> Any:
-    """transformers' model; raises ModelLoadError for weights that are damaged or missing."""
+    """Loads transformers' model; raises ModelLoadError for weights that are damaged or missing."""
     loading_options = {} if shards is None else shards.loading_options()
     try:
         with _quiet(transformers):
             model, problems = getattr(transformers, architecture).from_pretrained(
                 checkpoint.folder,
-                dtype=sizes.working_dtype,
+                dtype=dtype,
                 attn_implementation="sdpa",
                 output_loading_info=True,
                 **loading_options,
@@ -218,10 +193,17 @@ def _read_weights(
     return model
 
 
+def _choose_products(sizes: _Sizes) -> tuple[MakeLinear, Callable[[int], int]]:
+    """Returns what makes matrix products, and Pretrained.padded for these products."""
+    if sizes.working_dtype != sizes.needs.dtype:
+        return make_half_linear, int
+    return make_linear, padded_rows if packs_weights(sizes.needs.device) else int
+
+
 def _make_stack(
     model: Any, num_ids: int, make_linear: MakeLinear, shards: Shards | None
 ) -> DecoderStack:
-    """The decoder layers, which take over the weights of transformers' modules."""
+    """Makes the decoder layers from the weights of transformers' modules, which become empty."""
     if shards is not None:
         shards.unwrap(model)
     stack = DecoderStack(model.model.language_model, model.lm_head, num_ids, make_linear, shards)
@@ -230,23 +212,57 @@ def _make_stack(
     return stack
 
 
-def _fixed_runner(
+def _make_cache(plan: LoadPlan, sizes: _Sizes, shards: Shards | None) -> KeyValueCache:
+    """Allocates as many slots as the plan names, or as fit on every rank's device."""
+    num_fitting = fitting_slots(plan, sizes.needs)
+    if shards is not None:
+        num_fitting = shards.least(num_fitting)
+    shape = replace(sizes.cache, num_slots=choose_slots(plan, sizes.needs, num_fitting))
+    return KeyValueCache(shape, dtype=sizes.cache_dtype, device=sizes.needs.device)
+
+
+def _model_info(
+    plan: LoadPlan,
+    checkpoint: Checkpoint,
+    sizes: _Sizes,
+    tokenizer: Any,
+    num_ids: int,
+    end_ids: tuple[int, ...],
+    num_slots: int,
+) -> ModelInfo:
+    return ModelInfo(
+        name=plan.served_name or checkpoint.name,
+        family=checkpoint.model_type,
+        device=str(sizes.needs.device),
+        dtype=str(sizes.needs.dtype).removeprefix("torch."),
+        tokenizer_hash=tokenizer_hash(tokenizer),
+        tokenizer_json=tokenizer.backend_tokenizer.to_str().encode(),
+        num_token_ids=num_ids,
+        end_token_ids=end_ids,
+        max_context_length=plan.max_context_length,
+        num_slots=num_slots,
+        num_parameters=checkpoint.num_parameters,
+        device_uuids=device_uuids(sizes.devices),
+    )
+
+
+def _make_fixed_runner(
     plan: LoadPlan, model: Any, stack: DecoderStack, cache: KeyValueCache
-) -> FixedRunner:
-    text = model.config.text_config
+) -> FixedRunner | None:
+    if not cache.shape.num_spare:
+        return None
     return FixedRunner(
         stack,
         cache,
         model.get_input_embeddings().weight,
-        groups=text.num_attention_heads // text.num_key_value_heads,
         exact_rows=plan.exact_rows,
-        capture=CudaGraphs(cache.device).capture if plan.has_graphs else None,
+        capture=CudaGraphs(cache.device).capture_graph if plan.has_graphs else None,
     )
 
 
 @contextlib.contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Keeps transformers' progress bars off the terminal: progress has its own way out."""
+    """Turns transformers' progress bars off; progress is reported through Progress."""
     logging = transformers.utils.logging
     was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -258,8 +274,8 @@ def _quiet(transformers: Any) -> Iterator[None]:
 
 
 def tokenizer_hash(tokenizer: Any) -> bytes:
-    """SHA-256 over the tokenizer's id map: equal for models that share ids, whatever
-    ``vocab_size`` they declare."""
+    """SHA-256 of the tokenizer's id map; models with the same ids have the same hash, even if
+    their ``vocab_size`` differs."""
     digest = hashlib.sha256()
     for token, token_id in sorted(tokenizer.get_vocab().items()):
         encoded = token.encode("utf-8", "surrogatepass")
@@ -269,7 +285,10 @@ def tokenizer_hash(tokenizer: Any) -> bytes:
 
 
 def num_token_ids(tokenizer: Any, vocab_size: int) -> int:
-    """One more than the tokenizer's largest id: what logits are cut to."""
+    """Returns the tokenizer's largest id plus one, to which logits are cut.
+
+    Raises ModelLoadError if that exceeds ``vocab_size``.
+    """
     count = 1 + max(tokenizer.get_vocab().values())
     if count > vocab_size:
         raise ModelLoadError(
@@ -280,7 +299,7 @@ def num_token_ids(tokenizer: Any, vocab_size: int) -> int:
 
 
 def end_token_ids(generation_config: Any, tokenizer: Any) -> tuple[int, ...]:
-    """The ids that end a completion: the generation configuration's, else the tokenizer's."""
+    """Returns the ids that end a completion, from the generation configuration or the tokenizer."""
     ids = generation_config.eos_token_id if generation_config is not None else None
     if ids is None:
         ids = tokenizer.eos_token_id

@@ -1,4 +1,4 @@
-"""From chat messages and decoded frames to a Prompt: what all families have in common."""
+"""Makes a Prompt from chat messages and decoded frames; the base class of all families."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ from typing import Any
 
 from hippo.errors import MediaError
 from hippo.models.base import DecodedMedia, Prompt
-from hippo.models.messages import (
-    check_length,
-    media_in_order,
-    refuse_placeholders,
-    render,
-)
+from hippo.models.messages import check_length, media_in_order, refuse_placeholders, render
 from hippo.models.question import question_indices
 from hippo.types import ChatMessage, FramePlan
 
@@ -26,18 +21,18 @@ class PromptBuilder(ABC):
     def __init__(self, processor: Any, *, max_context_length: int) -> None:
         self._processor = processor
         self._max_context_length = max_context_length
-        self._lock = threading.Lock()  # the tokenizer is not to be entered twice
+        self._lock = threading.Lock()  # tokenizers are not thread-safe
 
-    def build(
+    def build_prompt(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Prompt:
-        """The prompt of a request; raises as VideoLanguageModel.prepare says."""
+        """Makes a request's prompt; raises as VideoLanguageModel.prepare_prompt does."""
         ordered = media_in_order(messages, media)
         refuse_placeholders(messages, self._processor)
         with self._lock:
             text = render(self._processor, messages, media)
             try:
-                prompt = self.process(text, ordered, frame_plan)
+                prompt = self.process_inputs(text, ordered, frame_plan)
             except ValueError as error:
                 raise MediaError(f"the model's processor refuses the media: {error}") from error
             check_length(prompt.length, self._max_context_length)
@@ -52,6 +47,8 @@ class PromptBuilder(ABC):
         return replace(prompt, question_indices=question)
 
     @abstractmethod
-    def process(self, text: str, media: Sequence[DecodedMedia], frame_plan: FramePlan) -> Prompt:
-        """The prompt of a rendered text, but for its question; raises ValueError for media that the
-        processor refuses."""
+    def process_inputs(
+        self, text: str, media: Sequence[DecodedMedia], frame_plan: FramePlan
+    ) -> Prompt:
+        """Makes the prompt of a rendered text, without ``question_indices``; raises ValueError for
+        media that the processor refuses."""

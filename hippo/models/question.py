@@ -1,12 +1,12 @@
-"""Which rows of a prompt ask about its videos: the queries of the early-layer tap.
+"""Finds the rows of a prompt that ask about its videos: the queries of the attention tap.
 
-Attention is causal, so the text that follows the videos has seen them:
+Attention is causal, so only text behind the videos attends to them:
 
     user   [video] [video] What happens?      the rows of "What happens?"
-    user   What happens? [video]              the question's rows, and the prompt's last one
+    user   What happens? [video]              the question's rows, and the prompt's last row
 
-In the second order only the template's last tokens see the video. The question is then scored as
-if it did, and the last row, from which the answer begins, is added.
+In the second order only the template's last tokens attend to the video. The question's queries are
+then scored all the same, and the last row, from which the answer begins, is added.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hippo.types import ChatMessage, TextPart
 
 NO_QUESTION = torch.empty(0, dtype=torch.int64)
 
-_MARK = "\ue000"  # of the private use area: no template contains it
+_MARK = "\ue000"  # a private-use character, which no template contains
 
 
 def question_indices(
@@ -36,12 +36,12 @@ def question_indices(
     input_ids: torch.Tensor,
     visual_indices: torch.Tensor,
 ) -> torch.Tensor:
-    """Places of the question in ``input_ids``: int64, ascending; empty without visual tokens.
+    """Returns the question's indices in ``input_ids``, ascending int64; none without visual tokens.
 
-    The text of the last user turn that follows the last visual token; if none does, all text of
-    that turn and the prompt's last token. ``rendered`` is what the chat template made of the
-    messages. Of a template that rewrites texts, all that follows the last visual token counts,
-    the template's own tokens included.
+    The question is the text of the last user turn behind the last visual token, or, without such
+    text, all text of that turn and the prompt's last token. ``rendered`` is the chat template's
+    output. If the template rewrites texts, the question is every token behind the last visual
+    token, including the template's own tokens.
     """
     if not visual_indices.shape[0]:
         return NO_QUESTION
@@ -61,7 +61,7 @@ def _last_turn(
     rendered: str,
     input_ids: torch.Tensor,
 ) -> torch.Tensor | None:
-    """Places of the last user turn's text; None when it cannot be told from the template's."""
+    """Returns the indices of the last user turn's text; None if the template's output hides it."""
     texts = [
         (part.text, index)
         for index, message in enumerate(messages)
@@ -85,7 +85,7 @@ def _last_turn(
         )
         if token_id not in placeholder_ids
     ]
-    # The processor multiplies placeholders before it tokenizes; the text between stays as it is.
+    # The processor repeats placeholders before it tokenizes, and does not change the other text.
     places = (~torch.isin(input_ids, torch.tensor(placeholder_ids))).nonzero()[:, 0]
     if places.shape[0] != len(is_asked):
         return None
@@ -93,7 +93,7 @@ def _last_turn(
 
 
 def _marked(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """The messages with a mark for every text: rendered, they show where the template puts it."""
+    """Replaces every text by a mark, which shows where the template places texts."""
     return [
         dataclasses.replace(
             message,
@@ -108,8 +108,8 @@ def _marked(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 def _spans(
     texts: Sequence[str], literals: Sequence[str], rendered: str
 ) -> list[tuple[int, int]] | None:
-    """Where each text stands in ``rendered``, between the template's ``literals``; None if it is
-    not there. Templates may strip texts, but nothing else."""
+    """Returns the start and end of each text in ``rendered``, between the template's ``literals``;
+    None if the template changed texts in another way than by stripping them."""
     if len(literals) != len(texts) + 1:
         return None
     for candidates in (texts, [text.strip() for text in texts]):

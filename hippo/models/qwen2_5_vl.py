@@ -1,4 +1,4 @@
-"""Qwen2.5-VL: transformers' model and processor behind the project's interface."""
+"""The Qwen2.5-VL family: its vision tower and its description."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hippo.sizes import VISION_PATCHES
 
 
 class QwenTower(VisionTower):
-    """See VisionTower: items are the merged patches of a video or an image."""
+    """See VisionTower; an item is the merged patches of a video or an image."""
 
     def __init__(self, pretrained: Pretrained) -> None:
         super().__init__(pretrained)
@@ -22,8 +22,7 @@ class QwenTower(VisionTower):
         speed_up_vision(visual, pretrained.make_linear)
         register_windows()
         visual.config._attn_implementation = WINDOWS_NAME  # the tower's own config
-        # The tower works out positions where the grid is: on the host, which reads that in each
-        # layer.
+        # The grid is on the host, because the tower reads it there in each layer.
         visual.rotary_pos_emb.register_forward_pre_hook(place_beside_first)
 
     def embed_item(self, prompt: Prompt, index: int) -> torch.Tensor:
@@ -40,7 +39,7 @@ class QwenTower(VisionTower):
         grid = grids[index]  # frames (of two each), rows and columns of patches
         per_frame = int(grid[1] * grid[2])
         features = []
-        # Nothing in the tower crosses frames, its full attention neither.
+        # No operation of the tower crosses frames, full attention included.
         for part in torch.split(patches, per_frame * max(1, VISION_PATCHES // per_frame)):
             part_grid = torch.stack((grid.new_tensor(part.shape[0] // per_frame), *grid[1:]))[None]
             features += embed(self.on_device(part), part_grid, return_dict=True).pooler_output

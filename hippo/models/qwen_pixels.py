@@ -1,7 +1,7 @@
-"""A video's frames as the patches that a Qwen2.5-VL vision tower takes.
+"""Cuts a video's frames into the patches of a Qwen2.5-VL vision tower.
 
-What transformers' video processor computes, to the last bit, for a fraction of the time: frames
-are resized and cut into patches as bytes, and become numbers only then, in place.
+The result is bit-identical to that of transformers' video processor and takes a fraction of the
+time: frames are resized and cut into patches as bytes, and converted to float32 last, in place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hippo.types import MediaKind
 
 
 class VideoPatches:
-    """Cuts frames as one ``video_processor`` of transformers does; usable from any thread."""
+    """Cuts frames as a given ``video_processor`` of transformers does; usable from any thread."""
 
     def __init__(self, video_processor: Any) -> None:
         self._processor = video_processor
@@ -27,24 +27,20 @@ class VideoPatches:
         self._mean = self._spread(torch.tensor(video_processor.image_mean) * scale)
         self._std = self._spread(torch.tensor(video_processor.image_std) * scale)
 
-    def cut(
+    def cut_frames(
         self, frames: torch.Tensor, size: dict[str, int]
     ) -> tuple[torch.Tensor, tuple[int, int, int], bytes]:
-        """Patches float32 ``[num_patches, values]`` of ``frames`` (uint8 ``[num_frames, height,
-        width, 3]``), their grid in patches, and a digest of both.
+        """Returns the patches (float32 ``[num_patches, values]``) of ``frames`` (uint8
+        ``[num_frames, height, width, 3]``), their grid in patches, and a digest of both.
 
-        ``size`` is the processor's own, or a request's. Raises ValueError for frames that the
-        processor refuses.
+        ``size`` holds the limits of the processor or of a request. Raises ValueError for frames
+        that the processor refuses.
         """
         pixels = self._resized(frames.permute(0, 3, 1, 2), size).permute(0, 2, 3, 1)
         num_frames, height, width, _ = pixels.shape
         if padding := -num_frames % self._depth:
             pixels = torch.cat((pixels, pixels[-1:].expand(padding, -1, -1, -1)))
-        grid = (
-            pixels.shape[0] // self._depth,
-            height // self._patch,
-            width // self._patch,
-        )
+        grid = (pixels.shape[0] // self._depth, height // self._patch, width // self._patch)
         blocks = pixels.reshape(
             grid[0],
             self._depth,
@@ -56,7 +52,7 @@ class VideoPatches:
             self._patch,
             3,
         )
-        # Frames of a patch, then places of merged patches, then patches inside; each patch is
+        # The order is: frames, merged patches, patches in a merged patch; a patch is
         # [channels, frames, rows, columns].
         ordered = blocks.permute(0, 2, 5, 3, 6, 8, 1, 4, 7)
         values = 3 * self._depth * self._patch**2
@@ -64,15 +60,15 @@ class VideoPatches:
         digest = visual_digest(MediaKind.VIDEO, patches, grid)
         return patches.float().sub_(self._mean).div_(self._std), grid, digest
 
-    def agrees(self) -> bool:
-        """Whether the processor does what this class does, by the patches of one clip."""
+    def matches_processor(self) -> bool:
+        """Whether the processor and this class give the same patches for a test clip."""
         processor = self._processor
         if not (processor.do_resize and processor.do_rescale and processor.do_normalize):
             return False
         side = 3 * self._patch * self._merge + 5
         values = torch.arange((self._depth + 1) * side * (side + self._patch) * 3)
         frames = (values * 2654435761 >> 7).to(torch.uint8).view(self._depth + 1, side, -1, 3)
-        patches, grid, _ = self.cut(frames, dict(processor.size))
+        patches, grid, _ = self.cut_frames(frames, dict(processor.size))
         expected = processor(
             videos=[frames.permute(0, 3, 1, 2)], do_sample_frames=False, return_tensors="pt"
         )
@@ -94,13 +90,13 @@ class VideoPatches:
         return resized
 
     def _spread(self, channels: torch.Tensor) -> torch.Tensor:
-        """A value of each channel ``[3]`` for each of a patch ``[values]``."""
+        """Repeats one number per channel (``[3]``) for all values of a patch (``[values]``)."""
         return channels.repeat_interleave(self._depth * self._patch**2)
 
 
 def fast_patches(video_processor: Any) -> VideoPatches | None:
-    """VideoPatches for a processor that it stands for; None: the processor has to do it."""
+    """Returns VideoPatches that replaces the processor; None if the results would differ."""
     if type(video_processor).__name__ != "Qwen2VLVideoProcessor":
         return None
     patches = VideoPatches(video_processor)
-    return patches if patches.agrees() else None
+    return patches if patches.matches_processor() else None

@@ -25,9 +25,8 @@ _IMAGE_TYPE, _VIDEO_TYPE = 1, 2  # mm_token_type_ids
 class QwenPromptBuilder(PromptBuilder):
     """See PromptBuilder.
 
-    ``extras`` of the prompt: ``pixel_values_videos`` and ``video_grid_thw`` with videos;
-    ``pixel_values``, ``image_grid_thw`` and ``image_indices`` (places in ``input_ids``) with
-    images.
+    The prompt's ``extras`` are ``pixel_values_videos`` and ``video_grid_thw`` with videos, and
+    ``pixel_values``, ``image_grid_thw`` and ``image_indices`` (into ``input_ids``) with images.
     """
 
     def __init__(self, processor: Any, rope_index: RopeIndex, *, max_context_length: int) -> None:
@@ -36,8 +35,10 @@ class QwenPromptBuilder(PromptBuilder):
         self._merge_size = int(processor.video_processor.merge_size)
         self._patches = fast_patches(processor.video_processor)
 
-    def process(self, text: str, media: Sequence[DecodedMedia], frame_plan: FramePlan) -> Prompt:
-        """See PromptBuilder.process."""
+    def process_inputs(
+        self, text: str, media: Sequence[DecodedMedia], frame_plan: FramePlan
+    ) -> Prompt:
+        """See PromptBuilder.process_inputs."""
         inputs = self._assembled(text, media, frame_plan)
         if inputs is None:
             inputs = self._processed(text, media, frame_plan)
@@ -79,8 +80,8 @@ class QwenPromptBuilder(PromptBuilder):
     def _processed(
         self, text: str, media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Mapping[str, Any]:
-        """What the processor makes of a rendered prompt, and the ``digests`` of its videos if they
-        are not to be those of its patches."""
+        """Runs the processor on a rendered prompt; adds ``digests`` of the videos if VideoPatches
+        can compute them."""
         videos = [item for item in media if item.kind is MediaKind.VIDEO]
         images = [item for item in media if item.kind is MediaKind.IMAGE]
         arguments: dict[str, Any] = {"return_tensors": "pt"}
@@ -97,9 +98,9 @@ class QwenPromptBuilder(PromptBuilder):
                 self._processor.image_processor, frame_plan.max_pixels
             )
         inputs = dict(self._processor(text=[text], **arguments))
-        if videos and self._patches is not None:  # so that they are found again without images
+        if videos and self._patches is not None:  # equal digests for prompts without images
             size = self._video_size(frame_plan)
-            inputs["digests"] = [self._patches.cut(item.frames, size)[2] for item in videos]
+            inputs["digests"] = [self._patches.cut_frames(item.frames, size)[2] for item in videos]
         return inputs
 
     def _video_size(self, frame_plan: FramePlan) -> dict[str, int]:
@@ -110,8 +111,8 @@ class QwenPromptBuilder(PromptBuilder):
     def _assembled(
         self, text: str, media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Mapping[str, Any] | None:
-        """The same without the processor; None: only that can do it. In place of the digests of
-        patches there are those of the bytes that they come from."""
+        """Makes the processor's output without the processor; None if there are images or this
+        class cannot. ``digests`` are of the patches' bytes before normalisation."""
         if self._patches is None or any(item.kind is not MediaKind.VIDEO for item in media):
             return None
         processor = self._processor
@@ -120,7 +121,7 @@ class QwenPromptBuilder(PromptBuilder):
         if int(is_video.sum()) != len(media):
             return None
         size = self._video_size(frame_plan)
-        cut = [self._patches.cut(item.frames, size) for item in media]
+        cut = [self._patches.cut_frames(item.frames, size) for item in media]
         repeats = torch.ones_like(encoded)
         repeats[is_video] = torch.tensor(
             [patches.shape[0] // self._merge_size**2 for patches, _, _ in cut], dtype=torch.int64
@@ -146,7 +147,7 @@ class QwenPromptBuilder(PromptBuilder):
         places: torch.Tensor,
         digests: Sequence[bytes] | None = None,
     ) -> list[VisualItem]:
-        """The videos or the images, whose tokens stand at ``places``."""
+        """Returns the items of one kind, whose tokens are at ``places`` in ``input_ids``."""
         names = VIDEO_EXTRAS if kind is MediaKind.VIDEO else IMAGE_EXTRAS
         pixels, grids = (extras[name] for name in names)
         patches = split_patches(pixels, grids)
@@ -162,12 +163,12 @@ class QwenPromptBuilder(PromptBuilder):
 
 
 def split_patches(pixels: torch.Tensor, grids: torch.Tensor) -> Sequence[torch.Tensor]:
-    """The patches (``[num_patches, values]``) of each item; ``grids`` is ``[num_items, 3]``."""
+    """Splits patches by item: ``[num_patches, values]`` each; ``grids`` is ``[num_items, 3]``."""
     return torch.split(pixels, grids.prod(1).tolist())
 
 
 def _metadata(item: DecodedMedia) -> dict[str, Any]:
-    # The frames are already sampled: seen from the processor, the clip has these frames only.
+    # The frames are sampled already: for the processor the clip has only these frames.
     num_frames = int(item.frames.shape[0])
     return {
         "total_num_frames": num_frames,
@@ -178,7 +179,7 @@ def _metadata(item: DecodedMedia) -> dict[str, Any]:
 
 
 def _size(processor: Any, max_pixels: int) -> dict[str, Any]:
-    """The processor's size limits under a request's cap on pixels; empty without one."""
+    """Returns the processor's size limits under a request's cap on pixels; empty without a cap."""
     if max_pixels <= 0:
         return {}
     smallest, largest = processor.size["shortest_edge"], processor.size["longest_edge"]

@@ -1,39 +1,38 @@
-"""The rows of a forward: where those of each sequence go, and how they are laid out for the layers.
+"""The rows of a forward: their places in the cache, and their order for the layers.
 
-asked for    | slot 5: r0 r1 | slot 2: r2 |
+requested    | slot 5: r0 r1 | slot 2: r2 |
 laid out     | r2 | r0 r1 | padding |     in order of slots, for attention
-given back   | r0 | r1 | r2 |
+returned     | r0 | r1 | r2 |
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
-_LEAST_LAYER_GROUPS = 8  # of a prefill, which can be left between two of their chunks
-_GROUP_ROWS = 256  # prompt rows for which that many groups are short enough
+_LEAST_LAYER_GROUPS = 8  # groups of a prefill; the engine may stop between two groups
+_GROUP_ROWS = 256  # prompt rows up to which that many groups are short enough
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedRows:
-    """Tokens to feed to one sequence, with where they go."""
+    """Tokens to feed to one sequence, and their places in the cache."""
 
     slot: int
-    start: int  # cache index of the first
+    start: int  # cache index of the first token
     token_ids: tuple[int, ...]
-    rotary: torch.Tensor  # [num_rows, ...], in the stack's own form
+    rotary: torch.Tensor  # [num_rows, 1, head_dim / 2], see DecoderStack.rotary
 
     @property
     def num_rows(self) -> int:
-        """Tokens to feed."""
+        """Number of tokens to feed."""
         return len(self.token_ids)
 
     @property
     def end(self) -> int:
-        """Cached tokens with these."""
+        """Number of cached tokens after this forward."""
         return self.start + self.num_rows
 
 
@@ -44,13 +43,12 @@ class RowLayout:
     by_slot: Sequence[PlacedRows]
     token_ids: Sequence[int]
     num_padding: int
-    wanted: (
-        Sequence[int] | None
-    )  # whose logits, in the order asked for; None: all, in order of slots
-    num_wanted: int  # the rest is padding
+    # Rows whose logits are needed, in the requested order, then padding; None: all rows in order.
+    wanted: Sequence[int] | None
+    num_wanted: int  # without padding
 
     def rotary(self) -> torch.Tensor:
-        """The factors of all rows; padding has those of the last row."""
+        """Returns the rotary factors of all rows; padding has the factors of the last row."""
         parts = [rows.rotary for rows in self.by_slot]
         if self.num_padding:
             last = parts[-1][-1:]
@@ -58,18 +56,9 @@ class RowLayout:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-class Runner(Protocol):
-    """Runs rows of several sequences that are placed in the cache: as they come
-    (hippo.models.eager), or in few fixed shapes (hippo.models.fixed)."""
-
-    def forward(self, sequences: Sequence[PlacedRows]) -> torch.Tensor:
-        """Float32 logits ``[all rows, num_token_ids]``, in the order asked for; valid until the
-        next call."""
-
-
 def lay_out(placed: Sequence[PlacedRows], *, padded: Callable[[int], int]) -> RowLayout:
-    """The layout of one sequence after another; ``padded`` says how many rows a number of rows is
-    filled up to."""
+    """Lays sequences out in order of slots; ``padded`` maps a number of rows to the number of rows
+    to run, padding included."""
     by_slot = sorted(placed, key=lambda rows: rows.slot)
     token_ids = [token_id for rows in by_slot for token_id in rows.token_ids]
     num_rows = num_wanted = len(token_ids)
@@ -83,7 +72,7 @@ def lay_out(placed: Sequence[PlacedRows], *, padded: Callable[[int], int]) -> Ro
 
 
 def _wanted_rows(placed: Sequence[PlacedRows], by_slot: Sequence[PlacedRows]) -> list[int]:
-    """Where each row of ``placed`` stands among those by slot."""
+    """Returns the index of each row of ``placed`` among the rows by slot."""
     firsts, num_rows = {}, 0
     for rows in by_slot:
         firsts[rows.slot] = num_rows
@@ -93,8 +82,8 @@ def _wanted_rows(placed: Sequence[PlacedRows], by_slot: Sequence[PlacedRows]) ->
 
 
 def layer_groups(num_layers: int, num_tapped: int, num_rows: int) -> list[int]:
-    """The layers at which the groups of a prefill of ``num_rows`` begin and end, in order; one of
-    them ends behind the first ``num_tapped``."""
+    """Returns the layers at which the groups of a prefill of ``num_rows`` begin and end, ascending;
+    one group ends behind the first ``num_tapped`` layers."""
     num_groups = min(_LEAST_LAYER_GROUPS * -(-num_rows // _GROUP_ROWS), num_layers)
     num_groups = max(num_groups, _LEAST_LAYER_GROUPS)
     bounds = {round(num_layers * i / num_groups) for i in range(num_groups)}

@@ -1,4 +1,4 @@
-"""Scores of visual tokens from the queries that a prefill's taps have kept."""
+"""Computes scores of visual tokens from the queries that a prefill's taps have kept."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hippo.pruning.scores import attention_scores
 from hippo.transfer import to_device
 
 KeptQueries = dict[int, list[torch.Tensor]]
-"""By layer, a forward after another: ``[num_tapped, num_heads, head_dim]``."""
+"""By layer, one tensor ``[num_tapped, num_heads, head_dim]`` for each forward."""
 
 
 def tap_question(
     question: torch.Tensor, rows: slice, queries: KeptQueries, device: torch.device
 ) -> QueryTap | None:
-    """Keeps the queries of ``question`` (int64, counted as ``rows`` are) among ``rows``; None:
-    there are none."""
+    """Returns a tap that adds the queries of the rows of ``question`` (int64) within ``rows`` to
+    ``queries``; None if there are no such rows."""
     tapped = question[(question >= rows.start) & (question < rows.stop)] - rows.start
     if not tapped.shape[0]:
         return None
@@ -37,10 +37,10 @@ def fill_tap(
     visual: torch.Tensor,
     scaling: float,
 ) -> None:
-    """Gives the tap its scores and empties ``queries``.
+    """Computes the tap's scores and empties ``queries``.
 
-    ``visual``: where the visual tokens stand in the prompt (int64, on the cache's device), of
-    which the slot has all ``prompt_length`` rows in the tapped layers.
+    ``visual`` holds the visual tokens' indices in the prompt (int64, on the cache's device). The
+    slot must hold all ``prompt_length`` rows of the tapped layers.
     """
     began_ns = perf_counter_ns()
     if queries:
@@ -56,7 +56,7 @@ def fill_tap(
             for layer in range(tap.num_layers)
         ]
         tap.layer_scores = torch.stack(scores)
-    else:  # no visual tokens, hence no question about them
+    else:  # no visual tokens, hence no question
         tap.layer_scores = torch.empty(tap.num_layers, 0, device=cache.device)
     tap.score_ns = perf_counter_ns() - began_ns
     queries.clear()

@@ -1,4 +1,4 @@
-"""The products of a vision tower in the form that is fastest here."""
+"""Replaces a vision tower's products by those of hippo.models.linear."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hippo.transfer import to_device
 
 
 class _LinearModule(torch.nn.Module):
-    """A product with a fixed weight as a module."""
+    """A module that computes a product with a fixed weight."""
 
     def __init__(self, linear: Linear, dtype: torch.dtype) -> None:
         super().__init__()
@@ -23,15 +23,15 @@ class _LinearModule(torch.nn.Module):
 
 
 class _PatchProduct(torch.nn.Module):
-    """A two-dimensional convolution whose stride equals its kernel, as the product that it is.
+    """Computes a two-dimensional convolution whose stride equals its kernel, as a matrix product.
 
-    (images, channels, height, width) to (images, features, rows, columns), the latter of patches;
-    what is left at the right and the bottom of an image is not looked at.
+    ``[images, channels, height, width]`` becomes ``[images, features, rows, columns]``, with one
+    row and column a patch; incomplete patches at the right and the bottom are ignored.
     """
 
     def __init__(self, convolution: torch.nn.Conv2d, make_linear: MakeLinear) -> None:
         super().__init__()
-        self.weight = convolution.weight  # towers ask for its dtype
+        self.weight = convolution.weight  # towers read its dtype
         self._height, self._width = convolution.kernel_size
         self._linear = make_linear(convolution.weight.flatten(1), convolution.bias)
 
@@ -48,8 +48,8 @@ class _PatchProduct(torch.nn.Module):
 def speed_up_vision(visual: Any, make_linear: MakeLinear) -> None:
     """Replaces the products in a Qwen2.5-VL vision tower, in place.
 
-    The patch embedding is a three-dimensional convolution whose stride equals its kernel: as the
-    product of flattened patches with a matrix, which it is, it takes a small part of the time.
+    The patch embedding is a three-dimensional convolution whose stride equals its kernel. The
+    equivalent product of flattened patches with a matrix takes a small part of the time.
     """
     convolution = visual.patch_embed.proj
     with torch.inference_mode():
@@ -60,7 +60,7 @@ def speed_up_vision(visual: Any, make_linear: MakeLinear) -> None:
 
 
 def place_beside_first(_module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A hook before a module's forward: all tensors go to the first one's device."""
+    """A forward pre-hook that moves all tensor arguments to the device of the first one."""
     if not isinstance(args[0], torch.Tensor):
         return args
     device = args[0].device

@@ -1,8 +1,8 @@
-"""Attention of a vision tower within windows and frames: all that are of one size in one call.
+"""Attention of a vision tower within windows or frames: one call for all windows of one size.
 
-transformers calls its attention window by window where no flash-attn is installed: some 250 times a
-layer for a stretch of a video, each a handful of launches, which takes a GPU several times as long
-as the arithmetic. Windows differ in size at the right and bottom of a frame only.
+Without flash-attn, transformers calls attention for each window: about 250 calls a layer for a
+stretch of a video, each with a few launches, which takes a GPU several times as long as the
+arithmetic. Windows differ in size only at the right and the bottom of a frame.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from hippo.transfer import to_device
 
 WINDOWS_NAME = "hippo_flash_windows"
-"""transformers hands all windows over at once to an attention with "flash" in its name."""
+"""transformers passes all windows in one call to an attention with "flash" in its name."""
 
 Plan = Sequence[tuple[int, torch.Tensor | None]]
-"""Sizes of windows, each with the rows of those that have it; None: they are all rows."""
+"""Window sizes, each with the rows of all windows of that size (int64; None: all rows)."""
 
 
 def register_windows() -> None:
-    """Makes ``WINDOWS_NAME`` known to transformers."""
+    """Registers ``WINDOWS_NAME`` with transformers."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(WINDOWS_NAME, attend_in_windows)
@@ -40,13 +40,12 @@ def attend_in_windows(
     cu_seq_lens_q: torch.Tensor | None = None,
     **_ignored: Any,
 ) -> tuple[torch.Tensor, None]:
-    """In the form that transformers calls: ``[1, heads, rows, head_dim]`` to ``[1, rows, heads,
-    head_dim]``.
+    """Attends within windows: ``[1, heads, rows, head_dim]`` to ``[1, rows, heads, head_dim]``.
 
-    ``cu_seq_lens_q`` (int ``[windows + 1]``, of the host) says where windows begin and the last one
-    ends; None: all rows are one.
+    The signature is that of transformers' attentions. ``cu_seq_lens_q`` (int ``[windows + 1]`` on
+    the host) holds the first row of each window and the end of the last one; None: one window.
     """
-    assert attention_mask is None, "windows say what rows see"
+    assert attention_mask is None, "windows take the place of a mask"
     rows = [x[0].transpose(0, 1) for x in (query, key, value)]  # [rows, heads, head_dim]
     plan: Plan = [(query.shape[2], None)]
     if cu_seq_lens_q is not None:
@@ -67,7 +66,7 @@ def attend_in_windows(
 
 
 def _plan_of(boundaries: torch.Tensor, device: torch.device) -> Plan:
-    """The plan of these windows, which every layer asks for: it stays with the tensor."""
+    """Returns the plan of these windows; it is kept on the tensor, which all layers share."""
     known: Plan | None = getattr(boundaries, "_hippo_plan", None)
     if known is None:
         known = boundaries._hippo_plan = _plan(boundaries, device)  # type: ignore[attr-defined]
@@ -81,7 +80,7 @@ def _plan(boundaries: torch.Tensor, device: torch.device) -> Plan:
         return [(distinct[0], None)]
     starts, plan = boundaries[:-1], list[tuple[int, torch.Tensor | None]]()
     for size in distinct:
-        if size:  # windows of nothing have no rows
+        if size:  # empty windows have no rows
             own = starts[sizes == size].long()
             places = (own[:, None] + torch.arange(size)).flatten()
             plan.append((size, to_device(places, device)))

@@ -1,5 +1,5 @@
-"""One model on several devices: tensor parallel, a process a device (a *rank*).
+"""One model on several devices by tensor parallelism, with one process (*rank*) per device.
 
-Rank 0 serves. The others follow: they hold the same layers with other heads, and run what rank 0
-says, command by command (hippo.parallel.commands). See docs/architecture.md.
+Rank 0 serves. The other ranks, the followers, hold the same layers with other heads, and execute
+rank 0's commands (hippo.parallel.commands). See docs/architecture.md.
 """

@@ -1,18 +1,17 @@
-"""What rank 0 tells the others: plain values and a prompt through a pipe, its visual embeddings by
-broadcast.
+"""The commands that rank 0 sends to the followers through pipes.
 
 Every rank runs the same device work in the same order:
 
     rank 0                                     follower
-    begin_prefill + visual  ───────────────►   makes the same prefill, runs nothing yet
+    begin_prefill + visual  ───────────────►   creates the same prefill, runs no layer yet
     advance                 ───────────────►   runs its next layer group
     ...                                        ... (a tap's scores are averaged over ranks)
-    drop                    ───────────────►   forgets it: a sequence was closed early
-    copy rows               ───────────────►   copies the same rows, of its own heads
+    drop                    ───────────────►   ends the prefill of a closed sequence
+    copy rows               ───────────────►   copies the same rows of its own heads
     forward                 ───────────────►   runs the same rows
     stop                    ───────────────►   leaves
 
-The vision tower runs on rank 0 alone; what it gives is broadcast, pixels are not sent.
+Only rank 0 runs the vision tower. It broadcasts the visual embeddings, and sends no pixels.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from hippo.models.base import AttentionTap, Prompt, StepPlan
 
 @dataclass(frozen=True, slots=True)
 class BeginPrefill:
-    """A prefill, known by ``number`` from here on, with what VideoLanguageModel.prefill takes.
+    """Begin a prefill with the arguments of VideoLanguageModel.prefill; ``number`` identifies it.
 
-    ``prompt`` is one ``without_pixels``. With ``visual``, a tensor of that shape and dtype follows
-    by broadcast.
+    ``prompt`` is a result of ``without_pixels``. If ``visual`` is set, rank 0 then broadcasts a
+    tensor of this shape and dtype.
     """
 
     number: int
@@ -50,7 +49,7 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Leave a prefill before its end."""
+    """End a prefill early."""
 
     number: int
 
@@ -66,22 +65,22 @@ class CopyRows:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Feed rows."""
+    """Run a forward."""
 
     plan: StepPlan
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Leave the group and end."""
+    """Leave the process group and exit."""
 
 
 Command = BeginPrefill | Advance | Drop | CopyRows | Forward | Stop
 
 
 def without_pixels(prompt: Prompt) -> Prompt:
-    """The prompt with the places and grids (integers) of its extras; pixels and items stay with the
-    vision tower."""
+    """Returns the prompt without its items and without the pixels (floating-point tensors) in its
+    extras."""
     extras = {
         name: tensor for name, tensor in prompt.extras.items() if not tensor.is_floating_point()
     }

@@ -1,7 +1,7 @@
 """A follower's process: ``python -m hippo.parallel.follower``, started by hippo.parallel.followers.
 
-Its stdin is a lifeline: it closes when rank 0 ends, for whatever reason, and then this process
-ends at once, even in the middle of a collective that nobody will complete.
+Its stdin closes when rank 0 ends for any reason. This process then exits immediately, even in a
+blocked collective.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from hippo.subprocesses import end_with_parent
 
 
 class _Reports(logging.Handler):
-    """The way back to rank 0: "ready", "failed" with a message, and log records."""
+    """Sends reports to rank 0: "ready", "failed" with a message, and log records."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__()
         self._connection = connection
 
-    def send(self, *report: object) -> None:
+    def send_report(self, *report: object) -> None:
         with self.lock or contextlib.nullcontext(), contextlib.suppress(OSError):
             self._connection.send(report)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.send("log", record.levelno, self.format(record))
+        self.send_report("log", record.levelno, self.format(record))
 
 
 def main(argv: Sequence[str]) -> int:
-    """Loads this rank's part and follows; the exit code."""
+    """Loads this rank's part and runs commands; returns the exit code."""
     commands, reports = Connection(int(argv[0])), _Reports(Connection(int(argv[1])))
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # meant for rank 0, which says when to stop
+        signal.signal(number, signal.SIG_IGN)  # rank 0 handles them, and sends Stop
     rank, rendezvous = int(argv[2]), argv[3]
-    folder = Path(rendezvous).parent  # which rank 0 cannot remove any more
+    folder = Path(rendezvous).parent  # removed here if rank 0 was killed
     end_with_parent(partial(shutil.rmtree, folder, ignore_errors=True))
     root = logging.getLogger()
     root.handlers[:] = [reports]
@@ -53,13 +53,13 @@ def main(argv: Sequence[str]) -> int:
         root.setLevel(plan.log_level.upper())
         _run(plan, rank, rendezvous, commands, reports)
     except HippoError as error:
-        reports.send("failed", error.message)
+        reports.send_report("failed", error.message)
         return 1
     except EOFError:
-        return 1  # rank 0 has gone
+        return 1  # rank 0 has ended
     except Exception as error:
         logging.getLogger(__name__).exception("failed")
-        reports.send("failed", f"{type(error).__name__}: {error}")
+        reports.send_report("failed", f"{type(error).__name__}: {error}")
         return 1
     return 0
 
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
 def _run(
     plan: LoadPlan, rank: int, rendezvous: str, commands: Connection, reports: _Reports
 ) -> None:
-    # Not before: rank 0's end is noticed while torch is imported.
+    # Imported here, so that end_with_parent is active during the import of torch.
     import torch
 
     from hippo.engine.cpu import prepare_cpu
@@ -80,7 +80,7 @@ def _run(
     devices = tuple(map(torch.device, plan.rank_devices))
     group = RankGroup(rendezvous, rank, devices)
     model = load_model(plan, progress=_log_progress, shards=Shards(group))
-    reports.send("ready")
+    reports.send_report("ready")
     follow(model, group, commands.recv)
     group.close()
 

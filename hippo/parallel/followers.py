@@ -1,4 +1,4 @@
-"""The followers' processes as rank 0 sees them: starting, telling, watching, ending."""
+"""Rank 0's control of the followers' processes: start, commands, supervision, end."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _STOP_SECONDS = 10.0
 
 
 class FollowerProcesses:
-    """Starts a process for each rank but 0, which loads its part of ``plan``, and watches over it.
+    """Starts one process for each rank other than 0, which loads its part of ``plan``.
 
-    ``lost`` is set when one of them ends unasked. They end when told to, by ``stop`` and ``wait``,
-    and by themselves when this process does.
+    ``lost`` is set when a process ends unexpectedly. ``stop`` and ``wait_ended`` end the processes;
+    they also exit when this process ends.
     """
 
     def __init__(self, plan: LoadPlan, rendezvous: str, lost: Future[HippoError]) -> None:
@@ -39,18 +39,18 @@ class FollowerProcesses:
                 self._followers.append(_Follower(plan, rank, rendezvous, self))
         except OSError as error:
             self.stop()
-            self.wait()
+            self.wait_ended()
             raise ModelLoadError(f"a follower's process cannot be started: {error}") from error
 
     def wait_ready(self) -> None:
-        """Waits until all have loaded their part; raises ``lost``'s error when one ends."""
+        """Waits until all ranks have loaded their part; raises the error of ``lost``."""
         for follower in self._followers:
             follower.is_ready.wait()
         if self.lost.done():
             raise self.lost.result()
 
-    def send(self, command: Command) -> None:
-        """Tells all of them; raises UnavailableError when one has gone."""
+    def send_command(self, command: Command) -> None:
+        """Sends a command to all followers; raises UnavailableError if one has ended."""
         message = pickle.dumps(command)
         for follower in self._followers:
             try:
@@ -59,7 +59,7 @@ class FollowerProcesses:
                 raise UnavailableError(f"rank {follower.rank} has gone") from None
 
     def give_up(self, error: HippoError) -> None:
-        """Sets ``lost``, unless it is, and ends the processes: they are of no use any more."""
+        """Sets ``lost``, unless it is set, and kills the processes."""
         if self._is_closing:
             return
         with contextlib.suppress(InvalidStateError):
@@ -68,28 +68,28 @@ class FollowerProcesses:
             follower.process.kill()
 
     def stop(self) -> None:
-        """Ends all processes: by asking them, or at once if they still load."""
+        """Tells all processes to stop, and kills those that still load."""
         self._is_closing = True
         with contextlib.suppress(UnavailableError):
-            self.send(Stop())
+            self.send_command(Stop())
         for follower in self._followers:
             if not follower.is_ready.is_set():
                 follower.process.kill()
 
-    def wait(self) -> None:
-        """After ``stop``: waits for all processes to end, and ends those that do not."""
+    def wait_ended(self) -> None:
+        """Waits after ``stop`` for all processes to end, and kills those that do not."""
         for follower in self._followers:
             follower.end()
 
 
 class _Follower:
-    """One process, its pipes and the thread that listens to it."""
+    """One process, its pipes, and the thread that reads its reports."""
 
     def __init__(
         self, plan: LoadPlan, rank: int, rendezvous: str, owner: FollowerProcesses
     ) -> None:
         self.rank = rank
-        self.is_ready = threading.Event()  # or has gone
+        self.is_ready = threading.Event()  # or has ended
         self._owner = owner
         self._failure = ""
         with contextlib.ExitStack() as on_failure:
@@ -154,7 +154,7 @@ def _start(
             *map(str, handles),
             *(str(rank), rendezvous),
         ],
-        stdin=subprocess.PIPE,  # held open: the lifeline
+        stdin=subprocess.PIPE,  # closes when this process ends
         pass_fds=handles,
         env=importing_environment(),
     )

@@ -1,4 +1,4 @@
-"""The process group of a model's ranks: how they meet, and the few collectives used."""
+"""The process group of a model's ranks: rendezvous and collectives."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _TIMEOUT = timedelta(hours=1)  # ranks load at different speeds; no collective w
 
 
 class RankGroup:
-    """This process's place among the ranks; ``devices`` holds one a rank.
+    """This process's membership in the group of ranks; ``devices`` has one device per rank.
 
-    It is torch.distributed's default group; a process has one. Collectives must be
-    called by all ranks in the same order; they raise RuntimeError when a rank has gone.
+    The group is torch.distributed's default group, so a process has only one. All ranks must call
+    the collectives in the same order. Collectives raise RuntimeError if a rank has ended.
     """
 
     def __init__(self, path: str, rank: int, devices: tuple[torch.device, ...]) -> None:
-        """Waits for the others, and joins them by the file ``path``, in a folder that is this
-        user's alone: torch's store on a port would be simpler, but listens on every interface."""
+        """Waits for all ranks to join by the file ``path``, which only this user may access.
+        torch's store on a port would be simpler, but listens on every network interface."""
         self.rank = rank
         self.devices = devices
         self.device = devices[rank]
         _use_loopback()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-            os.environ["LOCAL_RANK"] = str(self.device.index)  # what transformers binds to
+            os.environ["LOCAL_RANK"] = str(self.device.index)  # transformers uses this device
         dist.init_process_group(
             backend_for(devices),
             init_method=Path(path).as_uri(),
@@ -46,7 +46,7 @@ class RankGroup:
         return len(self.devices)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """Overwrites ``tensor`` (contiguous) with rank 0's."""
+        """Overwrites ``tensor`` (contiguous) with rank 0's tensor."""
         with torch.inference_mode():
             dist.broadcast(tensor, 0)
 
@@ -62,7 +62,7 @@ class RankGroup:
             return self.sum(tensor).div_(self.size)
 
     def concatenate(self, columns: torch.Tensor) -> torch.Tensor:
-        """``[rows, n]`` of every rank, contiguous, as ``[rows, size * n]``."""
+        """Returns ``[rows, size * n]`` from the contiguous ``[rows, n]`` of every rank."""
         parts = list(columns.new_empty(self.size, *columns.shape).unbind(0))
         with torch.inference_mode():
             dist.all_gather(parts, columns)
@@ -74,9 +74,9 @@ class RankGroup:
 
 
 def backend_for(devices: tuple[torch.device, ...]) -> str:
-    """What collectives run on: gloo for tensors on the CPU, nccl for those on CUDA devices.
+    """Returns torch's backend for collectives: gloo for CPU tensors, nccl for CUDA tensors.
 
-    Raises ModelLoadError for devices that cannot work together.
+    Raises ModelLoadError for devices that cannot form a group.
     """
     names = ", ".join(map(str, devices))
     if {device.type for device in devices} == {"cpu"}:
@@ -92,7 +92,7 @@ def backend_for(devices: tuple[torch.device, ...]) -> str:
 
 
 def _use_loopback() -> None:
-    """All ranks are on this machine: gloo and nccl need not look for its network."""
+    """Makes gloo and nccl use the loopback interface, because all ranks are on this machine."""
     for _, name in socket.if_nameindex():
         if name in ("lo", "lo0"):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)

@@ -1,4 +1,4 @@
-"""A model whose layers several ranks share, as rank 0 sees it, and what the other ranks do."""
+"""A model shared among ranks: rank 0's interface, and the command loop of the followers."""
 
 from __future__ import annotations
 
@@ -35,11 +35,10 @@ _SETTLE_SECONDS = 1.0
 
 
 class ParallelModel:
-    """See VideoLanguageModel: rank 0's part, which leads the others through every step.
+    """Rank 0's VideoLanguageModel, which sends each device call to the followers.
 
-    An error that may have hit this rank between two collectives leaves the ranks out of step: it
-    sets the followers' ``lost``, and every call after it raises UnavailableError. A HippoError
-    is one that all ranks meet alike, before any collective.
+    A HippoError occurs on all ranks alike, before any collective. Any other error may leave the
+    ranks out of step: it sets the followers' ``lost``, and later calls raise UnavailableError.
     """
 
     def __init__(
@@ -52,24 +51,24 @@ class ParallelModel:
 
     @property
     def info(self) -> ModelInfo:
-        """What is served."""
+        """See VideoLanguageModel.info."""
         return self._local.info
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers in all."""
+        """See VideoLanguageModel.num_layers."""
         return self._local.num_layers
 
-    def prepare(
+    def prepare_prompt(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Prompt:
-        """See VideoLanguageModel.prepare."""
-        return self._local.prepare(messages, media, frame_plan)
+        """See VideoLanguageModel.prepare_prompt."""
+        return self._local.prepare_prompt(messages, media, frame_plan)
 
     def embed_visual(
         self, prompt: Prompt, cache: FeatureCache | None = None
     ) -> torch.Tensor | None:
-        """See VideoLanguageModel.embed_visual; the other ranks have no part in it."""
+        """See VideoLanguageModel.embed_visual; only rank 0 runs the vision tower."""
         return self._local.embed_visual(prompt, cache)
 
     def prefill(
@@ -104,16 +103,16 @@ class ParallelModel:
                 is_over = logits is not None
                 yield logits
         except HippoError:
-            is_over = True  # the others met it as well, or have gone
+            is_over = True  # the followers met the same error, or have ended
             raise
         finally:
             if not is_over:
                 groups.close()
-                with contextlib.suppress(UnavailableError):  # who has gone need not be told
-                    self._tell(Drop(number))
+                with contextlib.suppress(UnavailableError):
+                    self._send_command(Drop(number))
 
     def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
-        """See VideoLanguageModel.copy_rows; every rank copies its own heads' part."""
+        """See VideoLanguageModel.copy_rows; every rank copies the rows of its own heads."""
         with self._in_step(CopyRows(source, slot, num_rows)):
             self._local.copy_rows(source, slot, num_rows)
 
@@ -124,29 +123,29 @@ class ParallelModel:
 
     @contextlib.contextmanager
     def _in_step(self, command: Command) -> Iterator[None]:
-        """The other ranks run ``command`` while this one runs the block."""
-        self._tell(command)
+        """Sends ``command`` to the followers, and handles errors of this rank's part (the body)."""
+        self._send_command(command)
         try:
             yield
         except HippoError:
             raise
         except Exception as error:
             lost = self._followers.lost
-            # If it is because a follower has gone, its watcher hears of it about now.
+            # If the cause is a lost follower, its listener thread will soon set ``lost``.
             with contextlib.suppress(TimeoutError):
                 raise UnavailableError(lost.result(timeout=_SETTLE_SECONDS).message) from error
             self._followers.give_up(UnavailableError(f"rank 0 failed: {error}"))
             raise
 
-    def _tell(self, command: Command) -> None:
+    def _send_command(self, command: Command) -> None:
         lost = self._followers.lost
         if lost.done():
             raise UnavailableError(lost.result().message)
-        self._followers.send(command)
+        self._followers.send_command(command)
 
 
 def follow(model: VideoLanguageModel, group: RankGroup, receive: Callable[[], Command]) -> None:
-    """Runs rank 0's commands on this rank's part until it says stop."""
+    """Runs rank 0's commands on this rank's part until Stop."""
     prefills: dict[int, tuple[Generator[torch.Tensor | None], AttentionTap | None]] = {}
     while not isinstance(command := receive(), Stop):
         try:
@@ -176,7 +175,7 @@ def follow(model: VideoLanguageModel, group: RankGroup, receive: Callable[[], Co
             else:
                 prefills.pop(command.number)[0].close()
         except HippoError:
-            # Rank 0 met the same error, and answers for it.
+            # Rank 0 raises the same error.
             if isinstance(command, Advance):
                 del prefills[command.number]
 
@@ -184,7 +183,7 @@ def follow(model: VideoLanguageModel, group: RankGroup, receive: Callable[[], Co
 def _advance(
     groups: Generator[torch.Tensor | None], tap: AttentionTap | None, group: RankGroup
 ) -> torch.Tensor | None:
-    """Runs the next layer group; a tap's scores are over all heads of all ranks."""
+    """Runs the next layer group, and averages a tap's new scores over all ranks."""
     was_scored = tap is not None and tap.layer_scores is not None
     logits = next(groups)
     if tap is not None and tap.layer_scores is not None and not was_scored:

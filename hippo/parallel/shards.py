@@ -1,9 +1,9 @@
-"""One rank's part of a text model, by transformers' own tensor-parallel plan.
+"""One rank's part of a text model, by transformers' tensor-parallel plan.
 
 The plan splits each layer's heads and the width of its MLP: query, key, value, gate and up
-projections by their outputs, output and down projections by their inputs, whose partial results
-are summed over ranks. Embedding and norms are the same everywhere; of the head each rank computes
-a share of the ids.
+projections by their outputs, output and down projections by their inputs. The partial results of
+the latter are summed over ranks. Every rank has the whole embedding and norms, and computes the
+logits of its share of the token ids.
 
     rank 0   q k v (heads 0 .. n/2)    o  --+            gate up (first half)    down  --+
     rank 1   q k v (heads n/2 .. n)    o  --+-- sum      gate up (second half)   down  --+-- sum
@@ -26,7 +26,7 @@ _REPLICATED = {"lm_head": "replicate", "model.language_model.embed_tokens": "rep
 
 
 def check_divisible(shape: ModelShape, size: int) -> None:
-    """Raises ModelLoadError when ``size`` ranks cannot share the model's heads equally."""
+    """Raises ModelLoadError if ``size`` ranks cannot share heads and MLP equally."""
     for noun, count in (
         ("key-value heads", shape.num_kv_heads),
         ("attention heads", shape.num_heads),
@@ -42,22 +42,22 @@ def check_divisible(shape: ModelShape, size: int) -> None:
 
 
 class Shards:
-    """How this rank loads and runs its part."""
+    """Loads this rank's part of the weights, and makes its linear layers."""
 
     def __init__(self, group: RankGroup) -> None:
         self.group = group
 
     def least(self, number: int) -> int:
-        """The least of all ranks' numbers; every rank gets it."""
+        """Returns the minimum of all ranks' numbers; a collective."""
         own = torch.tensor([[number]], device=self.group.device)
         return int(self.group.concatenate(own).min())
 
     def loading_options(self) -> dict[str, Any]:
-        """Arguments of from_pretrained; raises ModelLoadError for a transformers without them."""
+        """Returns arguments of from_pretrained; raises ModelLoadError for an old transformers."""
         try:
             config = importlib.import_module("transformers.distributed").DistributedConfig(
                 tp_size=self.group.size,
-                # Replicated: our embedding is a plain look-up, and the head is split below.
+                # Replicated: the embedding is a plain look-up, and ``gathered`` splits the head.
                 tp_plan=dict(_REPLICATED),
             )
         except (ImportError, AttributeError, TypeError) as error:
@@ -69,8 +69,8 @@ class Shards:
     def unwrap(self, model: Any) -> None:
         """Replaces the text model's distributed weights by this rank's parts of them.
 
-        From then on its modules are only a place for weights: what sums the partial results is
-        ``summed``. Raises ModelLoadError if anything else of the model was split.
+        Afterwards the modules only store weights; ``summed`` adds up the partial results. Raises
+        ModelLoadError if weights outside the text model were split.
         """
         from torch.distributed.tensor import DTensor
 
@@ -91,17 +91,17 @@ class Shards:
             weight.data = weight.data.new_empty(0)
 
     def summed(self, make_linear: MakeLinear) -> MakeLinear:
-        """Makes products whose inputs are split over ranks: the sum of the ranks' parts."""
+        """Returns a maker of linear layers with split inputs, which sum the ranks' results."""
 
         def make(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-            assert bias is None, "each rank would add it"
+            assert bias is None, "each rank would add the bias"
             product = make_linear(weight)
             return lambda x: self.group.sum(product(x))
 
         return make
 
     def gathered(self, make_linear: MakeLinear) -> MakeLinear:
-        """Makes products of a whole weight whose outputs are split over ranks."""
+        """Returns a maker of linear layers from whole weights, with outputs split over ranks."""
 
         def make(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
             assert bias is None, "a head has none"

@@ -1,4 +1,4 @@
-"""Loading a model on several devices: followers started, parts loaded, and their common end."""
+"""Loading a model on several devices, and ending its processes."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ _SETTLE_SECONDS = 5.0
 
 
 class ParallelSource:
-    """Loads a model in this process and a follower for every other device.
+    """Loads a model in this process, which is rank 0, and in a follower for every other device.
 
-    This process is rank 0. ``load`` once, from any thread; ``close`` ends the followers, whatever
-    state they are in. ``lost`` is set when the model is of no use any more because a rank has
-    gone or failed; it may be set while ``load`` still waits.
+    Any thread may call ``load``, once. ``close`` ends the followers in any state. ``lost`` is set
+    when a rank has ended or failed, possibly while ``load`` still waits.
     """
 
     def __init__(self, plan: LoadPlan) -> None:
@@ -42,13 +41,13 @@ class ParallelSource:
         self._plan = plan
         self._lock = threading.Lock()
         self._is_closed = False
-        self._folder: tempfile.TemporaryDirectory[str] | None = None  # where the ranks meet
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the rendezvous file
         self._followers: FollowerProcesses | None = None
         self._group: RankGroup | None = None
         self._is_loading = False
 
     def load(self, progress: Progress) -> VideoLanguageModel:
-        """The model; raises ModelLoadError, before any process is started where it can."""
+        """Returns the model; raises ModelLoadError, if possible before starting a process."""
         plan = self._plan
         devices = tuple(parse_device(name) for name in plan.rank_devices)
         backend_for(devices)
@@ -71,7 +70,7 @@ class ParallelSource:
         except HippoError:
             raise
         except Exception as error:
-            # A follower that ended is the likely reason; its watcher hears of it about now.
+            # The likely cause is a lost follower, whose listener thread will soon set ``lost``.
             with contextlib.suppress(TimeoutError):
                 raise self.lost.result(timeout=_SETTLE_SECONDS) from error
             _log.error("loading failed", exc_info=error)
@@ -82,7 +81,7 @@ class ParallelSource:
         return ParallelModel(local, group, followers)
 
     def close(self) -> None:
-        """Ends the followers and leaves the group; only the first call counts."""
+        """Ends the followers and leaves the group; later calls have no effect."""
         with self._lock:
             followers = None if self._is_closed else self._followers
             self._is_closed = True
@@ -90,10 +89,10 @@ class ParallelSource:
             return
         followers.stop()
         if self._group is not None and not self._is_loading:
-            # Leaving waits for what runs on a CUDA device, which may wait for who has gone.
+            # Leaving waits for work on the CUDA device, which may wait for a lost rank.
             if not self.lost.done() or self._group.device.type == "cpu":
                 self._group.close()
-        followers.wait()
+        followers.wait_ended()
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -113,7 +112,7 @@ class ParallelSource:
 
 
 def _check_heads(checkpoint: Checkpoint, size: int) -> None:
-    """Raises ModelLoadError when ``size`` ranks cannot share the checkpoint's heads."""
+    """Raises ModelLoadError if ``size`` ranks cannot share the checkpoint's heads."""
     try:
         shape = shape_of(checkpoint.name, checkpoint.config)
     except InvalidRequestError as error:

@@ -1,8 +1,7 @@
-"""What each visual token is worth to the draft: attention, temporal and spatial distinctness.
+"""Scores of visual tokens for pruning: attention, temporal and spatial distinctness.
 
-Pure functions of tensors. Visual tokens come flattened, video after video, each in the order
-frame, row, column; the scores stay on the device of what they are computed from, and nothing
-waits for it.
+All functions are pure. Visual tokens are flattened, video after video, each in the order frame,
+row, column. Scores stay on the device of their input, and no function waits for the device.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from hippo.types import SpatialScore
 VisualGrid = tuple[int, int, int]  # frames, rows, columns of one video
 Normalisation = Literal["min-max", "z-score"]
 
-_MAX_LOGITS = 1 << 23  # held at once by attention_scores
-# Elements of features that are float32 at once: few enough for a CPU's cache, or many for few
-# kernel launches.
+_MAX_LOGITS = 1 << 23  # most logits in memory at once in attention_scores
+# Elements of features that are converted to float32 at once: few enough for a CPU's cache, or
+# many for few kernel launches.
 _BLOCK_ELEMENTS_CPU = 1 << 21
 _BLOCK_ELEMENTS = 1 << 24
-_ROUNDING = 1e-6  # cosines of equal vectors are 1 but for float32's rounding
+_ROUNDING = 1e-6  # bound of float32 rounding errors in cosines
 
 
 def attention_scores(
@@ -34,16 +33,16 @@ def attention_scores(
     visual: torch.Tensor,
     scope: Literal["visual", "all"] = "visual",
 ) -> torch.Tensor:
-    """How much text attends to each visual token in one layer: float32 ``[num_visual]``.
+    """Returns how much text attends to each visual token in one layer: float32 ``[num_visual]``.
 
-    The mean over heads and queries of ``softmax(scaling * query keyᵀ)``, taken over the visual
-    keys (``scope`` "visual") or over all of them, without a causal mask (HIPPO's global relevance
-    and SpecVLM's Stage I score).
+    The score is the mean over heads and queries of ``softmax(scaling * query keyᵀ)`` over the
+    visual keys (``scope`` "visual") or over all keys, without a causal mask (HIPPO's global
+    relevance and SpecVLM's Stage I score).
 
-    ``query`` is ``[num_queries, num_heads, head_dim]`` as attention uses it, after the rotary
-    embedding, with at least one query; ``key`` is ``[num_kv_heads, tokens, head_dim]``, of the
-    cache; ``visual`` are int64 indices into its tokens. Products and sums are float32. As many
-    queries are taken at a time as keep the logits under a fixed size.
+    ``query`` is ``[num_queries, num_heads, head_dim]`` after the rotary embedding, with at least
+    one query. ``key`` is ``[num_kv_heads, tokens, head_dim]``, from the KV cache. ``visual`` are
+    int64 indices of tokens in ``key``. Products and sums are float32. The queries are processed in
+    blocks that bound the number of logits in memory.
     """
     num_queries, num_heads, head_dim = query.shape
     num_kv_heads = key.shape[0]
@@ -51,7 +50,7 @@ def attention_scores(
     visual = visual.to(key.device)
     keys = (key.index_select(1, visual) if scope == "visual" else key).float().transpose(1, 2)
     rows = query.float().view(num_queries, num_kv_heads, -1, head_dim).transpose(0, 1)
-    rows = (scaling * rows).reshape(num_kv_heads, -1, head_dim)  # a head's queries as rows
+    rows = (scaling * rows).reshape(num_kv_heads, -1, head_dim)  # all queries of a key-value head
     per_block = max(1, _MAX_LOGITS // max(1, num_kv_heads * keys.shape[2]))
     mass = torch.zeros(keys.shape[2], device=key.device)
     for block in torch.split(rows, per_block, dim=1):
@@ -68,20 +67,19 @@ def distinctness(
     crop: int = 5,
     spatial: SpatialScore = "contrast",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Temporal and spatial distinctness of the features ``[N, hidden]``: float32 ``[N]`` each.
+    """Returns temporal and spatial distinctness of ``features`` ``[N, hidden]``: float32 ``[N]``
+    each.
 
-    Temporal: how far a token is from the one before it in time, ``1 - cos(v[f, r, c],
-    v[f - 1, r, c])`` (HIPPO), 0 to 2. The first frame is compared with the second; a video of one
-    frame scores 0.
+    Temporal distinctness is ``1 - cos(v[f, r, c], v[f - 1, r, c])`` (HIPPO), 0 to 2. The first
+    frame is compared with the second. The tokens of a video with one frame score 0.
 
-    Spatial: how a token differs from its surroundings. Of the cosines to the tokens ``u`` of the
-    ``crop x crop`` window around it, "contrast" takes ``mean(1 - cos(v[f, r, c], u))``, and
-    "variance" ``Var(cos(v[f, r, c], u))`` (HIPPO's formula). Only the contrast is high on a small
-    object itself; the variance is high beside it, where similar and dissimilar neighbours meet.
-    Neighbours outside the frame do not exist, and a token is not its own neighbour: its cosine of
-    1 would weigh more where neighbours are few. For the same reason the variance is the unbiased
-    one (divided by their number less one); with fewer than two neighbours it is 0, as the
-    contrast is with none.
+    Spatial distinctness compares a token with its neighbours ``u`` in a ``crop x crop`` window:
+    "contrast" is ``mean(1 - cos(v[f, r, c], u))``, and "variance" is ``Var(cos(v[f, r, c], u))``
+    (HIPPO's formula). Only the contrast is high on a small object itself; the variance is high
+    beside the object, where similar and dissimilar neighbours meet. The window excludes tokens
+    outside the frame and the token itself, whose cosine of 1 would weigh more where neighbours are
+    few. For the same reason the variance is the unbiased estimate. The variance is 0 with fewer
+    than two neighbours, and the contrast is 0 without neighbours.
 
     Each frame is upcast and normalised once. Raises ValueError for a crop that is even or below 1.
     """
@@ -115,11 +113,10 @@ def distinctness(
 def normalise(
     scores: torch.Tensor, grids: Sequence[VisualGrid], how: Normalisation = "min-max"
 ) -> torch.Tensor:
-    """Scores made comparable within each frame: float32 ``[N]``; of equal ones, zeros.
+    """Normalises scores within each frame: float32 ``[N]``; equal scores of a frame become zeros.
 
-    "min-max" maps a frame's scores to 0 to 1, "z-score" to mean 0 and (population) variance 1.
-    That a frame as a whole scores high no longer shows, which removes the bias to early and late
-    frames (HIPPO).
+    "min-max" maps the scores of a frame to 0 to 1, "z-score" to mean 0 and (population) variance 1.
+    This removes differences between whole frames, and so the bias to early and late frames (HIPPO).
     """
     assert how in ("min-max", "z-score"), how
     parts = []
@@ -139,7 +136,7 @@ def normalise(
 def _videos(
     values: torch.Tensor, grids: Sequence[VisualGrid]
 ) -> Iterator[tuple[torch.Tensor, VisualGrid]]:
-    """Each video that has tokens, as ``[frames, rows, columns, ...]``."""
+    """Yields the values and grid of each nonempty video, as ``[frames, rows, columns, ...]``."""
     sizes = [frames * rows * columns for frames, rows, columns in grids]
     assert sum(sizes) == values.shape[0], (grids, values.shape)
     for grid, size, part in zip(grids, sizes, torch.split(values, sizes), strict=True):
@@ -152,13 +149,13 @@ def _cosine(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def _distance(cosine: torch.Tensor) -> torch.Tensor:
-    """``1 - cosine``; exactly 0 where only rounding tells the two vectors apart."""
+    """Returns ``1 - cosine``, and exactly 0 for differences within rounding errors."""
     distance = 1 - cosine
     return distance.masked_fill(distance < _ROUNDING, 0.0)
 
 
 def _existing(rows: int, columns: int, crop: int, device: torch.device) -> torch.Tensor:
-    """Which neighbours each place of a frame has: bool ``[rows, columns, crop, crop]``."""
+    """Marks each token's neighbours within its frame: bool ``[rows, columns, crop, crop]``."""
 
     def inside(length: int) -> torch.Tensor:
         place = torch.arange(length, device=device)[:, None]
@@ -171,10 +168,10 @@ def _existing(rows: int, columns: int, crop: int, device: torch.device) -> torch
 
 
 def _spatial(unit: torch.Tensor, exists: torch.Tensor, how: SpatialScore) -> torch.Tensor:
-    """Contrast to the existing neighbours or variance among them: ``[frames, rows, columns]``.
+    """Returns the contrast or variance to the neighbours that exist: ``[frames, rows, columns]``.
 
-    A shift of the grid pairs each token with one of its neighbours; the pair's cosine counts for
-    both, so half of the shifts do.
+    A shift of the grid pairs each token with one of its neighbours. A pair's cosine counts for both
+    tokens, so half of the shifts suffice.
     """
     frames, rows, columns, _ = unit.shape
     crop = exists.shape[-1]
@@ -185,11 +182,7 @@ def _spatial(unit: torch.Tensor, exists: torch.Tensor, how: SpatialScore) -> tor
         for right in range(-reach if down else 1, reach + 1):
             left_edge, right_edge = max(0, -right), columns - max(0, right)
             here = (slice(None), slice(0, rows - down), slice(left_edge, right_edge))
-            there = (
-                slice(None),
-                slice(down, rows),
-                slice(left_edge + right, right_edge + right),
-            )
+            there = (slice(None), slice(down, rows), slice(left_edge + right, right_edge + right))
             cosine = _cosine(unit[here], unit[there])
             cosines[(*here, half + down, half + right)] = cosine
             cosines[(*there, half - down, half - right)] = cosine

@@ -1,4 +1,4 @@
-"""Strategies that choose the visual tokens the draft sees."""
+"""Strategies that choose the visual tokens that the draft sees."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _NEED_ATTENTION = _NEED_FEATURES | {PruningStrategy.ATTENTION, PruningStrategy.S
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VisualScores:
-    """What the target has found out about a prompt's visual tokens, in their order."""
+    """The target's measurements of a prompt's visual tokens, in the order of the tokens."""
 
     attention: torch.Tensor | None = None  # [num_visual_tokens], mean over the tapped layers
-    features: torch.Tensor | None = None  # [num_visual_tokens, hidden], the projected embeddings
+    features: torch.Tensor | None = None  # [num_visual_tokens, hidden], projected embeddings
 
 
 @dataclass(frozen=True, slots=True)
 class SelectionOptions:
-    """What the papers leave open, for ablation; the defaults are docs/algorithms.md's."""
+    """Choices that the papers leave open, for ablation; docs/algorithms.md gives the reasons."""
 
-    spatial: SpatialScore = "contrast"  # "variance" is HIPPO's
-    crop: int = 5  # rows and columns of the window of the spatial score
+    spatial: SpatialScore = "contrast"  # HIPPO: "variance"
+    crop: int = 5  # rows and columns of the spatial score's window
     normalisation: Normalisation = "min-max"
-    per_frame: bool = False  # attention, holistic: an equal share of every frame, not the best
+    per_frame: bool = False  # attention, holistic: keep an equal share of each frame's tokens
     weights: tuple[float, float, float] = (1.0, 1.0, 1.0)  # of attention, temporal, spatial
-    spread: float = 0.05  # holistic: share of the kept ones that are spread evenly over the rest
+    spread: float = 0.05  # holistic: share of the kept tokens that are evenly spaced, not best
     specvlm_mass: float = 0.4  # share of the attention that Stage I keeps; as in SpecVLM's code
 
     def __post_init__(self) -> None:
@@ -55,14 +55,14 @@ def needs_features(strategy: PruningStrategy) -> bool:
 
 
 def default_score_layers(num_layers: int) -> int:
-    """How many of a target's layers score visual tokens unless the operator says."""
+    """Returns the default number of a target's layers that score visual tokens."""
     return max(1, num_layers // 2)
 
 
 def num_kept(num_visual_tokens: int, ratio: float) -> int:
-    """How many of the tokens stay: ``N - floor(ratio * N)``, so at least one if there is one.
+    """Returns the number of kept tokens, ``N - floor(ratio * N)``, which is at least 1 for N > 0.
 
-    The product is rounded to nine decimals first: 0.9 of 10 tokens are 9, not 8.99....
+    The product is first rounded to nine decimals, so that 0.9 of 10 tokens are 9, not 8.99....
     """
     return num_visual_tokens - int(round(ratio * num_visual_tokens, 9))
 
@@ -74,24 +74,23 @@ def select_tokens(
     scores: VisualScores | None = None,
     options: SelectionOptions = DEFAULT_OPTIONS,
 ) -> torch.Tensor:
-    """The kept visual tokens: int64 ``[num_kept]``, ascending, where the scores are.
+    """Returns the kept visual tokens: int64 ``[num_kept]``, ascending, on the scores' device.
 
-    ``num_kept(num_visual_tokens, pruning.ratio)`` of them, but ``none`` keeps all and ``blind``
-    none; what is kept is a function of the arguments alone, and of equal tokens the first stays.
-    Nothing waits for the device. Raises ValueError when scores that the strategy needs are
-    missing or of another number of tokens.
+    ``num_kept(num_visual_tokens, pruning.ratio)`` tokens are kept, but ``none`` keeps all tokens
+    and ``blind`` keeps no token. The result depends on the arguments alone, and ties go to the
+    lowest index. The function does not wait for the device. Raises ValueError when scores that the
+    strategy needs are missing or have another number of tokens.
 
     - ``uniform``: the middle of each of ``num_kept`` equal stretches of the token sequence;
     - ``random``: a sample that depends on the seed and the number of tokens alone;
-    - ``attention``: the most attended to (HIPPO's and SpecVLM's baseline);
-    - ``holistic``: the highest ``holistic_scores`` (HIPPO), but for ``options.spread`` of them,
-      which are evenly spaced ones of the others;
-    - ``specvlm``: Stage I, the smallest set that holds ``specvlm_mass`` of the attention, at most
-      ``num_kept``; Stage II fills up with evenly spaced ones of the others (SpecVLM);
-    - ``hybrid``: the highest ``holistic_scores`` of each frame, as many as the frame's share of
-      its video's change: the sum of its tokens' temporal distinctness, from ``scores.features``
-      (the target's, unless the caller gives others, such as the draft's). Frames that do not
-      change come last.
+    - ``attention``: the tokens with the most attention (baseline of HIPPO and SpecVLM);
+    - ``holistic``: the highest ``holistic_scores`` (HIPPO); a share of ``options.spread`` of the
+      kept tokens is instead spaced evenly among the other tokens;
+    - ``specvlm``: Stage I keeps the smallest set that holds ``specvlm_mass`` of the attention, at
+      most ``num_kept`` tokens; Stage II adds evenly spaced other tokens (SpecVLM);
+    - ``hybrid``: the highest ``holistic_scores`` of each frame, in proportion to the frame's sum of
+      temporal distinctness, from ``scores.features`` (the target's, or others such as the
+      draft's). Frames that do not change come last.
     """
     total = sum(frames * rows * columns for frames, rows, columns in visual_grids)
     assert total == num_visual_tokens, (visual_grids, num_visual_tokens)
@@ -130,7 +129,7 @@ def select_tokens(
     if options.per_frame:
         best = _select_by_frame(score, torch.ones_like(score), visual_grids, num_best)
     else:
-        best = _first(_by_score(score), num_best)
+        best = _first_sorted(_by_score(score), num_best)
     if num_spread == 0:
         return best
     is_kept = torch.zeros(num_visual_tokens, dtype=torch.bool, device=score.device)
@@ -144,7 +143,7 @@ def holistic_scores(
     visual_grids: Sequence[VisualGrid],
     options: SelectionOptions = DEFAULT_OPTIONS,
 ) -> torch.Tensor:
-    """The weighted sum of the three scores, each normalised within its frame: float32 ``[N]``."""
+    """Returns the weighted sum of the scores, normalised within each frame: float32 ``[N]``."""
     total = torch.zeros_like(temporal)
     for score, weight in zip((attention, temporal, spatial), options.weights, strict=True):
         total += weight * normalise(score, visual_grids, options.normalisation)
@@ -167,21 +166,20 @@ def _by_score(score: torch.Tensor) -> torch.Tensor:
     return score.sort(descending=True, stable=True).indices
 
 
-def _first(order: torch.Tensor, kept: int) -> torch.Tensor:
+def _first_sorted(order: torch.Tensor, kept: int) -> torch.Tensor:
     return order[:kept].sort().values
 
 
 def _select_by_frame(
     score: torch.Tensor, share: torch.Tensor, visual_grids: Sequence[VisualGrid], kept: int
 ) -> torch.Tensor:
-    """The best of each frame, their number in proportion to the sum of ``share`` in the frame.
+    """Returns the best tokens of each frame, in proportion to the frame's sum of ``share``.
 
-    Shares are of the frame's own video, whose frames together count for as much as it has tokens:
-    a still video beside a lively one keeps its part, evenly. Apportioned by Webster's method,
-    which is one sort: the token ranked ``j`` in its frame stands at ``(j + 1/2) / share of the
-    frame``, and the first ``kept`` are taken. A frame cannot give more tokens than it has, and
-    none are left over. Of tokens that stand at the same place the one with the higher score comes
-    first.
+    The sums of each video are scaled to the video's number of tokens, so a still video next to a
+    lively one keeps its part. Webster's method apportions the tokens with one sort: the token of
+    rank ``j`` in its frame gets the key ``(j + 1/2) / sum of the frame``, and the ``kept`` smallest
+    keys are kept. No frame exceeds its number of tokens, and exactly ``kept`` tokens are kept. Of
+    equal keys, the token with the higher score comes first.
     """
     places = []
     start = 0
@@ -197,29 +195,29 @@ def _select_by_frame(
         budget = torch.where(total > 0, budget * (frames * size) / total, float(size))
         places.append(((rank.double() + 0.5) / budget).flatten())
     order = _by_score(score)
-    return _first(order[torch.cat(places)[order].sort(stable=True).indices], kept)
+    return _first_sorted(order[torch.cat(places)[order].sort(stable=True).indices], kept)
 
 
 def _select_two_stages(attention: torch.Tensor, kept: int, share: float) -> torch.Tensor:
-    """SpecVLM's Stage I, then Stage II; the sizes of both stay on the device."""
+    """Applies SpecVLM's Stage I, then Stage II; the sizes of both stay on the device."""
     order = _by_score(attention)
     reached = attention[order].double().cumsum(0)
     before = torch.nn.functional.pad(reached[:-1], (1, 0))
-    is_needed = before < share * reached[-1]  # what stands before a token does not suffice
+    is_needed = before < share * reached[-1]  # the tokens before this token do not suffice
     is_needed[kept:] = False
     return _fill_evenly(torch.empty_like(is_needed).scatter_(0, order, is_needed), kept)
 
 
 def _fill_evenly(is_kept: torch.Tensor, kept: int) -> torch.Tensor:
-    """The marked tokens, and as many evenly spaced ones of the others as makes ``kept``."""
+    """Returns the marked tokens and evenly spaced other tokens, ``kept`` tokens in total."""
     num_others = (~is_kept).sum()
     num_filled = kept - is_kept.sum()
-    place = (~is_kept).cumsum(0)  # of each of the others among them, from 1
+    place = (~is_kept).cumsum(0)  # position of each unmarked token among the unmarked, from 1
 
     def num_before(place: torch.Tensor) -> torch.Tensor:
-        """How many middles of num_filled equal stretches lie before a place, in whole numbers."""
+        """Returns how many middles of num_filled equal stretches lie before ``place``."""
         return (2 * num_filled * place + num_others - 1) // (2 * num_others).clamp(min=1)
 
     is_kept = is_kept | ~is_kept & (num_before(place) > num_before(place - 1))
-    # The kept ones first, both in order: nonzero() would wait for the device to learn the size.
+    # A stable sort puts the kept tokens first. nonzero() would wait for the device.
     return is_kept.logical_not().to(torch.uint8).sort(stable=True).indices[:kept]

@@ -1,4 +1,4 @@
-"""Clients of the draft and the target service: values in and out, errors of the tree."""
+"""Clients of the draft and the target service, with values of hippo.types and HippoErrors."""
 
 from __future__ import annotations
 
@@ -48,25 +48,18 @@ ReceivedT = TypeVar("ReceivedT")
 
 
 class ClientStream(Generic[SentT, ReceivedT]):
-    """One sequence at a service: ``async with`` opens it, leaving the body cancels it.
+    """One sequence at a service: ``async with`` opens the stream, and its end cancels the stream.
 
-    Iterating raises the HippoError that a broken stream stands for, and ends when the service
-    closes the stream.
+    Iteration ends when the service closes the stream, and raises a HippoError if the stream breaks.
     """
 
-    def __init__(
-        self,
-        start: Callable[[], Any],
-        opening: Any,
-        *,
-        peer: str,
-    ) -> None:
+    def __init__(self, start: Callable[[], Any], opening: Any, *, peer: str) -> None:
         self._start = start
         self._envelope = type(opening)
         self._peer = peer
         self._outgoing: StreamQueue[Any] = StreamQueue()
         self._incoming: StreamQueue[Any] = StreamQueue()
-        self._outgoing.put(opening)
+        self._outgoing.put_item(opening)
 
     async def __aenter__(self) -> ClientStream[SentT, ReceivedT]:
         self._call = self._start()
@@ -80,24 +73,24 @@ class ClientStream(Generic[SentT, ReceivedT]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._call.cancel()  # this ends the reader, too
+        self._call.cancel()  # also ends the reader
         self._writer.cancel()
         try:
             await asyncio.gather(
                 self._writer, self._reader, self._call.code(), return_exceptions=True
             )
         finally:
-            del self._writer, self._reader  # whose errors' frames hold this stream
+            del self._writer, self._reader  # their errors' frames refer to this stream
 
-    async def send(self, message: SentT) -> None:
-        """Queues a message; returns before it is on the wire.
+    async def send_message(self, message: SentT) -> None:
+        """Queues a message, and returns before gRPC sends the message.
 
-        Ignored when the service has closed the stream in good order. Raises the HippoError of a
-        broken stream.
+        Drops the message if the service has closed the stream with status OK. Raises a HippoError
+        if the stream is broken.
         """
         if self._call.done() and await self._call.code() is not grpc.StatusCode.OK:
             raise await self._error()
-        self._outgoing.put(codec.wrap(self._envelope, message))
+        self._outgoing.put_item(codec.wrap(self._envelope, message))
 
     def __aiter__(self) -> ClientStream[SentT, ReceivedT]:
         return self
@@ -105,46 +98,41 @@ class ClientStream(Generic[SentT, ReceivedT]):
     async def __anext__(self) -> ReceivedT:
         while True:
             envelope = await anext(self._incoming)
-            if envelope.WhichOneof("message") is not None:  # else of a kind of a later release
+            if envelope.WhichOneof("message") is not None:  # else a kind of a later release
                 received: ReceivedT = codec.unwrap(envelope)
                 return received
 
     async def _read_all(self) -> None:
-        """Reads until the call is over, in a task of its own that nobody cancels.
+        """Reads until the call ends, in a separate task that is never cancelled.
 
-        The task that iterates may be cancelled, and grpc.aio never frees what a cancelled read
-        holds (https://github.com/grpc/grpc/issues/43360).
+        The iterating task may be cancelled, and grpc.aio never frees the memory of a cancelled read
+        (https://github.com/grpc/grpc/issues/43360).
         """
         try:
             while (message := await self._call.read()) is not _EOF:
-                self._incoming.put(message)
+                self._incoming.put_item(message)
         except grpc.aio.AioRpcError as error:
             self._incoming.close(error_from_rpc(error, peer=self._peer))
-        except asyncio.CancelledError:  # how the call reports CANCELLED, from here or from the peer
+        except asyncio.CancelledError:  # the call was cancelled, on either side
             self._incoming.close(await self._error())
-        except Exception as error:  # of gRPC's own: raised where the stream is iterated
+        except Exception as error:  # of gRPC itself
             self._incoming.close(error)
         else:
             self._incoming.close()
 
     async def _write_all(self) -> None:
-        """Writes what is queued until the call is over.
+        """Writes queued messages until the call ends; iteration raises the call's status.
 
-        The call's status is raised where the stream is iterated. A write that meets the service's
-        closing of the stream fails. ``call.write`` then overrules the status, and what the service
-        said before it closed can no longer be read; so messages after the first go to the call
-        beneath it, where a failed write is only that.
+        A write fails if the service has just closed the stream. ``call.write`` then replaces the
+        status, and messages that the service sent before can no longer be read. Therefore messages
+        after the first go to the underlying call, whose failed writes have no such effect.
         """
         try:
             await self._call.write(await anext(self._outgoing))
             raw_call = self._call._cython_call
             async for message in self._outgoing:
                 await raw_call.send_serialized_message(message.SerializeToString())
-        except (
-            grpc.aio.AioRpcError,
-            grpc.aio.InternalError,
-            asyncio.InvalidStateError,
-        ):
+        except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
             self._outgoing.close()
 
     async def _error(self) -> HippoError:
@@ -159,7 +147,7 @@ TargetStream = ClientStream[Pace | Block, PromptInfo | Selection | Verdict]
 
 
 class _ServiceClient:
-    """What the two clients share: the channel, health and GetModel."""
+    """The base of both clients: the channel, health and GetModel."""
 
     _service_name: str
     _noun: str
@@ -173,7 +161,7 @@ class _ServiceClient:
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
         silence_seconds: float = DEFAULT_SILENCE_SECONDS,
     ) -> None:
-        """``silence_seconds``: without an answer to a ping for so long, streams break."""
+        """Streams break if the peer answers no ping for ``silence_seconds``."""
         self.address = address
         self._peer = f"{self._noun} service at {address}"
         options = client_options(max_message_bytes, silence_seconds)
@@ -186,7 +174,7 @@ class _ServiceClient:
         self._health: Any = health_pb2_grpc.HealthStub(self._channel)
 
     async def get_model(self, timeout: float = 30.0) -> ModelInfo:
-        """What is served. Raises IncompatiblePairError for another protocol version."""
+        """Describes the served model; raises IncompatiblePairError for another protocol version."""
         try:
             response = await self._stub.GetModel(common_pb2.GetModelRequest(), timeout=timeout)
         except grpc.aio.AioRpcError as error:
@@ -198,7 +186,7 @@ class _ServiceClient:
         return await self._check(timeout) is None
 
     async def wait_ready(self, timeout: float) -> None:
-        """Returns when the service serves; raises UnavailableError after ``timeout`` seconds."""
+        """Waits until the service serves; raises UnavailableError after ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         pause = 0.02
         while True:
@@ -218,7 +206,7 @@ class _ServiceClient:
         await self._channel.close(None)
 
     async def _check(self, timeout: float) -> str | None:
-        """None when it serves, else why not."""
+        """Returns None if the service serves, otherwise the reason why not."""
         request = health_pb2.HealthCheckRequest(service=self._service_name)
         try:
             response = await self._health.Check(request, timeout=timeout)
@@ -237,8 +225,8 @@ class DraftClient(_ServiceClient):
     _make_stub = draft_pb2_grpc.DraftServiceStub
 
     def draft(self, request: OpenRequest, *, timeout_s: float | None = None) -> DraftStream:
-        """One drafted sequence, ended by the service itself after ``timeout_s``; raises
-        InvalidRequestError for what the wire cannot carry."""
+        """Returns the stream of one drafted sequence, which the service ends after ``timeout_s``.
+        Raises InvalidRequestError for values that the protocol cannot represent."""
         return ClientStream(
             partial(self._stub.Draft, timeout=timeout_s),
             draft_pb2.DraftRequest(open=convert.open_to_proto(request)),
@@ -254,8 +242,8 @@ class TargetClient(_ServiceClient):
     _make_stub = target_pb2_grpc.TargetServiceStub
 
     def verify(self, request: OpenRequest, *, timeout_s: float | None = None) -> TargetStream:
-        """One settled sequence, ended by the service itself after ``timeout_s``; raises
-        InvalidRequestError for what the wire cannot carry."""
+        """Returns the stream of one verified sequence, which the service ends after ``timeout_s``.
+        Raises InvalidRequestError for values that the protocol cannot represent."""
         return ClientStream(
             partial(self._stub.Verify, timeout=timeout_s),
             target_pb2.VerifyRequest(open=convert.open_to_proto(request)),

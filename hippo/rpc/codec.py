@@ -1,8 +1,8 @@
-"""hippo.types to protocol messages and back, field by field, by the names that the two share.
+"""Converts values of hippo.types to protocol messages and back, field by field, by name.
 
-A value's message has a field of the same name for each of its fields. Enumerations are matched by
-name (``FinishReason.STOP`` is ``FINISH_REASON_STOP``, None the unspecified one), tuples of two are
-messages of two fields, and a field that is not set gives the value's default.
+Each field of a value corresponds to the message's field of the same name. Enumeration members are
+matched by name (``FinishReason.STOP`` is ``FINISH_REASON_STOP``, None is the unspecified one),
+tuples of two are messages of two fields, and a field that is not set gives the value's default.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ _Convert = Callable[[Any], Any]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Field:
-    """How one field goes over the wire; None: as it is."""
+    """How one field is converted; ``encode`` and ``decode`` are None if it is not."""
 
     name: str
     encode: _Convert | None
     decode: _Convert | None
     has_presence: bool = False
-    absent: Any = None  # the value where it is not set; None: the dataclass's own
+    absent: Any = None  # the value if it is not set; None: the dataclass's default
 
 
 def encode(value: Any) -> Any:
-    """The message of a value. Raises ValueError for what the wire cannot carry."""
+    """Returns the message of a value; raises ValueError if the message cannot represent it."""
     message = _MESSAGES[type(value)]
     fields = {}
     for field in _FIELDS[type(value)]:
@@ -67,7 +67,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(message: Message) -> Any:
-    """The value of a message; what it says is not checked."""
+    """Returns the value of a message, without validation."""
     if isinstance(message, pb.ContentPart):
         is_text = message.WhichOneof("part") == "text"
         return types.TextPart(message.text) if is_text else types.MediaPart(message.media_index)
@@ -84,7 +84,7 @@ def decode(message: Message) -> Any:
 
 
 def wrap(envelope: type[MessageT], value: Any) -> MessageT:
-    """A stream's message that carries a value: its oneof ``message`` has a field of that type."""
+    """Returns the stream message ``envelope`` with a value in its oneof ``message``."""
     message = encode(value)
     places = envelope.DESCRIPTOR.oneofs_by_name["message"].fields
     place = next(each.name for each in places if each.message_type is message.DESCRIPTOR)
@@ -92,7 +92,7 @@ def wrap(envelope: type[MessageT], value: Any) -> MessageT:
 
 
 def unwrap(envelope: Message) -> Any:
-    """The value that a stream's message carries; it must carry one."""
+    """Returns the value in a stream message, which must not be empty."""
     kind = envelope.WhichOneof("message")
     assert kind is not None, "an empty message"
     return decode(getattr(envelope, kind))
@@ -132,7 +132,7 @@ def _each(convert: _Convert, collect: _Convert) -> _Convert:
 
 
 def _numbers(described: Any, hint: Any) -> dict[enum.Enum | None, int]:
-    """The numbers of an enumeration's members, and of None."""
+    """Returns the protocol's numbers of an enumeration's members and of None."""
     unspecified = described.values_by_number[0]
     prefix = unspecified.name.removesuffix("UNSPECIFIED")
     numbers: dict[enum.Enum | None, int] = {None: unspecified.number}

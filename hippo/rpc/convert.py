@@ -1,6 +1,6 @@
-"""What comes over the wire, checked: openings, the messages of a running sequence, models.
+"""Validated conversion of received messages: openings, messages of a sequence, models.
 
-Raises InvalidRequestError naming the field, in the protocol's spelling.
+An InvalidRequestError names the field in the protocol's spelling.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from hippo.validation import MAX_TOP_LOGPROBS, validate_sampling
 
 ROLES = ("system", "user", "assistant")
 MAX_PRUNING_RATIO = 0.99
-# Each rejection raises the epoch, and it must fit its field for as long as a sequence can last.
+# Each rejection increments the epoch, which must fit into its field for any sequence.
 MAX_EPOCH = 2**31
 
 
 def open_to_proto(request: OpenRequest) -> pb.Open:
-    """Raises InvalidRequestError for values that the wire cannot carry, such as negative counts."""
+    """Returns the message; raises InvalidRequestError for values such as negative counts."""
     try:
         message: pb.Open = codec.encode(request)
     except ValueError as error:
@@ -46,7 +46,7 @@ def open_to_proto(request: OpenRequest) -> pb.Open:
 
 
 def open_from_proto(message: pb.Open, *, num_token_ids: int) -> OpenRequest:
-    """Raises IncompatiblePairError for another protocol version, before anything else is read."""
+    """Returns the request; raises IncompatiblePairError first, for another protocol version."""
     check_version(message.protocol_version, peer="the client")
     _check_content(message)
     if message.max_tokens < 1:
@@ -74,7 +74,7 @@ def open_from_proto(message: pb.Open, *, num_token_ids: int) -> OpenRequest:
 
 
 def from_stream(envelope: Message, *, num_token_ids: int) -> Block | Commit | Pace | Selection:
-    """What a message of a running sequence says to a service."""
+    """Returns the value in a client's message after ``open``."""
     kind = envelope.WhichOneof("message")
     if kind is None:
         fields = envelope.DESCRIPTOR.oneofs_by_name["message"].fields
@@ -98,14 +98,14 @@ def from_stream(envelope: Message, *, num_token_ids: int) -> Block | Commit | Pa
 
 
 def model_from_proto(message: pb.GetModelResponse, *, peer: str) -> ModelInfo:
-    """Raises IncompatiblePairError when ``peer`` speaks another protocol version."""
+    """Returns the model's description; raises IncompatiblePairError for another version."""
     check_version(message.protocol_version, peer=peer)
     info: ModelInfo = codec.decode(message)
     return info
 
 
 def check_version(version: int, *, peer: str) -> None:
-    """Raises IncompatiblePairError unless ``peer`` speaks this version."""
+    """Raises IncompatiblePairError unless ``peer`` has this protocol version."""
     if version != PROTOCOL_VERSION:
         raise IncompatiblePairError(
             f"{peer} speaks protocol version {version}, this side {PROTOCOL_VERSION}; install "
@@ -161,7 +161,7 @@ def _check_frame_plan(plan: FramePlan) -> None:
 
 def _checked_pruning(pruning: Pruning) -> Pruning:
     strategy: PruningStrategy | None = pruning.strategy
-    if strategy is None:  # of a number that stands for none
+    if strategy is None:  # not set, or an unknown number
         names = ", ".join(item.value for item in PruningStrategy)
         raise InvalidRequestError(
             f"pruning.strategy is not set or unknown; expected one of {names}",
@@ -221,7 +221,7 @@ def _check_selection(selection: Selection) -> None:
 
 
 def _check_epoch(epoch: int, field: str) -> None:
-    """Refuses an epoch that no sequence comes to."""
+    """Refuses an epoch that no sequence can reach."""
     if epoch > MAX_EPOCH:
         raise InvalidRequestError(f"{field} is {epoch}; it is at most {MAX_EPOCH}", param=field)
 

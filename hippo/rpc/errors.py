@@ -1,7 +1,7 @@
-"""One mapping between the error tree and gRPC statuses, used in both directions.
+"""Maps the error classes to gRPC statuses and back.
 
-The code says what kind of failure it is; trailing metadata names the exact class and the field at
-fault, so that a caller in another process catches what a caller in this one would.
+The status code gives the kind of failure. Trailing metadata names the exact class and the invalid
+field, so that a client in another process raises the same error as the service.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ERRORS: dict[str, type[HippoError]] = {
     for name, cls in vars(errors).items()
     if isinstance(cls, type) and issubclass(cls, HippoError)
 }
-# Of a status that is not of our making; of the errors with one code the first of the tree.
+# For a status without our metadata: of the errors with one code, the first that is defined.
 _BY_CODE: dict[grpc.StatusCode, type[HippoError]] = {
     **{grpc.StatusCode[cls.grpc_code]: cls for cls in reversed(_ERRORS.values())},
     grpc.StatusCode.UNAUTHENTICATED: errors.ForbiddenError,
@@ -40,7 +40,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 def status_of(error: HippoError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
-    """Code, details and trailing metadata that stand for ``error``."""
+    """Returns the code, details and trailing metadata of ``error``."""
     name = next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in _ERRORS)
     metadata = [(_TYPE_KEY, name)]
     if error.param and error.param.isascii() and error.param.isprintable():
@@ -55,33 +55,33 @@ def error_from_status(
     *,
     peer: str,
 ) -> HippoError:
-    """The error that a status stands for; a status not of our making is named with ``peer``."""
+    """Returns the error of a status; without our metadata, its message names ``peer``."""
     values = dict(metadata or ())
     if named := _ERRORS.get(values.get(_TYPE_KEY, "")):
         return named(details or code_name(code), param=values.get(_PARAM_KEY))
     kind = _BY_CODE.get(code, HippoError) if code is not None else HippoError
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in (details or ""):
-        kind = errors.InvalidRequestError  # gRPC's code for this is the one for a full queue
+        kind = errors.InvalidRequestError  # gRPC uses the code of a full queue here
     return kind(f"{peer}: {code_name(code)}: {details or 'no details'}")
 
 
 def error_from_rpc(error: grpc.aio.AioRpcError, *, peer: str) -> HippoError:
-    """The error that a failed call stands for."""
+    """Returns the error of a failed call."""
     return error_from_status(error.code(), error.details(), error.trailing_metadata(), peer=peer)
 
 
 def code_name(code: grpc.StatusCode | None) -> str:
-    """Such as UNAVAILABLE."""
+    """Returns the name of a code, such as UNAVAILABLE."""
     return "UNKNOWN" if code is None else code.name
 
 
 def answering_errors(
     method: Callable[[ServicerT, Any, Context], Coroutine[Any, Any, AnswerT]],
 ) -> Callable[[ServicerT, Any, Context], Coroutine[Any, Any, AnswerT]]:
-    """Turns what a servicer's method raises into the call's status.
+    """Turns the exceptions of a servicer's method into the call's status.
 
-    Errors of the tree become their own status. Anything else is our bug: it is logged with its
-    traceback and answered INTERNAL without details of the inside.
+    A HippoError becomes its own status. Any other exception is a bug: it is logged with its
+    traceback, and the client gets INTERNAL without internal details.
     """
 
     @wraps(method)
@@ -94,11 +94,11 @@ def answering_errors(
             raise
         except Exception:
             if context.done():
-                return cast(AnswerT, None)  # the client is gone; nobody is left to answer
+                return cast(AnswerT, None)  # the client has left
             _log.exception("a request failed unexpectedly")
             status = status_of(HippoError("internal error; the service's log has the details"))
-        # Not while the error is handled: gRPC keeps what abort raises, which would keep the error,
-        # which keeps the frames it went through and so all that the call held.
+        # Not inside ``except``: gRPC keeps the exception of abort, whose context would be the error
+        # with its frames, and so all objects of the call.
         await context.abort(*status)
         raise AssertionError("abort raises")
 

@@ -1,4 +1,4 @@
-"""Channel and server options of gRPC that both ends agree on."""
+"""gRPC options and TLS credentials of clients and servers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ ChannelOptions = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files. A server needs ``cert`` and ``key``; with ``ca`` it demands client certificates.
+    """PEM files. A server needs ``cert`` and ``key``; with ``ca`` it requires client certificates.
 
-    A client needs ``ca`` (empty: the system's), and ``cert`` and ``key`` for mutual TLS.
+    A client uses ``ca`` (empty: the system's authorities), and for mutual TLS ``cert`` and ``key``.
     """
 
     cert: str = ""
@@ -31,7 +31,7 @@ class TlsFiles:
     ca: str = ""
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Raises InvalidRequestError when a file is missing."""
+        """Returns a server's credentials; raises InvalidRequestError if a file is missing."""
         if not (self.cert and self.key):
             raise InvalidRequestError("TLS needs both a certificate file and a key file")
         return grpc.ssl_server_credentials(
@@ -41,7 +41,7 @@ class TlsFiles:
         )
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """Raises InvalidRequestError when a file is missing."""
+        """Returns a client's credentials; raises InvalidRequestError if a file is missing."""
         if bool(self.cert) != bool(self.key):
             raise InvalidRequestError("mutual TLS needs both a certificate file and a key file")
         return grpc.ssl_channel_credentials(
@@ -52,7 +52,7 @@ class TlsFiles:
 
 
 def server_options(max_message_bytes: int) -> ChannelOptions:
-    """Pings are welcome at any time, and a port is never shared with another process."""
+    """Options that permit pings at any time, and exclude sharing a port between processes."""
     return (
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
@@ -66,15 +66,15 @@ def server_options(max_message_bytes: int) -> ChannelOptions:
 
 
 def client_options(max_message_bytes: int, silence_seconds: float) -> ChannelOptions:
-    """A peer that answers no ping within ``silence_seconds``, as one that hangs or whose host is
-    gone, ends the connection; it is back within two seconds of the peer."""
+    """Options that break a connection if the peer answers no ping within ``silence_seconds``
+    (because it hangs or its host is lost), and that try to reconnect at least every two seconds."""
     half_ms = max(round(silence_seconds * 500), 1)
     return (
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.keepalive_time_ms", half_ms),
         ("grpc.keepalive_timeout_ms", half_ms),
-        ("grpc.http2.ping_timeout_ms", half_ms),  # else a minute, whatever the one above says
+        ("grpc.http2.ping_timeout_ms", half_ms),  # by default a minute, which would prevail
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),

@@ -1,4 +1,4 @@
-"""A queue between a producer and the one task that writes a stream."""
+"""A queue between producers and the consumer of a stream."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ ItemT = TypeVar("ItemT")
 class StreamQueue(Generic[ItemT]):
     """Items in order, for one consumer on the same event loop.
 
-    Closing it lets the consumer take what is queued; then iterating raises the error it was closed
-    with, once, or ends. (Kept for longer, it would keep the frames it went through, and with them
-    the queue's owner, until the garbage collector came.)
+    After ``close`` the consumer gets the queued items; then iteration ends, or raises the error
+    once. (A reference to the error would keep its frames, and so the queue's owner, until the
+    next garbage collection.)
     """
 
     def __init__(self) -> None:
@@ -23,21 +23,21 @@ class StreamQueue(Generic[ItemT]):
         self._is_closed = False
         self._error: Exception | None = None
 
-    def put(self, item: ItemT) -> None:
-        """Queues an item; ignored once closed."""
+    def put_item(self, item: ItemT) -> None:
+        """Queues an item; has no effect after ``close``."""
         if not self._is_closed:
             self._items.append(item)
             self._wake()
 
     def close(self, error: Exception | None = None) -> None:
-        """Ends the queue; the first call counts."""
+        """Closes the queue; later calls have no effect."""
         if not self._is_closed:
             self._is_closed = True
             self._error = error
             self._wake()
 
     def abort(self, error: Exception | None = None) -> None:
-        """Ends the queue at once: what is queued is dropped, also after ``close``."""
+        """Drops the queued items and closes the queue, also after ``close``."""
         self._items.clear()
         self._is_closed = True
         self._error = error

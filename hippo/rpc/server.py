@@ -1,4 +1,4 @@
-"""One gRPC server: a service with health, reflection, limits and TLS around it."""
+"""A gRPC server with health, reflection, limits and TLS."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _grpc_log = logging.getLogger("grpc._cython.cygrpc")
 
 
 class RpcServer:
-    """Register a servicer with ``.server``, ``start`` it, and say when it serves.
+    """A gRPC server for one service, whose servicer the caller registers with ``server``.
 
     Health is NOT_SERVING, for the service and for the whole server, until ``set_serving(True)``.
     """
@@ -40,7 +40,7 @@ class RpcServer:
         reflection.enable_server_reflection(names, self.server)
 
     async def start(self, host: str, port: int) -> int:
-        """Binds and starts; returns the port, chosen by the system for 0.
+        """Binds and starts; returns the port, which the system chooses for port 0.
 
         Raises UnavailableError when the port cannot be bound.
         """
@@ -63,7 +63,7 @@ class RpcServer:
         return bound
 
     async def set_serving(self, is_serving: bool) -> None:
-        """Sets what health answers, and tells its watchers."""
+        """Sets the health status, and notifies its watchers."""
         status = _SERVING if is_serving else _NOT_SERVING
         await self._health.set("", status)
         await self._health.set(self._service_name, status)
@@ -75,10 +75,10 @@ class RpcServer:
 
 
 def is_news(record: logging.LogRecord) -> bool:
-    """Filter for gRPC's log: False for the traceback of a status that nobody was there to receive.
+    """Filters gRPC's log: False for the traceback of a status that the client did not receive.
 
-    A client may be killed at any moment, also while the server sends its call's status. gRPC logs
-    that as an error of the servicer; here it is a line for debugging.
+    A client may be killed while the server sends its call's status. gRPC logs this as an error of
+    the servicer; this filter replaces it by a debug record.
     """
     error = record.exc_info[1] if record.exc_info else None
     if "SendStatusFromServerOperation" not in str(error):

@@ -1,8 +1,8 @@
-"""How likely tokens were, taken in the step that chooses them.
+"""Log-probabilities of the chosen and the likeliest tokens, computed in the sampling step.
 
-Log-probabilities are the log-softmax of the logits as the model gave them, before penalties, bias,
-temperature and filters, so they do not depend on the sampling parameters (vLLM's default,
-``raw_logprobs``). Only sequences that ask for them cost anything.
+Log-probabilities are the log-softmax of the model's logits before penalties, bias, temperature and
+filters, so they do not depend on the sampling parameters (vLLM's default, ``raw_logprobs``). They
+are computed only for sequences that ask for them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 from hippo.types import TokenLogprobs
 
 
-def measure(logits: torch.Tensor, chosen: torch.Tensor, num_top: int) -> list[torch.Tensor]:
-    """Flat int64 tensors: log-probabilities of ``chosen`` ``[rows]``, the likeliest ids
-    ``[rows * num_top]`` and their log-probabilities, these as the bits of float64.
+def pack_logprobs(logits: torch.Tensor, chosen: torch.Tensor, num_top: int) -> list[torch.Tensor]:
+    """Returns flat int64 tensors: log-probabilities of ``chosen`` ``[rows]``, the likeliest ids
+    ``[rows * num_top]`` and their log-probabilities. Log-probabilities are the bits of float64.
 
-    ``logits`` are ``[rows, num_ids]``; of fewer than ``num_top`` ids all are taken.
+    ``logits`` are ``[rows, num_ids]``. With fewer than ``num_top`` ids, all ids are taken.
     """
     normaliser = logits.logsumexp(dim=-1, keepdim=True)  # [rows, 1]
     own = logits.gather(1, chosen.clamp(min=0)[:, None]) - normaliser
@@ -31,12 +31,14 @@ def measure(logits: torch.Tensor, chosen: torch.Tensor, num_top: int) -> list[to
 
 
 def _bits(logprobs: torch.Tensor) -> torch.Tensor:
-    # Rounding may leave a certain token a little above 0.
+    # Rounding may lift the log-probability of a certain token above 0.
     return logprobs.clamp(max=0.0).double().view(torch.int64).flatten()
 
 
-def read(values: Iterator[int], num_rows: int, num_top: int, num_ids: int) -> list[TokenLogprobs]:
-    """The other side of ``measure``: of each row, from the numbers that it gave."""
+def unpack_logprobs(
+    values: Iterator[int], num_rows: int, num_top: int, num_ids: int
+) -> list[TokenLogprobs]:
+    """Reads the log-probabilities of each row from the numbers of ``pack_logprobs``."""
     num_top = min(num_top, num_ids)
     own = _floats(itertools.islice(values, num_rows))
     ids = list(itertools.islice(values, num_rows * num_top))

@@ -1,8 +1,8 @@
-"""Gumbel noise from an integer hash: the same integers on every device and in every batch shape.
+"""Gumbel noise from an integer hash, equal on every device and in every batch shape.
 
-The hash works on 32-bit words held in int64 tensors. A multiplier is stored as a signed 32-bit
-number, so that a product of it and an unsigned word never leaves int64, and the mask brings the
-low 32 bits back. (Word mixing: C. Wellons, "hash prospector", lowbias32; key mixing: splitmix64.)
+The hash works on 32-bit words held in int64 tensors. Multipliers are signed 32-bit numbers, so
+that their product with an unsigned word fits into int64, and a mask extracts the low 32 bits.
+(Word mixing: C. Wellons, "hash prospector", lowbias32; key mixing: splitmix64.)
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _NUM_BITS = 52  # n + 0.5 is then an exact float64, and (n + 0.5) / 2**52 is nev
 
 
 def noise_key(seed: int, choice_index: int) -> int:
-    """The 64-bit key of one choice of a request."""
+    """Returns the 64-bit key of one choice of a request."""
     return _mix64(_mix64(seed & _MASK64) ^ _mix64((choice_index + 1) * _GOLDEN64))
 
 
 def row_words(key: int, index: int) -> tuple[int, int, int]:
-    """Three 32-bit words that key the noise of completion index ``index``."""
+    """Returns three 32-bit words that determine the noise of completion index ``index``."""
     first = _mix64(key + (2 * index + 1) * _GOLDEN64)
     second = _mix64(key + (2 * index + 2) * _GOLDEN64)
     return first & _MASK32, first >> 32, second >> 32
 
 
 def hash_bits(words: torch.Tensor, num_ids: int) -> torch.Tensor:
-    """52 bits for each row and token id: int64 ``[rows, num_ids]`` from ``words`` ``[rows, 3]``."""
+    """Hashes ``words`` ``[rows, 3]`` to 52 bits for each token id: int64 ``[rows, num_ids]``."""
     ids = torch.arange(num_ids, device=words.device)
     base = _mix32(ids ^ words[:, 0:1])  # [rows, num_ids]
     low = _mix32(base ^ words[:, 2:3]) >> (64 - _NUM_BITS)
@@ -45,7 +45,7 @@ def hash_bits(words: torch.Tensor, num_ids: int) -> torch.Tensor:
 def noise_rows(
     key: int, indices: Sequence[int], num_ids: int, device: torch.device | str
 ) -> torch.Tensor:
-    """Standard Gumbel noise of several completion indices: float64 ``[rows, num_ids]``, finite."""
+    """Returns finite standard Gumbel noise of ``indices``: float64 ``[len(indices), num_ids]``."""
     words = torch.tensor([row_words(key, index) for index in indices])
     words = to_device(words, torch.device(device))
     uniform = hash_bits(words, num_ids).double().add_(0.5).mul_(2.0**-_NUM_BITS)
@@ -53,7 +53,7 @@ def noise_rows(
 
 
 def _mix32(x: torch.Tensor) -> torch.Tensor:
-    """A bijection of 32-bit words, elementwise; ``x`` is not changed."""
+    """Applies a bijection of 32-bit words to each element; does not change ``x``."""
     x = x ^ (x >> 16)
     x.mul_(_MULTIPLIER_1).bitwise_and_(_MASK32)
     x.bitwise_xor_(x >> 15)
@@ -62,7 +62,7 @@ def _mix32(x: torch.Tensor) -> torch.Tensor:
 
 
 def _mix64(x: int) -> int:
-    """splitmix64's output function on one 64-bit word."""
+    """Applies splitmix64's output function to one 64-bit word."""
     x &= _MASK64
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64

@@ -8,7 +8,7 @@ import torch
 
 from hippo.types import SamplingParams
 
-_UNIT = 2.0**44  # weight of the likeliest token in top-p's fixed-point arithmetic
+_UNIT = 2.0**44  # weight of the likeliest token in the fixed-point arithmetic of top-p
 
 
 def penalise(
@@ -19,12 +19,13 @@ def penalise(
     counts: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Penalised and biased float32 logits ``[rows, num_ids]``; ``logits`` are not changed.
+    """Returns penalised and biased float32 logits ``[rows, num_ids]``; does not change ``logits``.
 
-    ``prompt_mask`` (bool ``[num_ids]``) marks ids in the prompt and ``counts`` (integers
-    ``[rows, num_ids]``) how often each occurs in a row's output so far. The repetition penalty
-    is over both (it divides positive logits and multiplies negative ones), the presence and
-    frequency penalties over the output only; ``bias`` (float32 ``[num_ids]``) is added last.
+    ``prompt_mask`` (bool ``[num_ids]``) marks ids in the prompt, and ``counts`` (integers
+    ``[rows, num_ids]``) says how often each id occurs in a row's output so far. The repetition
+    penalty applies to ids in the prompt or the output: it divides positive logits and multiplies
+    negative logits. The presence and frequency penalties apply to ids in the output only. ``bias``
+    (float32 ``[num_ids]``) is added last.
     """
     if params.repetition_penalty != 1.0 and (prompt_mask is not None or counts is not None):
         seen = prompt_mask
@@ -43,11 +44,11 @@ def penalise(
 
 
 def keep_mask(scaled: torch.Tensor, params: SamplingParams) -> torch.Tensor | None:
-    """Which ids survive top-k, then top-p, then min-p: bool ``[rows, num_ids]``; None: all.
+    """Marks the ids kept by top-k, then top-p, then min-p: bool ``[rows, num_ids]``; None: all.
 
-    ``scaled`` (float64) are log-probabilities up to a constant: each row's largest is 0. Top-k
-    keeps exactly k and top-p the smallest set that holds the mass; in both, of equal logits the
-    lower id stays. At least one id always survives.
+    ``scaled`` (float64 ``[rows, num_ids]``) are log-probabilities shifted so that the largest of
+    each row is 0. Top-k keeps exactly k ids, and top-p the smallest set that holds the probability
+    mass. Of equal logits, both keep the lower id. At least one id is kept.
     """
     num_ids = scaled.shape[-1]
     keep: torch.Tensor | None = None
@@ -58,8 +59,8 @@ def keep_mask(scaled: torch.Tensor, params: SamplingParams) -> torch.Tensor | No
         num_ties = params.top_k - above.sum(dim=-1, keepdim=True)
         keep = above | (ties & (ties.cumsum(dim=-1) <= num_ties))
     if params.top_p < 1.0:
-        # Fixed point, because integer sums do not depend on the order in which a device adds:
-        # the same row gives the same set, alone or in a block.
+        # Fixed point, because integer sums do not depend on the order of a device's additions. So
+        # a row gives the same set alone and in a block.
         masked = scaled if keep is None else scaled.masked_fill(~keep, -math.inf)
         values, order = masked.sort(dim=-1, descending=True, stable=True)
         weights = values.exp().mul_(_UNIT).long()
@@ -81,14 +82,14 @@ def choose_tokens(
     counts: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One token id a row: int64 ``[rows]`` on the device of ``logits``; -1 for an unusable row.
+    """Chooses a token id per row: int64 ``[rows]`` on the device of ``logits``; -1: unusable row.
 
     ``logits`` are float32 ``[rows, num_ids]``; minus infinity excludes an id. A row with NaN, with
     plus infinity or without any finite logit is unusable. ``noise`` (float64 ``[rows, num_ids]``)
-    is needed at a temperature above 0. For the rest see ``penalise``.
+    is needed at a temperature above 0. See ``penalise`` for the other arguments.
     """
     logits = penalise(logits, params, prompt_mask=prompt_mask, counts=counts, bias=bias)
-    largest, chosen = logits.max(dim=-1)  # the first of equals; NaN wins over all
+    largest, chosen = logits.max(dim=-1)  # the first of equal logits; NaN counts as the largest
     if params.temperature > 0.0:
         assert noise is not None, "a temperature above 0 needs noise"
         scaled = (logits - largest[:, None]).double().div_(params.temperature)

@@ -1,4 +1,4 @@
-"""The token rule with a memory: counts and noise of one sequence, kept between steps."""
+"""The token rule for one sequence, which caches token counts and noise between steps."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from dataclasses import dataclass
 import torch
 
 from hippo.errors import HippoError
-from hippo.sampling.logprobs import measure, read
+from hippo.sampling.logprobs import pack_logprobs, unpack_logprobs
 from hippo.sampling.noise import noise_key, noise_rows
 from hippo.sampling.rule import choose_tokens
 from hippo.transfer import to_device
 from hippo.types import SamplingParams, TokenLogprobs
 
-_NOISE_ELEMENTS = 1 << 14  # computed at once: small vocabularies share the launches of many rows
-_KEPT_ELEMENTS = 1 << 18  # of 8 bytes, a sequence: a block's of a large vocabulary would be 40 MB
+_NOISE_ELEMENTS = 1 << 14  # computed at once, so that many rows of a small vocabulary share kernels
+_KEPT_ELEMENTS = 1 << 18  # of 8 bytes, cached per sequence; a block of a large vocabulary has 40 MB
 
 
 class TokenSampler:
-    """Chooses the tokens of one sequence; state is a cache only, results depend on arguments.
+    """Chooses the tokens of one sequence; the state is only a cache and does not affect results.
 
-    Not thread-safe. ``num_token_ids`` is the width of the logits; ``end_token_ids`` are those that
-    ``params.min_tokens`` holds back.
+    Not thread-safe. ``num_token_ids`` is the width of the logits. ``params.min_tokens`` excludes
+    ``end_token_ids`` from the first tokens.
     """
 
     def __init__(
@@ -58,17 +58,17 @@ class TokenSampler:
             or params.frequency_penalty != 0.0
         ):
             self._counts = torch.zeros(num_token_ids, dtype=torch.int32, device=self._device)
-        self._counted: list[int] = []  # the output ids that _counts holds
-        self._end_ids: torch.Tensor | None = None  # int64, those to be held back
+        self._counted: list[int] = []  # the output ids counted in _counts
+        self._end_ids: torch.Tensor | None = None  # int64, excluded by min_tokens
         if params.min_tokens > 0 and end_token_ids:
             self._end_ids = to_device(sorted(end_token_ids), self._device)
         self._key = noise_key(params.seed, params.choice_index)
         self._noise: torch.Tensor | None = None  # float64 [rows, num_ids]
-        self._noise_start = 0  # completion index of its first row
+        self._noise_start = 0  # completion index of the first row of _noise
 
     def is_plain_greedy(self, first_index: int) -> bool:
-        """From ``first_index`` on the rule is a bare argmax: neither noise, penalty nor bias, and
-        no end token is held back."""
+        """Whether the rule is a bare argmax from ``first_index`` on, without noise, penalties, bias
+        and excluded end tokens."""
         return (
             self.params.temperature <= 0.0
             and self._counts is None
@@ -76,13 +76,13 @@ class TokenSampler:
             and (self._end_ids is None or first_index >= self.params.min_tokens)
         )
 
-    def choose(
+    def choose_for_rows(
         self, logits: torch.Tensor, output_ids: Sequence[int], draft_ids: Sequence[int]
     ) -> torch.Tensor:
-        """Tokens as int64 ``[rows]`` on the device, -1 for an unusable row (``choose_tokens``).
+        """Returns token ids as int64 ``[rows]`` on the device, -1 for an unusable row.
 
         ``logits`` are float32 ``[len(draft_ids) + 1, num_token_ids]``. Row k's history is
-        ``output_ids`` and ``draft_ids[:k]``, so its token has the completion index
+        ``output_ids`` and ``draft_ids[:k]``, so row k's token has the completion index
         ``len(output_ids) + k``.
         """
         num_rows, width = logits.shape
@@ -91,7 +91,7 @@ class TokenSampler:
         assert num_rows == len(draft_ids) + 1, "every row after the first follows a draft id"
         counts = None
         if self._counts is not None:
-            self._count(output_ids)
+            self._count_outputs(output_ids)
             counts = self._row_counts(draft_ids)
         noise = None
         if self.params.temperature > 0.0:
@@ -106,15 +106,15 @@ class TokenSampler:
         )
 
     def _without_ends(self, logits: torch.Tensor, first_index: int) -> torch.Tensor:
-        """The logits with end tokens excluded where it is too early for them."""
+        """Returns the logits with end tokens excluded in the rows before ``min_tokens``."""
         num_early = min(self.params.min_tokens - first_index, logits.shape[0])
         if self._end_ids is None or num_early <= 0:
             return logits
         early = logits[:num_early].index_fill(1, self._end_ids, -math.inf)
         return torch.cat((early, logits[num_early:]))
 
-    def _count(self, output_ids: Sequence[int]) -> None:
-        """Brings ``_counts`` from the ids it holds to ``output_ids``, by their difference."""
+    def _count_outputs(self, output_ids: Sequence[int]) -> None:
+        """Updates ``_counts`` from the counted ids to ``output_ids``, by their difference."""
         assert self._counts is not None
         known = self._counted
         num_common = len(known)
@@ -135,7 +135,7 @@ class TokenSampler:
         known[num_common:] = added
 
     def _row_counts(self, draft_ids: Sequence[int]) -> torch.Tensor:
-        """Counts for each row: int32 ``[len(draft_ids) + 1, num_ids]``."""
+        """Returns the counts of each row: int32 ``[len(draft_ids) + 1, num_ids]``."""
         assert self._counts is not None
         if not draft_ids:
             return self._counts[None]
@@ -151,7 +151,7 @@ class TokenSampler:
         return counts.view(num_rows, self._num_ids)
 
     def _noise_for(self, first_index: int, num_rows: int) -> torch.Tensor:
-        """Noise of ``num_rows`` indices, from what is kept or computed some rows ahead."""
+        """Returns the noise of ``num_rows`` indices from the cache, or computes some rows ahead."""
         offset = first_index - self._noise_start
         if self._noise is None or offset < 0 or offset + num_rows > self._noise.shape[0]:
             num_ahead = max(num_rows, _NOISE_ELEMENTS // self._num_ids)
@@ -165,9 +165,9 @@ class TokenSampler:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """One sequence's part in a step: a row for the token after ``output_ids``, and one after each
-    of ``draft_ids``; with log-probabilities of the ``num_top`` likeliest ids (None: none at all).
-    """
+    """One sequence's part of a step: a row for the token after ``output_ids``, and a row for the
+    token after each of ``draft_ids``; with log-probabilities of the ``num_top`` likeliest ids
+    unless ``num_top`` is None."""
 
     sampler: TokenSampler
     output_ids: Sequence[int]
@@ -182,10 +182,10 @@ class SampleRequest:
 def sample_step(
     requests: Sequence[SampleRequest], logits: torch.Tensor
 ) -> list[tuple[list[int], list[TokenLogprobs]]]:
-    """Each sequence's tokens and their log-probabilities, with one wait for the device.
+    """Returns each sequence's token ids and their log-probabilities, with one wait for the device.
 
-    ``logits`` are float32 ``[rows, num_token_ids]``, each request's rows behind those of the one
-    before. Raises HippoError when a row's logits are unusable.
+    ``logits`` are float32 ``[rows, num_token_ids]``, with the rows of the requests in order. Raises
+    HippoError when a row's logits are unusable.
     """
     chosen = choose_step(requests, logits)
     parts = [chosen]
@@ -193,7 +193,7 @@ def sample_step(
     for request in requests:
         end = begin + request.num_rows
         if request.num_top is not None:
-            parts += measure(logits[begin:end], chosen[begin:end], request.num_top)
+            parts += pack_logprobs(logits[begin:end], chosen[begin:end], request.num_top)
         begin = end
     # One copy from the device: log-probabilities travel as bits in the ids' int64.
     values = iter((torch.cat(parts) if len(parts) > 1 else chosen).tolist())
@@ -204,21 +204,23 @@ def sample_step(
             "checkpoint is damaged, or its dtype is too narrow for it; try float32"
         )
     width = logits.shape[1]
-    return [
-        (ids, [] if request.num_top is None else read(values, len(ids), request.num_top, width))
-        for request, ids in zip(requests, token_ids, strict=True)
-    ]
+    results = []
+    for request, ids in zip(requests, token_ids, strict=True):
+        num_top = request.num_top
+        logprobs = [] if num_top is None else unpack_logprobs(values, len(ids), num_top, width)
+        results.append((ids, logprobs))
+    return results
 
 
 def choose_step(requests: Sequence[SampleRequest], logits: torch.Tensor) -> torch.Tensor:
-    """As ``sample_step``, but int64 ``[rows]`` left on the device, -1 for an unusable row."""
+    """Like ``sample_step``, but returns int64 ``[rows]`` on the device, -1 for an unusable row."""
     num_rows = [request.num_rows for request in requests]
     assert sum(num_rows) == logits.shape[0], "every row of logits belongs to a sequence"
     if all(request.sampler.is_plain_greedy(len(request.output_ids)) for request in requests):
         return choose_tokens(logits, SamplingParams())
     return torch.cat(
         [
-            request.sampler.choose(part, request.output_ids, request.draft_ids)
+            request.sampler.choose_for_rows(part, request.output_ids, request.draft_ids)
             for request, part in zip(requests, torch.split(logits, num_rows), strict=True)
         ]
     )

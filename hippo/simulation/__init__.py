@@ -1,1 +1,1 @@
-"""Predictions without hardware: machines, traces of agreement, replays, published pairs."""
+"""Simulated decoding: machines, agreement traces, their replay, and the papers' pairs."""

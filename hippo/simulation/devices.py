@@ -1,4 +1,4 @@
-"""What the simulator drives the cores with: costs, outages, devices in virtual time."""
+"""The simulator's parts: costs, outages, a clock and devices in virtual time."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from hippo.types import Verdict
 _MS = 1_000_000
 
 StepCost = Callable[[int, int], float]
-"""Nanoseconds of one forward, of its rows and of the tokens cached before them."""
+"""Nanoseconds of one forward, a function of its number of rows and of cached tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What everything takes, in nanoseconds; the defaults are a small pair on two CPU cores.
+    """All times in nanoseconds; the defaults are those of a small pair on two CPU cores.
 
-    ``leg_ns`` (one message, from a service to the gateway or back) and ``draft_prefill_delay_ns``
-    are latencies: no device is busy meanwhile. The other times occupy a device.
+    ``leg_ns`` (one message between a service and the gateway, one way) and
+    ``draft_prefill_delay_ns`` are latencies, which occupy no device. The other times occupy one.
     """
 
     target_ns: StepCost
     draft_ns: StepCost
     target_prefill_ns: int = 60 * _MS
     draft_prefill_ns: int = 30 * _MS
-    draft_prefill_delay_ns: int = 0  # from the start until the draft may begin its prefill
+    draft_prefill_delay_ns: int = 0  # from the start to the beginning of the draft's prefill
     leg_ns: Callable[[], float] = lambda: 250_000.0
-    draft_message_ns: float = 0.0  # what a message takes from the device
+    draft_message_ns: float = 0.0  # device time per message
     target_message_ns: float = 0.0
-    target_scheduling_ns: Callable[[], float] = lambda: 0.0  # between two of the target's steps
+    target_scheduling_ns: Callable[[], float] = lambda: 0.0  # between two steps of the target
 
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """The draft is lost at one time and, if ``back_ns`` is set, attached again at another."""
+    """The draft is lost at ``lost_ns`` and, if ``back_ns`` is set, attached again at that time."""
 
     lost_ns: int
     back_ns: int | None = None
@@ -46,7 +46,7 @@ class Outage:
 
 @dataclass(slots=True)
 class Outcome:
-    """How one simulated sequence went."""
+    """The result of one simulated sequence."""
 
     output_ids: list[int] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
@@ -54,17 +54,17 @@ class Outcome:
     decode_ns: float = 0.0  # from the first token to the last
     num_draft_steps: int = 0
     num_events: int = 0
-    num_out_of_step: int = 0  # blocks of an epoch that the verifier had not reached
+    num_out_of_step: int = 0  # blocks of an epoch later than the verifier's
     stats: SpeculationStats = field(default_factory=SpeculationStats)
 
     @property
     def total_ns(self) -> float:
-        """From the start of both prefills to the last token."""
+        """Time from the start of both prefills to the last token."""
         return self.first_token_ns + self.decode_ns
 
 
 class Clock:
-    """Virtual time, in nanoseconds, and what is to happen then."""
+    """Virtual time in nanoseconds, and the queue of future events."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -73,46 +73,46 @@ class Clock:
 
     @property
     def has_events(self) -> bool:
-        """Whether anything is to happen."""
+        """Whether the queue has events."""
         return bool(self._events)
 
-    def at(self, time_ns: float, event: Callable[[], None]) -> None:
-        """Calls ``event`` then; those of one time in the order in which they were given."""
+    def call_at(self, time_ns: float, event: Callable[[], None]) -> None:
+        """Schedules ``event``; events of the same time run in the order of scheduling."""
         heapq.heappush(self._events, (time_ns, next(self._order), event))
 
-    def after(self, delay_ns: float, event: Callable[[], None]) -> None:
-        """Calls ``event`` so much later."""
-        self.at(self.now + delay_ns, event)
+    def call_after(self, delay_ns: float, event: Callable[[], None]) -> None:
+        """Schedules ``event`` after ``delay_ns``."""
+        self.call_at(self.now + delay_ns, event)
 
-    def advance(self) -> None:
-        """Goes on to the next event."""
+    def run_next_event(self) -> None:
+        """Moves the time to the next event and runs it."""
         self.now, _, event = heapq.heappop(self._events)
         event()
 
 
 class Device:
-    """Runs one thing at a time; messages handled meanwhile make it take longer."""
+    """A device that runs one task at a time; messages handled meanwhile prolong it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.is_busy = False
-        self.began = 0.0  # of what runs, what was pending before it being over
+        self.began = 0.0  # start of the current task, after earlier work
         self._idle_from = 0.0
-        self._idle_ns = 0.0  # up to then
-        self._free_at = 0.0  # when what was asked of it so far is done
-        self._own_until = 0.0  # the same, of what it does itself
+        self._idle_ns = 0.0  # idle time before ``_idle_from``
+        self._free_at = 0.0  # end of all work so far
+        self._own_until = 0.0  # end of its own work, without work for others
 
     def run(self, duration_ns: float, done: Callable[[], None]) -> None:
-        """Calls ``done`` when this is over; must not be busy."""
-        self.disturb(0.0, by_others=True)
+        """Runs a task of ``duration_ns`` and then calls ``done``. The device must not be busy."""
+        self.occupy(0.0, by_others=True)
         self._idle_ns += max(0.0, self._free_at - max(self._clock.now, self._own_until))
         self.is_busy = True
         self.began = self._free_at
-        self.disturb(duration_ns)
+        self.occupy(duration_ns)
         self._finish(done)
 
-    def disturb(self, duration_ns: float, *, by_others: bool = False) -> None:
-        """Occupies it for so much longer; where others do, it waits as if it were idle."""
+    def occupy(self, duration_ns: float, *, by_others: bool = False) -> None:
+        """Prolongs the device's work; work ``by_others`` counts as idle time."""
         now = self._clock.now
         if not self.is_busy:
             self._idle_ns += max(0.0, now - max(self._idle_from, self._own_until))
@@ -122,14 +122,14 @@ class Device:
             self._own_until = self._free_at
 
     def take_idle_ns(self) -> float:
-        """How long it has had nothing at all to do itself since this was last asked."""
-        self.disturb(0.0, by_others=True)
+        """Returns the time without own work since the last call."""
+        self.occupy(0.0, by_others=True)
         idle_ns, self._idle_ns = self._idle_ns, 0.0
         return idle_ns
 
     def _finish(self, done: Callable[[], None]) -> None:
         if self._free_at > self._clock.now:
-            self._clock.at(self._free_at, partial(self._finish, done))
+            self._clock.call_at(self._free_at, partial(self._finish, done))
             return
         self.is_busy = False
         self._idle_from = self._clock.now

@@ -1,9 +1,9 @@
-"""Step times, prefill times and memory of a model on GPUs, from bytes over bandwidth.
+"""Step times, prefill times and memory of a model on GPUs, computed by the roofline model.
 
-A decode step reads every weight and the whole cache once; with few rows it is as fast as the
-memory. So ``bytes / (bandwidth x share)`` is its time, plus what a layer costs in launches and,
-across several GPUs, in two sums. Where the arithmetic of the rows takes longer, that counts
-instead. Nothing here is measured: shares and overheads are assumptions, named and changeable.
+A decode step reads every weight and the whole KV cache once, which takes
+``bytes / (bandwidth * share)``. If the arithmetic of the rows takes longer, its time is used
+instead. To this are added the kernel launches of each layer and, across several GPUs, two
+all-reduces per layer. Nothing here is measured: shares and overheads are assumptions.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from hippo.errors import InvalidRequestError
 from hippo.simulation.machine import ForwardTime
 from hippo.sizes import GIB, ModelShape
 
-_BYTES = 2  # of a weight and of a cached number: bfloat16
-_ROWS = 16  # the rows at which the line of ForwardTime meets the roofline
+_BYTES = 2  # of a weight and of a cached number, in bfloat16
+_ROWS = 16  # rows at which ForwardTime's line meets the roofline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU by its data sheet: dense bfloat16 arithmetic, no sparsity."""
+    """Data sheet values of a GPU; ``tflops`` is dense bfloat16 without sparsity."""
 
     name: str
     memory_gib: float
-    bandwidth_gbs: float  # 1e9 bytes a second
+    bandwidth_gbs: float  # 1e9 bytes per second
     tflops: float
 
 
@@ -41,11 +41,11 @@ GPUS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """GPUs of one model and what is assumed of them.
+    """The GPUs of one model, and the assumptions about them.
 
-    ``bandwidth_share`` and ``compute_share`` are what a good kernel reaches of the data sheet,
-    ``layer_us`` launches and norms of a layer as captured graphs leave them, ``sum_us`` one sum
-    over the GPUs (two a layer), ``step_us`` sampling and the host's part of a step.
+    ``bandwidth_share`` and ``compute_share`` are the shares of the data sheet's values that a good
+    kernel reaches, ``layer_us`` is the launches and norms of a layer in a captured graph,
+    ``sum_us`` one all-reduce (two per layer), ``step_us`` sampling and the host's part of a step.
     """
 
     gpu: Gpu
@@ -57,14 +57,14 @@ class Placement:
     step_us: float = 150.0
 
     def step_ms(self, shape: ModelShape, num_rows: int, context: int) -> float:
-        """One forward of ``num_rows`` rows behind ``context`` cached tokens, by the roofline."""
+        """Returns the milliseconds of a forward after ``context`` cached tokens."""
         read = _BYTES * read_parameters(shape) + shape.cache_bytes(1) * context
         memory_ms = 1e3 * read / self._bandwidth
         compute_ms = 1e3 * self._flops_of(shape, num_rows, context) / self._flops
         return max(memory_ms, compute_ms) + self._overhead_ms(shape)
 
     def step_time(self, shape: ModelShape, context: int) -> ForwardTime:
-        """``step_ms`` as a line, right for 1 and 16 rows at ``context``."""
+        """Returns a linear ``step_ms``, exact for 1 and 16 rows at ``context``."""
         base = self.step_ms(shape, 1, 0)
         slope = (self.step_ms(shape, _ROWS, context) - self.step_ms(shape, 1, context)) / (
             _ROWS - 1
@@ -73,18 +73,18 @@ class Placement:
         return ForwardTime(one_row_ms=base, row_ms=slope, kilotoken_ms=per_kilotoken)
 
     def prefill_ms(self, shape: ModelShape, num_tokens: int) -> float:
-        """Prefill of so many tokens: arithmetic alone, the vision tower left out."""
+        """Returns milliseconds of a prefill: its arithmetic, without the vision tower."""
         linear = 2 * shape.num_shared_parameters * num_tokens
         attention = 2 * shape.num_layers * shape.num_heads * shape.head_dim * num_tokens**2
         return 1e3 * (linear + attention) / self._flops + self._overhead_ms(shape)
 
     def memory_gib(self, shape: ModelShape, num_tokens: int) -> float:
-        """Weights and the cache of ``num_tokens``, on each GPU."""
+        """Returns GiB of weights and KV cache of ``num_tokens`` on each GPU."""
         cache = shape.cache_bytes(num_tokens)
         return (_BYTES * shape.num_parameters + cache) / self.num_gpus / GIB
 
-    def check(self, shape: ModelShape, num_tokens: int) -> None:
-        """Raises InvalidRequestError when that does not fit, with the number of GPUs it takes."""
+    def check_fits(self, shape: ModelShape, num_tokens: int) -> None:
+        """Raises InvalidRequestError, with the number of GPUs needed, if the model does not fit."""
         if shape.num_kv_heads % self.num_gpus:
             fits = [n for n in range(1, shape.num_kv_heads + 1) if shape.num_kv_heads % n == 0]
             raise InvalidRequestError(
@@ -118,5 +118,5 @@ class Placement:
 
 
 def read_parameters(shape: ModelShape) -> int:
-    """What a decode step reads: the products of all layers, and the head."""
+    """Returns the parameters that a decode step reads: matrices of all layers and the head."""
     return shape.num_shared_parameters + shape.num_head_parameters

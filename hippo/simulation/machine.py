@@ -1,4 +1,4 @@
-"""What one set-up costs, as plain numbers in milliseconds, and as the simulator's callables."""
+"""The times of one set-up in milliseconds, and as ``Costs`` for the simulator."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _MS = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardTime:
-    """Time of one forward: linear in rows and in cached tokens."""
+    """Time of one forward, linear in rows and in cached tokens."""
 
     one_row_ms: float
-    row_ms: float = 0.0  # each row after the first
-    kilotoken_ms: float = 0.0  # each 1,000 tokens cached before the rows
+    row_ms: float = 0.0  # per row after the first
+    kilotoken_ms: float = 0.0  # per 1,000 cached tokens
 
     def ms(self, num_rows: int, context: int) -> float:
-        """Milliseconds of ``num_rows`` rows (at least 1) behind ``context`` cached tokens."""
+        """Returns the time of ``num_rows`` rows (at least 1) after ``context`` cached tokens."""
         return self.one_row_ms + self.row_ms * (num_rows - 1) + self.kilotoken_ms * context / 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Everything that takes time in one set-up of a pair.
+    """All times of one set-up of a pair.
 
-    ``leg_ms`` is a latency, a message between a service and the gateway one way; the messages'
-    and the scheduling's times occupy a device. ``jitter`` is the spread (sigma of a lognormal) of
+    ``leg_ms`` is the latency of a message between a service and the gateway, one way. Times of
+    messages and of scheduling occupy a device. ``jitter`` is the sigma of a lognormal factor on
     step times, legs and scheduling.
     """
 
@@ -38,16 +38,16 @@ class Machine:
     draft: ForwardTime
     target_prefill_ms: float = 0.0
     draft_prefill_ms: float = 0.0
-    selection_ms: float = 0.0  # from the start until the draft may begin its prefill
+    selection_ms: float = 0.0  # from the start to the beginning of the draft's prefill
     leg_ms: float = 0.0
-    draft_message_ms: float = 0.0  # of the device, a message
+    draft_message_ms: float = 0.0  # device time per message
     target_message_ms: float = 0.0
     target_scheduling_ms: float = 0.0  # between two steps
     jitter: float = 0.0
-    sources: tuple[str, ...] = field(default=())  # where the numbers come from
+    sources: tuple[str, ...] = field(default=())  # of the numbers, as text
 
     def costs(self, seed: int = 0) -> Costs:
-        """For the simulator; the same seed gives the same delays."""
+        """Returns the costs for the simulator; the same seed gives the same delays."""
         rng = random.Random(seed)
 
         def noise() -> float:
@@ -66,7 +66,7 @@ class Machine:
         )
 
     def ideal(self) -> Machine:
-        """The same step and prefill times with nothing else: what efficiency is measured by."""
+        """Returns the machine without overhead (only steps and prefills), to compute efficiency."""
         return dataclasses.replace(
             self,
             name=f"{self.name}, ideal",

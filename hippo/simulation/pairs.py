@@ -1,4 +1,4 @@
-"""The papers' pairs, as machines: shapes by :mod:`hippo.sizes`, times by :mod:`.hardware`."""
+"""The papers' pairs as machines; :mod:`hippo.sizes` gives shapes, :mod:`.hardware` times."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from hippo.simulation.machine import Machine
 from hippo.sizes import ModelShape, find_shape
 
 _QWEN, _LLAVA = "Qwen/Qwen2.5-VL-{}-Instruct", "llava-hf/llava-onevision-qwen2-{}-ov-hf"
-_LEG_MS = 0.25  # a message one way
-_MESSAGE_MS = 0.05  # of either device
-_SCHEDULING_MS = 0.1  # of the target's host, between two steps
-_SCORED_SHARE = 0.5  # of the target's layers, after which the draft may begin its prefill
+_LEG_MS = 0.25  # latency of a message, one way
+_MESSAGE_MS = 0.05  # device time of a message, on either device
+_SCHEDULING_MS = 0.1  # between two steps of the target
+_SCORED_SHARE = 0.5  # of the target's layers before the draft's prefill can begin
 
 NUM_NEW_TOKENS = 256
-"""Tokens of the answer."""
+"""Tokens of a simulated answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPair:
-    """A draft and a target of one family on GPUs, with the prompt of the papers' set-up."""
+    """A draft and a target of one family on GPUs, with the prompt sizes of the papers."""
 
     name: str
     title: str
     draft: ModelShape
     target: ModelShape
     gpu: Gpu = GPUS["h200"]
-    num_target_gpus: int = 1  # the fewest H200 that hold it
+    num_target_gpus: int = 1
     num_visual_tokens: int = 25_000
     num_text_tokens: int = 100
-    ratio: float = 0.9  # of visual tokens, that the draft does not see
+    ratio: float = 0.9  # of visual tokens pruned for the draft
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -45,21 +45,21 @@ class ModelPair:
 
     @property
     def target_place(self) -> Placement:
-        """Where the target stands."""
+        """The target's GPUs."""
         return Placement(gpu=self.gpu, num_gpus=self.num_target_gpus)
 
     @property
     def draft_place(self) -> Placement:
-        """Where the draft stands."""
+        """The draft's GPU."""
         return Placement(gpu=self.gpu)
 
     def machine(self) -> Machine:
-        """The pair's costs; raises InvalidRequestError when it does not fit into memory."""
+        """Returns the pair's times. Raises InvalidRequestError if it does not fit into memory."""
         target, draft = self.target_place, self.draft_place
         context = self.num_prompt_tokens + NUM_NEW_TOKENS // 2
         draft_context = self.num_draft_tokens + NUM_NEW_TOKENS // 2
-        target.check(self.target, self.num_prompt_tokens + NUM_NEW_TOKENS)
-        draft.check(self.draft, self.num_draft_tokens + NUM_NEW_TOKENS)
+        target.check_fits(self.target, self.num_prompt_tokens + NUM_NEW_TOKENS)
+        draft.check_fits(self.draft, self.num_draft_tokens + NUM_NEW_TOKENS)
         prefill_ms = target.prefill_ms(self.target, self.num_prompt_tokens)
         return Machine(
             name=f"{self.title} on {draft.num_gpus} + {target.num_gpus} {self.gpu.name}",
@@ -106,7 +106,7 @@ PAIRS = {
 
 
 def find_pair(name: str) -> ModelPair:
-    """A pair by its name; raises InvalidRequestError with the names there are."""
+    """Returns a pair by name. Raises InvalidRequestError, with all names, if it is unknown."""
     if name not in PAIRS:
         raise InvalidRequestError(f"unknown pair {name!r}; choose one of {', '.join(PAIRS)}")
     return PAIRS[name]

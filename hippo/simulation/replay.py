@@ -1,4 +1,4 @@
-"""Replays traces on a machine: one policy, several policies, against target-only and the ideal."""
+"""Replays traces on a machine: policies against target-only and against no overhead."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _MS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
-    """A policy by name with its block length, where it has one."""
+    """A policy's name, with the block length of `serial` and `vpsd`."""
 
     name: str
     gamma: int = 5
 
-    def make(self, times: PairTimes | None = None) -> Policy:
-        """A fresh policy for one sequence; ``times``: what those before it have measured."""
+    def new_policy(self, times: PairTimes | None = None) -> Policy:
+        """Returns a policy for one sequence; ``times`` are those measured by earlier ones."""
         return make_policy(
             self.name, gamma=self.gamma, max_draft_tokens=MAX_DRAFT_TOKENS, times=times
         )
 
     @property
     def title(self) -> str:
-        """As in the benchmarks: "serial γ=5", "adaptive", "target-only"."""
+        """The name in the benchmarks' tables: "serial γ=5", "adaptive", "target-only"."""
         if self.name == "off":
             return "target-only"
         return f"{self.name} γ={self.gamma}" if self.name in ("serial", "vpsd") else self.name
 
 
 def parse_policies(text: str) -> list[PolicyChoice]:
-    """``adaptive,serial:5,serial:best`` and the like; gamma "best" is 0, to be searched for.
+    """Parses a list such as ``adaptive,serial:5,serial:best``; "best" gives a gamma of 0.
 
     Raises InvalidRequestError for an unknown policy or block length.
     """
@@ -76,17 +76,17 @@ def replay(
     seed: int = 0,
     times: PairTimes | None = None,
 ) -> Outcome:
-    """One sequence from both prefills to the trace's end; ``times``, as a gateway shares them.
+    """Simulates one sequence from both prefills to the trace's end.
 
-    The trace's last token is an end token, as it is for the bench's clips: nobody knows the
-    answer's length beforehand.
+    ``times`` are shared between sequences, as in a gateway. The trace's last token becomes an end
+    token, so that neither model knows the answer's length before.
     """
     length = len(trace.agrees)
     target, draft = _sides(trace.agrees)
     simulation = Simulation(
         target=target,
         draft=draft,
-        policy=policy.make(times),
+        policy=policy.new_policy(times),
         costs=machine.costs(seed),
         max_tokens=length + 4 * MAX_DRAFT_TOKENS,
         end_token_ids=(_END,),
@@ -99,7 +99,7 @@ def replay(
 
 
 def _sides(agrees: Sequence[bool]) -> tuple[TokenFunction, TokenFunction]:
-    """Target and draft of a trace; a token is its own place."""
+    """Returns target and draft for a trace; the target's token at an index is that index."""
     length = len(agrees)
 
     def target(history: Sequence[int]) -> int:
@@ -114,47 +114,47 @@ def _sides(agrees: Sequence[bool]) -> tuple[TokenFunction, TokenFunction]:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over the sequences of several traces, so that long answers count for more."""
+    """Sums over several simulated sequences, so long answers weigh more."""
 
     outcomes: tuple[Outcome, ...]
 
     @property
     def decode_ns(self) -> float:
-        """From each first token to the last."""
+        """Total time from first to last token."""
         return sum(outcome.decode_ns for outcome in self.outcomes)
 
     @property
     def total_ns(self) -> float:
-        """Prefills too."""
+        """Total time with the prefills."""
         return sum(outcome.total_ns for outcome in self.outcomes)
 
     @property
     def ms_per_token(self) -> float:
-        """Of the decoding: each answer's first token is the prefill's."""
+        """Decode time per token; the first token of an answer belongs to the prefill."""
         num_tokens = sum(len(outcome.output_ids) - 1 for outcome in self.outcomes)
         return self.decode_ns / _MS / num_tokens
 
     @property
     def tokens_per_forward(self) -> float:
-        """1 + accepted / forwards."""
+        """Mean tokens per target forward: 1 + accepted tokens / forwards."""
         return 1 + self._sum("num_accepted_tokens") / self._sum("num_forwards")
 
     @property
     def run_length(self) -> float:
-        """Tokens settled between two rejections."""
+        """Mean run length: tokens settled between two rejections."""
         return statistics.fmean(
             length for outcome in self.outcomes for length in outcome.stats.all_run_lengths
         )
 
     @property
     def acceptance(self) -> float:
-        """Accepted over verified draft tokens; 0 when none was verified."""
+        """Acceptance rate: accepted / verified draft tokens; 0 if none was verified."""
         num_verified = self._sum("num_draft_tokens")
         return self._sum("num_accepted_tokens") / num_verified if num_verified else 0.0
 
     @property
     def target_wait_share(self) -> float:
-        """Of the decoding, in which the target's device waits for the draft."""
+        """Share of the decode time in which the target waits for the draft."""
         return self._sum("target_wait_ns") / self.decode_ns
 
     def _sum(self, name: str) -> int:
@@ -162,9 +162,10 @@ class Totals:
 
 
 def replay_all(policy: PolicyChoice, traces: Sequence[Trace], machine: Machine) -> Totals:
-    """Every trace in turn, as one gateway would answer them; trace ``k`` runs with seed ``k``.
+    """Simulates all traces in turn, as one gateway would answer them, trace ``k`` with seed ``k``.
 
-    What the policy measures it keeps for the next answer; the first trace is run once before.
+    The adaptive policy keeps its measured times from one answer to the next, and first runs the
+    first trace once to measure them.
     """
     times = PairTimes()
     if policy.name == "adaptive":
@@ -181,31 +182,31 @@ GAMMAS = (1, 2, 3, 4, 5, 7, 10, 15, 22, 32)
 
 
 def best_gamma(name: str, traces: Sequence[Trace], machine: Machine) -> PolicyChoice:
-    """The block length with the least decode time; of equals the shortest."""
+    """Returns the block length with the least decode time; of equal ones the shortest."""
     choices = [PolicyChoice(name, gamma) for gamma in GAMMAS]
     return min(choices, key=lambda choice: replay_all(choice, traces, machine).decode_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One policy's prediction; speedups are against target-only on the same traces."""
+    """The prediction for one policy; speedups are against target-only on the same traces."""
 
     policy: PolicyChoice
     totals: Totals
-    ideal: Totals  # the same policy, the same step times, no overhead
+    ideal: Totals  # the same policy and step times without overhead
     decode_speedup: float
     end_to_end_speedup: float
 
     @property
     def efficiency(self) -> float:
-        """Speed over that of the ideal, decode only."""
+        """Decode speed divided by the decode speed without overhead."""
         return self.ideal.decode_ns / self.totals.decode_ns
 
 
 def compare(
     policies: Sequence[PolicyChoice], traces: Sequence[Trace], machine: Machine
 ) -> list[Row]:
-    """A row a policy; a gamma of 0 is searched for on these traces, overhead included."""
+    """Returns a row per policy; for a gamma of 0 it uses the best block length on these traces."""
     off = replay_all(PolicyChoice("off"), traces, machine)
     ideal = machine.ideal()
     rows = []

@@ -1,8 +1,8 @@
-"""Drives the three cores in virtual time, so that a policy can be judged without hardware.
+"""Runs drafter, verifier and coordinator in virtual time, to judge a policy without hardware.
 
-Two devices, a gateway, four ordered message legs with their own delays. Models are functions of
-the completion ids before an index. ``hippo simulate`` uses it with assumed costs, and property
-tests with hostile delays and faults.
+It simulates two devices, a gateway, and four message legs; each leg keeps the order of messages.
+A model is a function from the completion ids so far to the next id. ``hippo simulate`` uses
+assumed costs, and property tests use hostile delays and faults.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MS = 1_000_000
 
 
 class Simulation(Clock):
-    """One sequence from both prefills to its end; ``run`` it once."""
+    """One sequence from both prefills to its end; ``run`` can be called once."""
 
     def __init__(
         self,
@@ -42,10 +42,10 @@ class Simulation(Clock):
         max_guessed: int = 0,
         num_sequences: int = 1,
     ) -> None:
-        """The prompts' lengths, those that each model caches, are part of the context that costs
-        depend on. ``repeat`` tells which of the gateway's messages are sent once more later. With
-        ``num_sequences`` so many share each forward of either device and do as this one does: costs
-        are of the rows of them all.
+        """``num_prompt_tokens`` and ``num_draft_prompt_tokens`` are the cached prompt tokens of
+        target and draft; costs depend on them. ``repeat`` returns whether a message of the gateway
+        is sent a second time. ``num_sequences`` equal sequences share each forward of both devices,
+        so a forward costs the rows of all of them.
         """
         super().__init__()
         self._target_tokens = target
@@ -64,17 +64,17 @@ class Simulation(Clock):
         self._target = Device(self)
         self._draft = Device(self)
         self._drafter: Drafter | None = None
-        self._life = 0  # counts drafts, so that what a lost one still does is ignored
+        self._draft_number = 0  # number of drafts so far; events of an earlier draft are ignored
         self._last_arrival: dict[str, float] = {}
         self._has_drafted = False  # the draft's prefill is over
         self._outcome = Outcome()
         for outage in outages:
-            self.after(outage.lost_ns, self._lose_draft)
+            self.call_after(outage.lost_ns, self._lose_draft)
             if outage.back_ns is not None:
-                self.after(outage.back_ns, self._attach_draft)
+                self.call_after(outage.back_ns, self._attach_draft)
 
     def run(self, *, most_events: int = 1_000_000) -> Outcome:
-        """Raises RuntimeError if the sequence does not end within ``most_events``."""
+        """Runs to the end. Raises RuntimeError if that takes more than ``most_events`` events."""
         self._open_draft()
         self._target.run(self._costs.target_prefill_ns, self._begin_target)
         while not self._coordinator.is_finished:
@@ -84,23 +84,23 @@ class Simulation(Clock):
                     f"{len(self._verifier.committed_ids)} tokens"
                 )
             self._outcome.num_events += 1
-            self.advance()
+            self.run_next_event()
         self._outcome.output_ids = list(self._coordinator.committed_ids)
         self._outcome.stats = self._coordinator.stats
         return self._outcome
 
-    def _send(self, leg: str, deliver: Callable[[], None]) -> None:
-        """Delivers in order within a leg."""
+    def _send_message(self, leg: str, deliver: Callable[[], None]) -> None:
+        """Delivers a message after the leg's delay, and after the leg's earlier messages."""
         at = max(self.now + self._costs.leg_ns(), self._last_arrival.get(leg, 0.0))
         self._last_arrival[leg] = at
-        self.at(at, deliver)
+        self.call_at(at, deliver)
 
     # The target.
 
     def _begin_target(self) -> None:
         timing = Timing(forward_ns=self._costs.target_prefill_ns)
         self._verifier.begin(self._target_tokens([]), timing)
-        self._tell()
+        self._send_verdict()
         self._drive_target()
 
     def _drive_target(self) -> None:
@@ -108,7 +108,7 @@ class Simulation(Clock):
             return
         step = self._verifier.next_step(round(self.now))
         if isinstance(step, Wait):
-            self.after(max(1.0, step.until_ns - self.now), self._drive_target)
+            self.call_after(max(1.0, step.until_ns - self.now), self._drive_target)
         elif step is not None:
             wait_ns = self._target.take_idle_ns()
             context = self._num_prompt_tokens + step.start_index
@@ -131,21 +131,21 @@ class Simulation(Clock):
             num_batch_rows=len(step.token_ids) * self._num_sequences,
         )
         self._verifier.finish_step(step, target_ids, timing)
-        self._tell()
-        self._target.disturb(self._costs.target_scheduling_ns())
+        self._send_verdict()
+        self._target.occupy(self._costs.target_scheduling_ns())
         self._drive_target()
 
-    def _tell(self) -> None:
+    def _send_verdict(self) -> None:
         [verdict] = self._verifier.take_messages()
         self._outcome.verdicts.append(verdict)
         if verdict.start_index == 0:
             self._outcome.first_token_ns = self.now
         self._outcome.decode_ns = self.now - self._outcome.first_token_ns
-        self._target.disturb(self._costs.target_message_ns)
-        self._send("target to gateway", partial(self._on_verdict, verdict))
+        self._target.occupy(self._costs.target_message_ns)
+        self._send_message("target to gateway", partial(self._on_verdict, verdict))
 
-    def _at_target(self, message: Block | Pace) -> None:
-        self._target.disturb(self._costs.target_message_ns)
+    def _reach_target(self, message: Block | Pace) -> None:
+        self._target.occupy(self._costs.target_message_ns)
         if isinstance(message, Block) and not self._verifier.is_finished:
             self._outcome.num_out_of_step += message.epoch > self._verifier.epoch
         self._verifier.receive(message)
@@ -154,28 +154,29 @@ class Simulation(Clock):
     # The draft.
 
     def _open_draft(self) -> None:
-        self._life += 1
+        self._draft_number += 1
         self._has_drafted = False
         now = self._coordinator
         self._drafter = self._new_drafter(
             pace=now.pace, committed_ids=now.committed_ids, epoch=now.epoch
         )
-        self._draft.disturb(max(0.0, self._costs.draft_prefill_delay_ns - self.now))
-        self._draft.run(self._costs.draft_prefill_ns, partial(self._begin_draft, self._life))
+        self._draft.occupy(max(0.0, self._costs.draft_prefill_delay_ns - self.now))
+        begin = partial(self._begin_draft, self._draft_number)
+        self._draft.run(self._costs.draft_prefill_ns, begin)
 
-    def _begin_draft(self, life: int) -> None:
-        if self._drafter is not None and life == self._life:
+    def _begin_draft(self, number: int) -> None:
+        if self._drafter is not None and number == self._draft_number:
             self._drafter.begin(self._draft_tokens([]))
             self._has_drafted = True
-            self._say_draft_is_ready()
+            self._report_draft_ready()
             self._drive_draft()
 
-    def _say_draft_is_ready(self) -> None:
+    def _report_draft_ready(self) -> None:
         actions = self._coordinator.on_draft_ready()
         if self._outcome.verdicts:
-            self._act(actions)
+            self._carry_out(actions)
             return
-        for action in actions:  # the target hears of it in its prefill, which costs nothing
+        for action in actions:  # a message during the target's prefill costs no time
             if isinstance(action, ToTarget):
                 self._verifier.receive(action.message)
 
@@ -185,16 +186,16 @@ class Simulation(Clock):
             return
         has_sent = self._send_block(drafter)
         step = drafter.next_step()
-        if has_sent:  # it waits meanwhile if it has nothing else to do
-            self._draft.disturb(self._costs.draft_message_ns, by_others=step is None)
+        if has_sent:  # without a next step, sending counts as idle time
+            self._draft.occupy(self._costs.draft_message_ns, by_others=step is None)
         if step is not None:
             context = self._num_draft_prompt_tokens + step.start_index
             num_rows = len(step.token_ids) * self._num_sequences
             duration = self._costs.draft_ns(num_rows, context)
-            self._draft.run(duration, partial(self._finish_draft, self._life, step))
+            self._draft.run(duration, partial(self._finish_draft, self._draft_number, step))
 
-    def _finish_draft(self, life: int, step: Step) -> None:
-        if self._drafter is not None and life == self._life:
+    def _finish_draft(self, number: int, step: Step) -> None:
+        if self._drafter is not None and number == self._draft_number:
             history = [*self._drafter.history(step)]
             token_ids = [self._draft_tokens(history)]
             for guessed_id in step.guess:
@@ -211,46 +212,48 @@ class Simulation(Clock):
     def _send_block(self, drafter: Drafter) -> bool:
         blocks = drafter.take_messages()
         for block in blocks:
-            self._send(f"draft {self._life} to gateway", partial(self._on_block, self._life, block))
+            number = self._draft_number
+            self._send_message(f"draft {number} to gateway", partial(self._on_block, number, block))
         return bool(blocks)
 
-    def _at_draft(self, life: int, message: Commit | Pace) -> None:
-        if self._drafter is None or life != self._life:
+    def _reach_draft(self, number: int, message: Commit | Pace) -> None:
+        if self._drafter is None or number != self._draft_number:
             return
-        self._draft.disturb(self._costs.draft_message_ns, by_others=True)
+        self._draft.occupy(self._costs.draft_message_ns, by_others=True)
         self._drafter.receive(message)
         self._drive_draft()
 
     # The gateway.
 
-    def _on_block(self, life: int, block: Block) -> None:
-        if life == self._life and self._drafter is not None:
-            self._act(self._coordinator.on_block(block, round(self.now)))
+    def _on_block(self, number: int, block: Block) -> None:
+        if number == self._draft_number and self._drafter is not None:
+            self._carry_out(self._coordinator.on_block(block, round(self.now)))
 
     def _on_verdict(self, verdict: Verdict) -> None:
-        self._act(self._coordinator.on_verdict(verdict, round(self.now)))
+        self._carry_out(self._coordinator.on_verdict(verdict, round(self.now)))
 
-    def _act(self, actions: Sequence[Action]) -> None:
+    def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
             self._relay(action)
             if not isinstance(action.message, Commit) and self._repeat(action):
-                self.after(self._costs.leg_ns(), partial(self._relay, action))
+                self.call_after(self._costs.leg_ns(), partial(self._relay, action))
 
     def _relay(self, action: Action) -> None:
         if isinstance(action, ToTarget):
-            self._send("gateway to target", partial(self._at_target, action.message))
+            self._send_message("gateway to target", partial(self._reach_target, action.message))
         else:
-            life = self._life
-            self._send(f"gateway to draft {life}", partial(self._at_draft, life, action.message))
+            number = self._draft_number
+            deliver = partial(self._reach_draft, number, action.message)
+            self._send_message(f"gateway to draft {number}", deliver)
 
     def _lose_draft(self) -> None:
         if self._drafter is not None:
             self._drafter = None
             self._draft = Device(self)
-            self._act(self._coordinator.on_draft_lost())
+            self._carry_out(self._coordinator.on_draft_lost())
 
     def _attach_draft(self) -> None:
         if self._drafter is None and not self._coordinator.is_finished:
             self._open_draft()
             num_committed = len(self._coordinator.committed_ids)
-            self._act(self._coordinator.on_draft_attached(num_committed))
+            self._carry_out(self._coordinator.on_draft_attached(num_committed))

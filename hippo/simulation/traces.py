@@ -1,7 +1,7 @@
-"""Traces of agreement: where the draft would have proposed the target's own token.
+"""Agreement traces: for each token of an answer, whether the draft proposes the target's token.
 
-Under the token rule a draft token is accepted exactly when it is the target's, so such a trace
-settles every verdict, whatever the policy.
+By the token rule a draft token is accepted exactly when it equals the target's, so a trace
+determines every verdict under any policy.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from hippo.errors import InvalidRequestError
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One answer. ``agrees`` has an entry a token, the end token included.
+    """The trace of one answer. ``agrees`` has an entry per token, the end token included.
 
-    The prompts' lengths are what each model caches of it.
+    The numbers of prompt tokens are those that target and draft cache.
     """
 
     agrees: tuple[bool, ...]
@@ -31,10 +31,10 @@ class Trace:
 def agreement_trace(
     rng: random.Random, num_tokens: int, agreement: float, burstiness: float
 ) -> list[bool]:
-    """Whether the draft agrees, token by token, at a mean rate of ``agreement``.
+    """Draws for each token whether the draft agrees, at a mean rate of ``agreement``.
 
-    ``burstiness`` 0: independent; 1: nearly all disagreements are in hard stretches, which make
-    up a fifth of the text and are about five tokens long.
+    With ``burstiness`` 0 the draws are independent. With 1 nearly all disagreements are in hard
+    stretches, which make up a fifth of the text and have a mean length of five tokens.
     """
     share_hard, length_hard = 0.2, 5.0
     miss = 1 - agreement
@@ -60,7 +60,7 @@ def drawn_traces(
     num_draft_prompt_tokens: int = 0,
     seed: int = 0,
 ) -> list[Trace]:
-    """Traces drawn at a mean rate; the same arguments give the same traces."""
+    """Draws traces at a mean rate; the same arguments give the same traces."""
     return [
         Trace(
             tuple(agreement_trace(random.Random(f"{seed} {k}"), num_tokens, agreement, burstiness)),
@@ -73,10 +73,10 @@ def drawn_traces(
 
 
 def agreement_of_run_length(mean_run_length: float) -> float:
-    """The rate of independent agreement at which runs are so long on the average.
+    """Returns the rate of independent agreement that gives runs of this mean length.
 
-    A run is what is settled between two rejections, the corrected token included, so a rate of
-    ``a`` gives runs of ``1 / (1 - a)``. Raises InvalidRequestError below 1.
+    A run is the tokens settled between two rejections, the corrected token included, so a rate of
+    ``a`` gives a mean of ``1 / (1 - a)``. Raises InvalidRequestError for a length below 1.
     """
     if mean_run_length < 1:
         raise InvalidRequestError(
@@ -87,12 +87,12 @@ def agreement_of_run_length(mean_run_length: float) -> float:
 
 
 def read_traces(path: Path, *, num_prompt_tokens: int = 0) -> list[Trace]:
-    """Traces from a file: a line each, "0110..." or a JSON object with ``agrees``.
+    """Reads traces from a file with one per line: "0110...", or a JSON object with ``agrees``.
 
-    JSON lines may have ``num_prompt_tokens``, ``num_draft_prompt_tokens`` and ``clip`` (or
+    JSON objects may have ``num_prompt_tokens``, ``num_draft_prompt_tokens`` and ``clip`` (or
     ``key``), as ``python -m bench.agreement`` and ``bench.pruning`` write them. Traces of a single
-    token, which the prefill settles, are left out. Raises InvalidRequestError with the number of
-    the line that is wrong.
+    token, which the prefill settles, are left out. Raises InvalidRequestError, with the number of
+    the wrong line.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -110,7 +110,7 @@ def read_traces(path: Path, *, num_prompt_tokens: int = 0) -> list[Trace]:
 
 
 def mean_agreement(traces: Sequence[Trace]) -> float:
-    """Share of all tokens on which the draft agrees."""
+    """Returns the share of all tokens on which the draft agrees."""
     return sum(sum(trace.agrees) for trace in traces) / sum(len(t.agrees) for t in traces)
 
 

@@ -1,11 +1,10 @@
 """The default policy: draft lengths from measured times and acceptance, or no drafting at all.
 
-While it drafts, the lengths are those of the highest expected rate
-(:func:`hippo.speculation.estimates.best_lengths`). Drafting stops as soon as it is expected to be,
-or was measured to be, slower than target-only decoding. The sequence then rests: it settles a
-number of tokens without a draft, and afterwards lets the draft say what it would have drafted while
-the target goes on with single rows. That trial costs nothing, and what it shows decides whether
-drafting begins again.
+While a sequence drafts, its draft lengths are those of the highest expected speed
+(:func:`hippo.speculation.estimates.best_lengths`). Drafting stops when its expected or measured
+speed is below that of target-only decoding. The sequence then rests: it settles a number of tokens
+without the draft. A trial follows: the draft sends tokens, the target decodes alone, and the
+comparison of their tokens, at no cost to the target, decides whether drafting begins again.
 """
 
 from __future__ import annotations
@@ -17,57 +16,57 @@ from hippo.types import TARGET_ONLY, Block, Pace, StepLimits, Verdict
 
 _WORTH_DRAFTING = 1.05  # expected speedup from which on drafting begins
 _NUM_TRIED = 5  # draft tokens that a trial compares, and forwards that a measured speedup needs
-_FORWARD_MEMORY = 0.9  # a forward's weight in the measured speedup when one more has passed
+_FORWARD_MEMORY = 0.9  # weight of a forward in the measured speedup, relative to the next forward
 _FIRST_PAUSE, _PAUSE_GROWTH, _LONGEST_PAUSE = 16, 3, 512  # tokens
-_NEAR = 1.5  # factor up and down within which a number of the pace stays as it is
+_NEAR = 1.5  # a number of the pace changes only by more than this factor
 _TRIAL = Pace(max_ahead=2, block_size=2)  # the target verifies nothing
 
 
 class AdaptivePolicy:
-    """Chooses the pace of one sequence as it goes; ``max_draft_tokens`` bounds a forward.
+    """Chooses the pace of one sequence, with at most ``max_draft_tokens`` in a target forward.
 
-    ``times`` is what other sequences of the same pair have measured and go on measuring.
+    All sequences of one pair of services share ``times`` and add their measurements to it.
     """
 
     def __init__(self, max_draft_tokens: int, times: PairTimes | None = None) -> None:
         self._max_draft_tokens = max_draft_tokens
         self._times = times or PairTimes()
         self._acceptance = Acceptance(self._times.acceptance.rate)
-        self._rejected_ns: int | None = None  # when a rejection passed, until a block follows
-        self._pause = _FIRST_PAUSE  # of the next rest
-        self._num_paused = 0  # tokens still to settle before the draft is tried
-        self._num_compared = 0  # draft tokens of this trial
+        self._rejected_ns: int | None = None  # time of the last rejection, until the next block
+        self._pause = _FIRST_PAUSE  # length of the next rest in tokens
+        self._num_paused = 0  # tokens to settle before the rest ends
+        self._num_compared = 0  # draft tokens compared in this trial
         self._num_forwards = 0  # since drafting began
-        self._forward_tokens = self._forward_ns = 0.0  # of these, decayed
-        # The first answer of all begins with a trial, so that the times become known.
-        self._is_drafting = False  # else the target goes on alone; the draft rests, or is on trial
+        self._forward_tokens = self._forward_ns = 0.0  # decayed sums over these forwards
+        # The first answer of a pair begins with a trial, which measures the times.
+        self._is_drafting = False  # False: the sequence rests or is on trial
         self.pace = _TRIAL
         if self._times.is_known:
             lengths = self._best_lengths()
             if lengths.speedup >= _WORTH_DRAFTING:
-                self._draft(lengths)
+                self._start_drafting(lengths)
             else:
-                self._rest()
+                self._start_rest()
 
     def observe_block(self, block: Block, outcomes: Sequence[bool], now_ns: int) -> None:
-        """Learns the draft's times and acceptance from a block of the run in progress."""
+        """Updates the draft's times and the acceptance rate from a block of the current run."""
         step = self._times.draft_step
         if block.step_ns:
-            step.observe(block.step_ns)
+            step.observe_time(block.step_ns)
         if self._rejected_ns is not None:
             steps_ns = (len(block.token_ids) - 1) * step.value
-            self._times.restart.observe(max(now_ns - self._rejected_ns - steps_ns, 1.0))
+            self._times.restart.observe_time(max(now_ns - self._rejected_ns - steps_ns, 1.0))
             self._rejected_ns = None
-        self._learn(outcomes)
-        self._review(outcomes)
+        self._learn_outcomes(outcomes)
+        self._review_mode(outcomes)
 
     def observe_verdict(self, verdict: Verdict, outcomes: Sequence[bool], now_ns: int) -> None:
-        """Learns the target's times and acceptance, and reviews mode and pace."""
-        self._learn(outcomes)
+        """Updates the target's times and the acceptance rate, then reviews mode and pace."""
+        self._learn_outcomes(outcomes)
         if False in outcomes:
             self._rejected_ns = now_ns
         timing = verdict.timing
-        if verdict.start_index > 0 and timing.forward_ns:  # else it was the prefill
+        if verdict.start_index > 0 and timing.forward_ns:  # not the prefill
             self._times.observe_forward(timing)
             if self._is_drafting:
                 self._num_forwards += 1
@@ -78,23 +77,23 @@ class AdaptivePolicy:
         if self._num_paused > 0:
             self._num_paused -= len(verdict.token_ids)
             if self._num_paused <= 0:
-                self._try()
-        self._review(outcomes)
+                self._start_trial()
+        self._review_mode(outcomes)
 
-    def _learn(self, outcomes: Sequence[bool]) -> None:
-        self._acceptance.observe(outcomes)
-        self._times.acceptance.observe(outcomes)
+    def _learn_outcomes(self, outcomes: Sequence[bool]) -> None:
+        self._acceptance.observe_outcomes(outcomes)
+        self._times.acceptance.observe_outcomes(outcomes)
         self._num_compared += len(outcomes)
 
-    def _review(self, outcomes: Sequence[bool]) -> None:
-        """Changes the mode if what was learnt says so, and the pace with it."""
+    def _review_mode(self, outcomes: Sequence[bool]) -> None:
+        """Starts drafting or a rest if the estimates call for it, and updates the pace."""
         if not self._times.is_known or self._num_paused > 0:
             return
         if self._is_drafting:
             lengths = self._best_lengths()
             measured = self._measured_speedup
             if min(lengths.speedup, measured or lengths.speedup) < 1:
-                self._rest()
+                self._start_rest()
                 return
             if measured is not None and measured >= _WORTH_DRAFTING:
                 self._pause = _FIRST_PAUSE
@@ -102,51 +101,52 @@ class AdaptivePolicy:
         elif outcomes:
             lengths = self._best_lengths()
             if outcomes[-1] and lengths.speedup >= _WORTH_DRAFTING:
-                self._draft(lengths)
+                self._start_drafting(lengths)
             elif self._num_compared >= _NUM_TRIED:
-                self._rest()
+                self._start_rest()
 
     def _best_lengths(self) -> Lengths:
         return best_lengths(self._times, self._acceptance.rate, self._max_draft_tokens)
 
     @property
     def _measured_speedup(self) -> float | None:
-        """Speedup of the last forwards over target-only decoding; None while there are too few."""
+        """Speedup of the last forwards over target-only decoding; None before five forwards."""
         if self._num_forwards < _NUM_TRIED:
             return None
         return self._forward_tokens * self._times.one_row_ns / self._forward_ns
 
-    def _draft(self, lengths: Lengths) -> None:
+    def _start_drafting(self, lengths: Lengths) -> None:
         self._is_drafting = True
         self._num_forwards = 0
         self._forward_tokens = self._forward_ns = 0.0
         self.pace = self._make_pace(lengths)
 
-    def _rest(self) -> None:
+    def _start_rest(self) -> None:
         self._is_drafting = False
         self.pace = TARGET_ONLY
         self._num_paused = self._pause
         self._pause = min(_PAUSE_GROWTH * self._pause, _LONGEST_PAUSE)
 
-    def _try(self) -> None:
-        """The draft may be another one by now: what is known of it counts as the prior alone."""
+    def _start_trial(self) -> None:
+        # The draft may be another one now, so the known acceptance rate is only a prior.
         self.pace = _TRIAL
         self._num_compared = 0
         self._acceptance = Acceptance(self._acceptance.rate)
 
     def _make_pace(self, lengths: Lengths) -> Pace:
-        """Numbers that are near those of the present pace stay: each change costs two messages."""
+        """Returns the pace of ``lengths``; keeps numbers near the present ones, as each change
+        costs a message to one side or both."""
         before = self.pace
-        wait_ns = _settled(before.conservative.wait_ns, round(self._times.one_row_ns))
-        most = _settled(before.conservative.max_draft_tokens, lengths.most)
-        first = _settled(before.conservative.min_draft_tokens, lengths.first)
+        wait_ns = _kept_if_near(before.conservative.wait_ns, round(self._times.one_row_ns))
+        most = _kept_if_near(before.conservative.max_draft_tokens, lengths.most)
+        first = _kept_if_near(before.conservative.min_draft_tokens, lengths.first)
         return Pace(
             optimistic=StepLimits(1, most, wait_ns),
             conservative=StepLimits(min(first, most), most, wait_ns),
             max_ahead=2 * most,
-            block_size=_settled(before.block_size, lengths.block),
+            block_size=_kept_if_near(before.block_size, lengths.block),
         )
 
 
-def _settled(kept: int, wanted: int) -> int:
-    return kept if kept <= _NEAR * wanted and wanted <= _NEAR * kept else wanted
+def _kept_if_near(present: int, wanted: int) -> int:
+    return present if present <= _NEAR * wanted and wanted <= _NEAR * present else wanted

@@ -1,55 +1,55 @@
-"""Guesses without a model: what followed the same words before, and what a rejected run said next.
+"""Guesses without a model, from earlier occurrences of the last tokens and from rejected runs.
 
-The draft model checks a guess in the forward that it makes anyway, as the target checks the
-draft's tokens, so several of its tokens come of one forward where the text repeats itself (prompt
-lookup decoding, Saxena 2023, here one level down).
+The draft model verifies a guess in its next forward, as the target verifies draft tokens. Where a
+text repeats itself, one draft forward therefore yields several tokens. This is prompt lookup
+decoding (Saxena 2023), applied to the draft model instead of the target.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-_LONGEST_MATCH = 3  # words are matched by this many tokens at most, by fewer where that fails
-_MOST_PROMPT_TOKENS = 4096  # the last ones of a prompt that are looked at
-_FOUND_AGAIN = 2  # tokens by which the answer is found in a run whose places no longer fit
+_LONGEST_MATCH = 3  # tokens; shorter matches are tried after longer ones
+_MOST_PROMPT_TOKENS = 4096  # only this many last tokens of a prompt are indexed
+_FOUND_AGAIN = 2  # last tokens of the answer that are searched for in a run
 
 
 class Continuations:
-    """What followed the same tokens before, in one sequence's prompt and answer.
+    """Finds what followed earlier occurrences of the last tokens, in a prompt and its answer.
 
-    ``prompt_ids`` are the prompt's text, without visual tokens. A token costs a few dictionary
-    entries, whatever the length of the text.
+    ``prompt_ids`` are the ids of the prompt's text, without visual tokens. Each token costs at most
+    three dictionary entries.
     """
 
     def __init__(self, prompt_ids: Sequence[int] = ()) -> None:
         self._ids: list[int] = []
-        self._places: dict[tuple[int, ...], int] = {}  # where what followed a match stands
-        self._extend(prompt_ids[-_MOST_PROMPT_TOKENS:])
+        self._places: dict[tuple[int, ...], int] = {}  # n-gram: index in _ids of the token after it
+        self._append_ids(prompt_ids[-_MOST_PROMPT_TOKENS:])
         self._num_prompt = len(self._ids)
 
-    def after(self, output_ids: Sequence[int], most: int) -> tuple[int, ...]:
-        """At most ``most`` tokens that may follow the answer so far; often none.
+    def guess_after(self, output_ids: Sequence[int], most: int) -> tuple[int, ...]:
+        """Returns at most ``most`` tokens that may follow the answer ``output_ids``; often none.
 
-        Of several matches the longest, and of these the last, is taken. ``output_ids`` begin with
-        those of the last call, unless they were rolled back since.
+        The longest match wins, and the last one of equally long matches. ``output_ids`` must begin
+        with the ids of the last call, except those that ``roll_back`` removed since.
         """
         if most < 1:
             return ()
-        self._extend(output_ids[len(self._ids) - self._num_prompt :])
+        self._append_ids(output_ids[len(self._ids) - self._num_prompt :])
         ids = self._ids
         for length in range(min(_LONGEST_MATCH, len(ids)), 0, -1):
             suffix = tuple(ids[-length:])
             place = self._places.get(suffix, len(ids))
-            # Behind a rollback an entry may point at other tokens than those it was made of.
+            # After a rollback an entry may point behind other tokens than its own.
             if place < len(ids) and tuple(ids[place - length : place]) == suffix:
                 return tuple(ids[place : place + most])
         return ()
 
     def roll_back(self, num_output_ids: int) -> None:
-        """Forgets all of the answer but so many of its first tokens."""
+        """Keeps only the first ``num_output_ids`` tokens of the answer."""
         del self._ids[self._num_prompt + num_output_ids :]
 
-    def _extend(self, token_ids: Sequence[int]) -> None:
+    def _append_ids(self, token_ids: Sequence[int]) -> None:
         ids = self._ids
         for token_id in token_ids:
             end = len(ids)
@@ -59,30 +59,31 @@ class Continuations:
 
 
 class BrokenRun:
-    """What a rejected run said behind the token that was wrong, which often still fits.
+    """The tokens that a rejected run had after its wrong token; they often still fit.
 
-    ``token_ids`` are taken to follow the first ``start_index`` ids of the answer. Where the answer
-    says something else instead, nothing follows; where it says a word more or less, its last two
-    tokens, wherever they stand in the run, say where it goes on.
+    ``token_ids`` are assumed to follow the first ``start_index`` ids of the answer. If the answer
+    has a word more or less than the run, the last two tokens of the answer are searched for in the
+    run, and the guess continues after them.
     """
 
     def __init__(self, token_ids: Sequence[int] = (), start_index: int = 0) -> None:
         self._ids = list(token_ids)
-        self._start_index = start_index  # of the answer, at which the run stands now
+        self._start_index = start_index  # answer index of the run's first token
 
-    def after(self, output_ids: Sequence[int], most: int) -> tuple[int, ...]:
-        """At most ``most`` tokens that may follow the answer, of ``start_index`` ids or more; none
-        where the run has neither its last token at this place nor its last two at another."""
+    def guess_after(self, output_ids: Sequence[int], most: int) -> tuple[int, ...]:
+        """Returns at most ``most`` tokens that may follow the answer ``output_ids``, which has at
+        least ``start_index`` ids; none if the run has neither the answer's last token at the same
+        index nor its last two tokens elsewhere."""
         place = len(output_ids) - self._start_index
         if place and self._ids[place - 1 : place] != [output_ids[-1]]:
-            place = self._place_of(output_ids[-_FOUND_AGAIN:])
+            place = self._end_of_match(output_ids[-_FOUND_AGAIN:])
             if not place:
                 return ()
             self._start_index = len(output_ids) - place
         return tuple(self._ids[place : place + most])
 
-    def _place_of(self, last_ids: Sequence[int]) -> int:
-        """Where the run goes on behind the last occurrence of ``last_ids``; 0: there is none."""
+    def _end_of_match(self, last_ids: Sequence[int]) -> int:
+        """Returns the end of the last occurrence of ``last_ids`` in the run; 0 without one."""
         suffix, length = list(last_ids), len(last_ids)
         places = range(len(self._ids) - 1, length - 1, -1)
         return next((end for end in places if self._ids[end - length : end] == suffix), 0)

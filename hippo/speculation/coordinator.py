@@ -1,4 +1,4 @@
-"""The gateway's side of one sequence: relays blocks and verdicts, and sets the pace of both."""
+"""The gateway's side of one sequence: relays blocks and verdicts, and sets the pace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ToTarget:
 
 @dataclass(frozen=True, slots=True)
 class ToDraft:
-    """A message on the draft's stream, if one is attached."""
+    """A message on the draft's stream."""
 
     message: Commit | Pace
 
@@ -29,11 +29,11 @@ Action = ToTarget | ToDraft
 
 
 class Coordinator:
-    """Decides, event by event, what is sent next; actions are to be carried out in order.
+    """Returns for each event the messages to send, in this order.
 
-    ``has_draft`` tells whether the draft's stream is opened together with the target's; without
-    it the target goes alone until ``on_draft_attached``. ``max_tokens`` and ``end_token_ids`` are
-    the sequence's, for ``owes_block``.
+    ``has_draft`` says whether the draft's stream is opened together with the target's. If not,
+    the target decodes alone until ``on_draft_attached``. ``owes_block`` needs the sequence's
+    ``max_tokens`` and ``end_token_ids``.
     """
 
     def __init__(
@@ -48,35 +48,35 @@ class Coordinator:
         self._max_tokens = max_tokens
         self._end_token_ids = frozenset(end_token_ids)
         self.has_draft = has_draft
-        self._is_drafting = False  # its prefill is over
+        self._is_drafting = False  # whether the draft's prefill is over
         self._committed: list[int] = []
-        self._num_told = 0  # settled ids that the draft knows of
+        self._num_told = 0  # settled ids that were sent to the draft
         self.epoch = 0
-        # The run that the draft has sent last.
+        # The draft's last run.
         self._run_epoch = 0
-        self._run_end = 0  # the index after its last token
-        self._is_run_broken = False  # a token of it was wrong
-        self._is_run_complete = False  # its last token is an end token
-        self._drafted: dict[int, int] = {}  # its tokens by index that were not compared yet
+        self._run_end = 0  # the index after the run's last token
+        self._is_run_broken = False  # a token of the run was wrong
+        self._is_run_complete = False  # the run's last token is an end token
+        self._drafted: dict[int, int] = {}  # tokens of the run not compared yet, by index
         self._compared_end = 0  # all tokens before this index were compared, or never drafted
         self.is_finished = False
         self._was_conservative = False
-        self.pace = self._wanted_pace()  # last set; at first, the one for both Opens
+        self.pace = self._wanted_pace()  # last set; at first, that of both Open messages
         self.stats = SpeculationStats()
 
     @property
     def committed_ids(self) -> Sequence[int]:
-        """The settled ids so far; with ``epoch``, what a draft that joins is opened with."""
+        """The settled ids so far. A draft that joins is opened with these ids and ``epoch``."""
         return self._committed
 
     @property
     def owes_block(self) -> bool:
-        """Whether the draft has all that it needs to say more, as far as is known here.
+        """Whether the draft should send another block, as far as the gateway knows.
 
-        A draft is silent in good order before its prefill is over, while it rests, as far ahead as
-        it may go, behind an end token, and where the target gives the last token itself. (The
-        block's ``is_exhausted`` says less: it holds until the next commit, which may be on its way
-        already.) Before the target's first token nobody waits for the draft.
+        A draft rightly sends nothing before its prefill is over, while it rests, when it is
+        ``max_ahead`` tokens ahead, after an end token, and before the last token, which is the
+        target's. (A block's ``is_exhausted`` does not suffice: it ends with the next commit, which
+        may be on its way already.) Before the target's first token, nothing waits for the draft.
         """
         if not self._is_drafting or not self._committed:
             return False
@@ -88,11 +88,11 @@ class Coordinator:
 
     @property
     def _num_ahead(self) -> int:
-        """Tokens of an unbroken run behind what the draft knows to be settled."""
+        """Number of tokens of an unbroken run after the settled ids that the draft knows."""
         return 0 if self._is_run_broken else max(0, self._run_end - self._num_told)
 
     def on_block(self, block: Block, now_ns: int) -> list[Action]:
-        """A block came from the draft."""
+        """Handles a block from the draft."""
         stats = self.stats
         stats.num_blocks += 1
         stats.num_drafted_tokens += len(block.token_ids)
@@ -107,7 +107,7 @@ class Coordinator:
             return []
         stats.relayed_end_index = block.start_index + len(block.token_ids)
         self._is_drafting = True
-        self._enter(block.epoch)
+        self._enter_epoch(block.epoch)
         if not self._is_run_broken:
             self._run_end = stats.relayed_end_index
             self._is_run_complete = not self._end_token_ids.isdisjoint(block.token_ids[-1:])
@@ -115,50 +115,50 @@ class Coordinator:
                 if index >= self._compared_end:
                     self._drafted[index] = token_id
             self._policy.observe_block(block, self._take_outcomes(), now_ns)
-        return [ToTarget(block), *self._tell_draft(self._wanted_pace()), *self._update_pace()]
+        return [ToTarget(block), *self._commit_to_draft(self._wanted_pace()), *self._update_pace()]
 
     def on_verdict(self, verdict: Verdict, now_ns: int) -> list[Action]:
-        """A verdict came from the target."""
-        self._count(verdict)
+        """Handles a verdict from the target."""
+        self._count_verdict(verdict)
         self._committed.extend(verdict.token_ids)
         outcomes = self._take_outcomes()
         self.epoch = max(self.epoch, verdict.epoch)
-        self._enter(self.epoch)
+        self._enter_epoch(self.epoch)
         if verdict.finish_reason is not None:
             self.is_finished = True
             return []
         self._policy.observe_verdict(verdict, outcomes, now_ns)
-        return [*self._tell_draft(self._wanted_pace()), *self._update_pace()]
+        return [*self._commit_to_draft(self._wanted_pace()), *self._update_pace()]
 
     def on_draft_attached(self, num_committed: int = 0) -> list[Action]:
-        """A draft's stream was opened with the first ``num_committed`` settled ids."""
+        """Handles a draft whose stream was opened with the first ``num_committed`` settled ids."""
         if self.is_finished:
             return []
         self.has_draft, self._is_drafting = True, False
         self._begin_run()
         self._num_told = num_committed
         pace = self._wanted_pace()
-        actions = self._tell_draft(pace)
+        actions = self._commit_to_draft(pace)
         self.pace = pace
         return [*actions, ToTarget(pace), ToDraft(pace)]
 
     def on_draft_ready(self) -> list[Action]:
-        """The draft's prefill is over: from here on the target may wait for it."""
+        """Handles the end of the draft's prefill; from now on the target may wait for the draft."""
         if self.is_finished or not self.has_draft:
             return []
         self._is_drafting = True
         return self._update_pace()
 
     def on_draft_lost(self) -> list[Action]:
-        """The draft's stream is gone; the target goes alone."""
+        """Handles the loss of the draft's stream; from now on the target decodes alone."""
         if not self.has_draft:
             return []
         self.has_draft = self._is_drafting = False
         self.stats.num_draft_losses += 1
         return [] if self.is_finished else self._update_pace()
 
-    def _enter(self, epoch: int) -> None:
-        """A run of a later epoch has begun."""
+    def _enter_epoch(self, epoch: int) -> None:
+        """Begins a new run if ``epoch`` is later than that of the present run."""
         if epoch > self._run_epoch:
             self._run_epoch = epoch
             self._begin_run()
@@ -169,9 +169,9 @@ class Coordinator:
         self._drafted.clear()
 
     def _take_outcomes(self) -> list[bool]:
-        """Compares what was drafted with what is settled, each index once: was each right?
+        """Compares drafted with settled tokens, each index once; returns whether each was right.
 
-        At most the last is wrong: what was drafted behind a wrong token says nothing.
+        At most the last outcome is False, because tokens after a wrong token are not compared.
         """
         outcomes = []
         for index in sorted(self._drafted):
@@ -191,7 +191,7 @@ class Coordinator:
         return _without_waits(self._policy.pace) if self.has_draft else TARGET_ONLY
 
     def _update_pace(self) -> list[Action]:
-        """Tells each side what has changed for it: a message costs both of its ends."""
+        """Returns the new pace for each side whose limits changed, and none for the other."""
         before, self.pace = self.pace, self._wanted_pace()
         actions: list[Action] = []
         if self.pace.for_target != before.for_target:
@@ -200,8 +200,8 @@ class Coordinator:
             actions.append(ToDraft(self.pace))
         return actions
 
-    def _tell_draft(self, pace: Pace) -> list[Action]:
-        """Commits the draft has not heard of; held back while it is not to draft anyway."""
+    def _commit_to_draft(self, pace: Pace) -> list[Action]:
+        """Commits the ids that the draft does not know; nothing while the draft rests."""
         num_settled = len(self._committed)
         if not self.has_draft or pace.max_ahead == 0 or self._num_told == num_settled:
             return []
@@ -209,7 +209,7 @@ class Coordinator:
         self._num_told = num_settled
         return [ToDraft(commit)]
 
-    def _count(self, verdict: Verdict) -> None:
+    def _count_verdict(self, verdict: Verdict) -> None:
         stats, timing = self.stats, verdict.timing
         num_tokens = len(verdict.token_ids)
         stats.num_output_tokens += num_tokens
@@ -248,8 +248,8 @@ class Coordinator:
             stats.optimistic_ns += timing.forward_ns + timing.wait_ns
 
     def _count_dropped(self, verdict: Verdict) -> None:
-        """Why the verifier dropped what it dropped; what the answer's end made useless has no
-        count of its own."""
+        """Counts dropped tokens by reason; tokens dropped at the answer's end have no count of
+        their own."""
         stats, num_dropped = self.stats, verdict.num_dropped_tokens
         num_rejections = max(verdict.epoch - self.epoch, 0)
         num_rejected = min(num_rejections, num_dropped)
@@ -262,13 +262,14 @@ class Coordinator:
 
 
 def _without_waits(pace: Pace) -> Pace:
-    """The same, but for a target that takes what is there: a prefill may take any time."""
-    optimistic, conservative = _at_once(pace.optimistic), _at_once(pace.conservative)
-    if (optimistic, conservative) == (pace.optimistic, pace.conservative):
-        return pace
-    return replace(pace, optimistic=optimistic, conservative=conservative)
+    """Returns ``pace`` for a target that does not wait, as a draft's prefill may take any time."""
+    return replace(
+        pace,
+        optimistic=_without_wait(pace.optimistic),
+        conservative=_without_wait(pace.conservative),
+    )
 
 
-def _at_once(limits: StepLimits) -> StepLimits:
-    """Where nothing is waited for, ``wait_ns`` means nothing and stays."""
+def _without_wait(limits: StepLimits) -> StepLimits:
+    # Without min_draft_tokens there is no wait, so wait_ns stays and no message is needed.
     return replace(limits, wait_ns=0) if limits.min_draft_tokens else limits

@@ -1,6 +1,7 @@
-"""What an engine drives: one sequence's core, the same protocol for draft and target.
+"""The protocol between an engine and the core of one sequence, shared by draft and target.
 
-A core decides what is fed next and what is said; it knows no device, no network and no clock.
+A core decides which ids are fed next and which messages are sent. It uses no device, no network and
+no clock.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from hippo.types import Timing, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One forward: ids to feed at completion indices from ``start_index`` on.
+    """One forward: the ids to feed at completion indices from ``start_index`` on.
 
-    The cache must be rolled back to ``start_index`` completion ids before it. The last
-    ``num_guessed`` ids are a guess that the forward checks: the target's at the draft's tokens, or
-    the draft's own. The logits of the last ``num_guessed + 1`` rows are of use, for the indices
-    from ``first_index`` on.
+    The KV cache must be rolled back to ``start_index`` completion ids before the forward. The last
+    ``num_guessed`` ids are a guess that the forward verifies: draft tokens on the target, n-grams
+    on the draft. The logits of the last ``num_guessed + 1`` rows are used, for the completion
+    indices from ``first_index`` on.
     """
 
     start_index: int
@@ -28,7 +29,7 @@ class Step:
 
     @property
     def first_index(self) -> int:
-        """The index that the first row of use has logits for."""
+        """The completion index for which the first used row has logits."""
         return self.start_index + len(self.token_ids) - self.num_guessed
 
     @property
@@ -37,45 +38,45 @@ class Step:
 
 
 PROMPT_STEP = Step(-1, (0,))
-"""Stands for a prefill, whose last row has logits for index 0."""
+"""Represents a prefill, whose last row has logits for index 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do before ``until_ns``, unless a message arrives."""
+    """No step before the time ``until_ns``, unless a message arrives."""
 
     until_ns: int
 
 
 class Core(Protocol):
-    """One sequence's side of the speculation (:class:`hippo.speculation.verifier.Verifier`,
-    :class:`hippo.speculation.drafter.Drafter`)."""
+    """The speculation of one sequence in one service
+    (:class:`hippo.speculation.verifier.Verifier`, :class:`hippo.speculation.drafter.Drafter`)."""
 
     @property
     def is_finished(self) -> bool:
-        """Whether the sequence is over and the last message was taken or is about to be."""
+        """Whether the sequence is over, apart from messages that were not taken yet."""
         ...
 
     @property
     def fed_ids(self) -> Sequence[int]:
-        """The leading completion ids whose keys and values the cache holds, between two forwards
-        and whatever a forward in progress writes behind them."""
+        """The leading completion ids whose keys and values the KV cache holds; a forward in
+        progress may write after them."""
         ...
 
     def set_max_tokens(self, max_tokens: int) -> None:
-        """Another limit than at first; before ``begin``."""
+        """Replaces the initial limit; only before ``begin``."""
 
     def begin(self, token_id: int, timing: Timing, logprobs: Sequence[TokenLogprobs] = ()) -> None:
-        """The prefill is over and its logits gave ``token_id`` for index 0; once."""
+        """Takes ``token_id``, which the prefill's logits gave for index 0; called once."""
 
     def next_step(self, now_ns: int) -> Step | Wait | None:
-        """What the device does next; None: nothing before the next message (or ``begin``).
+        """Returns the next forward, or a wait; None: nothing before the next message or ``begin``.
 
-        A step that is returned must be finished before the next call.
+        A returned step must be finished before the next call.
         """
 
     def history(self, step: Step) -> Sequence[int]:
-        """The completion ids before ``step.first_index``, as they were when the step began."""
+        """Returns the completion ids before ``step.first_index`` as of the step's beginning."""
         ...
 
     def finish_step(
@@ -85,16 +86,14 @@ class Core(Protocol):
         timing: Timing,
         logprobs: Sequence[TokenLogprobs] = (),
     ) -> int:
-        """Takes the model's tokens for ``step.first_index`` and after; how many were of use.
-
-        Every message that has arrived must have been received before.
-        """
+        """Takes the model's tokens for the indices from ``step.first_index`` on; returns how many
+        were used. Messages that arrived earlier must be passed to ``receive`` first."""
         ...
 
     def receive(self, message: Any) -> None:
-        """A message arrived, at any time, also while a forward runs; raises InvalidRequestError
-        for one that breaks the rules."""
+        """Takes a message, at any time, also while a forward runs. Raises InvalidRequestError for
+        a message that breaks the rules."""
 
     def take_messages(self) -> list[Any]:
-        """What is to be said now, in order; ask after each of the calls above."""
+        """Returns the messages to send now, in order; to be called after each call above."""
         ...

@@ -1,22 +1,21 @@
 """The draft's side of one sequence: what to feed next, what to send, when to roll back.
 
-Rolling back
-------------
-A commit is compared with what was drafted. Equal ids keep the run alive. At the first difference
-the ids from there on are replaced by the settled ones, and the next step feeds all ids since the
-common prefix in one forward. If the differing token had been sent, the epoch rises by one, as it
-does at the verifier when it sees that token (the argument is in
-:mod:`hippo.speculation.verifier`). A commit that bears a newer epoch means that the verifier
-dropped what was sent before it: the drafter takes the epoch over and sends again, without
-drafting again, whatever of it still fits.
+Rollback
+--------
+The drafter compares each commit with its own tokens. Equal ids continue the run. From the first
+difference on, the settled ids replace the drafted ids, and the next step feeds all ids since the
+common prefix in one forward. If the differing token had been sent, the epoch rises by one, as in
+the verifier when the token arrives there (see :mod:`hippo.speculation.verifier`). A commit with a
+newer epoch means that the verifier dropped the blocks sent before. The drafter then adopts the
+epoch and sends the tokens that still fit again, without drafting them again.
 
 Guesses
 -------
-Rows are cheap, so a step also feeds a guess at the tokens to come, and the draft's own choices tell
-how much of it is right: as in a verification, each row's choice is the next token for as long as
-the guess equals the choices. After a rollback the guess is what the broken run said behind the
-place that was wrong, for as long as that fits; otherwise what followed the same words before
-(:mod:`hippo.speculation.continuations`). A guess never reaches the target unchecked.
+A few more rows cost little, so a step also feeds a guess of the next tokens. As in a verification
+by the target, each row's choice is the next token as long as the guess equals the choices. After a
+rollback, the guess is the part of the broken run after the wrong token, as long as that fits.
+Otherwise it is what followed an earlier occurrence of the last tokens
+(:mod:`hippo.speculation.continuations`). No guess reaches the target without this check.
 """
 
 from __future__ import annotations
@@ -29,24 +28,24 @@ from hippo.speculation.continuations import BrokenRun, Continuations
 from hippo.speculation.core import Step
 from hippo.types import Block, Commit, Pace, Timing, TokenLogprobs
 
-# A broken run is right more often than a guess, so as many times its length is tried.
+# A broken run is right more often than a continuation, so a guess from it may be longer by this.
 _BROKEN_RUN = 3
-_FIRST_BLOCK = 4  # tokens of a run at most before the first are sent
+_FIRST_BLOCK = 4  # most tokens of a run's first block if the target does not wait for the draft
 _UNTIMED = Timing()
-_LOOK_BACK = 8  # steps
-_OUTLIER = 3.0  # one step counts as so many times the mean at most: a stall is no step time
-_CATCHING_UP = 8  # settled ids in a step that say that it did more than draft
+_LOOK_BACK = 8  # steps in the running mean
+_OUTLIER = 3.0  # a step counts as at most this many times the mean, because stalls are not steps
+_CATCHING_UP = 8  # a step with more settled ids did more than draft
 
 
 class Drafter:
     """Proposes the tokens of one sequence; a :class:`hippo.speculation.core.Core`.
 
-    The prefill is of the prompt alone, without completion ids: a draft that joins in mid-answer
-    (``committed_ids``) is told by ``next_step`` to feed them. A step guesses at most
-    ``max_guessed`` tokens, or three times as many of a broken run.
+    The prefill covers the prompt alone. A draft that joins in mid-answer feeds ``committed_ids`` in
+    its first step. A guess has at most ``max_guessed`` tokens, or three times ``max_guessed`` if it
+    comes from a broken run.
     """
 
-    is_finished = False  # never: the gateway ends a draft's stream
+    is_finished = False  # always: the gateway ends a draft's stream
 
     def __init__(
         self,
@@ -63,27 +62,26 @@ class Drafter:
         self._pace = pace
         self._ids = list(committed_ids)  # settled, then drafted
         self._num_committed = len(self._ids)
-        self._num_sent = len(self._ids)  # settled or sent: all before the first unsent id
-        self._num_fed = 0  # leading ids that are in the cache
+        self._num_sent = len(self._ids)  # leading ids that are settled or sent
+        self._num_fed = 0  # leading ids that are in the KV cache
         self.epoch = epoch
         self._has_begun = False
-        self._is_fresh = True  # nothing of this run was sent since it began
+        self._is_fresh = True  # nothing of this run was sent yet
         self._max_guessed = max_guessed
         self._continuations = Continuations()
         self._broken_run = BrokenRun()
         self._step: Step | None = None
         self._step_mean = DraftTimeMean()
-        self._wait_ns = 0  # of the device, since the last block
+        self._wait_ns = 0  # device idle time since the last block
         self._step_history: list[int] = []
 
     @property
     def ids(self) -> Sequence[int]:
-        """Settled ids, then drafted ones, from completion index 0; a live view."""
+        """The settled ids, then the drafted ids, from completion index 0; a live view."""
         return self._ids
 
     @property
     def fed_ids(self) -> Sequence[int]:
-        """The leading ids that are in the cache; a step in progress may write behind them."""
         return self._ids[: self._num_fed]
 
     @property
@@ -101,7 +99,7 @@ class Drafter:
         self._max_tokens = max_tokens
 
     def set_pace(self, pace: Pace) -> None:
-        """Takes effect at the next ``next_step`` and ``take_messages``."""
+        """Sets the pace, which takes effect at the next ``next_step`` and ``take_messages``."""
         self._pace = pace
 
     def receive(self, message: Commit | Pace) -> None:
@@ -111,9 +109,9 @@ class Drafter:
             self.set_pace(message)
 
     def add_commit(self, commit: Commit) -> None:
-        """Compares settled ids with what was drafted, and rolls back where they differ.
+        """Compares settled with drafted ids, and rolls back to the first difference.
 
-        Any time, also while a forward runs: its token is then ignored if its history changed.
+        May be called while a forward runs, whose tokens are ignored if their history changes.
         Raises InvalidRequestError for a commit after a gap or beyond ``max_tokens``.
         """
         if commit.start_index > self._num_committed:
@@ -129,7 +127,7 @@ class Drafter:
             )
         if end > self._num_committed:
             self._num_committed = end
-            is_sent_rejected = self._compare(commit)
+            is_sent_rejected = self._merge_commit(commit)
             self._num_sent = max(self._num_sent, end)
         else:
             is_sent_rejected = False
@@ -140,15 +138,15 @@ class Drafter:
         elif is_sent_rejected:
             self.epoch += 1
 
-    def read_text(self, text_ids: Sequence[int]) -> None:
-        """Takes the prompt's text, to guess from."""
+    def set_prompt_text(self, text_ids: Sequence[int]) -> None:
+        """Sets the ids of the prompt's text, in which guesses are looked up."""
         if self._max_guessed:
             self._continuations = Continuations(text_ids)
 
     def begin(
         self, token_id: int, timing: Timing = _UNTIMED, logprobs: Sequence[TokenLogprobs] = ()
     ) -> None:
-        """The token is ignored if index 0 is settled already, or if nothing is to be drafted."""
+        """Ignores the token if index 0 is already settled or the pace permits no draft tokens."""
         assert not self._has_begun, "begin is called once"
         self._has_begun = True
         if not self._ids and not self.is_exhausted:
@@ -158,7 +156,7 @@ class Drafter:
         assert self._step is None, "the last step is not finished"
         if not self._has_begun or self.is_exhausted or self._num_fed == len(self._ids):
             return None
-        guess = self._guess()
+        guess = self._make_guess()
         known = self._ids[self._num_fed :]
         self._step = Step(self._num_fed, (*known, *guess), len(guess))
         self._step_history = self._ids.copy()
@@ -174,14 +172,14 @@ class Drafter:
         timing: Timing = _UNTIMED,
         logprobs: Sequence[TokenLogprobs] = (),
     ) -> int:
-        """No token is of use if commits since the step began changed what it was fed; commits that
-        only went on along it leave what comes behind them."""
+        """Uses no token if commits changed the fed ids since the step began. If commits only
+        confirmed ids, the tokens after them are used."""
         assert step is self._step, "not the step in progress"
-        assert len(token_ids) == step.num_guessed + 1, "a token for each row of use"
+        assert len(token_ids) == step.num_guessed + 1, "one token for each used row"
         self._step = None
         num_drafted = self._take_tokens(step, token_ids)
         self._wait_ns += timing.wait_ns
-        self._step_mean.observe(
+        self._step_mean.observe_step(
             timing.forward_ns,
             num_drafted=num_drafted,
             num_settled=len(step.token_ids) - step.num_guessed,
@@ -189,29 +187,29 @@ class Drafter:
         return num_drafted
 
     def _take_tokens(self, step: Step, token_ids: Sequence[int]) -> int:
-        if self._num_fed != step.start_index:  # rolled back to before all that was fed
+        if self._num_fed != step.start_index:  # rolled back to before the step's first id
             return 0
         ids, num_before = self._ids, len(self._ids)
         pairs = zip(ids[step.start_index :], step.token_ids, strict=False)
         num_right = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        # While all ids are fed, the row of the last one has chosen the next. The first choice is
-        # taken even if nothing is to be drafted any more, so that it need not be made again.
+        # While all ids are fed, the last id's row has chosen the next id. The first choice is taken
+        # even if no more draft tokens are wanted, so that it need not be computed again.
         while (end := step.start_index + num_right) == len(ids) and (
             len(ids) == num_before or not self.is_exhausted
         ):
             ids.append(token_ids[end - step.first_index])
             if num_right < len(step.token_ids) and step.token_ids[num_right] == ids[-1]:
                 num_right += 1
-        # The last id is always fed again: only its row's logits tell what follows.
+        # The last id must be fed again, because its row's logits give the next token.
         self._num_fed = min(end, len(ids) - 1)
         return len(ids) - num_before
 
     def take_messages(self) -> list[Block]:
-        """The next block, if one is due.
+        """Returns the next block if it is due.
 
-        Due: ``block_size`` ids; as the first block of a run, just as many as the conservative
-        limits wait for, because the target idles after a rejection, or a few where it goes on
-        alone; whatever there is when nothing further can be drafted.
+        A block is due with ``block_size`` ids, or when nothing more can be drafted. The first block
+        of a run is due with as many ids as the conservative limits wait for, because the target
+        idles after a rejection, or with a few ids if the target does not wait.
         """
         num_unsent = len(self._ids) - self._num_sent if self._has_begun else 0
         size = self._pace.block_size
@@ -233,22 +231,22 @@ class Drafter:
         self._wait_ns = 0
         return [block]
 
-    def _guess(self) -> tuple[int, ...]:
-        """What may follow the ids so far, within what is to be drafted at all."""
+    def _make_guess(self) -> tuple[int, ...]:
+        """Returns what may follow the ids, up to the end of what may be drafted."""
         ends = (self._max_tokens - 1, self._num_committed + self._pace.max_ahead)
         most = min(_BROKEN_RUN * self._max_guessed, min(ends) - len(self._ids) - 1)
         if most < 1:
             return ()
-        guess = self._broken_run.after(self._ids, most)
+        guess = self._broken_run.guess_after(self._ids, most)
         if not guess:
-            guess = self._continuations.after(self._ids, min(most, self._max_guessed))
+            guess = self._continuations.guess_after(self._ids, min(most, self._max_guessed))
         for place, token_id in enumerate(guess):
             if token_id in self._end_token_ids:
-                return guess[:place]  # nothing comes behind it
+                return guess[:place]
         return guess
 
-    def _compare(self, commit: Commit) -> bool:
-        """Makes the settled ids part of the run; whether a token that was sent differs."""
+    def _merge_commit(self, commit: Commit) -> bool:
+        """Takes the settled ids into the run; returns whether they differ from a sent token."""
         for offset, token_id in enumerate(commit.token_ids):
             index = commit.start_index + offset
             if index < len(self._ids) and self._ids[index] != token_id:
@@ -268,23 +266,24 @@ class Drafter:
 
 
 class DraftTimeMean:
-    """Running mean over the last steps of one sequence; knows no clock.
+    """Running mean of the draft's time per token over the last steps of one sequence.
 
-    A step that feeds many settled ids (after a rest, or a draft that joins in mid-answer) says
-    nothing about drafting, and what was before it may have changed: the mean begins anew.
+    A step that feeds many settled ids (after a rest, or when a draft joins in mid-answer) resets
+    the mean: its time is not that of drafting, and earlier times may no longer hold.
     """
 
     def __init__(self) -> None:
         self._mean_ns = 0.0
-        self._mean_drafted = 0.0  # tokens of a step
+        self._mean_drafted = 0.0  # tokens per step
 
     @property
     def token_ns(self) -> int:
-        """Device time of a drafted token; 0 before the first."""
+        """Device time per draft token in nanoseconds; 0 before the first token."""
         return round(self._mean_ns / self._mean_drafted) if self._mean_drafted else 0
 
-    def observe(self, duration_ns: float, *, num_drafted: int, num_settled: int) -> None:
-        """A step gave so many tokens and was fed so many settled ids."""
+    def observe_step(self, duration_ns: float, *, num_drafted: int, num_settled: int) -> None:
+        """Takes the time of a step that fed ``num_settled`` settled ids and gave ``num_drafted``
+        tokens."""
         if num_settled > _CATCHING_UP:
             self._mean_ns = self._mean_drafted = 0.0
         elif num_drafted:

@@ -1,4 +1,4 @@
-"""What the adaptive policy measures, and the draft lengths that follow from it.
+"""The adaptive policy's measurements, and the draft lengths derived from them.
 
 docs/algorithms.md, "Which mode, and who decides", derives the formulas and the constants.
 """
@@ -11,23 +11,24 @@ from typing import NamedTuple
 
 from hippo.types import Timing
 
-_FIRST_RATE = 0.85  # acceptance rate that is assumed of a pair before anything was measured
-_PRIOR_WEIGHT = 4.0  # tokens that the assumption counts for
-_SEQUENCE_MEMORY, _PAIR_MEMORY = 0.97, 0.998  # a token's weight when one more has been compared
-_MOST_RATE = 0.995  # above it, the expected number of tokens would know no bound
+_FIRST_RATE = 0.85  # assumed acceptance rate of a pair before the first measurement
+_PRIOR_WEIGHT = 4.0  # weight of an assumed rate, in tokens
+_SEQUENCE_MEMORY, _PAIR_MEMORY = 0.97, 0.998  # weight of a token, relative to the next token
+_MOST_RATE = 0.995  # bounds the expected number of tokens
 
 _NEW = 0.2  # weight of a new measurement in a running mean
-_OUTLIER = 3.0  # a measurement counts as so many times the expected value at most
-_FORWARD_MEMORY = 0.95  # a forward's weight when one more has been measured
-_TYPICAL_SLOPE = 0.02  # share of a mean forward that a row costs, where forwards tell nothing
+_OUTLIER = 3.0  # a measurement counts as at most this many times the expected value
+_FORWARD_MEMORY = 0.95  # weight of a forward, relative to the next forward
+_TYPICAL_SLOPE = 0.02  # assumed time of a row, as a share of the mean forward's time
 
 
 class Acceptance:
-    """Acceptance rate: the share of draft tokens that were right, recent ones counting more."""
+    """Acceptance rate: the share of draft tokens that were right, weighted towards recent ones.
+
+    ``prior`` is the rate assumed at first. A token's weight is ``memory`` times that of the next.
+    """
 
     def __init__(self, prior: float = _FIRST_RATE, *, memory: float = _SEQUENCE_MEMORY) -> None:
-        """``prior`` is the rate assumed at first; a token counts ``memory`` times what the next
-        one does."""
         self._memory = memory
         self._right = prior * _PRIOR_WEIGHT
         self._all = _PRIOR_WEIGHT
@@ -37,8 +38,8 @@ class Acceptance:
         """Probability that a draft token is right if all tokens before it are."""
         return self._right / self._all
 
-    def observe(self, outcomes: Iterable[bool]) -> None:
-        """Takes whether each token that was compared was right, in order."""
+    def observe_outcomes(self, outcomes: Iterable[bool]) -> None:
+        """Takes for each compared draft token, in order, whether it was right."""
         for is_right in outcomes:
             self._right = self._memory * self._right + is_right
             self._all = self._memory * self._all + 1
@@ -50,17 +51,17 @@ class RunningMean:
     def __init__(self, value: float = 0.0) -> None:
         self.value = value
 
-    def observe(self, value: float) -> None:
-        """Moves the mean; an outlier moves it no further than ``_OUTLIER`` times the mean would."""
+    def observe_time(self, value: float) -> None:
+        """Updates the mean; a value counts as at most ``_OUTLIER`` times the mean."""
         bounded = min(value, _OUTLIER * self.value) if self.value else value
         self.value += (_NEW if self.value else 1.0) * (bounded - self.value)
 
 
 class ForwardTimes:
-    """Time of a target forward as a line over its rows, by weighted least squares.
+    """Fits a target forward's time as a straight line over its rows, by weighted least squares.
 
-    The line through a single number of rows is not determined, so one row squared of weight pulls
-    the slope towards a typical one.
+    Forwards with equal numbers of rows do not determine the slope. Therefore the fit adds a
+    variance of one row squared, which pulls the slope towards a typical value.
     """
 
     def __init__(self) -> None:
@@ -70,8 +71,8 @@ class ForwardTimes:
     def is_known(self) -> bool:
         return self._weight > 0
 
-    def observe(self, num_rows: int, forward_ns: float) -> None:
-        """Takes a forward with ``num_rows`` rows of all its sequences together."""
+    def observe_forward(self, num_rows: int, forward_ns: float) -> None:
+        """Takes the time of a forward with ``num_rows`` rows in all its sequences together."""
         if self.is_known:
             fixed, per_row = self.line()
             forward_ns = min(forward_ns, _OUTLIER * (fixed + per_row * num_rows))
@@ -83,7 +84,7 @@ class ForwardTimes:
         self._rows_time = keep * self._rows_time + num_rows * forward_ns
 
     def line(self) -> tuple[float, float]:
-        """Nanoseconds of a forward without rows, and of each row; at least 0 both."""
+        """Returns the nanoseconds of a forward without rows and those per row, both at least 0."""
         if not self.is_known:
             return 0.0, 0.0
         rows, time = self._rows / self._weight, self._time / self._weight
@@ -96,17 +97,17 @@ class ForwardTimes:
 
 @dataclass(slots=True)
 class PairTimes:
-    """What all sequences of one pair of services have measured together.
+    """The measurements of all sequences of one pair of services.
 
-    The gateway's policies share it, so that a new sequence begins with what is known.
+    The policies of all sequences share them, so that a new sequence begins with known times.
     """
 
     acceptance: Acceptance = field(default_factory=lambda: Acceptance(memory=_PAIR_MEMORY))
-    draft_step: RunningMean = field(default_factory=RunningMean)  # of one drafted token
-    # From a rejection until the first draft token behind it.
+    draft_step: RunningMean = field(default_factory=RunningMean)  # time per draft token
+    # Time from a rejection to the first draft token after it.
     restart: RunningMean = field(default_factory=RunningMean)
     forwards: ForwardTimes = field(default_factory=ForwardTimes)
-    num_sequences: float = 1.0  # mean number that share a forward of the target
+    num_sequences: float = 1.0  # mean number of sequences in a target forward
 
     @property
     def is_known(self) -> bool:
@@ -115,41 +116,42 @@ class PairTimes:
 
     @property
     def one_row_ns(self) -> float:
-        """A target forward with one row of each sequence at this load: what a token costs without
-        a draft."""
+        """Time of a target forward with one row per sequence at the present load, in nanoseconds:
+        the time of a token without a draft."""
         return self.forwards_ns(0)[0]
 
     def observe_forward(self, timing: Timing) -> None:
-        """Takes the times of a forward of the target that one of the sequences had rows in."""
+        """Takes the times of a target forward, as reported to one of its sequences."""
         shared = max(timing.num_sequences, 1)
-        self.forwards.observe(timing.num_batch_rows or timing.num_rows or 1, timing.forward_ns)
-        # Each of the sequences that share the forward says so once.
+        num_rows = timing.num_batch_rows or timing.num_rows or 1
+        self.forwards.observe_forward(num_rows, timing.forward_ns)
+        # Each sequence of the forward reports it once, hence the division.
         self.num_sequences += _NEW * (shared - self.num_sequences) / shared
 
     def forwards_ns(self, most: int) -> list[float]:
-        """Nanoseconds of a forward with 0 to ``most`` draft tokens of each sequence at this load.
+        """Returns the nanoseconds of forwards with 0 to ``most`` draft tokens per sequence.
 
-        What one sequence adds to a forward, all of them wait for. A sequence that takes the others
-        to do as it does chooses what is best for all of them together.
+        All sequences of a forward wait for each sequence's rows. So each sequence assumes that the
+        others choose the same draft length, and then its choice is the best for all of them.
         """
         fixed, per_row = self.forwards.line()
         return [fixed + per_row * self.num_sequences * (num + 1) for num in range(most + 1)]
 
 
 class Lengths(NamedTuple):
-    """Numbers of draft tokens, and the speedup over target-only decoding expected of them."""
+    """Numbers of draft tokens, and their expected speedup over target-only decoding."""
 
     most: int  # in one forward
-    first: int  # that the idle target waits for behind a rejection; 0: it goes on alone
+    first: int  # that the idle target waits for after a rejection; 0: it decodes alone
     block: int  # in one message from the draft
     speedup: float
 
 
 def best_lengths(times: PairTimes, rate: float, most: int) -> Lengths:
-    """The lengths, at most ``most``, of the highest expected rate; ``times`` must be known.
+    """Returns the draft lengths, at most ``most``, of the highest expected decoding speed.
 
-    ``rate`` is the acceptance rate. See docs/algorithms.md for the symbols: T is ``forward``, E is
-    ``tokens``, d is ``step`` and L is ``restart``.
+    ``times.is_known`` must hold, and ``rate`` is the acceptance rate. docs/algorithms.md explains
+    the symbols: a is ``rate``, T is ``forward``, E is ``tokens``, d is ``step``, L is ``restart``.
     """
     rate = min(rate, _MOST_RATE)
     step, restart = times.draft_step.value, times.restart.value or times.draft_step.value
@@ -161,7 +163,7 @@ def best_lengths(times: PairTimes, rate: float, most: int) -> Lengths:
     lengths = range(most + 1)
     longest = max(lengths, key=lambda num: tokens[num] / forward[num])
     going = max(lengths, key=lambda num: tokens[num] / going_ns[num])
-    # Expected time of the forwards behind a run's first one, if there are any.
+    # Expected time of the forwards after a run's first forward, if there are any.
     rest_ns = going_ns[going] / (1 - rate ** (going + 1))
     run_ns = [first_ns[num] + rate ** (num + 1) * rest_ns for num in range(longest + 1)]
     first = min(range(longest + 1), key=lambda num: run_ns[num])

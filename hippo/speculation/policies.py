@@ -1,12 +1,12 @@
-"""Who decides the pace: fixed policies and the choice by name.
+"""The policies that set the pace, and the choice among them by name.
 
-``off``           target-only decoding: the baseline.
-``serial``        draft gamma tokens, verify them, draft again (SpecVLM and most servers).
-``vpsd``          the paper's form: blocks of gamma, verified while the next one is drafted; after
-                  a rejection the first draft token is verified as soon as it is there.
-``optimistic``    the target always takes all that is queued.
-``conservative``  the target always takes one.
-``adaptive``      chooses from measured times and acceptance (:mod:`hippo.speculation.adaptive`).
+``off``           target-only decoding, the baseline.
+``serial``        drafts gamma tokens, verifies them, drafts again (SpecVLM and most servers).
+``vpsd``          HIPPO's method: blocks of gamma tokens, verified while the next block is drafted;
+                  after a rejection the first draft token is verified as soon as it arrives.
+``optimistic``    the target verifies all queued draft tokens.
+``conservative``  the target verifies one draft token per forward.
+``adaptive``      chooses by measured times and acceptance (:mod:`hippo.speculation.adaptive`).
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from hippo.types import TARGET_ONLY, Block, Pace, StepLimits, Verdict
 
 POLICY_NAMES = ("adaptive", "serial", "vpsd", "optimistic", "conservative", "off")
 
-# In one forward by default: with the settled token before them 32 rows, as many as steps of fixed
-# shape take.
+# Default for one forward: with the settled token before them 32 rows, the most that forwards of
+# fixed shape have.
 MAX_DRAFT_TOKENS = 31
 
-# Longer than any step; a stalled draft holds a step up no longer than this, until it is given up.
+# Longer than any draft step, and the longest time that a stalled draft delays a forward.
 _LONG_WAIT_NS = 1_000_000_000
 
 
 class Policy(Protocol):
-    """Sees every verdict and every block of one sequence; its pace may change with either.
+    """Sees every verdict and every block of one sequence, and may change the pace after each.
 
-    ``outcomes`` are those of the draft tokens that the event allows to compare with the target's,
-    in order: is each right? At most the last is wrong, for the run ends there.
+    ``outcomes`` says for each draft token that the event makes comparable with the target's token,
+    in order, whether it is right. At most the last one is wrong, because the run ends there.
     """
 
     @property
     def pace(self) -> Pace:
-        """The pace that both sides should go at now."""
+        """The pace that both sides should follow now."""
         ...
 
     def observe_verdict(self, verdict: Verdict, outcomes: Sequence[bool], now_ns: int) -> None: ...
@@ -66,10 +66,12 @@ def serial_pace(gamma: int) -> Pace:
 
 
 def vpsd_pace(gamma: int) -> Pace:
-    """Post-verify in blocks of gamma, pre-verify one by one (method.md, section 3).
+    """The target verifies blocks of gamma, and one token after a rejection (HIPPO, arXiv
+    2601.08273).
 
-    The draft goes one token further than two blocks: of an accepted block the target's own token
-    uses one up, and without it every second block would be one short when the target is free.
+    The draft goes one token further than two blocks. After an accepted block, the target's own
+    token stands for one draft token, so without the extra token every second block would be one
+    token short when the target is free.
     """
     return Pace(
         optimistic=StepLimits(gamma, gamma, _LONG_WAIT_NS),
@@ -80,7 +82,7 @@ def vpsd_pace(gamma: int) -> Pace:
 
 
 def optimistic_pace(max_draft_tokens: int) -> Pace:
-    """The target takes all that is queued, at least one."""
+    """The target verifies all queued draft tokens, and waits for at least one."""
     limits = StepLimits(1, max_draft_tokens, _LONG_WAIT_NS)
     return Pace(
         optimistic=limits, conservative=limits, max_ahead=2 * max_draft_tokens, block_size=1
@@ -88,7 +90,7 @@ def optimistic_pace(max_draft_tokens: int) -> Pace:
 
 
 def conservative_pace(max_draft_tokens: int) -> Pace:
-    """The target takes one draft token at a time."""
+    """The target verifies one draft token per forward."""
     limits = StepLimits(1, 1, _LONG_WAIT_NS)
     return Pace(
         optimistic=limits, conservative=limits, max_ahead=2 * max_draft_tokens, block_size=1
@@ -98,12 +100,11 @@ def conservative_pace(max_draft_tokens: int) -> Pace:
 def make_policy(
     name: str, *, gamma: int, max_draft_tokens: int, times: PairTimes | None = None
 ) -> Policy:
-    """A policy for one sequence.
+    """Makes a policy for one sequence.
 
-    ``gamma`` is the block of ``serial`` and ``vpsd``, ``max_draft_tokens`` the most that the
-    others may put into one forward; both at least 1. ``times`` is shared by the sequences of one
-    pair of services. Raises InvalidRequestError for an unknown
-    name or a number out of range.
+    ``gamma`` is the block size of ``serial`` and ``vpsd``, and ``max_draft_tokens`` bounds the
+    draft tokens in one forward; both must be at least 1. The sequences of one pair of services
+    share ``times``. Raises InvalidRequestError for an unknown name or a number out of range.
     """
     if gamma < 1:
         raise InvalidRequestError(f"gamma must be at least 1, not {gamma}", param="gamma")

@@ -1,23 +1,24 @@
 """The target's side of one sequence: what is settled, what is queued, what to verify next.
 
-How both sides agree on what is stale
--------------------------------------
-An epoch is one run of the draft. A run ends when one of its tokens that was *sent* differs from
-the settled token at the same index, and each side can see that on its own:
+How both sides agree on which blocks are stale
+----------------------------------------------
+An epoch is one run of the draft. A run ends when a token that the draft *sent* differs from the
+settled token at the same index. Each side detects the difference on its own:
 
-- the verifier, when it holds both: in a forward, when the token it settled after a whole
-  acceptance is compared with the queue, or when a block arrives whose first ids lie at indices
-  that are settled already (equal ids are skipped, the first difference ends the run);
-- the drafter, when a commit differs from what it sent (:mod:`hippo.speculation.drafter`).
+- The verifier holds both tokens in a forward, or when it compares its own token after an accepted
+  block with the queue, or when a block arrives that begins at indices already settled (equal ids
+  are skipped, and the first difference ends the run).
+- The drafter finds that a commit differs from the tokens that it sent
+  (:mod:`hippo.speculation.drafter`).
 
-Both raise the epoch by one for it. Streams are ordered, so the block with the differing token
-arrives before any block of the next run, and the two counts agree whichever side looks first; a
-verdict bears the verifier's epoch, and a drafter that is behind takes it over and sends again
-what the verifier must have dropped. A draft that joins in mid-answer begins with an epoch that
-the verifier has reached or passed, so the same holds.
+Each side then raises its epoch by one. Streams are ordered, so the block with the differing token
+arrives before any block of the next run, and the two epochs agree whichever side detects the
+difference first. A verdict carries the verifier's epoch. A drafter with a lower epoch adopts it and
+sends the tokens that the verifier dropped again. This also holds for a draft that joins in
+mid-answer, because it begins with an epoch that the verifier has reached or passed.
 
-None of this carries the output's correctness: a draft token counts only when it equals the
-target's token at its index. Epochs only save work on tokens that cannot be right.
+The output does not depend on epochs: a draft token counts only when it equals the target's token
+at its index. Epochs only save the work on tokens that cannot be right.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from hippo.types import Block, FinishReason, Pace, StepLimits, Timing, TokenLogp
 class Verifier:
     """Settles the tokens of one sequence; a :class:`hippo.speculation.core.Core`.
 
-    A step feeds the last settled id and guesses at the draft's.
+    A step feeds the last settled id, and the queued draft tokens as its guess.
     """
 
     def __init__(self, *, max_tokens: int, end_token_ids: Collection[int], pace: Pace) -> None:
@@ -41,17 +42,17 @@ class Verifier:
         self._end_token_ids = frozenset(end_token_ids)
         self._pace = pace
         self._committed: list[int] = []
-        self._run: list[int] = []  # draft tokens held, the first at index _run_start
+        self._run: list[int] = []  # queued draft tokens, the first at index _run_start
         self._run_start = 0
         self.epoch = 0
-        self.is_conservative = False  # whether the last verified block had a rejection
-        self._is_exhausted = False  # the draft sends nothing more before the next commit
+        self.is_conservative = False  # whether the last comparison was a rejection
+        self._is_exhausted = False  # whether the draft sends nothing more before the next commit
         self.is_finished = False
         self._idle_since_ns: int | None = None
         self._step: Step | None = None
         self._is_step_conservative = False
         self._num_dropped = 0  # since the last verdict
-        self._verdicts: list[Verdict] = []  # not taken yet
+        self._verdicts: list[Verdict] = []  # for take_messages
 
     @property
     def committed_ids(self) -> Sequence[int]:
@@ -60,12 +61,12 @@ class Verifier:
 
     @property
     def fed_ids(self) -> Sequence[int]:
-        """The last settled id is fed by the next step."""
+        # The next step feeds the last settled id.
         return self._committed[:-1]
 
     @property
     def num_queued(self) -> int:
-        """Draft tokens held that are not settled, those in a running forward included."""
+        """Number of draft tokens not settled yet, including those in a running forward."""
         return len(self._run)
 
     def set_max_tokens(self, max_tokens: int) -> None:
@@ -73,7 +74,7 @@ class Verifier:
         self._max_tokens = max_tokens
 
     def set_pace(self, pace: Pace) -> None:
-        """Takes effect at the next ``next_step``, a wait in progress included."""
+        """Sets the pace, which takes effect at the next ``next_step``, also during a wait."""
         self._pace = pace
 
     def receive(self, message: Block | Pace) -> None:
@@ -87,10 +88,10 @@ class Verifier:
         return verdicts
 
     def add_block(self, block: Block) -> int:
-        """Queues a block's ids; any time, also while a forward runs.
+        """Queues a block's ids, at any time, also while a forward runs.
 
-        Returns how many ids were not taken: of an older epoch, after a gap, held already, behind
-        an end token or the token limit, or differing from what is settled.
+        Returns how many ids were not queued, because they are of an older epoch, after a gap,
+        queued or settled already, or behind an end token, the token limit or a rejected token.
         """
         ids = block.token_ids
         if self.is_finished:
@@ -111,22 +112,20 @@ class Verifier:
             if index < len(self._committed):
                 if token_id != self._committed[index]:
                     self._num_dropped += len(ids) - offset
-                    self._reject()
+                    self._reject_run()
                     break
             else:
-                num_taken += self._enqueue(index, token_id)
+                num_taken += self._enqueue_token(index, token_id)
         return len(ids) - num_taken
 
     def begin(self, token_id: int, timing: Timing, logprobs: Sequence[TokenLogprobs] = ()) -> None:
-        """Settles the token of index 0."""
         assert not self._committed, "begin is called once"
-        self._settle((token_id,), PROMPT_STEP, 0, timing, logprobs)
+        self._settle_tokens((token_id,), PROMPT_STEP, 0, timing, logprobs)
 
     def history(self, step: Step) -> Sequence[int]:
         return self._committed
 
     def next_step(self, now_ns: int) -> Step | Wait | None:
-        """None when the sequence has not begun or is finished."""
         assert self._step is None, "the last step is not finished"
         if self.is_finished or not self._committed:
             return None
@@ -152,9 +151,9 @@ class Verifier:
         timing: Timing,
         logprobs: Sequence[TokenLogprobs] = (),
     ) -> int:
-        """Settles a forward's tokens; ``target_ids[k]`` is the target's token after row k.
+        """Settles tokens of ``target_ids``; ``target_ids[k]`` is the target's token after row k.
 
-        The last one is compared with the draft's if that is here.
+        If the draft token at the index of the last settled token is queued, the two are compared.
         """
         assert step is self._step, "not the step in progress"
         assert len(target_ids) == len(step.token_ids), "one target token a row"
@@ -164,17 +163,17 @@ class Verifier:
                 break
             num_accepted += 1
         settled = tuple(target_ids[: num_accepted + 1])
-        return self._settle(settled, step, num_accepted, timing, logprobs)
+        return self._settle_tokens(settled, step, num_accepted, timing, logprobs)
 
     @property
     def _limits(self) -> StepLimits:
         return self._pace.conservative if self.is_conservative else self._pace.optimistic
 
     def _has_all(self) -> bool:
-        """Whether waiting cannot bring another draft token."""
+        """Whether no further draft token can arrive before the next verdict."""
         return self._is_exhausted or bool(self._run and self._run[-1] in self._end_token_ids)
 
-    def _settle(
+    def _settle_tokens(
         self,
         token_ids: tuple[int, ...],
         step: Step,
@@ -194,9 +193,8 @@ class Verifier:
         if finish_reason is None and len(self._committed) == self._max_tokens:
             finish_reason = FinishReason.LENGTH
         num_held = len(self._run)
-        is_rejection = not self._reconcile()
-        is_hit = not is_rejection and len(self._run) < num_held
-        if is_hit:
+        is_rejection = not self._match_run()
+        if not is_rejection and len(self._run) < num_held:
             self.is_conservative = False
         if finish_reason is not None:
             self.is_finished = True
@@ -223,16 +221,16 @@ class Verifier:
 
     @property
     def _end_index(self) -> int:
-        """The index after the last token that is settled or held."""
+        """The index after the last token that is settled or queued."""
         return self._run_start + len(self._run) if self._run else len(self._committed)
 
-    def _enqueue(self, index: int, token_id: int) -> bool:
-        """Holds one token of the run; False when there is no use for it."""
+    def _enqueue_token(self, index: int, token_id: int) -> bool:
+        """Queues one token of the run; returns False for a token that cannot be used."""
         position = index - self._run_start if self._run else 0
         if position < len(self._run):
             if self._run[position] == token_id:
                 return False
-            # A draft that joined in mid-answer goes another way than the lost one: follow it.
+            # A draft that joined in mid-answer drafts other tokens than the lost draft did.
             self._num_dropped += len(self._run) - position
             del self._run[position:]
         is_behind_end = bool(self._run) and self._run[-1] in self._end_token_ids
@@ -244,17 +242,17 @@ class Verifier:
         self._run.append(token_id)
         return True
 
-    def _reconcile(self) -> bool:
-        """Compares what is held with what is settled by now; False when the run broke."""
+    def _match_run(self) -> bool:
+        """Removes settled tokens from the queue; returns False if one of them was wrong."""
         while self._run and self._run_start < len(self._committed):
             if self._run[0] != self._committed[self._run_start]:
-                self._reject()
+                self._reject_run()
                 return False
             del self._run[0]
             self._run_start += 1
         return True
 
-    def _reject(self) -> None:
+    def _reject_run(self) -> None:
         self._drop_run()
         self.epoch += 1
         self.is_conservative = True

@@ -1,4 +1,4 @@
-"""Media bytes to frames, in worker processes that can be killed.
+"""Decodes media bytes to frames, in a worker process that can be killed.
 
-Nothing is imported here: the worker process imports this package and must stay light.
+This file imports nothing, because the worker process imports the package and must start quickly.
 """

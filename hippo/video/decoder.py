@@ -1,4 +1,4 @@
-"""Decoding media in a worker process: untrusted bytes cannot stall, swamp or crash a service."""
+"""Decodes untrusted media in a worker process with limited time and memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hippo.video.sampling import resolve_plan
 
 ResultT = TypeVar("ResultT")
 
-_LARGE_BYTES = 4 << 20  # mapped, not copied
+_LARGE_BYTES = 4 << 20  # larger results are mapped, not copied
 _CLOSED = "the media decoder is closed"
 _NOT_STARTED = "the media decoder does not start: is hippo-serve[engine] installed whole?"
 
@@ -31,8 +31,8 @@ _NOT_STARTED = "the media decoder does not start: is hippo-serve[engine] install
 class MediaDecoder:
     """Decodes media in a worker process, one item after another; belongs to one event loop.
 
-    The process is started once, by ``start`` or the first ``decode``, and replaced when it crashes
-    or exceeds a limit. ``cpu_core`` pins it. Must be closed.
+    ``start`` or the first ``decode`` starts the process, which is replaced if it crashes or exceeds
+    a limit. ``cpu_core`` pins the process to a core. The decoder must be closed.
     """
 
     def __init__(self, limits: DecodeLimits | None = None, *, cpu_core: int | None = None) -> None:
@@ -46,25 +46,25 @@ class MediaDecoder:
         )
         self._turn = asyncio.Lock()
         self._worker: WorkerProcess | None = None
-        self._working: asyncio.Future[Any] | None = None  # the thread that asks it
+        self._working: asyncio.Future[Any] | None = None  # the thread that uses the worker
         self._ending: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
     @property
     def worker_pid(self) -> int | None:
-        """Process id of the worker, if it runs."""
+        """Process id of the worker; None if no worker runs."""
         return None if self._worker is None else self._worker.process.pid
 
     async def start(self) -> None:
-        """Starts the worker and waits until it is ready; UnavailableError if it is not."""
+        """Starts the worker and waits until it is ready; raises UnavailableError if it fails."""
         async with self._turn:
             await self._start()
 
     async def decode(self, media: Media, plan: FramePlan) -> DecodedMedia:
-        """The item's planned frames, in memory that is freed with the tensor.
+        """Returns the item's planned frames, whose memory is freed with the tensor.
 
         Raises MediaError for media that cannot be read or exceed a limit, InvalidRequestError for
-        a plan out of range, UnavailableError when the decoder is closed or cannot run.
+        a plan out of range, UnavailableError if the decoder is closed or its worker cannot start.
         """
         kind = media.kind.value
         request = {"kind": kind, "plan": dataclasses.asdict(resolve_plan(plan, self.limits))}
@@ -79,8 +79,8 @@ class MediaDecoder:
             return _decoded(media, reply, result)
 
         async with self._turn:
-            # A crash may have come from outside, and memory may have been short because of the
-            # item before: both get one more chance, in a fresh process.
+            # A crash may have an external cause, and the previous item may have used up the
+            # memory: both are retried once in a new process.
             with contextlib.suppress(WorkerDiedError):
                 return await self._decode(work, kind)
             try:
@@ -90,7 +90,7 @@ class MediaDecoder:
                 raise MediaError(str(died) or crash) from None
 
     async def close(self) -> None:
-        """Ends the worker, also at work; decodes in flight raise UnavailableError."""
+        """Ends the worker, even while it decodes; running decodes raise UnavailableError."""
         self._is_closed = True
         self._retire()
         async with self._turn:
@@ -125,9 +125,9 @@ class MediaDecoder:
     async def _with_worker(
         self, work: Callable[[WorkerProcess], ResultT], *, timeout_s: float | None = None
     ) -> ResultT:
-        """Runs ``work`` on a thread; a worker whose work is not waited for is replaced.
+        """Runs ``work`` on a thread; kills the worker after a timeout, cancellation or crash.
 
-        Raises UnavailableError when the decoder is closed, TimeoutError, WorkerDiedError.
+        Raises TimeoutError, WorkerDiedError, or UnavailableError if the decoder is closed.
         """
         if self._is_closed:
             raise UnavailableError(_CLOSED)
@@ -146,10 +146,10 @@ class MediaDecoder:
             self._retire()
             raise
         finally:
-            self._working = None  # its error holds this frame
+            self._working = None  # its error refers to this frame
 
     def _retire(self) -> None:
-        """Kills the worker, and cleans up when the thread that asks it is through."""
+        """Kills the worker, and cleans up when the thread that uses it has ended."""
         worker, self._worker, working = self._worker, None, self._working
         if worker is None:
             return
@@ -167,7 +167,7 @@ class MediaDecoder:
 
 def _decoded(media: Media, reply: Message, result: int) -> DecodedMedia:
     shape = reply["shape"]
-    if hasattr(fcntl, "F_ADD_SEALS"):  # the worker cannot take the memory away any more
+    if hasattr(fcntl, "F_ADD_SEALS"):  # so that the worker cannot shrink the file
         fcntl.fcntl(result, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     try:
         memory = _memory(result, math.prod(shape))
@@ -182,8 +182,8 @@ def _decoded(media: Media, reply: Message, result: int) -> DecodedMedia:
 
 
 def _memory(result: int, size: int) -> torch.Tensor:
-    """A shared file's bytes. They may be kept for long, so no descriptor stays open for them, and
-    small results are copied, so that they need no mapping of their own."""
+    """Returns a shared file's bytes as uint8 ``[size]``, without keeping a descriptor open; copies
+    small files, so that they occupy no mapping."""
     path = f"/proc/self/fd/{result}"
     if size >= _LARGE_BYTES and os.path.exists(path):
         return torch.from_file(path, shared=True, size=size, dtype=torch.uint8)

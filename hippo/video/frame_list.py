@@ -1,12 +1,12 @@
-"""Frames that a client sampled itself, as one media file; standard library only.
+"""The file format for frames that a client sampled itself; standard library only.
 
-A video whose data begin with ``MAGIC`` is a list of JPEG images: a header, a record a frame, then
-the images one after the other. Numbers are little-endian.
+A video that begins with ``MAGIC`` is a list of JPEG images: a header, one record per frame, then
+the images. Numbers are little-endian.
 
     8 bytes   MAGIC
-    float64   seconds that the frames stand for
+    float64   duration of the video, in seconds
     uint32    num_frames
-    num_frames times: float64 seconds of the frame from the first, uint64 bytes of its image
+    num_frames times: float64 seconds since the first frame, uint64 bytes of the frame's image
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import BinaryIO
 from hippo.errors import MediaError
 
 MAGIC = b"\x89HFRMS\r\n"
-MAX_LISTED_FRAMES = 65536  # what any service may be asked to look at
+MAX_LISTED_FRAMES = 65536  # upper bound for all services
 _HEADER = struct.Struct("<8sdI")
 _RECORD = struct.Struct("<dQ")
 
 
 @dataclass(frozen=True, slots=True)
 class FrameList:
-    """Where each image lies in the file, and the frames' times in seconds, from 0."""
+    """The position of each image in the file, and the frames' times in seconds, from 0."""
 
     spans: tuple[tuple[int, int], ...]  # (offset, bytes)
     seconds: tuple[float, ...]
@@ -35,13 +35,13 @@ class FrameList:
 
 
 def pack_frames(images: Sequence[bytes], seconds: Sequence[float], *, duration_s: float) -> bytes:
-    """The file; there must be a time for each image."""
+    """Returns the file; ``seconds`` must have one time per image."""
     records = [_RECORD.pack(time, len(image)) for time, image in zip(seconds, images, strict=True)]
     return b"".join((_HEADER.pack(MAGIC, duration_s, len(images)), *records, *images))
 
 
 def read_frame_list(file: BinaryIO, size: int) -> FrameList:
-    """Reads the head of a file of ``size`` bytes; MediaError if it contradicts itself."""
+    """Reads the header and records of a file of ``size`` bytes; raises MediaError if invalid."""
     file.seek(0)
     head = file.read(_HEADER.size)
     if len(head) < _HEADER.size or not head.startswith(MAGIC):
@@ -66,7 +66,7 @@ def read_frame_list(file: BinaryIO, size: int) -> FrameList:
             "send it whole"
         )
     ascends = all(a < b for a, b in itertools.pairwise(seconds))
-    # Written so that NaN fails.
+    # NaN fails these comparisons.
     if not (seconds[0] == 0.0 and ascends and seconds[-1] < duration_s < float("inf")):
         raise MediaError("the times of the frames do not ascend from 0 to the list's duration")
     return FrameList(tuple(spans), tuple(seconds), duration_s)

@@ -1,4 +1,4 @@
-"""A video file's planned frames with PyAV; runs inside the worker process."""
+"""Decodes a video file's planned frames with PyAV, inside the worker process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hippo.video.images import Allocate, Frames, Pixels
 from hippo.video.limits import DecodeLimits
 from hippo.video.sampling import sample_frames
 
-# Containers that hold their media themselves: no playlists, which could name other files or URLs.
+# Only containers that hold their media themselves; a playlist could name other files or URLs.
 _FORMATS = "mov,mp4,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,gif,ivf,h264,hevc,3gp,m4v"
 _READABLE = "mp4, mov, webm, mkv, avi, mpeg-ts or gif"
 _IMAGE_SIGNATURES = {
@@ -29,7 +29,7 @@ _IMAGE_SIGNATURES = {
 }
 _FRAME = "a frame of the video"
 _BUFFER_SIZE = 1 << 18
-_THREADED_PIXELS = 200_000_000  # in all frames; below, threads cost more than they give
+_THREADED_PIXELS = 200_000_000  # of all frames; for fewer, threads are slower
 _MAX_BAD_SHARE = 0.1  # of packets that cannot be decoded
 
 
@@ -41,7 +41,7 @@ def read_video(
     *,
     num_threads: int = 1,
 ) -> Frames:
-    """The planned frames of the first video track, turned upright; MediaError if unreadable."""
+    """Returns the first video track's planned frames, upright; raises MediaError."""
     _check_head(file)
     file.seek(0)
     with _refusing(f"this is not a video that can be read; send {_READABLE}"):
@@ -50,7 +50,7 @@ def read_video(
             "r",
             options={"format_whitelist": _FORMATS},
             buffer_size=_BUFFER_SIZE,
-            metadata_errors="replace",  # a title in another encoding is no reason to refuse
+            metadata_errors="replace",  # accepts a title in another encoding
         )
     with container:
         stream = _video_stream(container, limits)
@@ -68,7 +68,7 @@ def read_video(
         if timeline.is_stored:
             frames = _decode(packets, stream, skippable=set(timeline.ticks) - set(wanted))
         else:
-            frames = _count(_decode(packets, stream, skippable=set()))
+            frames = _numbered(_decode(packets, stream, skippable=set()))
         pixels = _convert(frames, wanted, limits, allocate)
         sampled_fps = len(indices) / timeline.duration_s
     return Frames(pixels, tuple(seconds[index] for index in indices), sampled_fps)
@@ -76,7 +76,7 @@ def read_video(
 
 @contextlib.contextmanager
 def _refusing(message: str) -> Iterator[None]:
-    """An error of FFmpeg's becomes a MediaError; ``{}`` in its message is FFmpeg's word."""
+    """Turns FFmpeg errors into a MediaError; ``{}`` in ``message`` is FFmpeg's reason."""
     try:
         yield
     except MemoryError:
@@ -86,7 +86,7 @@ def _refusing(message: str) -> Iterator[None]:
 
 
 def _check_head(file: BinaryIO) -> None:
-    """Refuses an image, and an mp4 that ends before its boxes do."""
+    """Raises MediaError for an image, and for an mp4 whose boxes exceed the file."""
     file.seek(0)
     head = file.read(16)
     for signature, name in _IMAGE_SIGNATURES.items():
@@ -157,12 +157,12 @@ def _packets(
 
 @dataclass(frozen=True, slots=True)
 class _Timeline:
-    """Presentation times of all shown frames, ascending, in units of ``base`` seconds."""
+    """Presentation times (``ticks``) of all shown frames, ascending, in units of ``base`` s."""
 
     ticks: list[int]
     base: Fraction
     duration_s: float
-    is_stored: bool  # in the file; else a frame's time is its number
+    is_stored: bool  # whether the file has times; else a frame's tick is its index
 
     @property
     def seconds(self) -> list[float]:
@@ -186,8 +186,8 @@ def _timeline(packets: list[av.Packet[av.VideoStream]], stream: av.VideoStream) 
     return _Timeline(ticks, base, float(duration), True)
 
 
-def _count(frames: Iterator[av.VideoFrame]) -> Iterator[av.VideoFrame]:
-    """The frames with their numbers as times."""
+def _numbered(frames: Iterator[av.VideoFrame]) -> Iterator[av.VideoFrame]:
+    """Yields the frames with their indices as times."""
     for number, frame in enumerate(frames):
         frame.pts = number
         yield frame
@@ -196,10 +196,8 @@ def _count(frames: Iterator[av.VideoFrame]) -> Iterator[av.VideoFrame]:
 def _decode(
     packets: list[av.Packet[av.VideoStream]], stream: av.VideoStream, *, skippable: set[int]
 ) -> Iterator[av.VideoFrame]:
-    """Frames in the order in which they are shown; those at ``skippable`` times may be missing.
-
-    They are when no other frame refers to them. Few packets that cannot be decoded are passed
-    over.
+    """Yields frames in presentation order, without frames at ``skippable`` times that no other
+    frame refers to. Skips damaged packets; raises MediaError if there are too many.
     """
     num_bad = 0
     for packet in (*packets, None):
@@ -225,13 +223,13 @@ def _convert(
     limits: DecodeLimits,
     allocate: Allocate,
 ) -> Pixels:
-    """For each wanted time (ascending) the frame on screen then; all others stay unconverted."""
+    """Returns the RGB frame on screen at each time in ``wanted`` (ticks, ascending)."""
     pixels: Pixels | None = None
     place = 0
     current: av.VideoFrame | None = None
     width = height = quarter_turns = 0
 
-    def put(frame: av.VideoFrame) -> None:
+    def append_frame(frame: av.VideoFrame) -> None:
         nonlocal place
         assert pixels is not None
         with _refusing(
@@ -254,14 +252,14 @@ def _convert(
             limits.check_size(frame.width, frame.height, _FRAME)
         if frame.pts is not None:
             while current is not None and place < len(wanted) and wanted[place] < frame.pts:
-                put(current)
+                append_frame(current)
             while place < len(wanted) and wanted[place] == frame.pts:
-                put(frame)
+                append_frame(frame)
         current = frame
         if place == len(wanted):
             break
     if pixels is None or current is None:
         raise MediaError("the video has no frame that can be decoded")
     while place < len(wanted):
-        put(current)
+        append_frame(current)
     return pixels

@@ -1,4 +1,4 @@
-"""Images to RGB frames with Pillow; runs inside the worker process."""
+"""Decodes images to RGB frames with Pillow, inside the worker process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """RGB frames uint8 ``[num_frames, height, width, 3]`` and their times."""
+    """RGB frames (uint8 ``[num_frames, height, width, 3]``) and their times in seconds."""
 
     pixels: Pixels
     seconds: tuple[float, ...]
@@ -31,7 +31,7 @@ class Frames:
 
 
 def read_image(file: BinaryIO, limits: DecodeLimits, allocate: Allocate) -> Frames:
-    """The image as one frame, turned as its EXIF orientation says; MediaError if unreadable."""
+    """Returns the image as one frame, turned by its EXIF orientation; raises MediaError."""
     file.seek(0)
     rgb = _rgb(file, _FORMATS, limits, "the image")
     pixels = allocate(1, rgb.shape[0], rgb.shape[1])
@@ -42,11 +42,11 @@ def read_image(file: BinaryIO, limits: DecodeLimits, allocate: Allocate) -> Fram
 def read_frames(
     file: BinaryIO, plan: FramePlan, limits: DecodeLimits, allocate: Allocate
 ) -> Frames:
-    """The images of a frame list (hippo.video.frame_list) as a video's sampled frames.
+    """Returns the images of a frame list (hippo.video.frame_list) as a video's sampled frames.
 
-    All of them, or ``plan.max_frames`` evenly chosen ones; an odd number is filled up with the
-    last one. Raises MediaError for too many frames, and for a frame that cannot be read or is of
-    another size than the first, naming it.
+    If the list has more than ``plan.max_frames`` images, evenly spaced ones are chosen; an odd
+    number is filled up with the last image. Raises MediaError for too many frames, and for a frame
+    that cannot be read or differs in size from the first.
     """
     listed = read_frame_list(file, file.seek(0, io.SEEK_END))
     total = len(listed.spans)
@@ -83,7 +83,7 @@ def read_frames(
 
 
 def _rgb(file: BinaryIO, formats: tuple[str, ...], limits: DecodeLimits, name: str) -> Pixels:
-    """The image ``[height, width, 3]``, turned upright; MediaError calls it ``name``."""
+    """Returns the upright image ``[height, width, 3]``; a MediaError calls it ``name``."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     Image.MAX_IMAGE_PIXELS = None  # the operator's limit is checked below, before any decoding
@@ -100,6 +100,6 @@ def _rgb(file: BinaryIO, formats: tuple[str, ...], limits: DecodeLimits, name: s
         raise MediaError(f"{name} is not a {formats[0].lower()} image that can be read") from None
     except (MediaError, MemoryError):
         raise
-    except Exception as error:  # of any type: what damage makes of a reader's own arithmetic
+    except Exception as error:  # Pillow's readers raise errors of any type for damaged files
         reason = str(error) or type(error).__name__
         raise MediaError(f"{name} is damaged or cut off ({reason}); send it whole") from None

@@ -1,4 +1,4 @@
-"""What an operator allows one media item to cost; standard library only."""
+"""The operator's limits for one media item; standard library only."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class DecodeLimits:
-    """Upper bounds for one item; exceeding any of them is a MediaError."""
+    """Upper bounds for one item; each ``check_*`` method raises MediaError."""
 
-    max_frames: int = 768  # looked at, after sampling
+    max_frames: int = 768  # after sampling
     max_pixels: int = 7680 * 4320  # of one frame as stored
     max_duration_s: float = 3600.0
     max_streams: int = 32  # tracks of the file, of any kind
-    max_stored_frames: int = 500_000  # in the file, looked at or not
-    max_stored_fps: float = 1000.0  # their mean rate
+    max_stored_frames: int = 500_000  # in the file
+    max_stored_fps: float = 1000.0  # mean rate in the file
     max_bytes: int = 256 * _MIB  # of the compressed file
     timeout_s: float = 30.0  # wall time in the worker
-    max_memory_bytes: int = 2048 * _MIB  # of the worker, beyond what it needs itself
+    max_memory_bytes: int = 2048 * _MIB  # of the worker, beyond its use at the start
 
     def __post_init__(self) -> None:
-        """Refuses limits under which nothing could be decoded."""
+        """Raises ValueError for limits that no item can meet."""
         if self.max_frames < 2:
             raise ValueError(f"max_frames is {self.max_frames}; it must be at least 2")
         if self.max_memory_bytes < 64 * _MIB:
@@ -86,7 +86,7 @@ class DecodeLimits:
             )
 
     def check_stored_frames(self, num_frames: int) -> None:
-        """Refuses a file of too many frames, looked at or not."""
+        """Refuses a file of too many frames."""
         if num_frames > self.max_stored_frames:
             raise MediaError(
                 f"the video has more than the {self.max_stored_frames:,} frames allowed: send a "
@@ -94,7 +94,7 @@ class DecodeLimits:
             )
 
     def check_rate(self, num_frames: int, duration_s: float) -> None:
-        """Refuses a video that lasts no time, or has too many frames a second."""
+        """Refuses a video of 0 seconds, or with too many frames per second."""
         if not duration_s > 0:
             raise MediaError("the video lasts 0 s: its times are damaged; encode it again")
         if num_frames > 1 and num_frames > duration_s * self.max_stored_fps:

@@ -1,7 +1,7 @@
-"""One worker process as its parent sees it: starting, asking, killing. All calls block.
+"""The parent's control of a worker process, and the functions that both processes use.
 
-And what both sides need: files in memory that the two processes share, and messages, each one
-line of JSON and perhaps the descriptor of such a file.
+The two processes share files in memory. A message is one line of JSON, with an optional descriptor
+of a shared file. All calls block.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Message = dict[str, Any]
 
 
 class WorkerDiedError(Exception):
-    """The process has gone or cannot go on; with the reason, if it could tell one."""
+    """The process has ended or cannot continue; the message is the reason, or empty."""
 
 
 class WorkerProcess:
-    """One process and the socket to it; one thread at a time asks, any may kill it meanwhile."""
+    """One process and its socket; one thread at a time may use it, and any thread may kill it."""
 
     def __init__(self, settings: str) -> None:
         self._channel, theirs = socket.socketpair()
@@ -47,13 +47,13 @@ class WorkerProcess:
             )
 
     def wait_ready(self) -> None:
-        """Waits for the new process to have started; WorkerDiedError if it does not."""
+        """Waits for the start of the process; raises WorkerDiedError if it fails."""
         self._channel.settimeout(_START_TIMEOUT_S)
         self._receive()
         self._channel.settimeout(None)
 
     def ask(self, request: Message, data: bytes) -> tuple[Message, int]:
-        """The reply to a request about ``data``, and the descriptor that came with it (-1: none).
+        """Returns the reply to a request about ``data``, and the reply's descriptor (-1: none).
 
         Raises WorkerDiedError.
         """
@@ -61,32 +61,32 @@ class WorkerProcess:
         try:
             with map_whole(descriptor, len(data)) as memory:
                 memory[:] = data
-            with contextlib.suppress(ConnectionError):  # noticed at the reply
-                send(self._channel, request, descriptor)
+            with contextlib.suppress(ConnectionError):  # _receive raises WorkerDiedError
+                send_message(self._channel, request, descriptor)
         finally:
             os.close(descriptor)
         return self._receive()
 
     def kill(self) -> None:
-        """Ends the process; a request in flight sees it as dead."""
+        """Kills the process; a running request raises WorkerDiedError."""
         self.process.kill()
         with contextlib.suppress(OSError):
             self._channel.shutdown(socket.SHUT_RDWR)
 
     def clean_up(self) -> None:
-        """After ``kill``, when nothing is asked any more: waits for the process to be gone."""
+        """Waits for the process to end, after ``kill`` and the last request."""
         self.process.wait()
         self._channel.close()
 
     def _receive(self) -> tuple[Message, int]:
         with contextlib.suppress(OSError):
-            if received := receive(self._channel):
+            if received := receive_message(self._channel):
                 return received
         raise WorkerDiedError
 
 
 def shared_file(size: int) -> int:
-    """A descriptor of ``size`` zero bytes in memory, without a name."""
+    """Returns the descriptor of an unnamed file in memory of ``size`` zero bytes."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("hippo-media", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     else:
@@ -101,17 +101,17 @@ def shared_file(size: int) -> int:
 
 
 def map_whole(descriptor: int, size: int) -> mmap.mmap:
-    """Maps a shared file for both sides to read and write, its pages all at once."""
+    """Maps a shared file for reading and writing, with all pages populated."""
     return mmap.mmap(descriptor, size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
 
 
-def send(channel: socket.socket, message: Message, *descriptors: int) -> None:
-    """Sends a message; OSError when the other side has gone."""
+def send_message(channel: socket.socket, message: Message, *descriptors: int) -> None:
+    """Sends a message; raises OSError if the other process has ended."""
     socket.send_fds(channel, [json.dumps(message).encode() + b"\n"], descriptors)
 
 
-def receive(channel: socket.socket) -> tuple[Message, int] | None:
-    """A message and its descriptor (-1: none); None when the other side has gone."""
+def receive_message(channel: socket.socket) -> tuple[Message, int] | None:
+    """Returns a message and its descriptor (-1: none), or None if the other process has ended."""
     line, descriptors = bytearray(), list[int]()
     try:
         while not line.endswith(b"\n"):

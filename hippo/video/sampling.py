@@ -1,8 +1,7 @@
-"""Which frames of a video are looked at: pure functions, standard library only.
+"""Sampling of a video's frames; pure functions, standard library only.
 
-The counts and places are those of transformers' Qwen2-VL video processor (``sample_frames``),
-computed exactly: its float32 ``arange`` misses a frame by one here and there, and sometimes adds
-an odd last one.
+The counts and indices follow transformers' Qwen2-VL video processor (``sample_frames``), but are
+exact: its float32 ``arange`` is sometimes off by one frame, or adds an odd last frame.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ MAX_FPS = 240.0
 
 
 def resolve_plan(plan: FramePlan, limits: DecodeLimits) -> FramePlan:
-    """Fills in what the request leaves open; InvalidRequestError names a field out of range."""
+    """Fills in defaults; raises InvalidRequestError for a field out of range."""
     if plan.fps != 0.0 and not 0.0 < plan.fps <= MAX_FPS:
         raise InvalidRequestError(
             f"fps is {plan.fps}; it must be greater than 0 and at most {MAX_FPS:g}", param="fps"
@@ -51,17 +50,17 @@ def resolve_plan(plan: FramePlan, limits: DecodeLimits) -> FramePlan:
 
 
 def count_frames(total: int, duration_s: float, plan: FramePlan) -> int:
-    """How many frames a resolved plan looks at: even, at least 2, else at most ``total``."""
+    """Returns the number of frames of a resolved plan: even, at least 2, else up to ``total``."""
     most = _floor_even(min(plan.max_frames, total))
     wanted = min(max(duration_s * plan.fps, plan.min_frames), most, total)
     return max(_floor_even(wanted), TEMPORAL_PATCH_SIZE)
 
 
 def sample_frames(seconds: Sequence[float], duration_s: float, plan: FramePlan) -> list[int]:
-    """Ascending frame indices, evenly spaced; an only frame is taken twice.
+    """Returns evenly spaced frame indices, ascending; a single frame is used twice.
 
     ``seconds`` are the presentation times of all frames, ascending from 0. At a constant frame
-    rate the spacing is even in indices, at a variable one in time: the frame on screen then.
+    rate the indices are evenly spaced, otherwise the times at which the frames are on screen.
     """
     total = len(seconds)
     num_frames = count_frames(total, duration_s, plan)
@@ -72,7 +71,7 @@ def sample_frames(seconds: Sequence[float], duration_s: float, plan: FramePlan) 
 
 
 def has_constant_rate(seconds: Sequence[float], duration_s: float) -> bool:
-    """Whether no frame is further than half a frame's time from an even spacing."""
+    """Whether each frame is within half a frame interval of even spacing."""
     interval = duration_s / len(seconds)
     return all(abs(time - i * interval) <= 0.5 * interval for i, time in enumerate(seconds))
 

@@ -1,10 +1,10 @@
-"""The worker process: decodes one item after the other until its parent goes away.
+"""The worker process, which decodes one item after another until its parent ends.
 
     parent -> worker   the item's kind and plan, and a file with the media
     worker -> parent   the frames' shape and times, and a file with their pixels (RGB); or an error
 
-Both files are anonymous memory that the two processes share: pixels are written once, and nothing
-is left behind whichever of the two dies. The process imports neither torch nor a model.
+Both files are anonymous shared memory: pixels are written once, and no file remains if one of the
+processes dies. The process imports neither torch nor a model.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from hippo.video.frame_list import MAGIC
 from hippo.video.frames import read_video
 from hippo.video.images import Frames, Pixels, read_frames, read_image
 from hippo.video.limits import DecodeLimits
-from hippo.video.process import Message, map_whole, receive, send, shared_file
+from hippo.video.process import Message, map_whole, receive_message, send_message, shared_file
 
 
 class Result:
-    """The shared file of one result's pixels; -1 as long as there is none."""
+    """The shared file of one result's pixels; ``descriptor`` is -1 before ``allocate``."""
 
     def __init__(self) -> None:
         self.descriptor = -1
 
     def allocate(self, num_frames: int, height: int, width: int) -> Pixels:
-        """The pixels' place; the memory is given back with the array."""
+        """Returns uint8 ``[num_frames, height, width, 3]``; its memory is freed with the array."""
         shape = (num_frames, height, width, 3)
         size = math.prod(shape)
         self.descriptor = shared_file(size)
@@ -67,9 +67,9 @@ def decode(
 def reply_to(
     request: Message, media: int, limits: DecodeLimits, num_threads: int, result: Result
 ) -> Message:
-    """Decodes the item; the reply, whatever the item does to the decoder.
+    """Decodes the item and returns the reply, also after any error of the decoder.
 
-    Out of memory, the process should not be used again.
+    After a reply with ``is_out_of_memory`` the process should not be used again.
     """
     kind = request["kind"]
     try:
@@ -84,7 +84,7 @@ def reply_to(
                 f"{limits.max_memory_bytes // 2**20:,} MiB of memory allowed: send a smaller one",
                 "is_out_of_memory": True,
             }
-        # A library met what it did not expect: of the file's making, and not the operator's log.
+        # A library failed on a damaged file; the client's error, so not for the operator's log.
         return {
             "error": f"the {kind} cannot be decoded ({type(error).__name__}); it is damaged: "
             "encode it again",
@@ -98,18 +98,18 @@ def reply_to(
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Caps the address space at what is in use now and ``num_bytes`` more."""
+    """Limits the address space to its current size plus ``num_bytes``."""
     try:
         with open("/proc/self/statm") as file:
             in_use = int(file.read().split()[0]) * resource.getpagesize()
     except OSError:
-        return  # not Linux: the wall time alone limits
+        return  # not Linux: only the time is limited
     resource.setrlimit(resource.RLIMIT_AS, (in_use + num_bytes, in_use + num_bytes))
 
 
 def main() -> None:
-    """Serves the socket whose descriptor is the first argument, settings (JSON) the second."""
-    # A stop may reach a whole process group; this process ends with its parent's socket.
+    """Serves a socket: the arguments are its descriptor and the settings as JSON."""
+    # Signals may reach a whole process group; this process ends when its parent's socket closes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     channel = socket.socket(fileno=int(sys.argv[1]))
@@ -120,13 +120,13 @@ def main() -> None:
     limit_memory(limits.max_memory_bytes)
     reply: Message = {}
     with channel, contextlib.suppress(ConnectionError):
-        send(channel, reply)  # ready
-        while "is_out_of_memory" not in reply and (received := receive(channel)):
+        send_message(channel, reply)  # ready
+        while "is_out_of_memory" not in reply and (received := receive_message(channel)):
             request, media = received
             result = Result()
             try:
                 reply = reply_to(request, media, limits, settings["num_threads"], result)
-                send(channel, reply, *([result.descriptor] if "shape" in reply else []))
+                send_message(channel, reply, *([result.descriptor] if "shape" in reply else []))
             finally:
                 result.close()
                 os.close(media)

@@ -13,7 +13,7 @@ ENV_PREFIX = "HIPPO_DRAFT"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSettings(EngineSettings):
-    """A draft never queues: without a free slot the target goes alone."""
+    """Adds the guess length. A draft has no queue; without a free slot the target decodes alone."""
 
     port: int = setting(50051, help="port to listen on; 0: any free one")
     max_guessed: int = setting(
@@ -23,11 +23,11 @@ class DraftSettings(EngineSettings):
     )
 
     def __post_init__(self) -> None:
-        """Refuses values that cannot work, before anything is loaded."""
+        """Raises SettingsError for a value out of range."""
         EngineSettings.__post_init__(self)
         require_least(self, 0, "max_guessed")
 
     @property
     def load_plan(self) -> LoadPlan:
-        """The target settles every token, so that a draft's dtype is a matter of speed."""
+        """How to load the model; in half precision by default, as the target settles all tokens."""
         return self._load_plan(auto_is_half=True)

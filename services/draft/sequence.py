@@ -1,4 +1,4 @@
-"""A draft's sequence: the vision tower runs at once, the prefill when the selection is there."""
+"""A sequence of the draft service: the vision tower runs first, the prefill after the selection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hippo.types import OpenRequest, Selection
 class DraftSequence(EngineSequence):
     """One sequence and its drafter."""
 
-    tells_prefill = True
+    sends_prefill_timing = True
     visual: torch.Tensor | None
 
     def __init__(self, request: OpenRequest, slots: SlotPool, *, max_guessed: int) -> None:
@@ -36,17 +36,17 @@ class DraftSequence(EngineSequence):
         self.selection: Selection | None = None
         self.is_embedded = False
 
-    def begin(self, engine: Engine) -> None:
+    def begin_prefill(self, engine: Engine) -> None:
         engine.start_job(self, self._embed(engine))
 
-    def receive(self, engine: Engine, message: Any) -> None:
+    def receive_message(self, engine: Engine, message: Any) -> None:
         if isinstance(message, Selection):
             if self.selection is not None:
                 raise InvalidRequestError("select came twice; it is sent once", param="select")
             self.selection = message
             self._prefill_if_ready(engine)
         else:
-            super().receive(engine, message)
+            super().receive_message(engine, message)
 
     def _embed(self, engine: Engine) -> Job:
         self.began_ns = engine.jobs.piece_began_ns
@@ -75,7 +75,7 @@ class DraftSequence(EngineSequence):
         visual, self.visual = self.visual, None
         wait_ns = self.take_wait_ns()
         rows = self.rows.at(cached_places(self.prompt, kept))
-        num_reused = engine.take_over(self, rows)
+        num_reused = engine.take_over_rows(self, rows)
         logits = None
         for logits in engine.model.prefill(
             self.slot, self.prompt, visual, kept, num_reused=num_reused
@@ -83,7 +83,7 @@ class DraftSequence(EngineSequence):
             if logits is None:
                 yield None
         assert logits is not None, "a prefill ends with logits"
-        self.drafter.read_text(text_ids(self.prompt))
+        self.drafter.set_prompt_text(text_ids(self.prompt))
         engine.finish_prefill(
             self,
             logits,
@@ -95,7 +95,7 @@ class DraftSequence(EngineSequence):
 
 
 def text_ids(prompt: Prompt) -> list[int]:
-    """The prompt's ids without those that stand for prunable visual tokens."""
+    """Returns the prompt's ids without the placeholders of prunable visual tokens."""
     is_text = torch.ones(prompt.length, dtype=torch.bool)
     is_text[prompt.visual_indices] = False
     ids: list[int] = torch.as_tensor(prompt.input_ids)[is_text].tolist()

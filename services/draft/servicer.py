@@ -1,4 +1,4 @@
-"""The draft's gRPC face."""
+"""The gRPC servicer of the draft service."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from services.draft.sequence import DraftSequence
 
 
 class DraftServicer(SequenceStreams, draft_pb2_grpc.DraftServiceServicer):
-    """DraftService over the service's engine."""
+    """Serves DraftService with the engine."""
 
     @answering_errors
     async def Draft(  # type: ignore[override]
@@ -25,12 +25,9 @@ class DraftServicer(SequenceStreams, draft_pb2_grpc.DraftServiceServicer):
 
 
 def build_service(settings: DraftSettings) -> EngineService:
-    """The service with its servicer registered; needs a running event loop."""
+    """Returns the service with its servicer registered; needs a running event loop."""
     service = EngineService(DRAFT_SERVICE, settings, max_waiting=0)
-    servicer = DraftServicer(
-        service,
-        draft_pb2.DraftResponse,
-        partial(DraftSequence, max_guessed=settings.max_guessed),
-    )
+    make_sequence = partial(DraftSequence, max_guessed=settings.max_guessed)
+    servicer = DraftServicer(service, draft_pb2.DraftResponse, make_sequence)
     draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, service.rpc.server)
     return service

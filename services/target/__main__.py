@@ -11,7 +11,7 @@ from services.target.config import ENV_PREFIX, TargetSettings
 
 
 def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
-    """Serves until SIGTERM or SIGINT; the exit code."""
+    """Serves until SIGTERM or SIGINT; returns the exit code."""
     try:
         settings = load_settings(
             TargetSettings,
@@ -24,7 +24,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     except SettingsError as error:
         sys.stderr.write(f"error: {error.message}\n")
         return 2
-    # Not before: --help and a wrong flag need not wait for torch.
+    # Imported here, because --help and a wrong flag need not wait for torch.
     from hippo.engine.process import run_process
     from services.target.servicer import build_service
 

@@ -15,7 +15,7 @@ ENV_PREFIX = "HIPPO_TARGET"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetSettings(EngineSettings):
-    """What a target has besides: a queue for its slots, and the scores of visual tokens."""
+    """Adds settings for the queue, visual token scores, determinism and tensor parallelism."""
 
     port: int = setting(50052, help="port to listen on; 0: any free one")
     max_queue: int = setting(16, help="sequences that may wait for a slot")
@@ -57,6 +57,7 @@ class TargetSettings(EngineSettings):
 
     @property
     def load_plan(self) -> LoadPlan:
+        """How to load the model onto the devices."""
         return self._load_plan(
             tensor_parallel=self.tensor_parallel,
             devices=self.devices,
@@ -66,5 +67,5 @@ class TargetSettings(EngineSettings):
 
     @property
     def first_device(self) -> str:
-        """Where the vision tower is."""
+        """The device of the vision tower."""
         return self.devices[0] if self.devices else self.device

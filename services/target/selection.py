@@ -1,4 +1,4 @@
-"""Which visual tokens the draft is to look at: said at once, or in the course of the prefill."""
+"""The choice of visual tokens for the draft, before the target's prefill or during it."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from hippo.types import Pruning, PruningStrategy, Selection
 
 
 def needs_scores(pruning: Pruning, num_visual_tokens: int) -> bool:
-    """Whether the choice takes more than the number of tokens: not if all of them stay anyway."""
+    """Whether the choice needs scores; False if all tokens are kept."""
     if num_visual_tokens < pruning.min_visual_tokens or not needs_attention(pruning.strategy):
         return False
     return num_kept(num_visual_tokens, pruning.ratio) < num_visual_tokens
 
 
 def select_without_scores(pruning: Pruning, prompt: Prompt) -> Selection:
-    """The selection where ``needs_scores`` is False; any thread, no device."""
+    """Returns the selection if ``needs_scores`` is False; any thread, without a device."""
     began_ns = perf_counter_ns()
     num_visual = int(prompt.visual_indices.shape[0])
     has_few = num_visual < pruning.min_visual_tokens
     if has_few or needs_attention(pruning.strategy):
-        pruning = Pruning(PruningStrategy.NONE)  # all of them stay
+        pruning = Pruning(PruningStrategy.NONE)
     kept = select_tokens(pruning, prompt.visual_grids, num_visual)
     return Selection(tuple(kept.tolist()), num_visual, score_ns=perf_counter_ns() - began_ns)
 
 
 class ScoredSelection:
-    """A choice that is made while the prefill runs; device thread.
+    """A choice by scores during the prefill, on the device thread.
 
-    ``tap`` is for the prefill. ``visual`` are the rows of the vision tower, the prunable ones
-    first.
+    The prefill must be given ``tap``. ``visual`` ``[rows, hidden]`` is the vision tower's output,
+    with the prunable tokens first.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class ScoredSelection:
         self._host_ns = 0
         self._is_taken = False
 
-    def take(self, *, is_last: bool = False) -> Selection | None:
-        """The selection, once, after the piece of the prefill that made it possible.
+    def take_selection(self, *, is_last: bool = False) -> Selection | None:
+        """Returns the selection once, after the piece of the prefill that completes the scores.
 
-        On a GPU it comes one piece later (except after the last one), so that the device has work
-        while the indices are waited for.
+        On a GPU the selection is returned one piece later, unless this piece ``is_last``, so that
+        the device has work while the host waits for the indices.
         """
         if self._is_taken or self.tap.layer_scores is None:
             return None

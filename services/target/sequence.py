@@ -1,4 +1,4 @@
-"""A target's sequence: its prefill scores the visual tokens, in the course of its layers."""
+"""A sequence of the target service, whose prefill scores the visual tokens layer by layer."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from services.target.selection import ScoredSelection, needs_scores, select_with
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """The first ``score_layers`` layers score visual tokens (None: half of the model's), and
-    ``options`` say how they are chosen by their scores."""
+    """How visual tokens are scored and chosen: the first ``score_layers`` layers score the tokens
+    (None: half of the model's layers), and ``options`` configure the choice by the scores."""
 
     score_layers: int | None = None
     options: SelectionOptions = DEFAULT_OPTIONS
 
-    def layers_of(self, model: VideoLanguageModel) -> int:
-        """How many layers score; raises ModelLoadError when the model has not so many."""
+    def num_layers_for(self, model: VideoLanguageModel) -> int:
+        """Returns how many layers score; raises ModelLoadError if the model has fewer layers."""
         if self.score_layers is not None and self.score_layers > model.num_layers:
             raise ModelLoadError(
                 f"--score-layers is {self.score_layers}, but {model.info.name} has "
@@ -57,23 +57,23 @@ class TargetSequence(EngineSequence):
         super().__init__(request, slots, verifier, num_top_logprobs=request.num_top_logprobs)
         self._scoring = scoring
 
-    def announce(self, info: PromptInfo, prompt: Prompt) -> None:
-        """A choice that needs no scores goes out before any device work; the engine says others."""
-        super().announce(info, prompt)
+    def announce_prompt(self, info: PromptInfo, prompt: Prompt) -> None:
+        """Also sends a selection that needs no scores, before any device work."""
+        super().announce_prompt(info, prompt)
         pruning = self.request.pruning
         if not needs_scores(pruning, int(prompt.visual_indices.shape[0])):
-            self.output.put(select_without_scores(pruning, prompt))
+            self.output.put_item(select_without_scores(pruning, prompt))
 
-    def begin(self, engine: Engine) -> None:
+    def begin_prefill(self, engine: Engine) -> None:
         engine.start_job(self, self._prefill(engine))
 
     def _prefill(self, engine: Engine) -> Job:
         prompt, pruning, model = self.prompt, self.request.pruning, engine.model
         queue_ns = engine.jobs.piece_began_ns - self.submitted_ns
         is_scored = needs_scores(pruning, int(prompt.visual_indices.shape[0]))
-        # Scores need the question's queries: its rows are run, wherever they stand.
+        # Scores need the question's queries, so the prefill must not reuse the question's rows.
         most = int(prompt.question_indices[0]) if is_scored else None
-        num_reused = engine.take_over(self, self.rows, most=most)
+        num_reused = engine.take_over_rows(self, self.rows, most=most)
         visual = None
         if has_visual_from(prompt, num_reused) or (is_scored and needs_features(pruning.strategy)):
             visual = model.embed_visual(prompt, engine.vision_cache)
@@ -83,7 +83,7 @@ class TargetSequence(EngineSequence):
                 pruning,
                 prompt,
                 visual,
-                score_layers=self._scoring.layers_of(model),
+                score_layers=self._scoring.num_layers_for(model),
                 options=self._scoring.options,
             )
             tap = selection.tap
@@ -102,6 +102,6 @@ class TargetSequence(EngineSequence):
     def _tell_selection(
         self, engine: Engine, selection: ScoredSelection | None, *, is_last: bool = False
     ) -> None:
-        message = None if selection is None else selection.take(is_last=is_last)
+        message = None if selection is None else selection.take_selection(is_last=is_last)
         if message is not None:
-            engine.emit(self, message)
+            engine.emit_message(self, message)

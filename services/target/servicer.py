@@ -1,4 +1,4 @@
-"""The target's gRPC face."""
+"""The gRPC servicer of the target service."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from services.target.sequence import Scoring, TargetSequence
 
 
 class TargetServicer(SequenceStreams, target_pb2_grpc.TargetServiceServicer):
-    """TargetService over the service's engine."""
+    """Serves TargetService with the engine."""
 
     @answering_errors
     async def Verify(  # type: ignore[override]
@@ -27,12 +27,12 @@ class TargetServicer(SequenceStreams, target_pb2_grpc.TargetServiceServicer):
 
 
 def build_service(settings: TargetSettings) -> EngineService:
-    """The service with its servicer registered; needs a running event loop."""
+    """Returns the service with its servicer registered; needs a running event loop."""
     spatial = cast(SpatialScore, settings.spatial_score)
     options = SelectionOptions(spatial=spatial, spread=settings.spread)
     scoring = Scoring(settings.score_layers, options)
     service = EngineService(
-        TARGET_SERVICE, settings, max_waiting=settings.max_queue, check_model=scoring.layers_of
+        TARGET_SERVICE, settings, max_waiting=settings.max_queue, check_model=scoring.num_layers_for
     )
     servicer = TargetServicer(
         service, target_pb2.VerifyResponse, partial(TargetSequence, scoring=scoring)

@@ -13,7 +13,7 @@ from demo.batches import Batch, Encoder
 from demo.fast import tower_features
 from demo.language import answer_logits
 
-SHAPE = models.ModelShape(num_layers=2, vocab_size=512)
+SHAPE = models.DemoShape(num_layers=2, vocab_size=512)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_dropped_tokens_leave_the_others_positions_as_they_were(
 def test_a_grown_model_computes_the_same(encoder: Encoder, batch: Batch) -> None:
     torch.manual_seed(0)
     shallow = models.build(SHAPE, encoder.special)
-    deep = growth.grow(shallow, models.ModelShape(num_layers=5, vocab_size=512), encoder.special)
+    deep = growth.grow(shallow, models.DemoShape(num_layers=5, vocab_size=512), encoder.special)
     pad = encoder.special.video_pad
     with torch.no_grad():
         before, _ = answer_logits(shallow, batch, pad, torch.float32)

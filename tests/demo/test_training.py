@@ -11,7 +11,7 @@ import torch
 from demo import batches, language, loop, models, tower
 from demo.batches import Encoder
 
-SHAPE = models.ModelShape(num_layers=1, vocab_size=512)
+SHAPE = models.DemoShape(num_layers=1, vocab_size=512)
 RECIPE = batches.Recipe(
     "tiny", (batches.Size(112, 112, 2, 1.0, 3),), tokens=400, is_still=True, drop_share=0.5
 )

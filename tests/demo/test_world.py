@@ -82,8 +82,8 @@ def test_the_score_of_a_true_description_is_full_and_of_a_foreign_one_is_not() -
     own, foreign = Score(), Score()
     for seed in range(30):
         facts = texts.facts(scene_of(seed))
-        own.add(texts.parse(texts.detailed(scene_of(seed))), facts)
-        foreign.add(texts.parse(texts.detailed(scene_of(seed + 100))), facts)
+        own.add_clip(texts.parse(texts.detailed(scene_of(seed))), facts)
+        foreign.add_clip(texts.parse(texts.detailed(scene_of(seed + 100))), facts)
     assert all(tally.percent == 100.0 for tally in own.strict.values())
     assert own.recall.percent == 100.0
     assert foreign.strict["colour"].percent < 40.0
@@ -94,6 +94,6 @@ def test_what_is_said_without_looking_is_no_better_than_a_guess_in_the_balanced_
     truths = ["red"] * 8 + ["blue"] * 2
     for number, truth in enumerate(truths * 10):
         said = texts.Statement(0, "colour", "red" if number // 10 < 5 else "blue")
-        score.add([said], [texts.Statement(0, "colour", truth)])
+        score.add_clip([said], [texts.Statement(0, "colour", truth)])
     assert score.majority("colour") == 80
     assert score.balanced("colour") == score.balanced_guess("colour") == 50

@@ -70,7 +70,7 @@ def running(pair: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> I
             clip=clip,
             max_context_length=MAX_CONTEXT_LENGTH,
         )
-        started.stack.check()
+        started.stack.check_running()
     tracebacks = [
         at for at, line in enumerate(lines) if "Traceback" in line or "never awaited" in line
     ]

@@ -44,7 +44,7 @@ def _ask_about(http: httpx.Client, url: str, **fields: Any) -> httpx.Response:
 def nothing_is_left_behind(running: Running) -> Iterator[None]:
     """After every refusal all processes run and all slots become free."""
     yield
-    running.stack.check()
+    running.stack.check_running()
     wait_until(lambda: running.slots_used() == 0)
 
 

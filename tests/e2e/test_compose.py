@@ -15,16 +15,20 @@ from typing import Any
 import pytest
 import yaml
 
-from bench import env_example as env
+from gateway.config import GatewaySettings
+from services.draft.config import DraftSettings
+from services.target.config import TargetSettings
 from tests.support.compose import (
     COMPOSES,
     ROOT,
     STACKS,
     StrictLoader,
     clean_environment,
+    compose_files,
     composes,
 )
 
+SETTINGS = {"DRAFT": DraftSettings, "TARGET": TargetSettings, "GATEWAY": GatewaySettings}
 GPUS = {
     "gpus": {"draft": ["0"], "target": ["1"]},
     "one gpu": {"draft": ["0"], "target": ["0"]},
@@ -48,7 +52,7 @@ NOT_KNOBS = {
 }
 
 
-@pytest.mark.parametrize("path", env.compose_files(), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", compose_files(), ids=lambda path: path.name)
 def test_no_key_of_a_file_is_given_twice(path: Path) -> None:
     assert yaml.load(path.read_text(encoding="utf-8"), StrictLoader)["services"]
 
@@ -58,22 +62,15 @@ def test_a_key_that_is_given_twice_is_found() -> None:
         yaml.load("a: {b: , c: , b: }", StrictLoader)
 
 
-def test_the_file_of_all_knobs_is_up_to_date_and_explains_each() -> None:
-    text = env.GOAL.read_text(encoding="utf-8")
-    assert text == env.text(), "run: python -m bench.env_example"
-    explained = re.findall(r"^# ([A-Z_]+)=", text, flags=re.MULTILINE)
-    assert sorted(explained) == sorted(env.variables())
-
-
-@pytest.mark.parametrize("service", env.SETTINGS)
+@pytest.mark.parametrize("service", SETTINGS)
 def test_every_setting_of_a_service_is_a_knob_of_the_stack_or_fixed_by_it(service: str) -> None:
     given: set[str] = set()
-    for path in env.compose_files():
+    for path in compose_files():
         stack = yaml.safe_load(path.read_text(encoding="utf-8"))
         given |= set(stack["services"].get(service.lower(), {}).get("environment", {}))
     settings = {
         f"HIPPO_{service}_{field.name}".upper()
-        for field in dataclasses.fields(env.SETTINGS[service])
+        for field in dataclasses.fields(SETTINGS[service])
         if field.name not in NOT_KNOBS
     }
     assert settings == {name for name in given if name.startswith(f"HIPPO_{service}_")}

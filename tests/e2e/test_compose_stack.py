@@ -27,7 +27,6 @@ import openai
 import pytest
 import yaml
 
-from bench import env_example as env
 from tests.e2e.support import GREEDY, data_url, free_port, video_message
 from tests.support.compose import (
     COMPOSES,
@@ -35,6 +34,7 @@ from tests.support.compose import (
     STACKS,
     clean_environment,
     composes,
+    default_of,
 )
 
 # Where these are set, something else takes the place of what cannot be had.
@@ -108,7 +108,7 @@ class Containers:
 
 def _image(variable: str) -> str:
     """What an image's variable is set to, or its default."""
-    return os.environ.get(variable, env.variables()[variable])
+    return os.environ.get(variable) or default_of(variable)
 
 
 def _can_have(image: str) -> bool:

@@ -264,7 +264,7 @@ async def _good_draft(client: Any) -> list[int]:
     """The first tokens drafted for a good request."""
     drafted: list[int] = []
     async with client.draft(toy_request(max_tokens=12, pace=_PACE)) as stream:
-        await stream.send(Selection((1, 3, 5), 16, 0))
+        await stream.send_message(Selection((1, 3, 5), 16, 0))
         async for message in stream:
             if isinstance(message, Block):
                 drafted += message.token_ids

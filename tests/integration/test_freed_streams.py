@@ -65,4 +65,4 @@ async def verify(client: TargetClient, request: OpenRequest, end: str) -> None:
             if isinstance(message, Verdict) and end == "left":
                 return
             if isinstance(message, Verdict) and end == "broken":
-                await stream.send(Block(epoch=9, start_index=0, token_ids=(1,)))
+                await stream.send_message(Block(epoch=9, start_index=0, token_ids=(1,)))

@@ -48,13 +48,13 @@ async def pair(
         with on_thread(waits):
             run(thread)
 
-    def settle(jobs: Jobs) -> int:
-        settled.append(settle_really(jobs))
+    def wait_for_device(jobs: Jobs) -> int:
+        settled.append(wait_really(jobs))
         return settled[-1]
 
-    settle_really = Jobs.settle
+    wait_really = Jobs.wait_for_device
     monkeypatch.setattr(DeviceThread, "_run", run_there)
-    monkeypatch.setattr(Jobs, "settle", settle)
+    monkeypatch.setattr(Jobs, "wait_for_device", wait_for_device)
     with pretended_device():
         with on_thread([]):
             draft, target = (

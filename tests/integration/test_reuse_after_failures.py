@@ -152,7 +152,7 @@ async def test_a_draft_that_joins_again_in_mid_answer_reuses_the_prompt() -> Non
                 pruning=UNPRUNED, committed_ids=committed_ids, end_token_ids=(), pace=DRAFTS
             )
             async with client.draft(request) as stream:
-                await stream.send(selection)
+                await stream.send_message(selection)
                 async for message in stream:
                     if isinstance(message, Block):
                         break

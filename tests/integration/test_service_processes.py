@@ -154,12 +154,12 @@ def test_a_device_that_fails_ends_the_service_when_its_answers_have_got_the_erro
 
     async def draft(client: DraftClient, begun: asyncio.Semaphore) -> None:
         async with client.draft(request) as stream:
-            await stream.send(Selection((), 0))
+            await stream.send_message(Selection((), 0))
             num_settled = 0
             async for message in stream:
                 begun.release()
                 if isinstance(message, Block):
-                    await stream.send(Commit(message.epoch, num_settled, (5,)))
+                    await stream.send_message(Commit(message.epoch, num_settled, (5,)))
                     num_settled += 1
 
     async def use(port: int) -> list[str]:

@@ -154,7 +154,7 @@ async def test_the_draft_proposes_while_nobody_commits_and_stops_at_its_limit() 
     async with serving_draft(ToyModel()) as (service, client):
         async with client.draft(request) as stream:
             assert isinstance(await anext(stream), PromptInfo)
-            await stream.send(Selection(tuple(range(16)), 16))
+            await stream.send_message(Selection(tuple(range(16)), 16))
             assert isinstance(await anext(stream), Timing)
             blocks = [block async for block in _until_exhausted(stream)]
             drafted = [token_id for block in blocks for token_id in block.token_ids]
@@ -163,7 +163,7 @@ async def test_the_draft_proposes_while_nobody_commits_and_stops_at_its_limit() 
                 assert later.start_index == earlier.start_index + len(earlier.token_ids)
             assert all(block.step_ns > 0 for block in blocks[1:])
 
-            await stream.send(Commit(0, 0, tuple(drafted[:3])))
+            await stream.send_message(Commit(0, 0, tuple(drafted[:3])))
             following = await anext(stream)
             assert isinstance(following, Block)
             assert following.start_index == 8
@@ -179,7 +179,7 @@ async def test_a_draft_that_joins_in_mid_answer_goes_on_where_the_target_is() ->
         alone = (await target_only(target_client, request)).token_ids
         joining = dataclasses.replace(request, committed_ids=tuple(alone[:20]), epoch=3)
         async with draft_client.draft(joining) as stream:
-            await stream.send(Selection(tuple(range(16)), 16))
+            await stream.send_message(Selection(tuple(range(16)), 16))
             found = [message async for message in _until_exhausted(stream)]
 
     drafted = [token_id for block in found for token_id in block.token_ids]
@@ -208,7 +208,7 @@ async def test_a_sequence_that_waits_for_its_draft_does_not_hold_up_another(wait
             other = await target_only(client, toy_request(end_token_ids=()))
             assert len(other.token_ids) == 60
 
-            await waiting.send(Pace())
+            await waiting.send_message(Pace())
             verdict = await anext(waiting)
             assert isinstance(verdict, Verdict)
             assert verdict.start_index == 1
@@ -251,7 +251,7 @@ async def test_a_failing_sequence_ends_alone() -> None:
             await until(gate.has_arrived.is_set)
             engine = backend_of(service).engine
             for sequence in list(engine._sequences)[:2]:
-                engine.post(sequence, Pace())
+                engine.post_message(sequence, Pace())
             gate.open()
 
             with pytest.raises(HippoError, match="failed inside the service"):
@@ -296,4 +296,4 @@ async def test_blocks_sent_after_the_end_are_ignored() -> None:
         async with client.verify(toy_request(max_tokens=2, end_token_ids=())) as stream:
             async for _ in stream:
                 pass
-            await stream.send(Block(0, 2, (3,)))
+            await stream.send_message(Block(0, 2, (3,)))

@@ -129,7 +129,7 @@ class Visitor:
         reader, num_pieces = AnswerReader(), 0
         stays_for = self._rng.randrange(1, 60) if fate == "leaves midway" else None
         while data := response.read1(512 if fate == "reads slowly" else 1 << 16):
-            num_pieces += len(reader.feed(data, time.perf_counter()))
+            num_pieces += len(reader.feed_data(data, time.perf_counter()))
             if stays_for is not None and num_pieces >= stays_for:
                 self._tally.add(fate)
                 return

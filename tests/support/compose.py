@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -47,6 +48,18 @@ def _answers(command: list[str]) -> bool:
     if not shutil.which(command[0]):
         return False
     return subprocess.run([*command, "version"], capture_output=True).returncode == 0
+
+
+def compose_files() -> list[Path]:
+    """Returns all Compose files, docker-compose.yml first."""
+    return [ROOT / BASE, *sorted((ROOT / "deploy" / "compose").glob("*.yml"))]
+
+
+def default_of(variable: str) -> str:
+    """Returns the default of a variable of the stack, as .env.example shows it."""
+    text = (ROOT / ".env.example").read_text(encoding="utf-8")
+    [default] = re.findall(rf"^# {variable}=(.*)$", text, flags=re.MULTILINE)
+    return str(default)
 
 
 def clean_environment(**changes: str) -> dict[str, str]:

@@ -25,7 +25,7 @@ class RecordedGraphs:
         self.num_captured = 0
         self.num_replays = 0
 
-    def capture(self, run: Callable[[], torch.Tensor]) -> Replay:
+    def capture_graph(self, run: Callable[[], torch.Tensor]) -> Replay:
         self.num_captured += 1
         recorder = _Recorder()
         with torch.inference_mode(), recorder:

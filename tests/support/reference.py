@@ -175,7 +175,7 @@ def prepare(
     model: VideoLanguageModel, messages: Sequence[ChatMessage], *media: DecodedMedia
 ) -> Prompt:
     """The prompt under the model's own frame limits."""
-    return model.prepare(messages, media, FramePlan())
+    return model.prepare_prompt(messages, media, FramePlan())
 
 
 def prefill(

@@ -155,9 +155,9 @@ async def relay(
     async def act(actions: list[Action], draft: DraftStream, target: TargetStream) -> None:
         for action in actions:
             if isinstance(action, ToTarget):
-                await target.send(action.message)
+                await target.send_message(action.message)
             else:
-                await draft.send(action.message)
+                await draft.send_message(action.message)
 
     async def pump_blocks(draft: DraftStream, target: TargetStream) -> None:
         async for message in draft:
@@ -171,7 +171,7 @@ async def relay(
             async for message in target:
                 if isinstance(message, Selection):
                     answer.selection = message
-                    await draft.send(message)
+                    await draft.send_message(message)
                 elif isinstance(message, Verdict):
                     answer.verdicts.append(message)
                     answer.token_ids += message.token_ids

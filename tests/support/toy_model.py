@@ -103,7 +103,7 @@ class ToyModel:
         """Token ids of all rows that were last written to the slot, those rolled back included."""
         return [token_id for token_id, _ in self._rows[slot]]
 
-    def prepare(
+    def prepare_prompt(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Prompt:
         ids: list[int] = []

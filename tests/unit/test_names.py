@@ -1,4 +1,4 @@
-"""Names of product classes: each means one thing."""
+"""Class names: each means one thing."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def class_names() -> list[str]:
-    """Of all modules that are installed; generated ones left out."""
+    """Returns the names of all top-level classes, without generated modules."""
     modules = [
         path
-        for folder in ("hippo", "gateway", "services")
+        for folder in ("hippo", "gateway", "services", "bench", "demo")
         for path in (ROOT / folder).rglob("*.py")
         if "_pb2" not in path.name
     ]

@@ -20,7 +20,7 @@ from hippo.sizes import (
     DEVICE_BYTES,
     VISION_CACHE_BYTES,
     find_shape,
-    memory,
+    memory_of,
     most_slots,
     shape_of,
 )
@@ -99,9 +99,9 @@ def test_as_many_slots_are_promised_as_fit_and_no_more() -> None:
     shape = find_shape(QWEN_32B)
     slots = most_slots(shape, DEVICE_BYTES[80], num_tokens=9216)
     assert slots > 1
-    fitting = memory(shape, num_tokens=9216, num_slots=slots)
+    fitting = memory_of(shape, num_tokens=9216, num_slots=slots)
     assert fitting.fits(DEVICE_BYTES[80])
-    assert not memory(shape, num_tokens=9216, num_slots=slots + 1).fits(DEVICE_BYTES[80])
+    assert not memory_of(shape, num_tokens=9216, num_slots=slots + 1).fits(DEVICE_BYTES[80])
     assert most_slots(shape, DEVICE_BYTES[40], num_tokens=9216) == 0
 
 

@@ -11,9 +11,9 @@ from bench.environment import ROOT
 from bench.systems import systems
 
 
-@pytest.mark.parametrize("step", every.STEPS, ids=lambda step: step.name)
+@pytest.mark.parametrize("step", every.BENCHMARKS, ids=lambda step: step.name)
 @pytest.mark.parametrize("is_quick", [False, True])
-def test_each_command_is_one_that_its_module_takes(step: every.Step, is_quick: bool) -> None:
+def test_each_command_is_one_that_its_module_takes(step: every.Benchmark, is_quick: bool) -> None:
     module, *arguments = step.command(is_quick=is_quick)
     args = {"bench": latency, "bench.load": load}[module]._parse(arguments)
     assert args.out == step.out(is_quick=is_quick).relative_to(ROOT)
@@ -22,7 +22,7 @@ def test_each_command_is_one_that_its_module_takes(step: every.Step, is_quick: b
 
 
 def test_the_issues_measurements_are_among_them() -> None:
-    parsed = {step.name: step.command(is_quick=False) for step in every.STEPS}
+    parsed = {step.name: step.command(is_quick=False) for step in every.BENCHMARKS}
     short = latency._parse(parsed["short"][1:])
     assert {"float32", "bfloat16"} <= set(short.dtypes)
     assert (short.temperatures, short.systems, short.rivals) == ([0.0, 0.8], [], True)

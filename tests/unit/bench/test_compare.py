@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from bench.client import Answer
-from bench.compare import Sample, cells, compare, sample_of
+from bench.compare import GatewayAnswer, cells, compare, sample_of
 
 
-def sample(decode_ms: float, *, token_ids: tuple[int, ...] = (1, 2, 3)) -> Sample:
-    return Sample(len(token_ids), decode_ms, decode_ms + 50.0, 2, 4, 1.0, token_ids)
+def sample(decode_ms: float, *, token_ids: tuple[int, ...] = (1, 2, 3)) -> GatewayAnswer:
+    return GatewayAnswer(len(token_ids), decode_ms, decode_ms + 50.0, 2, 4, 1.0, token_ids)
 
 
 def test_a_sample_leaves_the_prefill_out() -> None:

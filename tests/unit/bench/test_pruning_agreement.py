@@ -38,7 +38,7 @@ def start(model: ToyModel, sample: Sample, frames: int = 3) -> tuple[SampleTrace
     media = DecodedMedia(
         MediaKind.VIDEO, torch.zeros(frames, 4, 4, 3, dtype=torch.uint8), (0.0,) * frames, 2.0
     )
-    prompt = model.prepare(messages_of(sample), [media], FramePlan())
+    prompt = model.prepare_prompt(messages_of(sample), [media], FramePlan())
     features = model.embed_visual(prompt)
     assert features is not None
     *_, logits = model.prefill(0, prompt, features, None)
@@ -109,7 +109,7 @@ def test_what_is_known_is_not_run_again_even_after_a_break(tmp_path: Path) -> No
     resumed.agreement(clip, clip.samples[0], moved, kept)
     assert len(idle.plans) == 2
     assert len(path.read_text(encoding="utf-8").splitlines()) == 3
-    assert AgreementCache(path).get("nothing") is None
+    assert AgreementCache(path).get_trace("nothing") is None
 
 
 def test_compacted_prompts_number_what_is_kept_one_by_one() -> None:
@@ -149,11 +149,11 @@ def test_every_choice_is_judged_on_every_sample_and_recorded(tmp_path: Path) -> 
 def test_traces_are_read_back_and_missing_ones_are_named(tmp_path: Path) -> None:
     store = TraceStore(tmp_path / "traces")
     trace = clip_trace(ToyModel())
-    assert not store.has(trace.clip)
+    assert not store.has_trace(trace.clip)
     console = Console(quiet=True)
     with pytest.raises(SystemExit, match="1 of 1 clips"):
         list(stored_traces(console, store, num_clips=1, title=""))
-    store.save(trace)
+    store.save_trace(trace)
     (found,) = stored_traces(console, store, num_clips=1, title="")
     assert found.samples[0].output_ids == trace.samples[0].output_ids
     assert torch.equal(found.target_features, trace.target_features)

@@ -12,7 +12,7 @@ from bench.pruning.statistics import Counts, difference, interval
 def counted(clips: dict[str, tuple[int, int]]) -> Counts:
     counts = Counts.empty()
     for clip, (hits, total) in clips.items():
-        counts.add(clip, hits, total)
+        counts.add_hits(clip, hits, total)
     return counts
 
 
@@ -26,8 +26,8 @@ def test_an_interval_is_of_all_tokens_and_resamples_clips() -> None:
 
 def test_samples_of_one_clip_are_counted_together() -> None:
     counts = Counts.empty()
-    counts.add("a", 1, 2)
-    counts.add("a", 2, 2)
+    counts.add_hits("a", 1, 2)
+    counts.add_hits("a", 2, 2)
     assert counts.share == 0.75 and counts.num_clips == 1
     assert interval(counts).half_width == 0
 

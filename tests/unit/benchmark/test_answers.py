@@ -58,9 +58,9 @@ def test_chunks_may_have_token_ids_of_their_own_cached_tokens_and_reasoning() ->
 
 def test_comments_carriage_returns_and_missing_spaces_are_read() -> None:
     reader = AnswerReader()
-    assert reader.feed(b": keep-alive\r\n\r\n", 1.0) == []
-    assert reader.feed(b'data:{"choices":[{"delta":{"content":"a"}}]}\r\n\r\n', 2.0) == ["a"]
-    assert reader.feed(b'data: {"choices":[{"delta":null}]}\r\ndata: [DONE]\r\n', 3.0) == []
+    assert reader.feed_data(b": keep-alive\r\n\r\n", 1.0) == []
+    assert reader.feed_data(b'data:{"choices":[{"delta":{"content":"a"}}]}\r\n\r\n', 2.0) == ["a"]
+    assert reader.feed_data(b'data: {"choices":[{"delta":null}]}\r\ndata: [DONE]\r\n', 3.0) == []
     assert reader.answer(0.0).piece_s == (2.0,)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hippo.cli.diagnosis import Finding, Readings, Severity, diagnose, read
+from hippo.cli.diagnosis import Finding, Readings, Severity, diagnose, parse_scrape
 
 HEALTHY = {
     'hippo_service_up{service="target"}': 1,
@@ -39,7 +39,7 @@ def _readings(**changes: float) -> Readings:
     for part, value in changes.items():
         (name,) = [name for name in values if part in name.replace('"', "").replace("=", "_")]
         values[name] = value
-    return read("".join(f"{name} {value}\n" for name, value in values.items()))
+    return parse_scrape("".join(f"{name} {value}\n" for name, value in values.items()))
 
 
 def _problems(readings: Readings) -> list[str]:
@@ -105,12 +105,12 @@ def test_refusals_are_told_apart_from_other_failures() -> None:
 
 def test_a_gateway_without_a_draft_is_told() -> None:
     text = 'hippo_service_up{service="target"} 1\n'
-    assert _problems(read(text)) == ["no draft is configured: every answer is target-only"]
+    assert _problems(parse_scrape(text)) == ["no draft is configured: every answer is target-only"]
 
 
 def test_too_little_traffic_is_no_judgement() -> None:
     findings = diagnose(
-        read('hippo_service_up{service="target"} 1\nhippo_service_up{service="draft"} 1\n')
+        parse_scrape('hippo_service_up{service="target"} 1\nhippo_service_up{service="draft"} 1\n')
     )
     assert [finding.severity for finding in findings] == [
         Severity.GOOD,
@@ -130,4 +130,4 @@ def test_a_stretch_of_time_is_judged_by_what_has_grown_in_it() -> None:
 
 def test_what_is_no_gateway_is_refused() -> None:
     with pytest.raises(ValueError, match="not a gateway's"):
-        read("hippo_slots 4\n")
+        parse_scrape("hippo_slots 4\n")

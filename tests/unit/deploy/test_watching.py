@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bench.metrics_page import PAGE, with_tables
 from hippo.cli import diagnosis
 from hippo.metrics import GATEWAY_METRICS, SERVICE_METRICS, VLLM_METRICS, Kind
 from tests.support.dashboards import FOLDER, PANELS, Panel, dashboards
@@ -78,11 +77,6 @@ def test_panels_lie_side_by_side_on_the_grid_and_use_the_provisioned_data_source
         assert len(cells) == len(set(cells)) and max(x for x, _ in cells) < 24
         assert {panel["datasource"]["uid"] for panel in panels} == {"prometheus"}
         assert len({panel["id"] for panel in panels}) == len(panels)
-
-
-def test_the_page_on_metrics_is_the_codes() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert text == with_tables(text), "run: python -m bench.metrics_page"
 
 
 def test_every_alert_has_a_paragraph_in_the_runbook_and_a_promtool_test() -> None:

@@ -44,14 +44,14 @@ def jobs() -> Jobs:
 
 
 def run(jobs: Jobs) -> None:
-    while (one := jobs.next()) is not None:
-        jobs.advance(one)
+    while (one := jobs.next_sequence()) is not None:
+        jobs.advance_job(one)
 
 
 def test_the_oldest_runs_to_its_end_first(jobs: Jobs) -> None:
     recorder = Recorder()
-    jobs.add(sequence(), recorder.job("a", 1))
-    jobs.add(sequence(), recorder.job("b", 1))
+    jobs.add_job(sequence(), recorder.job("a", 1))
+    jobs.add_job(sequence(), recorder.job("b", 1))
     run(jobs)
     assert recorder.events == ["a0", "a over", "b0", "b over"]
     assert len(jobs) == 0
@@ -59,8 +59,8 @@ def test_the_oldest_runs_to_its_end_first(jobs: Jobs) -> None:
 
 def test_jobs_of_one_sequence_run_one_after_another(jobs: Jobs) -> None:
     recorder, one = Recorder(), sequence()
-    jobs.add(one, recorder.job("a", 1))
-    jobs.add(one, recorder.job("b"))
+    jobs.add_job(one, recorder.job("a", 1))
+    jobs.add_job(one, recorder.job("b"))
     run(jobs)
     assert recorder.events == ["a0", "a over", "b over"]
 
@@ -71,19 +71,19 @@ def test_a_failure_ends_the_job_and_is_raised(jobs: Jobs) -> None:
         raise ValueError("broken")
 
     one = sequence()
-    jobs.add(one, failing())
-    jobs.advance(one)
+    jobs.add_job(one, failing())
+    jobs.advance_job(one)
     with pytest.raises(ValueError, match="broken"):
-        jobs.advance(one)
+        jobs.advance_job(one)
     assert len(jobs) == 0
 
 
 def test_dropped_jobs_are_closed(jobs: Jobs) -> None:
     recorder, one, other = Recorder(), sequence(), sequence()
-    jobs.add(one, recorder.job("a", 1))
-    jobs.add(other, recorder.job("b", 1))
-    jobs.advance(one)
-    jobs.drop(one)
+    jobs.add_job(one, recorder.job("a", 1))
+    jobs.add_job(other, recorder.job("b", 1))
+    jobs.advance_job(one)
+    jobs.drop_jobs(one)
     run(jobs)
     assert recorder.events == ["a0", "a closed", "b0", "b over"]
 
@@ -93,7 +93,7 @@ def test_a_job_that_drops_itself_is_closed_behind_its_piece(jobs: Jobs) -> None:
 
     def leaving() -> Job:
         one.is_closed = True
-        jobs.drop(one)
+        jobs.drop_jobs(one)
         events.append("still runs")
         try:
             yield
@@ -102,8 +102,8 @@ def test_a_job_that_drops_itself_is_closed_behind_its_piece(jobs: Jobs) -> None:
             raise
 
     one = sequence()
-    jobs.add(one, leaving())
-    jobs.advance(one)
+    jobs.add_job(one, leaving())
+    jobs.advance_job(one)
     assert events == ["still runs", "closed"]
     assert len(jobs) == 0
 
@@ -118,7 +118,7 @@ def test_device_time_is_counted_for_sequence_and_service() -> None:
         yield
         seen.append(jobs.device_ns(one))
 
-    jobs.add(one, measuring())
+    jobs.add_job(one, measuring())
     run(jobs)
     assert 0 <= seen[0] <= seen[1] <= one.job_ns == counters.prefill_ns
 
@@ -140,14 +140,14 @@ def test_at_most_one_piece_is_under_way_and_each_costs_what_the_device_takes() -
     counters, recorder, one = EngineCounters(), Recorder(), sequence()
     recorder.events = events
     jobs: Jobs = Jobs(counters, mark)
-    jobs.add(one, recorder.job("a", 2))
+    jobs.add_job(one, recorder.job("a", 2))
     run(jobs)
     assert events == ["a0", "a1", "0 done", "a over", "1 done"]
     assert counters.prefill_ns >= 20_000_000
     assert one.job_ns >= 20_000_000
     before_ns = time.perf_counter_ns()
-    assert jobs.settle() > before_ns
-    assert jobs.settle() == 0
+    assert jobs.wait_for_device() > before_ns
+    assert jobs.wait_for_device() == 0
     assert events[5:] == ["2 done"], "once"
     assert counters.prefill_ns >= 30_000_000
     assert one.job_ns >= 30_000_000, "a piece that a forward waits for is its sequence's, too"
@@ -159,7 +159,7 @@ def test_a_sequence_that_ended_is_held_by_nobody(ends_in_piece: bool) -> None:
 
     def end(one: EngineSequence) -> None:
         one.is_closed = True
-        jobs.drop(one)
+        jobs.drop_jobs(one)
 
     def job(one: EngineSequence) -> Job:
         if ends_in_piece:
@@ -167,13 +167,13 @@ def test_a_sequence_that_ended_is_held_by_nobody(ends_in_piece: bool) -> None:
         yield
 
     one = sequence()
-    jobs.add(one, job(one))
-    jobs.advance(one)
+    jobs.add_job(one, job(one))
+    jobs.advance_job(one)
     end(one)
     held = weakref.ref(one)
     del one
     assert held() is None
-    assert jobs.settle() > 0, "the device is busy with its piece all the same"
+    assert jobs.wait_for_device() > 0, "the device is busy with its piece all the same"
 
 
 def test_a_device_that_fails_leaves_no_job_behind() -> None:
@@ -182,7 +182,7 @@ def test_a_device_that_fails_leaves_no_job_behind() -> None:
 
     one = sequence()
     jobs: Jobs = Jobs(EngineCounters(), mark)
-    jobs.add(one, Recorder().job("a"))
+    jobs.add_job(one, Recorder().job("a"))
     with pytest.raises(RuntimeError, match="CUDA error"):
-        jobs.advance(one)
-    assert not len(jobs) and jobs.settle() == 0
+        jobs.advance_job(one)
+    assert not len(jobs) and jobs.wait_for_device() == 0

@@ -70,11 +70,11 @@ async def test_items_of_a_refused_request_are_decoded_no_further(
     decoder = OneWorker()
     reader = _reader(readers, decoder)
     with pytest.raises(MediaError, match="no video") as caught:
-        await reader.read(_request(b"bad", *(b"slow%d" % i for i in range(7))))
+        await reader.read_prompt(_request(b"bad", *(b"slow%d" % i for i in range(7))))
     assert caught.value.param == "media[0]"
     await asyncio.sleep(0)
     assert decoder.num_wanted == 0
-    read = await asyncio.wait_for(reader.read(_request(b"toy:4")), 5)
+    read = await asyncio.wait_for(reader.read_prompt(_request(b"toy:4")), 5)
     assert read.prompt.length == 16
 
 
@@ -83,8 +83,8 @@ async def test_requests_that_wait_for_the_same_file_name_it_by_their_own_place(
 ) -> None:
     reader = _reader(readers, OneWorker())
     found = await asyncio.gather(
-        reader.read(_request(b"toy:4", b"bad")),
-        reader.read(_request(b"bad", b"toy:4")),
+        reader.read_prompt(_request(b"toy:4", b"bad")),
+        reader.read_prompt(_request(b"bad", b"toy:4")),
         return_exceptions=True,
     )
     errors = [error for error in found if isinstance(error, MediaError)]

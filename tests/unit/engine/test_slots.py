@@ -23,8 +23,8 @@ def text(*ids: int) -> CachedRows:
 
 def use(pool: SlotPool, rows: CachedRows) -> tuple[Reservation, int, int]:
     """Takes a slot: the claim, the slot's index, and the rows that it holds."""
-    reservation = pool.reserve()
-    index, held = reservation.take(rows)
+    reservation = pool.reserve_slot()
+    index, held = reservation.take_slot(rows)
     return reservation, index, len(held)
 
 
@@ -68,12 +68,12 @@ def test_a_slot_that_is_in_use_is_nobody_elses() -> None:
     assert use(pool, text(1, 2, 3))[1] == 0
     assert use(pool, text(1, 2, 3))[1] == 1
     with pytest.raises(OverloadedError):
-        pool.reserve()
+        pool.reserve_slot()
 
 
 def test_what_is_granted_counts_as_used_before_its_slot_is_chosen() -> None:
     pool = SlotPool(2, max_waiting=1)
-    first, second, third = pool.reserve(), pool.reserve(), pool.reserve()
+    first, second, third = pool.reserve_slot(), pool.reserve_slot(), pool.reserve_slot()
     assert (pool.num_used, pool.num_waiting) == (2, 1)
     first.release()
     assert third.is_granted
@@ -92,13 +92,13 @@ def test_a_release_without_content_leaves_an_empty_slot() -> None:
 
 async def test_waiting_ends_with_the_grant_or_with_the_release_whichever_is_first() -> None:
     pool = SlotPool(1, max_waiting=2)
-    holder, next_one, gone = pool.reserve(), pool.reserve(), pool.reserve()
-    waiting = asyncio.create_task(gone.wait())
+    holder, next_one, gone = pool.reserve_slot(), pool.reserve_slot(), pool.reserve_slot()
+    waiting = asyncio.create_task(gone.wait_granted())
     await asyncio.sleep(0)
     gone.release()
     assert await waiting is False
     holder.release()
-    assert await next_one.wait() is True
+    assert await next_one.wait_granted() is True
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -110,13 +110,13 @@ def test_no_order_of_claims_and_releases_loses_or_doubles_a_slot(seed: int) -> N
         action = chance.random()
         if action < 0.4:
             try:
-                claims.append(pool.reserve())
+                claims.append(pool.reserve_slot())
             except OverloadedError:
                 assert pool.num_used == 3 and pool.num_waiting == 2
         elif action < 0.7:
             ready = [claim for claim in claims if claim.is_granted and claim.index is None]
             if ready:
-                chance.choice(ready).take(text(*(chance.randrange(3) for _ in range(4))))
+                chance.choice(ready).take_slot(text(*(chance.randrange(3) for _ in range(4))))
         elif claims:
             claim = claims.pop(chance.randrange(len(claims)))
             claim.release(text(*(chance.randrange(3) for _ in range(4))))

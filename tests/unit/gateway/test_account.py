@@ -33,8 +33,8 @@ REQUEST = toy_request(pruning=Pruning(PruningStrategy.HOLISTIC, 0.9))
 def _learnt() -> Baseline:
     """A token takes 20 ms."""
     baseline, sums = Baseline(), OneRowTimes()
-    sums.add(20 * MS, 100)
-    baseline.learn({0: sums}, now_ns=1)
+    sums.add_step(20 * MS, 100)
+    baseline.learn_steps({0: sums}, now_ns=1)
     return baseline
 
 
@@ -42,10 +42,10 @@ def _counted(record: AnswerRecord, baseline: Baseline | None = None) -> GatewayM
     """What an answer of the target, of which so much is known, adds to new metrics."""
     metrics, baseline = _metrics(), baseline or Baseline()
     model = metrics.model("hippo")
-    account.count(
+    account.count_completion(
         record, REQUEST, metrics=metrics, model=model, target="target:1", baseline=baseline
     )
-    metrics.tell_baseline("target:1", baseline)
+    metrics.set_baseline("target:1", baseline)
     return metrics
 
 
@@ -196,7 +196,7 @@ def test_target_only_answers_have_no_runs_and_no_speedup_of_their_own() -> None:
 def test_series_begin_at_zero_and_none_is_a_time_stamp() -> None:
     metrics = _metrics()
     metrics.model("hippo")
-    metrics.tell_baseline("target:1", Baseline())
+    metrics.set_baseline("target:1", Baseline())
     values = _values(metrics)
     assert not [name for name in values if "_created" in name]
     assert values['hippo_wasted_draft_tokens_total{cause="stale"}'] == 0
@@ -208,7 +208,7 @@ def test_series_begin_at_zero_and_none_is_a_time_stamp() -> None:
 
 def test_what_is_exported_is_what_is_declared() -> None:
     metrics = _metrics()
-    metrics.tell_baseline("target:1", _learnt())
+    metrics.set_baseline("target:1", _learnt())
     metrics.model("hippo")
     metrics[own.SERVICE_UP].labels("draft").set(1)
     metrics[own.SERVICES_READY].labels("draft").set(1)

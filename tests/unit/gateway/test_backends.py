@@ -18,7 +18,7 @@ from tokenizers.models import WordLevel
 from gateway.backends import Backends
 from gateway.config import GatewaySettings
 from gateway.errors import ModelNotFoundError
-from gateway.targets import choose
+from gateway.targets import choose_service
 from hippo.errors import UnavailableError
 from hippo.rpc.client import DraftClient, TargetClient
 from hippo.types import ModelInfo
@@ -189,7 +189,7 @@ class _Service:
 
 
 def _choose(services: Sequence[_Service], key: bytes) -> _Service:
-    chosen = choose(services, key)  # type: ignore[type-var]
+    chosen = choose_service(services, key)  # type: ignore[type-var]
     assert isinstance(chosen, _Service)
     return chosen
 

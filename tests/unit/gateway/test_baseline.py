@@ -16,8 +16,8 @@ def _baseline(*steps: tuple[int, int]) -> Baseline:
     baseline = Baseline()
     for context, duration_ms in steps:
         sums = OneRowTimes()
-        sums.add(duration_ms * MS, context)
-        baseline.learn({context_range(context): sums}, now_ns=1)
+        sums.add_step(duration_ms * MS, context)
+        baseline.learn_steps({context_range(context): sums}, now_ns=1)
     return baseline
 
 
@@ -43,8 +43,8 @@ def test_old_steps_are_forgotten_at_last() -> None:
     baseline = _baseline((100, 10))
     sums = OneRowTimes()
     for _ in range(5000):
-        sums.add(2 * MS, 100)
-    baseline.learn({0: sums}, now_ns=2)
+        sums.add_step(2 * MS, 100)
+    baseline.learn_steps({0: sums}, now_ns=2)
     assert baseline.step_ns(100) == pytest.approx(2 * MS)
 
 
@@ -95,12 +95,12 @@ def test_calibrations_are_the_first_request_and_then_their_share() -> None:
 def test_a_range_of_contexts_of_which_nothing_is_known_gets_one_calibration() -> None:
     calibration = Calibration(0.01, _baseline((100, 4)))
     assert calibration.is_due(100)
-    calibration.note(120)  # known
+    calibration.note_context_length(120)  # known
     assert not calibration.is_due(100)
-    calibration.note(5000)
-    calibration.note(6000)
+    calibration.note_context_length(5000)
+    calibration.note_context_length(6000)
     assert [calibration.is_due(100) for _ in range(3)] == [True, False, False]
-    calibration.note(5000)  # asked for once; from here on the share has to do
+    calibration.note_context_length(5000)  # asked for once; from here on the share has to do
     assert not calibration.is_due(100)
 
 

@@ -10,7 +10,7 @@ from prometheus_client import Gauge
 
 from gateway.choices import Choices
 from gateway.completion import Completion
-from gateway.text import Piece, join
+from gateway.text import Piece, join_pieces
 from hippo.errors import HippoError, OverloadedError, UnavailableError
 
 
@@ -40,7 +40,7 @@ class _Completion:
 
     def take_text(self) -> Piece:
         said, self._said = self._said, []
-        return join(said)
+        return join_pieces(said)
 
 
 class _Scene:

@@ -42,34 +42,34 @@ def test_the_pieces_of_any_text_join_to_it(text: str, seed: int) -> None:
     assume("<|im_end|>" not in text)  # which is no text to the tokenizer
     ids = TOKENIZER.encode(text).ids
     detokenizer = Detokenizer(TOKENIZER)
-    pieces = [detokenizer.add(piece) for piece in _cut(ids, random.Random(seed))]
-    assert "".join(pieces) + detokenizer.finish() == text
+    pieces = [detokenizer.add_tokens(piece) for piece in _cut(ids, random.Random(seed))]
+    assert "".join(pieces) + detokenizer.flush_text() == text
 
 
 @given(ids=st.lists(st.integers(0, SPECIAL_ID), max_size=40), seed=st.integers(0, 10**6))
 def test_the_pieces_of_any_ids_join_to_their_whole_text(ids: list[int], seed: int) -> None:
     detokenizer = Detokenizer(TOKENIZER)
-    pieces = [detokenizer.add(piece) for piece in _cut(ids, random.Random(seed))]
+    pieces = [detokenizer.add_tokens(piece) for piece in _cut(ids, random.Random(seed))]
     whole = TOKENIZER.decode(ids, skip_special_tokens=True)
-    assert "".join(pieces) + detokenizer.finish() == whole
+    assert "".join(pieces) + detokenizer.flush_text() == whole
 
 
 def test_a_split_character_comes_out_with_its_last_byte() -> None:
     detokenizer = Detokenizer(TOKENIZER)
-    pieces = [detokenizer.add([token_id]) for token_id in TOKENIZER.encode("a€b").ids]
+    pieces = [detokenizer.add_tokens([token_id]) for token_id in TOKENIZER.encode("a€b").ids]
     assert pieces == ["a", "", "", "€", "b"]
 
 
 def test_special_tokens_are_left_out() -> None:
     detokenizer = Detokenizer(TOKENIZER)
     ids = [*TOKENIZER.encode("one").ids, SPECIAL_ID, *TOKENIZER.encode(" two").ids]
-    assert detokenizer.add(ids) == "one two"
+    assert detokenizer.add_tokens(ids) == "one two"
 
 
 def test_endless_broken_bytes_are_given_out_in_time() -> None:
     broken = TOKENIZER.encode("€").ids[0]
     detokenizer = Detokenizer(TOKENIZER)
-    pieces = [detokenizer.add([broken]) for _ in range(500)]
+    pieces = [detokenizer.add_tokens([broken]) for _ in range(500)]
     num_out = sum(map(len, pieces))
     assert 400 < num_out <= 500
 
@@ -85,10 +85,10 @@ def test_a_stop_string_is_found_across_any_borders(
     cutter = StopStrings(stops)
     out, rest = "", text
     for size in [*cuts, len(text) or 1]:
-        out += cutter.add(rest[:size])
+        out += cutter.add_piece(rest[:size])
         rest = rest[size:]
     if cutter.matched is None:
-        out += cutter.finish()
+        out += cutter.flush_text()
     matches = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
     assert out == (text[: min(matches)[1]] if matches else text)
 
@@ -110,14 +110,14 @@ def test_a_stop_string_that_is_complete_too_early_does_not_count(
     for size in (1, len(early)):
         cutter = StopStrings(stops)
         text = "".join(
-            cutter.add(early[start : start + size], can_match=False)
+            cutter.add_piece(early[start : start + size], can_match=False)
             for start in range(0, len(early), size)
         )
-        text += cutter.add(late)
-        text += "" if cutter.matched is not None else cutter.finish()
+        text += cutter.add_piece(late)
+        text += "" if cutter.matched is not None else cutter.flush_text()
         assert text == expected
 
 
 def test_nothing_that_begins_a_stop_string_is_given_out_early() -> None:
     cutter = StopStrings(["STOP"])
-    assert [cutter.add(piece) for piece in ("x S", "T", "O", "Y")] == ["x ", "", "", "STOY"]
+    assert [cutter.add_piece(piece) for piece in ("x S", "T", "O", "Y")] == ["x ", "", "", "STOY"]

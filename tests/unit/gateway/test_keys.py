@@ -45,9 +45,9 @@ def test_a_file_may_hold_hashes_and_limits(tmp_path: Path) -> None:
     keyring = load_keyring((), _file(tmp_path, text), Limits(concurrent_requests=2))
     alice, bob = keyring.find(ALICE), keyring.find(BOB)
     assert alice is not None and bob is not None
-    with bob.request(), pytest.raises(RateLimitedError), bob.request():
+    with bob.admit(), pytest.raises(RateLimitedError), bob.admit():
         pass
-    with alice.request(), alice.request(), pytest.raises(RateLimitedError), alice.request():
+    with alice.admit(), alice.admit(), pytest.raises(RateLimitedError), alice.admit():
         pass
 
 
@@ -94,28 +94,28 @@ def test_requests_a_minute_are_spread_over_it() -> None:
     clock = _Clock()
     allowance = Allowance("alice", Limits(requests_per_minute=6), clock_s=clock)
     for _ in range(6):
-        with allowance.request():
+        with allowance.admit():
             pass
-    with pytest.raises(RateLimitedError) as caught, allowance.request():
+    with pytest.raises(RateLimitedError) as caught, allowance.admit():
         pass
     assert caught.value.retry_after_s == pytest.approx(10.0)
     clock.now_s += 10.0
-    with allowance.request():
+    with allowance.admit():
         pass
-    with pytest.raises(RateLimitedError), allowance.request():
+    with pytest.raises(RateLimitedError), allowance.admit():
         pass
     clock.now_s += 1000.0
     for _ in range(6):  # no more than a minute's are saved up
-        with allowance.request():
+        with allowance.admit():
             pass
-    with pytest.raises(RateLimitedError), allowance.request():
+    with pytest.raises(RateLimitedError), allowance.admit():
         pass
 
 
 def test_a_request_that_failed_makes_room_again() -> None:
     allowance = Allowance("alice", Limits(concurrent_requests=1))
     for _ in range(3):
-        with pytest.raises(ValueError, match="it"), allowance.request():
+        with pytest.raises(ValueError, match="it"), allowance.admit():
             raise ValueError("it")
 
 
@@ -123,17 +123,17 @@ def test_every_choice_counts_as_a_request_that_runs_and_all_as_one_that_is_made(
     clock = _Clock()
     limits = Limits(requests_per_minute=2, concurrent_requests=3)
     allowance = Allowance("alice", limits, clock_s=clock)
-    with allowance.request(2):
-        with pytest.raises(RateLimitedError), allowance.request(2):
+    with allowance.admit(2):
+        with pytest.raises(RateLimitedError), allowance.admit(2):
             pass
-        with allowance.request():
+        with allowance.admit():
             pass
     clock.now_s += 60.0
     for _ in range(2):
-        with allowance.request(3):
+        with allowance.admit(3):
             pass
     with pytest.raises(InvalidRequestError, match="n is 4; key 'alice' may have 3") as caught:
-        with allowance.request(4):
+        with allowance.admit(4):
             pass
     assert caught.value.param == "n"
 
@@ -142,23 +142,23 @@ def test_a_refused_request_counts_for_nothing() -> None:
     clock = _Clock()
     limits = Limits(requests_per_minute=1, concurrent_requests=1)
     allowance = Allowance("alice", limits, clock_s=clock)
-    with allowance.request():
+    with allowance.admit():
         clock.now_s += 60
         for _ in range(5):
-            with pytest.raises(RateLimitedError), allowance.request():
+            with pytest.raises(RateLimitedError), allowance.admit():
                 pass
-    with allowance.request():
+    with allowance.admit():
         pass
 
 
 def test_visual_tokens_are_paid_back_before_the_next_request() -> None:
     clock = _Clock()
     allowance = Allowance("alice", Limits(visual_tokens_per_minute=600), clock_s=clock)
-    with allowance.request():
+    with allowance.admit():
         allowance.charge_visual_tokens(1200)
-    with pytest.raises(RateLimitedError) as caught, allowance.request():
+    with pytest.raises(RateLimitedError) as caught, allowance.admit():
         pass
     assert caught.value.retry_after_s == pytest.approx(60.0)
     clock.now_s += 60.0
-    with allowance.request():
+    with allowance.admit():
         pass

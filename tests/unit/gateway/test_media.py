@@ -63,7 +63,7 @@ def reader(uploads: Uploads, inside: Path) -> MediaReader:
 
 
 async def _read(reader: MediaReader, url: str, kind: MediaKind = MediaKind.VIDEO) -> bytes:
-    (media,) = await reader.read([MediaSource(kind, url, "field")])
+    (media,) = await reader.read_media([MediaSource(kind, url, "field")])
     return media.data
 
 
@@ -167,22 +167,22 @@ async def test_only_regular_files_are_read(reader: MediaReader, inside: Path) ->
 )
 async def test_a_url_off_the_list_is_not_fetched(url: str, expected: str) -> None:
     with pytest.raises(ForbiddenError, match=expected):
-        await _fetcher("media.example").fetch(url)
+        await _fetcher("media.example").fetch_url(url)
 
 
 async def test_a_wildcard_means_subdomains_alone() -> None:
     fetcher = _fetcher("*.media.invalid")
     with pytest.raises(ForbiddenError, match="list"):
-        await fetcher.fetch("https://media.invalid/clip.mp4")
+        await fetcher.fetch_url("https://media.invalid/clip.mp4")
     with pytest.raises(MediaError, match="cannot be resolved"):
-        await fetcher.fetch("https://cdn.media.invalid/clip.mp4")
+        await fetcher.fetch_url("https://cdn.media.invalid/clip.mp4")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "10.0.0.1", "169.254.169.254"])
 async def test_an_allowed_name_with_a_private_address_is_refused(host: str) -> None:
     fetcher = _fetcher("127.0.0.1", "localhost", "::1", "10.0.0.1", "169.254.169.254")
     with pytest.raises(ForbiddenError, match="not public"):
-        await fetcher.fetch(f"https://{host}/clip.mp4")
+        await fetcher.fetch_url(f"https://{host}/clip.mp4")
 
 
 @pytest.mark.parametrize(
@@ -238,9 +238,9 @@ async def test_a_connection_whose_certificate_is_one_hosts_is_not_used_for_anoth
             patched.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
             for _ in range(2):
                 url = f"https://one.example:{port}/clip.mp4"
-                assert await fetcher.fetch(url) == b"data"
+                assert await fetcher.fetch_url(url) == b"data"
             with pytest.raises(MediaError, match="certificate"):
-                await fetcher.fetch(f"https://two.example:{port}/clip.mp4")
+                await fetcher.fetch_url(f"https://two.example:{port}/clip.mp4")
         await fetcher.close()
 
 
@@ -266,7 +266,7 @@ async def test_an_item_that_is_refused_ends_the_fetch_beside_it(uploads: Uploads
         base = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         sources = [MediaSource(MediaKind.VIDEO, f"{base}/{name}", name) for name in ("slow", "bad")]
         with pytest.raises(MediaError, match="status 404") as caught:
-            await reader.read(sources)
+            await reader.read_media(sources)
         assert caught.value.param == "bad"
         await asyncio.wait_for(has_left.wait(), 2)
     await reader.close()
@@ -278,7 +278,7 @@ async def _upload(uploads: Uploads, data: bytes, owner: str | None = None) -> st
     async def read(num_bytes: int) -> bytes:
         return next(pieces)
 
-    return (await uploads.add(read, filename="clip.mp4", owner=owner)).video_id
+    return (await uploads.add_upload(read, filename="clip.mp4", owner=owner)).video_id
 
 
 async def test_an_upload_is_read_by_its_id_for_its_owner_alone(
@@ -288,9 +288,9 @@ async def test_an_upload_is_read_by_its_id_for_its_owner_alone(
     source = MediaSource(MediaKind.VIDEO, video_id, "field")
     for owner in ("bob", None):
         with pytest.raises(NotFoundError) as caught:
-            await reader.read([source], owner=owner)
+            await reader.read_media([source], owner=owner)
         assert caught.value.param == "field"
-    (media,) = await reader.read([source], owner="alice")
+    (media,) = await reader.read_media([source], owner="alice")
     assert media.data == b"a video"
 
 
@@ -317,7 +317,7 @@ async def test_frames_become_one_list_with_the_times_that_the_request_says(
     reader: MediaReader, times: FrameTimes, seconds: tuple[float, ...], duration_s: float
 ) -> None:
     source = MediaSource(MediaKind.VIDEO, FRAMES, "field", times)
-    (media,) = await reader.read([source])
+    (media,) = await reader.read_media([source])
     listed = read_frame_list(io.BytesIO(media.data), len(media.data))
     images = [media.data[start : start + size] for start, size in listed.spans]
     assert images == [b"one", b"two", b"three"]
@@ -336,7 +336,7 @@ async def test_times_that_do_not_fit_the_frames_are_refused(
     reader: MediaReader, times: FrameTimes, param: str, words: str
 ) -> None:
     with pytest.raises(InvalidRequestError, match=words) as caught:
-        await reader.read([MediaSource(MediaKind.VIDEO, FRAMES, "field", times)])
+        await reader.read_media([MediaSource(MediaKind.VIDEO, FRAMES, "field", times)])
     assert caught.value.param == param
 
 
@@ -372,7 +372,7 @@ async def test_malformed_urls_are_the_callers_mistake(reader: MediaReader) -> No
     fetcher = _fetcher("*.example", allow_http=True)
     for url in ("http://[::1", "http://a.example:99999/", "http://" + "é" * 70 + ".example/"):
         with pytest.raises(MediaError):
-            await fetcher.fetch(url)
+            await fetcher.fetch_url(url)
 
 
 async def test_a_domain_of_other_letters_is_allowed_by_either_of_its_names(
@@ -388,7 +388,7 @@ async def test_a_domain_of_other_letters_is_allowed_by_either_of_its_names(
     for domain in ("*.Müller.example", "*.xn--mller-kva.example"):
         for host in ("a.müller.example", "a.xn--mller-kva.example."):
             with pytest.raises(MediaError, match="cannot be resolved"):
-                await _fetcher(domain).fetch(f"https://{host}/clip.mp4")
+                await _fetcher(domain).fetch_url(f"https://{host}/clip.mp4")
     assert asked == ["a.xn--mller-kva.example"] * 4
 
 
@@ -412,9 +412,9 @@ async def test_redirects_that_lead_nowhere_are_the_urls_fault(
     async with server:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(MediaError, match=words):
-            await fetcher.fetch(f"http://127.0.0.1:{port}/clip.mp4")
+            await fetcher.fetch_url(f"http://127.0.0.1:{port}/clip.mp4")
         with pytest.raises(MediaError):
-            await fetcher.fetch(f"http://127.0.0.1:{port}/" + "x" * 70_000)
+            await fetcher.fetch_url(f"http://127.0.0.1:{port}/" + "x" * 70_000)
         with pytest.raises(MediaError, match="cannot be sent"):
-            await fetcher.fetch(f"http://127.0.0.1:{port}/\ud800")
+            await fetcher.fetch_url(f"http://127.0.0.1:{port}/\ud800")
     await fetcher.close()

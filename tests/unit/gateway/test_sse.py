@@ -43,8 +43,8 @@ def test_a_text_chunk_carries_any_text(text: str, include_usage: bool) -> None:
 def test_a_stream_ends_with_its_figures_then_its_usage() -> None:
     told = {"hippo": {"policy": "off"}, "metrics": {"m": 1}}
     writer = _writer(include_usage=True)
-    data = writer.chunk(0, {}, finish_reason="length", token_ids=[5, 6], told=told)
-    data += writer.end(usage=USAGE, metrics={"m": 1})
+    data = writer.chunk(0, {}, finish_reason="length", token_ids=[5, 6], reports=told)
+    data += writer.end_stream(usage=USAGE, metrics={"m": 1})
     assert data.endswith(DONE)
     last, usage = _events(data)
     assert last["choices"][0]["finish_reason"] == "length"
@@ -57,7 +57,7 @@ def test_a_stream_ends_with_its_figures_then_its_usage() -> None:
 
 
 def test_usage_is_left_out_unless_asked_for() -> None:
-    data = _writer().chunk(0, {"content": "a"}) + _writer().end(usage=USAGE, metrics={})
+    data = _writer().chunk(0, {"content": "a"}) + _writer().end_stream(usage=USAGE, metrics={})
     assert data.endswith(DONE)
     (event,) = _events(data)
     assert "usage" not in event

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from gateway.text import LEAST_LOGPROB, AnswerText, Piece, TokenTexts, join
+from gateway.text import LEAST_LOGPROB, AnswerText, Piece, TokenTexts, join_pieces
 from hippo.errors import IncompatiblePairError
 from hippo.types import FinishReason, TokenLogprobs, Verdict
 from tests.unit.gateway.test_detokenizer import SPECIAL_ID, TOKENIZER
@@ -23,8 +23,8 @@ def _read(answer: AnswerText, ids: list[int], sizes: list[int], last: FinishReas
         if block and answer.finish_reason is None:
             logprobs = tuple(TokenLogprobs(-float(token_id)) for token_id in block)
             verdict = Verdict(0, 0, block, finish_reason=reason, logprobs=logprobs)
-            pieces.append(answer.add(verdict))
-    return join(pieces)
+            pieces.append(answer.add_verdict(verdict))
+    return join_pieces(pieces)
 
 
 @given(
@@ -94,7 +94,7 @@ def test_each_log_probability_comes_with_the_text_that_its_token_begins_in() -> 
         verdict = Verdict(
             0, place, (token_id,), finish_reason=reason, logprobs=(TokenLogprobs(-1.0),)
         )
-        piece = answer.add(verdict)
+        piece = answer.add_verdict(verdict)
         counts.append((piece.text, len(piece.logprobs)))
     assert counts == [("a", 1), ("", 0), ("", 0), ("€", 3), ("", 0), ("bc", 2)]
 
@@ -110,7 +110,7 @@ def test_an_end_token_has_no_log_probability_but_a_skipped_one_has() -> None:
 def test_a_target_that_tells_no_log_probabilities_is_named() -> None:
     answer = AnswerText(TOKENIZER, stops=(), has_logprobs=True)
     with pytest.raises(IncompatiblePairError, match="older release"):
-        answer.add(Verdict(0, 0, (1,)))
+        answer.add_verdict(Verdict(0, 0, (1,)))
 
 
 def test_tokens_are_described_by_their_bytes_even_within_a_character() -> None:
@@ -119,8 +119,12 @@ def test_tokens_are_described_by_their_bytes_even_within_a_character() -> None:
         ids = TOKENIZER.encode(text).ids
         assert b"".join(map(texts.bytes_of, ids)) == text.encode()
     first = TOKENIZER.encode("€").ids[0]
-    assert texts.describe(first, -0.5) == {"token": "\ufffd", "logprob": -0.5, "bytes": [0xE2]}
-    assert texts.describe(SPECIAL_ID, float("-inf")) == {
+    assert texts.describe_token(first, -0.5) == {
+        "token": "\ufffd",
+        "logprob": -0.5,
+        "bytes": [0xE2],
+    }
+    assert texts.describe_token(SPECIAL_ID, float("-inf")) == {
         "token": "<|im_end|>",
         "logprob": LEAST_LOGPROB,
         "bytes": list(b"<|im_end|>"),

@@ -59,15 +59,15 @@ def _files(folder: Path) -> list[Path]:
 
 async def test_what_was_uploaded_is_read_again(uploads: Uploads) -> None:
     data = bytes(range(50))
-    upload = await uploads.add(_reading(data), filename="a.mp4", owner=None)
+    upload = await uploads.add_upload(_reading(data), filename="a.mp4", owner=None)
     assert is_upload_id(upload.video_id)
     assert (upload.num_bytes, upload.filename) == (50, "a.mp4")
     assert upload.expires_s == upload.created_s + TTL_S
-    assert await uploads.read(upload.video_id, None) == data
+    assert await uploads.read_upload(upload.video_id, None) == data
 
 
 async def test_it_expires(uploads: Uploads, clock: _Clock, tmp_path: Path) -> None:
-    upload = await uploads.add(_reading(b"x"), filename="", owner=None)
+    upload = await uploads.add_upload(_reading(b"x"), filename="", owner=None)
     clock.now_s += TTL_S
     with pytest.raises(NotFoundError):
         uploads.get(upload.video_id, None)
@@ -75,7 +75,7 @@ async def test_it_expires(uploads: Uploads, clock: _Clock, tmp_path: Path) -> No
 
 
 async def test_it_is_deleted(uploads: Uploads, tmp_path: Path) -> None:
-    upload = await uploads.add(_reading(b"x"), filename="", owner=None)
+    upload = await uploads.add_upload(_reading(b"x"), filename="", owner=None)
     uploads.delete(upload.video_id, None)
     assert _files(tmp_path) == []
     with pytest.raises(NotFoundError):
@@ -87,27 +87,27 @@ async def test_the_size_of_a_file_is_bounded(
     uploads: Uploads, tmp_path: Path, size: int, is_taken: bool
 ) -> None:
     if is_taken:
-        await uploads.add(_reading(b"x" * size), filename="", owner=None)
+        await uploads.add_upload(_reading(b"x" * size), filename="", owner=None)
     else:
         with pytest.raises(MediaError):
-            await uploads.add(_reading(b"x" * size), filename="", owner=None)
+            await uploads.add_upload(_reading(b"x" * size), filename="", owner=None)
         assert _files(tmp_path) == []
 
 
 async def test_a_full_store_takes_no_more_until_something_has_gone(
     uploads: Uploads, clock: _Clock
 ) -> None:
-    await uploads.add(_reading(b"x" * 60), filename="", owner=None)
+    await uploads.add_upload(_reading(b"x" * 60), filename="", owner=None)
     with pytest.raises(UploadsFullError):
-        await uploads.add(_reading(b"x" * 41), filename="", owner=None)
+        await uploads.add_upload(_reading(b"x" * 41), filename="", owner=None)
     clock.now_s += TTL_S
-    await uploads.add(_reading(b"x" * 60), filename="", owner=None)
+    await uploads.add_upload(_reading(b"x" * 60), filename="", owner=None)
 
 
 async def test_without_room_for_any_there_are_no_uploads(tmp_path: Path, clock: _Clock) -> None:
     uploads = _uploads(tmp_path, clock, max_bytes=0)
     with pytest.raises(InvalidRequestError):
-        await uploads.add(_reading(b"x"), filename="", owner=None)
+        await uploads.add_upload(_reading(b"x"), filename="", owner=None)
 
 
 async def test_an_upload_that_breaks_off_leaves_nothing(uploads: Uploads, tmp_path: Path) -> None:
@@ -118,13 +118,13 @@ async def test_an_upload_that_breaks_off_leaves_nothing(uploads: Uploads, tmp_pa
 
     for _ in range(3):
         with pytest.raises(ConnectionError):
-            await uploads.add(read, filename="", owner=None)
+            await uploads.add_upload(read, filename="", owner=None)
     assert _files(tmp_path) == []
-    await uploads.add(_reading(b"x" * 60), filename="", owner=None)
+    await uploads.add_upload(_reading(b"x" * 60), filename="", owner=None)
 
 
 async def test_closing_deletes_everything(uploads: Uploads, tmp_path: Path) -> None:
-    await uploads.add(_reading(b"x"), filename="", owner=None)
+    await uploads.add_upload(_reading(b"x"), filename="", owner=None)
     uploads.close()
     assert list(tmp_path.iterdir()) == []
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 from hippo.models.attention import AttentionPlan, attend, plan_sequence
-from hippo.models.batch import plan_batch, worth_batching
+from hippo.models.batch import group_rows, plan_batch
 from hippo.models.cache import CacheShape, KeyValueCache
 from hippo.models.flash import attend_flash, has_flash
 from hippo.models.rows import PlacedRows
@@ -158,7 +158,7 @@ def test_the_order_in_memory_of_what_a_kernel_gives_does_not_matter(
 def slots_of(
     rows: list[PlacedRows], device: torch.device, *, has_flash: bool = False
 ) -> list[list[int]]:
-    groups = worth_batching(rows, device, has_flash=has_flash)
+    groups = group_rows(rows, device, has_flash=has_flash)
     return [[each.slot for each in group] for group in groups]
 
 
@@ -198,15 +198,15 @@ def test_a_slot_is_cleared_once_in_a_while_and_never_what_it_holds() -> None:
     cache = new_cache(capacity=600)
     view = cache.slot(2)[LAYER]
     view.fill_(1.0)
-    cache.define(2, 100, 130)
+    cache.zero_unwritten(2, 100, 130)
     assert bool((view[:, :, :100] == 1.0).all())
     assert bool((view[:, :, 100:256] == 0.0).all())
     view[:, :, 100:256] = 2.0  # later steps
-    cache.define(2, 140, 256)
+    cache.zero_unwritten(2, 140, 256)
     assert bool((view[:, :, 100:256] == 2.0).all())
-    cache.define(2, 250, 599)
+    cache.zero_unwritten(2, 250, 599)
     assert bool((view[:, :, 100:256] == 2.0).all())
     assert bool((view[:, :, 256:] == 0.0).all())
-    cache.forget(2)
-    cache.define(2, 10, 20)
+    cache.forget_slot(2)
+    cache.zero_unwritten(2, 10, 20)
     assert bool((view[:, :, 10:256] == 0.0).all())

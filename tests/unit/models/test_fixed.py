@@ -67,7 +67,7 @@ def _graphed(model: VideoLanguageModel, graphs: Any) -> FixedRunner:
     """Gives the model, of which only the cache's spare places must be there, steps with graphs."""
     assert isinstance(model, CachedModel)
     model._fixed = FixedRunner(
-        model._stack, model._cache, model.embedding, groups=model._groups, capture=graphs.capture
+        model._stack, model._cache, model.embedding, capture=graphs.capture_graph
     )
     return model._fixed
 
@@ -238,7 +238,7 @@ def test_all_shapes_are_captured_before_the_first_prompt(
     for start in (0, 32, 64):
         for count in outputs:
             plan = step(2, start, *ids[:count])
-            assert static.covers([model._place(plan.sequences[0])])
+            assert static.covers([model._place_rows(plan.sequences[0])])
             found = model.forward(plan)
             outputs[count].add(found.data_ptr())
             torch.testing.assert_close(found, ordinary.forward(plan), rtol=1e-4, atol=5e-5)
@@ -298,23 +298,23 @@ def test_after_a_capture_that_fails_work_goes_where_it_went_before(
     for name, function in instead.items():
         monkeypatch.setattr(torch.cuda, name, function)
     with pytest.raises(RuntimeError, match="not permitted"):
-        CudaGraphs(torch.device("cuda")).capture(lambda: torch.zeros(1))
+        CudaGraphs(torch.device("cuda")).capture_graph(lambda: torch.zeros(1))
     assert streams[-1].name == "usual"
 
 
 class _Refusing:
-    def capture(self, run: Callable[[], torch.Tensor]) -> Replay:
+    def capture_graph(self, run: Callable[[], torch.Tensor]) -> Replay:
         raise RuntimeError("operation not permitted when stream is capturing")
 
 
 class _Wrong:
-    def capture(self, run: Callable[[], torch.Tensor]) -> Replay:
+    def capture_graph(self, run: Callable[[], torch.Tensor]) -> Replay:
         output = run() * 1.01
         return lambda: output
 
 
 class _Undefined:
-    def capture(self, run: Callable[[], torch.Tensor]) -> Replay:
+    def capture_graph(self, run: Callable[[], torch.Tensor]) -> Replay:
         output = run() * torch.nan
         return lambda: output
 
@@ -360,9 +360,8 @@ def test_graphs_of_exact_steps_keep_their_bits(
         model._stack,
         model._cache,
         model.embedding,
-        groups=model._groups,
         exact_rows=4,
-        capture=graphs.capture,
+        capture=graphs.capture_graph,
     )
     for cut in (1, 3, 30):
         prefill(model, 0, prompts[0])

@@ -36,7 +36,7 @@ def build(
     *media: DecodedMedia,
     plan: FramePlan | None = None,
 ) -> Prompt:
-    return LlavaPromptBuilder(processor, max_context_length=4096).build(
+    return LlavaPromptBuilder(processor, max_context_length=4096).build_prompt(
         messages, media, plan or FramePlan()
     )
 

@@ -19,9 +19,9 @@ MIB = 1 << 20
 CPU = torch.device("cpu")
 
 
-def needs(**changes: int) -> memory.Needs:
+def needs(**changes: int) -> memory.MemoryNeeds:
     sizes = {"weight_bytes": 100 * MIB, "slot_bytes": 10 * MIB, "work_bytes": 10 * MIB}
-    return memory.Needs(name="a model", device=CPU, dtype=torch.float32, **(sizes | changes))
+    return memory.MemoryNeeds(name="a model", device=CPU, dtype=torch.float32, **(sizes | changes))
 
 
 def plan(**changes: Any) -> LoadPlan:

@@ -54,7 +54,7 @@ class Listeners:
         self.lost: Future[HippoError] = Future()
         self.told: list[Command] = []
 
-    def send(self, command: Command) -> None:
+    def send_command(self, command: Command) -> None:
         self.told.append(command)
 
     def give_up(self, error: HippoError) -> None:

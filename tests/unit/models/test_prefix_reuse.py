@@ -69,7 +69,7 @@ def test_a_conversation_that_goes_on_with_another_kind_of_media_shares_its_begin
         ChatMessage("assistant", (TextPart("a thing"),)),
         *user(2, "and now?"),
     ]
-    more = family.prepare(turns, [image(), image(seed=1), clip()], FramePlan())
+    more = family.prepare_prompt(turns, [image(), image(seed=1), clip()], FramePlan())
     # The video, which the images stand before, is the first of the items.
     assert shared(one, more) > int(one.items[-1].places[-1])
 
@@ -105,8 +105,8 @@ def test_an_answer_and_the_turn_that_quotes_it_share_its_rows(family: Model) -> 
         ChatMessage("assistant", (TextPart("the thing in the hat"),)),
         *user("and then?"),
     ]
-    one = family.prepare(turns[:1], [clip()], FramePlan())
-    more = family.prepare(turns, [clip()], FramePlan())
+    one = family.prepare_prompt(turns[:1], [clip()], FramePlan())
+    more = family.prepare_prompt(turns, [clip()], FramePlan())
     answer = more.input_ids[one.length : one.length + 6].tolist()
     held = cached_rows(one).followed_by(answer, one.next_position)
     assert held.common_length(cached_rows(more)) == one.length + 6
@@ -202,8 +202,8 @@ def test_a_second_turn_goes_on_behind_the_answer_that_was_decoded(family: Model)
         ChatMessage("assistant", (TextPart("the thing in the hat"),)),
         *user("and then?"),
     ]
-    one = family.prepare(turns[:1], [clip()], FramePlan())
-    more = family.prepare(turns, [clip()], FramePlan())
+    one = family.prepare_prompt(turns[:1], [clip()], FramePlan())
+    more = family.prepare_prompt(turns, [clip()], FramePlan())
     expected = run(family, 0, more)
     run(family, 1, one)
     answer = more.input_ids[one.length : one.length + 6].tolist()

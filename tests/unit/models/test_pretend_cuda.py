@@ -146,8 +146,9 @@ def select(
 ) -> tuple[int, ...]:
     pruning = Pruning(strategy, ratio=0.5, min_visual_tokens=1)
     selection = ScoredSelection(pruning, prompt, visual, score_layers=2)
-    taken = [selection.take() for _ in model.prefill(3, prompt, visual, None, selection.tap)]
-    taken.append(selection.take(is_last=True))
+    pieces = model.prefill(3, prompt, visual, None, selection.tap)
+    taken = [selection.take_selection() for _ in pieces]
+    taken.append(selection.take_selection(is_last=True))
     (found,) = filter(None, taken)
     return found.kept_indices
 

@@ -106,7 +106,7 @@ def test_rotary_positions_beyond_the_first_table_equal_recomputing(
 
 def test_a_cap_on_pixels_makes_fewer_tokens(model: VideoLanguageModel) -> None:
     messages, clips = user(0, "what?"), [clip(size=168)]
-    free = model.prepare(messages, clips, FramePlan())
-    capped = model.prepare(messages, clips, FramePlan(max_pixels=56 * 56))
+    free = model.prepare_prompt(messages, clips, FramePlan())
+    capped = model.prepare_prompt(messages, clips, FramePlan(max_pixels=56 * 56))
     assert free.visual_grids == ((3, 6, 6),)
     assert capped.visual_grids == ((3, 2, 2),)

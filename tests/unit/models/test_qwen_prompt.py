@@ -66,8 +66,8 @@ def test_a_prompt_is_what_the_processor_makes_of_it(
     reference: Reference, messages: list[ChatMessage], media: list[DecodedMedia], max_pixels: int
 ) -> None:
     plan = FramePlan(max_pixels=max_pixels)
-    fast = builder(reference, is_fast=True).build(messages, media, plan)
-    expected = builder(reference, is_fast=False).build(messages, media, plan)
+    fast = builder(reference, is_fast=True).build_prompt(messages, media, plan)
+    expected = builder(reference, is_fast=False).build_prompt(messages, media, plan)
     for name in ("input_ids", "positions", "visual_indices", "question_indices"):
         found, wanted = getattr(fast, name), getattr(expected, name)
         assert found.dtype == wanted.dtype
@@ -87,16 +87,16 @@ def test_items_are_told_apart_by_their_pixels_and_shape(processor: Any) -> None:
     assert patches is not None
     size = dict(processor.video_processor.size)
     clips = [video(4, 56, 84), video(4, 84, 56), video(4, 56, 84, seed=1)]
-    digests = [patches.cut(clip.frames, size)[2] for clip in clips]
+    digests = [patches.cut_frames(clip.frames, size)[2] for clip in clips]
     assert len(set(digests)) == 3
-    assert patches.cut(clips[0].frames.clone(), size)[2] == digests[0]
+    assert patches.cut_frames(clips[0].frames.clone(), size)[2] == digests[0]
 
 
 def test_a_video_beside_an_image_is_the_one_that_it_is_alone(reference: Reference) -> None:
     prompts = builder(reference, is_fast=True)
     clip, plan = video(4, 61, 75), FramePlan(max_pixels=6000)
-    alone = prompts.build(user(0, "what?"), [clip], plan)
-    beside = prompts.build(user(0, 1, "what?"), [clip, image()], plan)
+    alone = prompts.build_prompt(user(0, "what?"), [clip], plan)
+    beside = prompts.build_prompt(user(0, 1, "what?"), [clip, image()], plan)
     assert alone.items[0].digest == beside.items[0].digest
     assert torch.equal(alone.extras["pixel_values_videos"], beside.extras["pixel_values_videos"])
 
@@ -104,7 +104,7 @@ def test_a_video_beside_an_image_is_the_one_that_it_is_alone(reference: Referenc
 def test_frames_that_the_processor_refuses_are_refused(reference: Reference) -> None:
     for is_fast in (True, False):
         with pytest.raises(MediaError, match="aspect ratio"):
-            builder(reference, is_fast=is_fast).build(
+            builder(reference, is_fast=is_fast).build_prompt(
                 user(0, "what?"), [video(2, 4, 900)], FramePlan()
             )
 
@@ -113,11 +113,11 @@ def test_a_processor_that_does_something_else_is_not_replaced(
     processor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     video_processor = processor.video_processor
-    assert VideoPatches(video_processor).agrees()
+    assert VideoPatches(video_processor).matches_processor()
     monkeypatch.setattr(video_processor, "do_normalize", False)
     assert fast_patches(video_processor) is None
     monkeypatch.undo()
     ours = VideoPatches(video_processor)
     monkeypatch.setattr(video_processor, "image_mean", [0.1, 0.2, 0.3])
-    assert not ours.agrees()
+    assert not ours.matches_processor()
     assert fast_patches(object()) is None

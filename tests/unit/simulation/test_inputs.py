@@ -85,7 +85,7 @@ def test_a_line_meets_the_roofline_at_one_and_sixteen_rows() -> None:
 def test_a_model_that_its_gpus_cannot_share_is_refused_with_those_that_can() -> None:
     shape = PAIRS["qwen-7b-72b"].target
     with pytest.raises(InvalidRequestError, match="cannot share; choose 1, 2, 4, 8"):
-        Placement(gpu=H200, num_gpus=3).check(shape, 25_000)
+        Placement(gpu=H200, num_gpus=3).check_fits(shape, 25_000)
 
 
 @pytest.mark.parametrize("name", PAIRS)

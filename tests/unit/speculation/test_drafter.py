@@ -249,7 +249,7 @@ def make_guessing(
         pace=make_pace(max_ahead=max_ahead),
         max_guessed=max_guessed,
     )
-    drafter.read_text(prompt)
+    drafter.set_prompt_text(prompt)
     drafter.begin(10)
     return drafter
 
@@ -349,7 +349,7 @@ def test_only_what_the_draft_itself_says_is_drafted_however_it_guesses(
         pace=make_pace(max_ahead=data.draw(st.integers(1, 12))),
         max_guessed=data.draw(st.integers(0, 4)),
     )
-    drafter.read_text([rng.randrange(4) for _ in range(seed % 7)])
+    drafter.set_prompt_text([rng.randrange(4) for _ in range(seed % 7)])
     drafter.begin(says([]))
     settled: list[int] = []
     for _ in range(40):

@@ -41,16 +41,16 @@ def make_times(
 def test_the_acceptance_rate_follows_the_outcomes() -> None:
     acceptance = Acceptance(0.85)
     assert acceptance.rate == 0.85
-    acceptance.observe([True] * 200)
+    acceptance.observe_outcomes([True] * 200)
     assert acceptance.rate > 0.97
-    acceptance.observe([False] * 200)
+    acceptance.observe_outcomes([False] * 200)
     assert acceptance.rate < 0.03
 
 
 def test_one_stall_hardly_moves_a_mean() -> None:
     mean = RunningMean()
-    mean.observe(10)
-    mean.observe(1000)
+    mean.observe_time(10)
+    mean.observe_time(1000)
     assert mean.value == pytest.approx(14)
 
 
@@ -59,7 +59,7 @@ def test_forward_times_are_a_line_over_the_rows() -> None:
     assert times.line() == (0, 0)
     for _ in range(30):
         for rows in (1, 6, 20):
-            times.observe(rows, (10 + 0.5 * rows) * MS)
+            times.observe_forward(rows, (10 + 0.5 * rows) * MS)
     fixed, per_row = times.line()
     assert fixed == pytest.approx(10 * MS, rel=0.01)
     assert per_row == pytest.approx(0.5 * MS, rel=0.05)
@@ -68,7 +68,7 @@ def test_forward_times_are_a_line_over_the_rows() -> None:
 def test_where_all_forwards_had_the_same_rows_a_typical_slope_is_assumed() -> None:
     times = ForwardTimes()
     for _ in range(10):
-        times.observe(1, 10 * MS)
+        times.observe_forward(1, 10 * MS)
     fixed, per_row = times.line()
     assert fixed + per_row == pytest.approx(10 * MS)
     assert per_row == pytest.approx(0.2 * MS)
@@ -79,7 +79,7 @@ def test_where_all_forwards_had_the_same_rows_a_typical_slope_is_assumed() -> No
 def test_no_line_is_negative(forwards: list[tuple[int, float]]) -> None:
     times = ForwardTimes()
     for rows, forward_ns in forwards:
-        times.observe(rows, forward_ns)
+        times.observe_forward(rows, forward_ns)
     fixed, per_row = times.line()
     assert per_row >= 0
     assert fixed + per_row >= -1e-3

@@ -126,21 +126,21 @@ class WatchedSimulation(Simulation):
 
     _num_in_flight = 0  # messages to the draft and from it
 
-    def at(self, time_ns: float, event: Callable[[], None]) -> None:
+    def call_at(self, time_ns: float, event: Callable[[], None]) -> None:
         def watched() -> None:
             event()
             self._check()
 
-        super().at(time_ns, watched)
+        super().call_at(time_ns, watched)
 
-    def _send(self, leg: str, deliver: Callable[[], None]) -> None:
+    def _send_message(self, leg: str, deliver: Callable[[], None]) -> None:
         def arrive() -> None:
             self._num_in_flight -= 1
             deliver()
 
         is_drafts = "draft" in leg
         self._num_in_flight += is_drafts
-        super()._send(leg, arrive if is_drafts else deliver)
+        super()._send_message(leg, arrive if is_drafts else deliver)
 
     def _check(self) -> None:
         owes, drafter = self._coordinator.owes_block, self._drafter

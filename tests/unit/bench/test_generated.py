@@ -1,0 +1,19 @@
+"""Files that scripts of ``bench`` write from the code are up to date."""
+
+from __future__ import annotations
+
+import re
+
+from bench import env_example, metrics_page
+
+
+def test_the_page_on_metrics_is_the_codes() -> None:
+    text = metrics_page.PAGE.read_text(encoding="utf-8")
+    assert text == metrics_page.with_tables(text), "run: python -m bench.metrics_page"
+
+
+def test_the_file_of_all_knobs_is_up_to_date_and_explains_each() -> None:
+    text = env_example.GOAL.read_text(encoding="utf-8")
+    assert text == env_example.text(), "run: python -m bench.env_example"
+    explained = re.findall(r"^# ([A-Z_]+)=", text, flags=re.MULTILINE)
+    assert sorted(explained) == sorted(env_example.variables())
