@@ -26,65 +26,66 @@ SETTINGS: dict[str, Any] = {
     "GATEWAY": GatewaySettings,
 }
 HEAD = """\
-# Every knob of the stack; `python -m bench.env_example` writes this file. Copy it to .env and take
-# the "#" off what you change; what stays commented has the value shown. `docker compose config`
-# shows what comes of it.
+# All settings of the stack; `python -m bench.env_example` writes this file. Copy it to .env and
+# uncomment what you change; commented lines show the defaults. `docker compose config` prints the
+# result.
 
-# Which files make up the stack: two GPUs here; one-gpu.yml, tensor-parallel.yml or cpu.yml take the
-# place of two-gpus.yml. Add :deploy/compose/dashboard.yml to publish Grafana and Prometheus, and
-# :deploy/compose/login.yml to ask for a password there.
+# Compose files: two GPUs here; for other machines replace two-gpus.yml by one-gpu.yml,
+# tensor-parallel.yml or cpu.yml. Add :deploy/compose/dashboard.yml to publish Grafana and
+# Prometheus, and :deploy/compose/login.yml to require a Grafana password.
 COMPOSE_FILE=docker-compose.yml:deploy/compose/two-gpus.yml
 """
 STACK = {
-    "HIPPO_SERVED_NAME": "name in REST requests",
-    "HIPPO_MODELS": "where weights lie (the hub's cache): a Docker volume, or the path of a folder "
-    "of this machine that user 10001 may write",
+    "HIPPO_SERVED_NAME": "model name in REST requests",
+    "HIPPO_MODELS": "where weights are stored (the hub's cache): a Docker volume, or the path of a "
+    "folder of this machine that user 10001 can write",
     "HIPPO_HF_TOKEN_FILE": "a file with the token for gated models, readable by user 10001",
-    "HIPPO_OFFLINE": "1: never ask the hub; everything must be in HIPPO_MODELS",
-    "HF_ENDPOINT": "another hub than huggingface.co",
-    "HIPPO_START_PERIOD": "time for the download and loading of a model",
-    "HIPPO_DRAFT_GPU": "number or UUID by nvidia-smi",
-    "HIPPO_TARGET_GPU": "number or UUID by nvidia-smi",
-    "HIPPO_TARGET_SECOND_GPU": "tensor-parallel.yml: the target's second one",
-    "HIPPO_GPU": "one-gpu.yml: the GPU of both",
-    "HIPPO_DRAFT_CPUSET": "cpu.yml: cores, as 1 or 1-7 or 1,3; with several, as many threads",
-    "HIPPO_TARGET_CPUSET": "cpu.yml: cores of the target",
-    "HIPPO_SLOTS": "sequences at once, of both services (`hippo sizes`)",
-    "HIPPO_MAX_CONTEXT_LENGTH": "longest prompt and answer together, of both services",
-    "HIPPO_VISION_CACHE_MB": "of each device, for what the vision tower gave for earlier media",
-    "HIPPO_MEDIA_CACHE_MB": "of the host, for each service, for the frames of earlier media",
-    "HIPPO_PREFIX_CACHE": "false: every prompt is computed from its first token",
-    "HIPPO_MAX_FRAMES": "most frames of a video, for both services",
+    "HIPPO_OFFLINE": "1: never contact the hub; all files must be in HIPPO_MODELS",
+    "HF_ENDPOINT": "hub URL other than huggingface.co",
+    "HIPPO_START_PERIOD": "time for the download and loading of a model; after it, Compose counts "
+    "the service as failed",
+    "HIPPO_DRAFT_GPU": "the draft's GPU (index or UUID of nvidia-smi)",
+    "HIPPO_TARGET_GPU": "the target's GPU (index or UUID)",
+    "HIPPO_TARGET_SECOND_GPU": "tensor-parallel.yml: the target's second GPU",
+    "HIPPO_GPU": "one-gpu.yml: the GPU of both models",
+    "HIPPO_DRAFT_CPUSET": "cpu.yml: the draft's cores (1, 1-7 or 1,3); one thread per core",
+    "HIPPO_TARGET_CPUSET": "cpu.yml: the target's cores",
+    "HIPPO_SLOTS": "concurrent sequences, for both services (`hippo sizes`)",
+    "HIPPO_MAX_CONTEXT_LENGTH": "most tokens of prompt and answer together, for both services",
+    "HIPPO_VISION_CACHE_MB": "device memory for the vision features of earlier media, per device",
+    "HIPPO_MEDIA_CACHE_MB": "host memory for the frames of earlier media, per service",
+    "HIPPO_PREFIX_CACHE": "false: cached prompt prefixes are not reused",
+    "HIPPO_MAX_FRAMES": "most frames that a request may sample from a video, for both services",
     "HIPPO_API_KEYS_FILE": "a TOML file of API keys with their limits (docs/api.md), readable by "
-    "user 10001; without keys everybody who reaches the gateway may ask",
+    "user 10001; without keys, any client that reaches the gateway may send requests",
     "HIPPO_MEDIA": "a folder of this machine whose files requests may name as /media/FILE",
-    "HIPPO_DRAFT_MEMORY": "limit of the container; a model passes through the machine's memory "
-    "while it loads: its weights and 4 GiB (cpu.yml: 4g)",
-    "HIPPO_TARGET_MEMORY": "the same of the target's container (cpu.yml: 8g)",
-    "HIPPO_GATEWAY_MEMORY": "limit of the container",
-    "HIPPO_PROMETHEUS_MEMORY": "limit of the container",
-    "HIPPO_GRAFANA_MEMORY": "limit of the container",
-    "HIPPO_DRAFT_CPUS": "processor time in cores; 0: no limit",
-    "HIPPO_TARGET_CPUS": "processor time in cores; 0: no limit",
-    "HIPPO_GATEWAY_CPUS": "processor time in cores; 0: no limit",
-    "HIPPO_SHM_SIZE": "shared memory of draft and target, where the ranks of a target meet",
-    "HIPPO_BIND": "where the gateway is published; it asks for no key unless it is given keys",
+    "HIPPO_DRAFT_MEMORY": "host memory limit of the draft's container; loading needs the weights "
+    "and 4 GiB (cpu.yml: 4g)",
+    "HIPPO_TARGET_MEMORY": "host memory limit of the target's container (cpu.yml: 8g)",
+    "HIPPO_GATEWAY_MEMORY": "memory limit of the gateway's container",
+    "HIPPO_PROMETHEUS_MEMORY": "memory limit of Prometheus' container",
+    "HIPPO_GRAFANA_MEMORY": "memory limit of Grafana's container",
+    "HIPPO_DRAFT_CPUS": "CPU limit of the draft, in cores; 0: none",
+    "HIPPO_TARGET_CPUS": "CPU limit of the target, in cores; 0: none",
+    "HIPPO_GATEWAY_CPUS": "CPU limit of the gateway, in cores; 0: none",
+    "HIPPO_SHM_SIZE": "shared memory of draft and target, used by tensor-parallel ranks",
+    "HIPPO_BIND": "address that the gateway listens on; without API keys, access is open",
     "HIPPO_PORT": "the gateway's port on this machine",
-    "HIPPO_DASHBOARD_BIND": "dashboard.yml: where Grafana and Prometheus are published",
+    "HIPPO_DASHBOARD_BIND": "dashboard.yml: address of Grafana and Prometheus",
     "HIPPO_GRAFANA_PORT": "dashboard.yml: Grafana's port",
     "HIPPO_PROMETHEUS_PORT": "dashboard.yml: Prometheus' port",
     "HIPPO_GRAFANA_PASSWORD_FILE": "login.yml: a file with the administrator's password, readable "
     "by user 472",
-    "HIPPO_LOG_LEVEL": "debug, info, warning or error; of all services",
+    "HIPPO_LOG_LEVEL": "debug, info, warning or error, for draft, target and gateway",
     "HIPPO_LOG_STYLE": "json or text",
-    "HIPPO_METRICS_RETENTION": "how long Prometheus keeps what it scraped",
-    "HIPPO_ENGINE_IMAGE": "built under this name, or pulled (cpu.yml: hippo-engine:cpu)",
-    "HIPPO_GATEWAY_IMAGE": "built under this name, or pulled",
-    "HIPPO_PROMETHEUS_IMAGE": "pulled",
-    "HIPPO_GRAFANA_IMAGE": "pulled",
-    "HIPPO_BASE_IMAGE": "what our images are built on",
-    "HIPPO_TORCH_INDEX": "where torch is taken from instead of PyPI's CUDA build (cpu.yml: "
-    "https://download.pytorch.org/whl/cpu)",
+    "HIPPO_METRICS_RETENTION": "how long Prometheus keeps metrics",
+    "HIPPO_ENGINE_IMAGE": "image name to build or pull (cpu.yml: hippo-engine:cpu)",
+    "HIPPO_GATEWAY_IMAGE": "image name to build or pull",
+    "HIPPO_PROMETHEUS_IMAGE": "image to pull",
+    "HIPPO_GRAFANA_IMAGE": "image to pull",
+    "HIPPO_BASE_IMAGE": "base image of hippo's two images",
+    "HIPPO_TORCH_INDEX": "package index for torch instead of PyPI, which has the CUDA build "
+    "(cpu.yml: https://download.pytorch.org/whl/cpu)",
 }
 
 

@@ -228,7 +228,7 @@ def _latency_title(run: Result) -> str:
     pruned: str = run["pruning"]["strategy"]
     if pruned not in ("none", "blind"):
         pruned += f", {run['pruning']['ratio']:.0%} pruned"
-    return f"### {name}{run['kind']} prompts, {_num_clips(run)} clips, draft sees: {pruned}"
+    return f"### {name}{run['kind']} prompts, {_num_clips(run)} clips, pruning: {pruned}"
 
 
 def _latency_cells(run: Result) -> list[list[str]]:
@@ -277,6 +277,15 @@ def _rivals(runs: Sequence[Result]) -> list[str]:
 
 def _agreement(result: Result) -> list[str]:
     """Returns the table of agreement, without rows that equal the reference."""
+    if any(row["label"] == "holistic 0.95" for row in result["rows"]):
+        title = "Agreement in percent, and in brackets its difference from seeing every token:"
+        cells = {
+            row[
+                "label"
+            ]: f"{percent(row['agreement'])} ({percent(row['minus none'], is_signed=True)})"
+            for row in result["rows"]
+        }
+        return [title, _by_ratio(cells)]
     keys = (key for key in result["rows"][0] if key.startswith("minus "))
     reference = next(key for key in keys if key != "minus none")
     shown = [
@@ -289,29 +298,41 @@ def _agreement(result: Result) -> list[str]:
             row["label"],
             percent(row["agreement"]),
             percent(row["content_agreement"]),
-            percent(row["minus none"], is_signed=True),
             percent(row[reference], is_signed=True),
         ]
         for row in shown
     ]
-    head = ("draft sees", "agreement, %", "content words, %", "minus none", reference)
+    head = ("choice of visual tokens", "agreement, %", "content words, %", "minus the default")
     return [_markdown(head, rows)]
 
 
 def _services(result: Result) -> list[str]:
-    rows = [
-        [
-            row["system"],
-            interval(row["decode_speedup"]),
-            interval(row["end_to_end_speedup"]),
-            number(row["acceptance_rate"], ".3f"),
-            number(row["mean_tokens_per_forward"], ".2f"),
-            f"{row['num_equal']}/{row['num_answers']}",
-        ]
+    num_equal, num_all = (
+        sum(row[key] for row in result["rows"]) for key in ("num_equal", "num_answers")
+    )
+    title = (
+        "Speedup of decoding, and in brackets end to end, then the acceptance rate; "
+        f"{num_equal} of {num_all} answers equal:"
+    )
+    cells = {
+        row["system"]: f"{row['decode_speedup']['mean']:.2f} "
+        f"({row['end_to_end_speedup']['mean']:.2f}), {row['acceptance_rate']:.2f}"
         for row in result["rows"]
-    ]
-    head = ("system", "decode", "end to end", "acceptance", "tokens/forward", "equal")
-    return [_markdown(head, rows)]
+    }
+    return [title, _by_ratio(cells)]
+
+
+def _by_ratio(cells: Mapping[str, str]) -> str:
+    """Returns a table with a row per strategy and a column per ratio, from cells by
+    ``"STRATEGY RATIO"``; a system without a ratio has its cell in the first column."""
+    table: dict[str, dict[str, str]] = {}
+    for name, cell in cells.items():
+        strategy, _, last = name.rpartition(" ")
+        has_ratio = last.replace(".", "").isdecimal()
+        table.setdefault(strategy if has_ratio else name, {})[last if has_ratio else ""] = cell
+    ratios = sorted({ratio for row in table.values() for ratio in row})
+    rows = [[name, *(row.get(ratio, "") for ratio in ratios)] for name, row in table.items()]
+    return _markdown(["strategy, ratio", *(ratio or "no ratio" for ratio in ratios)], rows)
 
 
 def percent(value: Mapping[str, float], *, is_signed: bool = False) -> str:

@@ -26,14 +26,14 @@ class GatewaySettings:
     """The operator's settings; each field's ``help`` explains it."""
 
     target: tuple[str, ...] = setting(
-        help="address of the target service, host:port; several (by commas) share the work"
+        help="host:port of the target service; several, separated by commas, share the requests"
     )
     draft: tuple[str, ...] = setting(
         (),
-        help="address of the draft service, host:port, or several; each may serve every target "
-        "that it fits; none: target-only",
+        help="host:port of the draft service, or several; each serves all compatible targets; "
+        "empty: target-only",
     )
-    services_tls: bool = setting(False, help="reach draft and target by TLS")
+    services_tls: bool = setting(False, help="connect to draft and target by TLS")
     services_tls_ca: str = setting(
         "", help="PEM file of the CA that signed their certificates; empty: the system's CAs"
     )
@@ -44,82 +44,82 @@ class GatewaySettings:
     port_file: str | None = setting(None, help="file to write the bound port to")
     cpu_core: int | None = setting(None, help="pin the process to this core")
     log_level: str = setting(
-        "info", help="least level logged", choices=("debug", "info", "warning", "error")
+        "info", help="lowest level that is logged", choices=("debug", "info", "warning", "error")
     )
     log_style: str = setting("text", help="form of the log lines", choices=("text", "json"))
 
-    policy: str = setting("adaptive", help="speculation policy by default", choices=POLICY_NAMES)
-    gamma: int = setting(5, help="block length of serial and vpsd by default")
+    policy: str = setting("adaptive", help="default policy", choices=POLICY_NAMES)
+    gamma: int = setting(5, help="default draft length of serial and vpsd")
     max_draft_tokens: int = setting(
         MAX_DRAFT_TOKENS, help="most draft tokens verified in one forward"
     )
     pruning_strategy: str = setting(
         "holistic",
-        help="how the draft's visual tokens are chosen by default",
+        help="default choice of the draft's visual tokens",
         choices=PRUNING_STRATEGIES,
     )
-    pruning_ratio: float = setting(0.9, help="share of visual tokens the draft does not see")
+    pruning_ratio: float = setting(
+        0.9, help="default share of visual tokens that the draft does not see"
+    )
     pruning_min_visual_tokens: int = setting(
-        512, help="prompts with fewer visual tokens are not pruned, unless the request says how"
+        512, help="prompts with fewer visual tokens are not pruned, unless the request sets pruning"
     )
     allowed_pruning_strategies: tuple[str, ...] = setting(
         PRUNING_STRATEGIES, help="pruning strategies that requests may choose, the default included"
     )
     draft_stall_s: float = setting(
-        5.0, help="a draft that owes tokens and is silent for this long is given up for the request"
+        5.0, help="a request drops a draft whose tokens are overdue for this many seconds"
     )
     services_silence_s: float = setting(
         DEFAULT_SILENCE_SECONDS,
-        help="a service that answers no ping for this long is given up, with what runs there",
+        help="a service without a reply to pings for this many seconds counts as lost",
     )
     calibration_share: float = setting(
         0.01,
-        help="share of requests run target-only to measure the baseline of the speedup, of those "
-        "that name no policy; 0: none",
+        help="share of the requests without a policy that run target-only to measure the speedup "
+        "baseline; 0: none",
     )
 
     api_keys: tuple[str, ...] = setting(
         (),
-        help="name=key of each client that may ask; none: everybody may. Arguments are seen by "
-        "all users of a machine: use the environment or --api-keys-file",
+        help="name=key of each client, separated by commas; empty: no key is needed. All users of "
+        "a machine see command lines: use the environment or --api-keys-file",
     )
     api_keys_file: str = setting(
-        "", help="TOML file of further keys, by name, with limits of their own (docs/api.md)"
+        "", help="TOML file of further keys with individual limits (docs/api.md)"
     )
-    key_requests_per_minute: int = setting(0, help="most requests a minute of a key; 0: no limit")
-    key_concurrent_requests: int = setting(0, help="most requests of a key at once; 0: no limit")
+    key_requests_per_minute: int = setting(0, help="requests per minute per key; 0: no limit")
+    key_concurrent_requests: int = setting(0, help="concurrent requests per key; 0: no limit")
     key_visual_tokens_per_minute: int = setting(
-        0, help="most visual tokens a minute in a key's prompts; 0: no limit"
+        0, help="visual tokens per minute per key; 0: no limit"
     )
     cors_origins: tuple[str, ...] = setting(
-        (), help="origins whose pages may ask from a browser (https://app.example); none: no page"
+        (), help="origins that may send browser requests (https://app.example); empty: none"
     )
 
-    default_max_tokens: int = setting(512, help="completion limit of requests that set none")
+    default_max_tokens: int = setting(512, help="max_tokens of requests that set none")
     max_choices: int = setting(8, help="most choices (n) of one request")
-    request_timeout_s: float = setting(600.0, help="longest time for one request; 0: no limit")
-    shutdown_grace_s: float = setting(30.0, help="how long SIGTERM waits for running answers")
-    max_body_bytes: int = setting(128 << 20, help="largest request body")
+    request_timeout_s: float = setting(600.0, help="most seconds for one request; 0: no limit")
+    shutdown_grace_s: float = setting(30.0, help="seconds for running answers after SIGTERM")
+    max_body_bytes: int = setting(128 << 20, help="largest request body, in bytes")
     stream_keepalive_s: float = setting(
-        15.0, help="a stream that is silent for this long gets a comment; 0: never"
+        15.0, help="send a comment in a stream after this many silent seconds; 0: never"
     )
 
     max_media_items: int = setting(8, help="most videos and images in one request")
-    max_media_bytes: int = setting(64 << 20, help="largest video or image file")
-    media_timeout_s: float = setting(30.0, help="longest time to fetch one media URL")
+    max_media_bytes: int = setting(64 << 20, help="largest video or image file, in bytes")
+    media_timeout_s: float = setting(30.0, help="most seconds to fetch one media URL")
     allowed_media_dirs: tuple[str, ...] = setting(
-        (), help="directories that media paths may lie under; none: paths are refused"
+        (), help="directories of media paths that requests may name; empty: no paths"
     )
     allowed_media_domains: tuple[str, ...] = setting(
-        (), help="domains that media URLs may name (*.example.com: its subdomains)"
+        (), help="domains of media URLs (*.example.com: its subdomains); empty: no URLs"
     )
     max_upload_bytes: int = setting(
-        1 << 30, help="most bytes of uploaded videos (POST /v1/videos) at once; 0: no uploads"
+        1 << 30, help="total bytes of stored uploads (POST /v1/videos); 0: no uploads"
     )
-    upload_ttl_s: float = setting(3600.0, help="how long an uploaded video is kept")
-    upload_dir: str = setting(
-        "", help="directory for uploaded videos; empty: a new one where temporary files go"
-    )
+    upload_ttl_s: float = setting(3600.0, help="seconds that an uploaded video is kept")
+    upload_dir: str = setting("", help="directory for uploaded videos; empty: a new temporary one")
     allow_http_media: bool = setting(False, help="media URLs may be http as well as https")
     allow_private_media_addresses: bool = setting(
         False, help="media URLs may resolve to loopback and private addresses"

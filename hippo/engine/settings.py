@@ -23,56 +23,56 @@ class EngineSettings:
     device: str = setting("cpu", help="cpu, cuda or cuda:N")
     dtype: str = setting(
         "auto",
-        help="auto is the checkpoint's own, but a draft's on a CPU float16: the target settles "
-        "every token, so a draft's dtype is a matter of speed",
+        help="auto: the checkpoint's dtype, but float16 for a draft on a CPU, because a draft's "
+        "dtype affects only the speed",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     cpu_core: int | None = setting(None, help="pin the process to this core, with one thread")
-    num_threads: int | None = setting(None, help="threads of one CPU operation")
+    num_threads: int | None = setting(None, help="CPU threads of one operation; default: torch's")
     slots: str = setting(
         "auto",
-        help="sequences at once; auto: as many as the device's memory takes beside the weights, "
+        help="concurrent sequences; auto: as many as fit in memory beside the weights, "
         f"at most {MOST_AUTO_SLOTS}",
     )
     memory_gib: float | None = setting(
         None,
-        help="most memory of the device, in GiB, that the service may plan with; without it "
-        f"{USED_SHARE:.0%} of what the weights leave free on a GPU, half of it on a CPU",
+        help="limit of the service's device memory, in GiB; default: the weights and "
+        f"{USED_SHARE:.0%} (CPU: 50%) of the memory that is then free",
     )
-    max_context_length: int = setting(4096, help="prompt and completion together, in tokens")
+    max_context_length: int = setting(4096, help="most tokens of prompt and answer together")
     vision_cache_mb: int = setting(
-        256, help="megabytes on the device for what the vision tower gave for earlier media; 0: off"
+        256, help="megabytes of device memory for vision features of earlier media; 0: off"
     )
     media_cache_mb: int = setting(
-        256, help="megabytes of the host's memory for frames of earlier media; 0: off"
+        256, help="megabytes of host memory for frames of earlier media; 0: off"
     )
     prefix_cache: bool = setting(
-        True, help="a prompt that begins as an earlier one in a free slot goes on from there"
+        True, help="reuse keys and values of earlier prompts with the same first tokens"
     )
     cuda_graphs: str = setting(
         "off",
-        help="capture steps of few rows as CUDA graphs (untried on real GPUs); auto: on one GPU",
+        help="capture small steps as CUDA graphs (not yet run on a GPU); auto: if there is one GPU",
         choices=("auto", "on", "off"),
     )
     host: str = setting("127.0.0.1", help="address to listen on")
     port_file: str | None = setting(None, help="file to write the bound port to")
-    metrics_port: int | None = setting(None, help="serve Prometheus metrics there, on --host")
-    drain_seconds: float = setting(30.0, help="time for running sequences after SIGTERM")
-    max_message_mib: int = setting(256, help="largest request, media included")
-    max_frames: int = setting(768, help="most frames of a video that are looked at")
+    metrics_port: int | None = setting(None, help="port for Prometheus metrics, on --host")
+    drain_seconds: float = setting(30.0, help="seconds for running sequences after SIGTERM")
+    max_message_mib: int = setting(256, help="largest gRPC message in MiB, media included")
+    max_frames: int = setting(768, help="most frames that a request may sample")
     max_frame_pixels: int = setting(7680 * 4320, help="most pixels of one frame as stored")
-    max_video_seconds: float = setting(3600.0, help="longest video")
+    max_video_seconds: float = setting(3600.0, help="longest video, in seconds")
     max_video_streams: int = setting(32, help="most tracks of a video file, of any kind")
-    max_stored_frames: int = setting(500_000, help="most frames in a video file, looked at or not")
-    max_stored_fps: float = setting(1000.0, help="most frames a second in a video file")
-    decode_seconds: float = setting(30.0, help="longest decoding of one media item")
-    decode_mib: int = setting(2048, help="most memory that decoding one media item may take")
-    tls_cert: str = setting("", help="PEM certificate; with --tls-key, serve TLS")
-    tls_key: str = setting("", help="PEM private key")
-    tls_ca: str = setting("", help="PEM authority that client certificates must come from")
+    max_stored_frames: int = setting(500_000, help="most frames in a video file, sampled or not")
+    max_stored_fps: float = setting(1000.0, help="highest frame rate of a video file")
+    decode_seconds: float = setting(30.0, help="most seconds of decoding one media item")
+    decode_mib: int = setting(2048, help="most memory for decoding one media item, in MiB")
+    tls_cert: str = setting("", help="PEM file of the certificate; with --tls-key: serve TLS")
+    tls_key: str = setting("", help="PEM file of the private key")
+    tls_ca: str = setting("", help="PEM file of the CA that must have signed client certificates")
     log_level: str = setting(
         "info",
-        help="least severe records that are logged",
+        help="lowest level that is logged",
         choices=("debug", "info", "warning", "error"),
     )
     log_style: str = setting("text", help="text or json lines", choices=("text", "json"))

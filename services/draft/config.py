@@ -18,8 +18,8 @@ class DraftSettings(EngineSettings):
     port: int = setting(50051, help="port to listen on; 0: any free one")
     max_guessed: int = setting(
         4,
-        help="tokens that a drafting step may guess from the text so far and from rejected drafts, "
-        "for the model to check in the same forward; 0: none",
+        help="tokens per drafting step that are guessed from earlier text and rejected drafts, and "
+        "verified by the draft in the same forward; 0: none",
     )
 
     def __post_init__(self) -> None:

@@ -21,29 +21,29 @@ class TargetSettings(EngineSettings):
     max_queue: int = setting(16, help="sequences that may wait for a slot")
     score_layers: int | None = setting(
         None,
-        help="layers, from the first, whose attention scores visual tokens; default: half of them",
+        help="number of first layers whose attention scores visual tokens; default: half of all",
     )
     spatial_score: str = setting(
         "contrast",
-        help="how a visual token is compared with its surroundings; variance is HIPPO's formula",
+        help="spatial score of a visual token; variance is the formula of the HIPPO paper",
         choices=get_args(SpatialScore),
     )
     spread: float = setting(
         0.05,
-        help="share of the tokens kept by holistic that is spread evenly over the rest; HIPPO: 0",
+        help="share of holistic's kept tokens that is spread evenly; the HIPPO paper: 0",
     )
     deterministic: bool = setting(
         False,
-        help="every step in the same shape, target-only as well, so that an answer's bits do not "
-        "depend on what was verified together, in bfloat16 either",
+        help="run every step in one shape, also target-only, so that the bits of an answer do not "
+        "depend on batching or drafting, in any dtype",
     )
-    deterministic_rows: int = setting(8, help="with --deterministic: rows of every step")
+    deterministic_rows: int = setting(8, help="with --deterministic: rows per step")
     tensor_parallel: int = setting(1, help="devices that share the model's layers")
     devices: tuple[str, ...] = setting(
-        (), help="one for each, such as cuda:0,cuda:1; default: --device and those after it"
+        (), help="with --tensor-parallel: the devices, as cuda:0,cuda:1; default: from --device on"
     )
     cpu_cores: tuple[str, ...] = setting(
-        (), help="with --tensor-parallel: a core for each device's process, as --cpu-core"
+        (), help="with --tensor-parallel on a CPU: one core for each process"
     )
 
     def __post_init__(self) -> None:
