@@ -173,7 +173,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--dtypes", type=names, default=["float32", "bfloat16", "float16"])
     add("--temperatures", type=_numbers, default=[0.0], help="such as 0,0.8")
     add("--systems", type=names, default=[], help="beginnings of names, without spaces")
-    add("--num-clips", type=int, default=20, help="held-out clips a kind")
+    add("--num-clips", type=int, default=20, help="held-out clips per kind")
     add("--repeats", type=int, default=1, help="runs of each answer; the median one counts")
     add("--timeline", action="store_true", help="keep every verdict and block in the JSON")
     add("--strategy", default="holistic", help="how the draft's visual tokens are chosen")

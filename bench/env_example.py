@@ -42,17 +42,19 @@ STACK = {
     "HIPPO_HF_TOKEN_FILE": "a file with the token for gated models, readable by user 10001",
     "HIPPO_OFFLINE": "1: never contact the hub; all files must be in HIPPO_MODELS",
     "HF_ENDPOINT": "hub URL other than huggingface.co",
-    "HIPPO_START_PERIOD": "time for the download and loading of a model; after it, Compose counts "
-    "the service as failed",
+    "HIPPO_START_PERIOD": "time for the download and loading of a model; failed health checks "
+    "count only after it",
     "HIPPO_DRAFT_GPU": "the draft's GPU (index or UUID of nvidia-smi)",
     "HIPPO_TARGET_GPU": "the target's GPU (index or UUID)",
     "HIPPO_TARGET_SECOND_GPU": "tensor-parallel.yml: the target's second GPU",
     "HIPPO_GPU": "one-gpu.yml: the GPU of both models",
-    "HIPPO_DRAFT_CPUSET": "cpu.yml: the draft's cores (1, 1-7 or 1,3); one thread per core",
-    "HIPPO_TARGET_CPUSET": "cpu.yml: the target's cores",
+    "HIPPO_DRAFT_CPUSET": "cpu.yml: the draft's core; for several (1-7 or 1,3) set "
+    "HIPPO_DRAFT_NUM_THREADS too",
+    "HIPPO_TARGET_CPUSET": "cpu.yml: the target's core; for several set "
+    "HIPPO_TARGET_NUM_THREADS too",
     "HIPPO_SLOTS": "concurrent sequences, for both services (`hippo sizes`)",
     "HIPPO_MAX_CONTEXT_LENGTH": "most tokens of prompt and answer together, for both services",
-    "HIPPO_VISION_CACHE_MB": "device memory for the vision features of earlier media, per device",
+    "HIPPO_VISION_CACHE_MB": "device memory for the vision features of earlier media, per service",
     "HIPPO_MEDIA_CACHE_MB": "host memory for the frames of earlier media, per service",
     "HIPPO_PREFIX_CACHE": "false: cached prompt prefixes are not reused",
     "HIPPO_MAX_FRAMES": "most frames that a request may sample from a video, for both services",
@@ -69,7 +71,8 @@ STACK = {
     "HIPPO_TARGET_CPUS": "CPU limit of the target, in cores; 0: none",
     "HIPPO_GATEWAY_CPUS": "CPU limit of the gateway, in cores; 0: none",
     "HIPPO_SHM_SIZE": "shared memory of draft and target, used by tensor-parallel ranks",
-    "HIPPO_BIND": "address that the gateway listens on; without API keys, access is open",
+    "HIPPO_BIND": "address of this machine for the gateway's port; without API keys, access is "
+    "open",
     "HIPPO_PORT": "the gateway's port on this machine",
     "HIPPO_DASHBOARD_BIND": "dashboard.yml: address of Grafana and Prometheus",
     "HIPPO_GRAFANA_PORT": "dashboard.yml: Grafana's port",

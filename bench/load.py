@@ -238,8 +238,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--clients", type=integers, default=[1, 2, 4, 8, 16, 32], help="numbers of clients")
     add("--systems", type=names, default=list(SYSTEMS), help=f"some of {', '.join(SYSTEMS)}")
-    add("--answers", type=int, default=24, help="least number of answers a load is measured on")
-    add("--rounds", type=int, default=3, help="least number of answers a client")
+    add("--answers", type=int, default=24, help="least number of answers per load")
+    add("--rounds", type=int, default=3, help="least number of answers per client")
     add("--repeats", type=int, default=1, help="runs of each load, in turn; the median one counts")
     add("--questions-per-clip", type=int, default=1, help="asked one after another by one client")
     add("--kind", choices=("short", "long"), default="short", help="prompts")

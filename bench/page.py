@@ -204,7 +204,7 @@ def _section(name: str, result: Result) -> str:
         parts += [f"### {load_title(result)}", _markdown(LOAD_COLUMNS, list(load_rows(result)))]
     else:
         parts += [f"{result['num_clips']} held-out clips.", f"![{name}](pruning-{name}.svg)"]
-        parts += _services(result) if name == "services" else _agreement(result)
+        parts += _services(result) if name == "services" else _agreement(name, result)
     return "\n\n".join(parts)
 
 
@@ -275,9 +275,10 @@ def _rivals(runs: Sequence[Result]) -> list[str]:
     return ["### Rivals", _markdown(head, rows)] if rows else []
 
 
-def _agreement(result: Result) -> list[str]:
-    """Returns the table of agreement, without rows that equal the reference."""
-    if any(row["label"] == "holistic 0.95" for row in result["rows"]):
+def _agreement(name: str, result: Result) -> list[str]:
+    """Returns the table of agreement: a row per strategy and a column per ratio, or for
+    ``ablation`` a row per variant, without the variants that equal the first row."""
+    if name != "ablation":
         title = "Agreement in percent, and in brackets its difference from seeing every token:"
         cells = {
             row[
@@ -302,22 +303,21 @@ def _agreement(result: Result) -> list[str]:
         ]
         for row in shown
     ]
-    head = ("choice of visual tokens", "agreement, %", "content words, %", "minus the default")
+    head = ("choice of visual tokens", "agreement, %", "content words, %", "minus the first row")
     return [_markdown(head, rows)]
 
 
 def _services(result: Result) -> list[str]:
-    num_equal, num_all = (
-        sum(row[key] for row in result["rows"]) for key in ("num_equal", "num_answers")
-    )
+    rows = [row for row in result["rows"] if row["system"] != TARGET_ONLY]
+    num_equal = sum(row["num_equal"] for row in rows)
     title = (
-        "Speedup of decoding, and in brackets end to end, then the acceptance rate; "
-        f"{num_equal} of {num_all} answers equal:"
+        "Speedup of decoding with its 95 % interval, in brackets end to end, then the acceptance "
+        f"rate; {num_equal} of {sum(row['num_answers'] for row in rows)} answers equal:"
     )
     cells = {
-        row["system"]: f"{row['decode_speedup']['mean']:.2f} "
-        f"({row['end_to_end_speedup']['mean']:.2f}), {row['acceptance_rate']:.2f}"
-        for row in result["rows"]
+        row["system"]: f"{interval(row['decode_speedup'])} "
+        f"({row['end_to_end_speedup']['mean']:.2f}), {number(row['acceptance_rate'], '.2f')}"
+        for row in rows
     }
     return [title, _by_ratio(cells)]
 
@@ -332,7 +332,7 @@ def _by_ratio(cells: Mapping[str, str]) -> str:
         table.setdefault(strategy if has_ratio else name, {})[last if has_ratio else ""] = cell
     ratios = sorted({ratio for row in table.values() for ratio in row})
     rows = [[name, *(row.get(ratio, "") for ratio in ratios)] for name, row in table.items()]
-    return _markdown(["strategy, ratio", *(ratio or "no ratio" for ratio in ratios)], rows)
+    return _markdown(["strategy, ratio", *(ratio or "as it is" for ratio in ratios)], rows)
 
 
 def percent(value: Mapping[str, float], *, is_signed: bool = False) -> str:

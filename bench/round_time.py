@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def measure(
     stack: Stack, clips: Sequence[ClipFile], chosen: Sequence[System], *, num_repeats: int
 ) -> list[dict[str, Any]]:
-    """Returns the breakdown of each system, summed over its answers, after one warm-up answer."""
+    """Returns the mean round of each system over its answers, after one warm-up answer."""
     pids = {name: stack.child(name).pid or 0 for name in ("draft", "target", "gateway")}
     pids["client"] = os.getpid()
     sums: dict[str, Counter[str]] = defaultdict(Counter)

@@ -52,7 +52,7 @@ def running_stack(options: StackOptions) -> Iterator[Stack]:
     STACK_LOG.parent.mkdir(parents=True, exist_ok=True)
     with (
         STACK_LOG.open("a", encoding="utf-8") as log,
-        Stack(options, lambda name, line: print(f"{name}: {line}", file=log)) as stack,
+        Stack(options, lambda name, line: print(f"{name}: {line}\n", end="", file=log)) as stack,
     ):
         stack.start()
         stack.wait_ready()

@@ -206,7 +206,7 @@ def clip_times(size: Size, rng: np.random.Generator) -> npt.NDArray[np.float64]:
 
 
 def sample_scene(recipe: Recipe, size: Size, rng: np.random.Generator) -> world.Scene:
-    """Returns a scene for a clip of `size`; stills are 4 s scenes without events."""
+    """Returns a scene for a clip of `size`; stills are 4 s scenes without motion or events."""
     duration_s = 4.0 if recipe.is_still else size.num_frames / 2
     return world.sample_scene(
         rng,

@@ -29,7 +29,7 @@ def count_completion(
     _count_as_vllm_does(record, model)
     metrics[own.COMPLETIONS].labels(record.policy, record.outcome or "cancelled").inc()
     metrics[own.CALIBRATIONS].inc(record.is_calibration)
-    # Before the baseline learns from this answer: the metrics get the speedup that it reports.
+    # Before the baseline learns from this answer, so that metrics and answer have one speedup.
     _count_speedup(record, metrics, baseline)
     baseline.learn_steps(record.alone_steps, time.monotonic_ns())
     num_steps = sum(sums.num_steps for sums in record.alone_steps.values())

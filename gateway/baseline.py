@@ -14,8 +14,8 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 CONTEXT_BOUNDS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-_MEMORY_STEPS = 500  # number of latest steps that a running mean covers
-_LEAST_TOKENS = 16  # shorter answers have too few steps to be run target-only for calibration
+_MEMORY_STEPS = 500  # most weight of a running mean, in steps: older steps fade
+_LEAST_TOKENS = 16  # a lower max_tokens gives too few steps for calibration
 
 
 @dataclass(slots=True)

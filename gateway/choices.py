@@ -77,7 +77,8 @@ class Choices:
             record.has_failed = record.finish_reason is None
 
     async def wait_begun(self, idle_s: float | None = None) -> bool:
-        """Returns True once the prompt of a choice was read, or False after ``idle_s``. Raises the
+        """Returns True once the prompt of a choice was read, or False after ``idle_s`` without
+        news. Raises the
         error of a choice that failed before its prompt was read."""
         while True:
             self._count_begun()

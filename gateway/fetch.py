@@ -147,7 +147,7 @@ class UrlFetcher:
 
 
 def is_public_address(address: str) -> bool:
-    """Whether an address is public, also if an IPv6 address embeds an IPv4 address."""
+    """Whether an address is public; if an IPv6 address embeds an IPv4 one, whether that one is."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

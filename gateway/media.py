@@ -185,7 +185,7 @@ class MediaReader:
             resolved = Path(path).resolve()
         except (OSError, RuntimeError, ValueError):  # link loops, null bytes
             raise MediaError(f"{_shorten(path)!r} is not a usable path") from None
-        # A missing file is refused like an existing one, so that clients cannot probe for files.
+        # Outside, a missing file is refused like an existing one: clients cannot probe for files.
         if not any(resolved.is_relative_to(directory) for directory in self._allowed_dirs):
             raise ForbiddenError(f"{_shorten(path)!r} is not under an allowed directory")
         return self._read_file(resolved, path)

@@ -24,7 +24,10 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class RequestMiddleware:
-    """Sets request ids, limits bodies, counts and logs requests; plain ASGI, so streams pass."""
+    """Sets request ids, limits bodies, counts and logs requests.
+
+    It is plain ASGI, so streams are not buffered.
+    """
 
     def __init__(self, app: ASGIApp, *, max_body_bytes: int, metrics: GatewayMetrics) -> None:
         self._app = app

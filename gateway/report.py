@@ -72,7 +72,7 @@ class AnswerRecord:
     has_failed: bool = False
     is_calibration: bool = False
     intervals_ns: list[int] = field(default_factory=list)  # from one verdict to the next
-    alone_steps: StepsByContext = field(default_factory=dict)  # intervals of target-only steps
+    alone_steps: StepsByContext = field(default_factory=dict)  # sums of target-only steps
     was_alone: bool = False  # ``is_alone`` of the previous verdict
     timeline: Timeline | None = None
 
@@ -133,7 +133,7 @@ class AnswerRecord:
 
     def baseline_ns(self, baseline: Baseline) -> float | None:
         """Returns the estimated time of target-only decoding; None if ``baseline`` has no
-        measurements or the answer has fewer than two tokens."""
+        measurements or all tokens of the answer came at once."""
         if not baseline.is_known or self.num_completion_tokens < 2 or self.decode_ns <= 0:
             return None
         return baseline.decode_ns(self.num_completion_tokens, self.mean_context_length)

@@ -78,7 +78,7 @@ class SpeculationOptions(Model):
         "(specvlm pruning of 0.9, serial). Other fields override the preset.",
     )
     policy: Literal["off", "serial", "vpsd", "adaptive", "optimistic", "conservative"] | None = None
-    gamma: int | None = Field(default=None, ge=1, description="Block length of serial and vpsd.")
+    gamma: int | None = Field(default=None, ge=1, description="Draft length of serial and vpsd.")
     max_draft_tokens: int | None = Field(
         default=None, ge=1, description="Maximum number of draft tokens that one forward verifies."
     )

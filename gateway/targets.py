@@ -27,7 +27,7 @@ ServiceT = TypeVar("ServiceT", "Target", Draft)
 
 
 class Target(Watch[TargetClient]):
-    """A target service, the measurements of it, and those of ``drafts`` that fit it."""
+    """A target service with its measurements, and the drafts among ``drafts`` that fit it."""
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class Target(Watch[TargetClient]):
         super().__init__("target", client, on_change=on_change)
         self.baseline = Baseline()  # step times of target-only decoding
         self.calibration = Calibration(calibration_share, self.baseline)
-        self.fitting_drafts: list[Draft] = []  # that are serving
+        self.fitting_drafts: list[Draft] = []  # serving drafts that fit
         self._tokenizer: Tokenizer | None = None  # set before ``info`` is
         self._drafts = drafts
         self._drafts_changed = asyncio.Event()
-        self._misfits: dict[Draft, str] = {}  # reasons
+        self._misfits: dict[Draft, str] = {}  # why a draft does not fit
         self._times: dict[str, PairTimes] = {}
 
     @property
@@ -126,7 +126,7 @@ class Pair:
 
 
 def choose_service(services: Sequence[ServiceT], key: bytes) -> ServiceT:
-    """Returns the service that ``key`` hashes to if it has a free slot, else the least loaded."""
+    """Returns the service that a ``key`` hashes to if it has a free slot, else the least loaded."""
     if len(services) == 1:
         return services[0]
 

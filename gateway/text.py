@@ -91,7 +91,7 @@ class AnswerText:
         if not self._stops.is_active and self._texts is None:
             self.num_tokens += len(token_ids)
             return self._detokenizer.add_tokens(token_ids)
-        # One by one, so that the number of tokens does not depend on the block lengths.
+        # One by one, so that the result does not depend on the number of tokens of a verdict.
         text = ""
         for place, token_id in enumerate(token_ids):
             self.num_tokens += 1

@@ -88,7 +88,7 @@ def _chat_messages(request: ChatCompletionRequest) -> tuple[ChatMessage, ...]:
 
 
 def affinity_key(request: ChatCompletionRequest, media: Sequence[Media]) -> bytes:
-    """Returns a hash of the media, or without media of the first message, and of the cache salt.
+    """Returns a hash of the cache salt and the media (if there are none: the first message).
 
     Requests with equal keys can share cached results. Slow for large files.
     """
@@ -175,7 +175,7 @@ def num_choices(request: ChatCompletionRequest, settings: GatewaySettings) -> in
 
 
 def choice_requests(request: OpenRequest, count: int) -> list[OpenRequest]:
-    """Returns one request per choice; they differ in the choice index, a part of the random key."""
+    """Returns one request per choice; they differ in the choice index."""
     return [
         replace(request, sampling=replace(request.sampling, choice_index=index))
         for index in range(count)

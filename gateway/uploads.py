@@ -105,7 +105,7 @@ class Uploads:
         return upload
 
     def get(self, video_id: str, owner: str | None) -> Upload:
-        """Returns an upload. Raises NotFoundError if ``owner`` has no such upload any more."""
+        """Returns an upload. Raises NotFoundError if ``owner`` has none, or it has expired."""
         self._expire()
         upload = self._uploads.get(video_id)
         if upload is None or upload.owner != owner:

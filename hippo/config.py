@@ -1,4 +1,5 @@
-"""Settings from flags, environment variables and defaults, in this order, by one dataclass."""
+"""Reads a settings dataclass: a flag overrides an environment variable, which overrides the
+default."""
 
 from __future__ import annotations
 

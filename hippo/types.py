@@ -148,7 +148,8 @@ class Pace:
 
     @property
     def for_draft(self) -> tuple[int, int, int]:
-        """The fields that a drafter uses; the last one is the size of a run's first block."""
+        """The fields that a drafter uses; a run's first block is due with the last number of tokens
+        (0: a few)."""
         return self.max_ahead, self.block_size, self.conservative.min_draft_tokens
 
 

@@ -1,7 +1,7 @@
 """Experiments on visual token pruning, on held-out clips of the bundled pair's world.
 
 Each experiment writes bench/out/pruning/NAME.json; `python -m bench.page` puts them into
-docs/results.md. All but `services` run only the draft along the target's outputs, which
+docs/results.md. `ratio` and `ablation` run only the draft along the target's outputs, which
 `traces` stores under bench/out/pruning; an interrupted run continues.
 
     traces      the target's greedy outputs, visual features and attention of each layer

@@ -91,7 +91,7 @@ def summarise(records: Sequence[Record]) -> list[Row]:
 
 
 def summarise_alone(name: str, answers: Sequence[Answer]) -> Row:
-    """Returns a row for a server that sends only text, with times on the client's clock."""
+    """Returns a row for any server, with times on the client's clock."""
     return {
         "system": name,
         "num_answers": len(answers),

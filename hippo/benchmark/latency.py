@@ -89,8 +89,8 @@ def measure(
 
     Target-only runs before and after the other systems on each question. The baseline is the mean
     of both runs, and the speedups of both (system "target-only", two records per question) show the
-    drift of the machine. Each answer is the one of median decode time of ``num_repeats`` runs.
-    Raises HippoError as ``Connection.ask`` does.
+    drift of the machine. Each answer is the one of median decode time of ``num_repeats`` runs (or
+    one with other tokens than the first run's). Raises HippoError as ``Connection.ask`` does.
     """
     off, others = System(TARGET_ONLY, {"policy": "off"}), _others(systems)
     with closing(server.connect()) as connection:

@@ -62,7 +62,7 @@ class LoadRun:
 @dataclass(slots=True)
 class ClosedLoop:
     """Runs ``num_clients`` clients. The window begins when ``num_clients`` requests have ended, and
-    ends after ``num_answers`` further requests or ``seconds``; exactly one of both is given.
+    ends after ``num_answers`` further requests or ``seconds``; exactly one of the two is given.
 
     Clients take questions in turn, ``num_together`` at a time, and servers round robin. Only
     questions that a client takes together share a cache salt, so only they can reuse the server's

@@ -68,8 +68,8 @@ class Request:
     has_salt: bool
 
     def body(self, salt: str | None = None) -> bytes:
-        """Returns the bytes to send. The server reuses cached data only of requests with the same
-        ``salt``; the default is a new salt."""
+        """Returns the bytes to send. A server that takes salts reuses cached data only of
+        requests with the same ``salt``; the default is a new salt."""
         if not self.has_salt:
             return self.unsalted
         return self.unsalted[:-1] + f', "{_SALT}": "{salt or new_salt()}"}}'.encode()

@@ -47,15 +47,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--url", default="http://127.0.0.1:8000", help="the gateway's address")
     add("--policy", choices=POLICY_NAMES, help="default: the gateway's")
-    add("--gamma", type=int, help="block length of serial and vpsd")
+    add("--gamma", type=int, help="draft length of serial and vpsd")
     add("--max-tokens", type=int, default=256, help="default: %(default)s")
     add("--temperature", type=float, default=0.0, help="0, the default, is greedy")
     add("--seed", type=int, default=0, help="default: %(default)s")
-    add("--fps", type=float, help="frames per second that are looked at")
+    add("--fps", type=float, help="sampled frames per second")
     add(
         "--compare",
         action="store_true",
-        help="then time it and the target alone, in turn, both warm",
+        help="then time this answer and the target alone, alternating, after a warm-up",
     )
     add("--repeats", type=int, default=3, help="timed runs of each, with --compare")
     add("--json", action="store_true", help="print one JSON object instead")

@@ -51,22 +51,33 @@ _SECONDS = 20.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this command; an option whose help names no default is off."""
+    """Adds the options of this command to ``parser``."""
     group = parser.add_argument_group("server")
     add = group.add_argument
     add("--url", default="http://127.0.0.1:8000", help="with or without /v1 (default: %(default)s)")
     add("--model", help="default: the first one that it serves")
     add("--api-key", metavar="KEY", help=f"better given in {KEY_VARIABLE}: others can see commands")
-    add("--timeout", type=float, default=600.0, metavar="S", help="of silence (default: 600)")
+    add(
+        "--timeout",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="seconds of silence after which a request fails (default: 600)",
+    )
     group = parser.add_argument_group("questions")
     add = group.add_argument
     videos = group.add_mutually_exclusive_group().add_argument
     videos("--video", nargs="+", metavar="VIDEO", help="files or URLs (default: bundled clips)")
-    videos("--no-video", action="store_true", help="text alone, for a server that takes no video")
+    videos("--no-video", action="store_true", help="text only, for a server without videos")
     add("--prompt", action="append", help="may be given several times; each is asked of each video")
     add("--max-tokens", type=int, default=256, help="longest answer (default: %(default)s)")
     add("--temperature", type=float, default=0.0, help="default: 0, greedy")
-    add("--seed", type=int, default=0, help="of the first question; the next has the next")
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        help="seed of the first question; each further question has the next seed",
+    )
     add(
         "--allow-cache",
         action="store_true",
@@ -85,8 +96,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--concurrency", metavar="N,N,...", help="numbers of clients, such as 1,2,4,8")
     end = group.add_mutually_exclusive_group().add_argument
-    end("--requests", type=int, help="of each load, after one a client to warm up")
-    end("--seconds", type=float, help=f"of each load (default: {_SECONDS:g})")
+    end("--requests", type=int, help="requests of each load, after one warm-up request per client")
+    end("--seconds", type=float, help=f"seconds of each load (default: {_SECONDS:g})")
     group = parser.add_argument_group("output")
     add = group.add_argument
     add("--out", metavar="FILE", help="write all figures as JSON; - for standard output")
@@ -192,7 +203,7 @@ def _policies(text: str | None) -> tuple[System, ...] | None:
     for choice in parse_policies(text):
         if choice.gamma < 1:
             raise InvalidRequestError(
-                f"--policies {text}: a block length is a number, as in {choice.name}:7"
+                f"--policies {text}: a draft length is a number, as in {choice.name}:7"
             )
         if choice.name == "off":
             systems.append(System(TARGET_ONLY, {"policy": "off"}))

@@ -73,7 +73,8 @@ class Bench:
         self._form = plan.form
 
     def run(self) -> Document:
-        """Measures; returns the results for JSON. Raises HippoError if the server fails."""
+        """Measures; returns the results for JSON. Raises HippoError if the server fails, and
+        InvalidRequestError for policies on a server that is not hippo."""
         plan = self._plan
         form = self._form = self._find_form()
         if plan.policies is not None and not form.is_hippo:

@@ -29,7 +29,7 @@ def compare(
     """Asks with and without the draft in turn, ``repeats`` times; returns the timed answers.
 
     Alternation makes a drift of the machine's speed affect both alike. ``console`` shows progress.
-    Raises UnavailableError if the draft took no part in an answer that asked for it.
+    Raises UnavailableError if the draft took no part in the last answer that asked for it.
     """
     # The gateway answers some requests without a policy target-only, to measure its baseline.
     policy = speculative.get("policy") or _own_policy(server, form, question)

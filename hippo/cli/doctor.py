@@ -32,7 +32,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this command to ``parser``."""
     parser.add_argument("url", metavar="URL", help="the gateway's address")
     parser.add_argument(
-        "--seconds", type=float, metavar="S", help="watch for so long; default: all since its start"
+        "--seconds",
+        type=float,
+        metavar="S",
+        help="watch for S seconds (default: all since the start of the gateway)",
     )
 
 

@@ -51,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--scores", action="store_true", help="also a row for each score")
     parser.add_argument("--columns", type=int, default=8, help="frames shown (default: 8)")
-    parser.add_argument("--fps", type=float, default=0.0, help="frames a second looked at")
+    parser.add_argument("--fps", type=float, default=0.0, help="sampled frames per second")
     parser.add_argument(
         "--model",
         default=str(BUNDLED_PAIR / "target"),

@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     models = parser.add_mutually_exclusive_group(required=True)
     models.add_argument("--target", metavar="MODEL", help="public name, or folder with config.json")
     models.add_argument("--all", action="store_true", help="the pairs of the table")
-    parser.add_argument("--draft", metavar="MODEL", help="the same for the draft")
+    parser.add_argument("--draft", metavar="MODEL", help="public name or folder of the draft")
     parser.add_argument("--frames", type=int, default=64, help="of a video (default: %(default)s)")
     parser.add_argument(
         "--frame-size",

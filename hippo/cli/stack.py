@@ -36,7 +36,7 @@ class StackOptions:
     dtype: str = "auto"
     draft_dtype: str | None = None  # None: auto on a CPU, else as dtype
     target_core: int | None = None
-    draft_core: int | None = None  # of the gateway too
+    draft_core: int | None = None  # core of draft and gateway
     host: str = "127.0.0.1"
     port: int = 8000
     target_port: int = 0

@@ -72,7 +72,7 @@ def add_stack_arguments(parser: argparse.ArgumentParser, *, port: int) -> None:
     group.add_argument(
         "--draft-dtype",
         choices=("auto", "float32", "bfloat16", "float16"),
-        help="the draft's, a matter of speed (default: as --dtype; on a CPU auto: float16)",
+        help="the draft's dtype, which affects only the speed (default: --dtype; on a CPU auto)",
     )
     group.add_argument("--no-pin", action="store_true", help="pin nothing to cores by default")
     group.add_argument("--served-name", default="hippo", metavar="NAME", help="model name in REST")
@@ -130,7 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def bring_up(stack: Stack, console: Console) -> None:
-    """Starts the stack with a progress display. Raises StackError as ``Stack.start`` does."""
+    """Starts the stack with a progress display. Raises StackError if it does not get ready."""
     started = time.monotonic()
     with console.status("starting draft and target ...") as status:
 

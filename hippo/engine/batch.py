@@ -1,4 +1,4 @@
-"""Sampling of the tokens of all steps of one forward; the host waits for the device here only."""
+"""Sampling of the tokens of all steps of one forward, with one wait for the device."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class DeviceThread:
     async def call(self, function: Callable[[], ResultT]) -> ResultT:
         """Returns or raises the outcome of ``function``, which runs between two forwards.
 
-        Only between ``start`` and ``stop``; otherwise the call never returns.
+        A call before ``start`` waits for it; a call after ``stop`` never returns.
         """
         done: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
         self._inbox.put(partial(self._answer, function, done))

@@ -1,7 +1,7 @@
 """The engine: schedules, runs and postprocesses forwards on the device thread.
 
-    event loop                                      device thread
-    submit, post, close     ──── inbox ────►   handle the inbox
+    event loop                                    device thread
+    submit_sequence, ...    ──── inbox ────►   handle the inbox
                                                pieces of prefills (hippo.engine.fairness)
                                                one forward over all sequences that are ready
     StreamQueue.put_item    ◄─── mailbox ───   messages
@@ -46,7 +46,7 @@ Work = tuple[EngineSequence, Step]
 class Engine:
     """Owns the model from ``start`` to ``stop``, and drives the sequences' prefills and cores.
 
-    If the device fails, every sequence fails with UnavailableError, also later ones, and
+    If the device fails, all other and all later sequences fail with UnavailableError, and
     ``on_failure`` is called on the event loop.
     """
 
@@ -214,7 +214,8 @@ class Engine:
     # --- the thread ---
 
     def _turn(self) -> int | None:
-        """Runs pieces of prefills and one forward; returns the longest wait for the inbox (ns)."""
+        """Runs pieces of prefills and one forward; returns the longest wait for the inbox in ns
+        (None: without limit)."""
         has_worked = self._advance_jobs()
         steps, until_ns = self._schedule(perf_counter_ns())
         if steps:
@@ -247,7 +248,7 @@ class Engine:
             self._send_messages(sequence)
 
     def _schedule(self, now_ns: int) -> tuple[list[Work], int | None]:
-        """Returns all steps that are ready, and the earliest end of a wait in ns (None: no wait).
+        """Returns all steps that are ready, and the earliest end of a timed wait (None: no wait).
 
         A sequence that waits does not delay others.
         """

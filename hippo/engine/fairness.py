@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _WEIGHT = 4.0  # device time of a waiting sequence relative to a running one
-_MOST_FORWARDS = 2.0  # limit of prefill time between two forwards of one token per sequence
+_MOST_FORWARDS = 2.0  # prefill time between two forwards: at most the time of this many forwards
 _MOST_TOKENS = 4.0  # tokens per forward and sequence above which the limit does not rise
 
 
@@ -14,9 +14,10 @@ def prefill_budget_ns(
 
     Each waiting sequence gets ``_WEIGHT`` times the device time of a running one: it holds a slot
     without yielding tokens, and each token costs less if more sequences share a forward. A running
-    sequence is delayed by at most ``_MOST_FORWARDS`` of its own forwards and the piece in progress
-    (on a GPU also the next piece). ``num_running`` sequences shared the last forward, which took
-    ``forward_ns``. If no sequence runs, the result is 0: the inbox is handled after one piece.
+    sequence is delayed by at most ``_MOST_FORWARDS`` of its own forwards (times the tokens below)
+    and the piece in progress (on a GPU also the next piece). ``num_running`` sequences shared the
+    last forward, which took ``forward_ns``. If no sequence runs, the result is 0: the inbox is
+    handled after one piece.
 
     With speculation a forward yields ``tokens_each`` tokens per sequence, and counts as that many
     forwards, at most ``_MOST_TOKENS``. Without this factor, the few running sequences would finish

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class ServiceState(enum.Enum):
-    """The state of a service; the value is the reason for refusing a stream."""
+    """The state of a service; the value is the reason for refusing a stream (except SERVING)."""
 
     LOADING = "the service is still loading its model"
     SERVING = "serving"

@@ -51,7 +51,7 @@ class EngineSettings:
     )
     cuda_graphs: str = setting(
         "off",
-        help="capture small steps as CUDA graphs (not yet run on a GPU); auto: if there is one GPU",
+        help="capture small steps as CUDA graphs (not yet run on a GPU); auto: on one GPU",
         choices=("auto", "on", "off"),
     )
     host: str = setting("127.0.0.1", help="address to listen on")
@@ -59,7 +59,7 @@ class EngineSettings:
     metrics_port: int | None = setting(None, help="port for Prometheus metrics, on --host")
     drain_seconds: float = setting(30.0, help="seconds for running sequences after SIGTERM")
     max_message_mib: int = setting(256, help="largest gRPC message in MiB, media included")
-    max_frames: int = setting(768, help="most frames that a request may sample")
+    max_frames: int = setting(768, help="most sampled frames of one video")
     max_frame_pixels: int = setting(7680 * 4320, help="most pixels of one frame as stored")
     max_video_seconds: float = setting(3600.0, help="longest video, in seconds")
     max_video_streams: int = setting(32, help="most tracks of a video file, of any kind")

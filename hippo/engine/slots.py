@@ -27,7 +27,7 @@ class SlotPool:
         self.max_waiting = max_waiting
         # The rows that each free slot holds, least recently used slot first.
         self._free = {index: no_rows() for index in range(num_slots)}
-        self._num_granted = 0  # reservations that have not taken their slot yet
+        self._num_granted = 0  # granted reservations that have not taken their slot yet
         self._waiting: deque[Reservation] = deque()
 
     @property
@@ -51,8 +51,9 @@ class SlotPool:
         return reservation
 
     def take_slot(self, rows: CachedRows) -> tuple[int, CachedRows]:
-        """Returns the free slot with the longest common prefix with ``rows``, otherwise the least
-        recently used one, and the rows that it holds; only for a granted reservation."""
+        """Returns the free slot with the longest common prefix with ``rows`` (at least
+        ``_LEAST_SHARE`` of its rows), otherwise the least recently used one, and the rows that it
+        holds; only for a granted reservation."""
         assert self._num_granted > 0
         self._num_granted -= 1
         best, best_length = next(iter(self._free)), 0

@@ -109,7 +109,7 @@ MODE_TIME = counter(
 MODE_SWITCHES = counter("hippo_mode_switches", "Changes between optimistic and conservative steps.")
 BUSY_TIME = counter(
     "hippo_sequence_busy_seconds",
-    "Device time of prefills and steps for answers; for the draft only steps of tokens it sent.",
+    "Device time of prefills and steps; the draft's steps count only for tokens that it sent.",
     Label("side", SIDES),
 )
 WAIT_TIME = counter(
@@ -161,7 +161,7 @@ DRAFT_LOSSES = counter(
 DRAFT_RECOVERIES = counter("hippo_draft_recoveries", "Times a draft joined an answer in progress.")
 SERVICE_UP = gauge(
     "hippo_service_up",
-    "1 while at least one service of this kind is usable, else 0; absent for an unset draft.",
+    "1 while at least one service of this kind is usable, else 0; absent without a draft.",
     Label("service", SIDES),
 )
 SERVICES_READY = gauge(

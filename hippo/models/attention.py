@@ -91,9 +91,8 @@ class QueryTap:
     """Keeps the queries of some rows of a forward, as attention uses them, for scoring."""
 
     rows: torch.Tensor  # int64 [num_tapped]
-    queries: dict[
-        int, list[torch.Tensor]
-    ]  # by layer, per forward [num_tapped, num_heads, head_dim]
+    # By layer, one tensor [num_tapped, num_heads, head_dim] per forward.
+    queries: dict[int, list[torch.Tensor]]
 
     def keep_queries(self, layer: int, query: torch.Tensor) -> None:
         """Adds the tapped rows of ``query`` (``[rows, num_kv_heads, groups, head_dim]``)."""
@@ -131,7 +130,7 @@ class ChunkMask:
         self._last_start = last_start
 
     def mask_at(self, start: int, num_rows: int) -> torch.Tensor:
-        """Returns a view: the additive mask ``[num_rows, start + num_rows]`` of the chunk there."""
+        """Returns a view: the additive mask ``[num_rows, start + num_rows]`` of a chunk."""
         first = self._last_start - start
         return self._data[:num_rows, first : first + start + num_rows]
 
@@ -149,8 +148,9 @@ def plan_sequence(
 ) -> SequencePart:
     """Plans the attention of ``num_rows`` flattened rows at cache indices from ``start`` on.
 
-    ``groups`` is the number of query heads that share a key-value head. ``chunk_mask`` is given if
-    the rows are a chunk of a prompt. ``is_flash``: the device has the kernel of hippo.models.flash.
+    ``groups`` is the number of query heads that share a key-value head. ``chunk_mask`` has
+    the mask of a prompt's chunks (None: made if needed). ``is_flash``: the device has the kernel
+    of hippo.models.flash.
     """
     end = start + num_rows
     is_grouped = num_rows <= MAX_GROUPED_ROWS

@@ -170,7 +170,8 @@ class VideoLanguageModel(Protocol):
 
         A piece is a few layers over a chunk of the prompt; the caller may step other sequences
         between two pieces. The last item yielded is float32 ``[num_token_ids]``, the logits of
-        completion token 0. A generator that is closed early leaves the slot unused.
+        completion token 0. After an early close the slot has no prompt, and its
+        first ``num_reused`` rows are unchanged.
 
         ``kept`` (int64 indices into ``prompt.visual_indices``; None: all) selects the visual tokens
         that enter the cache, with their original positions.

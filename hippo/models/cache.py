@@ -33,7 +33,7 @@ class CacheShape:
     num_layers: int
     num_slots: int
     num_kv_heads: int
-    capacity: int  # tokens a slot
+    capacity: int  # tokens per slot
     head_dim: int
     num_spare: int = 0  # places behind a slot's capacity for the padding of fixed shapes
 

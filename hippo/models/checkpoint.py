@@ -151,7 +151,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _count_parameters(folder: Path) -> int:
-    """Sums the sizes of tensors in the weight files' headers; raises ModelLoadError."""
+    """Counts the parameters in the weight files' headers; raises ModelLoadError."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
         files = sorted(set(_read_json(index).get("weight_map", {}).values()))

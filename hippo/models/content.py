@@ -43,7 +43,7 @@ class CachedRows:
 
     salt: str  # rows with different salts are never equal
     table: torch.Tensor  # int64 [3 + num_axes, num_rows]: token id, item, offset, positions
-    digests: tuple[bytes, ...]  # one an item, in the order of the prompt
+    digests: tuple[bytes, ...]  # one per item, in the order of the prompt
 
     def __len__(self) -> int:
         return int(self.table.shape[1])

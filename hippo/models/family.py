@@ -75,7 +75,7 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """The prompt that a slot holds."""
+    """The length and next position of a slot's prompt."""
 
     prompt_length: int  # cached tokens, without pruned ones
     next_position: int

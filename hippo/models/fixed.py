@@ -73,7 +73,7 @@ def captured_stretch(index: int, capacity: int) -> int:
 
 
 def graph_bytes(num_layers: int) -> int:
-    """Returns an upper bound of the device memory of one slot's graphs, in bytes."""
+    """Returns the estimated device memory of one slot's graphs, in bytes."""
     num_shapes = len(CAPTURED_ROWS) * len(_CAPTURED_STRETCHES)
     return num_shapes * num_layers * _GRAPH_LAYER_BYTES
 
@@ -209,9 +209,9 @@ class FixedRunner:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def capture_all(self, rotary: torch.Tensor) -> Iterator[int]:
-        """Captures all shapes, slot by slot, up to the number kept, so that no request waits for a
-        capture. ``rotary`` is as in PlacedRows, for any rows. Yields the number of graphs after
-        each capture."""
+        """Captures the usual shapes, slot by slot, up to the number kept, so that no request waits
+        for a capture; none with exact rows. ``rotary`` is as in PlacedRows, for any rows. Yields
+        the number of graphs after each capture."""
         if self._exact_rows is not None:
             return
         cache = self._cache.shape

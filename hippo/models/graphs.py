@@ -26,9 +26,8 @@ class CudaGraphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None  # an opaque handle
-        self._side: Any = (
-            None  # one stream for all captures: each stream has its own cuBLAS workspace
-        )
+        # One stream for all captures, because each stream has its own cuBLAS workspace.
+        self._side: Any = None
 
     def capture_graph(self, run: Callable[[], torch.Tensor]) -> Replay:
         """See Capture; no other thread may use the device during the call."""

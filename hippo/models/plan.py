@@ -11,7 +11,8 @@ from hippo.config import SettingsError
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
-# Up to this number of rows in a forward, the query heads of a group are rows of one product.
+# Up to this number of rows of a sequence in a forward, the query heads of a group are rows of one
+# product.
 MAX_GROUPED_ROWS = 32
 
 
@@ -24,11 +25,12 @@ class LoadPlan:
     checkpoint's own, or with ``auto_is_half`` float16 on a CPU, and float32 if that CPU cannot
     multiply float16. ``num_slots`` None: as many as fit.
 
-    ``tensor_parallel`` processes (ranks) share the layers, each on its own device: ``devices``, or
-    ``device`` and the following ones. ``cpu_cores`` pins each rank. ``reserved_bytes`` of the first
-    device are left free for earlier media; ``budget_bytes`` limits the memory that a process uses
-    on its device. ``cuda_graphs`` captures steps: auto (on one GPU), on or off. With ``exact_rows``
-    every step has that many rows, so that a token's logits do not depend on the other tokens fed.
+    ``tensor_parallel`` processes (ranks) share the layers, on ``devices``, or on ``device`` and the
+    following ones (all ranks on a CPU share it). ``cpu_cores`` pins each rank. ``reserved_bytes``
+    of the first device are left free for earlier media; ``budget_bytes`` limits the memory that a
+    process uses on its device. ``cuda_graphs`` captures steps: auto (on one GPU), on or off. With
+    ``exact_rows`` every step has that many rows, so that a token's logits do not depend on the
+    other tokens fed.
     """
 
     model: str

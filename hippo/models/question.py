@@ -61,7 +61,7 @@ def _last_turn(
     rendered: str,
     input_ids: torch.Tensor,
 ) -> torch.Tensor | None:
-    """Returns the indices of the last user turn's text; None if the template's output hides it."""
+    """Returns the indices of the last user turn's text; None if the text cannot be located."""
     texts = [
         (part.text, index)
         for index, message in enumerate(messages)

@@ -98,7 +98,7 @@ class QwenPromptBuilder(PromptBuilder):
                 self._processor.image_processor, frame_plan.max_pixels
             )
         inputs = dict(self._processor(text=[text], **arguments))
-        if videos and self._patches is not None:  # equal digests for prompts without images
+        if videos and self._patches is not None:  # same digests as without images
             size = self._video_size(frame_plan)
             inputs["digests"] = [self._patches.cut_frames(item.frames, size)[2] for item in videos]
         return inputs

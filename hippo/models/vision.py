@@ -26,7 +26,7 @@ class _PatchProduct(torch.nn.Module):
     """Computes a two-dimensional convolution whose stride equals its kernel, as a matrix product.
 
     ``[images, channels, height, width]`` becomes ``[images, features, rows, columns]``, with one
-    row and column a patch; incomplete patches at the right and the bottom are ignored.
+    place per patch; incomplete patches at the right and the bottom are ignored.
     """
 
     def __init__(self, convolution: torch.nn.Conv2d, make_linear: MakeLinear) -> None:

@@ -1,6 +1,6 @@
 """Attention of a vision tower within windows or frames: one call for all windows of one size.
 
-Without flash-attn, transformers calls attention for each window: about 250 calls a layer for a
+Without flash-attn, transformers calls attention for each window: about 250 calls per layer for a
 stretch of a video, each with a few launches, which takes a GPU several times as long as the
 arithmetic. Windows differ in size only at the right and the bottom of a frame.
 """

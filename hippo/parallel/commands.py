@@ -4,7 +4,7 @@ Every rank runs the same device work in the same order:
 
     rank 0                                     follower
     begin_prefill + visual  ───────────────►   creates the same prefill, runs no layer yet
-    advance                 ───────────────►   runs its next layer group
+    advance                 ───────────────►   runs its next piece
     ...                                        ... (a tap's scores are averaged over ranks)
     drop                    ───────────────►   ends the prefill of a closed sequence
     copy rows               ───────────────►   copies the same rows of its own heads
@@ -42,7 +42,7 @@ class BeginPrefill:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Run a prefill's next layer group."""
+    """Run a prefill's next piece: a group of layers over a chunk of the prompt."""
 
     number: int
 

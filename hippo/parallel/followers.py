@@ -59,7 +59,7 @@ class FollowerProcesses:
                 raise UnavailableError(f"rank {follower.rank} has gone") from None
 
     def give_up(self, error: HippoError) -> None:
-        """Sets ``lost``, unless it is set, and kills the processes."""
+        """Sets ``lost``, unless it is set, and kills the processes; does nothing after ``stop``."""
         if self._is_closing:
             return
         with contextlib.suppress(InvalidStateError):

@@ -181,11 +181,11 @@ def follow(model: VideoLanguageModel, group: RankGroup, receive: Callable[[], Co
 
 
 def _advance(
-    groups: Generator[torch.Tensor | None], tap: AttentionTap | None, group: RankGroup
+    pieces: Generator[torch.Tensor | None], tap: AttentionTap | None, group: RankGroup
 ) -> torch.Tensor | None:
-    """Runs the next layer group, and averages a tap's new scores over all ranks."""
+    """Runs the next piece, and averages a tap's new scores over all ranks."""
     was_scored = tap is not None and tap.layer_scores is not None
-    logits = next(groups)
+    logits = next(pieces)
     if tap is not None and tap.layer_scores is not None and not was_scored:
         tap.layer_scores = group.mean(tap.layer_scores)
     return logits

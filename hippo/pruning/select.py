@@ -88,9 +88,9 @@ def select_tokens(
       kept tokens is instead spaced evenly among the other tokens;
     - ``specvlm``: Stage I keeps the smallest set that holds ``specvlm_mass`` of the attention, at
       most ``num_kept`` tokens; Stage II adds evenly spaced other tokens (SpecVLM);
-    - ``hybrid``: the highest ``holistic_scores`` of each frame, in proportion to the frame's sum of
-      temporal distinctness, from ``scores.features`` (the target's, or others such as the
-      draft's). Frames that do not change come last.
+    - ``hybrid``: the highest ``holistic_scores`` of each frame, in proportion to the frame's share
+      of its video's temporal distinctness, from ``scores.features`` (the target's, or others such
+      as the draft's). Frames that do not change come last.
     """
     total = sum(frames * rows * columns for frames, rows, columns in visual_grids)
     assert total == num_visual_tokens, (visual_grids, num_visual_tokens)

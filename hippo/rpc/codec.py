@@ -84,7 +84,7 @@ def decode(message: Message) -> Any:
 
 
 def wrap(envelope: type[MessageT], value: Any) -> MessageT:
-    """Returns the stream message ``envelope`` with a value in its oneof ``message``."""
+    """Returns a message of type ``envelope`` with the value in its oneof ``message``."""
     message = encode(value)
     places = envelope.DESCRIPTOR.oneofs_by_name["message"].fields
     place = next(each.name for each in places if each.message_type is message.DESCRIPTOR)

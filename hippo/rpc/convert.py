@@ -36,7 +36,7 @@ MAX_EPOCH = 2**31
 
 
 def open_to_proto(request: OpenRequest) -> pb.Open:
-    """Returns the message; raises InvalidRequestError for values such as negative counts."""
+    """Returns the message; raises InvalidRequestError for values that do not fit the fields."""
     try:
         message: pb.Open = codec.encode(request)
     except ValueError as error:

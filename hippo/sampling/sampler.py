@@ -17,7 +17,8 @@ from hippo.transfer import to_device
 from hippo.types import SamplingParams, TokenLogprobs
 
 _NOISE_ELEMENTS = 1 << 14  # computed at once, so that many rows of a small vocabulary share kernels
-_KEPT_ELEMENTS = 1 << 18  # of 8 bytes, cached per sequence; a block of a large vocabulary has 40 MB
+# Most float64 numbers cached per sequence; a large vocabulary's block of 40 MB is not kept.
+_KEPT_ELEMENTS = 1 << 18
 
 
 class TokenSampler:

@@ -84,7 +84,8 @@ class Placement:
         return (_BYTES * shape.num_parameters + cache) / self.num_gpus / GIB
 
     def check_fits(self, shape: ModelShape, num_tokens: int) -> None:
-        """Raises InvalidRequestError, with the number of GPUs needed, if the model does not fit."""
+        """Raises InvalidRequestError, with usable numbers of GPUs, if the GPUs cannot share the
+        model or it does not fit."""
         if shape.num_kv_heads % self.num_gpus:
             fits = [n for n in range(1, shape.num_kv_heads + 1) if shape.num_kv_heads % n == 0]
             raise InvalidRequestError(

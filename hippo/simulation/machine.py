@@ -44,7 +44,7 @@ class Machine:
     target_message_ms: float = 0.0
     target_scheduling_ms: float = 0.0  # between two steps
     jitter: float = 0.0
-    sources: tuple[str, ...] = field(default=())  # of the numbers, as text
+    sources: tuple[str, ...] = field(default=())  # where the numbers come from
 
     def costs(self, seed: int = 0) -> Costs:
         """Returns the costs for the simulator; the same seed gives the same delays."""

@@ -21,7 +21,7 @@ _MS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
-    """A policy's name, with the block length of `serial` and `vpsd`."""
+    """A policy's name, with the draft length of `serial` and `vpsd`."""
 
     name: str
     gamma: int = 5
@@ -43,7 +43,7 @@ class PolicyChoice:
 def parse_policies(text: str) -> list[PolicyChoice]:
     """Parses a list such as ``adaptive,serial:5,serial:best``; "best" gives a gamma of 0.
 
-    Raises InvalidRequestError for an unknown policy or block length.
+    Raises InvalidRequestError for an unknown policy or draft length.
     """
     choices = []
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -51,15 +51,15 @@ def parse_policies(text: str) -> list[PolicyChoice]:
         if name not in POLICY_NAMES:
             raise InvalidRequestError(
                 f"unknown policy {name!r}; choose from {', '.join(POLICY_NAMES)}, serial and vpsd "
-                "with a block length as in serial:7 or serial:best"
+                "with a draft length as in serial:7 or serial:best"
             )
         if gamma and name not in ("serial", "vpsd"):
-            raise InvalidRequestError(f"{part!r}: only serial and vpsd have a block length")
+            raise InvalidRequestError(f"{part!r}: only serial and vpsd have a draft length")
         if gamma == "best":
             choices.append(PolicyChoice(name, 0))
         elif gamma and not (gamma.isdigit() and 1 <= int(gamma) <= MAX_DRAFT_TOKENS):
             raise InvalidRequestError(
-                f"{part!r}: the block length must be 1 to {MAX_DRAFT_TOKENS}, or best"
+                f"{part!r}: the draft length must be 1 to {MAX_DRAFT_TOKENS}, or best"
             )
         else:
             choices.append(PolicyChoice(name, int(gamma or 5)))
@@ -182,7 +182,7 @@ GAMMAS = (1, 2, 3, 4, 5, 7, 10, 15, 22, 32)
 
 
 def best_gamma(name: str, traces: Sequence[Trace], machine: Machine) -> PolicyChoice:
-    """Returns the block length with the least decode time; of equal ones the shortest."""
+    """Returns the draft length with the least decode time; of equal ones the shortest."""
     choices = [PolicyChoice(name, gamma) for gamma in GAMMAS]
     return min(choices, key=lambda choice: replay_all(choice, traces, machine).decode_ns)
 
@@ -206,7 +206,7 @@ class Row:
 def compare(
     policies: Sequence[PolicyChoice], traces: Sequence[Trace], machine: Machine
 ) -> list[Row]:
-    """Returns a row per policy; for a gamma of 0 it uses the best block length on these traces."""
+    """Returns a row per policy; for a gamma of 0 it uses the best draft length on these traces."""
     off = replay_all(PolicyChoice("off"), traces, machine)
     ideal = machine.ideal()
     rows = []

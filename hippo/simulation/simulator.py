@@ -74,7 +74,7 @@ class Simulation(Clock):
                 self.call_after(outage.back_ns, self._attach_draft)
 
     def run(self, *, most_events: int = 1_000_000) -> Outcome:
-        """Runs to the end. Raises RuntimeError if that takes more than ``most_events`` events."""
+        """Runs to the end. Raises RuntimeError if there is none within ``most_events`` events."""
         self._open_draft()
         self._target.run(self._costs.target_prefill_ns, self._begin_target)
         while not self._coordinator.is_finished:

@@ -18,8 +18,8 @@ class Step:
     """One forward: the ids to feed at completion indices from ``start_index`` on.
 
     The KV cache must be rolled back to ``start_index`` completion ids before the forward. The last
-    ``num_guessed`` ids are a guess that the forward verifies: draft tokens on the target, n-grams
-    on the draft. The logits of the last ``num_guessed + 1`` rows are used, for the completion
+    ``num_guessed`` ids are a guess that the forward verifies: draft tokens on the target, its own
+    guess on the draft. The logits of the last ``num_guessed + 1`` rows are used, for the completion
     indices from ``first_index`` on.
     """
 

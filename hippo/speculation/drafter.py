@@ -28,9 +28,9 @@ from hippo.speculation.continuations import BrokenRun, Continuations
 from hippo.speculation.core import Step
 from hippo.types import Block, Commit, Pace, Timing, TokenLogprobs
 
-# A broken run is right more often than a continuation, so a guess from it may be longer by this.
+# A broken run is right more often than a continuation, so its guess may be longer by this factor.
 _BROKEN_RUN = 3
-_FIRST_BLOCK = 4  # most tokens of a run's first block if the target does not wait for the draft
+_FIRST_BLOCK = 4  # a run's first block is due with this many tokens if the target does not wait
 _UNTIMED = Timing()
 _LOOK_BACK = 8  # steps in the running mean
 _OUTLIER = 3.0  # a step counts as at most this many times the mean, because stalls are not steps

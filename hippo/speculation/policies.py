@@ -4,7 +4,7 @@
 ``serial``        drafts gamma tokens, verifies them, drafts again (SpecVLM and most servers).
 ``vpsd``          HIPPO's method: blocks of gamma tokens, verified while the next block is drafted;
                   after a rejection the first draft token is verified as soon as it arrives.
-``optimistic``    the target verifies all queued draft tokens.
+``optimistic``    the target verifies all queued draft tokens, up to ``max_draft_tokens``.
 ``conservative``  the target verifies one draft token per forward.
 ``adaptive``      chooses by measured times and acceptance (:mod:`hippo.speculation.adaptive`).
 """
@@ -82,7 +82,7 @@ def vpsd_pace(gamma: int) -> Pace:
 
 
 def optimistic_pace(max_draft_tokens: int) -> Pace:
-    """The target verifies all queued draft tokens, and waits for at least one."""
+    """The target waits for one draft token and verifies all that are queued, up to the limit."""
     limits = StepLimits(1, max_draft_tokens, _LONG_WAIT_NS)
     return Pace(
         optimistic=limits, conservative=limits, max_ahead=2 * max_draft_tokens, block_size=1

@@ -11,7 +11,7 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class DecodeLimits:
-    """Upper bounds for one item; each ``check_*`` method raises MediaError."""
+    """Upper bounds for one item; exceeding one of them is a MediaError."""
 
     max_frames: int = 768  # after sampling
     max_pixels: int = 7680 * 4320  # of one frame as stored

@@ -18,8 +18,8 @@ class DraftSettings(EngineSettings):
     port: int = setting(50051, help="port to listen on; 0: any free one")
     max_guessed: int = setting(
         4,
-        help="tokens per drafting step that are guessed from earlier text and rejected drafts, and "
-        "verified by the draft in the same forward; 0: none",
+        help="most tokens that a drafting step guesses from earlier text (three times as many from "
+        "a rejected draft); the draft verifies them in the same forward; 0: none",
     )
 
     def __post_init__(self) -> None:

@@ -43,7 +43,7 @@ class TargetSettings(EngineSettings):
         (), help="with --tensor-parallel: the devices, as cuda:0,cuda:1; default: from --device on"
     )
     cpu_cores: tuple[str, ...] = setting(
-        (), help="with --tensor-parallel on a CPU: one core for each process"
+        (), help="with --tensor-parallel: one core for each rank's process"
     )
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A sequence of the target service, whose prefill scores the visual tokens layer by layer."""
+"""A sequence of the target service, whose prefill also scores the visual tokens."""
 
 from __future__ import annotations
 

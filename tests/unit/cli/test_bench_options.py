@@ -97,7 +97,7 @@ def test_an_allowed_cache_is_one_without_salts() -> None:
         (["--seconds", "5"], "--seconds needs --concurrency"),
         (["--requests", "5"], "--requests needs --concurrency"),
         (["--policies", "fast"], "unknown policy 'fast'"),
-        (["--policies", "vpsd:best"], "a block length is a number, as in vpsd:7"),
+        (["--policies", "vpsd:best"], "a draft length is a number, as in vpsd:7"),
         (["--policies", "off,off"], "one stands there twice"),
         (["--plot", "a.pdf"], r"ends in \.svg or \.png"),
         (["--plot", "none/a.svg"], "--plot: there is no folder none"),

@@ -6,16 +6,19 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hippo.models import linear
 from hippo.models.linear import has_half_linear, make_half_linear, make_linear, padded_rows
 
 
-@pytest.mark.parametrize("is_packed", [True, False])
+@pytest.mark.parametrize("packs", ["by default", "by oneDNN", "not"])
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("rows", [(1,), (2,), (5,), (16,), (200,), (2, 5), (1, 7, 3)])
 def test_a_product_equals_torchs(
-    rows: tuple[int, ...], has_bias: bool, is_packed: bool, monkeypatch: pytest.MonkeyPatch
+    rows: tuple[int, ...], has_bias: bool, packs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not is_packed:
+    if packs == "by oneDNN":
+        monkeypatch.setattr(linear, "_has_fast_mkl", lambda: False)
+    if packs == "not":
         monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(48, 64, generator=generator)
