@@ -195,8 +195,8 @@ def _cells(row: _Row) -> list[str]:
 
 def _headings(plan: _Plan) -> list[str]:
     return [
-        "role", "model", "weights, GiB", "cache a token, KiB", "context, tokens", "work, GiB",
-        f"in all for {plan.num_slots} slots, GiB",
+        "role", "model", "weights, GiB", "cache per token, KiB", "context, tokens", "work, GiB",
+        f"total for {plan.num_slots} slots, GiB",
         *(f"{size} GB devices" for size in plan.devices),
     ]  # fmt: skip
 
@@ -206,10 +206,11 @@ def _note(plan: _Plan) -> str:
     return (
         f"bfloat16; {plan.num_frames} frames (Qwen2.5-VL: of {size}), {plan.num_other_tokens} "
         f"tokens of question and answer, {plan.num_slots} sequences at once; "
-        f"activations of the longest prompt, {1 - USED_SHARE:.0%} of what the weights leave free, "
+        "the devices that are needed also have room for "
+        f"{1 - USED_SHARE:.0%} of what the weights leave free, "
         f"{VISION_CACHE_BYTES // 1_000_000} MB for features of earlier media, "
         f"{RESERVED_BYTES // GIB} GiB of each device for the driver; "
-        "N x: tensor parallel over N devices, the fewest that take it"
+        "N x: tensor parallel over N devices, the fewest that the model fits on"
     )
 
 
