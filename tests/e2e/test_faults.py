@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -81,24 +82,24 @@ def test_an_answer_survives_the_draft_and_takes_it_back(
 def test_a_draft_that_hangs_is_given_up_until_it_is_well_again(
     running: Running, clip: Path
 ) -> None:
-    body = chat_body(data_url(clip), 300, speculative={"policy": "serial"})
+    body = chat_body(data_url(clip), 600, speculative={"policy": "serial"})
     draft, target = running.stack.child("draft"), running.stack.child("target")
     with further_gateway(running, "--draft-stall-s", "0.5") as door, door.client() as client:
         expected = client.post(CHAT, json=body).json()
         with client.stream("POST", CHAT, json={**body, "stream": True}) as response:
-            chunks, is_held = [], False
+            chunks = []
             for chunk in chunks_of(response):
                 chunks.append(chunk)
                 if len(chunks) == 5:
                     draft.send_signal(signal.SIGSTOP)
-                    is_held = True
-                if is_held and not _has_draft(client):
+                    # The request gives the draft up at a verdict; one comes every second at least.
+                    time.sleep(3)
+                    wait_until(lambda: not _has_draft(client))
                     # Held, so that the answer is not over before the draft is back.
                     target.send_signal(signal.SIGSTOP)
                     draft.send_signal(signal.SIGCONT)
                     wait_until(lambda: _has_draft(client))
                     target.send_signal(signal.SIGCONT)
-                    is_held = False
     figures = chunks[-1]["hippo"]
     assert text_of(chunks) == expected["choices"][0]["message"]["content"]
     assert figures["draft_problem"] == "the draft stalled"
