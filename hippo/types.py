@@ -42,10 +42,18 @@ SpatialScore = Literal["contrast", "variance"]
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A compressed video or image file; or a list of frames as a video (hippo/video/frame_list)."""
+    """A compressed video or image file; or a list of frames as a video (hippo/video/frame_list).
+
+    With ``path`` the service opens the file itself; ``data`` is then empty, and the file must have
+    the given size and time of its last change. ``uuid`` is the client's name of the content.
+    """
 
     kind: MediaKind
-    data: bytes = field(repr=False)
+    data: bytes = field(default=b"", repr=False)
+    path: str = ""
+    num_bytes: int = 0  # of the file at ``path``
+    modified_ns: int = 0  # of the file at ``path``, since the epoch
+    uuid: str = ""  # empty: the content is the key of caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +100,27 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class FramePlan:
-    """Which frames of a video are sampled; 0: the model's default or the operator's limit."""
+    """Which frames of a video are sampled, and their size; 0: the model's default or the operator's
+    limit. ``num_frames`` evenly spaced frames exclude ``fps``."""
 
     fps: float = 0.0
     min_frames: int = 0
     max_frames: int = 0
-    max_pixels: int = 0  # of one frame after resizing
+    max_pixels: int = 0  # of one frame or image after resizing
+    num_frames: int = 0
+    min_pixels: int = 0  # of one frame or image after resizing
+    max_visual_tokens: int = 0  # of all videos of the request together
+
+
+@dataclass(frozen=True, slots=True)
+class MediaUse:
+    """What the model sees of one media item."""
+
+    kind: MediaKind
+    num_frames: int  # sampled; 1 for an image
+    width: int  # of a frame after resizing, in pixels
+    height: int
+    num_tokens: int  # visual tokens of the item
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +247,7 @@ class PromptInfo:
     num_visual_tokens: int  # only prunable tokens
     queue_ns: int = 0
     preprocess_ns: int = 0
+    media: tuple[MediaUse, ...] = ()  # in the order of OpenRequest.media
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,3 +296,4 @@ class ModelInfo:
     num_parameters: int
     protocol_version: int = PROTOCOL_VERSION
     device_uuids: tuple[str, ...] = ()  # of the GPUs, equal in all processes and containers
+    media_dirs: tuple[str, ...] = ()  # whose files the service opens by Media.path

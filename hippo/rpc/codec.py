@@ -27,6 +27,7 @@ _MESSAGES: Mapping[type, type[Message]] = {
     types.ChatMessage: pb.ChatMessage,
     types.SamplingParams: pb.SamplingParams,
     types.FramePlan: pb.FramePlan,
+    types.MediaUse: pb.MediaUse,
     types.Pruning: pb.Pruning,
     types.StepLimits: pb.StepLimits,
     types.Pace: pb.Pace,

@@ -127,19 +127,35 @@ class Media(_message.Message):
 
     KIND_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    MODIFIED_NS_FIELD_NUMBER: _builtins.int
+    UUID_FIELD_NUMBER: _builtins.int
     kind: Global___MediaKind.ValueType
     """What the bytes hold."""
     data: _builtins.bytes
-    """The compressed file."""
+    """The compressed file; empty if path is set."""
+    path: _builtins.str
+    """A file that the service opens itself, under one of GetModelResponse.media_dirs."""
+    num_bytes: _builtins.int
+    """Size of the file at path; a service refuses a file of another size or time."""
+    modified_ns: _builtins.int
+    """Time of the last change of the file at path, in nanoseconds since the epoch."""
+    uuid: _builtins.str
+    """The client's name of the content, the key of caches of decoded media; empty: the content itself."""
     def __init__(
         self,
         *,
         kind: Global___MediaKind.ValueType = ...,
         data: _builtins.bytes = ...,
+        path: _builtins.str = ...,
+        num_bytes: _builtins.int = ...,
+        modified_ns: _builtins.int = ...,
+        uuid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "kind", b"kind"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "kind", b"kind", "modified_ns", b"modified_ns", "num_bytes", b"num_bytes", "path", b"path", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -308,6 +324,9 @@ class FramePlan(_message.Message):
     MIN_FRAMES_FIELD_NUMBER: _builtins.int
     MAX_FRAMES_FIELD_NUMBER: _builtins.int
     MAX_PIXELS_FIELD_NUMBER: _builtins.int
+    NUM_FRAMES_FIELD_NUMBER: _builtins.int
+    MIN_PIXELS_FIELD_NUMBER: _builtins.int
+    MAX_VISUAL_TOKENS_FIELD_NUMBER: _builtins.int
     fps: _builtins.float
     """Frames per second to sample; 0 means the model's default."""
     min_frames: _builtins.int
@@ -315,7 +334,13 @@ class FramePlan(_message.Message):
     max_frames: _builtins.int
     """Most frames; 0 means the service's limit."""
     max_pixels: _builtins.int
-    """Most pixels of one frame after resizing; 0 means the model's default."""
+    """Most pixels of one frame or image after resizing; 0 means the model's default."""
+    num_frames: _builtins.int
+    """Number of frames, evenly spaced; 0 means that fps decides. Only one of the two is set."""
+    min_pixels: _builtins.int
+    """Fewest pixels of one frame or image after resizing; 0 means the model's default."""
+    max_visual_tokens: _builtins.int
+    """Most visual tokens of all videos of the request together; 0 means the model's default."""
     def __init__(
         self,
         *,
@@ -323,14 +348,55 @@ class FramePlan(_message.Message):
         min_frames: _builtins.int = ...,
         max_frames: _builtins.int = ...,
         max_pixels: _builtins.int = ...,
+        num_frames: _builtins.int = ...,
+        min_pixels: _builtins.int = ...,
+        max_visual_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fps", b"fps", "max_frames", b"max_frames", "max_pixels", b"max_pixels", "min_frames", b"min_frames"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fps", b"fps", "max_frames", b"max_frames", "max_pixels", b"max_pixels", "max_visual_tokens", b"max_visual_tokens", "min_frames", b"min_frames", "min_pixels", b"min_pixels", "num_frames", b"num_frames"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FramePlan: _TypeAlias = FramePlan  # noqa: Y015
+
+@_typing.final
+class MediaUse(_message.Message):
+    """What the model sees of one media item."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    NUM_FRAMES_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    HEIGHT_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    kind: Global___MediaKind.ValueType
+    """The item's kind."""
+    num_frames: _builtins.int
+    """Sampled frames; 1 for an image."""
+    width: _builtins.int
+    """Width of a frame after resizing, in pixels."""
+    height: _builtins.int
+    """Height of a frame after resizing, in pixels."""
+    num_tokens: _builtins.int
+    """Visual tokens of the item."""
+    def __init__(
+        self,
+        *,
+        kind: Global___MediaKind.ValueType = ...,
+        num_frames: _builtins.int = ...,
+        width: _builtins.int = ...,
+        height: _builtins.int = ...,
+        num_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["height", b"height", "kind", b"kind", "num_frames", b"num_frames", "num_tokens", b"num_tokens", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MediaUse: _TypeAlias = MediaUse  # noqa: Y015
 
 @_typing.final
 class Pruning(_message.Message):
@@ -595,6 +661,7 @@ class Prompt(_message.Message):
     NUM_VISUAL_TOKENS_FIELD_NUMBER: _builtins.int
     QUEUE_NS_FIELD_NUMBER: _builtins.int
     PREPROCESS_NS_FIELD_NUMBER: _builtins.int
+    MEDIA_FIELD_NUMBER: _builtins.int
     prompt_hash: _builtins.bytes
     """SHA-256 of the prompt's token ids as little-endian uint32."""
     num_prompt_tokens: _builtins.int
@@ -605,6 +672,10 @@ class Prompt(_message.Message):
     """Waiting for a slot."""
     preprocess_ns: _builtins.int
     """Video decoding and pre-processing."""
+    @_builtins.property
+    def media(self) -> _containers.RepeatedCompositeFieldContainer[Global___MediaUse]:
+        """What the model sees of each item of Open.media, in the same order."""
+
     def __init__(
         self,
         *,
@@ -613,10 +684,11 @@ class Prompt(_message.Message):
         num_visual_tokens: _builtins.int = ...,
         queue_ns: _builtins.int = ...,
         preprocess_ns: _builtins.int = ...,
+        media: _abc.Iterable[Global___MediaUse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_prompt_tokens", b"num_prompt_tokens", "num_visual_tokens", b"num_visual_tokens", "preprocess_ns", b"preprocess_ns", "prompt_hash", b"prompt_hash", "queue_ns", b"queue_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["media", b"media", "num_prompt_tokens", b"num_prompt_tokens", "num_visual_tokens", b"num_visual_tokens", "preprocess_ns", b"preprocess_ns", "prompt_hash", b"prompt_hash", "queue_ns", b"queue_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -888,6 +960,7 @@ class GetModelResponse(_message.Message):
     NUM_SLOTS_FIELD_NUMBER: _builtins.int
     NUM_PARAMETERS_FIELD_NUMBER: _builtins.int
     DEVICE_UUIDS_FIELD_NUMBER: _builtins.int
+    MEDIA_DIRS_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol; 1."""
     name: _builtins.str
@@ -918,6 +991,10 @@ class GetModelResponse(_message.Message):
     def device_uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Identities of the GPUs it runs on, the same in every process and container; none on a CPU."""
 
+    @_builtins.property
+    def media_dirs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Directories whose files the service opens by path (Media.path)."""
+
     def __init__(
         self,
         *,
@@ -934,10 +1011,11 @@ class GetModelResponse(_message.Message):
         num_slots: _builtins.int = ...,
         num_parameters: _builtins.int = ...,
         device_uuids: _abc.Iterable[_builtins.str] | None = ...,
+        media_dirs: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_uuids", b"device_uuids", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "family", b"family", "max_context_length", b"max_context_length", "name", b"name", "num_parameters", b"num_parameters", "num_slots", b"num_slots", "num_token_ids", b"num_token_ids", "protocol_version", b"protocol_version", "tokenizer_hash", b"tokenizer_hash", "tokenizer_json", b"tokenizer_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_uuids", b"device_uuids", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "family", b"family", "max_context_length", b"max_context_length", "media_dirs", b"media_dirs", "name", b"name", "num_parameters", b"num_parameters", "num_slots", b"num_slots", "num_token_ids", b"num_token_ids", "protocol_version", b"protocol_version", "tokenizer_hash", b"tokenizer_hash", "tokenizer_json", b"tokenizer_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
