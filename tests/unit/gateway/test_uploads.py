@@ -47,7 +47,7 @@ def _uploads(folder: Path, clock: _Clock, *, max_bytes: int = MAX_BYTES) -> Uplo
 def _reading(data: bytes, piece_bytes: int = 7) -> ReadPiece:
     pieces = iter([data[i : i + piece_bytes] for i in range(0, len(data), piece_bytes)])
 
-    async def read(num_bytes: int) -> bytes:
+    async def read() -> bytes:
         return next(pieces, b"")
 
     return read
@@ -63,7 +63,7 @@ async def test_what_was_uploaded_is_read_again(uploads: Uploads) -> None:
     assert is_upload_id(upload.video_id)
     assert (upload.num_bytes, upload.filename) == (50, "a.mp4")
     assert upload.expires_s == upload.created_s + TTL_S
-    assert await uploads.read_upload(upload.video_id, None) == data
+    assert Path(uploads.path(upload.video_id, None)).read_bytes() == data
 
 
 async def test_it_expires(uploads: Uploads, clock: _Clock, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ async def test_without_room_for_any_there_are_no_uploads(tmp_path: Path, clock: 
 
 
 async def test_an_upload_that_breaks_off_leaves_nothing(uploads: Uploads, tmp_path: Path) -> None:
-    async def read(num_bytes: int) -> bytes:
+    async def read() -> bytes:
         if not _files(tmp_path):
             return b"x"
         raise ConnectionError
