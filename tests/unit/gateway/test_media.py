@@ -26,7 +26,7 @@ from hippo.errors import (
     MediaError,
     NotFoundError,
 )
-from hippo.types import MediaKind
+from hippo.types import Media, MediaKind
 from hippo.video.frame_list import read_frame_list
 
 
@@ -148,6 +148,58 @@ async def test_a_path_is_read_only_under_an_allowed_directory(
 async def test_paths_and_urls_are_off_by_default(uploads: Uploads, url: str, flag: str) -> None:
     with pytest.raises(ForbiddenError, match=flag):
         await _read(MediaReader(_settings(), uploads), url)
+
+
+async def test_a_file_is_not_read_where_every_service_opens_it(
+    reader: MediaReader, inside: Path
+) -> None:
+    path = inside / "clip.mp4"
+    path.write_bytes(b"data")
+    media = await reader.read_media([MediaSource(MediaKind.VIDEO, str(path), "field", uuid="a")])
+    status = path.stat()
+    named = Media(
+        MediaKind.VIDEO,
+        path=str(path),
+        num_bytes=4,
+        modified_ns=status.st_mtime_ns,
+        uuid="a",
+    )
+    assert media == (named,)
+    copied = (Media(MediaKind.VIDEO, b"data", uuid="a"),)
+    here, elsewhere = (str(inside),), ("/elsewhere", f"{inside}-not")
+    for open_dirs, expected in (
+        ([here, here], media),
+        ([here], media),
+        ([(*elsewhere, str(inside.parent)), here], media),
+        ([here, elsewhere], copied),
+        ([here, ()], copied),
+        ([], copied),
+    ):
+        assert await reader.copy_files(media, open_dirs) == expected
+    path.unlink()
+    with pytest.raises(MediaError, match="cannot be read") as caught:
+        await reader.copy_files(media)
+    assert caught.value.param == "media[0]"
+
+
+async def test_what_a_request_holds_in_memory_is_bounded(uploads: Uploads, inside: Path) -> None:
+    settings = _settings(allowed_local_media_path=(str(inside),), max_message_mib=1)
+    reader = MediaReader(settings, uploads)
+    half, whole = inside / "half.mp4", inside / "whole.mp4"
+    half.write_bytes(bytes(1 << 19))
+    whole.write_bytes(bytes(1 << 20))
+    url = f"data:video/mp4;base64,{base64.b64encode(half.read_bytes()).decode()}"
+
+    def sources(*urls: str | Path) -> list[MediaSource]:
+        return [MediaSource(MediaKind.VIDEO, str(each), "field") for each in urls]
+
+    media = await reader.read_media(sources(url, half, whole))
+    with pytest.raises(MediaError, match="--allowed-local-media-path") as caught:
+        await reader.copy_files(media)
+    assert caught.value.param == "media[2]"
+    assert len(await reader.copy_files(media[:2])) == 2
+    with pytest.raises(MediaError, match="more than 1048576 bytes"):
+        await reader.read_media(sources(url, url, url))
 
 
 async def test_only_regular_files_are_read(reader: MediaReader, inside: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,26 @@ async def test_an_upload_that_breaks_off_leaves_nothing(uploads: Uploads, tmp_pa
             await uploads.add_upload(read, filename="", owner=None)
     assert _files(tmp_path) == []
     await uploads.add_upload(_reading(b"x" * 60), filename="", owner=None)
+
+
+async def test_what_a_killed_gateway_left_is_deleted_and_anothers_is_not(
+    tmp_path: Path, clock: _Clock
+) -> None:
+    (tmp_path / "hippo-uploads-killed").mkdir()
+    (tmp_path / "hippo-uploads-killed" / "video").write_bytes(b"x")
+    (tmp_path / "kept").mkdir()
+    first, second = _uploads(tmp_path, clock), _uploads(tmp_path, clock)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"kept", first.folder.name, second.folder.name}
+
+
+async def test_a_full_disk_is_told(uploads: Uploads, tmp_path: Path) -> None:
+    async def read() -> bytes:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(UploadsFullError, match="--upload-dir"):
+        await uploads.add_upload(read, filename="", owner=None)
+    assert _files(tmp_path) == []
 
 
 async def test_closing_deletes_everything(uploads: Uploads, tmp_path: Path) -> None:
