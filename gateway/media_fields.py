@@ -19,7 +19,7 @@ DEFAULT_LISTED_FPS = 1.0
 # Upper bounds of what a chat template of the two families adds to the text: once, for each message,
 # and for each item beside its visual tokens. Qwen2.5-VL's adds 14 (the default system message and
 # the generation prompt), 5 and 2; LLaVA-OneVision's 3, 5 and 1.
-_TEMPLATE_TOKENS, _MESSAGE_TOKENS, _ITEM_TOKENS = 16, 6, 3
+TEMPLATE_TOKENS, MESSAGE_TOKENS, ITEM_TOKENS = 16, 6, 3
 
 
 def media_sources(
@@ -170,9 +170,7 @@ def with_visual_limit(
         len(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts
     )
     num_template_tokens = (
-        _TEMPLATE_TOKENS
-        + _MESSAGE_TOKENS * len(request.messages)
-        + _ITEM_TOKENS * len(request.media)
+        TEMPLATE_TOKENS + MESSAGE_TOKENS * len(request.messages) + ITEM_TOKENS * len(request.media)
     )
     room = info.max_context_length - num_text_tokens - num_template_tokens - request.max_tokens
     limit = max(min(room, ceiling or room), 1)  # too little room is the services' error

@@ -17,6 +17,7 @@ from gateway.config import GatewaySettings
 from gateway.report import AnswerRecord
 from gateway.speculation import SpeculationPlan
 from hippo.errors import InvalidRequestError, MediaError, MediaPathError
+from hippo.rpc.client import DraftClient, TargetClient
 from hippo.types import Media, MediaKind, OpenRequest, Pruning
 from tests.support.services import (
     serving_draft,
@@ -121,9 +122,7 @@ async def test_where_a_service_cannot_open_a_file_its_bytes_are_sent(
         in_bytes = _about(Media(MediaKind.VIDEO, b"toy:4"))
         expected = await target_only(target_client, in_bytes)
         target.on_forward = lambda plan: wait_for_draft()
-        completion = await _answer(
-            request, target_client.address, draft_client.address, copy_files, record
-        )
+        completion = await _answer(request, target_client, draft_client, copy_files, record)
     assert completion.error is None
     assert completion.token_ids == expected.token_ids
     assert len(copied) == (2 if refuses == "both" else 1)
@@ -139,17 +138,19 @@ async def test_a_file_that_can_neither_be_opened_nor_copied_is_an_error(folder: 
         serving_target(with_tokenizer(ToyModel())) as (_, target_client),
         serving_draft(with_tokenizer(ToyModel())) as (_, draft_client),
     ):
-        completion = await _answer(
-            request, target_client.address, draft_client.address, copy_files, record
-        )
+        completion = await _answer(request, target_client, draft_client, copy_files, record)
     assert isinstance(completion.error, MediaError)
     assert completion.record.num_completion_tokens == 0
 
 
 async def _answer(
-    request: OpenRequest, target: str, draft: str, copy_files: CopyFiles, record: AnswerRecord
+    request: OpenRequest,
+    target: TargetClient,
+    draft: DraftClient,
+    copy_files: CopyFiles,
+    record: AnswerRecord,
 ) -> Completion:
-    backends = Backends(GatewaySettings(target=(target,), draft=(draft,)))
+    backends = Backends(GatewaySettings(target=(target.address,), draft=(draft.address,)))
     await backends.start()
     try:
         await until(lambda: backends.has_draft)
