@@ -51,7 +51,7 @@ class MediaCache(BoundedCache[_Key, DecodedMedia]):
         waits for it any more.
         """
         seen = replace(plan, max_pixels=0)  # a limit for the model's resizing, not for decoding
-        key = await _digest(media.data), media.kind, seen, salt
+        key = await _content_key(media), media.kind, seen, salt
         if (decoded := self.get(key)) is not None:
             return decoded
         running = self._running.get(key)
@@ -74,7 +74,13 @@ class MediaCache(BoundedCache[_Key, DecodedMedia]):
         return decoded
 
 
-async def _digest(data: bytes) -> bytes:
+async def _content_key(media: Media) -> bytes:
+    """Returns the client's name of the content, or the file's identity, or the content's hash."""
+    if media.uuid:
+        return f"uuid {media.uuid}".encode()
+    if media.path:
+        return f"file {media.num_bytes} {media.modified_ns} {media.path}".encode()
+    data = media.data
     if len(data) < _LARGE_BYTES:
         return hashlib.sha256(data).digest()
     return await asyncio.to_thread(lambda: hashlib.sha256(data).digest())

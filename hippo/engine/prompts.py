@@ -13,6 +13,7 @@ from hippo.engine.media_cache import Decoder, MediaCache
 from hippo.errors import ContextLengthError, InvalidRequestError
 from hippo.models.base import DecodedMedia, Prompt, VideoLanguageModel
 from hippo.models.content import CachedRows, cached_rows, salted
+from hippo.models.messages import REMEDY
 from hippo.tasks import gather_or_cancel
 from hippo.types import OpenRequest
 
@@ -104,8 +105,7 @@ def fitting_max_tokens(
         if num_left <= len(request.committed_ids):
             raise ContextLengthError(
                 f"the prompt has {num_prompt_tokens} tokens, which leaves no room for further ones "
-                f"of an answer in the context of {max_context_length}; ask for fewer frames or "
-                "smaller frames",
+                f"of an answer in the context of {max_context_length}; {REMEDY}",
                 param="messages",
             )
         param, wanted = "min_tokens", request.sampling.min_tokens
@@ -113,7 +113,7 @@ def fitting_max_tokens(
             return num_left
     raise ContextLengthError(
         f"the prompt has {num_prompt_tokens} tokens and {param} is {wanted}: together "
-        f"{num_prompt_tokens + wanted}, more than the context of {max_context_length}; ask for "
-        "fewer tokens, fewer frames or smaller frames",
+        f"{num_prompt_tokens + wanted}, more than the context of {max_context_length}; lower "
+        f"{param}, or {REMEDY}",
         param=param,
     )

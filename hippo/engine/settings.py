@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hippo.config import SettingsError, require_least, setting
+from hippo.local_files import check_directories
 from hippo.models.plan import LoadPlan
 from hippo.rpc.options import TlsFiles
 from hippo.sizes import GIB, MOST_AUTO_SLOTS, USED_SHARE
@@ -58,7 +59,14 @@ class EngineSettings:
     port_file: str | None = setting(None, help="file to write the bound port to")
     metrics_port: int | None = setting(None, help="port for Prometheus metrics, on --host")
     drain_seconds: float = setting(30.0, help="seconds for running sequences after SIGTERM")
-    max_message_mib: int = setting(256, help="largest gRPC message in MiB, media included")
+    max_message_mib: int = setting(
+        256, help="largest gRPC message in MiB, with the media that are not opened by path"
+    )
+    allowed_local_media_path: tuple[str, ...] = setting(
+        (),
+        help="directories, separated by commas, whose files the gateway may name by path instead "
+        "of sending their bytes; empty: none",
+    )
     max_frames: int = setting(768, help="most sampled frames of one video")
     max_frame_pixels: int = setting(7680 * 4320, help="most pixels of one frame as stored")
     max_video_seconds: float = setting(3600.0, help="longest video, in seconds")
@@ -87,6 +95,7 @@ class EngineSettings:
         require_least(self, 0, "vision_cache_mb", "media_cache_mb", "drain_seconds")
         if bool(self.tls_cert) != bool(self.tls_key) or (self.tls_ca and not self.tls_cert):
             raise SettingsError("TLS needs --tls-cert and --tls-key; --tls-ca is besides them")
+        check_directories(self.allowed_local_media_path, "--allowed-local-media-path")
         try:
             self.decode_limits()
         except ValueError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from hippo.engine.media_paths import checked_paths
 from hippo.engine.sequence import EngineSequence
 from hippo.engine.service import Backend, EngineService
 from hippo.engine.slots import SlotPool
@@ -73,7 +75,11 @@ class SequenceStreams:
             raise InvalidRequestError(
                 f"a stream begins with open, not with {kind or 'an empty message'}", param="open"
             )
-        return convert.open_from_proto(first.open, num_token_ids=backend.info.num_token_ids)
+        request = convert.open_from_proto(first.open, num_token_ids=backend.info.num_token_ids)
+        if any(item.path for item in request.media):
+            media = await asyncio.to_thread(checked_paths, request.media, backend.files)
+            request = dataclasses.replace(request, media=media)
+        return request
 
     async def _run(self, context: Context, backend: Backend, sequence: EngineSequence) -> None:
         reader = self._start_reader(context, backend, sequence)

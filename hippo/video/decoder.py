@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -68,10 +69,11 @@ class MediaDecoder:
         """
         kind = media.kind.value
         request = {"kind": kind, "plan": dataclasses.asdict(resolve_plan(plan, self.limits))}
-        self.limits.check_bytes(len(media.data), kind)
+        data = await asyncio.to_thread(_content, media)
+        self.limits.check_bytes(len(data), kind)
 
         def work(worker: WorkerProcess) -> DecodedMedia:
-            reply, result = worker.ask(request, media.data)
+            reply, result = worker.ask(request, data)
             if "is_out_of_memory" in reply:
                 raise WorkerDiedError(reply["error"])
             if "error" in reply:
@@ -163,6 +165,10 @@ class MediaDecoder:
         task = asyncio.create_task(end())
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
+
+
+def _content(media: Media) -> bytes:
+    return Path(media.path).read_bytes() if media.path else media.data
 
 
 def _decoded(media: Media, reply: Message, result: int) -> DecodedMedia:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 
 import torch
 
@@ -255,7 +256,8 @@ class ToyDecoder:
     """Reads b"toy:N" as N frames."""
 
     async def decode(self, media: Media, plan: FramePlan) -> DecodedMedia:
-        prefix, _, count = media.data.partition(b":")
+        data = Path(media.path).read_bytes() if media.path else media.data
+        prefix, _, count = data.partition(b":")
         if prefix != b"toy" or not count.isdigit():
             raise MediaError("not a toy video")
         num_frames = int(count)
