@@ -16,6 +16,7 @@ from hippo.models.base import (
     VideoLanguageModel,
 )
 from hippo.types import ChatMessage, FramePlan, ModelInfo
+from hippo.video.resizing import FrameLimits
 from tests.support.faults import DraftFault
 
 
@@ -35,6 +36,10 @@ class FaultyModel:
     @property
     def num_layers(self) -> int:
         return self._model.num_layers
+
+    @property
+    def frame_limits(self) -> FrameLimits:
+        return self._model.frame_limits
 
     def prepare_prompt(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan

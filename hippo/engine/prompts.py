@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter_ns
 
 from hippo.engine.cpu import compute_alone, name_thread
@@ -15,7 +15,7 @@ from hippo.models.base import DecodedMedia, Prompt, VideoLanguageModel
 from hippo.models.content import CachedRows, cached_rows, salted
 from hippo.models.messages import REMEDY
 from hippo.tasks import gather_or_cancel
-from hippo.types import OpenRequest
+from hippo.types import FramePlan, MediaKind, OpenRequest
 
 _NUM_THREADS = 2
 
@@ -54,8 +54,9 @@ class PromptReader:
         prompt and completion exceed the context.
         """
         began_ns = perf_counter_ns()
+        plan = _plan_of_each(request)
         media = await gather_or_cancel(
-            self._decode(request, index) for index in range(len(request.media))
+            self._decode(request, index, plan) for index in range(len(request.media))
         )
         prompt, rows = await asyncio.get_running_loop().run_in_executor(
             self._threads, self._prepare, request, media
@@ -65,10 +66,10 @@ class PromptReader:
         )
         return ReadPrompt(prompt, rows, max_tokens, perf_counter_ns() - began_ns)
 
-    async def _decode(self, request: OpenRequest, index: int) -> DecodedMedia:
+    async def _decode(self, request: OpenRequest, index: int, plan: FramePlan) -> DecodedMedia:
         try:
             return await self.media_cache.decode(
-                request.media[index], request.frame_plan, salt=request.cache_salt
+                request.media[index], plan, salt=request.cache_salt
             )
         except InvalidRequestError as error:
             if error.param is not None:
@@ -86,6 +87,15 @@ class PromptReader:
     def close(self) -> None:
         """Waits for prompts in preparation, and ends the threads."""
         self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+def _plan_of_each(request: OpenRequest) -> FramePlan:
+    """Returns the plan of each item: the videos share ``max_visual_tokens`` equally."""
+    plan = request.frame_plan
+    num_videos = sum(item.kind is MediaKind.VIDEO for item in request.media)
+    if not plan.max_visual_tokens or not num_videos:
+        return plan
+    return replace(plan, max_visual_tokens=max(plan.max_visual_tokens // num_videos, 1))
 
 
 def fitting_max_tokens(

@@ -126,6 +126,7 @@ class SequenceStreams:
             num_visual_tokens=int(prompt.visual_indices.shape[0]),
             queue_ns=perf_counter_ns() - queued_ns,
             preprocess_ns=read.preprocess_ns,
+            media=prompt.media,
         )
         sequence.announce_prompt(info, prompt)
         sequence.is_submitted = True

@@ -17,23 +17,26 @@ from typing import Literal, Protocol
 
 import torch
 
-from hippo.types import ChatMessage, FramePlan, MediaKind, ModelInfo
+from hippo.types import ChatMessage, FramePlan, MediaKind, MediaUse, ModelInfo
+from hippo.video.resizing import FrameLimits
 
 Scope = Literal["visual", "all"]
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedMedia:
-    """The frames of one media item after sampling and before the model's own resizing.
+    """The sampled frames of one media item.
 
     ``frames`` is uint8 ``[num_frames, height, width, 3]`` (RGB); an image has one frame.
     ``frame_seconds`` are the frames' presentation times; ``sampled_fps`` is their mean rate.
+    ``is_resized`` says that the frames have the size that the model takes.
     """
 
     kind: MediaKind
     frames: torch.Tensor
     frame_seconds: tuple[float, ...]
     sampled_fps: float
+    is_resized: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +69,7 @@ class Prompt:
     prompt_hash: bytes  # SHA-256 of input_ids as little-endian uint32
     extras: dict[str, torch.Tensor] = field(default_factory=dict)
     items: tuple[VisualItem, ...] = ()
+    media: tuple[MediaUse, ...] = ()  # in the order of the request's media
 
     @property
     def length(self) -> int:
@@ -138,6 +142,10 @@ class VideoLanguageModel(Protocol):
     @property
     def num_layers(self) -> int:
         """Number of decoder layers."""
+
+    @property
+    def frame_limits(self) -> FrameLimits:
+        """What the model takes of videos and images, and samples by default."""
 
     def prepare_prompt(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan

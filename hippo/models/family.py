@@ -32,6 +32,7 @@ from hippo.models.tap import KeptQueries, fill_tap, tap_question
 from hippo.sizes import CHUNK_ROWS as _CHUNK_ROWS
 from hippo.transfer import to_device
 from hippo.types import ChatMessage, FramePlan
+from hippo.video.resizing import FrameLimits
 
 _log = logging.getLogger(__name__)
 
@@ -107,6 +108,11 @@ class CachedModel:
     ) -> Prompt:
         """See VideoLanguageModel.prepare_prompt."""
         return self._prompts.build_prompt(messages, media, frame_plan)
+
+    @property
+    def frame_limits(self) -> FrameLimits:
+        """See VideoLanguageModel.frame_limits."""
+        return self._prompts.frame_limits
 
     def capture_steps(self) -> Iterator[int]:
         """Captures steps as CUDA graphs if the plan asks for them; called before any prefill.

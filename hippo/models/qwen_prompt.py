@@ -13,13 +13,18 @@ from hippo.models.messages import prompt_hash
 from hippo.models.prompts import PromptBuilder
 from hippo.models.question import NO_QUESTION
 from hippo.models.qwen_pixels import fast_patches
-from hippo.types import FramePlan, MediaKind
+from hippo.types import MediaKind
+from hippo.video.resizing import FrameLimits
 
 RopeIndex = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 VIDEO_EXTRAS = ("pixel_values_videos", "video_grid_thw")
 IMAGE_EXTRAS = ("pixel_values", "image_grid_thw")
 _IMAGE_TYPE, _VIDEO_TYPE = 1, 2  # mm_token_type_ids
+# Of qwen-vl-utils 0.0.14: VIDEO_MIN_PIXELS and VIDEO_MAX_PIXELS of a frame, and VIDEO_TOTAL_PIXELS
+# of a video as tokens.
+_VIDEO_PIXELS = (128 * 28 * 28, 768 * 28 * 28)
+_MAX_VIDEO_TOKENS = int(128_000 * 0.9)
 
 
 class QwenPromptBuilder(PromptBuilder):
@@ -30,18 +35,16 @@ class QwenPromptBuilder(PromptBuilder):
     """
 
     def __init__(self, processor: Any, rope_index: RopeIndex, *, max_context_length: int) -> None:
-        super().__init__(processor, max_context_length=max_context_length)
+        super().__init__(processor, _limits(processor), max_context_length=max_context_length)
         self._rope_index = rope_index
         self._merge_size = int(processor.video_processor.merge_size)
         self._patches = fast_patches(processor.video_processor)
 
-    def process_inputs(
-        self, text: str, media: Sequence[DecodedMedia], frame_plan: FramePlan
-    ) -> Prompt:
+    def process_inputs(self, text: str, media: Sequence[DecodedMedia]) -> Prompt:
         """See PromptBuilder.process_inputs."""
-        inputs = self._assembled(text, media, frame_plan)
+        inputs = self._assembled(text, media)
         if inputs is None:
-            inputs = self._processed(text, media, frame_plan)
+            inputs = self._processed(text, media)
         input_ids, types = inputs["input_ids"], inputs["mm_token_type_ids"]  # [1, length]
         extras = {name: inputs[name] for name in VIDEO_EXTRAS + IMAGE_EXTRAS if name in inputs}
         positions = torch.arange(input_ids.shape[1]).expand(3, -1)
@@ -77,9 +80,7 @@ class QwenPromptBuilder(PromptBuilder):
             items=tuple(items),
         )
 
-    def _processed(
-        self, text: str, media: Sequence[DecodedMedia], frame_plan: FramePlan
-    ) -> Mapping[str, Any]:
+    def _processed(self, text: str, media: Sequence[DecodedMedia]) -> Mapping[str, Any]:
         """Runs the processor on a rendered prompt; adds ``digests`` of the videos if VideoPatches
         can compute them."""
         videos = [item for item in media if item.kind is MediaKind.VIDEO]
@@ -90,27 +91,17 @@ class QwenPromptBuilder(PromptBuilder):
             arguments["videos_kwargs"] = {
                 "video_metadata": [_metadata(item) for item in videos],
                 "do_sample_frames": False,
-                **_size(self._processor.video_processor, frame_plan.max_pixels),
+                "do_resize": False,
             }
         if images:
             arguments["images"] = [item.frames[0].permute(2, 0, 1) for item in images]
-            arguments["images_kwargs"] = _size(
-                self._processor.image_processor, frame_plan.max_pixels
-            )
+            arguments["images_kwargs"] = {"do_resize": False}
         inputs = dict(self._processor(text=[text], **arguments))
         if videos and self._patches is not None:  # same digests as without images
-            size = self._video_size(frame_plan)
-            inputs["digests"] = [self._patches.cut_frames(item.frames, size)[2] for item in videos]
+            inputs["digests"] = [self._patches.cut_frames(item.frames)[2] for item in videos]
         return inputs
 
-    def _video_size(self, frame_plan: FramePlan) -> dict[str, int]:
-        processor = self._processor.video_processor
-        size = _size(processor, frame_plan.max_pixels).get("size", processor.size)
-        return dict(size)
-
-    def _assembled(
-        self, text: str, media: Sequence[DecodedMedia], frame_plan: FramePlan
-    ) -> Mapping[str, Any] | None:
+    def _assembled(self, text: str, media: Sequence[DecodedMedia]) -> Mapping[str, Any] | None:
         """Makes the processor's output without the processor; None if there are images or this
         class cannot. ``digests`` are of the patches' bytes before normalisation."""
         if self._patches is None or any(item.kind is not MediaKind.VIDEO for item in media):
@@ -120,8 +111,7 @@ class QwenPromptBuilder(PromptBuilder):
         is_video = encoded == processor.video_token_id
         if int(is_video.sum()) != len(media):
             return None
-        size = self._video_size(frame_plan)
-        cut = [self._patches.cut_frames(item.frames, size) for item in media]
+        cut = [self._patches.cut_frames(item.frames) for item in media]
         repeats = torch.ones_like(encoded)
         repeats[is_video] = torch.tensor(
             [patches.shape[0] // self._merge_size**2 for patches, _, _ in cut], dtype=torch.int64
@@ -178,14 +168,20 @@ def _metadata(item: DecodedMedia) -> dict[str, Any]:
     }
 
 
-def _size(processor: Any, max_pixels: int) -> dict[str, Any]:
-    """Returns the processor's size limits under a request's cap on pixels; empty without a cap."""
-    if max_pixels <= 0:
-        return {}
-    smallest, largest = processor.size["shortest_edge"], processor.size["longest_edge"]
-    return {
-        "size": {
-            "shortest_edge": min(smallest, max_pixels),
-            "longest_edge": min(largest, max_pixels),
-        }
-    }
+def _limits(processor: Any) -> FrameLimits:
+    """Returns the limits of a checkpoint's processor.
+
+    Its limits for a video's frames apply if the largest is at most the reference's; larger ones are
+    the limits for images in the files of the public checkpoints, which have no others, and the
+    reference's apply.
+    """
+    video, image = processor.video_processor, processor.image_processor
+    pixels = (int(video.size["shortest_edge"]), int(video.size["longest_edge"]))
+    return FrameLimits(
+        frame_multiple=int(video.temporal_patch_size),
+        side_multiple=int(video.patch_size * video.merge_size),
+        video_pixels=pixels if pixels[1] <= _VIDEO_PIXELS[1] else _VIDEO_PIXELS,
+        image_pixels=(int(image.size["shortest_edge"]), int(image.size["longest_edge"])),
+        max_video_tokens=_MAX_VIDEO_TOKENS,
+        resample=int(video.resample),
+    )

@@ -30,6 +30,7 @@ from hippo.parallel.commands import (
 from hippo.parallel.followers import FollowerProcesses
 from hippo.parallel.group import RankGroup
 from hippo.types import ChatMessage, FramePlan, ModelInfo
+from hippo.video.resizing import FrameLimits
 
 _SETTLE_SECONDS = 1.0
 
@@ -58,6 +59,11 @@ class ParallelModel:
     def num_layers(self) -> int:
         """See VideoLanguageModel.num_layers."""
         return self._local.num_layers
+
+    @property
+    def frame_limits(self) -> FrameLimits:
+        """See VideoLanguageModel.frame_limits."""
+        return self._local.frame_limits
 
     def prepare_prompt(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan

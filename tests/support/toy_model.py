@@ -33,6 +33,7 @@ from hippo.types import (
     ModelInfo,
     TextPart,
 )
+from hippo.video.resizing import FrameLimits
 
 NUM_TOKEN_IDS = 64
 END_TOKEN_ID = 1
@@ -99,6 +100,10 @@ class ToyModel:
     @property
     def num_layers(self) -> int:
         return _NUM_GROUPS
+
+    @property
+    def frame_limits(self) -> FrameLimits:
+        return FrameLimits()
 
     def held_ids(self, slot: int) -> list[int]:
         """Token ids of all rows that were last written to the slot, those rolled back included."""

@@ -85,11 +85,10 @@ def test_a_prompt_is_what_the_processor_makes_of_it(
 def test_items_are_told_apart_by_their_pixels_and_shape(processor: Any) -> None:
     patches = fast_patches(processor.video_processor)
     assert patches is not None
-    size = dict(processor.video_processor.size)
     clips = [video(4, 56, 84), video(4, 84, 56), video(4, 56, 84, seed=1)]
-    digests = [patches.cut_frames(clip.frames, size)[2] for clip in clips]
+    digests = [patches.cut_frames(clip.frames)[2] for clip in clips]
     assert len(set(digests)) == 3
-    assert patches.cut_frames(clips[0].frames.clone(), size)[2] == digests[0]
+    assert patches.cut_frames(clips[0].frames.clone())[2] == digests[0]
 
 
 def test_a_video_beside_an_image_is_the_one_that_it_is_alone(reference: Reference) -> None:
