@@ -16,7 +16,9 @@ from hippo.models.content import CachedRows, cached_rows, salted
 from hippo.tasks import gather_or_cancel
 from hippo.types import OpenRequest
 
-_NUM_THREADS = 2
+NUM_READER_THREADS = 2
+"""Threads that pre-process media, and hence the number of sequences in the queue that read their
+prompts: these threads can prepare no more at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class PromptReader:
         self._model = model
         self.media_cache = MediaCache(decoder, media_cache_bytes)
         self._threads = ThreadPoolExecutor(
-            _NUM_THREADS, thread_name_prefix="prepare", initializer=self._begin_thread
+            NUM_READER_THREADS, thread_name_prefix="prepare", initializer=self._begin_thread
         )
 
     def _begin_thread(self) -> None:

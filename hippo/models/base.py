@@ -53,7 +53,7 @@ class Prompt:
 
     ``visual_indices`` and ``question_indices`` index ``input_ids``: the prunable (video) tokens and
     the text that asks about the videos (hippo.models.question; empty without prunable tokens).
-    ``extras`` holds the family's own tensors: pixels (uint8, or floating-point), and int64 ones such
+    ``extras`` holds the family's own tensors: pixels (uint8 or floating-point), and int64 ones such
     as grids. ``items`` lists the videos and then the images, each in the order of the prompt; every
     prunable token belongs to one item.
     """

@@ -29,7 +29,7 @@ from hippo.models.pixels import PixelScale
 from hippo.models.pretrained import Pretrained
 from hippo.models.prompts import PromptBuilder
 from hippo.models.rows import PlacedRows, layer_groups
-from hippo.models.tap import KeptQueries, fill_tap, tap_question
+from hippo.models.tap import KeptQueries, score_layers, scored_rows, tap_question
 from hippo.sizes import CHUNK_ROWS as _CHUNK_ROWS
 from hippo.transfer import to_device
 from hippo.types import ChatMessage, FramePlan, MediaKind
@@ -195,11 +195,14 @@ class CachedModel:
         num_tapped = 0 if tap is None else tap.num_layers
         assert tap is None or 0 < num_tapped <= self.num_layers, (num_tapped, self.num_layers)
         queries: KeptQueries = {}
+        scores: list[torch.Tensor] = []
         # Copied before any layer is queued: a later copy would wait for the queued layers.
         device = self.embedding.device
         taps = []
         if tap is not None:
-            question = prompt.question_indices - num_reused
+            question = scored_rows(prompt.question_indices) - num_reused
+            if not question.shape[0]:  # as there are no visual tokens
+                tap.layer_scores = torch.empty(num_tapped, 0, device=device)
             taps = [tap_question(question, rows, queries, device) for rows, _ in chunks]
         visual_places = to_device(prompt.visual_indices, device)
         bounds = layer_groups(self.num_layers, num_tapped, hidden.shape[0])
@@ -211,10 +214,11 @@ class CachedModel:
                     step = replace(step, wants_last_row=True)
                 with torch.inference_mode():
                     self._run_chunk(hidden[rows], rotary[rows], step, first, last)
-                    if tap is not None and last == num_tapped and index == len(chunks) - 1:
-                        fill_tap(
+                    if tap is not None and queries and index == len(chunks) - 1:
+                        score_layers(
                             tap,
                             queries,
+                            scores,
                             self._cache,
                             slot,
                             prompt_length=prompt.length,
@@ -292,7 +296,7 @@ class CachedModel:
         elif num_reused:
             hidden, positions = hidden[num_reused:].clone(), positions[:, num_reused:]
         assert hidden.shape[0] > 0, "the last row is never reused: its logits are needed"
-        return hidden, self._stack.rotary(positions)
+        return hidden, self._rotary(positions)
 
     def _chunks(
         self, slot: int, num_reused: int, num_rows: int
@@ -324,7 +328,13 @@ class CachedModel:
     def _text_rotary(self, length: int) -> torch.Tensor:
         """Returns rotary factors of text positions ``0:length``, which are equal on all axes."""
         positions = torch.arange(length, device=self.embedding.device)
-        return self._stack.rotary(positions.expand(self._num_axes, length))
+        return self._rotary(positions.expand(self._num_axes, length))
+
+    def _rotary(self, positions: torch.Tensor) -> torch.Tensor:
+        """Returns DecoderStack.rotary of ``positions``, chunk by chunk: its intermediate results
+        take several times as much memory."""
+        parts = [self._stack.rotary(part) for part in positions.split(_CHUNK_ROWS, 1)]
+        return _joined(parts)
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
