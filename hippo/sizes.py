@@ -109,7 +109,9 @@ class ModelShape:
             2 * queries * cache_each + 3 * self.hidden_size * bytes_each
         )
         mlp = (3 * self.mlp_width + 5 * self.hidden_size) * bytes_each
-        mask = chunk * num_tokens * cache_each if num_tokens > chunk else 0
+        num_chunks = math.ceil(num_tokens / chunk)
+        # One mask for all chunks, as wide as whole chunks.
+        mask = chunk * num_chunks * chunk * cache_each if num_chunks > 1 else 0
         rotary = 8 * num_tokens * self.head_dim  # of the prompt's rows and of text positions
         keys = num_tokens * self.num_kv_heads * self.head_dim * (cache_each + 4)
         logits = min(SCORED_LOGITS, SCORED_ROWS * self.num_heads * num_tokens)
