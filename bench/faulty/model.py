@@ -51,6 +51,11 @@ class FaultyModel:
     ) -> torch.Tensor | None:
         return self._model.embed_visual(prompt, cache)
 
+    def embed_pieces(
+        self, prompt: Prompt, cache: FeatureCache | None = None
+    ) -> Generator[None, None, torch.Tensor | None]:
+        return self._model.embed_pieces(prompt, cache)
+
     def prefill(
         self,
         slot: int,

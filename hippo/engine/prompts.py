@@ -17,7 +17,9 @@ from hippo.models.messages import REMEDY
 from hippo.tasks import gather_or_cancel
 from hippo.types import FramePlan, MediaKind, OpenRequest
 
-_NUM_THREADS = 2
+NUM_READER_THREADS = 2
+"""Threads that pre-process media, and hence the number of sequences in the queue that read their
+prompts: these threads can prepare no more at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class PromptReader:
         self._model = model
         self.media_cache = MediaCache(decoder, media_cache_bytes)
         self._threads = ThreadPoolExecutor(
-            _NUM_THREADS, thread_name_prefix="prepare", initializer=self._begin_thread
+            NUM_READER_THREADS, thread_name_prefix="prepare", initializer=self._begin_thread
         )
 
     def _begin_thread(self) -> None:

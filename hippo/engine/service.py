@@ -13,7 +13,7 @@ from hippo.engine.device_thread import settle
 from hippo.engine.engine import Engine
 from hippo.engine.media_cache import Decoder
 from hippo.engine.metrics import MetricsServer, start_metrics
-from hippo.engine.prompts import PromptReader
+from hippo.engine.prompts import NUM_READER_THREADS, PromptReader
 from hippo.engine.settings import EngineSettings
 from hippo.engine.slots import SlotPool
 from hippo.errors import UnavailableError
@@ -127,7 +127,9 @@ class EngineService:
         self.backend = Backend(
             info=info,
             engine=engine,
-            slots=SlotPool(info.num_slots, max_waiting=self._max_waiting),
+            slots=SlotPool(
+                info.num_slots, max_waiting=self._max_waiting, num_near=NUM_READER_THREADS
+            ),
             prompts=PromptReader(model, decoder, media_cache_bytes=settings.media_cache_bytes),
             files=files,
         )

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from time import perf_counter_ns
 from typing import Any
 
@@ -61,6 +62,7 @@ class SequenceStreams:
             request_id_var.set(request.request_id)
             with _logging_the_end():
                 sequence = self._new_sequence(request, backend.slots)
+                del request  # it holds the media's files, until the prompt is read
                 try:
                     await self._run(context, backend, sequence)
                 finally:
@@ -113,18 +115,22 @@ class SequenceStreams:
         return reader
 
     async def _hand_over(self, backend: Backend, sequence: EngineSequence) -> None:
-        """Reads the prompt, waits for the slot, and gives the sequence to the engine."""
-        read = await backend.prompts.read_prompt(sequence.request)
-        prompt = read.prompt
+        """Reads the prompt when a slot is near, waits for the slot, and gives the sequence to the
+        engine."""
         queued_ns = perf_counter_ns()
-        if not await sequence.reservation.wait_granted():
+        if not await sequence.reservation.wait_near():
             return  # the sequence has ended
+        read = await backend.prompts.read_prompt(sequence.request)
+        sequence.request = replace(sequence.request, media=())
+        prompt = read.prompt
+        if not await sequence.reservation.wait_granted():
+            return
         slot, held = sequence.reservation.take_slot(read.rows)
         info = PromptInfo(
             prompt_hash=prompt.prompt_hash,
             num_prompt_tokens=prompt.length,
             num_visual_tokens=int(prompt.visual_indices.shape[0]),
-            queue_ns=perf_counter_ns() - queued_ns,
+            queue_ns=perf_counter_ns() - queued_ns - read.preprocess_ns,
             preprocess_ns=read.preprocess_ns,
             media=prompt.media,
         )

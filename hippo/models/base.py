@@ -12,7 +12,7 @@ A rollback is therefore only a smaller start index of the next step; nothing is 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import torch
@@ -56,8 +56,9 @@ class Prompt:
 
     ``visual_indices`` and ``question_indices`` index ``input_ids``: the prunable (video) tokens and
     the text that asks about the videos (hippo.models.question; empty without prunable tokens).
-    ``extras`` holds the family's own tensors (pixels, grids). ``items`` lists the videos and then
-    the images, each in the order of the prompt; every prunable token belongs to one item.
+    ``extras`` holds the family's own tensors: pixels (uint8 or floating-point), and int64 ones such
+    as grids. ``items`` lists the videos and then the images, each in the order of the prompt; every
+    prunable token belongs to one item.
     """
 
     input_ids: torch.Tensor  # int64 [length]
@@ -75,6 +76,11 @@ class Prompt:
     def length(self) -> int:
         """Number of prompt tokens, including visual tokens."""
         return int(self.input_ids.shape[0])
+
+    def without_pixels(self) -> Prompt:
+        """Returns the prompt without its pixels, which only the vision tower reads."""
+        extras = {name: each for name, each in self.extras.items() if each.dtype == torch.int64}
+        return replace(self, extras=extras)
 
 
 @dataclass(slots=True)
@@ -161,8 +167,17 @@ class VideoLanguageModel(Protocol):
     ) -> torch.Tensor | None:
         """Runs the vision tower (device thread): ``[num_visual_rows, hidden]``, None without media.
 
-        Items found in ``cache`` are not computed again; the others are added to it. The result is
-        bit-identical with and without a cache.
+        Items found in ``cache`` are not computed again; the others are added to it. The result,
+        which must not be changed, is bit-identical with and without a cache.
+        """
+
+    def embed_pieces(
+        self, prompt: Prompt, cache: FeatureCache | None = None
+    ) -> Generator[None, None, torch.Tensor | None]:
+        """Does the same in pieces (device thread): yields after each, and returns the features.
+
+        A piece is an image or a part of a video; the caller may step other sequences between two
+        pieces.
         """
 
     def prefill(

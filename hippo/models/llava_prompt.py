@@ -11,6 +11,7 @@ import torch
 from hippo.models.base import DecodedMedia, Prompt, VisualItem
 from hippo.models.content import visual_digest
 from hippo.models.messages import prompt_hash
+from hippo.models.pixels import byte_options
 from hippo.models.prompts import PromptBuilder
 from hippo.models.question import NO_QUESTION
 from hippo.types import MediaKind
@@ -55,9 +56,13 @@ class LlavaPromptBuilder(PromptBuilder):
         arguments: dict[str, Any] = {}
         if videos:
             arguments["videos"] = [item.frames.permute(0, 3, 1, 2) for item in videos]
-            arguments["videos_kwargs"] = {"do_sample_frames": False}
+            arguments["videos_kwargs"] = {
+                "do_sample_frames": False,
+                **byte_options(self._processor.video_processor),
+            }
         if images:  # nested: one list of images for each prompt
             arguments["images"] = [[item.frames[0].permute(2, 0, 1) for item in images]]
+            arguments["images_kwargs"] = byte_options(self._processor.image_processor)
         inputs = self._processor(text=[text], **arguments)
         input_ids = torch.tensor(inputs["input_ids"][0])
         frames = inputs.get("pixel_values_videos", [])  # [frames, 3, height, width] each

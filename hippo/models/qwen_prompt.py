@@ -10,6 +10,7 @@ import torch
 from hippo.models.base import DecodedMedia, Prompt, VisualItem
 from hippo.models.content import visual_digest
 from hippo.models.messages import prompt_hash
+from hippo.models.pixels import byte_options
 from hippo.models.prompts import PromptBuilder
 from hippo.models.question import NO_QUESTION
 from hippo.models.qwen_pixels import fast_patches
@@ -61,7 +62,7 @@ class QwenPromptBuilder(PromptBuilder):
         items: list[VisualItem] = []
         if "video_grid_thw" in extras:
             visual_grids = extras["video_grid_thw"].tolist()
-            items += self._items(MediaKind.VIDEO, extras, visual_indices, inputs.get("digests"))
+            items += self._items(MediaKind.VIDEO, extras, visual_indices)
         if "image_grid_thw" in extras:
             extras["image_indices"] = (types[0] == _IMAGE_TYPE).nonzero()[:, 0]
             items += self._items(MediaKind.IMAGE, extras, extras["image_indices"])
@@ -81,8 +82,7 @@ class QwenPromptBuilder(PromptBuilder):
         )
 
     def _processed(self, text: str, media: Sequence[DecodedMedia]) -> Mapping[str, Any]:
-        """Runs the processor on a rendered prompt; adds ``digests`` of the videos if VideoPatches
-        can compute them."""
+        """Runs the processor on a rendered prompt."""
         videos = [item for item in media if item.kind is MediaKind.VIDEO]
         images = [item for item in media if item.kind is MediaKind.IMAGE]
         arguments: dict[str, Any] = {"return_tensors": "pt"}
@@ -92,18 +92,19 @@ class QwenPromptBuilder(PromptBuilder):
                 "video_metadata": [_metadata(item) for item in videos],
                 "do_sample_frames": False,
                 "do_resize": False,
+                **byte_options(self._processor.video_processor),
             }
         if images:
             arguments["images"] = [item.frames[0].permute(2, 0, 1) for item in images]
-            arguments["images_kwargs"] = {"do_resize": False}
-        inputs = dict(self._processor(text=[text], **arguments))
-        if videos and self._patches is not None:  # same digests as without images
-            inputs["digests"] = [self._patches.cut_frames(item.frames)[2] for item in videos]
-        return inputs
+            arguments["images_kwargs"] = {
+                "do_resize": False,
+                **byte_options(self._processor.image_processor),
+            }
+        return dict(self._processor(text=[text], **arguments))
 
     def _assembled(self, text: str, media: Sequence[DecodedMedia]) -> Mapping[str, Any] | None:
         """Makes the processor's output without the processor; None if there are images or this
-        class cannot. ``digests`` are of the patches' bytes before normalisation."""
+        class cannot."""
         if self._patches is None or any(item.kind is not MediaKind.VIDEO for item in media):
             return None
         processor = self._processor
@@ -114,7 +115,7 @@ class QwenPromptBuilder(PromptBuilder):
         cut = [self._patches.cut_frames(item.frames) for item in media]
         repeats = torch.ones_like(encoded)
         repeats[is_video] = torch.tensor(
-            [patches.shape[0] // self._merge_size**2 for patches, _, _ in cut], dtype=torch.int64
+            [patches.shape[0] // self._merge_size**2 for patches, _ in cut], dtype=torch.int64
         )
         ids = encoded.repeat_interleave(repeats)[None]
         inputs: dict[str, Any] = {
@@ -122,12 +123,11 @@ class QwenPromptBuilder(PromptBuilder):
             "mm_token_type_ids": (ids == processor.video_token_id) * _VIDEO_TYPE,
         }
         if media:
-            patches = [each for each, _, _ in cut]
+            patches = [each for each, _ in cut]
             inputs["pixel_values_videos"] = patches[0] if len(cut) == 1 else torch.cat(patches)
-            inputs["video_grid_thw"] = torch.tensor([grid for _, grid, _ in cut])
+            inputs["video_grid_thw"] = torch.tensor([grid for _, grid in cut])
             temporal_size = processor.video_processor.temporal_patch_size
             inputs["second_per_grid_ts"] = [temporal_size / item.sampled_fps for item in media]
-            inputs["digests"] = [digest for _, _, digest in cut]
         return inputs
 
     def _items(
@@ -135,20 +135,17 @@ class QwenPromptBuilder(PromptBuilder):
         kind: MediaKind,
         extras: dict[str, torch.Tensor],
         places: torch.Tensor,
-        digests: Sequence[bytes] | None = None,
     ) -> list[VisualItem]:
         """Returns the items of one kind, whose tokens are at ``places`` in ``input_ids``."""
         names = VIDEO_EXTRAS if kind is MediaKind.VIDEO else IMAGE_EXTRAS
         pixels, grids = (extras[name] for name in names)
         patches = split_patches(pixels, grids)
         lengths = [one.shape[0] // self._merge_size**2 for one in patches]
-        digests = digests or [
-            visual_digest(kind, one, (tuple(grid),))
-            for one, grid in zip(patches, grids.tolist(), strict=True)
-        ]
         return [
-            VisualItem(digest, there)
-            for digest, there in zip(digests, torch.split(places, lengths), strict=True)
+            VisualItem(visual_digest(kind, one, (tuple(grid),)), there)
+            for one, grid, there in zip(
+                patches, grids.tolist(), torch.split(places, lengths), strict=True
+            )
         ]
 
 

@@ -77,6 +77,12 @@ class ParallelModel:
         """See VideoLanguageModel.embed_visual; only rank 0 runs the vision tower."""
         return self._local.embed_visual(prompt, cache)
 
+    def embed_pieces(
+        self, prompt: Prompt, cache: FeatureCache | None = None
+    ) -> Generator[None, None, torch.Tensor | None]:
+        """See VideoLanguageModel.embed_pieces; only rank 0 runs the vision tower."""
+        return self._local.embed_pieces(prompt, cache)
+
     def prefill(
         self,
         slot: int,
@@ -101,6 +107,7 @@ class ParallelModel:
             if visual is not None:
                 self._group.broadcast(visual.contiguous())
         groups = self._local.prefill(slot, prompt, visual, kept, tap, num_reused)
+        del visual  # its memory is freed when its rows are in the prompt's
         is_over = False
         try:
             while not is_over:
@@ -160,20 +167,7 @@ def follow(model: VideoLanguageModel, group: RankGroup, receive: Callable[[], Co
             elif isinstance(command, CopyRows):
                 model.copy_rows(command.source, command.slot, command.num_rows)
             elif isinstance(command, BeginPrefill):
-                visual = None
-                if command.visual is not None:
-                    shape, dtype = command.visual
-                    visual = torch.empty(shape, dtype=dtype, device=group.device)
-                    group.broadcast(visual)
-                groups = model.prefill(
-                    command.slot,
-                    command.prompt,
-                    visual,
-                    command.kept,
-                    command.tap,
-                    command.num_reused,
-                )
-                prefills[command.number] = groups, command.tap
+                prefills[command.number] = _begin(model, group, command), command.tap
             elif isinstance(command, Advance):
                 groups, tap = prefills[command.number]
                 if _advance(groups, tap, group) is not None:
@@ -184,6 +178,20 @@ def follow(model: VideoLanguageModel, group: RankGroup, receive: Callable[[], Co
             # Rank 0 raises the same error.
             if isinstance(command, Advance):
                 del prefills[command.number]
+
+
+def _begin(
+    model: VideoLanguageModel, group: RankGroup, command: BeginPrefill
+) -> Generator[torch.Tensor | None]:
+    """Receives the visual embeddings, and returns a follower's prefill with them."""
+    visual = None
+    if command.visual is not None:
+        shape, dtype = command.visual
+        visual = torch.empty(shape, dtype=dtype, device=group.device)
+        group.broadcast(visual)
+    return model.prefill(
+        command.slot, command.prompt, visual, command.kept, command.tap, command.num_reused
+    )
 
 
 def _advance(

@@ -47,8 +47,9 @@ _NUM_GROUPS = 3
 class ToyModel:
     """Deterministic; ``noise`` makes a draft that agrees with the noiseless target at times.
 
-    ``on_piece`` is called before each layer group and ``on_forward`` before each forward, on the
-    device thread: tests hold or break the device there.
+    ``on_embed`` is called before each item of the vision tower, ``on_piece`` before each layer
+    group and ``on_forward`` before each forward, on the device thread: tests hold or break the
+    device there.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class ToyModel:
         self._rows: dict[int, list[tuple[int, bytes | None]]] = {s: [] for s in range(num_slots)}
         self._num_prompt_rows: dict[int, int] = {}
         self.on_piece: Callable[[int], None] = lambda slot: None
+        self.on_embed: Callable[[int], None] = lambda index: None
         self.on_forward: Callable[[StepPlan], None] = lambda plan: None
         self.plans: list[StepPlan] = []
         self.kept: list[int | None] = []  # visual tokens of each prefill
@@ -166,6 +168,15 @@ class ToyModel:
                     cache.put(item.digest, features)
             rows.append(features)
         return torch.cat(rows) if rows else None
+
+    def embed_pieces(
+        self, prompt: Prompt, cache: FeatureCache | None = None
+    ) -> Generator[None, None, torch.Tensor | None]:
+        """A piece an item; ``on_embed`` is called before each."""
+        for index, _ in enumerate(prompt.items):
+            self.on_embed(index)
+            yield
+        return self.embed_visual(prompt, cache)
 
     def prefill(
         self,
