@@ -39,6 +39,13 @@ USED_SHARE = 0.9
 MOST_AUTO_SLOTS = 32
 """Upper limit of the number of slots with ``--slots auto``."""
 
+QUANTIZED_BITS: Mapping[str, float] = MappingProxyType(
+    # int8: a scale for each row of a weight is negligible. nf4: 64 weights share a scale of 8 bits,
+    # and 256 scales share a float32.
+    {"int8": 8.0, "nf4": 4 + 8 / 64 + 32 / (64 * 256)}
+)
+"""Bits of a weight that a service quantises at load, scales included, by ``--quantization``."""
+
 CHUNK_ROWS = 2048
 """Rows of a prompt that run through the layers in one forward."""
 
@@ -66,6 +73,7 @@ class ModelShape:
     num_parameters: int
     num_shared_parameters: int  # the part that tensor-parallel ranks divide among them
     num_head_parameters: int  # of the output embedding, tied or not
+    is_tied: bool  # whether input and output embedding are one weight
     num_layers: int
     hidden_size: int
     num_heads: int
@@ -145,6 +153,14 @@ class ModelShape:
         width, height = frame_size or (448, 448)
         columns, rows = (max(1, round(side / self.token_pixels)) for side in (width, height))
         return math.ceil(num_frames / self.token_frames) * rows * columns
+
+    def host_bytes(self, bytes_each: int = 2) -> int:
+        """Returns the most bytes of host memory that reading the weights to a GPU takes.
+
+        transformers' four threads hold a tensor each; the largest are the embedding, the head and
+        two of the MLP's.
+        """
+        return 2 * (self.num_head_parameters + self.mlp_width * self.hidden_size) * bytes_each
 
     def can_divide(self, num_devices: int) -> bool:
         """Whether ``num_devices`` tensor-parallel ranks can share the layers."""
@@ -264,6 +280,7 @@ def _shape(name: str, config: Mapping[str, Any]) -> ModelShape:
         num_parameters=embeddings + num_layers * per_layer + width + tower,
         num_shared_parameters=num_layers * products,
         num_head_parameters=text["vocab_size"] * width,
+        is_tied=is_tied,
         num_layers=num_layers,
         hidden_size=width,
         num_heads=num_heads,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from hippo.config import SettingsError, require_least, setting
 from hippo.local_files import check_directories
-from hippo.models.plan import LoadPlan
+from hippo.models.plan import QUANTIZATION_NAMES, LoadPlan
 from hippo.rpc.options import TlsFiles
 from hippo.sizes import GIB, MOST_AUTO_SLOTS, USED_SHARE
 from hippo.video.limits import DecodeLimits
@@ -29,6 +29,12 @@ class EngineSettings:
         help="auto: the checkpoint's dtype, but float16 for a draft on a CPU, because a draft's "
         "dtype affects only the speed",
         choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    quantization: str = setting(
+        "none",
+        help="quantise the layers of a plain checkpoint while it is loaded, to 8 bits (int8, by "
+        "torchao) or 4 bits (nf4, by bitsandbytes); none: as the checkpoint is",
+        choices=("none", *QUANTIZATION_NAMES),
     )
     cpu_core: int | None = setting(None, help="pin the process to this core, with one thread")
     num_threads: int | None = setting(None, help="CPU threads of one operation; default: torch's")
@@ -141,6 +147,7 @@ class EngineSettings:
             num_threads=self.num_threads,
             dtype=self.dtype,
             auto_is_half=auto_is_half,
+            quantization=None if self.quantization == "none" else self.quantization,
             num_slots=self.num_slots,
             max_context_length=self.max_context_length,
             served_name=self.served_name,
