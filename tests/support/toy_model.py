@@ -145,6 +145,9 @@ class ToyModel:
             visual_grids=tuple((item.frames.shape[0], 2, 2) for item in videos),
             question_indices=(input_ids != VISUAL_TOKEN_ID).nonzero()[:, 0],
             prompt_hash=digest,
+            extras={"pixel_values": torch.cat([one.frames.flatten() for one in media])}
+            if media
+            else {},
             items=(*items, *images),
         )
 
