@@ -36,6 +36,14 @@ class FaultyModel:
     def num_layers(self) -> int:
         return self._model.num_layers
 
+    @property
+    def feature_bytes(self) -> int:
+        return self._model.feature_bytes
+
+    @property
+    def frame_bytes(self) -> int:
+        return self._model.frame_bytes
+
     def prepare_prompt(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Prompt:

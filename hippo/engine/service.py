@@ -19,6 +19,7 @@ from hippo.engine.slots import SlotPool
 from hippo.errors import UnavailableError
 from hippo.models.base import VideoLanguageModel
 from hippo.rpc.server import RpcServer
+from hippo.sizes import cache_limit
 from hippo.types import ModelInfo
 
 _log = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ class EngineService:
         engine = Engine(
             model,
             on_failure=self.fail,
-            vision_cache_bytes=settings.vision_cache_bytes,
+            vision_cache_bytes=cache_limit(settings.vision_cache_bytes, model.feature_bytes),
             keeps_prefixes=settings.keeps_prefixes,
         )
         self.backend = Backend(
@@ -126,7 +127,11 @@ class EngineService:
             slots=SlotPool(
                 info.num_slots, max_waiting=self._max_waiting, num_near=NUM_READER_THREADS
             ),
-            prompts=PromptReader(model, decoder, media_cache_bytes=settings.media_cache_bytes),
+            prompts=PromptReader(
+                model,
+                decoder,
+                media_cache_bytes=cache_limit(settings.media_cache_bytes, model.frame_bytes),
+            ),
         )
         engine.start()
         await engine.warm_up()

@@ -145,6 +145,14 @@ class VideoLanguageModel(Protocol):
     def num_layers(self) -> int:
         """Number of decoder layers."""
 
+    @property
+    def feature_bytes(self) -> int:
+        """Bytes of the longest prompt's vision features."""
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of the longest prompt's frames, as the model sees them."""
+
     def prepare_prompt(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Prompt:

@@ -29,7 +29,7 @@ from hippo.models.linear import (
 from hippo.models.memory import MemoryNeeds, check_fits, choose_slots, device_uuids, fitting_slots
 from hippo.models.placement import device_of, dtype_of
 from hippo.models.plan import LoadPlan
-from hippo.sizes import shape_of
+from hippo.sizes import cache_limit, shape_of
 from hippo.types import ModelInfo
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class Pretrained:
     make_linear: MakeLinear  # makes products for the vision tower
     padded: Callable[[int], int]  # from a number of rows to the number to run, padding included
     fixed: FixedRunner | None = None  # None: the plan asks for no forwards of fixed shape
+    frame_bytes: int = 0  # see VideoLanguageModel.frame_bytes
 
 
 def load_pretrained(
@@ -67,6 +68,7 @@ def load_pretrained(
     config, processor = _read_configuration(transformers, checkpoint)
     _check_window(checkpoint.name, config.text_config, plan.max_context_length)
     sizes = _sizes_of(plan, checkpoint, config, shards)
+    plan = replace(plan, reserved_bytes=sizes.reserved_bytes)
     check_fits(plan, sizes.needs)
     progress("loading", 0.1)
     model = _read_weights(transformers, checkpoint, architecture, sizes.working_dtype, shards)
@@ -81,7 +83,9 @@ def load_pretrained(
         plan, checkpoint, sizes, processor.tokenizer, num_ids, end_ids, cache.shape.num_slots
     )
     fixed = _make_fixed_runner(plan, model, stack, cache)
-    return Pretrained(model, processor, stack, cache, info, make_product, padded, fixed)
+    return Pretrained(
+        model, processor, stack, cache, info, make_product, padded, fixed, sizes.frame_bytes
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,8 @@ class _Sizes:
     working_dtype: torch.dtype  # of activations, and of the weights until they are packed
     cache_dtype: torch.dtype
     cache: CacheShape  # of one slot
+    frame_bytes: int  # of the longest prompt's frames, as the model sees them
+    reserved_bytes: int  # for caches of earlier media
 
 
 def _sizes_of(plan: LoadPlan, checkpoint: Checkpoint, config: Any, shards: Shards | None) -> _Sizes:
@@ -126,7 +132,11 @@ def _sizes_of(plan: LoadPlan, checkpoint: Checkpoint, config: Any, shards: Shard
         work_bytes=work_bytes,
         num_processes=num_processes,
     )
-    return _Sizes(needs, devices, working_dtype, kept_dtype, cache)
+    frame_bytes = shape.frame_bytes(plan.max_context_length)
+    feature_bytes = shape.feature_bytes(plan.max_context_length, bytes_each=bytes_each)
+    reserved_bytes = cache_limit(plan.vision_cache_bytes, feature_bytes)
+    reserved_bytes += cache_limit(plan.media_cache_bytes, frame_bytes)
+    return _Sizes(needs, devices, working_dtype, kept_dtype, cache, frame_bytes, reserved_bytes)
 
 
 def _slot_shape(plan: LoadPlan, text: Any, num_ranks: int) -> CacheShape:

@@ -101,6 +101,14 @@ class ToyModel:
     def num_layers(self) -> int:
         return _NUM_GROUPS
 
+    @property
+    def feature_bytes(self) -> int:
+        return 0
+
+    @property
+    def frame_bytes(self) -> int:
+        return 0
+
     def held_ids(self, slot: int) -> list[int]:
         """Token ids of all rows that were last written to the slot, those rolled back included."""
         return [token_id for token_id, _ in self._rows[slot]]
