@@ -30,8 +30,9 @@ DEVICE_BYTES: Mapping[int, int] = MappingProxyType(
 RESERVED_BYTES = GIB
 """Memory that the driver, CUDA's context and CUDA's libraries use on each device."""
 
-VISION_CACHE_BYTES = 256_000_000
-"""Limit of the vision cache on a service's (first) device; the default of ``--vision-cache-mb``."""
+CACHE_BYTES = 256_000_000
+"""Least size of a cache of earlier media with ``--vision-cache-mb auto`` or
+``--media-cache-mb auto``."""
 
 USED_SHARE = 0.9
 """Share of a device's free memory that is planned; the rest is for fragmentation and libraries."""
@@ -93,6 +94,15 @@ class ModelShape:
         per_token = 2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_each
         return per_token * num_tokens * num_slots
 
+    def feature_bytes(self, num_tokens: int, *, bytes_each: int = 2) -> int:
+        """Returns the bytes of the vision tower's output for a prompt of ``num_tokens``."""
+        return num_tokens * self.hidden_size * bytes_each
+
+    def frame_bytes(self, num_tokens: int) -> int:
+        """Returns the bytes of the frames that ``num_tokens`` tokens cover, as the model sees them:
+        three a pixel."""
+        return round(num_tokens * self.patches_per_token * self.patch_values)
+
     def work_bytes(self, num_tokens: int, *, bytes_each: int = 2, cache_each: int = 2) -> int:
         """Returns the peak of activations in bytes during prefill of a prompt of ``num_tokens``.
 
@@ -104,7 +114,7 @@ class ModelShape:
         VISION_PATCHES patches takes more. ``bytes_each`` and ``cache_each`` are the item sizes of
         the weights' and the cache's dtype.
         """
-        features = num_tokens * self.hidden_size * bytes_each
+        features = self.feature_bytes(num_tokens, bytes_each=bytes_each)
         at_once = VISION_PATCHES
         if self.tokens_per_side:
             at_once = math.ceil(VISION_FRAMES * self.tokens_per_side**2 * self.patches_per_token)
@@ -175,10 +185,11 @@ class Memory:
     weights: int
     work: int  # peak of activations during prefill of the longest prompt
     cache: int
+    vision_cache: int
 
     @property
     def total(self) -> int:
-        return self.weights + self.work + self.cache + VISION_CACHE_BYTES
+        return self.weights + self.work + self.cache + self.vision_cache
 
     def fits(self, device_bytes: int) -> bool:
         """Whether the model fits by the rule of ``--slots auto``, which leaves a share free."""
@@ -199,7 +210,12 @@ def memory_of(
     per_device = shape.num_parameters - shared + shared / num_devices
     cache = shape.cache_bytes(num_tokens, num_slots=num_slots, bytes_each=bytes_each)
     work = shape.work_bytes(num_tokens, bytes_each=bytes_each, cache_each=bytes_each)
-    return Memory(math.ceil(per_device * bytes_each), work, math.ceil(cache / num_devices))
+    return Memory(
+        weights=math.ceil(per_device * bytes_each),
+        work=work,
+        cache=math.ceil(cache / num_devices),
+        vision_cache=cache_limit(None, shape.feature_bytes(num_tokens, bytes_each=bytes_each)),
+    )
 
 
 def most_slots(
@@ -209,8 +225,14 @@ def most_slots(
     one = memory_of(shape, num_tokens=num_tokens, num_slots=1, num_devices=num_devices)
     free = device_bytes - RESERVED_BYTES - one.weights
     return slots_that_fit(
-        free, slot_bytes=one.cache, work_bytes=one.work, reserved_bytes=VISION_CACHE_BYTES
+        free, slot_bytes=one.cache, work_bytes=one.work, reserved_bytes=one.vision_cache
     )
+
+
+def cache_limit(given: int | None, prompt_bytes: int) -> int:
+    """Returns the limit of a cache of earlier media: the given one, or by default the bytes of one
+    longest prompt, whose media could not be kept otherwise, and at least CACHE_BYTES."""
+    return max(CACHE_BYTES, prompt_bytes) if given is None else given
 
 
 def slots_that_fit(

@@ -29,11 +29,12 @@ class LoadPlan:
     torchao) or nf4 (by bitsandbytes). ``num_slots`` None: as many as fit.
 
     ``tensor_parallel`` processes (ranks) share the layers, on ``devices``, or on ``device`` and the
-    following ones (all ranks on a CPU share it). ``cpu_cores`` pins each rank. ``reserved_bytes``
-    of the first device are left free for earlier media; ``budget_bytes`` limits the memory that a
-    process uses on its device. ``cuda_graphs`` captures steps: auto (on one GPU), on or off. With
-    ``exact_rows`` every step has that many rows, so that a token's logits do not depend on the
-    other tokens fed.
+    following ones (all ranks on a CPU share it). ``cpu_cores`` pins each rank. The first device has
+    room for caches of earlier media, of ``vision_cache_bytes`` and (on a CPU)
+    ``media_cache_bytes`` (None: see hippo.sizes.cache_limit); loading sets ``reserved_bytes`` to
+    their sum. ``budget_bytes`` limits the memory that a process uses on its device.
+    ``cuda_graphs`` captures steps: auto (on one GPU), on or off. With ``exact_rows`` every step has
+    that many rows, so that a token's logits do not depend on the other tokens fed.
     """
 
     model: str
@@ -50,6 +51,8 @@ class LoadPlan:
     num_slots: int | None = 1
     max_context_length: int = 4096
     served_name: str | None = None
+    vision_cache_bytes: int | None = 0
+    media_cache_bytes: int | None = 0
     reserved_bytes: int = 0
     budget_bytes: int | None = None
     cuda_graphs: str = "off"
@@ -145,4 +148,11 @@ class LoadPlan:
 
         Followers reserve no memory: earlier media are kept on the first device.
         """
-        return replace(self, model=folder, device="cpu", devices=devices, reserved_bytes=0)
+        return replace(
+            self,
+            model=folder,
+            device="cpu",
+            devices=devices,
+            vision_cache_bytes=0,
+            media_cache_bytes=0,
+        )

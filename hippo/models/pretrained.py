@@ -30,7 +30,7 @@ from hippo.models.placement import device_of, dtype_of
 from hippo.models.plan import LoadPlan
 from hippo.models.quantized import Quantization, find_quantization
 from hippo.models.weights import read_weights
-from hippo.sizes import shape_of
+from hippo.sizes import cache_limit, shape_of
 from hippo.types import ModelInfo
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Pretrained:
     make_linear: MakeLinear  # makes products for the vision tower
     padded: Callable[[int], int]  # from a number of rows to the number to run, padding included
     fixed: FixedRunner | None = None  # None: the plan asks for no forwards of fixed shape
+    frame_bytes: int = 0  # see VideoLanguageModel.frame_bytes
 
 
 def load_pretrained(
@@ -73,6 +74,7 @@ def load_pretrained(
     _check_window(checkpoint.name, config.text_config, plan.max_context_length)
     quantization = find_quantization(plan, checkpoint, device_of(plan, shards))
     sizes = _sizes_of(plan, checkpoint, config, quantization, shards)
+    plan = replace(plan, reserved_bytes=sizes.reserved_bytes)
     check_fits(plan, sizes.needs)
     progress("loading", _READ_FROM)
     model = read_weights(
@@ -95,7 +97,9 @@ def load_pretrained(
         plan, checkpoint, sizes, processor.tokenizer, num_ids, end_ids, cache.shape.num_slots
     )
     fixed = _make_fixed_runner(plan, model, stack, cache)
-    return Pretrained(model, processor, stack, cache, info, make_product, padded, fixed)
+    return Pretrained(
+        model, processor, stack, cache, info, make_product, padded, fixed, sizes.frame_bytes
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,8 @@ class _Sizes:
     cache_dtype: torch.dtype
     cache: CacheShape  # of one slot
     num_parameters: int
+    frame_bytes: int  # of the longest prompt's frames, as the model sees them
+    reserved_bytes: int  # for caches of earlier media
 
 
 def _sizes_of(
@@ -157,7 +163,20 @@ def _sizes_of(
         host_bytes=shape.host_bytes(bytes_each) if device.type == "cuda" else 0,
         num_processes=num_processes,
     )
-    return _Sizes(needs, devices, working_dtype, kept_dtype, cache, shape.num_parameters)
+    frame_bytes = shape.frame_bytes(plan.max_context_length)
+    feature_bytes = shape.feature_bytes(plan.max_context_length, bytes_each=bytes_each)
+    reserved_bytes = cache_limit(plan.vision_cache_bytes, feature_bytes)
+    reserved_bytes += cache_limit(plan.media_cache_bytes, frame_bytes)
+    return _Sizes(
+        needs,
+        devices,
+        working_dtype,
+        kept_dtype,
+        cache,
+        shape.num_parameters,
+        frame_bytes,
+        reserved_bytes,
+    )
 
 
 def _slot_shape(plan: LoadPlan, text: Any, num_ranks: int) -> CacheShape:
