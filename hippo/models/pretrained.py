@@ -15,10 +15,10 @@ from safetensors import SafetensorError
 from hippo.errors import ModelLoadError
 from hippo.models._torchvision import ensure_torchvision
 from hippo.models.cache import CacheShape, KeyValueCache, cache_dtype
+from hippo.models.captured import MOST_ROWS, graph_bytes, make_fixed_runner
 from hippo.models.checkpoint import Checkpoint, Progress
 from hippo.models.decoder import DecoderStack
-from hippo.models.fixed import CAPTURED_ROWS, FixedRunner, graph_bytes, spare_places
-from hippo.models.graphs import CudaGraphs
+from hippo.models.fixed import FixedRunner, spare_places
 from hippo.models.linear import (
     MakeLinear,
     make_half_linear,
@@ -28,8 +28,8 @@ from hippo.models.linear import (
 )
 from hippo.models.memory import MemoryNeeds, check_fits, choose_slots, device_uuids, fitting_slots
 from hippo.models.placement import device_of, dtype_of
-from hippo.models.plan import LoadPlan
-from hippo.sizes import shape_of
+from hippo.models.plan import MAX_GROUPED_ROWS, LoadPlan
+from hippo.sizes import MOST_AUTO_SLOTS, shape_of
 from hippo.types import ModelInfo
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def load_pretrained(
     info = _model_info(
         plan, checkpoint, sizes, processor.tokenizer, num_ids, end_ids, cache.shape.num_slots
     )
-    fixed = _make_fixed_runner(plan, model, stack, cache)
+    fixed = make_fixed_runner(plan, stack, cache, model.get_input_embeddings().weight)
     return Pretrained(model, processor, stack, cache, info, make_product, padded, fixed)
 
 
@@ -112,8 +112,8 @@ def _sizes_of(plan: LoadPlan, checkpoint: Checkpoint, config: Any, shards: Shard
         plan.max_context_length, bytes_each=bytes_each, cache_each=cache_each
     )
     if plan.has_graphs:
-        slot_bytes += graph_bytes(text.num_hidden_layers)
-        work_bytes += CAPTURED_ROWS[-1] * text.vocab_size * torch.float32.itemsize
+        work_bytes += graph_bytes(text.num_hidden_layers, plan.num_slots or MOST_AUTO_SLOTS)
+        work_bytes += MOST_ROWS * text.vocab_size * torch.float32.itemsize
     num_shared = shape.num_shared_parameters
     num_held = checkpoint.num_parameters - num_shared + num_shared / len(devices)
     num_processes = devices.count(device)
@@ -133,7 +133,7 @@ def _slot_shape(plan: LoadPlan, text: Any, num_ranks: int) -> CacheShape:
     """Returns the shape of one rank's cache for one slot."""
     num_spare = 0
     if plan.has_graphs or plan.exact_rows:
-        num_spare = spare_places(plan.max_context_length, plan.exact_rows or CAPTURED_ROWS[-1])
+        num_spare = spare_places(plan.max_context_length, plan.exact_rows or MAX_GROUPED_ROWS)
     return CacheShape(
         num_layers=text.num_hidden_layers,
         num_slots=1,
@@ -243,20 +243,6 @@ def _model_info(
         num_slots=num_slots,
         num_parameters=checkpoint.num_parameters,
         device_uuids=device_uuids(sizes.devices),
-    )
-
-
-def _make_fixed_runner(
-    plan: LoadPlan, model: Any, stack: DecoderStack, cache: KeyValueCache
-) -> FixedRunner | None:
-    if not cache.shape.num_spare:
-        return None
-    return FixedRunner(
-        stack,
-        cache,
-        model.get_input_embeddings().weight,
-        exact_rows=plan.exact_rows,
-        capture=CudaGraphs(cache.device).capture_graph if plan.has_graphs else None,
     )
 
 
