@@ -37,7 +37,7 @@ _GRAPH_LAYER_BYTES = 27 * (16 << 10)  # 27 launches of 16 KiB: an estimate, not 
 
 
 @dataclass(frozen=True, slots=True)
-class StepShape:
+class CapturedShape:
     """The key of one set of buffers and one graph."""
 
     num_sequences: int
@@ -49,10 +49,10 @@ class StepShape:
         return self.num_sequences * self.rows_each
 
 
-def shapes_of(num_slots: int, capacity: int) -> list[StepShape]:
+def shapes_of(num_slots: int, capacity: int) -> list[CapturedShape]:
     """Returns all shapes of steps, the largest first, whose memory the other graphs can use."""
     shapes = [
-        StepShape(num_sequences, rows_each)
+        CapturedShape(num_sequences, rows_each)
         for num_sequences in _powers_up_to(_power_from(num_slots))
         for rows_each in _powers_up_to(min(MAX_GROUPED_ROWS, capacity - 1))
         if num_sequences * rows_each <= MOST_ROWS
@@ -74,7 +74,7 @@ def _powers_up_to(most: int) -> list[int]:
     return [1 << exponent for exponent in range(most.bit_length())]
 
 
-class CapturedStep:
+class CapturedForward:
     """The buffers of one shape, and the forward that reads them.
 
     ``fill_buffers`` sets the input. ``run`` reads only the buffers and no value of the host, so it
@@ -84,7 +84,7 @@ class CapturedStep:
 
     def __init__(
         self,
-        shape: StepShape,
+        shape: CapturedShape,
         stack: DecoderStack,
         cache: KeyValueCache,
         embedding: torch.Tensor,
@@ -174,7 +174,7 @@ class CapturedRunner:
         self._embedding = embedding
         self._capture: Capture | None = capture
         self._exact_rows = exact_rows
-        self._steps: dict[StepShape, tuple[CapturedStep, Replay]] = {}
+        self._steps: dict[CapturedShape, tuple[CapturedForward, Replay]] = {}
         self._logits: torch.Tensor | None = None  # allocated with the first shape
 
     def covers(self, sequences: Sequence[PlacedRows]) -> bool:
@@ -189,7 +189,7 @@ class CapturedRunner:
             shape = self._shape(sequences)
             assert shape is not None, "see covers"
             return self._run_step(shape, sequences)
-        shape = StepShape(self._exact_rows, 1)
+        shape = CapturedShape(self._exact_rows, 1)
         alone = [row for rows in sequences for row in _single_rows(rows)]
         pieces = [
             self._run_step(shape, alone[first : first + self._exact_rows])
@@ -202,7 +202,7 @@ class CapturedRunner:
         cache = self._cache.shape
         shapes = shapes_of(cache.num_slots, cache.capacity)
         if self._exact_rows is not None:
-            shapes = [StepShape(self._exact_rows, 1)]
+            shapes = [CapturedShape(self._exact_rows, 1)]
         if self._capture is None:
             return
         for shape in shapes:
@@ -218,14 +218,14 @@ class CapturedRunner:
                 return
             yield len(self._steps)
 
-    def _shape(self, sequences: Sequence[PlacedRows]) -> StepShape | None:
+    def _shape(self, sequences: Sequence[PlacedRows]) -> CapturedShape | None:
         """Returns the shape for these rows; None if they are too many."""
         most = max((rows.num_rows for rows in sequences), default=0)
-        shape = StepShape(_power_from(len(sequences)), _power_from(most))
+        shape = CapturedShape(_power_from(len(sequences)), _power_from(most))
         is_small = 0 < most <= MAX_GROUPED_ROWS and shape.num_rows <= MOST_ROWS
         return shape if is_small else None
 
-    def _run_step(self, shape: StepShape, sequences: Sequence[PlacedRows]) -> torch.Tensor:
+    def _run_step(self, shape: CapturedShape, sequences: Sequence[PlacedRows]) -> torch.Tensor:
         entry = self._steps.get(shape)
         if entry is None:
             entry = self._steps[shape] = self._make_entry(shape, sequences)
@@ -236,8 +236,8 @@ class CapturedRunner:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _make_entry(
-        self, shape: StepShape, sequences: Sequence[PlacedRows]
-    ) -> tuple[CapturedStep, Replay]:
+        self, shape: CapturedShape, sequences: Sequence[PlacedRows]
+    ) -> tuple[CapturedForward, Replay]:
         """Makes the shape's buffers, and captures its graph if graphs are on."""
         step = self._new_step(shape, sequences[0].rotary)
         if self._capture is None:
@@ -261,8 +261,8 @@ class CapturedRunner:
             return step, step.run
         return step, replay
 
-    def _new_step(self, shape: StepShape, rotary: torch.Tensor) -> CapturedStep:
-        return CapturedStep(
+    def _new_step(self, shape: CapturedShape, rotary: torch.Tensor) -> CapturedForward:
+        return CapturedForward(
             shape, self._stack, self._cache, self._embedding, rotary=rotary, logits=self._logits
         )
 

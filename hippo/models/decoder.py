@@ -19,7 +19,7 @@ from torch.nn.functional import silu
 
 from hippo.models.attention import AttentionPlan, attend
 from hippo.models.kernels import make_norm
-from hippo.models.linear import MakeLinear
+from hippo.models.linear import MakeLinear, aligned_rows
 
 if TYPE_CHECKING:
     from hippo.parallel.shards import Shards
@@ -53,7 +53,8 @@ class DecoderStack:
                 _FusedLayer(layer, make_linear, make_output) for layer in text_model.layers
             ]
             self._norm = make_norm(text_model.norm)
-            self._head = make_head(head.weight[:num_token_ids])
+            self._head = make_head(head.weight[: aligned_rows(num_token_ids)])
+        self._num_token_ids = num_token_ids
 
     @property
     def num_layers(self) -> int:
@@ -86,7 +87,7 @@ class DecoderStack:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Applies final norm and head: float32 ``[rows, num_token_ids]``."""
-        return self._head(self._norm(hidden)).float()
+        return self._head(self._norm(hidden))[:, : self._num_token_ids].float()
 
 
 class _FusedLayer:
@@ -122,9 +123,10 @@ class _FusedLayer:
         pairs = torch.view_as_complex(qkv.view(self._pair_shape))
         pairs.narrow(1, 0, self._num_heads + self._num_kv_heads).mul_(rotary)
         heads = qkv.to(step.dtype).view(self._head_shape)
+        query, key_value = heads.split((self._num_heads, 2 * self._num_kv_heads), 1)
         attended = attend(
-            heads.narrow(1, 0, self._num_heads).view(self._query_shape),
-            heads.narrow(1, self._num_heads, 2 * self._num_kv_heads).view(self._key_value_shape),
+            query.view(self._query_shape),
+            key_value.view(self._key_value_shape),
             step,
             index,
             self._scaling,

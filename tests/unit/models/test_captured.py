@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hippo.models.base import DecodedMedia, Prompt, SequenceRows, StepPlan, VideoLanguageModel
-from hippo.models.captured import MOST_ROWS, CapturedRunner, StepShape, shapes_of
+from hippo.models.captured import MOST_ROWS, CapturedRunner, CapturedShape, shapes_of
 from hippo.models.family import CachedModel
 from hippo.models.graphs import CudaGraphs, Replay
 from hippo.models.loading import load_model
@@ -74,8 +74,8 @@ def _captured(
 def test_shapes_are_few_and_bounded() -> None:
     shapes = shapes_of(32, 30_000)
     assert len(shapes) == len(set(shapes)) == 30
-    assert shapes[0].num_rows == MOST_ROWS and shapes[-1] == StepShape(1, 1)
-    assert shapes_of(1, 4) == [StepShape(1, 2), StepShape(1, 1)]
+    assert shapes[0].num_rows == MOST_ROWS and shapes[-1] == CapturedShape(1, 1)
+    assert shapes_of(1, 4) == [CapturedShape(1, 2), CapturedShape(1, 1)]
 
 
 @given(data=st.data())

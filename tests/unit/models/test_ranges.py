@@ -57,7 +57,7 @@ def placed(slot: int, start: int, num_rows: int) -> PlacedRows:
     return PlacedRows(slot, start, (7,) * num_rows, torch.empty(num_rows))
 
 
-class Step:
+class RandomRows:
     """What sequences have cached, and random rows to attend."""
 
     def __init__(
@@ -127,7 +127,7 @@ def steps(draw: st.DrawFn) -> list[PlacedRows]:
 def test_sequences_attend_as_each_of_their_rows_does(
     rows: list[PlacedRows], num_kv_heads: int, groups: int, dtype: torch.dtype, seed: int
 ) -> None:
-    step = Step(new_cache(num_kv_heads, dtype=dtype), rows, groups, seed)
+    step = RandomRows(new_cache(num_kv_heads, dtype=dtype), rows, groups, seed)
     found = step.attend(plan_ranges(step.cache, rows, first_row=0))
     torch.testing.assert_close(
         found.double(), step.expected(), rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype]
@@ -140,7 +140,7 @@ def test_a_sequence_attends_without_a_mask(
     start: int, num_rows: int, seed: int, wants_last_row: bool
 ) -> None:
     rows = [placed(2, start, num_rows)]
-    step = Step(new_cache(), rows, 3, seed)
+    step = RandomRows(new_cache(), rows, 3, seed)
     part = plan_sequence(
         step.cache, 2, first_row=0, start=start, num_rows=num_rows, groups=3, is_flash=True
     )
@@ -163,7 +163,7 @@ def test_keys_are_read_once_for_all_rows_and_heads_that_share_them(
 
     monkeypatch.setattr(flash, "_operator", call)
     rows = [placed(0, 250, 4), placed(3, 9, 2)]
-    step = Step(new_cache(), rows, 7, 0)
+    step = RandomRows(new_cache(), rows, 7, 0)
     step.attend(plan_ranges(step.cache, rows, first_row=0))
     prefix, block = calls
     assert prefix[0].shape == (2, 2 * 4 * 7, HEAD_DIM) and prefix[5:7] == (1, 250)
@@ -212,6 +212,6 @@ def test_a_gpus_kernel_sees_what_plain_arithmetic_sees(num_rows: int, head_dim: 
     cache = new_cache(4, dtype=torch.bfloat16, device=device, capacity=5000, head_dim=head_dim)
     assert flash.has_flash(cache, 7) and has_ranges(cache, 7)
     rows = [placed(4, 4900, num_rows), placed(1, 3, num_rows), placed(5, 700, num_rows)]
-    step = Step(cache, rows, 7, 0)
+    step = RandomRows(cache, rows, 7, 0)
     found = step.attend(plan_ranges(cache, rows, first_row=0))
     torch.testing.assert_close(found.double(), step.expected(), rtol=2e-2, atol=2e-2)
