@@ -13,10 +13,10 @@ import torch
 from hippo.errors import ModelLoadError
 from hippo.models._torchvision import ensure_torchvision
 from hippo.models.cache import CacheShape, KeyValueCache, cache_dtype
+from hippo.models.captured import MOST_ROWS, graph_bytes, make_fixed_runner
 from hippo.models.checkpoint import Checkpoint, Progress
 from hippo.models.decoder import DecoderStack
-from hippo.models.fixed import CAPTURED_ROWS, FixedRunner, graph_bytes, spare_places
-from hippo.models.graphs import CudaGraphs
+from hippo.models.fixed import FixedRunner, spare_places
 from hippo.models.linear import (
     MakeLinear,
     is_plain,
@@ -27,10 +27,10 @@ from hippo.models.linear import (
 )
 from hippo.models.memory import MemoryNeeds, check_fits, choose_slots, device_uuids, fitting_slots
 from hippo.models.placement import device_of, dtype_of
-from hippo.models.plan import LoadPlan
+from hippo.models.plan import MAX_GROUPED_ROWS, LoadPlan
 from hippo.models.quantized import Quantization, find_quantization
 from hippo.models.weights import read_weights
-from hippo.sizes import cache_limit, shape_of
+from hippo.sizes import MOST_AUTO_SLOTS, cache_limit, shape_of
 from hippo.types import ModelInfo
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def load_pretrained(
     info = _model_info(
         plan, checkpoint, sizes, processor.tokenizer, num_ids, end_ids, cache.shape.num_slots
     )
-    fixed = _make_fixed_runner(plan, model, stack, cache)
+    fixed = make_fixed_runner(plan, stack, cache, model.get_input_embeddings().weight)
     return Pretrained(
         model, processor, stack, cache, info, make_product, padded, fixed, sizes.frame_bytes
     )
@@ -139,8 +139,8 @@ def _sizes_of(
         plan.max_context_length, bytes_each=bytes_each, cache_each=cache_each
     )
     if plan.has_graphs:
-        slot_bytes += graph_bytes(text.num_hidden_layers)
-        work_bytes += CAPTURED_ROWS[-1] * text.vocab_size * torch.float32.itemsize
+        work_bytes += graph_bytes(text.num_hidden_layers, plan.num_slots or MOST_AUTO_SLOTS)
+        work_bytes += MOST_ROWS * text.vocab_size * torch.float32.itemsize
     num_processes = devices.count(device)
     form = ", in float32 till they are packed" if is_half_on_cpu else ""
     if quantization is None:
@@ -183,7 +183,7 @@ def _slot_shape(plan: LoadPlan, text: Any, num_ranks: int) -> CacheShape:
     """Returns the shape of one rank's cache for one slot."""
     num_spare = 0
     if plan.has_graphs or plan.exact_rows:
-        num_spare = spare_places(plan.max_context_length, plan.exact_rows or CAPTURED_ROWS[-1])
+        num_spare = spare_places(plan.max_context_length, plan.exact_rows or MAX_GROUPED_ROWS)
     return CacheShape(
         num_layers=text.num_hidden_layers,
         num_slots=1,
@@ -265,20 +265,6 @@ def _model_info(
         num_slots=num_slots,
         num_parameters=sizes.num_parameters,
         device_uuids=device_uuids(sizes.devices),
-    )
-
-
-def _make_fixed_runner(
-    plan: LoadPlan, model: Any, stack: DecoderStack, cache: KeyValueCache
-) -> FixedRunner | None:
-    if not cache.shape.num_spare:
-        return None
-    return FixedRunner(
-        stack,
-        cache,
-        model.get_input_embeddings().weight,
-        exact_rows=plan.exact_rows,
-        capture=CudaGraphs(cache.device).capture_graph if plan.has_graphs else None,
     )
 
 
