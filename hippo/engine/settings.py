@@ -48,7 +48,11 @@ class EngineSettings:
         help="limit of the service's device memory, in GiB; default: the weights and "
         f"{USED_SHARE:.0%} (CPU: 50%) of the memory that is then free",
     )
-    max_context_length: int = setting(4096, help="most tokens of prompt and answer together")
+    max_context_length: int | None = setting(
+        None,
+        help="most tokens of prompt and answer together; default: as many as the checkpoint allows "
+        "and fit in memory beside the weights",
+    )
     vision_cache_mb: int | None = setting(
         None,
         help="megabytes of device memory for vision features of earlier media; 0: off; auto: "
@@ -112,7 +116,7 @@ class EngineSettings:
             raise SettingsError(f"--slots is {self.slots}; it must be auto or at least 1")
         if self.memory_gib is not None and not self.memory_gib > 0:
             raise SettingsError(f"--memory-gib is {self.memory_gib:g}; it must be above 0")
-        require_least(self, 1, "max_context_length", "max_message_mib")
+        require_least(self, 1, "max_message_mib")
         require_least(self, 0, "vision_cache_mb", "media_cache_mb", "drain_seconds")
         require_least(self, 0, "video_fps", "max_video_pixels", "max_image_pixels")
         if self.video_fps > MAX_FPS:
