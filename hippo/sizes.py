@@ -172,6 +172,11 @@ class ModelShape:
         """
         return 2 * (self.num_head_parameters + self.mlp_width * self.hidden_size) * bytes_each
 
+    def packing_bytes(self, bytes_each: int = 2) -> int:
+        """Returns the most bytes that copies take while one product's weights are joined (gate and
+        up projection) and packed."""
+        return max(self.num_head_parameters, 4 * self.mlp_width * self.hidden_size) * bytes_each
+
     def can_divide(self, num_devices: int) -> bool:
         """Whether ``num_devices`` tensor-parallel ranks can share the layers."""
         counts = (self.num_kv_heads, self.num_heads, self.mlp_width)

@@ -89,6 +89,7 @@ class ModelSizes:
             weight_bytes=weight_bytes,
             slot_bytes=slot_bytes,
             work_bytes=work_bytes,
+            packing_bytes=shape.packing_bytes(bytes_each),
             host_bytes=shape.host_bytes(bytes_each) if device.type == "cuda" else 0,
             reserved_bytes=reserved_bytes,
             num_processes=num_processes,

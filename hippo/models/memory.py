@@ -32,6 +32,7 @@ class MemoryNeeds:
     weight_bytes: int  # of all ranks on this device
     slot_bytes: int  # cache of one sequence
     work_bytes: int  # activations
+    packing_bytes: int = 0  # of the copies of a weight while it is packed, before any activations
     reserved_bytes: int = 0  # of caches of earlier media
     host_bytes: int = 0  # of the host while weights are read to a GPU
 
@@ -42,7 +43,7 @@ def check_fits(plan: LoadPlan, needs: MemoryNeeds) -> None:
     is too small to read the weights."""
     num_slots = plan.num_slots or 1
     device, weight_bytes = needs.device, needs.weight_bytes
-    work_bytes = needs.num_processes * needs.work_bytes
+    work_bytes = needs.num_processes * max(needs.work_bytes, needs.packing_bytes)
     cache_bytes = num_slots * needs.num_processes * needs.slot_bytes
     needed = weight_bytes + work_bytes + cache_bytes + needs.reserved_bytes
     available = _left_bytes(device, plan.budget_bytes)

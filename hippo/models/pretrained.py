@@ -100,6 +100,8 @@ def load_pretrained(
     model.eval().requires_grad_(False)
     num_ids = num_token_ids(processor.tokenizer, config.text_config.vocab_size)
     make_product, padded = _choose_products(sizes)
+    if sizes.needs.device.type == "cpu" and (quantization is None or not quantization.is_kept):
+        _copy_from_files(model)
     stack = _make_stack(model, num_ids, make_product, shards)
     if plan.max_context_length is None:
         sizes = sizes_of(_fitting_context(plan, limit, lambda n: sizes_of(n).needs, shards))
@@ -184,9 +186,28 @@ def _make_stack(
         shards.unwrap(model)
     head = model.lm_head
     stack = DecoderStack(model.model.language_model, head, num_ids, make_linear, shards)
-    if is_plain(head) and head.weight is not model.get_input_embeddings().weight:
+    if is_plain(head) and not _is_tied(model):
         head.weight.data = head.weight.data.new_empty(0)  # the stack has the rows that it needs
     return stack
+
+
+def _copy_from_files(model: Any) -> None:
+    """Copies all weights but those of the layers' products, which are packed.
+
+    Weights may be views of the mapped weight files; a file stays in memory as long as one of its
+    weights is in use.
+    """
+    packed = {id(part.weight) for part in model.model.language_model.modules() if is_plain(part)}
+    if not _is_tied(model):
+        packed.add(id(model.lm_head.weight))
+    for weight in model.parameters():
+        if id(weight) not in packed:
+            weight.data = weight.data.clone()
+
+
+def _is_tied(model: Any) -> bool:
+    same: bool = model.lm_head.weight is model.get_input_embeddings().weight
+    return same
 
 
 def _make_cache(plan: LoadPlan, sizes: ModelSizes, shards: Shards | None) -> KeyValueCache:

@@ -9,6 +9,7 @@ wait for a GPU is counted. What kernels a GPU chooses, and what they give, this 
 from __future__ import annotations
 
 import contextlib
+import os
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -280,6 +281,8 @@ def pretended_device() -> Iterator[None]:
         stack.enter_context(mock.patch.object(mode, "__exit__", without_gradients.__exit__))
         stack.enter_context(flash_operator())
         stack.enter_context(_fused_norm())
+        # transformers reads weights in threads, which know nothing of this device.
+        stack.enter_context(mock.patch.dict(os.environ, HF_DEACTIVATE_ASYNC_LOAD="1"))
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, overwrites)
         yield
