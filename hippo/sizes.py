@@ -61,9 +61,13 @@ a layer's attention."""
 SCORED_LOGITS = 1 << 23
 """Most logits in memory at once when a layer is scored."""
 
-VISION_PATCHES, VISION_FRAMES = 16_384, 16
-"""The part of a video in one run of the vision tower: Qwen2.5-VL's patches, LLaVA-OneVision's
-frames."""
+VISION_PATCHES, VISION_FRAMES = 4096, 6
+"""The part of a video in one run of the vision tower, between which other sequences step:
+Qwen2.5-VL's patches, LLaVA-OneVision's frames (of 729 patches). A part has enough rows for a GPU;
+on one CPU core, parts of 4,096 patches take two thirds of the time of parts of 16,384."""
+
+IMAGE_PATCHES = 16_384
+"""Patches of an image for which memory is planned; the vision towers do not split an image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +110,16 @@ class ModelShape:
     def work_bytes(self, num_tokens: int, *, bytes_each: int = 2, cache_each: int = 2) -> int:
         """Returns the peak of activations in bytes during prefill of a prompt of ``num_tokens``.
 
-        Nearly all tokens are assumed to be of a video. The peak is that of the vision tower on one
-        part of the video, that of joining its features, that of the layers on one chunk, or that of
-        scoring a layer, from the tensors that are held at once (a test compares it with measured
-        peaks). Meanwhile features of one longest prompt are held as well: on a draft those that
-        wait for their selections, on a target those that the selection needs. An image of more than
-        VISION_PATCHES patches takes more. ``bytes_each`` and ``cache_each`` are the item sizes of
-        the weights' and the cache's dtype.
+        Nearly all tokens are assumed to be of a video or an image. The peak is that of the vision
+        tower on an image, that of joining a video's features, that of the layers on one chunk, or
+        that of scoring a layer, from the tensors that are held at once (a test compares it with
+        measured peaks). Meanwhile features of one longest prompt are held as well: on a draft those
+        that wait for their selections, on a target those that the selection needs. An image of more
+        than IMAGE_PATCHES patches takes more. ``bytes_each`` and ``cache_each`` are the item sizes
+        of the weights' and the cache's dtype.
         """
         features = self.feature_bytes(num_tokens, bytes_each=bytes_each)
-        at_once = VISION_PATCHES
-        if self.tokens_per_side:
-            at_once = math.ceil(VISION_FRAMES * self.tokens_per_side**2 * self.patches_per_token)
-        num_patches = min(math.ceil(num_tokens * self.patches_per_token), at_once)
+        num_patches = min(math.ceil(num_tokens * self.patches_per_token), IMAGE_PATCHES)
         vision = num_patches * self._patch_bytes(bytes_each)
         chunk = min(num_tokens, CHUNK_ROWS)
         queries = self.num_heads * self.head_dim

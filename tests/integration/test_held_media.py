@@ -25,7 +25,7 @@ from hippo.types import (
     Timing,
     Verdict,
 )
-from tests.support.collector import no_collector
+from tests.support.collector import living, no_collector
 from tests.support.gate import Gate
 from tests.support.services import (
     backend_of,
@@ -65,16 +65,19 @@ def long_request(num_frames: int) -> OpenRequest:
     return toy_request(media=(Media(MediaKind.VIDEO, b"toy:%d" % num_frames),))
 
 
-async def test_frames_and_pixels_are_freed_when_the_tower_has_run() -> None:
+async def test_files_frames_and_pixels_are_freed_when_the_tower_has_run() -> None:
     model = WatchedModel()
     async with serving_target(model, media_cache_mb=0) as (service, client):
         backend_of(service).engine._warm_prompt = None  # which is kept, with its few pixels
         gate = Gate()
         model.on_piece = gate
         with no_collector():
-            answering = asyncio.create_task(target_only(client, toy_request()))
+            request = toy_request()
+            num_files = len(living(Media))
+            answering = asyncio.create_task(target_only(client, request))
             await until(gate.has_arrived.is_set)
             await until(lambda: not model.num_living())
+            assert len(living(Media)) == num_files
             gate.open()
             assert (await answering).token_ids
 
