@@ -101,7 +101,7 @@ class CapturedForward:
         self._fed = torch.zeros(2, shape.num_rows, dtype=torch.int64, device=device)  # ids, places
         self._ranges = torch.zeros(2 * count + 1, dtype=torch.int32, device=device)
         self._rotary = rotary.new_zeros(shape.num_rows, *rotary.shape[1:])
-        starts, lengths = self._ranges.split([count + 1, count])
+        starts, lengths = torch.split(self._ranges, [count + 1, count])
         units = torch.arange(count + 1, dtype=torch.int32, device=device)
         part = RangesPart(
             first_row=0,
@@ -231,7 +231,8 @@ class CapturedRunner:
             entry = self._steps[shape] = self._make_entry(shape, sequences)
         step, replay = entry
         step.fill_buffers(sequences)
-        logits = replay().unflatten(0, (-1, shape.rows_each))
+        logits = replay()
+        logits = logits.view(shape.num_sequences, shape.rows_each, logits.shape[1])
         parts = [logits[index, : rows.num_rows] for index, rows in enumerate(sequences)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

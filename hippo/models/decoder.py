@@ -128,10 +128,9 @@ class _FusedLayer:
         pairs = torch.view_as_complex(qkv.view(self._pair_shape))
         pairs.narrow(1, 0, self._num_heads + self._num_kv_heads).mul_(rotary)
         heads = qkv.to(step.dtype).view(self._head_shape)
-        query, key_value = heads.split((self._num_heads, 2 * self._num_kv_heads), 1)
         attended = attend(
-            query.view(self._query_shape),
-            key_value.view(self._key_value_shape),
+            heads.narrow(1, 0, self._num_heads).view(self._query_shape),
+            heads.narrow(1, self._num_heads, 2 * self._num_kv_heads).view(self._key_value_shape),
             step,
             index,
             self._scaling,

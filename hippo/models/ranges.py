@@ -69,7 +69,7 @@ class RangesPart:
             return self._attend_prefix(heads, layer, scaling)[0].flatten(1)
         if self.equal is not None:
             query = query.index_select(0, self.equal.filled)
-        by_sequence = query.unflatten(0, (-1, self.most_rows)).transpose(1, 2)
+        by_sequence = query.view(-1, self.most_rows, *query.shape[1:]).transpose(1, 2)
         as_one_row = by_sequence.flatten(1, 3)  # heads in order of kv head, row, group
         prefix, prefix_sums = self._attend_prefix(as_one_row, layer, scaling)
         prefix = prefix.view(by_sequence.shape).transpose(1, 2)
@@ -124,7 +124,7 @@ def plan_ranges(cache: KeyValueCache, rows: Sequence[PlacedRows], *, first_row: 
     starts = [cache.row_of(each.slot, 0) for each in rows]
     lists = [range(len(rows) + 1), [*starts, 0], lengths, bounds]
     small = to_device([number for each in lists for number in each], cache.device).int()
-    units_at, starts_at, lengths_at, bounds_at = small.split([len(each) for each in lists])
+    units_at, starts_at, lengths_at, bounds_at = torch.split(small, [len(each) for each in lists])
     places = [
         start + place
         for start, each in zip(starts, rows, strict=True)
@@ -136,9 +136,8 @@ def plan_ranges(cache: KeyValueCache, rows: Sequence[PlacedRows], *, first_row: 
         for first, count in zip(bounds, counts, strict=False):
             taken += range(len(filled), len(filled) + count)
             filled += [first + min(row, count - 1) for row in range(most_rows)]
-    places_at, filled_at, taken_at = to_device([*places, *filled, *taken], cache.device).split(
-        [len(places), len(filled), len(taken)]
-    )
+    indices = to_device([*places, *filled, *taken], cache.device)
+    places_at, filled_at, taken_at = torch.split(indices, [len(places), len(filled), len(taken)])
     return RangesPart(
         first_row=first_row,
         num_rows=len(places),

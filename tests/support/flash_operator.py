@@ -4,6 +4,7 @@ requirements and results as ``mha_fwd`` and ``mha_varlen_fwd`` of torch's flash_
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Ten
 @contextlib.contextmanager
 def flash_operator() -> Iterator[None]:
     """The CPU has the operator meanwhile."""
-    library = torch.library.Library("aten", "IMPL")
+    library: Any = importlib.import_module("torch.library").Library("aten", "IMPL")
     try:
         library.impl("_flash_attention_forward", flash_attention_forward, "CPU")
         yield
@@ -59,10 +60,11 @@ def flash_attention_forward(
     if seqused_k is not None:
         assert seqused_k.dtype == torch.int32 and seqused_k.is_contiguous()
         assert seqused_k.shape == (num_sequences,)
-    bounds, starts = cum_seq_q.tolist(), cum_seq_k.tolist()
+    bounds: list[int] = cum_seq_q.tolist()
+    starts: list[int] = cum_seq_k.tolist()
     if max_q == 1 and query.shape[1] > key.shape[1]:  # bounds are not read
         assert query.shape[0] == num_sequences
-        bounds = range(num_sequences + 1)
+        bounds = list(range(num_sequences + 1))
     output = torch.full(query.shape, torch.nan, dtype=query.dtype)
     sums = torch.full((query.shape[1], query.shape[0]), torch.nan)
     for index in range(num_sequences):
@@ -96,4 +98,4 @@ def _attend(
 
 
 def _result(output: torch.Tensor, sums: torch.Tensor) -> Result:
-    return output, sums, *(torch.empty(0) for _ in range(3))
+    return output, sums, torch.empty(0), torch.empty(0), torch.empty(0)

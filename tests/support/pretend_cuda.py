@@ -9,6 +9,7 @@ wait for a GPU is counted. What kernels a GPU chooses, and what they give, this 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import traceback
 from collections.abc import Iterator
@@ -291,7 +292,7 @@ def pretended_device() -> Iterator[None]:
 @contextlib.contextmanager
 def _fused_norm() -> Iterator[None]:
     """A GPU has a kernel for RMS norms, so torch does not take them apart."""
-    library = torch.library.Library("aten", "IMPL")
+    library: Any = importlib.import_module("torch.library").Library("aten", "IMPL")
     try:
         library.impl("_fused_rms_norm", run_pretended, "CUDA")  # PretendTensor is asked instead
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,11 +56,16 @@ def prompts(ordinary: VideoLanguageModel) -> list[Prompt]:
     ]
 
 
+@functools.cache
+def _with_spare_places(folder: Path, dtype: str) -> CachedModel:
+    return _load(folder, dtype=dtype, exact_rows=MAX_GROUPED_ROWS)
+
+
 def _captured(
     folder: Path, graphs: Any, *, exact_rows: int | None = None, dtype: str = "float32"
 ) -> tuple[CachedModel, CapturedRunner]:
     """A model whose steps are captured."""
-    model = _load(folder, dtype=dtype, exact_rows=MAX_GROUPED_ROWS)  # for the spare places
+    model = _with_spare_places(folder, dtype)
     runner = CapturedRunner(
         model._stack,
         model._cache,
@@ -79,7 +85,7 @@ def test_shapes_are_few_and_bounded() -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_replayed_steps_equal_ordinary_ones(
     target_checkpoint: Path,
     ordinary: VideoLanguageModel,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,8 +18,11 @@ from hippo.models.base import SequenceRows, StepPlan
 from hippo.models.decoder import DecoderStack
 from hippo.models.family import CachedModel
 from hippo.models.kernels import make_norm
+from hippo.models.linear import aligned_rows, make_linear
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
+from hippo.parallel.group import RankGroup
+from hippo.parallel.shards import Shards
 from tests.support.operations import Operations
 from tests.support.pretend_cuda import PretendTensor, pretend_cuda
 from tests.support.reference import prefill, prepare, user
@@ -88,3 +91,33 @@ def test_both_norms_are_transformers_within_the_dtypes_rounding(
     assert isinstance(found, PretendTensor)
     steps = torch.finfo(dtype).eps * expected.float().abs()  # rounded once instead of twice
     assert bool(((found.numbers.float() - expected.float()).abs() <= 1.5 * steps).all())
+
+
+def test_a_head_has_a_multiple_of_64_rows(there: CachedModel) -> None:
+    stack, num_ids = there._stack, there.info.num_token_ids
+    hidden = torch.ones(2, there.embedding.shape[1], dtype=torch.bfloat16, device="cuda:0")
+    weight = there.model.lm_head.weight
+    assert num_ids % 64 and stack._head(hidden).shape[1] == min(
+        aligned_rows(num_ids), weight.shape[0]
+    )
+    assert stack.logits(hidden).shape == (2, num_ids)
+
+
+@pytest.mark.parametrize("num_ids", [64, 250, 1000])
+def test_each_rank_has_a_multiple_of_64_rows_of_the_head(num_ids: int) -> None:
+    class ThreeRanks:
+        size = 3
+        rank = 0
+        columns: list[torch.Tensor]
+
+        def concatenate(self, own: torch.Tensor) -> torch.Tensor:
+            self.columns.append(own)
+            return torch.cat([*self.columns, *[own] * (self.size - len(self.columns))], 1)
+
+    group = ThreeRanks()
+    group.columns = []
+    weight, x = torch.randn(num_ids, 8), torch.randn(2, 8)
+    for group.rank in range(3):
+        found = Shards(cast(RankGroup, group)).gathered(make_linear)(weight)(x)
+    assert all(own.shape[1] % 64 == 0 for own in group.columns)
+    torch.testing.assert_close(found, x @ weight.T)
