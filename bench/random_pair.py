@@ -82,7 +82,7 @@ def write_pair(
     tables = answer_tables(tokenizer.get_vocab(), most_ids, form.shares)
     for seed, ((path, name, _), table) in enumerate(zip(parts, tables, strict=True)):
         for part in _write_weights(path, table, seed):
-            progress(f"{name}: {part}")
+            progress(f"wrote {path.name} ({name}): {part}")
     return target, draft
 
 
