@@ -40,12 +40,12 @@ def filmed_clip(number: int, *, width: int, height: int, num_frames: int, fps: i
 
     from tests.fuzz.corpus import encode
 
-    across, down = np.meshgrid(np.arange(width), np.arange(height))
+    # Bytes wrap around at 256.
+    across, down = np.meshgrid(np.arange(width, dtype=np.uint8), np.arange(height, dtype=np.uint8))
 
     def paint(frame: int, width: int, height: int) -> Any:
-        shift = 4 * frame + number
-        planes = (across + shift, down + 2 * shift, across + down + 31 * number)
-        return (np.stack(planes, axis=-1) % 256).astype(np.uint8)
+        shifts = np.array((4 * frame + number, 8 * frame + number // 256, 31 * number)) % 256
+        return np.stack((across, down, across + down), axis=-1) + shifts.astype(np.uint8)
 
     options = {"preset": "ultrafast", "threads": "1"}
     return encode(

@@ -31,14 +31,14 @@ from bench.clips import filmed_clip
 from bench.environment import ROOT, describe_environment
 from bench.options import integers, parser_of
 from bench.runs import bundled_pair, running_stack
-from bench.tables import wide_table
+from bench.tables import wide_console, wide_table
 from hippo.benchmark.tables import progress_bar
 from hippo.cli.stack import Stack
 
 MAX_GROWTH = 0.05
 _SLOTS = 8
 _SIZES = ((640, 360), (360, 640), (480, 360), (854, 480))  # width and height, in turn
-_FRAMES, _FPS = 60, 20
+_FRAMES, _FPS = 12, 4
 _WINDOW = 25  # answers
 _PIXELS_SEEN = 28 * 28 * 24  # of a resized frame
 _COLUMNS = ("process", "after the warm-up, MB", "at the end, MB", "growth", "largest, MB")
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "environment": describe_environment(),
         "runs": [],
     }
-    console, numbers = Console(width=120), iter(range(len(args.clients) * args.num_clips))
+    console, numbers = wide_console(), iter(range(len(args.clients) * args.num_clips))
     with running_stack(options) as stack:
         for num_clients in args.clients:
             chosen = [next(numbers) for _ in range(args.num_clips)]
