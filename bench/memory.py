@@ -5,8 +5,9 @@
 
 All clips differ in every frame, so that no cache knows one, and the caches of media and features
 are small, so that they are full after the first clips. The bundled pair answers about each clip.
-The growth of a process is its median resident memory over the last 25 clips, compared with that
-over the first 25 after the warm-up. Exits with 1 if a process grew by 5 % or more.
+The growth of a process is its median memory over the last 25 clips, compared with that over the
+first 25 after the warm-up. Exits with 1 if a process grew by 5 % or more. Memory is the resident
+memory without pages of files, which the kernel drops when memory is short.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def ask_about(
     num_clients: int,
     console: Console,
 ) -> list[dict[str, float]]:
-    """Returns the resident megabytes of each process after each answer, in order of answers."""
+    """Returns the megabytes of each process after each answer, in order of answers."""
     samples: list[dict[str, float]] = []
     pids = {name: stack.child(name).pid for name in ("gateway", "draft", "target")}
     with (
@@ -115,16 +116,24 @@ def _asker(client: httpx.Client, args: argparse.Namespace) -> Callable[[int], No
 
 
 def process_megabytes(pids: Mapping[str, int]) -> dict[str, float]:
-    """Returns the resident memory of each process and, as ``NAME's worker``, of its children."""
+    """Returns the resident memory of each process without pages of files, in megabytes; that of its
+    children is added up as ``NAME's worker``."""
     found: dict[str, float] = {}
     for name, pid in pids.items():
-        parent = psutil.Process(pid)
-        found[name] = parent.memory_info().rss / 1e6
-        for child in parent.children(recursive=True):
-            with suppress(psutil.Error):  # it has just ended
+        found[name] = _megabytes(pid)
+        for child in psutil.Process(pid).children(recursive=True):
+            with suppress(OSError):  # it has just ended
                 worker = f"{name}'s worker"
-                found[worker] = found.get(worker, 0.0) + child.memory_info().rss / 1e6
+                found[worker] = found.get(worker, 0.0) + _megabytes(child.pid)
     return found
+
+
+def _megabytes(pid: int) -> float:
+    """Returns anonymous and shared resident memory; raises OSError if the process has ended."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    kibibytes = sum(int(fields.get(key, "0").split()[0]) for key in ("RssAnon", "RssShmem"))
+    return kibibytes * 1024 / 1e6
 
 
 def growth(samples: Sequence[Mapping[str, float]], *, num_warm_up: int) -> list[dict[str, Any]]:

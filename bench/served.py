@@ -52,7 +52,7 @@ class PeakMemory:
     def watch(self, pids: Mapping[str, int], stop: threading.Event) -> None:
         """Reads the memory several times a second until ``stop``."""
         while True:
-            with suppress(psutil.Error):  # a process has just ended
+            with suppress(psutil.Error, OSError):  # a process has just ended
                 for name, used in self._read(pids).items():
                     self.peaks[name] = max(used, self.peaks.get(name, 0.0))
             if stop.wait(_EVERY_S):

@@ -4,7 +4,7 @@
     python -m bench.gpu --part tests --out DIR    one part
     python -m bench.gpu --part steps --part serve --small    a short trial, also without a GPU
 
-    tests       every test that needs a CUDA device
+    tests       the files of tests that need a CUDA device
     bundled     the bundled pair: all policies, eager and with CUDA graphs, on one and on two GPUs
     steps       Qwen2.5-VL-7B's and 3B's shapes: prefills and steps over their floors
     serve       7B with 3B through services and gateway, by policy and acceptance; memory
