@@ -37,6 +37,8 @@ from hippo.benchmark.tables import progress_bar
 from hippo.cli.stack import Stack
 
 MAX_GROWTH = 0.05
+WITHOUT_FILES = ("RssAnon", "RssShmem")
+LARGEST_RESIDENT = ("VmHWM",)
 _SLOTS = 8
 _SIZES = ((640, 360), (360, 640), (480, 360), (854, 480))  # width and height, in turn
 _FRAMES, _FPS = 12, 4
@@ -115,25 +117,26 @@ def _asker(client: httpx.Client, args: argparse.Namespace) -> Callable[[int], No
     return ask_one
 
 
-def process_megabytes(pids: Mapping[str, int]) -> dict[str, float]:
-    """Returns the resident memory of each process without pages of files, in megabytes; that of its
-    children is added up as ``NAME's worker``."""
+def process_megabytes(
+    pids: Mapping[str, int], fields: Sequence[str] = WITHOUT_FILES
+) -> dict[str, float]:
+    """Returns the memory of each process in megabytes; that of its children is added up as
+    ``NAME's worker``. ``fields`` of /proc/PID/status are added up."""
     found: dict[str, float] = {}
     for name, pid in pids.items():
-        found[name] = _megabytes(pid)
+        found[name] = _megabytes(pid, fields)
         for child in psutil.Process(pid).children(recursive=True):
             with suppress(OSError):  # it has just ended
                 worker = f"{name}'s worker"
-                found[worker] = found.get(worker, 0.0) + _megabytes(child.pid)
+                found[worker] = found.get(worker, 0.0) + _megabytes(child.pid, fields)
     return found
 
 
-def _megabytes(pid: int) -> float:
-    """Returns anonymous and shared resident memory; raises OSError if the process has ended."""
+def _megabytes(pid: int, fields: Sequence[str]) -> float:
+    """Returns the sum of fields in megabytes; raises OSError if the process has ended."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
-    fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    kibibytes = sum(int(fields.get(key, "0").split()[0]) for key in ("RssAnon", "RssShmem"))
-    return kibibytes * 1024 / 1e6
+    values = dict(line.split(":", 1) for line in lines if ":" in line)
+    return sum(int(values.get(name, "0").split()[0]) for name in fields) * 1024 / 1e6
 
 
 def growth(samples: Sequence[Mapping[str, float]], *, num_warm_up: int) -> list[dict[str, Any]]:

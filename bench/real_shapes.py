@@ -5,9 +5,9 @@
 
 Random weights in bfloat16 (bench/random_pair.py) are written to --work, 11 GB. The services load
 them, and the gateway is asked about a clip of 1920 x 1080 pixels: target-only, then with the draft.
-Exits with 1 if the answers differ, or if a service's resident memory exceeds by more than 10 % what
-`hippo sizes` computes for the same slots and context (not with --small, where the interpreter and
-its libraries take most).
+Exits with 1 if the answers differ, or if a service's memory exceeds by more than 10 % what `hippo
+sizes` computes for the same slots and context (not with --small, where the interpreter and its
+libraries take most). Memory is the resident memory without pages of files.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             ):
                 rows.append(row)
                 table.add_row(answer_cells(row), row)
-        table = section.add_table("resident memory", MEMORY_COLUMNS)
+        table = section.add_table("memory", MEMORY_COLUMNS)
         memories = memory_rows(options, memory.peaks, num_tokens=_NUM_TOKENS, num_slots=1)
         for row in memories:
             table.add_row(memory_cells(row), row)

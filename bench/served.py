@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from bench.client import converse, user_turn
-from bench.memory import process_megabytes
+from bench.memory import LARGEST_RESIDENT, process_megabytes
 from bench.random_pair import LETTERS
 from bench.runs import running_stack
 from bench.systems import TARGET_ONLY, System
@@ -42,7 +42,11 @@ class NamedClip:
 
 
 class PeakMemory:
-    """The largest memory seen, by device on CUDA devices and by process, in bytes."""
+    """The largest memory seen, by device on CUDA devices and by process, in bytes.
+
+    Pages of files, such as those of weights, count apart: the kernel drops them when memory is
+    short.
+    """
 
     def __init__(self, devices: Sequence[str]) -> None:
         self.peaks: dict[str, float] = {}
@@ -60,6 +64,8 @@ class PeakMemory:
 
     def _read(self, pids: Mapping[str, int]) -> dict[str, float]:
         seen = {name: 1e6 * used for name, used in process_megabytes(pids).items()}
+        for name, used in process_megabytes(pids, LARGEST_RESIDENT).items():
+            seen[f"{name}, with pages of files"] = 1e6 * used
         for device, before in self._before.items():
             seen[device] = _used_bytes(device) - before
         return seen
