@@ -61,6 +61,10 @@ STACK = {
     "HIPPO_API_KEYS_FILE": "a TOML file of API keys with their limits (docs/api.md), readable by "
     "user 10001; without keys, any client that reaches the gateway may send requests",
     "HIPPO_MEDIA": "a folder of this machine whose files requests may name as /media/FILE",
+    "HIPPO_UPLOADS": "where uploaded videos are stored: a Docker volume, or the path of a folder "
+    "of this machine that user 10001 can write",
+    "HIPPO_MAX_MESSAGE_MIB": "largest message between the three processes in MiB: the most media "
+    "of a request that are not files under /media or uploads",
     "HIPPO_DRAFT_MEMORY": "host memory limit of the draft's container; loading needs the weights "
     "and 4 GiB (cpu.yml: 4g)",
     "HIPPO_TARGET_MEMORY": "host memory limit of the target's container (cpu.yml: 8g)",

@@ -98,7 +98,12 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
             expose_headers=["x-request-id", "retry-after"],
             max_age=600,
         )
-    app.add_middleware(RequestMiddleware, max_body_bytes=settings.max_body_bytes, metrics=metrics)
+    app.add_middleware(
+        RequestMiddleware,
+        max_body_bytes=settings.max_body_bytes,
+        max_file_bytes=settings.max_media_bytes,
+        metrics=metrics,
+    )
     return app
 
 

@@ -9,6 +9,7 @@ target. A service that has failed is not chosen until it serves again.
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from gateway.config import GatewaySettings
 from gateway.errors import ModelNotFoundError
@@ -24,16 +25,18 @@ class Backends:
 
     def __init__(self, settings: GatewaySettings) -> None:
         """Raises InvalidRequestError for a missing TLS file."""
-        tls, silence_s = settings.tls, settings.services_silence_s
+        options: dict[str, Any] = {
+            "tls": settings.tls,
+            "max_message_bytes": settings.max_message_bytes,
+            "silence_seconds": settings.services_silence_s,
+        }
         self.drafts: list[Draft] = [
-            Watch(
-                "draft", DraftClient(address, tls, silence_seconds=silence_s), on_change=self._match
-            )
+            Watch("draft", DraftClient(address, **options), on_change=self._match)
             for address in settings.draft
         ]
         self.targets = [
             Target(
-                TargetClient(address, tls, silence_seconds=silence_s),
+                TargetClient(address, **options),
                 self.drafts,
                 calibration_share=settings.calibration_share,
                 on_change=self._match,

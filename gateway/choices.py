@@ -12,6 +12,7 @@ from prometheus_client import Gauge
 from gateway.completion import Completion
 from gateway.report import AnswerRecord
 from gateway.text import Piece
+from hippo.types import MediaUse
 
 
 class Choices:
@@ -55,15 +56,21 @@ class Choices:
     @property
     def usage(self) -> dict[str, Any]:
         """OpenAI's ``usage`` object so far: the prompt once, with the cached tokens of the choice
-        that computed it, and the completions of all choices."""
+        that computed it and what the model sees of the media, and the completions of all choices.
+        """
         num_prompt_tokens = max(record.num_prompt_tokens for record in self.records)
         num_completion_tokens = sum(record.num_completion_tokens for record in self.records)
         num_cached_tokens = min(record.num_cached_tokens for record in self.records)
+        prompts = [record.target_prompt for record in self.records]
+        media = next((prompt.media for prompt in prompts if prompt is not None), ())
         return {
             "prompt_tokens": num_prompt_tokens,
             "completion_tokens": num_completion_tokens,
             "total_tokens": num_prompt_tokens + num_completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
+            "prompt_tokens_details": {
+                "cached_tokens": num_cached_tokens,
+                "media": [_media_json(item) for item in media],
+            },
         }
 
     @property
@@ -133,3 +140,13 @@ class Choices:
         if gauge is not None:
             gauge.inc()
             self._gauges[index] = gauge
+
+
+def _media_json(item: MediaUse) -> dict[str, Any]:
+    return {
+        "type": item.kind.value,
+        "num_frames": item.num_frames,
+        "width": item.width,
+        "height": item.height,
+        "num_tokens": item.num_tokens,
+    }

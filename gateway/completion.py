@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from gateway import report
@@ -26,14 +26,22 @@ from gateway.report import AnswerRecord
 from gateway.speculation import SpeculationPlan
 from gateway.targets import Draft, Pair
 from gateway.text import AnswerText, Piece, join_pieces
-from hippo.errors import HippoError, IncompatiblePairError, OverloadedError, UnavailableError
+from hippo.errors import (
+    HippoError,
+    IncompatiblePairError,
+    MediaPathError,
+    OverloadedError,
+    UnavailableError,
+)
 from hippo.metrics.gateway import DraftLoss
 from hippo.rpc.client import DraftStream, TargetStream
 from hippo.speculation.coordinator import Action, Coordinator, ToTarget
 from hippo.tasks import cancel_all
-from hippo.types import Block, OpenRequest, PromptInfo, Selection, Timing, Verdict
+from hippo.types import Block, Media, OpenRequest, PromptInfo, Selection, Timing, Verdict
 
 logger = logging.getLogger("gateway.completion")
+
+CopyFiles = Callable[[Sequence[Media]], Awaitable[tuple[Media, ...]]]
 
 # The services end a sequence this long after its limit, in case the gateway hangs.
 _SERVICES_GRACE_S = 1.0
@@ -48,7 +56,8 @@ class Completion:
 
     ``async with`` starts both streams; leaving it cancels them, which frees their slots. ``news``
     is set when the prompt was read, when there is text to take, and at the end. A slow reader of
-    the text does not delay the streams.
+    the text does not delay the streams. ``copy_files`` returns media with the bytes of their files,
+    for a service that cannot open a file by its path.
     """
 
     def __init__(
@@ -62,6 +71,7 @@ class Completion:
         timeout_s: float | None,
         record: AnswerRecord,
         news: asyncio.Event,
+        copy_files: CopyFiles,
     ) -> None:
         self._pair = pair
         self._wants_draft = plan.wants_draft
@@ -74,6 +84,7 @@ class Completion:
             end_token_ids=request.end_token_ids,
         )
         self._request = dataclasses.replace(request, pace=self._coordinator.pace)
+        self._copy_files = copy_files
         self._timeout_s = timeout_s
         self._text = AnswerText(
             pair.target.tokenizer,
@@ -148,7 +159,11 @@ class Completion:
             if self._wants_draft:
                 self._draft_task = asyncio.create_task(self._run_draft(self._first_draft))
             with self._pair.target.count_sequence():
-                is_finished = await self._follow_target()
+                try:
+                    is_finished = await self._follow_target()
+                except MediaPathError as error:
+                    await self._fall_back_to_bytes(error)
+                    is_finished = await self._follow_target()
             if not is_finished:
                 raise UnavailableError("the target service ended the answer before its end")
         except HippoError as error:
@@ -194,6 +209,14 @@ class Completion:
                         await self._drop_draft(error.message, DraftLoss.INCOMPATIBLE)
         return False
 
+    async def _fall_back_to_bytes(self, error: MediaPathError) -> None:
+        """Sends files as bytes from now on, because a service cannot open one of them by its path.
+
+        Raises MediaError for files that are too large for a message."""
+        logger.warning("files are sent as bytes: %s", error.message)
+        media = await self._copy_files(self._request.media)
+        self._request = dataclasses.replace(self._request, media=media)
+
     async def _on_verdict(self, verdict: Verdict) -> None:
         now_ns = time.monotonic_ns()
         is_alone = self._coordinator.pace.max_ahead == 0
@@ -221,6 +244,11 @@ class Completion:
                 await self._lose_draft(error.message, loss_of(error))
                 if isinstance(error, UnavailableError):
                     draft.report_failure()
+                elif isinstance(error, MediaPathError):
+                    try:
+                        await self._fall_back_to_bytes(error)
+                    except HippoError:  # the files are too large for a message
+                        return
                 elif not isinstance(error, OverloadedError):
                     return
             except Exception as error:  # a bug of the gateway; the answer goes on without the draft

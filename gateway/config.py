@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from hippo.config import SettingsError, setting
 from hippo.errors import InvalidRequestError
+from hippo.local_files import check_directories
 from hippo.rpc.options import DEFAULT_SILENCE_SECONDS, TlsFiles
 from hippo.speculation.policies import MAX_DRAFT_TOKENS, POLICY_NAMES
 from hippo.types import PruningStrategy
@@ -101,25 +101,45 @@ class GatewaySettings:
     max_choices: int = setting(8, help="most choices (n) of one request")
     request_timeout_s: float = setting(600.0, help="most seconds for one request; 0: no limit")
     shutdown_grace_s: float = setting(30.0, help="seconds for running answers after SIGTERM")
-    max_body_bytes: int = setting(128 << 20, help="largest request body, in bytes")
+    max_body_bytes: int = setting(
+        128 << 20,
+        help="largest request body, in bytes, where a data: URL takes 4/3 of its file; uploads are "
+        "limited by --max-media-bytes instead",
+    )
     stream_keepalive_s: float = setting(
         15.0, help="send a comment in a stream after this many silent seconds; 0: never"
     )
 
-    max_media_items: int = setting(8, help="most videos and images in one request")
-    max_media_bytes: int = setting(64 << 20, help="largest video or image file, in bytes")
+    max_visual_tokens: int | None = setting(
+        None,
+        help="most visual tokens of a request's videos together; default: what the context "
+        "has room for",
+    )
+    max_media_bytes: int = setting(4 << 30, help="largest video or image file, in bytes")
+    max_message_mib: int = setting(
+        256,
+        help="largest gRPC message in MiB, the services' --max-message-mib; bounds the media of a "
+        "request that the gateway holds in memory: data: URLs, fetched URLs, and files that the "
+        "services cannot open by path",
+    )
     media_timeout_s: float = setting(30.0, help="most seconds to fetch one media URL")
-    allowed_media_dirs: tuple[str, ...] = setting(
-        (), help="directories of media paths that requests may name; empty: no paths"
+    allowed_local_media_path: tuple[str, ...] = setting(
+        (),
+        help="directories, separated by commas, of media paths that requests may name; empty: no "
+        "paths",
     )
     allowed_media_domains: tuple[str, ...] = setting(
         (), help="domains of media URLs (*.example.com: its subdomains); empty: no URLs"
     )
     max_upload_bytes: int = setting(
-        1 << 30, help="total bytes of stored uploads (POST /v1/videos); 0: no uploads"
+        16 << 30, help="total bytes of stored uploads (POST /v1/videos); 0: no uploads"
     )
     upload_ttl_s: float = setting(3600.0, help="seconds that an uploaded video is kept")
-    upload_dir: str = setting("", help="directory for uploaded videos; empty: a new temporary one")
+    upload_dir: str = setting(
+        "",
+        help="directory for uploaded videos; empty: the system's for temporary files. Services "
+        "with it in their --allowed-local-media-path open uploads there",
+    )
     allow_http_media: bool = setting(False, help="media URLs may be http as well as https")
     allow_private_media_addresses: bool = setting(
         False, help="media URLs may resolve to loopback and private addresses"
@@ -141,10 +161,11 @@ class GatewaySettings:
         )
         for name in (
             "gamma", "max_draft_tokens", "default_max_tokens", "max_body_bytes",
-            "max_media_items", "max_media_bytes", "media_timeout_s", "draft_stall_s",
+            "max_message_mib", "max_media_bytes", "media_timeout_s", "draft_stall_s",
             "upload_ttl_s", "services_silence_s", "max_choices",
         ):  # fmt: skip
             self._require(getattr(self, name) > 0, "--" + name.replace("_", "-"), "above 0")
+        self._require(self.max_visual_tokens != 0, "--max-visual-tokens", "1 or more")
         self._require(0.0 <= self.calibration_share <= 1.0, "--calibration-share", "0 to 1")
         for name in (
             "request_timeout_s", "shutdown_grace_s", "pruning_min_visual_tokens",
@@ -164,11 +185,12 @@ class GatewaySettings:
         for origin in self.cors_origins:
             is_origin = origin == "*" or re.fullmatch(r"https?://[^/\s]+", origin)
             self._require(bool(is_origin), "--cors-origins", "origins such as https://app.example")
-        if self.upload_dir and not Path(self.upload_dir).is_dir():
-            raise SettingsError(f"--upload-dir: {self.upload_dir} is not a directory")
-        for directory in self.allowed_media_dirs:
-            if not Path(directory).is_dir():
-                raise SettingsError(f"--allowed-media-dirs: {directory} is not a directory")
+        check_directories([self.upload_dir] if self.upload_dir else [], "--upload-dir")
+        check_directories(self.allowed_local_media_path, "--allowed-local-media-path")
+
+    @property
+    def max_message_bytes(self) -> int:
+        return self.max_message_mib << 20
 
     @property
     def tls(self) -> TlsFiles | None:

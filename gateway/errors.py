@@ -55,8 +55,13 @@ _CODES: dict[type[HippoError], str] = {
 class BodyTooLargeError(HTTPException):
     """The request body exceeds the operator's limit."""
 
-    def __init__(self, limit: int) -> None:
-        super().__init__(413, f"the request body is larger than {limit} bytes, this server's limit")
+    def __init__(self, limit: int, *, is_upload: bool) -> None:
+        remedy = "" if is_upload else "; upload a large video (POST /v1/videos), or name its path"
+        flag = "--max-media-bytes" if is_upload else "--max-body-bytes"
+        super().__init__(
+            413,
+            f"the request body is larger than {limit} bytes, this server's limit ({flag}){remedy}",
+        )
 
 
 def error_body(

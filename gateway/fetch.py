@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+from collections.abc import Callable
 from urllib.parse import urljoin, urlsplit
 
 import httpx
@@ -37,8 +38,10 @@ class UrlFetcher:
         self._max_bytes = settings.max_media_bytes
         self._client: httpx.AsyncClient | None = None
 
-    async def fetch_url(self, url: str) -> bytes:
-        """Returns the body. Raises ForbiddenError for a URL not allowed, otherwise MediaError."""
+    async def fetch_url(self, url: str, count_bytes: Callable[[int], None]) -> bytes:
+        """Returns the body, which is held in memory; ``count_bytes`` gets the size of each piece,
+        and may raise MediaError. Raises ForbiddenError for a URL not allowed, otherwise MediaError.
+        """
         if not self._allowed_domains:
             raise ForbiddenError(
                 "this server fetches no URLs (the operator can allow domains with "
@@ -47,7 +50,7 @@ class UrlFetcher:
         try:
             async with asyncio.timeout(self._timeout_s):
                 for _ in range(_MAX_REDIRECTS + 1):
-                    result = await self._fetch_hop(url)
+                    result = await self._fetch_hop(url, count_bytes)
                     if isinstance(result, bytes):
                         return result
                     url = _joined(url, result)
@@ -67,7 +70,7 @@ class UrlFetcher:
         if self._client is not None:
             await self._client.aclose()
 
-    async def _fetch_hop(self, url: str) -> bytes | str:
+    async def _fetch_hop(self, url: str, count_bytes: Callable[[int], None]) -> bytes | str:
         """Returns the body (bytes), or the location of a redirect (str)."""
         host, port, scheme = self._check_url(url)
         address = await self._resolve(host, port)
@@ -100,6 +103,7 @@ class UrlFetcher:
                 raise self._too_large()
             body = bytearray()
             async for piece in response.aiter_raw():
+                count_bytes(len(piece))
                 body += piece
                 if len(body) > self._max_bytes:
                     raise self._too_large()
@@ -108,7 +112,7 @@ class UrlFetcher:
             await response.aclose()
 
     def _too_large(self) -> MediaError:
-        limit = f"{self._max_bytes} bytes, this server's limit"
+        limit = f"{self._max_bytes} bytes, this server's limit (--max-media-bytes)"
         return MediaError(f"the URL's file is larger than {limit}")
 
     def _check_url(self, url: str) -> tuple[str, int, str]:

@@ -1,15 +1,17 @@
-"""Reads a request's videos and images from data: URLs, http(s) URLs, paths and uploads."""
+"""Reads a request's videos and images from data: URLs, http(s) URLs, paths and uploads.
+
+A file on disk goes to the services by its path if they can open it, and otherwise as bytes. The
+bytes of one request are limited to what one gRPC message may carry.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import binascii
-import os
 import re
-import stat
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -17,6 +19,7 @@ from gateway.config import GatewaySettings
 from gateway.fetch import UrlFetcher
 from gateway.uploads import Uploads, is_upload_id
 from hippo.errors import ForbiddenError, InvalidRequestError, MediaError, NotFoundError
+from hippo.local_files import LocalFiles, shorten
 from hippo.tasks import gather_or_cancel
 from hippo.types import Media, MediaKind
 from hippo.video.frame_list import MAX_LISTED_FRAMES, pack_frames
@@ -70,6 +73,7 @@ class MediaSource:
     url: str
     param: str
     times: FrameTimes = FrameTimes(fps=1.0)  # used for a list of frames
+    uuid: str = ""  # the client's name of the content
 
     @property
     def is_frame_list(self) -> bool:
@@ -79,15 +83,35 @@ class MediaSource:
         return self.kind is MediaKind.VIDEO and is_listed
 
 
+class MemoryRoom:
+    """Counts the media bytes of one request in memory, up to ``max_bytes``."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_left = max_bytes
+
+    def take(self, num_bytes: int) -> None:
+        """Counts bytes. Raises MediaError if there are more than one request may have."""
+        self._num_left -= num_bytes
+        if self._num_left < 0:
+            raise MediaError(
+                f"the request's media take more than {self._max_bytes} bytes, the most that this "
+                "server copies to its models for one request (--max-message-mib): name a file in a "
+                "directory that the services open themselves (--allowed-local-media-path), or send "
+                "less"
+            )
+
+
 class MediaReader:
     """Reads media within the operator's limits. Errors name the field at fault."""
 
     def __init__(self, settings: GatewaySettings, uploads: Uploads) -> None:
         self._fetcher = UrlFetcher(settings)
         self._uploads = uploads
-        self._allowed_dirs = [Path(name).resolve() for name in settings.allowed_media_dirs]
-        self._max_items = settings.max_media_items
+        self._files = LocalFiles(settings.allowed_local_media_path)
+        self._all_files = LocalFiles([*settings.allowed_local_media_path, uploads.folder])
         self._max_bytes = settings.max_media_bytes
+        self._max_copied_bytes = settings.max_message_bytes
 
     async def close(self) -> None:
         """Closes open connections."""
@@ -96,44 +120,73 @@ class MediaReader:
     async def read_media(
         self, sources: Sequence[MediaSource], *, owner: str | None = None
     ) -> tuple[Media, ...]:
-        """Reads all items, in order; uploads must belong to ``owner``.
+        """Reads all items, in order; uploads must belong to ``owner``. Files are not read: their
+        media have a path (see ``copy_files``).
 
         Raises MediaError for an unreadable or too large item, ForbiddenError for a URL or path that
-        is not allowed, NotFoundError for an unknown upload, InvalidRequestError for too many items.
+        is not allowed, NotFoundError for an unknown upload.
         """
-        if len(sources) > self._max_items:
-            raise InvalidRequestError(
-                f"the request has {len(sources)} videos and images; this server takes "
-                f"{self._max_items}",
-                param="messages",
-            )
-        if len(sources) == 1:
-            return (await self._read_one(sources[0], owner),)
-        return tuple(await gather_or_cancel(self._read_one(source, owner) for source in sources))
+        room = MemoryRoom(self._max_copied_bytes)
+        return tuple(
+            await gather_or_cancel(self._read_one(source, owner, room) for source in sources)
+        )
 
-    async def _read_one(self, source: MediaSource, owner: str | None) -> Media:
+    async def copy_files(
+        self, media: Sequence[Media], open_dirs: Sequence[Collection[str]] = ()
+    ) -> tuple[Media, ...]:
+        """Returns the media with the bytes of each file that not every service can open.
+
+        ``open_dirs`` has the directories of each service whose files the service opens itself; by
+        default all files are copied. Raises MediaError for a file that is gone or too large for a
+        message, with the item as ``param``.
+        """
+        room = MemoryRoom(self._max_copied_bytes)
+        room.take(sum(len(item.data) for item in media))
+        copied = []
+        for index, item in enumerate(media):
+            path = Path(item.path)
+            # The services have resolved the links of their directories, in their file systems.
+            is_opened = bool(open_dirs) and all(
+                any(path.is_relative_to(directory) for directory in directories)
+                for directories in open_dirs
+            )
+            if item.path and not is_opened:
+                try:
+                    room.take(item.num_bytes)
+                    data = await asyncio.to_thread(self._read_file, item)
+                except MediaError as error:
+                    raise MediaError(error.message, param=f"media[{index}]") from None
+                item = replace(item, data=data, path="", num_bytes=0, modified_ns=0)
+            copied.append(item)
+        return tuple(copied)
+
+    async def _read_one(self, source: MediaSource, owner: str | None, room: MemoryRoom) -> Media:
         found = _SCHEME.match(source.url)
         scheme = found[1].lower() if found else ""
         try:
             if scheme == "data":
                 data = await asyncio.to_thread(self._decode_data_url, source)
+                room.take(len(data))
+                media = Media(source.kind, data)
             elif scheme in ("http", "https"):
-                data = await self._fetcher.fetch_url(source.url)
+                media = Media(source.kind, await self._fetcher.fetch_url(source.url, room.take))
             elif is_upload_id(source.url) and source.kind is MediaKind.VIDEO:
-                data = await self._uploads.read_upload(source.url, owner)
+                path = self._uploads.path(source.url, owner)
+                media = await asyncio.to_thread(self._find_file, source.kind, path, self._all_files)
             elif scheme == "file" or source.url.startswith("/"):
-                data = await asyncio.to_thread(self._read_path, source.url)
+                path = self._allowed_path(source.url)
+                media = await asyncio.to_thread(self._find_file, source.kind, path, self._files)
             else:
                 raise MediaError(
-                    f"{_shorten(source.url)!r} is no data: URL, no http(s) URL, no absolute "
+                    f"{shorten(source.url)!r} is no data: URL, no http(s) URL, no absolute "
                     "path and no id of an uploaded video"
                 )
+            if not (media.data or media.num_bytes):
+                raise MediaError(f"the {source.kind.value} is empty (0 bytes)")
         except (InvalidRequestError, ForbiddenError, NotFoundError) as error:
             error.param = error.param or source.param
             raise
-        if not data:
-            raise MediaError(f"the {source.kind.value} is empty (0 bytes)", param=source.param)
-        return Media(kind=source.kind, data=data)
+        return replace(media, uuid=source.uuid)
 
     def _decode_data_url(self, source: MediaSource) -> bytes:
         header, comma, payload = source.url.partition(",")
@@ -164,49 +217,46 @@ class MediaReader:
         return data
 
     def _too_large(self, noun: str) -> MediaError:
-        return MediaError(f"the {noun} is larger than {self._max_bytes} bytes, this server's limit")
+        return MediaError(
+            f"the {noun} is larger than {self._max_bytes} bytes, this server's limit "
+            "(--max-media-bytes)"
+        )
 
-    def _read_path(self, url: str) -> bytes:
-        if not self._allowed_dirs:
+    def _allowed_path(self, url: str) -> str:
+        """Returns the path of a path or file: URL; LocalFiles checks it."""
+        if not self._files.directories:
             raise ForbiddenError(
                 "this server reads no local paths (the operator can allow directories with "
-                "--allowed-media-dirs); send a data: URL"
+                "--allowed-local-media-path); send a data: URL"
             )
-        path = url
-        if not url.startswith("/"):
-            try:
-                parts = urlsplit(url)
-            except ValueError as error:
-                raise MediaError(f"{_shorten(url)!r} is malformed: {error}") from None
-            if parts.netloc not in ("", "localhost"):
-                raise ForbiddenError(f"{_shorten(url)!r} names another host; expected file:///path")
-            path = unquote(parts.path)
+        if url.startswith("/"):
+            return url
         try:
-            resolved = Path(path).resolve()
-        except (OSError, RuntimeError, ValueError):  # link loops, null bytes
-            raise MediaError(f"{_shorten(path)!r} is not a usable path") from None
-        # Outside, a missing file is refused like an existing one: clients cannot probe for files.
-        if not any(resolved.is_relative_to(directory) for directory in self._allowed_dirs):
-            raise ForbiddenError(f"{_shorten(path)!r} is not under an allowed directory")
-        return self._read_file(resolved, path)
+            parts = urlsplit(url)
+        except ValueError as error:
+            raise MediaError(f"{shorten(url)!r} is malformed: {error}") from None
+        if parts.netloc not in ("", "localhost"):
+            raise ForbiddenError(f"{shorten(url)!r} names another host; expected file:///path")
+        return unquote(parts.path)
 
-    def _read_file(self, resolved: Path, shown: str) -> bytes:
-        shown = _shorten(shown)
-        try:
-            # O_NONBLOCK: a FIFO must not block the thread. O_NOFOLLOW: links were resolved above.
-            descriptor = os.open(resolved, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-        except OSError as error:
-            raise MediaError(f"{shown!r} cannot be read: {error.strerror}") from None
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise MediaError(f"{shown!r} is not a regular file")
-            if status.st_size > self._max_bytes:
-                raise self._too_large(f"file {shown!r}")
-            with os.fdopen(descriptor, "rb", closefd=False) as file:
-                return file.read(self._max_bytes)
-        finally:
-            os.close(descriptor)
+    def _find_file(self, kind: MediaKind, path: str, files: LocalFiles) -> Media:
+        with files.open_file(path) as file:
+            if file.num_bytes > self._max_bytes:
+                raise self._too_large(f"file {shorten(path)!r}")
+            return Media(
+                kind,
+                path=str(file.path),
+                num_bytes=file.num_bytes,
+                modified_ns=max(file.modified_ns, 0),
+            )
+
+    def _read_file(self, item: Media) -> bytes:
+        """Returns the first ``num_bytes`` bytes of a file that ``_find_file`` has found."""
+        with (
+            self._all_files.open_file(item.path) as found,
+            open(found.descriptor, "rb", closefd=False) as file,
+        ):
+            return file.read(item.num_bytes)
 
 
 def _frame_list(payload: str, times: FrameTimes) -> bytes:
@@ -231,7 +281,3 @@ def _decode_base64(text: str, name: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise MediaError(f"{name} is not valid base64: {error}") from None
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= 80 else text[:77] + "..."

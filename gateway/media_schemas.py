@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from hippo.types import MediaKind
+
+MAX_PIXELS = 2**31 - 1
+MAX_UUID_LENGTH = 256
 
 
 def refusal(message: str) -> PydanticCustomError:
@@ -18,6 +21,10 @@ def refusal(message: str) -> PydanticCustomError:
 
 class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _without_url(source: Any) -> bool:
+    return isinstance(source, dict) and source.get("url") is None
 
 
 class MediaUrl(Model):
@@ -38,6 +45,13 @@ class ContentPart(Model):
     """A part of a message: a text, a video or an image."""
 
     type: Literal["text", "video_url", "image_url"]
+    uuid: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_UUID_LENGTH,
+        description="The client's name of the media item's content: caches use it as key in place "
+        "of the content. The item itself is always needed.",
+    )
     text: str | None = None
     video_url: MediaUrl | None = None
     image_url: MediaUrl | None = None
@@ -50,13 +64,22 @@ class ContentPart(Model):
         kind = value.get("type")
         if kind not in ("text", "video_url", "image_url"):
             raise refusal(f"type is {kind!r}; expected 'text', 'video_url' or 'image_url'")
-        if value.get(kind) is None:
+        source = value.get(kind)
+        has_none = source is None or (kind != "text" and _without_url(source))
+        if has_none and value.get("uuid") is not None:
+            raise refusal(
+                f"a part with a uuid needs its {kind} as well; this server cannot take media from "
+                "its caches by uuid alone"
+            )
+        if kind == "text" and value.get("uuid") is not None:
+            raise refusal("a part of type 'text' cannot have the field 'uuid'")
+        if source is None:
             raise refusal(f"a part of type {kind!r} needs the field {kind!r}")
         for other in {"text", "video_url", "image_url"} - {kind}:
             if value.get(other) is not None:
                 raise refusal(f"a part of type {kind!r} cannot have the field {other!r}")
-        if kind != "text" and isinstance(value[kind], str):
-            return {**value, kind: {"url": value[kind]}}
+        if kind != "text" and isinstance(source, str):
+            return {**value, kind: {"url": source}}
         return value
 
     @property
@@ -69,21 +92,74 @@ class ContentPart(Model):
         return None
 
 
-class MediaProcessing(Model):
-    """Sampling of frames from the videos, and their size."""
+def _only_rate(value: Any) -> Any:
+    """Returns the rate of a list of equal rates, one for each video, as qwen-vl-utils gives them;
+    any other value as it is."""
+    if isinstance(value, (list, tuple)) and len(set(map(repr, value))) == 1:
+        return value[0]
+    if isinstance(value, (list, tuple)):
+        raise refusal("fps is a list of different rates; all videos of a request have one")
+    return value
 
-    fps: float | None = Field(default=None, gt=0, le=120)
+
+class FrameSize(Model):
+    """Limits of the pixels of a frame or image, with transformers' names."""
+
+    shortest_edge: int | None = Field(
+        default=None, ge=1, le=MAX_PIXELS, description="Another name of min_pixels."
+    )
+    longest_edge: int | None = Field(
+        default=None, ge=1, le=MAX_PIXELS, description="Another name of max_pixels."
+    )
+
+
+class MediaProcessing(Model):
+    """Sampling of frames from the videos, and the size of frames and images."""
+
+    fps: Annotated[float | None, BeforeValidator(_only_rate)] = Field(
+        default=None, gt=0, le=120, description="Frames a second; a list has one rate for all."
+    )
+    num_frames: int | None = Field(
+        default=None, ge=1, le=65536, description="Number of frames, evenly spaced; excludes fps."
+    )
     min_frames: int | None = Field(default=None, ge=1, le=65536)
     max_frames: int | None = Field(default=None, ge=1, le=65536)
-    num_frames: int | None = Field(
-        default=None, ge=1, le=65536, description="Another name of max_frames."
+    min_pixels: int | None = Field(default=None, ge=1, le=MAX_PIXELS)
+    max_pixels: int | None = Field(default=None, ge=1, le=MAX_PIXELS)
+    size: FrameSize = FrameSize()
+    do_sample_frames: bool | None = Field(
+        default=None,
+        description="False: media_io_kwargs.video alone says which frames are used.",
     )
-    max_pixels: int | None = Field(default=None, ge=1, le=2**31 - 1)
+
+    @property
+    def frame_fields(self) -> tuple[str, ...]:
+        """The given fields that say which frames are sampled."""
+        names = ("fps", "num_frames", "min_frames", "max_frames")
+        return tuple(name for name in names if getattr(self, name) is not None)
+
+    @property
+    def pixel_limits(self) -> tuple[int | None, int | None]:
+        """The fewest and the most pixels of a frame or image, by either name."""
+        return (
+            self.size.shortest_edge if self.min_pixels is None else self.min_pixels,
+            self.size.longest_edge if self.max_pixels is None else self.max_pixels,
+        )
 
     @model_validator(mode="after")
-    def _one_frame_limit(self) -> MediaProcessing:
-        if self.max_frames is not None and self.num_frames is not None:
-            raise refusal("max_frames and num_frames mean the same; give one of them")
+    def _fields_agree(self) -> MediaProcessing:
+        others = [name for name in self.frame_fields if name != "num_frames"]
+        if self.num_frames is not None and others:
+            raise refusal(f"num_frames and {others[0]} exclude each other; give one of them")
+        for name, one, other in (
+            ("min_pixels and size.shortest_edge", self.min_pixels, self.size.shortest_edge),
+            ("max_pixels and size.longest_edge", self.max_pixels, self.size.longest_edge),
+        ):
+            if None not in (one, other) and one != other:
+                raise refusal(f"{name} differ; give one of them")
+        fewest, most = self.pixel_limits
+        if fewest is not None and most is not None and fewest > most:
+            raise refusal(f"min_pixels is {fewest}, more than max_pixels ({most})")
         return self
 
 
@@ -91,7 +167,11 @@ class VideoLoading(Model):
     """Sampling of frames from a video, with vLLM's names."""
 
     num_frames: int | None = Field(
-        default=None, ge=-1, le=65536, description="Most frames; -1: no limit but the server's."
+        default=None,
+        ge=-1,
+        le=65536,
+        description="Number of frames, evenly spaced; the most frames beside fps; 0 or less: not "
+        "set.",
     )
     fps: float | None = Field(default=None, ge=-1, le=120, description="0 or less: not set.")
     frames_indices: tuple[int, ...] | None = Field(
@@ -128,7 +208,14 @@ class VideoLoading(Model):
         return self
 
 
+class ImageLoading(Model):
+    """Loading of images, with vLLM's names."""
+
+    image_mode: Literal["RGB"] | None = Field(default=None, description="Inert.")
+
+
 class MediaLoading(Model):
     """vLLM's media_io_kwargs, an alternative to mm_processor_kwargs for sampling frames."""
 
     video: VideoLoading = VideoLoading()
+    image: ImageLoading = ImageLoading()

@@ -19,6 +19,8 @@ from hippo.logs import request_id_var
 logger = logging.getLogger("gateway.access")
 
 GUARDED = ("/v1/", "/tokenize", "/detokenize")
+UPLOADS = "/v1/videos"
+_FORM_OVERHEAD_BYTES = 1 << 16  # a form's other fields and headers
 _LEFT = 499  # nginx's status for a client that left before the answer began
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -29,9 +31,18 @@ class RequestMiddleware:
     It is plain ASGI, so streams are not buffered.
     """
 
-    def __init__(self, app: ASGIApp, *, max_body_bytes: int, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        max_body_bytes: int,
+        max_file_bytes: int,
+        metrics: GatewayMetrics,
+    ) -> None:
+        """``max_file_bytes`` limits the file of an upload, whose body is not held in memory."""
         self._app = app
         self._max_body_bytes = max_body_bytes
+        self._max_form_bytes = max_file_bytes + _FORM_OVERHEAD_BYTES
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,14 +58,16 @@ class RequestMiddleware:
         token = request_id_var.set(request_id)
         status = _LEFT
         num_received = 0
+        is_upload = (scope["method"], scope["path"]) == ("POST", UPLOADS)
+        max_bytes = self._max_form_bytes if is_upload else self._max_body_bytes
 
         async def limited_receive() -> Message:
             nonlocal num_received
             message = await receive()
             if message["type"] == "http.request":
                 num_received += len(message.get("body", b""))
-                if num_received > self._max_body_bytes:
-                    raise BodyTooLargeError(self._max_body_bytes)
+                if num_received > max_bytes:
+                    raise BodyTooLargeError(max_bytes, is_upload=is_upload)
             return message
 
         async def named_send(message: Message) -> None:
@@ -65,8 +78,8 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            if _declared_length(headers) > self._max_body_bytes:
-                error = BodyTooLargeError(self._max_body_bytes)
+            if _declared_length(headers) > max_bytes:
+                error = BodyTooLargeError(max_bytes, is_upload=is_upload)
                 body = error_body(
                     error.detail, type_name="invalid_request_error", code="body_too_large"
                 )

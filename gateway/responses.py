@@ -43,10 +43,21 @@ class ErrorResponse(BaseModel):
     error: ErrorDetail
 
 
+class MediaUsage(BaseModel):
+    """What the model sees of one video or image."""
+
+    type: Literal["video", "image"]
+    num_frames: int = Field(description="Sampled frames; 1 for an image.", examples=[32])
+    width: int = Field(description="Of a frame after resizing, in pixels.", examples=[448])
+    height: int = Field(description="Of a frame after resizing, in pixels.", examples=[448])
+    num_tokens: int = Field(description="Visual tokens.", examples=[4096])
+
+
 class PromptTokensDetails(BaseModel):
-    """Prompt tokens whose keys and values the target had cached."""
+    """Prompt tokens whose keys and values the target had cached, and the request's media."""
 
     cached_tokens: int
+    media: list[MediaUsage] = Field(description="In the order of the request.")
 
 
 class UsageResponse(BaseModel):

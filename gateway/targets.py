@@ -118,6 +118,12 @@ class Pair:
         fitting = self.target.fitting_drafts
         return choose_service(fitting, self.key) if fitting else None
 
+    def media_dirs(self, *, wants_draft: bool) -> list[tuple[str, ...]]:
+        """Returns the directories whose files the target, and the draft if there is one, open."""
+        draft = self.draft if wants_draft else None
+        infos = [self.target.info, *([draft.info] if draft is not None else [])]
+        return [() if info is None else info.media_dirs for info in infos]
+
     async def wait_draft(self) -> Draft:
         """Waits for a usable draft and returns it; waits without end if none is configured."""
         while (draft := self.draft) is None:

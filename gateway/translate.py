@@ -3,24 +3,19 @@ errors back to the client's names."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 import secrets
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
+from gateway import media_fields
 from gateway.config import GatewaySettings
-from gateway.media import FrameTimes, MediaSource
-from gateway.media_schemas import MediaLoading, MediaProcessing, VideoLoading
 from gateway.schemas import ChatCompletionRequest
 from gateway.speculation import given_or
 from hippo.errors import ContextLengthError, InvalidRequestError, MediaError
 from hippo.types import (
     ChatMessage,
     ContentPart,
-    FramePlan,
-    Media,
-    MediaKind,
     MediaPart,
     ModelInfo,
     OpenRequest,
@@ -32,40 +27,9 @@ from hippo.validation import validate_sampling
 
 # OpenAI's default; a checkpoint's generation configuration is not used.
 DEFAULT_TEMPERATURE = 1.0
-# vLLM's default for frames sent one by one: one frame per second.
-DEFAULT_LISTED_FPS = 1.0
 _MOST_DIGITS = 10  # digits of a token id
 # Drawn seeds are exact as a double, so that every JSON reader can send them back.
 _SEED_BITS = 53
-
-
-def media_sources(request: ChatCompletionRequest) -> list[MediaSource]:
-    """Returns the videos and images of all messages, in order.
-
-    Raises InvalidRequestError for frame times in a request without a list of frames.
-    """
-    loading = (request.media_io_kwargs or MediaLoading()).video
-    times = _frame_times(request, loading)
-    sources = [MediaSource(kind, url, field, times) for field, kind, url in _media_parts(request)]
-    given = loading.timing_fields
-    if given and not any(source.is_frame_list for source in sources):
-        raise InvalidRequestError(
-            f"media_io_kwargs.video.{given[0]} is for frames sent one by one, and the request has "
-            "no video_url with data:video/jpeg",
-            param=f"media_io_kwargs.video.{given[0]}",
-        )
-    return sources
-
-
-def _frame_times(request: ChatCompletionRequest, loading: VideoLoading) -> FrameTimes:
-    """Applies vLLM's rule: the time of a frame is its number / fps, and fps is 1 by default."""
-    processing = request.mm_processor_kwargs or MediaProcessing()
-    fps = max(loading.fps or 0.0, 0.0) or processing.fps or DEFAULT_LISTED_FPS
-    duration_s = loading.duration
-    if duration_s is None and loading.total_num_frames is not None:
-        first = (loading.frames_indices or (0,))[0]
-        duration_s = (loading.total_num_frames - first) / fps
-    return FrameTimes(fps, loading.frames_indices or (), duration_s)
 
 
 def _chat_messages(request: ChatCompletionRequest) -> tuple[ChatMessage, ...]:
@@ -85,19 +49,6 @@ def _chat_messages(request: ChatCompletionRequest) -> tuple[ChatMessage, ...]:
         role = "system" if message.role == "developer" else message.role
         messages.append(ChatMessage(role=role, content=tuple(parts)))
     return tuple(messages)
-
-
-def affinity_key(request: ChatCompletionRequest, media: Sequence[Media]) -> bytes:
-    """Returns a hash of the cache salt and the media (if there are none: the first message).
-
-    Requests with equal keys can share cached results. Slow for large files.
-    """
-    digest = hashlib.sha256((request.cache_salt or "").encode())
-    for item in media:
-        digest.update(item.data)
-    if not media:
-        digest.update(repr(request.messages[0]).encode())
-    return digest.digest()
 
 
 def _sampling_params(request: ChatCompletionRequest, info: ModelInfo) -> SamplingParams:
@@ -154,7 +105,7 @@ def open_request(
         messages=_chat_messages(request),
         media=(),
         sampling=sampling,
-        frame_plan=_frame_plan(request),
+        frame_plan=media_fields.frame_plan(request),
         pruning=pruning,
         max_tokens=max_tokens,
         end_token_ids=_end_token_ids(request, info),
@@ -187,49 +138,18 @@ def in_clients_words(
 ) -> InvalidRequestError:
     """Returns a service's error with the client's name of the field at fault in its message and
     ``param``."""
-    items = [field for field, _, _ in _media_parts(request)]
+    items = [field for field, *_ in media_fields.media_parts(request)]
     if isinstance(error, MediaError) and error.param is None and len(items) == 1:
         return MediaError(error.message, param=items[0])
     places = {f"media[{index}]": field for index, field in enumerate(items)}
     if error.param in places:
         return type(error)(error.message, param=places[error.param])
-    names = {"max_tokens": _limit_field(request), **_frame_fields(request)}
+    names = {"max_tokens": _limit_field(request), **media_fields.frame_fields(request)}
     if error.param not in names:
         return error
     pattern = r"(?<![\w.])" + re.escape(error.param) + r"(?!\w)"
     name = names[error.param]
     return type(error)(re.sub(pattern, name, error.message), param=name)
-
-
-def _frame_plan(request: ChatCompletionRequest) -> FramePlan:
-    """Returns the frame plan of mm_processor_kwargs, with gaps filled from media_io_kwargs."""
-    frames = request.mm_processor_kwargs or MediaProcessing()
-    loading = (request.media_io_kwargs or MediaLoading()).video
-    most = frames.max_frames or frames.num_frames
-    for name, one, other in (
-        ("fps", frames.fps, loading.fps),
-        ("num_frames", most, loading.num_frames),
-    ):
-        if one and other and other > 0 and one != other:
-            raise InvalidRequestError(
-                f"media_io_kwargs.video.{name} is {other:g}, mm_processor_kwargs says {one:g}; "
-                "give one of them",
-                param=f"media_io_kwargs.video.{name}",
-            )
-    plan = FramePlan(
-        fps=frames.fps or max(loading.fps or 0.0, 0.0),
-        min_frames=frames.min_frames or 0,
-        max_frames=most or max(loading.num_frames or 0, 0),
-        max_pixels=frames.max_pixels or 0,
-    )
-    if 0 < plan.max_frames < plan.min_frames:
-        names = _frame_fields(request)
-        raise InvalidRequestError(
-            f"{names['min_frames']} is {plan.min_frames}, more than {names['max_frames']} "
-            f"({plan.max_frames})",
-            param=names["min_frames"],
-        )
-    return plan
 
 
 def _max_tokens(
@@ -246,7 +166,8 @@ def _max_tokens(
         name = _limit_field(request)
         raise ContextLengthError(
             f"{name} is {given}; {info.name} takes {info.max_context_length} tokens, prompt "
-            "and completion together",
+            f"and completion together: lower {name}, or start the services with a larger "
+            "--max-context-length",
             param=name,
         )
     return given, False
@@ -268,30 +189,3 @@ def _end_token_ids(request: ChatCompletionRequest, info: ModelInfo) -> tuple[int
 def _limit_field(request: ChatCompletionRequest) -> str:
     """Returns which of OpenAI's two names for the token limit the client has used."""
     return "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-
-
-def _frame_fields(request: ChatCompletionRequest) -> dict[str, str]:
-    """Returns the client's name of each frame plan field; a field that was not sent has its name in
-    mm_processor_kwargs."""
-    frames = request.mm_processor_kwargs or MediaProcessing()
-    loading = (request.media_io_kwargs or MediaLoading()).video
-    names = {
-        name: f"mm_processor_kwargs.{name}"
-        for name in ("fps", "min_frames", "max_frames", "max_pixels")
-    }
-    if frames.fps is None and loading.fps is not None:
-        names["fps"] = "media_io_kwargs.video.fps"
-    if frames.num_frames is not None:
-        names["max_frames"] = "mm_processor_kwargs.num_frames"
-    elif frames.max_frames is None and loading.num_frames is not None:
-        names["max_frames"] = "media_io_kwargs.video.num_frames"
-    return names
-
-
-def _media_parts(request: ChatCompletionRequest) -> Iterator[tuple[str, MediaKind, str]]:
-    """Yields (field path, kind, URL) of each video and image of all messages, in order."""
-    for i, message in enumerate(request.messages):
-        for k, part in enumerate(message.content):
-            if part.media is not None:
-                kind, media_url = part.media
-                yield f"messages.{i}.content.{k}.{kind.value}_url", kind, media_url.url

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import fcntl
+import os
 import re
 import shutil
 import tempfile
@@ -16,10 +19,10 @@ from pathlib import Path
 from gateway.config import GatewaySettings
 from hippo.errors import HippoError, InvalidRequestError, MediaError, NotFoundError
 
-_PIECE_BYTES = 1 << 20
+_PREFIX = "hippo-uploads-"
 _ID = re.compile(r"video-[0-9a-f]{32}")
 
-ReadPiece = Callable[[int], Awaitable[bytes]]
+ReadPiece = Callable[[], Awaitable[bytes]]
 
 
 class UploadsFullError(HippoError):
@@ -48,13 +51,20 @@ def is_upload_id(url: str) -> bool:
 
 
 class Uploads:
-    """Uploaded videos by id, until they expire; all are deleted when the gateway stops."""
+    """Uploaded videos by id, until they expire; all are deleted when the gateway stops.
+
+    They lie in a ``folder`` of their own, which is locked. A gateway that starts deletes the
+    folders of gateways that were killed, because their locks are free.
+    """
 
     def __init__(
         self, settings: GatewaySettings, *, clock_s: Callable[[], float] = time.time
     ) -> None:
-        folder = settings.upload_dir or None  # None: the system's folder for temporary files
-        self._folder = Path(tempfile.mkdtemp(prefix="hippo-uploads-", dir=folder))
+        parent = Path(settings.upload_dir or tempfile.gettempdir()).resolve()
+        _delete_abandoned(parent)
+        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        self._lock = os.open(self.folder, os.O_RDONLY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._max_bytes = settings.max_upload_bytes  # of all uploads together
         self._max_file_bytes = settings.max_media_bytes
         self._ttl_s = settings.upload_ttl_s
@@ -74,30 +84,36 @@ class Uploads:
             )
         self._expire()
         video_id = f"video-{uuid.uuid4().hex}"
-        path = self._folder / video_id
+        path = self.folder / video_id
         num_bytes = 0
         try:
             with path.open("wb") as file:
-                while piece := await read(_PIECE_BYTES):
+                while piece := await read():
                     num_bytes += len(piece)
                     self._num_bytes += len(piece)
                     if num_bytes > self._max_file_bytes:
                         raise MediaError(
                             f"the video is larger than {self._max_file_bytes} bytes, this "
-                            "server's limit",
+                            "server's limit (--max-media-bytes)",
                             param="file",
                         )
                     if self._num_bytes > self._max_bytes:
                         raise UploadsFullError(
                             f"the uploads kept here would exceed {self._max_bytes} bytes, this "
-                            "server's limit; delete some or try again when they have expired"
+                            "server's limit (--max-upload-bytes); delete some or try again when "
+                            "they have expired"
                         )
                     await asyncio.to_thread(file.write, piece)
             if num_bytes == 0:
                 raise MediaError("the video is empty (0 bytes)", param="file")
-        except BaseException:
+        except BaseException as error:
             self._num_bytes -= num_bytes
             path.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise UploadsFullError(
+                    "the disk for uploads (--upload-dir) is full; delete some uploads or try again "
+                    "when they have expired"
+                ) from None
             raise
         now_s = self._clock_s()
         upload = Upload(video_id, filename, num_bytes, now_s, now_s + self._ttl_s, owner)
@@ -114,14 +130,9 @@ class Uploads:
             )
         return upload
 
-    async def read_upload(self, video_id: str, owner: str | None) -> bytes:
-        """Returns the file's bytes. Raises NotFoundError as ``get`` does."""
-        self.get(video_id, owner)
-        try:
-            return await asyncio.to_thread((self._folder / video_id).read_bytes)
-        except FileNotFoundError:  # deleted in the meantime
-            self.get(video_id, owner)
-            raise
+    def path(self, video_id: str, owner: str | None) -> str:
+        """Returns the path of an upload's file. Raises NotFoundError as ``get`` does."""
+        return str(self.folder / self.get(video_id, owner).video_id)
 
     def delete(self, video_id: str, owner: str | None) -> None:
         """Deletes an upload. Raises NotFoundError as ``get`` does."""
@@ -136,7 +147,8 @@ class Uploads:
     def close(self) -> None:
         """Deletes all uploads and their folder."""
         self._uploads.clear()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self._lock)
 
     def _expire(self) -> None:
         now_s = self._clock_s()
@@ -147,4 +159,16 @@ class Uploads:
         del self._uploads[upload.video_id]
         self._num_bytes -= upload.num_bytes
         with contextlib.suppress(OSError):
-            (self._folder / upload.video_id).unlink()
+            (self.folder / upload.video_id).unlink()
+
+
+def _delete_abandoned(parent: Path) -> None:
+    """Deletes the folders of uploads in ``parent`` that no process has locked."""
+    for folder in parent.glob(_PREFIX + "*"):
+        with contextlib.suppress(OSError):  # of another user, locked, or just deleted
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)

@@ -3,6 +3,7 @@
 HippoError                     INTERNAL            500
  +-- InvalidRequestError       INVALID_ARGUMENT    400   the request is malformed or out of range
  |    +-- MediaError           INVALID_ARGUMENT    400   media is unreadable or too large
+ |    |    +-- MediaPathError  INVALID_ARGUMENT    400   a service cannot open a file by its path
  |    +-- ContextLengthError   INVALID_ARGUMENT    400   prompt and completion do not fit
  +-- NotFoundError             NOT_FOUND           404   unknown model or resource
  +-- ForbiddenError           PERMISSION_DENIED   403   a URL or path outside what is allowed
@@ -41,6 +42,10 @@ class InvalidRequestError(HippoError):
 
 class MediaError(InvalidRequestError):
     """Media is unreadable or exceeds a limit."""
+
+
+class MediaPathError(MediaError):
+    """A service cannot open a file by its path; it may take the file's bytes."""
 
 
 class ContextLengthError(InvalidRequestError):

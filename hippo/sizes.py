@@ -39,8 +39,26 @@ USED_SHARE = 0.9
 MOST_AUTO_SLOTS = 32
 """Upper limit of the number of slots with ``--slots auto``."""
 
+QUANTIZED_BITS: Mapping[str, float] = MappingProxyType(
+    # int8: a scale for each row of a weight is negligible. nf4: 64 weights share a scale of 8 bits,
+    # and 256 scales share a float32.
+    {"int8": 8.0, "nf4": 4 + 8 / 64 + 32 / (64 * 256)}
+)
+"""Bits of a weight that a service quantises at load, scales included, by ``--quantization``."""
+
 CHUNK_ROWS = 2048
 """Rows of a prompt that run through the layers in one forward."""
+
+LEAST_LAYER_GROUPS = 8
+"""Groups of layers of a prefill; the engine may step other sequences between two groups."""
+
+SCORED_ROWS = 256
+"""Rows of a question whose attention scores the visual tokens. A score costs as much as a row of
+attention without its values, in float32: for 25,000 tokens, 256 rows add 1 % of the arithmetic of
+a layer's attention."""
+
+SCORED_LOGITS = 1 << 23
+"""Most logits in memory at once when a layer is scored."""
 
 VISION_PATCHES, VISION_FRAMES = 16_384, 16
 """The part of a video in one run of the vision tower: Qwen2.5-VL's patches, LLaVA-OneVision's
@@ -55,6 +73,7 @@ class ModelShape:
     num_parameters: int
     num_shared_parameters: int  # the part that tensor-parallel ranks divide among them
     num_head_parameters: int  # of the output embedding, tied or not
+    is_tied: bool  # whether input and output embedding are one weight
     num_layers: int
     hidden_size: int
     num_heads: int
@@ -78,10 +97,12 @@ class ModelShape:
         """Returns the peak of activations in bytes during prefill of a prompt of ``num_tokens``.
 
         Nearly all tokens are assumed to be of a video. The peak is that of the vision tower on one
-        part of the video or that of the layers on one chunk, from the tensors that the modules hold
-        at once (a test compares it with measured peaks). An image of more than VISION_PATCHES
-        patches takes more. ``bytes_each`` and ``cache_each`` are the item sizes of the weights' and
-        the cache's dtype.
+        part of the video, that of joining its features, that of the layers on one chunk, or that of
+        scoring a layer, from the tensors that are held at once (a test compares it with measured
+        peaks). Meanwhile features of one longest prompt are held as well: on a draft those that
+        wait for their selections, on a target those that the selection needs. An image of more than
+        VISION_PATCHES patches takes more. ``bytes_each`` and ``cache_each`` are the item sizes of
+        the weights' and the cache's dtype.
         """
         features = num_tokens * self.hidden_size * bytes_each
         at_once = VISION_PATCHES
@@ -96,10 +117,16 @@ class ModelShape:
             2 * queries * cache_each + 3 * self.hidden_size * bytes_each
         )
         mlp = (3 * self.mlp_width + 5 * self.hidden_size) * bytes_each
-        mask = chunk * num_tokens * cache_each if num_tokens > chunk else 0
-        rotary = 7 * num_tokens * self.head_dim
-        prefill = features + rotary + mask + chunk * max(attention, mlp)
-        return math.ceil(features + max(vision, prefill))
+        num_chunks = math.ceil(num_tokens / chunk)
+        # One mask for all chunks, as wide as whole chunks.
+        mask = chunk * num_chunks * chunk * cache_each if num_chunks > 1 else 0
+        rotary = 8 * num_tokens * self.head_dim  # of the prompt's rows and of text positions
+        keys = num_tokens * self.num_kv_heads * self.head_dim * (cache_each + 4)
+        logits = min(SCORED_LOGITS, SCORED_ROWS * self.num_heads * num_tokens)
+        # Of the rows that are scored, the queries of one group of layers are kept.
+        kept = SCORED_ROWS * math.ceil(self.num_layers / LEAST_LAYER_GROUPS) * queries * cache_each
+        layers = max(chunk * max(attention, mlp), keys + 8 * logits) + rotary + mask + kept
+        return math.ceil(2 * features + max(vision, features, layers))
 
     def _patch_bytes(self, bytes_each: int) -> int:
         """Returns the bytes that a patch takes in the vision tower, including its pixels."""
@@ -126,6 +153,14 @@ class ModelShape:
         width, height = frame_size or (448, 448)
         columns, rows = (max(1, round(side / self.token_pixels)) for side in (width, height))
         return math.ceil(num_frames / self.token_frames) * rows * columns
+
+    def host_bytes(self, bytes_each: int = 2) -> int:
+        """Returns the most bytes of host memory that reading the weights to a GPU takes.
+
+        transformers' four threads hold a tensor each; the largest are the embedding, the head and
+        two of the MLP's.
+        """
+        return 2 * (self.num_head_parameters + self.mlp_width * self.hidden_size) * bytes_each
 
     def can_divide(self, num_devices: int) -> bool:
         """Whether ``num_devices`` tensor-parallel ranks can share the layers."""
@@ -245,6 +280,7 @@ def _shape(name: str, config: Mapping[str, Any]) -> ModelShape:
         num_parameters=embeddings + num_layers * per_layer + width + tower,
         num_shared_parameters=num_layers * products,
         num_head_parameters=text["vocab_size"] * width,
+        is_tied=is_tied,
         num_layers=num_layers,
         hidden_size=width,
         num_heads=num_heads,

@@ -16,6 +16,7 @@ from hippo.models.base import (
     VideoLanguageModel,
 )
 from hippo.types import ChatMessage, FramePlan, ModelInfo
+from hippo.video.resizing import FrameLimits
 from tests.support.faults import DraftFault
 
 
@@ -36,6 +37,10 @@ class FaultyModel:
     def num_layers(self) -> int:
         return self._model.num_layers
 
+    @property
+    def frame_limits(self) -> FrameLimits:
+        return self._model.frame_limits
+
     def prepare_prompt(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Prompt:
@@ -45,6 +50,11 @@ class FaultyModel:
         self, prompt: Prompt, cache: FeatureCache | None = None
     ) -> torch.Tensor | None:
         return self._model.embed_visual(prompt, cache)
+
+    def embed_pieces(
+        self, prompt: Prompt, cache: FeatureCache | None = None
+    ) -> Generator[None, None, torch.Tensor | None]:
+        return self._model.embed_pieces(prompt, cache)
 
     def prefill(
         self,

@@ -51,7 +51,8 @@ LABEL org.opencontainers.image.title="hippo engine" \
       org.opencontainers.image.licenses="Apache-2.0"
 ARG UID=10001
 RUN useradd --uid "${UID}" --no-create-home --home-dir /tmp --shell /usr/sbin/nologin hippo \
- && install -d -o hippo -g hippo /models
+ && install -d -o hippo -g hippo /models /uploads \
+ && install -d /media
 COPY --from=dependencies /opt/hippo /opt/hippo
 COPY demo/models/draft /app/demo/models/draft
 COPY demo/models/target /app/demo/models/target

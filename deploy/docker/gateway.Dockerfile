@@ -35,6 +35,7 @@ LABEL org.opencontainers.image.title="hippo gateway" \
       org.opencontainers.image.licenses="Apache-2.0"
 ARG UID=10001
 RUN useradd --uid "${UID}" --no-create-home --home-dir /tmp --shell /usr/sbin/nologin hippo \
+ && install -d -o hippo -g hippo /uploads \
  && install -d /media
 COPY --from=dependencies /opt/hippo /opt/hippo
 COPY --from=code /app /app

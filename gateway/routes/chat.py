@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from gateway import account, report, speculation, sse, translate
+from gateway import account, media_fields, report, speculation, sse, translate
 from gateway.choices import Choices
 from gateway.completion import Completion
 from gateway.errors import describe_error
@@ -25,10 +25,16 @@ from gateway.schemas import ChatCompletionRequest, StreamOptions
 from gateway.state import GatewayState, State
 from gateway.targets import Pair
 from gateway.text import Piece, join_pieces
-from hippo.errors import DeadlineError, HippoError, InvalidRequestError, UnavailableError
+from hippo.errors import (
+    DeadlineError,
+    HippoError,
+    InvalidRequestError,
+    MediaError,
+    UnavailableError,
+)
 from hippo.metrics import vllm
 from hippo.tasks import cancel_all
-from hippo.types import Media, OpenRequest, Pruning, PruningStrategy
+from hippo.types import Media, MediaKind, ModelInfo, OpenRequest, Pruning, PruningStrategy
 
 router = APIRouter(prefix="/v1", tags=["chat"])
 
@@ -136,14 +142,24 @@ class ChatResponse(Response):
             info=info,
             settings=settings,
         )
-        request = replace(request, media=await self._read_media())
-        pair = backends.pair(info.name, await self._affinity_key(request.media))
+        media = await self._read_media(info)
+        pair = backends.pair(info.name, await self._affinity_key(media))
         calibration = pair.target.calibration
         can_calibrate = plan.is_default and plan.wants_draft and pair.draft is not None
         is_calibration = can_calibrate and calibration.is_due(request.max_tokens)
         if is_calibration:
             plan = replace(plan, policy_name="off")  # the answer is the same
             request = replace(request, pruning=_NO_PRUNING)
+        dirs = pair.media_dirs(wants_draft=plan.wants_draft)
+        request = replace(request, media=await self._copy_files(media, dirs))
+        if any(item.kind is MediaKind.VIDEO for item in media):
+            request = await asyncio.to_thread(
+                media_fields.with_visual_limit,
+                request,
+                pair.target.tokenizer,
+                info,
+                ceiling=settings.max_visual_tokens,
+            )
         counted = state.metrics.model(info.name)
         news = asyncio.Event()
         choices = Choices(
@@ -210,6 +226,7 @@ class ChatResponse(Response):
                 timeline=Timeline() if body.return_timeline else None,
             ),
             news=news,
+            copy_files=self._state.media.copy_files,
         )
 
     async def _collect(self, choices: Choices) -> dict[str, Any]:
@@ -236,14 +253,23 @@ class ChatResponse(Response):
             **choices.completions[0].reports,
         }
 
-    async def _read_media(self) -> tuple[Media, ...]:
+    async def _read_media(self, info: ModelInfo) -> tuple[Media, ...]:
         owner = None if self._allowance is None else self._allowance.name
-        return await self._state.media.read_media(translate.media_sources(self._body), owner=owner)
+        sources = media_fields.media_sources(self._body, info, owner)
+        return await self._state.media.read_media(sources, owner=owner)
+
+    async def _copy_files(
+        self, media: Sequence[Media], open_dirs: Sequence[Sequence[str]]
+    ) -> tuple[Media, ...]:
+        try:
+            return await self._state.media.copy_files(media, open_dirs)
+        except MediaError as error:
+            raise self._for_client(error) from None
 
     async def _affinity_key(self, media: Sequence[Media]) -> bytes:
         if not self._state.backends.has_choice:
             return b""
-        return await asyncio.to_thread(translate.affinity_key, self._body, media)
+        return await asyncio.to_thread(media_fields.affinity_key, self._body, media)
 
     async def _send_stream(self, choices: Choices, send: Send) -> None:
         """Starts the stream when the prompt was read, so that a bad prompt gets an error status,

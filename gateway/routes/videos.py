@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, UploadFile
+from typing import Any
 
+from fastapi import APIRouter, Request
+
+from gateway.form import FIELD, FormFile
 from gateway.openapi import answers
 from gateway.responses import VideoCard, VideoDeleted
 from gateway.state import State
@@ -11,12 +14,28 @@ from gateway.uploads import Upload
 
 router = APIRouter(prefix="/v1/videos", tags=["videos"])
 
+_FORM: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "properties": {FIELD: {"type": "string", "format": "binary"}},
+                    "required": [FIELD],
+                }
+            }
+        },
+    }
+}
 
-@router.post("", responses=answers(400, 413, 507))
-async def upload_video(file: UploadFile, request: Request, state: State) -> VideoCard:
+
+@router.post("", responses=answers(400, 413, 507), openapi_extra=_FORM)
+async def upload_video(request: Request, state: State) -> VideoCard:
     """Stores a video until it expires; requests can name its id as the url of a video_url."""
+    form = FormFile(request.headers.get("content-type", ""), request.stream())
     upload = await state.uploads.add_upload(
-        file.read, filename=file.filename or "", owner=_owner(request)
+        form.read_piece, filename=await form.read_head(), owner=_owner(request)
     )
     return _card(upload)
 

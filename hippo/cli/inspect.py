@@ -14,6 +14,7 @@ from hippo.types import FramePlan, Pruning, PruningStrategy
 
 _STRATEGIES = ("holistic", "attention", "specvlm", "uniform")
 _CHOICES = tuple(strategy.value for strategy in PruningStrategy)
+_TEMPLATE_TOKENS = 256  # more than the chat templates of the families have
 HELP = "draw which visual tokens the draft would see"
 DESCRIPTION = (
     "Draws the frames of a video with the visual tokens marked that the draft "
@@ -91,7 +92,12 @@ def run(arguments: argparse.Namespace) -> int:
         )
         layers = score_layers(arguments.score_layers, model.num_layers)
     with console.status("scoring the visual tokens ..."):
-        clip = decode(data, FramePlan(fps=arguments.fps))
+        # A token of the question has a byte or more.
+        num_others = _TEMPLATE_TOKENS + len(arguments.question.encode())
+        plan = FramePlan(
+            fps=arguments.fps, max_visual_tokens=max(arguments.max_context_length - num_others, 1)
+        )
+        clip = decode(data, plan, model.frame_limits)
         scored = score(
             model,
             clip,

@@ -23,6 +23,7 @@ from hippo.types import (
     TextPart,
 )
 from hippo.video.decoder import MediaDecoder
+from hippo.video.resizing import FrameLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +69,13 @@ class Scored:
         return PictureRow(pruning.strategy.value, tuple(notes), mask)
 
 
-def decode(data: bytes, plan: FramePlan) -> DecodedMedia:
-    """Returns the frames of a video file. Raises HippoError if ``data`` is not a video."""
+def decode(data: bytes, plan: FramePlan, frame_limits: FrameLimits | None = None) -> DecodedMedia:
+    """Returns the frames of a video file, resized for a model of these limits. Raises HippoError if
+    ``data`` is not a video."""
 
     async def decoded() -> DecodedMedia:
         async with MediaDecoder() as decoder:
+            decoder.frame_limits = frame_limits or decoder.frame_limits
             return await decoder.decode(Media(MediaKind.VIDEO, data), plan)
 
     return asyncio.run(decoded())

@@ -41,6 +41,7 @@ class StackOptions:
     port: int = 8000
     target_port: int = 0
     draft_port: int = 0
+    allowed_local_media_path: str = ""  # directories, separated by commas, for all three
     target_args: Sequence[str] = ()
     draft_args: Sequence[str] = ()
     gateway_args: Sequence[str] = ()
@@ -79,6 +80,8 @@ class Stack:
             "gateway": "gateway",
         }
         self._children = {name: Child(name, on_line) for name in self._modules}
+        self._uploads = Path(self._folder.name) / "uploads"
+        self._uploads.mkdir()
         self._ports = {
             "draft": options.draft_port,
             "target": options.target_port,
@@ -175,13 +178,16 @@ class Stack:
         core = options.target_core if name == "target" else options.draft_core
         if core is not None:
             arguments += ["--cpu-core", str(core)]
+        paths = options.allowed_local_media_path
         if name == "gateway":
             for other in ("draft", "target"):
                 arguments += [f"--{other}", f"{options.host}:{self._ports[other]}"]
+            arguments += ["--upload-dir", str(self._uploads), "--allowed-local-media-path", paths]
             return [*arguments, *options.gateway_args]
         is_target = name == "target"
         arguments += ["--model", options.target_model if is_target else options.draft_model]
         arguments += ["--device", options.target_device if is_target else options.draft_device]
+        arguments += ["--allowed-local-media-path", f"{self._uploads},{paths}"]
         suffix = "" if is_target else "-draft"
         dtype = options.dtype if is_target else options.dtype_of_draft
         arguments += ["--dtype", dtype, "--served-name", options.served_name + suffix]

@@ -24,7 +24,7 @@ examples:
   hippo up --port 0                         any free port
   hippo up --target-model Qwen/Qwen2.5-VL-7B-Instruct --draft-model Qwen/Qwen2.5-VL-3B-Instruct \\
            --target-device cuda:0 --draft-device cuda:1 --dtype bfloat16
-  hippo up --gateway-arg=--allowed-media-dirs=/data/clips
+  hippo up --allowed-local-media-path /data/clips      requests may name /data/clips/FILE
 
 On a CPU with two cores or more, the target gets one core, draft and gateway share another.
 """
@@ -73,6 +73,12 @@ def add_stack_arguments(parser: argparse.ArgumentParser, *, port: int) -> None:
         "--draft-dtype",
         choices=("auto", "float32", "bfloat16", "float16"),
         help="the draft's dtype, which affects only the speed (default: --dtype; on a CPU auto)",
+    )
+    group.add_argument(
+        "--allowed-local-media-path",
+        default="",
+        metavar="DIR",
+        help="directories, separated by commas, whose files requests may name by path",
     )
     group.add_argument("--no-pin", action="store_true", help="pin nothing to cores by default")
     group.add_argument("--served-name", default="hippo", metavar="NAME", help="model name in REST")

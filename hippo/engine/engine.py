@@ -200,7 +200,7 @@ class Engine:
         """Removes the sequence; the event loop then frees its slot."""
         if sequence.is_closed:
             return
-        sequence.is_closed = True
+        sequence.close()
         self._sequences.pop(sequence, None)
         self.counters.num_sequences = len(self._sequences)
         self.jobs.drop_jobs(sequence)

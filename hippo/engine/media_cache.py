@@ -1,6 +1,8 @@
 """Caches decoded media by content: a second question about a clip does not decode its file again.
 
-    SHA-256 of the file, its kind, the frame plan, the salt  ──►  frames, in the host's memory
+    the content's name, its kind, the frame plan, the salt  ──►  frames, in the host's memory
+
+The name is the client's uuid, else the file's path, size and time of change, else a SHA-256.
 
 Concurrent requests with the same key share one decoding.
 """
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from hippo.engine.bounded import BoundedCache
@@ -50,8 +52,7 @@ class MediaCache(BoundedCache[_Key, DecodedMedia]):
         Frames decoded for another ``salt`` are not used. A decoding is cancelled when no request
         waits for it any more.
         """
-        seen = replace(plan, max_pixels=0)  # a limit for the model's resizing, not for decoding
-        key = await _digest(media.data), media.kind, seen, salt
+        key = await _content_key(media), media.kind, plan, salt
         if (decoded := self.get(key)) is not None:
             return decoded
         running = self._running.get(key)
@@ -74,7 +75,13 @@ class MediaCache(BoundedCache[_Key, DecodedMedia]):
         return decoded
 
 
-async def _digest(data: bytes) -> bytes:
+async def _content_key(media: Media) -> bytes:
+    """Returns the client's name of the content, or the file's identity, or the content's hash."""
+    if media.uuid:
+        return f"uuid {media.uuid}".encode()
+    if media.path:
+        return f"file {media.num_bytes} {media.modified_ns} {media.path}".encode()
+    data = media.data
     if len(data) < _LARGE_BYTES:
         return hashlib.sha256(data).digest()
     return await asyncio.to_thread(lambda: hashlib.sha256(data).digest())

@@ -96,7 +96,7 @@ async def serve(
         if settings.port_file:
             _write_port(Path(settings.port_file), bound)
         _log.info("listening on %s:%d", settings.host, bound)
-        serving = asyncio.create_task(_load_and_serve(service, source, decoder))
+        serving = asyncio.create_task(_load_and_serve(service, settings, source, decoder))
         waiting = asyncio.create_task(stopping.wait())
         losing = asyncio.create_task(_wait_lost(service, source))
         await asyncio.wait((serving, waiting, losing), return_when=asyncio.FIRST_COMPLETED)
@@ -141,10 +141,11 @@ async def _stop(service: EngineService, source: ModelSource) -> None:
 
 
 async def _load_and_serve(
-    service: EngineService, source: ModelSource, decoder: MediaDecoder
+    service: EngineService, settings: EngineSettings, source: ModelSource, decoder: MediaDecoder
 ) -> VideoLanguageModel:
     await decoder.start()
     model = await _in_daemon_thread(lambda: _load(source))
+    decoder.frame_limits = settings.frame_limits(model.frame_limits)
     _log.info("warming up")
     await service.serve_model(model, decoder)
     # Without freezing, a full garbage collection scans the loaded objects: 0.2 s in a step.

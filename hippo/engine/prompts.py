@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter_ns
 
 from hippo.engine.cpu import compute_alone, name_thread
@@ -13,10 +13,13 @@ from hippo.engine.media_cache import Decoder, MediaCache
 from hippo.errors import ContextLengthError, InvalidRequestError
 from hippo.models.base import DecodedMedia, Prompt, VideoLanguageModel
 from hippo.models.content import CachedRows, cached_rows, salted
+from hippo.models.messages import REMEDY
 from hippo.tasks import gather_or_cancel
-from hippo.types import OpenRequest
+from hippo.types import FramePlan, MediaKind, OpenRequest
 
-_NUM_THREADS = 2
+NUM_READER_THREADS = 2
+"""Threads that pre-process media, and hence the number of sequences in the queue that read their
+prompts: these threads can prepare no more at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class PromptReader:
         self._model = model
         self.media_cache = MediaCache(decoder, media_cache_bytes)
         self._threads = ThreadPoolExecutor(
-            _NUM_THREADS, thread_name_prefix="prepare", initializer=self._begin_thread
+            NUM_READER_THREADS, thread_name_prefix="prepare", initializer=self._begin_thread
         )
 
     def _begin_thread(self) -> None:
@@ -53,8 +56,9 @@ class PromptReader:
         prompt and completion exceed the context.
         """
         began_ns = perf_counter_ns()
+        plan = _plan_of_each(request)
         media = await gather_or_cancel(
-            self._decode(request, index) for index in range(len(request.media))
+            self._decode(request, index, plan) for index in range(len(request.media))
         )
         prompt, rows = await asyncio.get_running_loop().run_in_executor(
             self._threads, self._prepare, request, media
@@ -64,10 +68,10 @@ class PromptReader:
         )
         return ReadPrompt(prompt, rows, max_tokens, perf_counter_ns() - began_ns)
 
-    async def _decode(self, request: OpenRequest, index: int) -> DecodedMedia:
+    async def _decode(self, request: OpenRequest, index: int, plan: FramePlan) -> DecodedMedia:
         try:
             return await self.media_cache.decode(
-                request.media[index], request.frame_plan, salt=request.cache_salt
+                request.media[index], plan, salt=request.cache_salt
             )
         except InvalidRequestError as error:
             if error.param is not None:
@@ -87,6 +91,15 @@ class PromptReader:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
 
+def _plan_of_each(request: OpenRequest) -> FramePlan:
+    """Returns the plan of each item: the videos share ``max_visual_tokens`` equally."""
+    plan = request.frame_plan
+    num_videos = sum(item.kind is MediaKind.VIDEO for item in request.media)
+    if not plan.max_visual_tokens or not num_videos:
+        return plan
+    return replace(plan, max_visual_tokens=max(plan.max_visual_tokens // num_videos, 1))
+
+
 def fitting_max_tokens(
     request: OpenRequest, num_prompt_tokens: int, *, max_context_length: int
 ) -> int:
@@ -104,8 +117,7 @@ def fitting_max_tokens(
         if num_left <= len(request.committed_ids):
             raise ContextLengthError(
                 f"the prompt has {num_prompt_tokens} tokens, which leaves no room for further ones "
-                f"of an answer in the context of {max_context_length}; ask for fewer frames or "
-                "smaller frames",
+                f"of an answer in the context of {max_context_length}; {REMEDY}",
                 param="messages",
             )
         param, wanted = "min_tokens", request.sampling.min_tokens
@@ -113,7 +125,7 @@ def fitting_max_tokens(
             return num_left
     raise ContextLengthError(
         f"the prompt has {num_prompt_tokens} tokens and {param} is {wanted}: together "
-        f"{num_prompt_tokens + wanted}, more than the context of {max_context_length}; ask for "
-        "fewer tokens, fewer frames or smaller frames",
+        f"{num_prompt_tokens + wanted}, more than the context of {max_context_length}; lower "
+        f"{param}, or {REMEDY}",
         param=param,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -88,6 +88,20 @@ class EngineSequence(ABC):
     @abstractmethod
     def begin_prefill(self, engine: Engine) -> None:
         """Starts the first job (device thread)."""
+
+    def run_tower(
+        self, engine: Engine, *, is_needed: bool = True
+    ) -> Generator[None, None, torch.Tensor | None]:
+        """Runs the vision tower in pieces if ``is_needed``, and returns its output; frees the
+        pixels, which nothing needs any more (device thread)."""
+        prompt, self.prompt = self.prompt, self.prompt.without_pixels()
+        if not is_needed:
+            return None
+        return (yield from engine.model.embed_pieces(prompt, engine.vision_cache))
+
+    def close(self) -> None:
+        """Marks the sequence as ended (device thread); a subclass also frees what it holds."""
+        self.is_closed = True
 
     def receive_message(self, engine: Engine, message: Any) -> None:
         """Handles a message; raises HippoError for an invalid one (device thread)."""

@@ -7,16 +7,17 @@ import enum
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hippo.engine.device_thread import settle
 from hippo.engine.engine import Engine
 from hippo.engine.media_cache import Decoder
 from hippo.engine.metrics import MetricsServer, start_metrics
-from hippo.engine.prompts import PromptReader
+from hippo.engine.prompts import NUM_READER_THREADS, PromptReader
 from hippo.engine.settings import EngineSettings
 from hippo.engine.slots import SlotPool
 from hippo.errors import UnavailableError
+from hippo.local_files import LocalFiles
 from hippo.models.base import VideoLanguageModel
 from hippo.rpc.server import RpcServer
 from hippo.types import ModelInfo
@@ -41,6 +42,7 @@ class Backend:
     engine: Engine
     slots: SlotPool
     prompts: PromptReader
+    files: LocalFiles  # that requests may name by path
 
 
 class EngineService:
@@ -111,7 +113,9 @@ class EngineService:
 
     async def serve_model(self, model: VideoLanguageModel, decoder: Decoder) -> None:
         """Warms the model up and serves it; the caller closes ``decoder``."""
-        settings, info = self._settings, model.info
+        settings = self._settings
+        files = LocalFiles(settings.allowed_local_media_path)
+        info = replace(model.info, media_dirs=tuple(map(str, files.directories)))
         if self._check_model is not None:
             self._check_model(model)
         engine = Engine(
@@ -123,8 +127,11 @@ class EngineService:
         self.backend = Backend(
             info=info,
             engine=engine,
-            slots=SlotPool(info.num_slots, max_waiting=self._max_waiting),
+            slots=SlotPool(
+                info.num_slots, max_waiting=self._max_waiting, num_near=NUM_READER_THREADS
+            ),
             prompts=PromptReader(model, decoder, media_cache_bytes=settings.media_cache_bytes),
+            files=files,
         )
         engine.start()
         await engine.warm_up()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hippo.config import SettingsError, require_least, setting
-from hippo.models.plan import LoadPlan
+from hippo.local_files import check_directories
+from hippo.models.plan import QUANTIZATION_NAMES, LoadPlan
 from hippo.rpc.options import TlsFiles
 from hippo.sizes import GIB, MOST_AUTO_SLOTS, USED_SHARE
 from hippo.video.limits import DecodeLimits
+from hippo.video.resizing import FrameLimits
+from hippo.video.sampling import MAX_FPS
 
 _MIB = 1024 * 1024
 _MB = 1_000_000
@@ -26,6 +29,12 @@ class EngineSettings:
         help="auto: the checkpoint's dtype, but float16 for a draft on a CPU, because a draft's "
         "dtype affects only the speed",
         choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    quantization: str = setting(
+        "none",
+        help="quantise the layers of a plain checkpoint while it is loaded, to 8 bits (int8, by "
+        "torchao) or 4 bits (nf4, by bitsandbytes); none: as the checkpoint is",
+        choices=("none", *QUANTIZATION_NAMES),
     )
     cpu_core: int | None = setting(None, help="pin the process to this core, with one thread")
     num_threads: int | None = setting(None, help="CPU threads of one operation; default: torch's")
@@ -58,14 +67,30 @@ class EngineSettings:
     port_file: str | None = setting(None, help="file to write the bound port to")
     metrics_port: int | None = setting(None, help="port for Prometheus metrics, on --host")
     drain_seconds: float = setting(30.0, help="seconds for running sequences after SIGTERM")
-    max_message_mib: int = setting(256, help="largest gRPC message in MiB, media included")
+    max_message_mib: int = setting(
+        256, help="largest gRPC message in MiB, with the media that are not opened by path"
+    )
+    allowed_local_media_path: tuple[str, ...] = setting(
+        (),
+        help="directories, separated by commas, whose files the gateway may name by path instead "
+        "of sending their bytes; empty: none",
+    )
+    video_fps: float = setting(
+        0.0, help="frames sampled per second if a request does not say; 0: the model's default"
+    )
     max_frames: int = setting(768, help="most sampled frames of one video")
+    max_video_pixels: int = setting(
+        0, help="most pixels of a sampled frame after resizing; 0: the model's limit"
+    )
+    max_image_pixels: int = setting(
+        0, help="most pixels of an image after resizing; 0: the model's limit"
+    )
     max_frame_pixels: int = setting(7680 * 4320, help="most pixels of one frame as stored")
-    max_video_seconds: float = setting(3600.0, help="longest video, in seconds")
+    max_video_seconds: float = setting(4 * 3600.0, help="longest video, in seconds")
     max_video_streams: int = setting(32, help="most tracks of a video file, of any kind")
-    max_stored_frames: int = setting(500_000, help="most frames in a video file, sampled or not")
+    max_stored_frames: int = setting(1_000_000, help="most frames in a video file, sampled or not")
     max_stored_fps: float = setting(1000.0, help="highest frame rate of a video file")
-    decode_seconds: float = setting(30.0, help="most seconds of decoding one media item")
+    decode_seconds: float = setting(120.0, help="most seconds of decoding one media item")
     decode_mib: int = setting(2048, help="most memory for decoding one media item, in MiB")
     tls_cert: str = setting("", help="PEM file of the certificate; with --tls-key: serve TLS")
     tls_key: str = setting("", help="PEM file of the private key")
@@ -85,8 +110,12 @@ class EngineSettings:
             raise SettingsError(f"--memory-gib is {self.memory_gib:g}; it must be above 0")
         require_least(self, 1, "max_context_length", "max_message_mib")
         require_least(self, 0, "vision_cache_mb", "media_cache_mb", "drain_seconds")
+        require_least(self, 0, "video_fps", "max_video_pixels", "max_image_pixels")
+        if self.video_fps > MAX_FPS:
+            raise SettingsError(f"--video-fps is {self.video_fps:g}; it must be 0 to {MAX_FPS:g}")
         if bool(self.tls_cert) != bool(self.tls_key) or (self.tls_ca and not self.tls_cert):
             raise SettingsError("TLS needs --tls-cert and --tls-key; --tls-ca is besides them")
+        check_directories(self.allowed_local_media_path, "--allowed-local-media-path")
         try:
             self.decode_limits()
         except ValueError as error:
@@ -118,6 +147,7 @@ class EngineSettings:
             num_threads=self.num_threads,
             dtype=self.dtype,
             auto_is_half=auto_is_half,
+            quantization=None if self.quantization == "none" else self.quantization,
             num_slots=self.num_slots,
             max_context_length=self.max_context_length,
             served_name=self.served_name,
@@ -170,6 +200,24 @@ class EngineSettings:
     def first_device(self) -> str:
         """The device of the vision tower."""
         return self.device
+
+    def frame_limits(self, model: FrameLimits) -> FrameLimits:
+        """Returns the model's limits with the operator's in their place; raises SettingsError for
+        limits of pixels if the model takes frames of one size only."""
+        if model.fixed_size is not None and (self.max_video_pixels or self.max_image_pixels):
+            raise SettingsError(
+                f"{self.model} takes frames of {model.fixed_size[1]} x {model.fixed_size[0]} "
+                "pixels only: leave out --max-video-pixels and --max-image-pixels"
+            )
+        if self.video_fps:
+            model = replace(model, fps=self.video_fps, num_frames=0)
+        if self.max_video_pixels:
+            least = min(model.video_pixels[0], self.max_video_pixels)
+            model = replace(model, video_pixels=(least, self.max_video_pixels))
+        if self.max_image_pixels:
+            least = min(model.image_pixels[0], self.max_image_pixels)
+            model = replace(model, image_pixels=(least, self.max_image_pixels))
+        return model
 
     def decode_limits(self) -> DecodeLimits:
         """Returns the limits of decoding; raises ValueError for invalid ones."""

@@ -3,13 +3,17 @@
 A free slot still holds the rows of its last sequence, and a sequence with the same first rows can
 reuse them. Therefore a sequence chooses its slot only when its prompt is read:
 
-    reserve_slot() ── wait_granted() ── (prompt read) ── take_slot(rows) ── ... ── release(rows)
-    a claim           in the queue                       the best free slot        its new rows
+    reserve_slot() ── wait_near() ── (prompt read) ── wait_granted() ── take_slot(rows) ── ...
+    a claim           in the queue                    next in line      the best free slot
+
+Of the sequences in the queue only the first few read their prompts; the others hold no decoded
+media.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 
 from hippo.errors import OverloadedError
@@ -20,11 +24,13 @@ _LEAST_SHARE = 0.25
 
 
 class SlotPool:
-    """``num_slots`` slots, and a queue of at most ``max_waiting`` reservations."""
+    """``num_slots`` slots, and a queue of at most ``max_waiting`` reservations, of which the first
+    ``num_near`` are near."""
 
-    def __init__(self, num_slots: int, *, max_waiting: int) -> None:
+    def __init__(self, num_slots: int, *, max_waiting: int, num_near: int = 1) -> None:
         self.num_slots = num_slots
         self.max_waiting = max_waiting
+        self._num_near = num_near
         # The rows that each free slot holds, least recently used slot first.
         self._free = {index: no_rows() for index in range(num_slots)}
         self._num_granted = 0  # granted reservations that have not taken their slot yet
@@ -45,6 +51,7 @@ class SlotPool:
             self._grant(reservation)
         elif len(self._waiting) < self.max_waiting:
             self._waiting.append(reservation)
+            self._tell_near()
         else:
             queue = f" and all {self.max_waiting} places in the queue" if self.max_waiting else ""
             raise OverloadedError(f"all {self.num_slots} slots{queue} are taken; try again later")
@@ -73,10 +80,15 @@ class SlotPool:
             self._waiting.remove(reservation)
         if self._waiting and self._num_granted < len(self._free):
             self._grant(self._waiting.popleft())
+        self._tell_near()
 
     def _grant(self, reservation: Reservation) -> None:
         self._num_granted += 1
         reservation.grant()
+
+    def _tell_near(self) -> None:
+        for reservation in itertools.islice(self._waiting, self._num_near):
+            reservation.is_near.set()
 
 
 class Reservation:
@@ -84,6 +96,7 @@ class Reservation:
 
     def __init__(self, pool: SlotPool) -> None:
         self._pool = pool
+        self.is_near = asyncio.Event()  # among the first in the queue, granted or released
         self._is_ready = asyncio.Event()  # granted or released
         self.is_granted = False
         self.is_released = False
@@ -91,7 +104,14 @@ class Reservation:
 
     def grant(self) -> None:
         self.is_granted = True
+        self.is_near.set()
         self._is_ready.set()
+
+    async def wait_near(self) -> bool:
+        """Waits until the prompt should be read, because a slot is granted or soon will be; returns
+        False if the reservation was released instead."""
+        await self.is_near.wait()
+        return not self.is_released
 
     async def wait_granted(self) -> bool:
         """Waits for the grant; returns False if the reservation was released instead."""
@@ -109,4 +129,5 @@ class Reservation:
         if not self.is_released:
             self.is_released = True
             self._pool.end_reservation(self, no_rows() if held is None else held)
+            self.is_near.set()
             self._is_ready.set()

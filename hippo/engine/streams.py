@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from time import perf_counter_ns
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from hippo.engine.media_paths import checked_paths
 from hippo.engine.sequence import EngineSequence
 from hippo.engine.service import Backend, EngineService
 from hippo.engine.slots import SlotPool
@@ -59,6 +62,7 @@ class SequenceStreams:
             request_id_var.set(request.request_id)
             with _logging_the_end():
                 sequence = self._new_sequence(request, backend.slots)
+                del request  # it holds the media's files, until the prompt is read
                 try:
                     await self._run(context, backend, sequence)
                 finally:
@@ -73,7 +77,11 @@ class SequenceStreams:
             raise InvalidRequestError(
                 f"a stream begins with open, not with {kind or 'an empty message'}", param="open"
             )
-        return convert.open_from_proto(first.open, num_token_ids=backend.info.num_token_ids)
+        request = convert.open_from_proto(first.open, num_token_ids=backend.info.num_token_ids)
+        if any(item.path for item in request.media):
+            media = await asyncio.to_thread(checked_paths, request.media, backend.files)
+            request = dataclasses.replace(request, media=media)
+        return request
 
     async def _run(self, context: Context, backend: Backend, sequence: EngineSequence) -> None:
         reader = self._start_reader(context, backend, sequence)
@@ -107,19 +115,24 @@ class SequenceStreams:
         return reader
 
     async def _hand_over(self, backend: Backend, sequence: EngineSequence) -> None:
-        """Reads the prompt, waits for the slot, and gives the sequence to the engine."""
-        read = await backend.prompts.read_prompt(sequence.request)
-        prompt = read.prompt
+        """Reads the prompt when a slot is near, waits for the slot, and gives the sequence to the
+        engine."""
         queued_ns = perf_counter_ns()
-        if not await sequence.reservation.wait_granted():
+        if not await sequence.reservation.wait_near():
             return  # the sequence has ended
+        read = await backend.prompts.read_prompt(sequence.request)
+        sequence.request = replace(sequence.request, media=())
+        prompt = read.prompt
+        if not await sequence.reservation.wait_granted():
+            return
         slot, held = sequence.reservation.take_slot(read.rows)
         info = PromptInfo(
             prompt_hash=prompt.prompt_hash,
             num_prompt_tokens=prompt.length,
             num_visual_tokens=int(prompt.visual_indices.shape[0]),
-            queue_ns=perf_counter_ns() - queued_ns,
+            queue_ns=perf_counter_ns() - queued_ns - read.preprocess_ns,
             preprocess_ns=read.preprocess_ns,
+            media=prompt.media,
         )
         sequence.announce_prompt(info, prompt)
         sequence.is_submitted = True

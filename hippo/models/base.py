@@ -12,28 +12,31 @@ A rollback is therefore only a smaller start index of the next step; nothing is 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import torch
 
-from hippo.types import ChatMessage, FramePlan, MediaKind, ModelInfo
+from hippo.types import ChatMessage, FramePlan, MediaKind, MediaUse, ModelInfo
+from hippo.video.resizing import FrameLimits
 
 Scope = Literal["visual", "all"]
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedMedia:
-    """The frames of one media item after sampling and before the model's own resizing.
+    """The sampled frames of one media item.
 
     ``frames`` is uint8 ``[num_frames, height, width, 3]`` (RGB); an image has one frame.
     ``frame_seconds`` are the frames' presentation times; ``sampled_fps`` is their mean rate.
+    ``is_resized`` says that the frames have the size that the model takes.
     """
 
     kind: MediaKind
     frames: torch.Tensor
     frame_seconds: tuple[float, ...]
     sampled_fps: float
+    is_resized: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,8 +56,9 @@ class Prompt:
 
     ``visual_indices`` and ``question_indices`` index ``input_ids``: the prunable (video) tokens and
     the text that asks about the videos (hippo.models.question; empty without prunable tokens).
-    ``extras`` holds the family's own tensors (pixels, grids). ``items`` lists the videos and then
-    the images, each in the order of the prompt; every prunable token belongs to one item.
+    ``extras`` holds the family's own tensors: pixels (uint8 or floating-point), and int64 ones such
+    as grids. ``items`` lists the videos and then the images, each in the order of the prompt; every
+    prunable token belongs to one item.
     """
 
     input_ids: torch.Tensor  # int64 [length]
@@ -66,11 +70,17 @@ class Prompt:
     prompt_hash: bytes  # SHA-256 of input_ids as little-endian uint32
     extras: dict[str, torch.Tensor] = field(default_factory=dict)
     items: tuple[VisualItem, ...] = ()
+    media: tuple[MediaUse, ...] = ()  # in the order of the request's media
 
     @property
     def length(self) -> int:
         """Number of prompt tokens, including visual tokens."""
         return int(self.input_ids.shape[0])
+
+    def without_pixels(self) -> Prompt:
+        """Returns the prompt without its pixels, which only the vision tower reads."""
+        extras = {name: each for name, each in self.extras.items() if each.dtype == torch.int64}
+        return replace(self, extras=extras)
 
 
 @dataclass(slots=True)
@@ -139,6 +149,10 @@ class VideoLanguageModel(Protocol):
     def num_layers(self) -> int:
         """Number of decoder layers."""
 
+    @property
+    def frame_limits(self) -> FrameLimits:
+        """What the model takes of videos and images, and samples by default."""
+
     def prepare_prompt(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Prompt:
@@ -153,8 +167,17 @@ class VideoLanguageModel(Protocol):
     ) -> torch.Tensor | None:
         """Runs the vision tower (device thread): ``[num_visual_rows, hidden]``, None without media.
 
-        Items found in ``cache`` are not computed again; the others are added to it. The result is
-        bit-identical with and without a cache.
+        Items found in ``cache`` are not computed again; the others are added to it. The result,
+        which must not be changed, is bit-identical with and without a cache.
+        """
+
+    def embed_pieces(
+        self, prompt: Prompt, cache: FeatureCache | None = None
+    ) -> Generator[None, None, torch.Tensor | None]:
+        """Does the same in pieces (device thread): yields after each, and returns the features.
+
+        A piece is an image or a part of a video; the caller may step other sequences between two
+        pieces.
         """
 
     def prefill(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,8 @@ class Checkpoint:
     name: str
     folder: Path
     config: dict[str, Any]
-    num_parameters: int  # number of stored weights; tied weights count once
+    num_floats: int  # stored numbers in float32, bfloat16 or float16; tied weights count once
+    num_packed_bytes: int  # of all other stored tensors, which only quantised checkpoints have
 
     @property
     def model_type(self) -> str:
@@ -56,7 +58,7 @@ def find_checkpoint(name_or_path: str, *, progress: Progress) -> Checkpoint:
     else:
         folder, name = _download(name_or_path, progress), name_or_path
     config = _read_json(folder / "config.json")
-    return Checkpoint(name, folder, config, _count_parameters(folder))
+    return Checkpoint(name, folder, config, *_count_stored(folder))
 
 
 def _depth(name: str) -> int:
@@ -150,29 +152,44 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _count_parameters(folder: Path) -> int:
-    """Counts the parameters in the weight files' headers; raises ModelLoadError."""
+def _count_stored(folder: Path) -> tuple[int, int]:
+    """Returns Checkpoint.num_floats and num_packed_bytes by the weight files' headers.
+
+    Raises ModelLoadError.
+    """
     index = folder / "model.safetensors.index.json"
     if index.exists():
         files = sorted(set(_read_json(index).get("weight_map", {}).values()))
     else:
         files = ["model.safetensors"]
-    num_parameters = 0
+    num_floats = num_packed_bytes = 0
     for name in files:
         path = folder / name
         if not path.exists():
             raise ModelLoadError(
                 f"{folder} lacks the weight file {name}; weights must be in safetensors form"
             )
-        num_parameters += _parameters_in(path)
-    return num_parameters
+        for dtype, count in _tensors_in(path):
+            if dtype in ("F32", "BF16", "F16"):
+                num_floats += count
+            else:
+                num_packed_bytes += count * _item_bits(dtype) // 8
+    return num_floats, num_packed_bytes
 
 
-def _parameters_in(path: Path) -> int:
+def _tensors_in(path: Path) -> list[tuple[str, int]]:
+    """Returns dtype (by its name in safetensors) and number of items of each tensor in a file."""
     try:
         with safe_open(path, framework="numpy") as file:
-            return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())
+            slices = [file.get_slice(name) for name in file.keys()]
+            return [(each.get_dtype(), math.prod(each.get_shape())) for each in slices]
     except SafetensorError as error:
         raise ModelLoadError(
             f"{path} is damaged or cut short ({path.stat().st_size:,} bytes): fetch it again"
         ) from error
+
+
+def _item_bits(dtype: str) -> int:
+    """Returns the bits of an item from the dtype's name in safetensors, as F8_E4M3 or BOOL."""
+    digits = re.search(r"\d+", dtype)
+    return int(digits.group()) if digits else 8

@@ -2,7 +2,7 @@
 
 One product computes query, key and value, another computes gate and up, and the rotary embedding is
 a complex multiplication in place. Results equal those of transformers up to rounding. The weights
-come from the loaded modules.
+come from the loaded modules. Modules that a quantiser made are not fused: each is called as it is.
 
     rotate_half pairs dimension i with i + d/2. Here the rows of the query and key weights are
     reordered so that the two are adjacent, which does not change any query-key product:
@@ -12,13 +12,14 @@ come from the loaded modules.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import silu
 
 from hippo.models.attention import AttentionPlan, attend
-from hippo.models.linear import MakeLinear
+from hippo.models.linear import Linear, MakeLinear, is_plain
 
 if TYPE_CHECKING:
     from hippo.parallel.shards import Shards
@@ -45,14 +46,20 @@ class DecoderStack:
         self.groups: int = config.num_attention_heads // config.num_key_value_heads
         self.scaling: float = text_model.layers[0].self_attn.scaling
         self._rotary_module = text_model.rotary_emb
+        size = 1 if shards is None else shards.group.size
+        heads = config.num_attention_heads // size, config.num_key_value_heads // size
         make_output = make_linear if shards is None else shards.summed(make_linear)
         make_head = make_linear if shards is None else shards.gathered(make_linear)
         with torch.inference_mode():
             self._layers = [
-                _FusedLayer(layer, make_linear, make_output) for layer in text_model.layers
+                _FusedLayer(layer, heads, make_linear, make_output) for layer in text_model.layers
             ]
             self._norm = _RMSNorm(text_model.norm)
-            self._head = make_head(head.weight[:num_token_ids])
+            self._head: Linear
+            if is_plain(head):
+                self._head = make_head(head.weight[:num_token_ids])
+            else:
+                self._head = lambda hidden: head(hidden)[:, :num_token_ids]
 
     @property
     def num_layers(self) -> int:
@@ -104,11 +111,17 @@ class _RMSNorm:
 
 
 class _FusedLayer:
-    def __init__(self, layer: Any, make_linear: MakeLinear, make_output: MakeLinear) -> None:
+    def __init__(
+        self,
+        layer: Any,
+        heads: tuple[int, int],
+        make_linear: MakeLinear,
+        make_output: MakeLinear,
+    ) -> None:
+        """``heads`` are the numbers of query heads and of key-value heads in ``layer``."""
         attention, mlp = layer.self_attn, layer.mlp
         head_dim = attention.head_dim
-        self._num_heads = attention.q_proj.weight.shape[0] // head_dim
-        self._num_kv_heads = attention.k_proj.weight.shape[0] // head_dim
+        self._num_heads, self._num_kv_heads = heads
         groups = self._num_heads // self._num_kv_heads
         self._head_shape = (-1, self._num_heads + 2 * self._num_kv_heads, head_dim)
         self._pair_shape = (*self._head_shape[:2], head_dim // 2, 2)
@@ -118,16 +131,10 @@ class _FusedLayer:
         self._input_norm = _RMSNorm(layer.input_layernorm)
         self._post_norm = _RMSNorm(layer.post_attention_layernorm)
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        weights = [module.weight for module in projections]
-        biases = [module.bias for module in projections]
-        for rows in (weights, biases):
-            rows[:2] = [_adjacent_pairs(part, head_dim) for part in rows[:2]]
-        self._qkv = make_linear(torch.cat(weights), torch.cat(biases))
-        self._output = make_output(attention.o_proj.weight)
-        self._gate_up = make_linear(torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)))
-        self._down = make_output(mlp.down_proj.weight)
-        for module in (*projections, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj):
-            module.weight.data = module.weight.data.new_empty(0)
+        self._qkv = _make_qkv(projections, head_dim, make_linear)
+        self._output = _make_product((attention.o_proj,), make_output)
+        self._gate_up = _make_product((mlp.gate_proj, mlp.up_proj), make_linear)
+        self._down = _make_product((mlp.down_proj,), make_output)
 
     def __call__(
         self, hidden: torch.Tensor, rotary: torch.Tensor, step: AttentionPlan, index: int
@@ -147,6 +154,44 @@ class _FusedLayer:
         hidden = self._output(attended.to(hidden.dtype)).add_(hidden)
         gate, up = self._gate_up(self._post_norm(hidden)).chunk(2, -1)
         return self._down(silu(gate).mul_(up)).add_(hidden)
+
+
+def _make_product(modules: Sequence[Any], make_linear: MakeLinear) -> Linear:
+    """Makes one product of ``modules`` (without biases), whose results are joined. The weights of
+    plain modules are copied and emptied; quantised modules are called."""
+    if not all(map(is_plain, modules)):
+        if len(modules) == 1:
+            return modules[0]  # type: ignore[no-any-return]
+        return lambda x: torch.cat([module(x) for module in modules], -1)
+    weights = [module.weight for module in modules]
+    product = make_linear(torch.cat(weights) if len(weights) > 1 else weights[0])
+    _empty_weights(modules)
+    return product
+
+
+def _make_qkv(projections: Sequence[Any], head_dim: int, make_linear: MakeLinear) -> Linear:
+    """Makes the product that joins query, key and value, with rotary pairs adjacent; see
+    _make_product."""
+    if not all(map(is_plain, projections)):
+        query, key, value = projections
+
+        def multiply(x: torch.Tensor) -> torch.Tensor:
+            pairs = [_adjacent_pairs(part(x).T, head_dim).T for part in (query, key)]
+            return torch.cat([*pairs, value(x)], -1)
+
+        return multiply
+    weights = [module.weight for module in projections]
+    biases = [module.bias for module in projections]
+    for rows in (weights, biases):
+        rows[:2] = [_adjacent_pairs(part, head_dim) for part in rows[:2]]
+    product = make_linear(torch.cat(weights), torch.cat(biases))
+    _empty_weights(projections)
+    return product
+
+
+def _empty_weights(modules: Sequence[Any]) -> None:
+    for module in modules:
+        module.weight.data = module.weight.data.new_empty(0)
 
 
 def _adjacent_pairs(rows: torch.Tensor, head_dim: int) -> torch.Tensor:

@@ -25,13 +25,15 @@ from hippo.models.base import (
 from hippo.models.checkpoint import Checkpoint
 from hippo.models.content import cached_places
 from hippo.models.eager import EagerRunner
+from hippo.models.pixels import PixelScale
 from hippo.models.pretrained import Pretrained
 from hippo.models.prompts import PromptBuilder
 from hippo.models.rows import PlacedRows, layer_groups
-from hippo.models.tap import KeptQueries, fill_tap, tap_question
+from hippo.models.tap import KeptQueries, score_layers, scored_rows, tap_question
 from hippo.sizes import CHUNK_ROWS as _CHUNK_ROWS
 from hippo.transfer import to_device
-from hippo.types import ChatMessage, FramePlan
+from hippo.types import ChatMessage, FramePlan, MediaKind
+from hippo.video.resizing import FrameLimits
 
 _log = logging.getLogger(__name__)
 
@@ -44,18 +46,24 @@ class VisionTower(ABC):
     def __init__(self, pretrained: Pretrained) -> None:
         self.model: Any = pretrained.model.model
         self._embedding: torch.Tensor = pretrained.model.get_input_embeddings().weight
+        processor, device = pretrained.processor, self._embedding.device
+        self._scales = {
+            MediaKind.VIDEO: PixelScale(processor.video_processor, device),
+            MediaKind.IMAGE: PixelScale(processor.image_processor, device),
+        }
 
     @abstractmethod
-    def embed_item(self, prompt: Prompt, index: int) -> torch.Tensor:
-        """Computes the features of ``prompt.items[index]``: ``[num_tokens, hidden]``."""
+    def embed_item(self, prompt: Prompt, index: int) -> Iterator[torch.Tensor]:
+        """Computes the features of ``prompt.items[index]`` part by part: ``[tokens, hidden]``."""
 
     def embed_others(self, prompt: Prompt) -> Sequence[torch.Tensor]:
         """Returns the visual rows (``[rows, hidden]`` each) that belong to no item: separators."""
         return ()
 
-    def on_device(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Copies pixels to the model's device, in the model's dtype."""
-        return to_device(pixels, self._embedding.device).to(self._embedding.dtype)
+    def on_device(self, pixels: torch.Tensor, kind: MediaKind) -> torch.Tensor:
+        """Copies pixels to the model's device and normalises them there, in the model's dtype."""
+        there = to_device(pixels, self._embedding.device)
+        return self._scales[kind].normalise(there).to(self._embedding.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +116,11 @@ class CachedModel:
         """See VideoLanguageModel.prepare_prompt."""
         return self._prompts.build_prompt(messages, media, frame_plan)
 
+    @property
+    def frame_limits(self) -> FrameLimits:
+        """See VideoLanguageModel.frame_limits."""
+        return self._prompts.frame_limits
+
     def capture_steps(self) -> Iterator[int]:
         """Captures steps as CUDA graphs if the plan asks for them; called before any prefill.
         Yields the number of graphs after each capture."""
@@ -119,11 +132,23 @@ class CachedModel:
         if count:
             _log.info("captured %d shapes of steps as CUDA graphs", count)
 
-    @torch.inference_mode()
     def embed_visual(
         self, prompt: Prompt, cache: FeatureCache | None = None
     ) -> torch.Tensor | None:
-        """See VideoLanguageModel.embed_visual.
+        """See VideoLanguageModel.embed_visual."""
+        pieces = self.embed_pieces(prompt, cache)
+        while True:
+            try:
+                next(pieces)
+            except StopIteration as end:
+                features: torch.Tensor | None = end.value
+                return features
+
+    @torch.inference_mode()
+    def embed_pieces(
+        self, prompt: Prompt, cache: FeatureCache | None = None
+    ) -> Generator[None, None, torch.Tensor | None]:
+        """See VideoLanguageModel.embed_pieces.
 
         The rows of videos, which are prunable, come first, followed by those of images and of
         separators. The tower runs on one item at a time, so that the features of an item do not
@@ -135,11 +160,15 @@ class CachedModel:
         for index, item in enumerate(prompt.items):
             features = None if cache is None else cache.get(item.digest)
             if features is None:
-                features = self._tower.embed_item(prompt, index)
+                parts = []
+                for part in self._tower.embed_item(prompt, index):
+                    parts.append(part)
+                    yield
+                features = _joined(parts)
                 if cache is not None:
                     cache.put(item.digest, features)
             rows.append(features)
-        return torch.cat([*rows, *self._tower.embed_others(prompt)])
+        return _joined([*rows, *self._tower.embed_others(prompt)])
 
     @torch.inference_mode()
     def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
@@ -166,16 +195,20 @@ class CachedModel:
         assert tap is None or bool((prompt.question_indices >= num_reused).all())
         with torch.inference_mode():
             hidden, rotary = self._prompt_rows(prompt, visual, kept, num_reused)
+            del visual  # the caller may free it from here on
             self._begin_slot(slot, prompt, num_reused + hidden.shape[0])
             chunks = self._chunks(slot, num_reused, hidden.shape[0])
         num_tapped = 0 if tap is None else tap.num_layers
         assert tap is None or 0 < num_tapped <= self.num_layers, (num_tapped, self.num_layers)
         queries: KeptQueries = {}
+        scores: list[torch.Tensor] = []
         # Copied before any layer is queued: a later copy would wait for the queued layers.
         device = self.embedding.device
         taps = []
         if tap is not None:
-            question = prompt.question_indices - num_reused
+            question = scored_rows(prompt.question_indices) - num_reused
+            if not question.shape[0]:  # as there are no visual tokens
+                tap.layer_scores = torch.empty(num_tapped, 0, device=device)
             taps = [tap_question(question, rows, queries, device) for rows, _ in chunks]
         visual_places = to_device(prompt.visual_indices, device)
         bounds = layer_groups(self.num_layers, num_tapped, hidden.shape[0])
@@ -187,10 +220,11 @@ class CachedModel:
                     step = replace(step, wants_last_row=True)
                 with torch.inference_mode():
                     self._run_chunk(hidden[rows], rotary[rows], step, first, last)
-                    if tap is not None and last == num_tapped and index == len(chunks) - 1:
-                        fill_tap(
+                    if tap is not None and queries and index == len(chunks) - 1:
+                        score_layers(
                             tap,
                             queries,
+                            scores,
                             self._cache,
                             slot,
                             prompt_length=prompt.length,
@@ -268,7 +302,7 @@ class CachedModel:
         elif num_reused:
             hidden, positions = hidden[num_reused:].clone(), positions[:, num_reused:]
         assert hidden.shape[0] > 0, "the last row is never reused: its logits are needed"
-        return hidden, self._stack.rotary(positions)
+        return hidden, self._rotary(positions)
 
     def _chunks(
         self, slot: int, num_reused: int, num_rows: int
@@ -300,4 +334,15 @@ class CachedModel:
     def _text_rotary(self, length: int) -> torch.Tensor:
         """Returns rotary factors of text positions ``0:length``, which are equal on all axes."""
         positions = torch.arange(length, device=self.embedding.device)
-        return self._stack.rotary(positions.expand(self._num_axes, length))
+        return self._rotary(positions.expand(self._num_axes, length))
+
+    def _rotary(self, positions: torch.Tensor) -> torch.Tensor:
+        """Returns DecoderStack.rotary of ``positions``, chunk by chunk: its intermediate results
+        take several times as much memory."""
+        parts = [self._stack.rotary(part) for part in positions.split(_CHUNK_ROWS, 1)]
+        return _joined(parts)
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Returns the rows of all parts; the rows of a single part are not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -48,6 +48,22 @@ class MakeLinear(Protocol):
         """Returns the product; the caller may empty the module's parameter afterwards."""
 
 
+def is_plain(module: torch.nn.Module) -> bool:
+    """Whether a module is torch's linear layer with a plain weight, which other products can
+    replace; a quantiser's module is called as it is."""
+    is_linear = isinstance(module, torch.nn.Linear)
+    return (
+        is_linear
+        and type(module).__module__.startswith("torch.")
+        and not is_quantized(module.weight)
+    )
+
+
+def is_quantized(weight: torch.Tensor) -> bool:
+    """Whether a weight of one of torch's modules is quantised, by torchao."""
+    return type(weight).__module__.startswith("torchao")
+
+
 def packs_weights(device: torch.device) -> bool:
     """Whether make_linear packs weights on the device, so that padded_rows saves time."""
     return device.type == "cpu" and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -14,6 +14,7 @@ from hippo.models.llava_prompt import LlavaPromptBuilder, split_frames
 from hippo.models.pretrained import Pretrained
 from hippo.models.vision import replace_products
 from hippo.sizes import VISION_FRAMES
+from hippo.types import MediaKind
 
 
 class LlavaTower(VisionTower):
@@ -25,28 +26,28 @@ class LlavaTower(VisionTower):
         replace_products(self.model.vision_tower, pretrained.make_linear)
         replace_products(self.model.multi_modal_projector, pretrained.make_linear)
 
-    def embed_item(self, prompt: Prompt, index: int) -> torch.Tensor:
+    def embed_item(self, prompt: Prompt, index: int) -> Iterator[torch.Tensor]:
         """See VisionTower.embed_item."""
         num_videos = len(prompt.visual_grids)
         if index < num_videos:
-            return self._embed_frames(split_frames(prompt.extras, prompt.visual_grids)[index])
+            frames = split_frames(prompt.extras, prompt.visual_grids)[index]
+            for part in torch.split(frames, VISION_FRAMES):
+                yield self._embed_frames(self.on_device(part, MediaKind.VIDEO))
+            return
         image = slice(index - num_videos, index - num_videos + 1)
         (features,) = self.model.get_image_features(
-            self.on_device(prompt.extras["pixel_values"][image]),
+            self.on_device(prompt.extras["pixel_values"][image], MediaKind.IMAGE),
             prompt.extras["image_sizes"][image],
             # The number in the whole prompt: several images are not cut into tiles.
             batch_num_images=prompt.extras["batch_num_images"],
             return_dict=True,
         ).pooler_output
-        assert isinstance(features, torch.Tensor)
-        return features
+        yield features
 
     def _embed_frames(self, frames: torch.Tensor) -> torch.Tensor:
-        features = []
-        for part in torch.split(frames, VISION_FRAMES):
-            embedded = self.model.get_video_features(self.on_device(part)[None], return_dict=True)
-            features.append(embedded.pooler_output[0, :-1])  # without the newline at the end
-        return torch.cat(features)
+        embedded = self.model.get_video_features(frames[None], return_dict=True)
+        features: torch.Tensor = embedded.pooler_output[0, :-1]  # without the newline at the end
+        return features
 
     def embed_others(self, prompt: Prompt) -> Sequence[torch.Tensor]:
         """See VisionTower.embed_others: one newline for each video."""

@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 
-from hippo.errors import InvalidRequestError
 from hippo.models.base import DecodedMedia, Prompt, VisualItem
 from hippo.models.content import visual_digest
 from hippo.models.messages import prompt_hash
+from hippo.models.pixels import byte_options
 from hippo.models.prompts import PromptBuilder
 from hippo.models.question import NO_QUESTION
-from hippo.types import FramePlan, MediaKind
+from hippo.types import MediaKind
+from hippo.video.resizing import FrameLimits
+
+_NUM_FRAMES = 32  # of the family's training and evaluation
 
 
 class LlavaPromptBuilder(PromptBuilder):
@@ -33,23 +36,33 @@ class LlavaPromptBuilder(PromptBuilder):
     """
 
     def __init__(self, processor: Any, *, max_context_length: int) -> None:
-        super().__init__(processor, max_context_length=max_context_length)
         # Pooling halves the sides of the tower's square grid, rounding up.
         self._side = math.ceil(math.isqrt(processor.num_image_tokens) / 2)
+        video = processor.video_processor
+        size = dict(video.size)  # LlavaTower refuses another one than the tower's
+        limits = FrameLimits(
+            num_frames=_NUM_FRAMES,
+            frame_multiple=1,
+            fixed_size=(size.get("height", 0), size.get("width", 0)),
+            fixed_tokens=self._side**2,
+            resample=int(video.resample),
+        )
+        super().__init__(processor, limits, max_context_length=max_context_length)
 
-    def process_inputs(
-        self, text: str, media: Sequence[DecodedMedia], frame_plan: FramePlan
-    ) -> Prompt:
-        """See PromptBuilder.process_inputs; InvalidRequestError for too low a ``max_pixels``."""
-        self._refuse_pixel_cap(frame_plan)
+    def process_inputs(self, text: str, media: Sequence[DecodedMedia]) -> Prompt:
+        """See PromptBuilder.process_inputs."""
         videos = [item for item in media if item.kind is MediaKind.VIDEO]
         images = [item for item in media if item.kind is MediaKind.IMAGE]
         arguments: dict[str, Any] = {}
         if videos:
             arguments["videos"] = [item.frames.permute(0, 3, 1, 2) for item in videos]
-            arguments["videos_kwargs"] = {"do_sample_frames": False}
+            arguments["videos_kwargs"] = {
+                "do_sample_frames": False,
+                **byte_options(self._processor.video_processor),
+            }
         if images:  # nested: one list of images for each prompt
             arguments["images"] = [[item.frames[0].permute(2, 0, 1) for item in images]]
+            arguments["images_kwargs"] = byte_options(self._processor.image_processor)
         inputs = self._processor(text=[text], **arguments)
         input_ids = torch.tensor(inputs["input_ids"][0])
         frames = inputs.get("pixel_values_videos", [])  # [frames, 3, height, width] each
@@ -85,16 +98,6 @@ class LlavaPromptBuilder(PromptBuilder):
         is_newline = torch.zeros(places.shape[0], dtype=torch.bool)
         is_newline[lengths.cumsum(0) - 1] = True
         return places[~is_newline], places[is_newline]
-
-    def _refuse_pixel_cap(self, frame_plan: FramePlan) -> None:
-        size = self._processor.video_processor.size
-        if 0 < frame_plan.max_pixels < size["height"] * size["width"]:
-            raise InvalidRequestError(
-                f"this model looks at every frame at {size['width']} x {size['height']} pixels: "
-                f"max_pixels cannot be {frame_plan.max_pixels}; leave it out, or lower the number "
-                "of frames",
-                param="max_pixels",
-            )
 
 
 def split_frames(

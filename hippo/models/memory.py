@@ -26,15 +26,18 @@ class MemoryNeeds:
     name: str  # of the model
     device: torch.device
     dtype: torch.dtype  # as served
+    form: str = ""  # of weights, if it is not ``dtype``: quantised, or another one till packed
     num_processes: int = 1  # ranks on this device
     weight_bytes: int  # of all ranks on this device
     slot_bytes: int  # cache of one sequence
     work_bytes: int  # activations
+    host_bytes: int = 0  # of the host while weights are read to a GPU
 
 
 def check_fits(plan: LoadPlan, needs: MemoryNeeds) -> None:
     """Raises ModelLoadError if weights, activations, reserved bytes and the plan's slots (one, with
-    ``num_slots`` None) exceed the device's free memory or the budget."""
+    ``num_slots`` None) exceed the device's free memory or the budget, or if the host's free memory
+    is too small to read the weights."""
     num_slots = plan.num_slots or 1
     device, weight_bytes = needs.device, needs.weight_bytes
     work_bytes = needs.num_processes * needs.work_bytes
@@ -42,20 +45,21 @@ def check_fits(plan: LoadPlan, needs: MemoryNeeds) -> None:
     needed = weight_bytes + work_bytes + cache_bytes + plan.reserved_bytes
     available = _left_bytes(device, plan.budget_bytes)
     if needed <= available:
+        _check_host(needs)
         return
     is_half_on_cpu = needs.dtype == torch.float16 and device.type == "cpu"
-    weights = str(needs.dtype).removeprefix("torch.")
-    weights += ", in float32 till they are packed" if is_half_on_cpu else ""
+    weights = str(needs.dtype).removeprefix("torch.") + needs.form
     if needed - plan.reserved_bytes <= available:
         advice = f"lower {_cache_flags(device)}"
     elif cache_bytes > weight_bytes:
         advice = "lower --slots or --max-context-length"
     elif needs.dtype == torch.float32 or is_half_on_cpu:
         advice = "use --dtype bfloat16, a smaller model or another --device"
-    elif num_slots > 1:
-        advice = "use a smaller model or another --device, or lower --slots"
     else:
         advice = "use a smaller model or another --device"
+        if plan.tensor_parallel == 1 and not needs.form:
+            advice = "use --quantization int8 or nf4, a smaller model or another --device"
+        advice += ", or lower --slots" if num_slots > 1 else ""
     slots = f"{num_slots} {'slot' if num_slots == 1 else 'slots'}"
     room = f"{device} has {_gib(available)} free"
     if available < available_bytes(device):
@@ -66,6 +70,16 @@ def check_fits(plan: LoadPlan, needs: MemoryNeeds) -> None:
         f"of {plan.max_context_length} tokens, {_gib(plan.reserved_bytes)} for earlier media, "
         f"{_gib(work_bytes)} to work), and {room}: {advice}"
     )
+
+
+def _check_host(needs: MemoryNeeds) -> None:
+    available = available_bytes(torch.device("cpu"))
+    if needs.host_bytes > available:
+        raise ModelLoadError(
+            f"{needs.name} cannot be read: reading its weights to {needs.device} takes about "
+            f"{_gib(needs.host_bytes)} of this machine's memory, of which {_gib(available)} are "
+            "free: end other processes, or give the service more memory"
+        )
 
 
 def fitting_slots(plan: LoadPlan, needs: MemoryNeeds) -> int:

@@ -81,13 +81,19 @@ def refuse_placeholders(messages: Sequence[ChatMessage], processor: Any) -> None
                 )
 
 
+# The two ways out for a client and an operator; the names are those of a request's fields.
+REMEDY = (
+    "ask for fewer frames (num_frames, max_frames or a lower fps) or smaller ones (max_pixels), "
+    "shorten the text, or start the services with a larger --max-context-length"
+)
+
+
 def check_length(length: int, max_context_length: int) -> None:
     """Raises ContextLengthError if a prompt of ``length`` leaves no room for a completion."""
     if length >= max_context_length:
         raise ContextLengthError(
             f"the prompt is {length} tokens long; this model is served with a context of "
-            f"{max_context_length}, the completion included: shorten the text or "
-            "lower the number or size of the frames",
+            f"{max_context_length}, the completion included: {REMEDY}",
             param="messages",
         )
 

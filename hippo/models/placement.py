@@ -14,6 +14,7 @@ from hippo.models.linear import has_half_linear
 from hippo.models.plan import LoadPlan
 
 if TYPE_CHECKING:
+    from hippo.models.quantized import Quantization
     from hippo.parallel.shards import Shards
 
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
@@ -43,11 +44,24 @@ def device_of(plan: LoadPlan, shards: Shards | None) -> torch.device:
     return parse_device(plan.rank_devices[0]) if shards is None else shards.group.device
 
 
-def dtype_of(plan: LoadPlan, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
+def dtype_of(
+    plan: LoadPlan,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    quantization: Quantization | None = None,
+) -> torch.dtype:
     """Returns the plan's dtype, with auto resolved as LoadPlan says.
 
-    Raises ModelLoadError for float16 on a CPU that cannot multiply it.
+    Raises ModelLoadError for float16 on a CPU that cannot multiply it, and for another dtype than
+    that of the quantisation's kernels.
     """
+    if quantization is not None and quantization.only_dtype is not None:
+        if plan.dtype not in ("auto", quantization.only_dtype):
+            raise ModelLoadError(
+                f"{checkpoint.name}: the kernels of {quantization.name} compute in "
+                f"{quantization.only_dtype}: leave --dtype out"
+            )
+        return DTYPES[quantization.only_dtype]
     if plan.dtype != "auto":
         dtype = DTYPES[plan.dtype]
     elif plan.auto_is_half and device.type == "cpu":

@@ -11,6 +11,8 @@ from hippo.config import SettingsError
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
+QUANTIZATION_NAMES = ("int8", "nf4")
+
 # Up to this number of rows of a sequence in a forward, the query heads of a group are rows of one
 # product.
 MAX_GROUPED_ROWS = 32
@@ -23,7 +25,8 @@ class LoadPlan:
     ``model`` is a checkpoint's folder or its name on the Hugging Face hub. ``dtype`` is float32,
     bfloat16, float16 (on a CPU: weights in float16, arithmetic in float32) or auto: the
     checkpoint's own, or with ``auto_is_half`` float16 on a CPU, and float32 if that CPU cannot
-    multiply float16. ``num_slots`` None: as many as fit.
+    multiply float16. ``quantization`` quantises a plain checkpoint's layers at load: int8 (by
+    torchao) or nf4 (by bitsandbytes). ``num_slots`` None: as many as fit.
 
     ``tensor_parallel`` processes (ranks) share the layers, on ``devices``, or on ``device`` and the
     following ones (all ranks on a CPU share it). ``cpu_cores`` pins each rank. ``reserved_bytes``
@@ -43,6 +46,7 @@ class LoadPlan:
     num_threads: int | None = None
     dtype: str = "auto"
     auto_is_half: bool = False
+    quantization: str | None = None
     num_slots: int | None = 1
     max_context_length: int = 4096
     served_name: str | None = None
@@ -62,6 +66,11 @@ class LoadPlan:
             raise SettingsError(
                 f"dtype {self.dtype!r} is unknown: use {', '.join(DTYPE_NAMES)} or auto"
             )
+        if self.quantization is not None and self.quantization not in QUANTIZATION_NAMES:
+            raise SettingsError(
+                f"quantization {self.quantization!r} is unknown: use "
+                f"{' or '.join(QUANTIZATION_NAMES)}, or leave it out"
+            )
         if self.num_threads is not None and self.num_threads < 1:
             raise SettingsError(f"--num-threads is {self.num_threads}; it must be at least 1")
         if self.cpu_core is not None and (self.num_threads or 1) != 1:
@@ -71,6 +80,8 @@ class LoadPlan:
 
     def _check_ranks(self) -> None:
         size = self.tensor_parallel
+        if size > 1 and self.quantization is not None:
+            raise SettingsError("--quantization is for one device; leave --tensor-parallel out")
         if size < 1:
             raise SettingsError(f"--tensor-parallel is {size}; it must be at least 1")
         if size == 1 and (self.devices or self.cpu_cores):

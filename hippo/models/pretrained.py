@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 
 from hippo.errors import ModelLoadError
 from hippo.models._torchvision import ensure_torchvision
@@ -21,6 +19,7 @@ from hippo.models.fixed import CAPTURED_ROWS, FixedRunner, graph_bytes, spare_pl
 from hippo.models.graphs import CudaGraphs
 from hippo.models.linear import (
     MakeLinear,
+    is_plain,
     make_half_linear,
     make_linear,
     packs_weights,
@@ -29,11 +28,17 @@ from hippo.models.linear import (
 from hippo.models.memory import MemoryNeeds, check_fits, choose_slots, device_uuids, fitting_slots
 from hippo.models.placement import device_of, dtype_of
 from hippo.models.plan import LoadPlan
+from hippo.models.quantized import Quantization, find_quantization
+from hippo.models.weights import read_weights
 from hippo.sizes import shape_of
 from hippo.types import ModelInfo
 
 if TYPE_CHECKING:
     from hippo.parallel.shards import Shards
+
+
+# The part of "loading" in which weights are read; layers are packed after it.
+_READ_FROM, _READ_TO = 0.1, 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +71,21 @@ def load_pretrained(
     transformers: Any = importlib.import_module("transformers")  # its own hints are partial
     config, processor = _read_configuration(transformers, checkpoint)
     _check_window(checkpoint.name, config.text_config, plan.max_context_length)
-    sizes = _sizes_of(plan, checkpoint, config, shards)
+    quantization = find_quantization(plan, checkpoint, device_of(plan, shards))
+    sizes = _sizes_of(plan, checkpoint, config, quantization, shards)
     check_fits(plan, sizes.needs)
-    progress("loading", 0.1)
-    model = _read_weights(transformers, checkpoint, architecture, sizes.working_dtype, shards)
-    model.eval().requires_grad_(False).to(sizes.needs.device)
-    progress("loading", 0.7)
+    progress("loading", _READ_FROM)
+    model = read_weights(
+        checkpoint,
+        getattr(transformers, architecture),
+        config,
+        sizes.working_dtype,
+        device=sizes.needs.device,
+        quantization=quantization,
+        shards=shards,
+        report=lambda share: progress("loading", _READ_FROM + (_READ_TO - _READ_FROM) * share),
+    )
+    model.eval().requires_grad_(False)
     num_ids = num_token_ids(processor.tokenizer, config.text_config.vocab_size)
     make_product, padded = _choose_products(sizes)
     stack = _make_stack(model, num_ids, make_product, shards)
@@ -93,13 +107,20 @@ class _Sizes:
     working_dtype: torch.dtype  # of activations, and of the weights until they are packed
     cache_dtype: torch.dtype
     cache: CacheShape  # of one slot
+    num_parameters: int
 
 
-def _sizes_of(plan: LoadPlan, checkpoint: Checkpoint, config: Any, shards: Shards | None) -> _Sizes:
+def _sizes_of(
+    plan: LoadPlan,
+    checkpoint: Checkpoint,
+    config: Any,
+    quantization: Quantization | None,
+    shards: Shards | None,
+) -> _Sizes:
     """Derives sizes from the configuration; raises ModelLoadError as dtype_of does."""
     device = device_of(plan, shards)
     devices = (device,) if shards is None else shards.group.devices
-    dtype = dtype_of(plan, checkpoint, device)
+    dtype = dtype_of(plan, checkpoint, device, quantization)
     is_half_on_cpu = dtype == torch.float16 and device.type == "cpu"
     working_dtype = torch.float32 if is_half_on_cpu else dtype
     kept_dtype = cache_dtype(working_dtype, device)
@@ -114,19 +135,29 @@ def _sizes_of(plan: LoadPlan, checkpoint: Checkpoint, config: Any, shards: Shard
     if plan.has_graphs:
         slot_bytes += graph_bytes(text.num_hidden_layers)
         work_bytes += CAPTURED_ROWS[-1] * text.vocab_size * torch.float32.itemsize
-    num_shared = shape.num_shared_parameters
-    num_held = checkpoint.num_parameters - num_shared + num_shared / len(devices)
     num_processes = devices.count(device)
+    form = ", in float32 till they are packed" if is_half_on_cpu else ""
+    if quantization is None:
+        num_shared = shape.num_shared_parameters
+        num_held = checkpoint.num_floats - num_shared + num_shared / len(devices)
+        weight_bytes = int(num_processes * num_held * bytes_each)
+    else:
+        form += quantization.form
+        weight_bytes = quantization.weight_bytes(checkpoint, shape, bytes_each)
+    if not is_half_on_cpu and packs_weights(device) and shape.is_tied:
+        weight_bytes += num_processes * shape.num_head_parameters * bytes_each  # the packed head
     needs = MemoryNeeds(
         name=checkpoint.name,
         device=device,
         dtype=dtype,
-        weight_bytes=int(num_processes * num_held * bytes_each),
+        form=form,
+        weight_bytes=weight_bytes,
         slot_bytes=slot_bytes,
         work_bytes=work_bytes,
+        host_bytes=shape.host_bytes(bytes_each) if device.type == "cuda" else 0,
         num_processes=num_processes,
     )
-    return _Sizes(needs, devices, working_dtype, kept_dtype, cache)
+    return _Sizes(needs, devices, working_dtype, kept_dtype, cache, shape.num_parameters)
 
 
 def _slot_shape(plan: LoadPlan, text: Any, num_ranks: int) -> CacheShape:
@@ -164,35 +195,6 @@ def _check_window(name: str, text: Any, max_context_length: int) -> None:
         )
 
 
-def _read_weights(
-    transformers: Any,
-    checkpoint: Checkpoint,
-    architecture: str,
-    dtype: torch.dtype,
-    shards: Shards | None,
-) -> Any:
-    """Loads transformers' model; raises ModelLoadError for weights that are damaged or missing."""
-    loading_options = {} if shards is None else shards.loading_options()
-    try:
-        with _quiet(transformers):
-            model, problems = getattr(transformers, architecture).from_pretrained(
-                checkpoint.folder,
-                dtype=dtype,
-                attn_implementation="sdpa",
-                output_loading_info=True,
-                **loading_options,
-            )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ModelLoadError(f"{checkpoint.name}: its weights cannot be read: {error}") from error
-    lacking = sorted(problems["missing_keys"]) + sorted(map(str, problems["mismatched_keys"]))
-    if lacking:
-        raise ModelLoadError(
-            f"{checkpoint.name}: its weights do not fit its configuration; missing or of another "
-            f"shape: {', '.join(lacking[:3])}{' ...' if len(lacking) > 3 else ''}"
-        )
-    return model
-
-
 def _choose_products(sizes: _Sizes) -> tuple[MakeLinear, Callable[[int], int]]:
     """Returns what makes matrix products, and Pretrained.padded for these products."""
     if sizes.working_dtype != sizes.needs.dtype:
@@ -206,9 +208,10 @@ def _make_stack(
     """Makes the decoder layers from the weights of transformers' modules, which become empty."""
     if shards is not None:
         shards.unwrap(model)
-    stack = DecoderStack(model.model.language_model, model.lm_head, num_ids, make_linear, shards)
-    if shards is not None:
-        shards.free_head(model)
+    head = model.lm_head
+    stack = DecoderStack(model.model.language_model, head, num_ids, make_linear, shards)
+    if is_plain(head) and head.weight is not model.get_input_embeddings().weight:
+        head.weight.data = head.weight.data.new_empty(0)  # the stack has the rows that it needs
     return stack
 
 
@@ -241,7 +244,7 @@ def _model_info(
         end_token_ids=end_ids,
         max_context_length=plan.max_context_length,
         num_slots=num_slots,
-        num_parameters=checkpoint.num_parameters,
+        num_parameters=sizes.num_parameters,
         device_uuids=device_uuids(sizes.devices),
     )
 
@@ -258,19 +261,6 @@ def _make_fixed_runner(
         exact_rows=plan.exact_rows,
         capture=CudaGraphs(cache.device).capture_graph if plan.has_graphs else None,
     )
-
-
-@contextlib.contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Turns transformers' progress bars off; progress is reported through Progress."""
-    logging = transformers.utils.logging
-    was_enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            logging.enable_progress_bar()
 
 
 def tokenizer_hash(tokenizer: Any) -> bytes:

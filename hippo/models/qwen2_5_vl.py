@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from hippo.models.base import Prompt
@@ -11,6 +13,7 @@ from hippo.models.qwen_prompt import IMAGE_EXTRAS, VIDEO_EXTRAS, QwenPromptBuild
 from hippo.models.vision import place_beside_first, speed_up_vision
 from hippo.models.windows import WINDOWS_NAME, register_windows
 from hippo.sizes import VISION_PATCHES
+from hippo.types import MediaKind
 
 
 class QwenTower(VisionTower):
@@ -25,25 +28,25 @@ class QwenTower(VisionTower):
         # The grid is on the host, because the tower reads it there in each layer.
         visual.rotary_pos_emb.register_forward_pre_hook(place_beside_first)
 
-    def embed_item(self, prompt: Prompt, index: int) -> torch.Tensor:
-        """See VisionTower.embed_item."""
+    def embed_item(self, prompt: Prompt, index: int) -> Iterator[torch.Tensor]:
+        """See VisionTower.embed_item; no operation of the tower crosses frames, full attention
+        included, so a video is cut between frames."""
         num_videos = len(prompt.visual_grids)
-        if index < num_videos:
-            pixels, grids = (prompt.extras[name] for name in VIDEO_EXTRAS)
-            embed = self.model.get_video_features
-        else:
-            pixels, grids = (prompt.extras[name] for name in IMAGE_EXTRAS)
-            embed = self.model.get_image_features
+        kind, names = MediaKind.VIDEO, VIDEO_EXTRAS
+        if index >= num_videos:
+            kind, names = MediaKind.IMAGE, IMAGE_EXTRAS
             index -= num_videos
+        pixels, grids = (prompt.extras[name] for name in names)
         patches = split_patches(pixels, grids)[index]
         grid = grids[index]  # frames (of two each), rows and columns of patches
         per_frame = int(grid[1] * grid[2])
-        features = []
-        # No operation of the tower crosses frames, full attention included.
         for part in torch.split(patches, per_frame * max(1, VISION_PATCHES // per_frame)):
             part_grid = torch.stack((grid.new_tensor(part.shape[0] // per_frame), *grid[1:]))[None]
-            features += embed(self.on_device(part), part_grid, return_dict=True).pooler_output
-        return torch.cat(features)
+            yield self._embed_part(self.on_device(part, kind), part_grid)
+
+    def _embed_part(self, patches: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+        features: torch.Tensor = self.model.visual(patches, grid_thw=grid).pooler_output
+        return features
 
 
 QWEN2_5_VL = Family(

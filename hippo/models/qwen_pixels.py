@@ -1,18 +1,16 @@
 """Cuts a video's frames into the patches of a Qwen2.5-VL vision tower.
 
 The result is bit-identical to that of transformers' video processor and takes a fraction of the
-time: frames are resized and cut into patches as bytes, and converted to float32 last, in place.
+time. The patches stay bytes, which hippo.models.pixels normalises on the tower's device.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import torch
 
-from hippo.models.content import visual_digest
-from hippo.types import MediaKind
+from hippo.models.pixels import PixelScale
 
 
 class VideoPatches:
@@ -23,20 +21,11 @@ class VideoPatches:
         self._patch = int(video_processor.patch_size)
         self._merge = int(video_processor.merge_size)
         self._depth = int(video_processor.temporal_patch_size)
-        scale = 1.0 / video_processor.rescale_factor
-        self._mean = self._spread(torch.tensor(video_processor.image_mean) * scale)
-        self._std = self._spread(torch.tensor(video_processor.image_std) * scale)
 
-    def cut_frames(
-        self, frames: torch.Tensor, size: dict[str, int]
-    ) -> tuple[torch.Tensor, tuple[int, int, int], bytes]:
-        """Returns the patches (float32 ``[num_patches, values]``) of ``frames`` (uint8
-        ``[num_frames, height, width, 3]``), their grid in patches, and a digest of both.
-
-        ``size`` holds the limits of the processor or of a request. Raises ValueError for frames
-        that the processor refuses.
+    def cut_frames(self, pixels: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int, int]]:
+        """Returns the patches (uint8 ``[num_patches, values]``) of ``pixels`` (uint8
+        ``[num_frames, height, width, 3]``, resized), and their grid in patches.
         """
-        pixels = self._resized(frames.permute(0, 3, 1, 2), size).permute(0, 2, 3, 1)
         num_frames, height, width, _ = pixels.shape
         if padding := -num_frames % self._depth:
             pixels = torch.cat((pixels, pixels[-1:].expand(padding, -1, -1, -1)))
@@ -56,42 +45,27 @@ class VideoPatches:
         # [channels, frames, rows, columns].
         ordered = blocks.permute(0, 2, 5, 3, 6, 8, 1, 4, 7)
         values = 3 * self._depth * self._patch**2
-        patches = ordered.reshape(grid[0] * grid[1] * grid[2], values)
-        digest = visual_digest(MediaKind.VIDEO, patches, grid)
-        return patches.float().sub_(self._mean).div_(self._std), grid, digest
+        return ordered.reshape(grid[0] * grid[1] * grid[2], values), grid
 
     def matches_processor(self) -> bool:
         """Whether the processor and this class give the same patches for a test clip."""
         processor = self._processor
-        if not (processor.do_resize and processor.do_rescale and processor.do_normalize):
+        if not (processor.do_rescale and processor.do_normalize):
             return False
-        side = 3 * self._patch * self._merge + 5
-        values = torch.arange((self._depth + 1) * side * (side + self._patch) * 3)
-        frames = (values * 2654435761 >> 7).to(torch.uint8).view(self._depth + 1, side, -1, 3)
-        patches, grid, _ = self.cut_frames(frames, dict(processor.size))
+        side = self._patch * self._merge
+        values = torch.arange((self._depth + 1) * 3 * side * 2 * side * 3)
+        frames = (values * 2654435761 >> 7).to(torch.uint8).view(self._depth + 1, 3 * side, -1, 3)
+        patches, grid = self.cut_frames(frames)
         expected = processor(
-            videos=[frames.permute(0, 3, 1, 2)], do_sample_frames=False, return_tensors="pt"
+            videos=[frames.permute(0, 3, 1, 2)],
+            do_sample_frames=False,
+            do_resize=False,
+            return_tensors="pt",
         )
-        return torch.equal(patches, expected["pixel_values_videos"]) and (
+        normalised = PixelScale(processor).normalise(patches)
+        return torch.equal(normalised, expected["pixel_values_videos"]) and (
             expected["video_grid_thw"].tolist() == [list(grid)]
         )
-
-    def _resized(self, frames: torch.Tensor, size: dict[str, int]) -> torch.Tensor:
-        sizes: Any = importlib.import_module("transformers.image_utils")
-        processor = self._processor
-        resized: torch.Tensor = processor.resize(
-            frames[None],
-            size=sizes.SizeDict(**size),
-            resample=processor.resample,
-            factor=self._patch * self._merge,
-            temporal_factor=self._depth,
-            cap_pixels_per_frame=bool(processor.cap_pixels_per_frame),
-        )[0]
-        return resized
-
-    def _spread(self, channels: torch.Tensor) -> torch.Tensor:
-        """Repeats one number per channel (``[3]``) for all values of a patch (``[values]``)."""
-        return channels.repeat_interleave(self._depth * self._patch**2)
 
 
 def fast_patches(video_processor: Any) -> VideoPatches | None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-_LEAST_LAYER_GROUPS = 8  # groups of a prefill; the engine may stop between two groups
+from hippo.sizes import LEAST_LAYER_GROUPS
+
 _GROUP_ROWS = 256  # prompt rows up to which that many groups are short enough
 
 
@@ -84,7 +85,7 @@ def _wanted_rows(placed: Sequence[PlacedRows], by_slot: Sequence[PlacedRows]) ->
 def layer_groups(num_layers: int, num_tapped: int, num_rows: int) -> list[int]:
     """Returns the layers at which the groups of a prefill of ``num_rows`` begin and end, ascending;
     one group ends behind the first ``num_tapped`` layers."""
-    num_groups = min(_LEAST_LAYER_GROUPS * -(-num_rows // _GROUP_ROWS), num_layers)
-    num_groups = max(num_groups, _LEAST_LAYER_GROUPS)
+    num_groups = min(LEAST_LAYER_GROUPS * -(-num_rows // _GROUP_ROWS), num_layers)
+    num_groups = max(num_groups, LEAST_LAYER_GROUPS)
     bounds = {round(num_layers * i / num_groups) for i in range(num_groups)}
     return sorted(bounds | {num_tapped, num_layers - 1, num_layers})

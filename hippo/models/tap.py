@@ -10,10 +10,20 @@ from hippo.models.attention import QueryTap
 from hippo.models.base import AttentionTap
 from hippo.models.cache import KeyValueCache
 from hippo.pruning.scores import attention_scores
+from hippo.sizes import SCORED_ROWS
 from hippo.transfer import to_device
 
 KeptQueries = dict[int, list[torch.Tensor]]
 """By layer, one tensor ``[num_tapped, num_heads, head_dim]`` for each forward."""
+
+
+def scored_rows(question: torch.Tensor) -> torch.Tensor:
+    """Returns the rows of ``question`` (int64) whose queries score the visual tokens: all, or of a
+    long question SCORED_ROWS evenly spaced ones, with its first and its last row."""
+    num_rows = question.shape[0]
+    if num_rows <= SCORED_ROWS:
+        return question
+    return question[torch.arange(SCORED_ROWS) * (num_rows - 1) // (SCORED_ROWS - 1)]
 
 
 def tap_question(
@@ -27,9 +37,10 @@ def tap_question(
     return QueryTap(to_device(tapped, device), queries)
 
 
-def fill_tap(
+def score_layers(
     tap: AttentionTap,
     queries: KeptQueries,
+    scores: list[torch.Tensor],
     cache: KeyValueCache,
     slot: int,
     *,
@@ -37,26 +48,23 @@ def fill_tap(
     visual: torch.Tensor,
     scaling: float,
 ) -> None:
-    """Computes the tap's scores and empties ``queries``.
+    """Adds the scores of the layers in ``queries`` to ``scores``, and empties ``queries``; sets the
+    tap's scores if these are its last layers.
 
     ``visual`` holds the visual tokens' indices in the prompt (int64, on the cache's device). The
-    slot must hold all ``prompt_length`` rows of the tapped layers.
+    slot must hold all ``prompt_length`` rows of these layers.
     """
     began_ns = perf_counter_ns()
-    if queries:
-        keys, _ = cache.seen(slot, prompt_length)
-        scores = [
-            attention_scores(
-                torch.cat(queries[layer]),
-                keys[layer][:, 0],
-                scaling=scaling,
-                visual=visual,
-                scope=tap.scope,
-            )
-            for layer in range(tap.num_layers)
-        ]
+    keys, _ = cache.seen(slot, prompt_length)
+    for layer in sorted(queries):
+        layer_scores = attention_scores(
+            torch.cat(queries.pop(layer)),
+            keys[layer][:, 0],
+            scaling=scaling,
+            visual=visual,
+            scope=tap.scope,
+        )
+        scores.append(layer_scores)
+    if len(scores) == tap.num_layers:
         tap.layer_scores = torch.stack(scores)
-    else:  # no visual tokens, hence no question
-        tap.layer_scores = torch.empty(tap.num_layers, 0, device=cache.device)
-    tap.score_ns = perf_counter_ns() - began_ns
-    queries.clear()
+    tap.score_ns += perf_counter_ns() - began_ns

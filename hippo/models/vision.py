@@ -6,7 +6,7 @@ from typing import Any, TypeGuard
 
 import torch
 
-from hippo.models.linear import Linear, MakeLinear
+from hippo.models.linear import Linear, MakeLinear, is_plain
 from hippo.transfer import to_device
 
 
@@ -68,12 +68,12 @@ def place_beside_first(_module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def replace_products(module: Any, make_linear: MakeLinear) -> None:
-    """Replaces every linear layer below ``module`` and every convolution that cuts an image into
-    patches, in place."""
+    """Replaces every plain linear layer below ``module`` and every convolution that cuts an image
+    into patches, in place."""
     with torch.inference_mode():
         for parent in list(module.modules()):
             for name, child in list(parent.named_children()):
-                if isinstance(child, torch.nn.Linear):
+                if is_plain(child):
                     linear = make_linear(child.weight, child.bias)
                     setattr(parent, name, _LinearModule(linear, child.weight.dtype))
                 elif _cuts_patches(child):

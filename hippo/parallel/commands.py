@@ -79,9 +79,5 @@ Command = BeginPrefill | Advance | Drop | CopyRows | Forward | Stop
 
 
 def without_pixels(prompt: Prompt) -> Prompt:
-    """Returns the prompt without its items and without the pixels (floating-point tensors) in its
-    extras."""
-    extras = {
-        name: tensor for name, tensor in prompt.extras.items() if not tensor.is_floating_point()
-    }
-    return replace(prompt, extras=extras, items=())
+    """Returns the prompt without its pixels and its items, for ranks without a vision tower."""
+    return replace(prompt.without_pixels(), items=())

@@ -41,8 +41,9 @@ def main(argv: Sequence[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # rank 0 handles them, and sends Stop
     rank, rendezvous = int(argv[2]), argv[3]
-    folder = Path(rendezvous).parent  # removed here if rank 0 was killed
-    end_with_parent(partial(shutil.rmtree, folder, ignore_errors=True))
+    # Removed here if rank 0 was killed.
+    remove_folder = partial(shutil.rmtree, Path(rendezvous).parent, ignore_errors=True)
+    end_with_parent(remove_folder)
     root = logging.getLogger()
     root.handlers[:] = [reports]
 
@@ -55,8 +56,9 @@ def main(argv: Sequence[str]) -> int:
     except HippoError as error:
         reports.send_report("failed", error.message)
         return 1
-    except EOFError:
-        return 1  # rank 0 has ended
+    except EOFError:  # rank 0 has ended
+        remove_folder()
+        return 1
     except Exception as error:
         logging.getLogger(__name__).exception("failed")
         reports.send_report("failed", f"{type(error).__name__}: {error}")

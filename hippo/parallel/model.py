@@ -30,6 +30,7 @@ from hippo.parallel.commands import (
 from hippo.parallel.followers import FollowerProcesses
 from hippo.parallel.group import RankGroup
 from hippo.types import ChatMessage, FramePlan, ModelInfo
+from hippo.video.resizing import FrameLimits
 
 _SETTLE_SECONDS = 1.0
 
@@ -59,6 +60,11 @@ class ParallelModel:
         """See VideoLanguageModel.num_layers."""
         return self._local.num_layers
 
+    @property
+    def frame_limits(self) -> FrameLimits:
+        """See VideoLanguageModel.frame_limits."""
+        return self._local.frame_limits
+
     def prepare_prompt(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Prompt:
@@ -70,6 +76,12 @@ class ParallelModel:
     ) -> torch.Tensor | None:
         """See VideoLanguageModel.embed_visual; only rank 0 runs the vision tower."""
         return self._local.embed_visual(prompt, cache)
+
+    def embed_pieces(
+        self, prompt: Prompt, cache: FeatureCache | None = None
+    ) -> Generator[None, None, torch.Tensor | None]:
+        """See VideoLanguageModel.embed_pieces; only rank 0 runs the vision tower."""
+        return self._local.embed_pieces(prompt, cache)
 
     def prefill(
         self,
@@ -95,6 +107,7 @@ class ParallelModel:
             if visual is not None:
                 self._group.broadcast(visual.contiguous())
         groups = self._local.prefill(slot, prompt, visual, kept, tap, num_reused)
+        del visual  # its memory is freed when its rows are in the prompt's
         is_over = False
         try:
             while not is_over:
@@ -154,20 +167,7 @@ def follow(model: VideoLanguageModel, group: RankGroup, receive: Callable[[], Co
             elif isinstance(command, CopyRows):
                 model.copy_rows(command.source, command.slot, command.num_rows)
             elif isinstance(command, BeginPrefill):
-                visual = None
-                if command.visual is not None:
-                    shape, dtype = command.visual
-                    visual = torch.empty(shape, dtype=dtype, device=group.device)
-                    group.broadcast(visual)
-                groups = model.prefill(
-                    command.slot,
-                    command.prompt,
-                    visual,
-                    command.kept,
-                    command.tap,
-                    command.num_reused,
-                )
-                prefills[command.number] = groups, command.tap
+                prefills[command.number] = _begin(model, group, command), command.tap
             elif isinstance(command, Advance):
                 groups, tap = prefills[command.number]
                 if _advance(groups, tap, group) is not None:
@@ -178,6 +178,20 @@ def follow(model: VideoLanguageModel, group: RankGroup, receive: Callable[[], Co
             # Rank 0 raises the same error.
             if isinstance(command, Advance):
                 del prefills[command.number]
+
+
+def _begin(
+    model: VideoLanguageModel, group: RankGroup, command: BeginPrefill
+) -> Generator[torch.Tensor | None]:
+    """Receives the visual embeddings, and returns a follower's prefill with them."""
+    visual = None
+    if command.visual is not None:
+        shape, dtype = command.visual
+        visual = torch.empty(shape, dtype=dtype, device=group.device)
+        group.broadcast(visual)
+    return model.prefill(
+        command.slot, command.prompt, visual, command.kept, command.tap, command.num_reused
+    )
 
 
 def _advance(

@@ -84,12 +84,6 @@ class Shards:
                     local = torch.nn.Parameter(weight.to_local(), requires_grad=False)
                     module._parameters[name] = local
 
-    def free_head(self, model: Any) -> None:
-        """Frees the whole head's weight; ``gathered`` has copied this rank's part of it."""
-        weight = model.lm_head.weight
-        if weight is not model.get_input_embeddings().weight:
-            weight.data = weight.data.new_empty(0)
-
     def summed(self, make_linear: MakeLinear) -> MakeLinear:
         """Returns a maker of linear layers with split inputs, which sum the ranks' results."""
 

@@ -18,6 +18,7 @@ from hippo.models.checkpoint import Checkpoint, Progress, find_checkpoint
 from hippo.models.loading import load_model
 from hippo.models.placement import parse_device
 from hippo.models.plan import LoadPlan
+from hippo.models.quantized import find_quantization
 from hippo.parallel.followers import FollowerProcesses
 from hippo.parallel.group import RankGroup, backend_for
 from hippo.parallel.model import ParallelModel
@@ -53,6 +54,7 @@ class ParallelSource:
         backend_for(devices)
         checkpoint = find_checkpoint(plan.model, progress=progress)
         _check_heads(checkpoint, len(devices))
+        find_quantization(plan, checkpoint, devices[0])  # refuses a quantised checkpoint
         rendezvous, followers = self._start(checkpoint, devices)
         self._is_loading = True
         try:

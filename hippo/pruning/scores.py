@@ -12,12 +12,12 @@ from typing import Literal
 import torch
 from torch.nn.functional import normalize
 
+from hippo.sizes import SCORED_LOGITS
 from hippo.types import SpatialScore
 
 VisualGrid = tuple[int, int, int]  # frames, rows, columns of one video
 Normalisation = Literal["min-max", "z-score"]
 
-_MAX_LOGITS = 1 << 23  # most logits in memory at once in attention_scores
 # Elements of features that are converted to float32 at once: few enough for a CPU's cache, or
 # many for few kernel launches.
 _BLOCK_ELEMENTS_CPU = 1 << 21
@@ -51,7 +51,7 @@ def attention_scores(
     keys = (key.index_select(1, visual) if scope == "visual" else key).float().transpose(1, 2)
     rows = query.float().view(num_queries, num_kv_heads, -1, head_dim).transpose(0, 1)
     rows = (scaling * rows).reshape(num_kv_heads, -1, head_dim)  # all queries of a key-value head
-    per_block = max(1, _MAX_LOGITS // max(1, num_kv_heads * keys.shape[2]))
+    per_block = max(1, SCORED_LOGITS // max(1, num_kv_heads * keys.shape[2]))
     mass = torch.zeros(keys.shape[2], device=key.device)
     for block in torch.split(rows, per_block, dim=1):
         mass += torch.bmm(block, keys).softmax(-1).sum((0, 1))

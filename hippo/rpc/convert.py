@@ -121,6 +121,11 @@ def _check_content(message: pb.Open) -> None:
                 f"media[{index}].kind is not set; expected video or image",
                 param=f"media[{index}].kind",
             )
+        if item.path and item.data:
+            raise InvalidRequestError(
+                f"media[{index}] has both data and path; an item has one of them",
+                param=f"media[{index}].path",
+            )
     if not message.messages:
         raise InvalidRequestError("messages is empty; at least one is needed", param="messages")
     for index, turn in enumerate(message.messages):
@@ -156,6 +161,16 @@ def _check_frame_plan(plan: FramePlan) -> None:
         raise InvalidRequestError(
             f"frame_plan.min_frames is {plan.min_frames}, more than max_frames ({plan.max_frames})",
             param="frame_plan.min_frames",
+        )
+    if plan.num_frames and (plan.fps or plan.min_frames or plan.max_frames):
+        raise InvalidRequestError(
+            "frame_plan.num_frames is set beside fps, min_frames or max_frames, which it excludes",
+            param="frame_plan.num_frames",
+        )
+    if 0 < plan.max_pixels < plan.min_pixels:
+        raise InvalidRequestError(
+            f"frame_plan.min_pixels is {plan.min_pixels}, more than max_pixels ({plan.max_pixels})",
+            param="frame_plan.min_pixels",
         )
 
 

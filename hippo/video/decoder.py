@@ -19,7 +19,9 @@ from hippo.models.base import DecodedMedia
 from hippo.types import FramePlan, Media
 from hippo.video.limits import DecodeLimits
 from hippo.video.process import Message, WorkerDiedError, WorkerProcess, map_whole
+from hippo.video.resizing import FrameLimits
 from hippo.video.sampling import resolve_plan
+from hippo.video.source import opened_media
 
 ResultT = TypeVar("ResultT")
 
@@ -37,6 +39,7 @@ class MediaDecoder:
 
     def __init__(self, limits: DecodeLimits | None = None, *, cpu_core: int | None = None) -> None:
         self.limits = limits or DecodeLimits()
+        self.frame_limits = FrameLimits()  # the served model's, once it is loaded
         self._settings = json.dumps(
             {
                 "limits": dataclasses.asdict(self.limits),
@@ -61,17 +64,25 @@ class MediaDecoder:
             await self._start()
 
     async def decode(self, media: Media, plan: FramePlan) -> DecodedMedia:
-        """Returns the item's planned frames, whose memory is freed with the tensor.
+        """Returns the item's planned frames in the size that ``frame_limits`` and the plan give;
+        their memory is freed with the tensor.
 
         Raises MediaError for media that cannot be read or exceed a limit, InvalidRequestError for
         a plan out of range, UnavailableError if the decoder is closed or its worker cannot start.
         """
         kind = media.kind.value
-        request = {"kind": kind, "plan": dataclasses.asdict(resolve_plan(plan, self.limits))}
-        self.limits.check_bytes(len(media.data), kind)
+        resolved = resolve_plan(plan, self.limits, self.frame_limits, media.kind)
+        request = {
+            "kind": kind,
+            "plan": dataclasses.asdict(resolved),
+            "frame_limits": dataclasses.asdict(self.frame_limits),
+        }
+        if not media.path:
+            self._check_data(media)
 
         def work(worker: WorkerProcess) -> DecodedMedia:
-            reply, result = worker.ask(request, media.data)
+            with opened_media(media) as file:
+                reply, result = worker.ask(request, file)
             if "is_out_of_memory" in reply:
                 raise WorkerDiedError(reply["error"])
             if "error" in reply:
@@ -102,6 +113,14 @@ class MediaDecoder:
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
+
+    def _check_data(self, media: Media) -> None:
+        if media.uuid and not media.data:
+            raise MediaError(
+                f"no {media.kind.value} with the uuid {media.uuid!r} and these frames is kept; "
+                "send the file with it"
+            )
+        self.limits.check_bytes(len(media.data), media.kind.value)
 
     async def _start(self) -> None:
         if self._worker is None:
@@ -178,6 +197,7 @@ def _decoded(media: Media, reply: Message, result: int) -> DecodedMedia:
         frames=memory.view(shape),
         frame_seconds=tuple(reply["seconds"]),
         sampled_fps=reply["sampled_fps"],
+        is_resized=True,
     )
 
 

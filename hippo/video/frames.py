@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator
-from dataclasses import dataclass
-from fractions import Fraction
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import BinaryIO
 
 import av
-import av.error
 import numpy as np
 
 from hippo.errors import MediaError
-from hippo.types import FramePlan
-from hippo.video.images import Allocate, Frames, Pixels
+from hippo.video.canvas import Canvas, Frames, Pixels
 from hippo.video.limits import DecodeLimits
-from hippo.video.sampling import sample_frames
+from hippo.video.resizing import fit_frames, fit_size
+from hippo.video.sampling import count_frames, sample_frames
+from hippo.video.seeking import SeekError, all_frames, seek_frames
+from hippo.video.timeline import VideoTimeline, refusing, timeline_of_index, timeline_of_packets
 
 # Only containers that hold their media themselves; a playlist could name other files or URLs.
 _FORMATS = "mov,mp4,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,gif,ivf,h264,hevc,3gp,m4v"
@@ -30,59 +32,103 @@ _IMAGE_SIGNATURES = {
 _FRAME = "a frame of the video"
 _BUFFER_SIZE = 1 << 18
 _THREADED_PIXELS = 200_000_000  # of all frames; for fewer, threads are slower
-_MAX_BAD_SHARE = 0.1  # of packets that cannot be decoded
 
 
-def read_video(
-    file: BinaryIO,
-    plan: FramePlan,
-    limits: DecodeLimits,
-    allocate: Allocate,
-    *,
-    num_threads: int = 1,
-) -> Frames:
-    """Returns the first video track's planned frames, upright; raises MediaError."""
+def read_video(file: BinaryIO, canvas: Canvas) -> Frames:
+    """Returns the first video track's planned frames, upright and resized; raises MediaError.
+
+    Only the frames from the key frame before each planned frame on are read and decoded. If that
+    might give other frames than decoding the whole file, the whole file is decoded.
+    """
     _check_head(file)
+    with _open(file) as container:
+        stream = _video_stream(container, canvas.limits)
+        if timeline := timeline_of_index(container, stream, canvas.limits):
+            with contextlib.suppress(SeekError):
+                return _read(seek_frames, container, stream, timeline, canvas)
+    with _open(file) as container:
+        stream = _video_stream(container, canvas.limits)
+        timeline = timeline_of_packets(container, stream, canvas.limits)
+        with contextlib.suppress(SeekError):
+            return _read(seek_frames, container, stream, timeline, canvas)
+    with _open(file) as container:
+        stream = _video_stream(container, canvas.limits)
+        return _read(all_frames, container, stream, timeline, canvas)
+
+
+def _open(file: BinaryIO) -> av.container.InputContainer:
     file.seek(0)
-    with _refusing(f"this is not a video that can be read; send {_READABLE}"):
-        container = av.open(
+    with refusing(f"this is not a video that can be read; send {_READABLE}"):
+        return av.open(
             file,
             "r",
             options={"format_whitelist": _FORMATS},
             buffer_size=_BUFFER_SIZE,
             metadata_errors="replace",  # accepts a title in another encoding
         )
-    with container:
-        stream = _video_stream(container, limits)
-        packets = _packets(container, stream, limits)
-        context = stream.codec_context
-        is_large = len(packets) * context.width * context.height >= _THREADED_PIXELS
-        context.thread_count = num_threads if is_large else 1
-        context.thread_type = "AUTO" if is_large else "NONE"
-        timeline = _timeline(packets, stream)
-        limits.check_duration(timeline.duration_s)
-        limits.check_rate(len(timeline.ticks), timeline.duration_s)
-        seconds = timeline.seconds
-        indices = sample_frames(seconds, timeline.duration_s, plan)
-        wanted = [timeline.ticks[index] for index in indices]
-        if timeline.is_stored:
-            frames = _decode(packets, stream, skippable=set(timeline.ticks) - set(wanted))
-        else:
-            frames = _numbered(_decode(packets, stream, skippable=set()))
-        pixels = _convert(frames, wanted, limits, allocate)
-        sampled_fps = len(indices) / timeline.duration_s
-    return Frames(pixels, tuple(seconds[index] for index in indices), sampled_fps)
 
 
-@contextlib.contextmanager
-def _refusing(message: str) -> Iterator[None]:
-    """Turns FFmpeg errors into a MediaError; ``{}`` in ``message`` is FFmpeg's reason."""
-    try:
-        yield
-    except MemoryError:
-        raise
-    except av.error.FFmpegError as error:
-        raise MediaError(message.format(error.strerror)) from None
+def _read(
+    decode: Callable[..., Iterator[av.VideoFrame]],
+    container: av.container.InputContainer,
+    stream: av.VideoStream,
+    timeline: VideoTimeline,
+    canvas: Canvas,
+) -> Frames:
+    """Decodes the frames of a timeline with ``seek_frames`` or ``all_frames``."""
+    context, plan, frame_limits = stream.codec_context, canvas.plan, canvas.frame_limits
+    total, duration_s = len(timeline.ticks), timeline.duration_s
+    canvas.limits.check_duration(duration_s)
+    canvas.limits.check_rate(total, duration_s)
+    count = count_frames(total, duration_s, plan, frame_limits.frame_multiple)
+    count = fit_frames(count, context.height, context.width, plan, frame_limits)
+    seconds = timeline.seconds
+    indices = sample_frames(seconds, duration_s, count)
+    is_large = total * context.width * context.height >= _THREADED_PIXELS
+    num_threads = canvas.num_threads if is_large else 1
+    context.thread_count = num_threads
+    context.thread_type = "AUTO" if is_large else "NONE"
+    wanted = [timeline.ticks[index] for index in indices]
+    frames = decode(container, stream, timeline, wanted)
+    pixels = _draw(frames, count, canvas, num_threads)
+    return Frames(pixels, tuple(seconds[index] for index in indices), count / duration_s)
+
+
+def _draw(frames: Iterator[av.VideoFrame], count: int, canvas: Canvas, num_threads: int) -> Pixels:
+    """Draws ``count`` frames, on several threads while the next ones are decoded."""
+    first = next(frames)
+    quarter_turns = round(first.rotation / 90) % 4
+    canvas.limits.check_size(first.width, first.height, _FRAME)
+    stored = (first.width, first.height) if quarter_turns % 2 else (first.height, first.width)
+    size = fit_size(count, *stored, canvas.plan, canvas.frame_limits)
+    pixels = canvas.allocate_frames(count, size)
+
+    def draw(frame: av.VideoFrame, place: int) -> None:
+        with refusing(
+            "the video's colours cannot be converted ({}): what the file says about them is "
+            "damaged; encode it again"
+        ):
+            rgb = frame.to_ndarray(format="rgb24", threads=1)
+        canvas.draw(np.ascontiguousarray(np.rot90(rgb, quarter_turns)), pixels[place])
+
+    running = deque[Future[None]]()
+    copies = list[int]()
+    before: av.VideoFrame | None = None
+    with ThreadPoolExecutor(num_threads) as pool:
+        for place, frame in enumerate(itertools.chain((first,), frames)):
+            if frame is before:
+                copies.append(place)
+                continue
+            before = frame
+            canvas.limits.check_size(frame.width, frame.height, _FRAME)
+            running.append(pool.submit(draw, frame, place))
+            if len(running) > num_threads:  # bounds the number of frames in memory
+                running.popleft().result()
+        for one in running:
+            one.result()
+    for place in copies:
+        pixels[place] = pixels[place - 1]
+    return pixels
 
 
 def _check_head(file: BinaryIO) -> None:
@@ -139,127 +185,3 @@ def _video_stream(container: av.container.InputContainer, limits: DecodeLimits) 
     if container.duration is not None:
         limits.check_duration(container.duration / 1e6)
     return stream
-
-
-def _packets(
-    container: av.container.InputContainer, stream: av.VideoStream, limits: DecodeLimits
-) -> list[av.Packet[av.VideoStream]]:
-    packets = []
-    with _refusing("the video file is damaged or cut off ({})"):
-        for packet in container.demux(stream):
-            if packet.size > 0:
-                packets.append(packet)
-                limits.check_stored_frames(len(packets))
-    if all(packet.is_discard for packet in packets):
-        raise MediaError("the video has no frames")
-    return packets
-
-
-@dataclass(frozen=True, slots=True)
-class _Timeline:
-    """Presentation times (``ticks``) of all shown frames, ascending, in units of ``base`` s."""
-
-    ticks: list[int]
-    base: Fraction
-    duration_s: float
-    is_stored: bool  # whether the file has times; else a frame's tick is its index
-
-    @property
-    def seconds(self) -> list[float]:
-        """The times in seconds, from 0."""
-        return [float((tick - self.ticks[0]) * self.base) for tick in self.ticks]
-
-
-def _timeline(packets: list[av.Packet[av.VideoStream]], stream: av.VideoStream) -> _Timeline:
-    shown = [packet for packet in packets if not packet.is_discard]
-    rate = stream.average_rate or stream.guessed_rate or Fraction(25)
-    base = stream.time_base
-    ticks = sorted(packet.pts for packet in shown if packet.pts is not None)
-    if base is None or len(ticks) < len(shown):
-        count = len(shown)
-        return _Timeline(list(range(count)), 1 / rate, float(count / rate), False)
-    last = max(shown, key=lambda packet: packet.pts or 0).duration or 0
-    duration = (ticks[-1] - ticks[0] + last) * base + (0 if last > 0 else 1 / rate)
-    nominal = len(ticks) / rate
-    if abs(nominal - duration) <= duration / 100:
-        duration = nominal
-    return _Timeline(ticks, base, float(duration), True)
-
-
-def _numbered(frames: Iterator[av.VideoFrame]) -> Iterator[av.VideoFrame]:
-    """Yields the frames with their indices as times."""
-    for number, frame in enumerate(frames):
-        frame.pts = number
-        yield frame
-
-
-def _decode(
-    packets: list[av.Packet[av.VideoStream]], stream: av.VideoStream, *, skippable: set[int]
-) -> Iterator[av.VideoFrame]:
-    """Yields frames in presentation order, without frames at ``skippable`` times that no other
-    frame refers to. Skips damaged packets; raises MediaError if there are too many.
-    """
-    num_bad = 0
-    for packet in (*packets, None):
-        is_skippable = packet is not None and packet.pts in skippable
-        stream.codec_context.skip_frame = "NONREF" if is_skippable else "DEFAULT"
-        try:
-            yield from stream.decode(packet)
-        except av.error.EOFError:
-            return
-        except MemoryError:
-            raise
-        except av.error.FFmpegError:
-            num_bad += 1
-            if num_bad > max(1, _MAX_BAD_SHARE * len(packets)):
-                raise MediaError(
-                    f"the video is damaged: {num_bad} of {len(packets)} frames cannot be decoded"
-                ) from None
-
-
-def _convert(
-    frames: Iterator[av.VideoFrame],
-    wanted: list[int],
-    limits: DecodeLimits,
-    allocate: Allocate,
-) -> Pixels:
-    """Returns the RGB frame on screen at each time in ``wanted`` (ticks, ascending)."""
-    pixels: Pixels | None = None
-    place = 0
-    current: av.VideoFrame | None = None
-    width = height = quarter_turns = 0
-
-    def append_frame(frame: av.VideoFrame) -> None:
-        nonlocal place
-        assert pixels is not None
-        with _refusing(
-            "the video's colours cannot be converted ({}): what the file says about them is "
-            "damaged; encode it again"
-        ):
-            rgb = frame.to_ndarray(format="rgb24", width=width, height=height, threads=1)
-        pixels[place] = np.rot90(rgb, quarter_turns) if quarter_turns else rgb
-        place += 1
-
-    for frame in frames:
-        if pixels is None:
-            width, height = frame.width, frame.height
-            limits.check_size(width, height, _FRAME)
-            limits.check_memory(len(wanted), width, height)
-            quarter_turns = round(frame.rotation / 90) % 4
-            shape = (width, height) if quarter_turns % 2 else (height, width)
-            pixels = allocate(len(wanted), *shape)
-        if frame.width * frame.height != width * height:
-            limits.check_size(frame.width, frame.height, _FRAME)
-        if frame.pts is not None:
-            while current is not None and place < len(wanted) and wanted[place] < frame.pts:
-                append_frame(current)
-            while place < len(wanted) and wanted[place] == frame.pts:
-                append_frame(frame)
-        current = frame
-        if place == len(wanted):
-            break
-    if pixels is None or current is None:
-        raise MediaError("the video has no frame that can be decoded")
-    while place < len(wanted):
-        append_frame(current)
-    return pixels

@@ -3,79 +3,71 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
 from hippo.errors import MediaError
-from hippo.types import FramePlan
+from hippo.video.canvas import Canvas, Frames, Pixels
 from hippo.video.frame_list import read_frame_list
 from hippo.video.limits import DecodeLimits
-from hippo.video.sampling import TEMPORAL_PATCH_SIZE
-
-Pixels = np.ndarray[Any, np.dtype[np.uint8]]
-Allocate = Callable[[int, int, int], Pixels]  # (num_frames, height, width) -> [..., 3]
+from hippo.video.resizing import fit_frames, fit_image, fit_size
+from hippo.video.sampling import spaced
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 
 
-@dataclass(frozen=True, slots=True)
-class Frames:
-    """RGB frames (uint8 ``[num_frames, height, width, 3]``) and their times in seconds."""
-
-    pixels: Pixels
-    seconds: tuple[float, ...]
-    sampled_fps: float
-
-
-def read_image(file: BinaryIO, limits: DecodeLimits, allocate: Allocate) -> Frames:
+def read_image(file: BinaryIO, canvas: Canvas) -> Frames:
     """Returns the image as one frame, turned by its EXIF orientation; raises MediaError."""
     file.seek(0)
-    rgb = _rgb(file, _FORMATS, limits, "the image")
-    pixels = allocate(1, rgb.shape[0], rgb.shape[1])
-    pixels[0] = rgb
+    rgb = _rgb(file, _FORMATS, canvas.limits, "the image")
+    height, width, _ = rgb.shape
+    size = fit_image(height, width, canvas.plan, canvas.frame_limits)
+    pixels = canvas.allocate_frames(1, size)
+    canvas.draw(rgb, pixels[0])
     return Frames(pixels, (0.0,), 1.0)
 
 
-def read_frames(
-    file: BinaryIO, plan: FramePlan, limits: DecodeLimits, allocate: Allocate
-) -> Frames:
+def read_frames(file: BinaryIO, canvas: Canvas) -> Frames:
     """Returns the images of a frame list (hippo.video.frame_list) as a video's sampled frames.
 
-    If the list has more than ``plan.max_frames`` images, evenly spaced ones are chosen; an odd
-    number is filled up with the last image. Raises MediaError for too many frames, and for a frame
-    that cannot be read or differs in size from the first.
+    If the list has more images than the plan's ``max_frames`` or ``max_visual_tokens`` allow,
+    evenly spaced ones are chosen; the last image is repeated up to a full grid of tokens. Raises
+    MediaError for too many frames, and for a frame that cannot be read or differs in size from the
+    first.
     """
     listed = read_frame_list(file, file.seek(0, io.SEEK_END))
-    total = len(listed.spans)
+    total, limits, multiple = len(listed.spans), canvas.limits, canvas.frame_limits.frame_multiple
     if total > limits.max_frames:
         raise MediaError(
             f"the video has {total} frames; at most {limits.max_frames} are allowed: send fewer"
         )
     limits.check_duration(listed.duration_s)
     limits.check_rate(total, listed.duration_s)
-    num_chosen = min(total, plan.max_frames)
-    chosen = [place * total // num_chosen for place in range(num_chosen)]
-    num_frames = num_chosen + -num_chosen % TEMPORAL_PATCH_SIZE
-    pixels: Pixels | None = None
-    for place, index in enumerate(chosen):
+
+    def read(index: int) -> Pixels:
         offset, size = listed.spans[index]
         file.seek(offset)
         name = f"frame {index} of the video"
-        rgb = _rgb(io.BytesIO(file.read(size)), ("JPEG",), limits, name)
-        height, width, _ = rgb.shape
-        if pixels is None:
-            limits.check_memory(num_frames, width, height)
-            pixels = allocate(num_frames, height, width)
-        if pixels.shape[1:] != rgb.shape:
+        return _rgb(io.BytesIO(file.read(size)), ("JPEG",), limits, name)
+
+    first = read(0)
+    height, width, _ = first.shape
+    num_chosen = min(total, canvas.plan.max_frames)
+    num_padded = num_chosen + -num_chosen % multiple
+    num_frames = fit_frames(num_padded, height, width, canvas.plan, canvas.frame_limits)
+    num_chosen = min(num_chosen, num_frames)
+    chosen = spaced(total, num_chosen)
+    size = fit_size(num_frames, height, width, canvas.plan, canvas.frame_limits)
+    pixels = canvas.allocate_frames(num_frames, size)
+    for place, index in enumerate(chosen):
+        rgb = read(index) if index else first
+        if rgb.shape != first.shape:
             raise MediaError(
-                f"{name} has {width} x {height} pixels, frame {chosen[0]} has {pixels.shape[2]} x "
-                f"{pixels.shape[1]}; all must be of one size"
+                f"frame {index} of the video has {rgb.shape[1]} x {rgb.shape[0]} pixels, frame 0 "
+                f"has {width} x {height}; all must be of one size"
             )
-        pixels[place] = rgb
-    assert pixels is not None
+        canvas.draw(rgb, pixels[place])
     pixels[num_chosen:] = pixels[num_chosen - 1]
     seconds = [listed.seconds[index] for index in chosen]
     seconds += seconds[-1:] * (num_frames - num_chosen)

@@ -15,12 +15,12 @@ class DecodeLimits:
 
     max_frames: int = 768  # after sampling
     max_pixels: int = 7680 * 4320  # of one frame as stored
-    max_duration_s: float = 3600.0
+    max_duration_s: float = 4 * 3600.0
     max_streams: int = 32  # tracks of the file, of any kind
-    max_stored_frames: int = 500_000  # in the file
+    max_stored_frames: int = 1_000_000  # in the file
     max_stored_fps: float = 1000.0  # mean rate in the file
     max_bytes: int = 256 * _MIB  # of the compressed file
-    timeout_s: float = 30.0  # wall time in the worker
+    timeout_s: float = 120.0  # wall time in the worker
     max_memory_bytes: int = 2048 * _MIB  # of the worker, beyond its use at the start
 
     def __post_init__(self) -> None:

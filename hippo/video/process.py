@@ -52,19 +52,14 @@ class WorkerProcess:
         self._receive()
         self._channel.settimeout(None)
 
-    def ask(self, request: Message, data: bytes) -> tuple[Message, int]:
-        """Returns the reply to a request about ``data``, and the reply's descriptor (-1: none).
+    def ask(self, request: Message, file: int) -> tuple[Message, int]:
+        """Returns the reply to a request about the media in ``file`` (a descriptor), and the
+        reply's descriptor (-1: none).
 
         Raises WorkerDiedError.
         """
-        descriptor = shared_file(len(data))
-        try:
-            with map_whole(descriptor, len(data)) as memory:
-                memory[:] = data
-            with contextlib.suppress(ConnectionError):  # _receive raises WorkerDiedError
-                send_message(self._channel, request, descriptor)
-        finally:
-            os.close(descriptor)
+        with contextlib.suppress(ConnectionError):  # _receive raises WorkerDiedError
+            send_message(self._channel, request, file)
         return self._receive()
 
     def kill(self) -> None:

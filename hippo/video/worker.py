@@ -24,11 +24,13 @@ import numpy as np
 
 from hippo.errors import MediaError
 from hippo.types import FramePlan
+from hippo.video.canvas import Canvas, Frames, Pixels
 from hippo.video.frame_list import MAGIC
 from hippo.video.frames import read_video
-from hippo.video.images import Frames, Pixels, read_frames, read_image
+from hippo.video.images import read_frames, read_image
 from hippo.video.limits import DecodeLimits
 from hippo.video.process import Message, map_whole, receive_message, send_message, shared_file
+from hippo.video.resizing import FrameLimits
 
 
 class Result:
@@ -38,7 +40,9 @@ class Result:
         self.descriptor = -1
 
     def allocate(self, num_frames: int, height: int, width: int) -> Pixels:
-        """Returns uint8 ``[num_frames, height, width, 3]``; its memory is freed with the array."""
+        """Returns uint8 ``[num_frames, height, width, 3]``; its memory is freed with the array.
+        An earlier result is dropped."""
+        self.close()
         shape = (num_frames, height, width, 3)
         size = math.prod(shape)
         self.descriptor = shared_file(size)
@@ -48,20 +52,27 @@ class Result:
         """Closes the file."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
+            self.descriptor = -1
 
 
 def decode(
     request: Message, media: int, limits: DecodeLimits, num_threads: int, result: Result
 ) -> Frames:
     """Decodes the item in the file ``media`` into ``result``."""
-    plan = FramePlan(**request["plan"])
+    canvas = Canvas(
+        FramePlan(**request["plan"]),
+        limits,
+        FrameLimits(**request["frame_limits"]),
+        result.allocate,
+        num_threads,
+    )
     with open(media, "rb", buffering=0, closefd=False) as file:
         file.seek(0)
         if request["kind"] == "image":
-            return read_image(file, limits, result.allocate)
+            return read_image(file, canvas)
         if file.read(len(MAGIC)) == MAGIC:
-            return read_frames(file, plan, limits, result.allocate)
-        return read_video(file, plan, limits, result.allocate, num_threads=num_threads)
+            return read_frames(file, canvas)
+        return read_video(file, canvas)
 
 
 def reply_to(

@@ -15,15 +15,17 @@ from hippo.models.base import Prompt
 from hippo.models.content import cached_places
 from hippo.speculation.drafter import Drafter
 from hippo.types import OpenRequest, Selection
+from services.draft.room import FeatureRoom
 
 
 class DraftSequence(EngineSequence):
     """One sequence and its drafter."""
 
     sends_prefill_timing = True
-    visual: torch.Tensor | None
 
-    def __init__(self, request: OpenRequest, slots: SlotPool, *, max_guessed: int) -> None:
+    def __init__(
+        self, request: OpenRequest, slots: SlotPool, *, max_guessed: int, room: FeatureRoom
+    ) -> None:
         self.drafter = Drafter(
             max_tokens=request.max_tokens,
             end_token_ids=request.end_token_ids,
@@ -34,31 +36,50 @@ class DraftSequence(EngineSequence):
         )
         super().__init__(request, slots, self.drafter)
         self.selection: Selection | None = None
+        self.visual: torch.Tensor | None = None
         self.is_embedded = False
+        self._room = room
 
     def begin_prefill(self, engine: Engine) -> None:
-        engine.start_job(self, self._embed(engine))
+        if self.selection is not None:
+            engine.start_job(self, self._embed(engine))
+            return
+        self._room.enter(
+            self,
+            sum(int(item.places.shape[0]) for item in self.prompt.items),
+            lambda: engine.start_job(self, self._embed(engine)),
+            capacity=engine.model.info.max_context_length,
+        )
+
+    def close(self) -> None:
+        super().close()
+        self._room.leave(self)
+        self.visual = None
 
     def receive_message(self, engine: Engine, message: Any) -> None:
-        if isinstance(message, Selection):
-            if self.selection is not None:
-                raise InvalidRequestError("select came twice; it is sent once", param="select")
-            self.selection = message
-            self._prefill_if_ready(engine)
-        else:
+        if not isinstance(message, Selection):
             super().receive_message(engine, message)
+            return
+        if self.selection is not None:
+            raise InvalidRequestError("select came twice; it is sent once", param="select")
+        self.selection = message
+        if self.is_embedded:
+            engine.start_job(self, self._prefill(engine, message))
+        elif self._room.skip_queue(self):
+            engine.start_job(self, self._embed(engine))
 
     def _embed(self, engine: Engine) -> Job:
+        """Runs the vision tower; if the selection has come, also the prefill in the same job, so
+        that no more features wait than the room holds."""
         self.began_ns = engine.jobs.piece_began_ns
-        self.visual = engine.model.embed_visual(self.prompt, engine.vision_cache)
+        self.visual = yield from self.run_tower(engine)
         self.is_embedded = True
-        self._prefill_if_ready(engine)
-        yield None
+        if self.selection is not None:
+            yield from self._prefill(engine, self.selection)
 
-    def _prefill_if_ready(self, engine: Engine) -> None:
-        selection = self.selection
-        if not self.is_embedded or selection is None:
-            return
+    def _kept(self, selection: Selection) -> torch.Tensor | None:
+        """Returns the visual tokens to cache, None for all; raises InvalidRequestError for a
+        selection about other frames."""
         num_visual = int(self.prompt.visual_indices.shape[0])
         if selection.num_visual_tokens != num_visual:
             raise InvalidRequestError(
@@ -66,20 +87,21 @@ class DraftSequence(EngineSequence):
                 f"{num_visual} here: draft and target see different frames",
                 param="select.num_visual_tokens",
             )
-        kept = None
-        if len(selection.kept_indices) < num_visual:
-            kept = torch.tensor(selection.kept_indices, dtype=torch.int64)
-        engine.start_job(self, self._prefill(engine, kept))
+        if len(selection.kept_indices) == num_visual:
+            return None
+        return torch.tensor(selection.kept_indices, dtype=torch.int64)
 
-    def _prefill(self, engine: Engine, kept: torch.Tensor | None) -> Job:
-        visual, self.visual = self.visual, None
+    def _prefill(self, engine: Engine, selection: Selection) -> Job:
+        self._room.leave(self)
+        kept = self._kept(selection)
         wait_ns = self.take_wait_ns()
         rows = self.rows.at(cached_places(self.prompt, kept))
         num_reused = engine.take_over_rows(self, rows)
-        logits = None
-        for logits in engine.model.prefill(
-            self.slot, self.prompt, visual, kept, num_reused=num_reused
-        ):
+        pieces = engine.model.prefill(
+            self.slot, self.prompt, self.visual, kept, num_reused=num_reused
+        )
+        self.visual = logits = None
+        for logits in pieces:
             if logits is None:
                 yield None
         assert logits is not None, "a prefill ends with logits"

@@ -11,6 +11,7 @@ from hippo.rpc.client import DRAFT_SERVICE
 from hippo.rpc.errors import Context, answering_errors
 from hippo.v1 import draft_pb2, draft_pb2_grpc
 from services.draft.config import DraftSettings
+from services.draft.room import FeatureRoom
 from services.draft.sequence import DraftSequence
 
 
@@ -27,7 +28,7 @@ class DraftServicer(SequenceStreams, draft_pb2_grpc.DraftServiceServicer):
 def build_service(settings: DraftSettings) -> EngineService:
     """Returns the service with its servicer registered; needs a running event loop."""
     service = EngineService(DRAFT_SERVICE, settings, max_waiting=0)
-    make_sequence = partial(DraftSequence, max_guessed=settings.max_guessed)
+    make_sequence = partial(DraftSequence, max_guessed=settings.max_guessed, room=FeatureRoom())
     servicer = DraftServicer(service, draft_pb2.DraftResponse, make_sequence)
     draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, service.rpc.server)
     return service

@@ -68,28 +68,30 @@ class TargetSequence(EngineSequence):
         engine.start_job(self, self._prefill(engine))
 
     def _prefill(self, engine: Engine) -> Job:
-        prompt, pruning, model = self.prompt, self.request.pruning, engine.model
+        pruning, model = self.request.pruning, engine.model
         queue_ns = engine.jobs.piece_began_ns - self.submitted_ns
-        is_scored = needs_scores(pruning, int(prompt.visual_indices.shape[0]))
+        is_scored = needs_scores(pruning, int(self.prompt.visual_indices.shape[0]))
         # Scores need the question's queries, so the prefill must not reuse the question's rows.
-        most = int(prompt.question_indices[0]) if is_scored else None
+        most = int(self.prompt.question_indices[0]) if is_scored else None
         num_reused = engine.take_over_rows(self, self.rows, most=most)
-        visual = None
-        if has_visual_from(prompt, num_reused) or (is_scored and needs_features(pruning.strategy)):
-            visual = model.embed_visual(prompt, engine.vision_cache)
+        visual = yield from self.run_tower(
+            engine,
+            is_needed=has_visual_from(self.prompt, num_reused)
+            or (is_scored and needs_features(pruning.strategy)),
+        )
         selection = tap = None
         if is_scored:
             selection = ScoredSelection(
                 pruning,
-                prompt,
+                self.prompt,
                 visual,
                 score_layers=self._scoring.num_layers_for(model),
                 options=self._scoring.options,
             )
             tap = selection.tap
-        logits = None
-        yield None
-        for logits in model.prefill(self.slot, prompt, visual, None, tap, num_reused):
+        pieces = model.prefill(self.slot, self.prompt, visual, None, tap, num_reused)
+        visual = logits = None
+        for logits in pieces:
             if logits is None:
                 self._tell_selection(engine, selection)
                 yield None

@@ -37,6 +37,7 @@ def running(pair: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> I
         draft_model=pair["draft"],
         dtype="float32",  # in which equality is exact
         port=0,
+        allowed_local_media_path=str(media_folder),
         target_args=(
             "--slots", "2",
             "--max-queue", "2",
@@ -51,13 +52,11 @@ def running(pair: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> I
         gateway_args=(
             "--calibration-share", "0",  # every answer is sped up
             "--services-silence-s", "120",  # tests hold a service still for longer than 20 s
-            "--allowed-media-dirs", str(media_folder),
             "--allowed-media-domains", "127.0.0.1",
             "--allow-http-media", "true",
             "--allow-private-media-addresses", "true",
             "--max-media-bytes", str(1 << 20),
             "--max-body-bytes", str(4 << 20),
-            "--max-media-items", "2",
         ),
     )  # fmt: skip
     with run_stack(options) as started:

@@ -102,12 +102,6 @@ def test_frames_that_cannot_be_had(http: httpx.Client, clip: Path) -> None:
     assert f"{param} is 9, more than mm_processor_kwargs.max_frames (4)" in message
 
 
-def test_more_videos_than_allowed(http: httpx.Client, clip: Path) -> None:
-    part = video_message(data_url(clip))["content"][0]
-    messages = [{"role": "user", "content": [part, part, part]}]
-    assert "takes 2" in _refused(_ask(http, messages=messages), 400, param="messages")
-
-
 def test_urls_that_lead_elsewhere_or_to_too_much(http: httpx.Client, running: Running) -> None:
     with web_server(running.media_folder) as site:
         redirected = _refused(_ask_about(http, f"{site}/away"), 403, param=VIDEO)

@@ -179,6 +179,14 @@ def test_a_frame_limit_shortens_the_prompt(client: openai.OpenAI, clip: Path) ->
     assert num_prompt_tokens(fps=8, max_frames=4) < num_prompt_tokens(fps=8, max_frames=16)
 
 
+def test_sixty_four_frames_are_taken_as_images(client: openai.OpenAI) -> None:
+    url = data_url(jpeg_frame(1), "image/jpeg")
+    parts: list[Any] = [{"type": "image_url", "image_url": {"url": url}, "uuid": "frame"}] * 64
+    parts.append({"type": "text", "text": "What moves?"})
+    completion = ask(client, messages=[{"role": "user", "content": parts}], max_tokens=1)
+    assert completion.usage.prompt_tokens > 64 * 4
+
+
 def test_a_seed_gives_the_same_answer_and_none_gives_another(client: openai.OpenAI) -> None:
     def answer(seed: int | None) -> tuple[str | None, int]:
         extra = {"ignore_eos": True}

@@ -45,7 +45,6 @@ NOT_KNOBS = {
     "services_tls_ca": "the services are reached inside the stack's network only",
     "services_tls_cert": "the services are reached inside the stack's network only",
     "services_tls_key": "the services are reached inside the stack's network only",
-    "upload_dir": "uploads lie in the container's /tmp",
     "tls_cert": "the services are reached inside the stack's network only",
     "tls_key": "the services are reached inside the stack's network only",
     "tls_ca": "the services are reached inside the stack's network only",

@@ -4,15 +4,12 @@ services, which answer pings and take streams all the while."""
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 
 from gateway.backends import Backends
 from gateway.completion import Completion
@@ -23,8 +20,16 @@ from hippo.metrics.gateway import DraftLoss
 from hippo.models.base import StepPlan
 from hippo.speculation.coordinator import Action, Coordinator
 from hippo.types import Block, Pruning
-from tests.support.services import serving_draft, serving_target, target_only, toy_request, until
-from tests.support.toy_model import NUM_TOKEN_IDS, ToyModel
+from tests.support.services import (
+    no_files,
+    serving_draft,
+    serving_target,
+    target_only,
+    toy_request,
+    until,
+    with_tokenizer,
+)
+from tests.support.toy_model import ToyModel
 
 PATIENT = ("serial", "vpsd", "optimistic", "conservative")  # policies that wait for long
 REQUEST = toy_request(max_tokens=40, end_token_ids=())
@@ -52,14 +57,6 @@ class HangingDraft(ToyModel):
 
     def _hang(self) -> None:
         assert self.free.wait(100)
-
-
-def with_tokenizer(model: ToyModel) -> ToyModel:
-    """The gateway reads what the services say of their tokenizer."""
-    words = {f"w{number}": number for number in range(NUM_TOKEN_IDS)}
-    tokenizer_json = Tokenizer(WordLevel(words, unk_token="w0")).to_str().encode()
-    model._info = dataclasses.replace(model.info, tokenizer_json=tokenizer_json)
-    return model
 
 
 def slow_target(step_s: float) -> ToyModel:
@@ -104,6 +101,7 @@ async def answer(
         timeout_s=None,
         record=record,
         news=asyncio.Event(),
+        copy_files=no_files,
     )
     async with completion:
         await until(lambda: completion.is_over)

@@ -111,7 +111,8 @@ class Reference:
         return logits
 
     def _video_features(self, prompt: Prompt) -> torch.Tensor:
-        pixels, embed = prompt.extras["pixel_values_videos"], self.model.model.get_video_features
+        pixels = normalised(self.processor.video_processor, prompt.extras["pixel_values_videos"])
+        embed = self.model.model.get_video_features
         if self._is_qwen:
             grids = prompt.extras["video_grid_thw"]
             return torch.cat(embed(pixels, grids, return_dict=True).pooler_output)
@@ -120,16 +121,29 @@ class Reference:
 
     def _image_features(self, prompt: Prompt) -> torch.Tensor:
         extras, embed = prompt.extras, self.model.model.get_image_features
+        pixels = normalised(self.processor.image_processor, extras["pixel_values"])
         if self._is_qwen:
-            features = embed(extras["pixel_values"], extras["image_grid_thw"], return_dict=True)
+            features = embed(pixels, extras["image_grid_thw"], return_dict=True)
         else:
             features = embed(
-                extras["pixel_values"],
+                pixels,
                 extras["image_sizes"],
                 batch_num_images=extras["batch_num_images"],
                 return_dict=True,
             )
         return torch.cat(features.pooler_output)
+
+
+def normalised(processor: Any, pixels: torch.Tensor) -> torch.Tensor:
+    """A prompt's bytes as the tower takes them, computed in float64."""
+    values = pixels.shape[1] // 3
+    by_channel = pixels.view(-1, 3, 1, values) if pixels.dim() == 2 else pixels
+    mean, std = (
+        torch.tensor(each, dtype=torch.float64)[:, None, None]
+        for each in (processor.image_mean, processor.image_std)
+    )
+    scaled = by_channel.double() * processor.rescale_factor
+    return ((scaled - mean) / std).float().view(pixels.shape)
 
 
 def arranged(

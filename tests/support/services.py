@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any, TypeVar
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from hippo.engine.media_cache import Decoder
 from hippo.engine.service import Backend, EngineService
@@ -40,7 +43,7 @@ from services.draft import servicer as draft_servicer
 from services.draft.config import DraftSettings
 from services.target import servicer as target_servicer
 from services.target.config import TargetSettings
-from tests.support.toy_model import ToyDecoder
+from tests.support.toy_model import NUM_TOKEN_IDS, ToyDecoder, ToyModel
 
 ClientT = TypeVar("ClientT", DraftClient, TargetClient)
 
@@ -70,6 +73,19 @@ def build_draft(**changes: Any) -> EngineService:
 def build_target(max_waiting: int = 4, **changes: Any) -> EngineService:
     settings = TargetSettings(model="toy", max_queue=max_waiting, **changes)
     return target_servicer.build_service(settings)
+
+
+def with_tokenizer(model: ToyModel) -> ToyModel:
+    """The gateway reads what the services say of their tokenizer."""
+    words = {f"w{number}": number for number in range(NUM_TOKEN_IDS)}
+    tokenizer_json = Tokenizer(WordLevel(words, unk_token="w0")).to_str().encode()
+    model._info = dataclasses.replace(model.info, tokenizer_json=tokenizer_json)
+    return model
+
+
+async def no_files(media: Sequence[Media]) -> tuple[Media, ...]:
+    """Stands for the gateway's copying of files, where no media are files."""
+    raise AssertionError("no service was given a path")
 
 
 @asynccontextmanager

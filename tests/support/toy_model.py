@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 
 import torch
 
@@ -32,6 +33,7 @@ from hippo.types import (
     ModelInfo,
     TextPart,
 )
+from hippo.video.resizing import FrameLimits
 
 NUM_TOKEN_IDS = 64
 END_TOKEN_ID = 1
@@ -45,8 +47,9 @@ _NUM_GROUPS = 3
 class ToyModel:
     """Deterministic; ``noise`` makes a draft that agrees with the noiseless target at times.
 
-    ``on_piece`` is called before each layer group and ``on_forward`` before each forward, on the
-    device thread: tests hold or break the device there.
+    ``on_embed`` is called before each item of the vision tower, ``on_piece`` before each layer
+    group and ``on_forward`` before each forward, on the device thread: tests hold or break the
+    device there.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class ToyModel:
         self._rows: dict[int, list[tuple[int, bytes | None]]] = {s: [] for s in range(num_slots)}
         self._num_prompt_rows: dict[int, int] = {}
         self.on_piece: Callable[[int], None] = lambda slot: None
+        self.on_embed: Callable[[int], None] = lambda index: None
         self.on_forward: Callable[[StepPlan], None] = lambda plan: None
         self.plans: list[StepPlan] = []
         self.kept: list[int | None] = []  # visual tokens of each prefill
@@ -98,6 +102,10 @@ class ToyModel:
     @property
     def num_layers(self) -> int:
         return _NUM_GROUPS
+
+    @property
+    def frame_limits(self) -> FrameLimits:
+        return FrameLimits()
 
     def held_ids(self, slot: int) -> list[int]:
         """Token ids of all rows that were last written to the slot, those rolled back included."""
@@ -160,6 +168,15 @@ class ToyModel:
                     cache.put(item.digest, features)
             rows.append(features)
         return torch.cat(rows) if rows else None
+
+    def embed_pieces(
+        self, prompt: Prompt, cache: FeatureCache | None = None
+    ) -> Generator[None, None, torch.Tensor | None]:
+        """A piece an item; ``on_embed`` is called before each."""
+        for index, _ in enumerate(prompt.items):
+            self.on_embed(index)
+            yield
+        return self.embed_visual(prompt, cache)
 
     def prefill(
         self,
@@ -255,7 +272,8 @@ class ToyDecoder:
     """Reads b"toy:N" as N frames."""
 
     async def decode(self, media: Media, plan: FramePlan) -> DecodedMedia:
-        prefix, _, count = media.data.partition(b":")
+        data = Path(media.path).read_bytes() if media.path else media.data
+        prefix, _, count = data.partition(b":")
         if prefix != b"toy" or not count.isdigit():
             raise MediaError("not a toy video")
         num_frames = int(count)

@@ -42,7 +42,11 @@ def reference() -> Any:
 
 
 def ours(total: int, fps: float, plan: FramePlan) -> list[int]:
-    return sample_frames([i / fps for i in range(total)], total / fps, plan)
+    return sampled([i / fps for i in range(total)], total / fps, plan)
+
+
+def sampled(seconds: list[float], duration_s: float, plan: FramePlan) -> list[int]:
+    return sample_frames(seconds, duration_s, count_frames(len(seconds), duration_s, plan))
 
 
 @pytest.mark.parametrize("fps", [8.0, 10.0, 12.0, 24.0, 24000 / 1001, 25.0, 30.0, 60.0])
@@ -85,20 +89,20 @@ def test_counts_are_even_ascending_and_within_the_plan(
 
 
 def test_an_only_frame_is_taken_twice() -> None:
-    assert sample_frames([0.0], 0.04, DEFAULT) == [0, 0]
+    assert sampled([0.0], 0.04, DEFAULT) == [0, 0]
 
 
 def test_a_variable_rate_is_sampled_evenly_in_time() -> None:
     fast = [i / 60 for i in range(120)]  # 2 s
     slow = [2.0 + i for i in range(6)]  # 6 s
-    indices = sample_frames(fast + slow, 8.0, replace(DEFAULT, fps=1.0))
+    indices = sampled(fast + slow, 8.0, replace(DEFAULT, fps=1.0))
     assert indices == [0, 60, 120, 121, 122, 123, 124, 125]
 
 
 def test_a_still_of_a_variable_rate_is_on_screen_until_the_next_frame() -> None:
-    assert sample_frames([0.0, 0.1, 3.9], 4.0, replace(DEFAULT, fps=1.0, min_frames=2)) == [0, 1]
+    assert sampled([0.0, 0.1, 3.9], 4.0, replace(DEFAULT, fps=1.0, min_frames=2)) == [0, 1]
     times = [0.0, 0.1, 0.2, 3.9]
-    assert sample_frames(times, 4.0, replace(DEFAULT, fps=1.0, min_frames=2)) == [0, 2, 2, 2]
+    assert sampled(times, 4.0, replace(DEFAULT, fps=1.0, min_frames=2)) == [0, 2, 2, 2]
 
 
 def test_a_plan_left_open_takes_the_models_defaults_and_the_operators_limit() -> None:

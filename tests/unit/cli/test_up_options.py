@@ -36,6 +36,23 @@ def test_a_draft_has_the_targets_dtype_unless_it_is_on_a_cpu(
             assert arguments[arguments.index("--dtype") + 1] == expected
 
 
+def test_the_services_open_the_directories_of_requests_and_uploads(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_stack_arguments(parser, port=0)
+    given = parser.parse_args(("--allowed-local-media-path", f"{tmp_path},/usr"))
+    with Stack(stack_options(given), lambda name, line: None) as stack:
+
+        def value(name: str, flag: str) -> str:
+            arguments = stack._arguments(name)
+            return arguments[arguments.index(flag) + 1]
+
+        uploads = value("gateway", "--upload-dir")
+        assert Path(uploads).is_dir()
+        assert value("gateway", "--allowed-local-media-path") == f"{tmp_path},/usr"
+        for name in ("target", "draft"):
+            assert value(name, "--allowed-local-media-path") == f"{uploads},{tmp_path},/usr"
+
+
 def test_auto_is_half_precision_for_a_draft_alone() -> None:
     plans = [settings(model="a").load_plan for settings in (DraftSettings, TargetSettings)]
     assert [(plan.dtype, plan.auto_is_half) for plan in plans] == [("auto", True), ("auto", False)]

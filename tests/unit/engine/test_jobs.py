@@ -12,12 +12,14 @@ from hippo.engine.jobs import Job, Jobs
 from hippo.engine.sequence import EngineSequence
 from hippo.engine.slots import SlotPool
 from hippo.engine.stats import EngineCounters
+from services.draft.room import FeatureRoom
 from services.draft.sequence import DraftSequence
 from tests.support.services import toy_request
 
 
 def sequence() -> EngineSequence:
-    return DraftSequence(toy_request(), SlotPool(1, max_waiting=0), max_guessed=0)
+    pool = SlotPool(1, max_waiting=0)
+    return DraftSequence(toy_request(), pool, max_guessed=0, room=FeatureRoom())
 
 
 class Recorder:

@@ -10,8 +10,11 @@ from prometheus_client import Gauge
 
 from gateway.choices import Choices
 from gateway.completion import Completion
+from gateway.report import AnswerRecord
+from gateway.responses import UsageResponse
 from gateway.text import Piece, join_pieces
 from hippo.errors import HippoError, OverloadedError, UnavailableError
+from hippo.types import MediaKind, MediaUse, PromptInfo
 
 
 class _Completion:
@@ -22,6 +25,7 @@ class _Completion:
         self._said: list[Piece] = []
         self.has_begun = self.is_over = self.is_left = False
         self.error: HippoError | None = None
+        self.record = AnswerRecord("off", received_ns=0)
 
     async def __aenter__(self) -> _Completion:
         return self
@@ -125,3 +129,16 @@ async def test_each_is_counted_where_it_is() -> None:
         assert await anext(pieces) == (0, None)
         assert scene.counted == [1, 1]
     assert scene.counted == [0, 0]
+
+
+def test_the_usage_says_what_the_model_sees_of_the_media() -> None:
+    scene = _Scene(2)
+    assert scene.choices.usage["prompt_tokens_details"]["media"] == []
+    video = MediaUse(MediaKind.VIDEO, 32, 448, 252, 2304)
+    prompt = PromptInfo(b"", 2400, 2304, media=(video, MediaUse(MediaKind.IMAGE, 1, 56, 28, 2)))
+    scene.completions[1].record.target_prompt = prompt
+    usage = UsageResponse.model_validate(scene.choices.usage)
+    assert usage.prompt_tokens_details.model_dump()["media"] == [
+        {"type": "video", "num_frames": 32, "width": 448, "height": 252, "num_tokens": 2304},
+        {"type": "image", "num_frames": 1, "width": 56, "height": 28, "num_tokens": 2},
+    ]

@@ -26,7 +26,7 @@ from hippo.errors import (
     MediaError,
     NotFoundError,
 )
-from hippo.types import MediaKind
+from hippo.types import Media, MediaKind
 from hippo.video.frame_list import read_frame_list
 
 
@@ -59,12 +59,19 @@ def inside(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def reader(uploads: Uploads, inside: Path) -> MediaReader:
-    return MediaReader(_settings(allowed_media_dirs=(str(inside),), max_media_bytes=1000), uploads)
+    return MediaReader(
+        _settings(allowed_local_media_path=(str(inside),), max_media_bytes=1000), uploads
+    )
+
+
+def _count(num_bytes: int) -> None:
+    """The bytes of a fetched URL are not limited here."""
 
 
 async def _read(reader: MediaReader, url: str, kind: MediaKind = MediaKind.VIDEO) -> bytes:
-    (media,) = await reader.read_media([MediaSource(kind, url, "field")])
-    return media.data
+    media = await reader.read_media([MediaSource(kind, url, "field")])
+    (copied,) = await reader.copy_files(media)
+    return copied.data
 
 
 @pytest.mark.parametrize(
@@ -132,7 +139,7 @@ async def test_a_path_is_read_only_under_an_allowed_directory(
 @pytest.mark.parametrize(
     ("url", "flag"),
     [
-        ("/clip.mp4", "--allowed-media-dirs"),
+        ("/clip.mp4", "--allowed-local-media-path"),
         ("https://media.example/clip.mp4", "--allowed-media-domains"),
         ("http://[::1", "--allowed-media-domains"),
         ("https://[2001:db8:85a3::8a2e:370:7334]/a.mp4", "--allowed-media-domains"),
@@ -141,6 +148,58 @@ async def test_a_path_is_read_only_under_an_allowed_directory(
 async def test_paths_and_urls_are_off_by_default(uploads: Uploads, url: str, flag: str) -> None:
     with pytest.raises(ForbiddenError, match=flag):
         await _read(MediaReader(_settings(), uploads), url)
+
+
+async def test_a_file_is_not_read_where_every_service_opens_it(
+    reader: MediaReader, inside: Path
+) -> None:
+    path = inside / "clip.mp4"
+    path.write_bytes(b"data")
+    media = await reader.read_media([MediaSource(MediaKind.VIDEO, str(path), "field", uuid="a")])
+    status = path.stat()
+    named = Media(
+        MediaKind.VIDEO,
+        path=str(path),
+        num_bytes=4,
+        modified_ns=status.st_mtime_ns,
+        uuid="a",
+    )
+    assert media == (named,)
+    copied = (Media(MediaKind.VIDEO, b"data", uuid="a"),)
+    here, elsewhere = (str(inside),), ("/elsewhere", f"{inside}-not")
+    for open_dirs, expected in (
+        ([here, here], media),
+        ([here], media),
+        ([(*elsewhere, str(inside.parent)), here], media),
+        ([here, elsewhere], copied),
+        ([here, ()], copied),
+        ([], copied),
+    ):
+        assert await reader.copy_files(media, open_dirs) == expected
+    path.unlink()
+    with pytest.raises(MediaError, match="cannot be read") as caught:
+        await reader.copy_files(media)
+    assert caught.value.param == "media[0]"
+
+
+async def test_what_a_request_holds_in_memory_is_bounded(uploads: Uploads, inside: Path) -> None:
+    settings = _settings(allowed_local_media_path=(str(inside),), max_message_mib=1)
+    reader = MediaReader(settings, uploads)
+    half, whole = inside / "half.mp4", inside / "whole.mp4"
+    half.write_bytes(bytes(1 << 19))
+    whole.write_bytes(bytes(1 << 20))
+    url = f"data:video/mp4;base64,{base64.b64encode(half.read_bytes()).decode()}"
+
+    def sources(*urls: str | Path) -> list[MediaSource]:
+        return [MediaSource(MediaKind.VIDEO, str(each), "field") for each in urls]
+
+    media = await reader.read_media(sources(url, half, whole))
+    with pytest.raises(MediaError, match="--allowed-local-media-path") as caught:
+        await reader.copy_files(media)
+    assert caught.value.param == "media[2]"
+    assert len(await reader.copy_files(media[:2])) == 2
+    with pytest.raises(MediaError, match="more than 1048576 bytes"):
+        await reader.read_media(sources(url, url, url))
 
 
 async def test_only_regular_files_are_read(reader: MediaReader, inside: Path) -> None:
@@ -167,22 +226,22 @@ async def test_only_regular_files_are_read(reader: MediaReader, inside: Path) ->
 )
 async def test_a_url_off_the_list_is_not_fetched(url: str, expected: str) -> None:
     with pytest.raises(ForbiddenError, match=expected):
-        await _fetcher("media.example").fetch_url(url)
+        await _fetcher("media.example").fetch_url(url, _count)
 
 
 async def test_a_wildcard_means_subdomains_alone() -> None:
     fetcher = _fetcher("*.media.invalid")
     with pytest.raises(ForbiddenError, match="list"):
-        await fetcher.fetch_url("https://media.invalid/clip.mp4")
+        await fetcher.fetch_url("https://media.invalid/clip.mp4", _count)
     with pytest.raises(MediaError, match="cannot be resolved"):
-        await fetcher.fetch_url("https://cdn.media.invalid/clip.mp4")
+        await fetcher.fetch_url("https://cdn.media.invalid/clip.mp4", _count)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "10.0.0.1", "169.254.169.254"])
 async def test_an_allowed_name_with_a_private_address_is_refused(host: str) -> None:
     fetcher = _fetcher("127.0.0.1", "localhost", "::1", "10.0.0.1", "169.254.169.254")
     with pytest.raises(ForbiddenError, match="not public"):
-        await fetcher.fetch_url(f"https://{host}/clip.mp4")
+        await fetcher.fetch_url(f"https://{host}/clip.mp4", _count)
 
 
 @pytest.mark.parametrize(
@@ -238,9 +297,9 @@ async def test_a_connection_whose_certificate_is_one_hosts_is_not_used_for_anoth
             patched.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
             for _ in range(2):
                 url = f"https://one.example:{port}/clip.mp4"
-                assert await fetcher.fetch_url(url) == b"data"
+                assert await fetcher.fetch_url(url, _count) == b"data"
             with pytest.raises(MediaError, match="certificate"):
-                await fetcher.fetch_url(f"https://two.example:{port}/clip.mp4")
+                await fetcher.fetch_url(f"https://two.example:{port}/clip.mp4", _count)
         await fetcher.close()
 
 
@@ -275,7 +334,7 @@ async def test_an_item_that_is_refused_ends_the_fetch_beside_it(uploads: Uploads
 async def _upload(uploads: Uploads, data: bytes, owner: str | None = None) -> str:
     pieces = iter([data, b""])
 
-    async def read(num_bytes: int) -> bytes:
+    async def read() -> bytes:
         return next(pieces)
 
     return (await uploads.add_upload(read, filename="clip.mp4", owner=owner)).video_id
@@ -290,7 +349,7 @@ async def test_an_upload_is_read_by_its_id_for_its_owner_alone(
         with pytest.raises(NotFoundError) as caught:
             await reader.read_media([source], owner=owner)
         assert caught.value.param == "field"
-    (media,) = await reader.read_media([source], owner="alice")
+    (media,) = await reader.copy_files(await reader.read_media([source], owner="alice"))
     assert media.data == b"a video"
 
 
@@ -372,7 +431,7 @@ async def test_malformed_urls_are_the_callers_mistake(reader: MediaReader) -> No
     fetcher = _fetcher("*.example", allow_http=True)
     for url in ("http://[::1", "http://a.example:99999/", "http://" + "é" * 70 + ".example/"):
         with pytest.raises(MediaError):
-            await fetcher.fetch_url(url)
+            await fetcher.fetch_url(url, _count)
 
 
 async def test_a_domain_of_other_letters_is_allowed_by_either_of_its_names(
@@ -388,7 +447,7 @@ async def test_a_domain_of_other_letters_is_allowed_by_either_of_its_names(
     for domain in ("*.Müller.example", "*.xn--mller-kva.example"):
         for host in ("a.müller.example", "a.xn--mller-kva.example."):
             with pytest.raises(MediaError, match="cannot be resolved"):
-                await _fetcher(domain).fetch_url(f"https://{host}/clip.mp4")
+                await _fetcher(domain).fetch_url(f"https://{host}/clip.mp4", _count)
     assert asked == ["a.xn--mller-kva.example"] * 4
 
 
@@ -412,9 +471,9 @@ async def test_redirects_that_lead_nowhere_are_the_urls_fault(
     async with server:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(MediaError, match=words):
-            await fetcher.fetch_url(f"http://127.0.0.1:{port}/clip.mp4")
+            await fetcher.fetch_url(f"http://127.0.0.1:{port}/clip.mp4", _count)
         with pytest.raises(MediaError):
-            await fetcher.fetch_url(f"http://127.0.0.1:{port}/" + "x" * 70_000)
+            await fetcher.fetch_url(f"http://127.0.0.1:{port}/" + "x" * 70_000, _count)
         with pytest.raises(MediaError, match="cannot be sent"):
-            await fetcher.fetch_url(f"http://127.0.0.1:{port}/\ud800")
+            await fetcher.fetch_url(f"http://127.0.0.1:{port}/\ud800", _count)
     await fetcher.close()

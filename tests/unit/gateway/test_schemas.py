@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gateway import translate
+from gateway import media_fields, translate
 from gateway.config import GatewaySettings
-from gateway.media import FrameTimes
-from gateway.media_schemas import MediaProcessing
 from gateway.schemas import ChatCompletionRequest
 from gateway.speculation import speculation_plan
 from hippo.config import SettingsError, load_settings
@@ -67,7 +65,6 @@ def test_values_that_change_nothing_are_taken(fields: dict[str, Any]) -> None:
         ({"tool_choice": "required"}, "tool_choice is not supported"),
         ({"min_tokens": -1}, "greater than or equal to 0"),
         ({"max_tokens": 4, "max_completion_tokens": 5}, "differ"),
-        ({"mm_processor_kwargs": {"max_frames": 2, "num_frames": 2}}, "mean the same"),
     ],
 )
 def test_what_would_change_the_answer_and_is_not_supported_is_named(
@@ -95,7 +92,7 @@ def test_content_parts_keep_their_order_and_media_are_numbered() -> None:
     assert system.role == "system"
     assert first.content == (TextPart("First"), MediaPart(0), MediaPart(1))
     assert last.content == (MediaPart(2),)
-    sources = translate.media_sources(_parse(messages=messages))
+    sources = media_fields.media_sources(_parse(messages=messages), INFO)
     assert [(source.kind, source.url) for source in sources] == [
         (MediaKind.VIDEO, "a"),
         (MediaKind.IMAGE, "b"),
@@ -163,14 +160,6 @@ def test_choices_differ_by_their_index_alone_and_are_limited() -> None:
     assert second.sampling == dataclasses.replace(request.sampling, choice_index=1)
 
 
-def test_frames_are_planned_by_either_name() -> None:
-    plan = _open(
-        mm_processor_kwargs={"fps": 2.5, "num_frames": 16, "max_pixels": 50_000}
-    ).frame_plan
-    assert (plan.fps, plan.max_frames, plan.max_pixels) == (2.5, 16, 50_000)
-    assert _open(mm_processor_kwargs={"max_frames": 4}).frame_plan.max_frames == 4
-
-
 @pytest.mark.parametrize(
     "argv",
     [
@@ -184,61 +173,12 @@ def test_frames_are_planned_by_either_name() -> None:
         ["--target", "a:1", "--allowed-pruning-strategies", "uniform,none"],  # default: holistic
         ["--target", "a:1", "--policy", "magic"],
         ["--target", "a:1", "--max-media-bytes", "0"],
-        ["--target", "a:1", "--allowed-media-dirs", "/no/such/folder"],
+        ["--target", "a:1", "--allowed-local-media-path", "/no/such/folder"],
     ],
 )
 def test_settings_that_cannot_work_are_refused_at_the_start(argv: list[str]) -> None:
     with pytest.raises(SettingsError):
         load_settings(GatewaySettings, argv, {}, env_prefix="X", prog="gateway", description="")
-
-
-def _frames(**video: Any) -> ChatCompletionRequest:
-    url = {"url": "data:video/jpeg;base64,AAAA,BBBB"}
-    return _parse(
-        messages=[{"role": "user", "content": [{"type": "video_url", "video_url": url}]}],
-        media_io_kwargs={"video": video},
-    )
-
-
-def test_frames_are_a_second_apart_unless_the_request_says_otherwise() -> None:
-    def times(request: ChatCompletionRequest) -> FrameTimes:
-        return translate.media_sources(request)[0].times
-
-    assert times(_frames()) == FrameTimes(1.0)
-    assert times(_frames(fps=4)) == FrameTimes(4.0)
-    by_processor = _frames().model_copy(update={"mm_processor_kwargs": MediaProcessing(fps=3)})
-    assert times(by_processor) == FrameTimes(3.0)
-    assert times(_frames(fps=10, frames_indices=[5, 20])) == FrameTimes(10.0, (5, 20))
-    ended = times(_frames(fps=10, frames_indices=[5, 20], total_num_frames=45))
-    assert ended == FrameTimes(10.0, (5, 20), 4.0)
-    assert times(_frames(duration=7.5)) == FrameTimes(1.0, (), 7.5)
-
-
-def test_times_of_frames_need_frames() -> None:
-    for name, value in (("frames_indices", [0]), ("total_num_frames", 9), ("duration", 2.0)):
-        request = _parse(media_io_kwargs={"video": {name: value}})
-        with pytest.raises(InvalidRequestError, match="sent one by one") as caught:
-            translate.media_sources(request)
-        assert caught.value.param == f"media_io_kwargs.video.{name}"
-
-
-@pytest.mark.parametrize(
-    "video",
-    [
-        {"frames_indices": []},
-        {"frames_indices": [3, 3]},
-        {"frames_indices": [-1, 3]},
-        {"frames_indices": [0, 2**31]},
-        {"frames_indices": [0, 9], "total_num_frames": 9},
-        {"duration": 0},
-        {"duration": float("inf")},
-        {"total_num_frames": 0},
-        {"do_sample_frames": True},
-    ],
-)
-def test_times_of_frames_out_of_range_are_refused(video: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        _frames(**video)
 
 
 def test_a_token_id_of_thousands_of_digits_is_refused() -> None:

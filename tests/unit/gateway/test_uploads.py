@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def _uploads(folder: Path, clock: _Clock, *, max_bytes: int = MAX_BYTES) -> Uplo
 def _reading(data: bytes, piece_bytes: int = 7) -> ReadPiece:
     pieces = iter([data[i : i + piece_bytes] for i in range(0, len(data), piece_bytes)])
 
-    async def read(num_bytes: int) -> bytes:
+    async def read() -> bytes:
         return next(pieces, b"")
 
     return read
@@ -63,7 +64,7 @@ async def test_what_was_uploaded_is_read_again(uploads: Uploads) -> None:
     assert is_upload_id(upload.video_id)
     assert (upload.num_bytes, upload.filename) == (50, "a.mp4")
     assert upload.expires_s == upload.created_s + TTL_S
-    assert await uploads.read_upload(upload.video_id, None) == data
+    assert Path(uploads.path(upload.video_id, None)).read_bytes() == data
 
 
 async def test_it_expires(uploads: Uploads, clock: _Clock, tmp_path: Path) -> None:
@@ -111,7 +112,7 @@ async def test_without_room_for_any_there_are_no_uploads(tmp_path: Path, clock: 
 
 
 async def test_an_upload_that_breaks_off_leaves_nothing(uploads: Uploads, tmp_path: Path) -> None:
-    async def read(num_bytes: int) -> bytes:
+    async def read() -> bytes:
         if not _files(tmp_path):
             return b"x"
         raise ConnectionError
@@ -121,6 +122,26 @@ async def test_an_upload_that_breaks_off_leaves_nothing(uploads: Uploads, tmp_pa
             await uploads.add_upload(read, filename="", owner=None)
     assert _files(tmp_path) == []
     await uploads.add_upload(_reading(b"x" * 60), filename="", owner=None)
+
+
+async def test_what_a_killed_gateway_left_is_deleted_and_anothers_is_not(
+    tmp_path: Path, clock: _Clock
+) -> None:
+    (tmp_path / "hippo-uploads-killed").mkdir()
+    (tmp_path / "hippo-uploads-killed" / "video").write_bytes(b"x")
+    (tmp_path / "kept").mkdir()
+    first, second = _uploads(tmp_path, clock), _uploads(tmp_path, clock)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"kept", first.folder.name, second.folder.name}
+
+
+async def test_a_full_disk_is_told(uploads: Uploads, tmp_path: Path) -> None:
+    async def read() -> bytes:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(UploadsFullError, match="--upload-dir"):
+        await uploads.add_upload(read, filename="", owner=None)
+    assert _files(tmp_path) == []
 
 
 async def test_closing_deletes_everything(uploads: Uploads, tmp_path: Path) -> None:

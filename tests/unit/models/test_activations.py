@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 
 import pytest
 import torch
 
 from hippo.cli.stack import BUNDLED_PAIR
-from hippo.models.base import DecodedMedia, VideoLanguageModel
+from hippo.models.base import AttentionTap, DecodedMedia, VideoLanguageModel
 from hippo.models.cache import cache_dtype
 from hippo.models.loading import load_model
 from hippo.models.placement import DTYPES
 from hippo.models.plan import LoadPlan
-from hippo.sizes import find_shape
-from tests.support.reference import clip, prefill, prepare, user
+from hippo.sizes import SCORED_ROWS, find_shape
+from tests.support.reference import clip, prepare, user
 from tests.support.tensor_trace import peak_bytes
 
 CPU = torch.device("cpu")
 
 
 def measured(model: VideoLanguageModel, *media: DecodedMedia) -> tuple[int, int]:
-    """The peak of a whole prefill, and the prompt's length."""
-    prompt = prepare(model, user(*range(len(media)), "what is in the thing?"), *media)
-    prefill(model, 0, prompt)  # whatever happens only once
-    return peak_bytes(lambda: prefill(model, 0, prompt), CPU), prompt.length
+    """The peak of a whole prefill that scores by as many rows as at most, and the prompt's
+    length."""
+    question = "what is in the thing? " * 40
+    prompt = prepare(model, user(*range(len(media)), question), *media)
+    assert prompt.question_indices.shape[0] > SCORED_ROWS
+
+    def scored_prefill() -> None:
+        visual = model.embed_visual(prompt)
+        deque(model.prefill(0, prompt, visual, None, AttentionTap(model.num_layers)), maxlen=1)
+
+    scored_prefill()  # whatever happens only once
+    return peak_bytes(scored_prefill, CPU), prompt.length
 
 
 def computed(folder: Path, num_tokens: int, dtype: str) -> int:
@@ -61,6 +70,6 @@ def test_a_long_video_passes_the_tower_in_stretches(monkeypatch: pytest.MonkeyPa
 
 
 def test_llava_onevisions_frames_take_no_more_than_is_computed(llava_checkpoint: Path) -> None:
-    model = load_model(LoadPlan(str(llava_checkpoint), dtype="float32", max_context_length=2048))
-    peak, num_tokens = measured(model, clip(num_frames=40))
+    model = load_model(LoadPlan(str(llava_checkpoint), dtype="float32", max_context_length=4096))
+    peak, num_tokens = measured(model, clip(num_frames=200))
     assert peak <= computed(llava_checkpoint, num_tokens, "float32") <= 1.6 * peak

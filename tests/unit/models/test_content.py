@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -91,7 +91,7 @@ def test_features_from_a_cache_equal_computed_ones_to_the_last_bit(
     filled = family.embed_visual(prompt, kept)
     assert kept.keys() == {item.digest for item in prompt.items}
 
-    def refuse(prompt: Prompt, index: int) -> torch.Tensor:
+    def refuse(prompt: Prompt, index: int) -> Iterator[torch.Tensor]:
         raise AssertionError("the vision tower ran")
 
     monkeypatch.setattr(family._tower, "embed_item", refuse)  # type: ignore[attr-defined]
@@ -111,10 +111,10 @@ def test_of_a_prompt_with_a_known_and_a_new_item_only_the_new_one_is_computed(
     tower = family._tower  # type: ignore[attr-defined]
     embed_item = tower.embed_item
 
-    def embed(prompt: Prompt, index: int) -> torch.Tensor:
+    def embed(prompt: Prompt, index: int) -> Iterator[torch.Tensor]:
         computed.append(index)
-        features: torch.Tensor = embed_item(prompt, index)
-        return features
+        parts: Iterator[torch.Tensor] = embed_item(prompt, index)
+        return parts
 
     monkeypatch.setattr(tower, "embed_item", embed)
     mixed = family.embed_visual(prompt, kept)

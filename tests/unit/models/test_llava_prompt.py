@@ -16,7 +16,7 @@ from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.types import ChatMessage, FramePlan, TextPart
 from tests.support.llava import ORDERED_TEMPLATE, llava_processor
-from tests.support.reference import Reference, assert_close, clip, image, prepare, user
+from tests.support.reference import Reference, assert_close, clip, image, normalised, prepare, user
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_visual_features_are_the_grid_tokens_then_images_then_newlines(
     assert features.shape == (54 + 18 + 2 + num_images, 64)
     newline = reference.model.model.image_newline.detach()
     assert torch.equal(features[-2:], newline.expand(2, -1))
-    frames = prompt.extras["pixel_values_videos"]
+    frames = normalised(reference.processor.video_processor, prompt.extras["pixel_values_videos"])
     with torch.no_grad():
         first, second = (
             reference.model.model.get_video_features(one[None], return_dict=True).pooler_output[0]

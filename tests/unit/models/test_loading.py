@@ -289,7 +289,7 @@ import sys
 from hippo.models.checkpoint import find_checkpoint
 shares = []
 found = find_checkpoint("org/model", progress=lambda stage, share: shares.append(share))
-assert found.name == "org/model" and found.num_parameters > 100_000
+assert found.name == "org/model" and found.num_floats > 100_000
 assert shares[0] == 0.0 and shares[-1] == 1.0, shares
 """
     done = subprocess.run(

@@ -127,7 +127,8 @@ def test_a_follower_does_what_rank_0_did(
 
 def test_a_prompt_is_sent_whole_but_for_its_pixels(toy: ToyModel) -> None:
     prompt = _prompt(toy)
-    prompt.extras["pixel_values"] = torch.zeros(3)
+    prompt.extras["pixel_values"] = torch.zeros(3, dtype=torch.uint8)
+    prompt.extras["pixel_values_videos"] = torch.zeros(3)
     prompt.extras["image_indices"] = torch.tensor([1, 2])
 
     sent = pickle.loads(pickle.dumps(without_pixels(prompt)))

@@ -82,14 +82,15 @@ def test_a_prompt_is_what_the_processor_makes_of_it(
         assert torch.equal(mine.places, theirs.places)
 
 
-def test_items_are_told_apart_by_their_pixels_and_shape(processor: Any) -> None:
-    patches = fast_patches(processor.video_processor)
-    assert patches is not None
-    size = dict(processor.video_processor.size)
-    clips = [video(4, 56, 84), video(4, 84, 56), video(4, 56, 84, seed=1)]
-    digests = [patches.cut_frames(clip.frames, size)[2] for clip in clips]
+def test_items_are_told_apart_by_their_pixels_and_shape(reference: Reference) -> None:
+    prompts = builder(reference, is_fast=True)
+    clips = [video(4, 56, 84), video(4, 84, 56), video(4, 56, 84, seed=1), video(4, 56, 84)]
+    digests = [
+        prompts.build_prompt(user(0, "what?"), [clip], FramePlan()).items[0].digest
+        for clip in clips
+    ]
     assert len(set(digests)) == 3
-    assert patches.cut_frames(clips[0].frames.clone(), size)[2] == digests[0]
+    assert digests[3] == digests[0]
 
 
 def test_a_video_beside_an_image_is_the_one_that_it_is_alone(reference: Reference) -> None:
@@ -118,6 +119,6 @@ def test_a_processor_that_does_something_else_is_not_replaced(
     assert fast_patches(video_processor) is None
     monkeypatch.undo()
     ours = VideoPatches(video_processor)
-    monkeypatch.setattr(video_processor, "image_mean", [0.1, 0.2, 0.3])
+    monkeypatch.setattr(video_processor, "merge_size", 1)
     assert not ours.matches_processor()
     assert fast_patches(object()) is None

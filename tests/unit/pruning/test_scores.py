@@ -116,7 +116,7 @@ def test_blocks_of_queries_and_of_frames_change_nothing(monkeypatch: pytest.Monk
     attention = attention_scores(query, key, scaling=0.3, visual=visual)
     for block_elements in (1, 2 * 12 * 6):  # one frame at a time; two of the first video's
         monkeypatch.setattr(scores_module, "_BLOCK_ELEMENTS_CPU", block_elements)
-        monkeypatch.setattr(scores_module, "_MAX_LOGITS", block_elements)
+        monkeypatch.setattr(scores_module, "SCORED_LOGITS", block_elements)
         for actual, expected in zip(distinctness(features, grids), whole, strict=True):
             torch.testing.assert_close(actual, expected)
         torch.testing.assert_close(

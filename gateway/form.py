@@ -1,0 +1,105 @@
+"""Reads the file of a multipart form piece by piece, so that a large one is stored only once."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator
+
+from python_multipart.exceptions import MultipartParseError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import ClientDisconnect
+
+from hippo.errors import InvalidRequestError
+
+FIELD = "file"
+
+
+class FormFile:
+    """The field ``file`` of a form, read from the pieces of a request's ``body``; other fields are
+    skipped. ``read_head`` comes first, then ``read_piece`` until it returns an empty piece."""
+
+    def __init__(self, content_type: str, body: AsyncIterator[bytes]) -> None:
+        """Raises InvalidRequestError for a body of another type."""
+        kind, options = parse_options_header(content_type)
+        if kind != b"multipart/form-data" or not options.get(b"boundary"):
+            raise InvalidRequestError(
+                f"the content type is {content_type or 'missing'!r}; expected multipart/form-data "
+                f"with the video in the field {FIELD!r}",
+                param=FIELD,
+            )
+        self._body = body
+        self._pieces: deque[bytes] = deque()
+        self._name: str | None = None  # the file's, once its head has come
+        self._is_file = False  # whether the part being read is the file
+        self._has_ended = False
+        self._header = [b"", b""]
+        self._disposition = b""
+        self._parser = MultipartParser(
+            options[b"boundary"],
+            {
+                "on_part_begin": self._on_part_begin,
+                "on_header_field": lambda data, start, end: self._add_header(0, data[start:end]),
+                "on_header_value": lambda data, start, end: self._add_header(1, data[start:end]),
+                "on_header_end": self._on_header_end,
+                "on_headers_finished": self._on_headers_finished,
+                "on_part_data": self._on_part_data,
+                "on_end": self._on_end,
+            },
+        )
+
+    async def read_head(self) -> str:
+        """Returns the file's name; raises InvalidRequestError for a form without the file."""
+        while self._name is None and await self._parse_next():
+            pass
+        if self._name is None:
+            raise InvalidRequestError(f"the form has no file in the field {FIELD!r}", param=FIELD)
+        return self._name
+
+    async def read_piece(self) -> bytes:
+        """Returns the file's next bytes, and b"" at its end.
+
+        Raises InvalidRequestError for a malformed form.
+        """
+        while not self._pieces:
+            if not await self._parse_next():
+                return b""
+        return self._pieces.popleft()
+
+    async def _parse_next(self) -> bool:
+        """Parses the next piece of the body; returns False at the body's end."""
+        try:
+            piece = await anext(self._body, None)
+            if piece is not None:
+                self._parser.write(piece)
+            elif not self._has_ended:
+                raise ClientDisconnect
+        except ClientDisconnect:
+            raise InvalidRequestError("the form is cut off; send it whole", param=FIELD) from None
+        except MultipartParseError as error:
+            raise InvalidRequestError(f"the form is malformed: {error}", param=FIELD) from None
+        return piece is not None
+
+    def _on_part_begin(self) -> None:
+        self._is_file, self._disposition = False, b""
+
+    def _add_header(self, place: int, data: bytes) -> None:
+        self._header[place] += data
+
+    def _on_header_end(self) -> None:
+        name, value = self._header
+        if name.lower() == b"content-disposition":
+            self._disposition = value
+        self._header = [b"", b""]
+
+    def _on_headers_finished(self) -> None:
+        _, options = parse_options_header(self._disposition)
+        if self._name is None and options.get(b"name") == FIELD.encode() and b"filename" in options:
+            self._is_file = True
+            self._name = options[b"filename"].decode(errors="replace")
+
+    def _on_part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._is_file and end > start:
+            self._pieces.append(data[start:end])
+
+    def _on_end(self) -> None:
+        self._has_ended = True

@@ -1,0 +1,292 @@
+"""How a checkpoint's weights are quantised, decided before any weight is read.
+
+Layers that stay quantised run through the quantiser's own modules, which transformers puts in the
+place of the linear layers. Where a form has no kernels, its weights are dequantised while they are
+read, and the layers are those of a plain checkpoint. ``find_quantization`` refuses what can run in
+neither way.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hippo.errors import ModelLoadError
+from hippo.models.checkpoint import Checkpoint
+from hippo.models.linear import is_quantized
+from hippo.models.plan import LoadPlan
+from hippo.sizes import QUANTIZED_BITS, ModelShape
+
+_log = logging.getLogger(__name__)
+
+_FP8_CAPABILITY = (8, 9)  # of GPUs that multiply FP8: Ada Lovelace, Hopper and later ones
+
+# Matches the name of every module that is not in a layer of the text model: the vision tower, the
+# projector and the head are never quantised at load.
+_OUTSIDE_LAYERS = r"(?!model\.language_model\.layers\.).*"
+
+_SKIP_LISTS = ("modules_to_not_convert", "llm_int8_skip_modules", "ignore")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization:
+    """The form of quantised weights in memory.
+
+    ``settings`` are the checkpoint's ``quantization_config`` for transformers; None: a plain
+    checkpoint is quantised at load. ``is_kept`` is False if weights are dequantised at load.
+    ``mixes_rows``: a row's result depends on the rows beside it beyond rounding. ``only_dtype`` is
+    the dtype of rows that the kernels need.
+    """
+
+    name: str
+    settings: dict[str, Any] | None = None
+    is_kept: bool = True
+    mixes_rows: bool = False
+    only_dtype: str | None = None
+
+    @property
+    def form(self) -> str:
+        """What to say of the weights after their dtype, for MemoryNeeds.form."""
+        return f" and {self.name}" if self.is_kept else f", dequantised from {self.name}"
+
+    def weight_bytes(self, checkpoint: Checkpoint, shape: ModelShape, bytes_each: int) -> int:
+        """Returns the bytes of all weights; ``bytes_each`` is the item size of plain weights."""
+        if self.settings is None:
+            others = shape.num_parameters - shape.num_shared_parameters
+            bits = QUANTIZED_BITS[self.name]
+            return int(shape.num_shared_parameters * bits / 8) + others * bytes_each
+        if not self.is_kept:
+            return shape.num_parameters * bytes_each
+        return checkpoint.num_floats * bytes_each + checkpoint.num_packed_bytes
+
+    def loading_options(self, model_class: Any, config: Any, dtype: torch.dtype) -> dict[str, Any]:
+        """Returns the arguments of ``model_class.from_pretrained``; ``config`` is its
+        configuration, whose ``quantization_config`` is replaced, and ``dtype`` that of rows."""
+        if self.settings is None:
+            make_config = {"int8": _int8_config, "nf4": _nf4_config}[self.name]
+            return {"quantization_config": make_config(dtype)}
+        config.quantization_config = _with_current_names(self.settings, model_class, config)
+        return {"config": config}
+
+    def prepare_modules(self, model: Any, dtype: torch.dtype) -> None:
+        """Casts plain weights to ``dtype`` and sets what the quantiser's modules leave open."""
+        # Logs a warning for each product of rows that are not float16.
+        logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
+        for module in model.modules():
+            # transformers leaves plain weights beside quantised ones in their stored dtype.
+            if type(module).__module__.startswith(("torch.", "transformers.models.")):
+                for weight in module.parameters(recurse=False):
+                    if not is_quantized(weight):
+                        weight.data = weight.data.to(dtype)
+            # bitsandbytes' fused products on a CPU round rows and scales to bfloat16, and fail if
+            # a weight's width is not a multiple of its block size.
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                module.support_avx512bf16_for_cpu = False
+
+
+def find_quantization(
+    plan: LoadPlan, checkpoint: Checkpoint, device: torch.device
+) -> Quantization | None:
+    """Returns how the weights are quantised; None: not at all.
+
+    Raises ModelLoadError for a form that the device or the installed packages cannot run, for
+    tensor parallelism, and for a quantised checkpoint that the plan would quantise again.
+    """
+    text = checkpoint.config.get("text_config") or {}
+    settings = checkpoint.config.get("quantization_config") or text.get("quantization_config")
+    if settings is None:
+        if plan.quantization is None:
+            return None
+        _require_packages(checkpoint, plan.quantization, _LOAD_PACKAGES[plan.quantization])
+        return Quantization(name=plan.quantization)
+    method = str(settings.get("quant_method", "")).lower()
+    if method not in _METHODS:
+        raise ModelLoadError(
+            f"{checkpoint.name} is quantised by {method or 'an unnamed method'!r}, which is not "
+            f"supported; supported: {', '.join(sorted(_METHODS))}"
+        )
+    if plan.quantization is not None:
+        raise ModelLoadError(
+            f"{checkpoint.name} is quantised already ({method}): leave --quantization out"
+        )
+    if plan.tensor_parallel > 1:
+        raise ModelLoadError(
+            f"{checkpoint.name} is quantised ({method}), and quantised layers run on one device: "
+            "leave --tensor-parallel out, or use a checkpoint that is not quantised"
+        )
+    found = _METHODS[method](checkpoint, dict(settings), device)
+    if found.mixes_rows:
+        reason = "a token's logits depend on the other tokens of a forward"
+        if plan.exact_rows is not None:
+            raise ModelLoadError(
+                f"{checkpoint.name}: with {found.name} {reason}: leave --deterministic out, or use "
+                "another form of the model"
+            )
+        _log.warning(
+            "%s: with %s %s, so that answers may differ from those of the target alone",
+            checkpoint.name,
+            found.name,
+            reason,
+        )
+    return found
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported."""
+    return importlib.util.find_spec(package) is not None
+
+
+def _require_packages(checkpoint: Checkpoint, method: str, packages: Iterable[str]) -> None:
+    missing = [name for name in packages if not is_installed(name)]
+    if missing:
+        names = " ".join(name.replace("_", "-") for name in missing)
+        raise ModelLoadError(
+            f"{checkpoint.name}: its weights in the form {method} need {names}, which is not "
+            f"installed: pip install {names}"
+        )
+
+
+def _bitsandbytes(
+    checkpoint: Checkpoint, settings: dict[str, Any], _device: torch.device
+) -> Quantization:
+    _require_packages(checkpoint, "bitsandbytes", ("bitsandbytes",))
+    if settings.get("load_in_8bit"):
+        has_outliers = float(settings.get("llm_int8_threshold", 6.0)) > 0
+        return Quantization(name="LLM.int8()", settings=settings, mixes_rows=has_outliers)
+    return Quantization(name=f"bitsandbytes {settings.get('bnb_4bit_quant_type', 'fp4')}",
+                        settings=settings)  # fmt: skip
+
+
+def _needs_gptqmodel(
+    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device
+) -> Quantization:
+    method = settings["quant_method"].lower()
+    if device.type != "cuda":
+        raise ModelLoadError(
+            f"{checkpoint.name} is quantised by {method}, whose kernels need a GPU: use --device "
+            "cuda, or a bitsandbytes or plain form of the model"
+        )
+    packages = ("gptqmodel", "optimum") if method == "gptq" else ("gptqmodel",)
+    _require_packages(checkpoint, method, packages)
+    # transformers would cast other weights to float16 as well, without a word.
+    return Quantization(
+        name=method, settings=settings, only_dtype="float16" if method == "awq" else None
+    )
+
+
+def _fine_grained_fp8(
+    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device
+) -> Quantization:
+    if not _multiplies_fp8(device):
+        return Quantization(name="fp8", settings=settings | {"dequantize": True}, is_kept=False)
+    _require_packages(checkpoint, "fp8", ("kernels",))
+    try:
+        importlib.import_module(
+            "transformers.integrations.finegrained_fp8"
+        ).load_finegrained_fp8_kernel()
+    except (ImportError, OSError, ValueError, RuntimeError) as error:
+        raise ModelLoadError(
+            f"{checkpoint.name}: its FP8 kernels cannot be loaded from the hub (kernels-community/"
+            f"finegrained-fp8): {error}"
+        ) from error
+    return Quantization(name="fp8", settings=settings)
+
+
+def _compressed_tensors(
+    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device
+) -> Quantization:
+    _require_packages(checkpoint, "compressed-tensors", ("compressed_tensors",))
+    groups = list((settings.get("config_groups") or {}).values())
+    sparsity = (settings.get("sparsity_config") or {}).get("format", "dense")
+    if len(groups) != 1 or sparsity != "dense":
+        raise ModelLoadError(
+            f"{checkpoint.name}: compressed-tensors with {len(groups)} groups of layers or with "
+            "sparse weights is not supported: use a form whose layers are all quantised in one way"
+        )
+    weights = groups[0].get("weights") or {}
+    name = f"compressed-tensors {weights.get('type', 'int')}{weights.get('num_bits', '')}"
+    # The cache has its own dtype; transformers would hook the modules of attention.
+    settings = settings | {"kv_cache_scheme": None}
+    if _multiplies_fp8(device) and (weights.get("type"), weights.get("num_bits")) == ("float", 8):
+        return Quantization(name=name, settings=settings | {"use_optimized_inference": True})
+    return Quantization(name=name, settings=settings | {"dequantize": True}, is_kept=False)
+
+
+def _torchao(
+    checkpoint: Checkpoint, settings: dict[str, Any], _device: torch.device
+) -> Quantization:
+    _require_packages(checkpoint, "torchao", ("torchao",))
+    form = json.dumps(settings.get("quant_type"))
+    scales_whole_batch = "DynamicActivation" in form and "PerTensor" in form
+    return Quantization(name="torchao", settings=settings, mixes_rows=scales_whole_batch)
+
+
+_METHODS: dict[str, Callable[[Checkpoint, dict[str, Any], torch.device], Quantization]] = {
+    "awq": _needs_gptqmodel,
+    "bitsandbytes": _bitsandbytes,
+    "compressed-tensors": _compressed_tensors,
+    "fp8": _fine_grained_fp8,
+    "gptq": _needs_gptqmodel,
+    "torchao": _torchao,
+}
+
+
+def _multiplies_fp8(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return False
+    return torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
+
+
+def _int8_config(_dtype: torch.dtype) -> Any:
+    transformers: Any = importlib.import_module("transformers")
+    torchao: Any = importlib.import_module("torchao.quantization")
+    return transformers.TorchAoConfig(
+        torchao.Int8WeightOnlyConfig(set_inductor_config=False),
+        modules_to_not_convert=[_OUTSIDE_LAYERS],
+    )
+
+
+def _nf4_config(dtype: torch.dtype) -> Any:
+    transformers: Any = importlib.import_module("transformers")
+    return transformers.BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_compute_dtype=dtype,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        llm_int8_skip_modules=[_OUTSIDE_LAYERS],
+    )
+
+
+_LOAD_PACKAGES = {"int8": ("torchao",), "nf4": ("bitsandbytes",)}
+
+
+def _with_current_names(settings: dict[str, Any], model_class: Any, config: Any) -> dict[str, Any]:
+    """Returns the settings with today's names of the modules that stay as they are.
+
+    Checkpoints of older versions of transformers name them as in their weight files, as ``visual``
+    for ``model.visual``. transformers renames the weights, and these names for one method only.
+    """
+    mapping: Any = importlib.import_module("transformers.conversion_mapping")
+    with torch.device("meta"):
+        renamings = mapping.get_model_conversion_mapping(model_class(config))
+    renamed = {}
+    for key in _SKIP_LISTS:
+        if settings.get(key):
+            renamed[key] = [_renamed(name, renamings) for name in settings[key]]
+    return settings | renamed
+
+
+def _renamed(name: str, renamings: Iterable[Any]) -> str:
+    """Renames a module; a name after ``re:`` is a regular expression of compressed-tensors."""
+    prefix = "re:" if name.startswith("re:") else ""
+    current = name.removeprefix(prefix) + "."  # renamings are written for names of weights
+    for renaming in renamings:
+        current, _ = renaming.rename_source_key(current)
+    return prefix + current.removesuffix(".")

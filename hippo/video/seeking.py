@@ -1,0 +1,194 @@
+"""Decodes the frames on screen at given times, from the key frame before each."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import av
+import av.error
+
+from hippo.errors import MediaError
+from hippo.video.timeline import VideoTimeline
+
+_Packet: TypeAlias = "av.Packet[av.VideoStream]"
+_MAX_BAD_SHARE = 0.1  # of packets that cannot be decoded
+_EARLIER_S = 2.0  # a seek may end behind its aim if packets are stored far from their times
+
+
+class SeekError(Exception):
+    """Decoding from key frames may differ from decoding the whole file."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Wanted times (ticks) from one key frame on and before the next."""
+
+    previous: int  # the key frame before the run's
+    key: int
+    wanted: list[int]
+
+
+def seek_frames(
+    container: av.container.InputContainer,
+    stream: av.VideoStream,
+    timeline: VideoTimeline,
+    wanted: Sequence[int],
+) -> Iterator[av.VideoFrame]:
+    """Yields the frame on screen at each time in ``wanted`` (ticks, ascending), and reads and
+    decodes only from the key frames before them.
+
+    Raises SeekError if the frames may not be those of ``all_frames``.
+    """
+    try:
+        for run in _runs(wanted, timeline):
+            packets = _seek(container, stream, run, timeline)
+            stream.codec_context.flush_buffers()
+            frames = _from_key(packets, stream, set(run.wanted))
+            for tick, frame in zip(run.wanted, _on_screen(frames, run.wanted), strict=True):
+                shown = frame.pts
+                is_wrong = shown is None or shown > tick or (timeline.is_computed and shown < tick)
+                if is_wrong or frame.is_corrupt:
+                    raise SeekError
+                yield frame
+    except MemoryError:
+        raise
+    except (av.error.FFmpegError, MediaError):
+        raise SeekError from None
+
+
+def all_frames(
+    container: av.container.InputContainer,
+    stream: av.VideoStream,
+    timeline: VideoTimeline,
+    wanted: Sequence[int],
+) -> Iterator[av.VideoFrame]:
+    """Yields the frames of ``seek_frames``, but decodes the file from its beginning.
+
+    Skips damaged packets; raises MediaError if there are too many, or if there is no frame.
+    """
+    num_stored = len(timeline.ticks)
+    needed = set(wanted) if timeline.is_stored else None
+    max_bad = max(1, int(_MAX_BAD_SHARE * num_stored))
+    num_bad = itertools.count(1)
+
+    def skip(_: _Packet | None) -> None:
+        if (number := next(num_bad)) > max_bad:
+            raise MediaError(
+                f"the video is damaged: {number} of {num_stored} frames cannot be decoded"
+            ) from None
+
+    frames = _decode(container.demux(stream), stream, needed, skip)
+    yield from _on_screen(frames if timeline.is_stored else _numbered(frames), wanted)
+
+
+def _runs(wanted: Sequence[int], timeline: VideoTimeline) -> list[_Run]:
+    runs: list[_Run] = []
+    for tick in wanted:
+        place = bisect.bisect_right(timeline.keys, tick) - 1
+        if place < 0:
+            raise SeekError
+        key = timeline.keys[place]
+        if runs and key <= runs[-1].wanted[-1]:
+            runs[-1].wanted.append(tick)
+        else:
+            runs.append(_Run(timeline.keys[max(place - 1, 0)], key, [tick]))
+    return runs
+
+
+def _seek(
+    container: av.container.InputContainer,
+    stream: av.VideoStream,
+    run: _Run,
+    timeline: VideoTimeline,
+) -> Iterator[_Packet]:
+    """Returns the packets from the run's key frame on, or from the one before."""
+    wanted = run.wanted[0]
+    earlier = run.previous - round(_EARLIER_S / timeline.base)
+    for aim, least in ((wanted, run.key), (run.key, run.key), (earlier, run.previous)):
+        container.seek(aim, stream=stream)
+        packets = container.demux(stream)
+        for packet in packets:
+            if packet.is_keyframe and packet.pts is not None and packet.pts >= least:
+                if packet.pts <= wanted:
+                    return itertools.chain((packet,), packets)
+                break
+    raise SeekError
+
+
+def _from_key(
+    packets: Iterator[_Packet], stream: av.VideoStream, wanted: Container[int]
+) -> Iterator[av.VideoFrame]:
+    """Yields the frames from the key frame on, which is the first packet's."""
+    first = next(packets)
+    assert first.pts is not None
+    key = first.pts
+
+    def skip(packet: _Packet | None) -> None:
+        """Skips frames that are shown before the key frame, but stored behind it."""
+        if packet is None or packet.pts is None or packet.pts >= key:
+            raise SeekError
+
+    is_begun = first.is_discard  # such a frame is decoded and not returned
+    for frame in _decode(itertools.chain((first,), packets), stream, wanted, skip):
+        if frame.pts is None:
+            raise SeekError
+        if frame.pts < key:
+            continue
+        if not is_begun and frame.pts != key:
+            raise SeekError  # the decoder has dropped frames that it could not restore
+        is_begun = True
+        yield frame
+
+
+def _decode(
+    packets: Iterable[_Packet],
+    stream: av.VideoStream,
+    wanted: Container[int] | None,
+    on_error: Callable[[_Packet | None], None],
+) -> Iterator[av.VideoFrame]:
+    """Yields frames in presentation order, without frames at times outside of ``wanted`` that no
+    other frame refers to (None: all are wanted). Calls ``on_error`` for a packet that cannot be
+    decoded."""
+    for packet in packets:
+        is_wanted = wanted is None or packet.pts is None or packet.pts in wanted
+        stream.codec_context.skip_frame = "DEFAULT" if is_wanted else "NONREF"
+        try:
+            yield from stream.decode(packet if packet.size else None)
+        except av.error.EOFError:
+            return
+        except MemoryError:
+            raise
+        except av.error.FFmpegError:
+            on_error(packet if packet.size else None)
+
+
+def _numbered(frames: Iterator[av.VideoFrame]) -> Iterator[av.VideoFrame]:
+    """Yields the frames with their indices as times."""
+    for number, frame in enumerate(frames):
+        frame.pts = number
+        yield frame
+
+
+def _on_screen(frames: Iterator[av.VideoFrame], wanted: Sequence[int]) -> Iterator[av.VideoFrame]:
+    """Yields the last frame that is not behind each time, or the first frame of all."""
+    place = 0
+    current: av.VideoFrame | None = None
+    for frame in frames:
+        if frame.pts is not None:
+            while current is not None and place < len(wanted) and wanted[place] < frame.pts:
+                yield current
+                place += 1
+            while place < len(wanted) and wanted[place] == frame.pts:
+                yield frame
+                place += 1
+        current = frame
+        if place == len(wanted):
+            return
+    if current is None:
+        raise MediaError("the video has no frame that can be decoded")
+    for _ in wanted[place:]:
+        yield current

@@ -1,0 +1,174 @@
+"""Files that a service opens by path: which it takes, and what the gateway does if it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gateway.backends import Backends
+from gateway.completion import Completion, CopyFiles
+from gateway.config import GatewaySettings
+from gateway.report import AnswerRecord
+from gateway.speculation import SpeculationPlan
+from hippo.errors import InvalidRequestError, MediaError, MediaPathError
+from hippo.rpc.client import DraftClient, TargetClient
+from hippo.types import Media, MediaKind, OpenRequest, Pruning
+from tests.support.services import (
+    serving_draft,
+    serving_target,
+    target_only,
+    toy_request,
+    until,
+    with_tokenizer,
+)
+from tests.support.toy_model import ToyModel
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A directory of media, beside one that no service may read."""
+    for name in ("media", "private"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "clip.mp4").write_bytes(b"toy:4")
+    (tmp_path / "media" / "out.mp4").symlink_to(tmp_path / "private" / "clip.mp4")
+    (tmp_path / "media" / "in.mp4").symlink_to(tmp_path / "media" / "clip.mp4")
+    return tmp_path / "media"
+
+
+def _file(path: Path) -> Media:
+    status = path.stat()
+    return Media(
+        MediaKind.VIDEO,
+        path=str(path),
+        num_bytes=status.st_size,
+        modified_ns=status.st_mtime_ns,
+    )
+
+
+def _about(item: Media) -> OpenRequest:
+    return toy_request(media=(item,), end_token_ids=(), max_tokens=20)
+
+
+async def test_a_service_opens_the_files_of_its_directories_alone(folder: Path) -> None:
+    good = _file(folder / "clip.mp4")
+    other = folder.parent / "private" / "clip.mp4"
+    async with serving_target(ToyModel(), allowed_local_media_path=(str(folder),)) as (_, client):
+        assert (await client.get_model()).media_dirs == (str(folder),)
+        expected = (await target_only(client, _about(Media(MediaKind.VIDEO, b"toy:4")))).token_ids
+        for path in (folder / "clip.mp4", folder / "in.mp4"):
+            assert (await target_only(client, _about(_file(path)))).token_ids == expected
+        for item, words in (
+            (_file(other), "not under a directory"),
+            (_file(folder / "out.mp4"), "not under a directory"),
+            (dataclasses.replace(good, path=f"{folder}/../private/clip.mp4"), "not under"),
+            (dataclasses.replace(good, path="clip.mp4"), "not under a directory"),
+            (dataclasses.replace(good, path=f"{folder}/missing.mp4"), "missing"),
+            (dataclasses.replace(good, path=str(folder)), "cannot be read"),
+            (dataclasses.replace(good, num_bytes=9), "size or time"),
+            (dataclasses.replace(good, modified_ns=9), "size or time"),
+        ):
+            with pytest.raises(MediaPathError, match=words) as caught:
+                await target_only(client, _about(item))
+            assert caught.value.param == "media[0]"
+            assert str(folder.parent) not in caught.value.message
+        with pytest.raises(InvalidRequestError, match="both data and path"):
+            await target_only(client, _about(dataclasses.replace(good, data=b"toy:4")))
+
+
+async def test_a_file_that_changed_is_read_again(folder: Path) -> None:
+    path = folder / "clip.mp4"
+    async with serving_target(ToyModel(), allowed_local_media_path=(str(folder),)) as (_, client):
+        for num_frames in (4, 8):
+            path.write_bytes(b"toy:%d" % num_frames)
+            os.utime(path, ns=(0, num_frames * 10**9))
+            with_bytes = _about(Media(MediaKind.VIDEO, path.read_bytes()))
+            answers = [
+                await target_only(client, each) for each in (with_bytes, _about(_file(path)))
+            ]
+            assert answers[0].token_ids == answers[1].token_ids
+
+
+@pytest.mark.parametrize("refuses", ["target", "draft", "both"])
+async def test_where_a_service_cannot_open_a_file_its_bytes_are_sent(
+    folder: Path, refuses: str
+) -> None:
+    request = _about(_file(folder / "clip.mp4"))
+    dirs = {
+        name: () if refuses in (name, "both") else (str(folder),) for name in ("target", "draft")
+    }
+    target, draft = (with_tokenizer(ToyModel(num_slots=2)) for _ in range(2))
+    target.on_forward = lambda plan: time.sleep(0.05)  # the draft comes back in time
+    copied: list[Media] = []
+    record = AnswerRecord(policy="vpsd", received_ns=time.monotonic_ns())
+
+    async def copy_files(media: Sequence[Media]) -> tuple[Media, ...]:
+        copied.extend(media)
+        return (Media(MediaKind.VIDEO, b"toy:4"),)
+
+    def wait_for_draft() -> None:  # on the target's thread
+        while record.draft_prompt is None:
+            time.sleep(0.005)
+
+    async with (
+        serving_target(target, allowed_local_media_path=dirs["target"]) as (_, target_client),
+        serving_draft(draft, allowed_local_media_path=dirs["draft"]) as (_, draft_client),
+    ):
+        in_bytes = _about(Media(MediaKind.VIDEO, b"toy:4"))
+        expected = await target_only(target_client, in_bytes)
+        target.on_forward = lambda plan: wait_for_draft()
+        completion = await _answer(request, target_client, draft_client, copy_files, record)
+    assert completion.error is None
+    assert completion.token_ids == expected.token_ids
+    assert len(copied) == (2 if refuses == "both" else 1)
+
+
+async def test_a_file_that_can_neither_be_opened_nor_copied_is_an_error(folder: Path) -> None:
+    async def copy_files(media: Sequence[Media]) -> tuple[Media, ...]:
+        raise MediaError("too large for a message", param="media[0]")
+
+    request = _about(_file(folder / "clip.mp4"))
+    record = AnswerRecord(policy="vpsd", received_ns=time.monotonic_ns())
+    async with (
+        serving_target(with_tokenizer(ToyModel())) as (_, target_client),
+        serving_draft(with_tokenizer(ToyModel())) as (_, draft_client),
+    ):
+        completion = await _answer(request, target_client, draft_client, copy_files, record)
+    assert isinstance(completion.error, MediaError)
+    assert completion.record.num_completion_tokens == 0
+
+
+async def _answer(
+    request: OpenRequest,
+    target: TargetClient,
+    draft: DraftClient,
+    copy_files: CopyFiles,
+    record: AnswerRecord,
+) -> Completion:
+    backends = Backends(GatewaySettings(target=(target.address,), draft=(draft.address,)))
+    await backends.start()
+    try:
+        await until(lambda: backends.has_draft)
+        completion = Completion(
+            request,
+            plan=SpeculationPlan("vpsd", 4, 4, Pruning()),
+            pair=backends.pair(None),
+            stops=(),
+            draft_stall_s=60.0,
+            timeout_s=None,
+            record=record,
+            news=asyncio.Event(),
+            copy_files=copy_files,
+        )
+        async with completion:
+            await until(lambda: completion.is_over)
+            error = completion.error
+        completion.error = error
+        return completion
+    finally:
+        await backends.close()
