@@ -69,12 +69,14 @@ def converse(
     has_timeline: bool = False,
     cache_salt: str | None = None,
     ignores_end: bool = False,
+    further: Mapping[str, Any] | None = None,
     on_edge: Callable[[], None] = lambda: None,
 ) -> Answer:
     """Streams one answer. Raises HippoError with the server's message on an error.
 
     The server reuses cached data only of requests with the same ``cache_salt`` (default: a new
-    one). ``on_edge`` is called after the first piece of text and after the last.
+    one). ``further`` are more fields of the request. ``on_edge`` is called after the first piece of
+    text and after the last.
     """
     body = {
         "model": "hippo",
@@ -89,6 +91,7 @@ def converse(
         "ignore_eos": ignores_end,
         "cache_salt": cache_salt or uuid.uuid4().hex,
         "speculative": dict(speculative),
+        **(further or {}),
     }
     payload = json.dumps(body).encode()
     parts: list[tuple[float, bytes]] = []

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -47,14 +47,20 @@ def bundled_pair(dtype: str, **changes: Any) -> StackOptions:
 
 
 @contextmanager
-def running_stack(options: StackOptions) -> Iterator[Stack]:
-    """Starts a stack; yields it when it is ready. Its log goes to bench/out/stack.log."""
+def running_stack(
+    options: StackOptions, *, on_start: Callable[[Stack], None] = lambda stack: None
+) -> Iterator[Stack]:
+    """Starts a stack; yields it when it is ready. Its log goes to bench/out/stack.log.
+
+    Calls ``on_start`` when the processes run, before they have loaded their models.
+    """
     STACK_LOG.parent.mkdir(parents=True, exist_ok=True)
     with (
         STACK_LOG.open("a", encoding="utf-8") as log,
         Stack(options, lambda name, line: print(f"{name}: {line}\n", end="", file=log)) as stack,
     ):
         stack.start()
+        on_start(stack)
         stack.wait_ready()
         yield stack
 

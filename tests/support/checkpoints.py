@@ -117,11 +117,16 @@ def seeded_model(
 
 
 def byte_tokenizer(
-    transformers: Any, merges: tuple[str, ...], special_tokens: tuple[str, ...]
+    transformers: Any,
+    merges: tuple[str, ...],
+    special_tokens: tuple[str, ...],
+    num_words: int = 0,
 ) -> Any:
-    """A tokenizer of bytes, a few merges and the special tokens."""
+    """A tokenizer of bytes, a few merges, words that no text is encoded to, and the special
+    tokens."""
     tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens += [merge.replace(" ", "") for merge in merges]
+    tokens += [f"Ġw{number}" for number in range(num_words)]
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
     core = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=pairs))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

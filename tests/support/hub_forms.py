@@ -3,7 +3,7 @@
 Written from what the hub's configuration files say: flat or nested, with which keys, under which
 weight names, in how many files, with the vocabulary padded beyond the tokenizer. Shrunk are
 widths, depths and ids only: a vision tower's grid, the processors' settings and the ratios of
-heads are the published ones.
+heads are the published ones. Qwen's files other than weights are also written at published sizes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ import torch
 from safetensors.torch import save_file
 
 from hippo.models._torchvision import ensure_torchvision
+from hippo.public_models import PUBLIC_CONFIGS
 from tests.support import checkpoints, llava
 
 _HEAD_DIM = 16
 _NUM_LAYERS = 2
+NUM_QWEN_IDS = 151_665  # of the published tokenizer, special tokens included
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +53,13 @@ def write_hub_form(folder: Path, name: str) -> Path:
     """Saves the small counterpart of the hub's repository ``name`` to ``folder``."""
     ensure_torchvision()
     transformers: Any = importlib.import_module("transformers")
-    folder.mkdir(parents=True)
     form = HUB_FORMS[name]
     is_qwen = name.startswith("Qwen/")
     special_tokens = checkpoints.SPECIAL_TOKENS if is_qwen else llava.SPECIAL_TOKENS
     tokenizer = checkpoints.byte_tokenizer(transformers, ("t h", "th e"), special_tokens)
-    tokenizer.save_pretrained(folder)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    _write(folder, "tokenizer_config.json", settings | {"tokenizer_class": "Qwen2Tokenizer"})
-    ids = tokenizer.get_vocab()
     template = checkpoints.CHAT_TEMPLATE if is_qwen else llava.CHAT_TEMPLATE
-    _write(folder, "chat_template.json", {"chat_template": template})
-    _write(folder, "config.json", (_qwen_config if is_qwen else _llava_config)(form, ids))
-    if is_qwen:
-        _write(folder, "preprocessor_config.json", _QWEN_PREPROCESSOR)
-    else:
-        for kind, settings in _LLAVA_PREPROCESSORS.items():
-            _write(folder, kind, settings)
-    generation = {"bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"]}
-    _write(folder, "generation_config.json", generation)
+    make_config = _qwen_config if is_qwen else _llava_config
+    _write_files(folder, tokenizer, template, make_config(form, tokenizer.get_vocab()), is_qwen)
     architecture = (
         "Qwen2_5_VLForConditionalGeneration"
         if is_qwen
@@ -79,12 +69,69 @@ def write_hub_form(folder: Path, name: str) -> Path:
     model = checkpoints.seeded_model(getattr(transformers, architecture), config, seed=0)
     dtype = torch.bfloat16 if is_qwen else torch.float16
     weights = {
-        _hub_name(key, is_qwen): weight.to(dtype).contiguous()
+        hub_name(key, is_qwen=is_qwen): weight.to(dtype).contiguous()
         for key, weight in model.state_dict().items()
         if not (form.is_tied and key == "lm_head.weight")
     }
     _write_weights(folder, weights, is_sharded=form.is_sharded)
     return folder
+
+
+def write_qwen_files(
+    folder: Path,
+    name: str,
+    *,
+    num_layers: int | None = None,
+    num_words: int = 200,
+    chat_template: str = checkpoints.CHAT_TEMPLATE,
+    is_published_size: bool = False,
+) -> Any:
+    """Writes all files of Qwen's repository ``name`` but its weights; returns the tokenizer.
+
+    The sizes are those of the small counterpart, or the published ones, with the published number
+    of ids; ``num_layers`` sets another depth of the language model. The tokenizer has words that
+    no text is encoded to, ``num_words`` of them if the sizes are not the published ones.
+    """
+    ensure_torchvision()
+    transformers: Any = importlib.import_module("transformers")
+    merges, special_tokens = ("t h", "th e"), checkpoints.SPECIAL_TOKENS
+    if is_published_size:
+        num_words = NUM_QWEN_IDS - 256 - len(merges) - len(special_tokens)
+    tokenizer = checkpoints.byte_tokenizer(transformers, merges, special_tokens, num_words)
+    config = _qwen_config(HUB_FORMS[name], tokenizer.get_vocab())
+    if is_published_size:
+        public = PUBLIC_CONFIGS[name]
+        config |= public["text_config"]
+        config["rope_scaling"]["mrope_section"] = [16, 24, 24]
+        config["vision_config"] |= {
+            **public["vision_config"],
+            "num_heads": 16,
+            "fullatt_block_indexes": [7, 15, 23, 31],
+            "out_hidden_size": config["hidden_size"],
+        }
+    if num_layers is not None:
+        config["num_hidden_layers"] = num_layers
+    _write_files(folder, tokenizer, chat_template, config, is_qwen=True)
+    return tokenizer
+
+
+def _write_files(
+    folder: Path, tokenizer: Any, chat_template: str, config: dict[str, Any], is_qwen: bool
+) -> None:
+    folder.mkdir(parents=True)
+    tokenizer.save_pretrained(folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    _write(folder, "tokenizer_config.json", settings | {"tokenizer_class": "Qwen2Tokenizer"})
+    ids = tokenizer.get_vocab()
+    _write(folder, "chat_template.json", {"chat_template": chat_template})
+    _write(folder, "config.json", config)
+    if is_qwen:
+        _write(folder, "preprocessor_config.json", _QWEN_PREPROCESSOR)
+    else:
+        for kind, settings in _LLAVA_PREPROCESSORS.items():
+            _write(folder, kind, settings)
+    generation = {"bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"]}
+    _write(folder, "generation_config.json", generation)
 
 
 def resave(folder: Path, new_folder: Path) -> Path:
@@ -255,7 +302,8 @@ _HUB_PREFIXES = {
 }
 
 
-def _hub_name(key: str, is_qwen: bool) -> str:
+def hub_name(key: str, *, is_qwen: bool) -> str:
+    """The hub's name of a weight that the installed transformers calls ``key``."""
     for prefix, replacement in _HUB_PREFIXES[is_qwen].items():
         if key.startswith(prefix):
             return replacement + key.removeprefix(prefix)

@@ -1,0 +1,369 @@
+"""The parts of ``python -m bench.gpu``."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.clips import filmed_clip, held_out_clips
+from bench.environment import ROOT
+from bench.gpu.steps import STEP_COLUMNS, copy_bandwidth, step_cells, step_rows
+from bench.page import LATENCY_COLUMNS, latency_rows
+from bench.random_pair import PairForm, write_pair
+from bench.report import Report, Section
+from bench.runs import run_systems, running_stack
+from bench.served import (
+    ANSWER_COLUMNS,
+    MEMORY_COLUMNS,
+    NamedClip,
+    PeakMemory,
+    answer_cells,
+    answer_rows,
+    memory_cells,
+    memory_rows,
+    watched_stack,
+)
+from bench.systems import TARGET_ONLY, System, systems
+from bench.tables import wide_console
+from hippo.cli.stack import BUNDLED_PAIR, StackOptions
+from hippo.models.memory import available_bytes
+from hippo.models.placement import parse_device
+from hippo.sizes import GIB, RESERVED_BYTES, find_shape, memory_of
+
+SHARES = (0.85, 0.9, 0.93)
+_SIZES = {"7b": ("7B", "3B"), "32b": ("32B", "7B")}
+_SIDE = 392  # pixels of a clip's square frames: 196 visual tokens for each two frames
+_NUM_SLOTS = 2
+_SKIPPED_WITHOUT_CUDA = "skipif(" + "not torch.cuda.is_available()"
+
+
+class NotMeasuredError(Exception):
+    """The time is up, or memory or disk space is too small; the message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is measured."""
+
+    contexts: tuple[int, ...] = (1024, 8192, 25_600)
+    rows: tuple[int, ...] = (1, 2, 4, 8, 16)
+    seconds_each: float = 1.0
+    num_frames: tuple[int, ...] = (10, 84, 256)
+    side: int = _SIDE
+    max_tokens: int = 128
+    num_clips: int = 10
+    systems: tuple[str, ...] = ()  # all
+    num_test_files: int | None = None  # all
+
+
+_SMALL = Scale(
+    contexts=(64, 128), rows=(1, 3), seconds_each=0.0, num_frames=(4,), side=56, max_tokens=24,
+    num_clips=1, systems=("serial γ=5", "adaptive"), num_test_files=1,
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Run:
+    """One call of the command; the pairs that its parts wrote."""
+
+    args: argparse.Namespace
+    work: Path
+    until_s: float = 0.0
+    scale: Scale = field(default_factory=Scale)
+    pairs: dict[str, tuple[Path, Path]] = field(default_factory=dict)
+
+    @property
+    def dtype(self) -> str:
+        """A CPU computes bfloat16 slowly."""
+        return "float32" if self.args.device == "cpu" else "bfloat16"
+
+    @property
+    def placements(self) -> list[tuple[str, str]]:
+        """Devices of target and draft: one for both, and two if there are two."""
+        if self.args.device == "cpu":
+            return [("cpu", "cpu")]
+        several = torch.cuda.device_count() > 1
+        return [("cuda:0", "cuda:0"), *([("cuda:0", "cuda:1")] if several else [])]
+
+    @property
+    def step_kinds(self) -> tuple[bool, ...]:
+        """Whether steps are captured as CUDA graphs: both, where that is possible."""
+        return (False,) if self.args.device == "cpu" else (False, True)
+
+    def check_time(self, following: str) -> None:
+        """Raises NotMeasuredError if nothing more may begin."""
+        if time.monotonic() > self.until_s:
+            raise NotMeasuredError(f"out of time before {following}")
+
+    def write_pair(self, size: str, section: Section) -> tuple[Path, Path]:
+        """Returns the folders of target and draft, which are written once in a run."""
+        if size not in self.pairs:
+            target, draft = (f"Qwen/Qwen2.5-VL-{each}-Instruct" for each in _SIZES[size])
+            num_bytes = 2 * sum(find_shape(name).num_parameters for name in (target, draft))
+            free = shutil.disk_usage(self.work).free
+            if not self.args.small and num_bytes > free:
+                raise NotMeasuredError(
+                    f"{self.work} has {free / 1e9:.0f} GB free and the weights take "
+                    f"{num_bytes / 1e9:.0f} GB: choose another folder with --work"
+                )
+            for written in [name for name in self.pairs if not self.args.small]:
+                for folder in self.pairs.pop(written):
+                    shutil.rmtree(folder)
+            began = time.monotonic()
+            form = PairForm(target, draft, SHARES, is_published_size=not self.args.small)
+            self.pairs[size] = write_pair(self.work / size, form)
+            took_s = time.monotonic() - began
+            section.add_note(f"wrote {target} and {draft}, random, in {took_s:.0f} s")
+        return self.pairs[size]
+
+
+def run_parts(args: argparse.Namespace) -> int:
+    """Runs the parts one after the other; returns the exit code."""
+    if args.device == "cuda" and not torch.cuda.is_available():
+        sys.stdout.write("no CUDA device is here; --device cpu --small is a trial without one\n")
+        return 2
+    console = wide_console()
+    device = "cpu"
+    if args.device == "cpu":
+        torch.set_num_threads(1)
+    else:
+        names = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+        device = ", ".join(names)
+    report = Report(args.out, "gpu", console=console, device=device, is_small=args.small)
+    num_failed = 0
+    with tempfile.TemporaryDirectory(prefix="hippo-gpu-", dir=args.work) as work:
+        run = Run(args, Path(work), scale=_SMALL if args.small else Scale())
+        for name in args.parts:
+            part, _, size = name.partition("-")
+            section = report.begin_section(name)
+            began_s = time.monotonic()
+            run.until_s = began_s + args.seconds
+            try:
+                _PARTS[part](run, section, size or "7b")
+                section.add_note(f"complete after {time.monotonic() - began_s:.0f} s")
+            except Exception as error:  # the other parts can still be measured
+                num_failed += 1
+                section.add_note(f"not complete: {type(error).__name__}: {error}")
+                if not isinstance(error, NotMeasuredError):
+                    console.print(traceback.format_exc(), markup=False)
+    console.print(f"written to {args.out}/gpu.md and gpu.json")
+    return 1 if num_failed else 0
+
+
+def cuda_test_files() -> list[str]:
+    """Returns the test files with tests that are skipped without a CUDA device; a conftest.py with
+    such parameters stands for its folder."""
+    found = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        if _SKIPPED_WITHOUT_CUDA in path.read_text(encoding="utf-8"):
+            found.append(str(path.parent if path.name == "conftest.py" else path))
+    return found
+
+
+def _run_tests(run: Run, section: Section, size: str) -> None:
+    """Runs the files of tests that need a CUDA device; none of these may be skipped on one."""
+    results = run.work / "tests.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    files = cuda_test_files()[: run.scale.num_test_files]
+    subprocess.run(
+        [*command, f"--junitxml={results}", *files],
+        cwd=ROOT,
+        timeout=max(run.until_s - time.monotonic(), 1.0),
+        check=False,
+    )
+    table = section.add_table("tests that did not pass", ("test", "outcome", "message"))
+    outcomes: Counter[str] = Counter()
+    for case in ElementTree.parse(results).getroot().iter("testcase"):
+        result = next((each for each in case if each.tag != "properties"), None)
+        outcome = "passed" if result is None else result.tag
+        outcomes[outcome] += 1
+        if result is not None:
+            name = f"{case.get('classname')}.{case.get('name')}"
+            message = (result.get("message") or "").partition("\n")[0]
+            table.add_row([name, outcome, message], {"test": name, "outcome": outcome})
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
+    section.add_note(f"{len(files)} files: {counts}")
+    allowed = {"passed", "skipped"} if run.args.device == "cpu" else {"passed"}
+    if not outcomes or set(outcomes) - allowed:
+        raise RuntimeError("a test failed or was skipped, or none was found")
+
+
+def _measure_bundled(run: Run, section: Section, size: str) -> None:
+    """Compares policies with target-only, as ``python -m bench`` does."""
+    console = wide_console()
+    clips = held_out_clips(run.work / "clips", kind="short", num_clips=run.scale.num_clips)
+    for target_device, draft_device in run.placements:
+        for dtype in dict.fromkeys(("float32", run.dtype)):
+            for has_graphs in run.step_kinds:
+                where = f"target on {target_device}, draft on {draft_device}"
+                title = f"{dtype}, {where}, {'graphs' if has_graphs else 'eager'}"
+                run.check_time(title)
+                options = _stack_options(
+                    (BUNDLED_PAIR / "target", BUNDLED_PAIR / "draft"),
+                    (target_device, draft_device),
+                    dtype,
+                    4096,
+                    has_graphs=has_graphs,
+                )
+                with running_stack(options) as stack:
+                    chosen = _systems(run, "none", 0.0)
+                    _, result = run_systems(console, stack.url, clips, chosen, title=title)
+                table = section.add_table(title, LATENCY_COLUMNS)
+                rows = latency_rows(result["summary"])
+                for cells, row in zip(rows, result["summary"], strict=True):
+                    table.add_row(cells, row)
+
+
+def _measure_steps(run: Run, section: Section, size: str) -> None:
+    device = run.placements[0][0]
+    bandwidth = copy_bandwidth(device)
+    section.add_note(f"a copy on {device} reads and writes {bandwidth / 1e9:.0f} GB/s")
+    folders = run.write_pair(size, section)
+    names = [f"Qwen2.5-VL-{each}" for each in _SIZES[size]]
+    table = section.add_table("steps and prefills", STEP_COLUMNS)
+    for name, folder in list(zip(names, folders, strict=True))[: 1 if size == "32b" else 2]:
+        needed = _needed_bytes(folder, max(run.scale.contexts), num_slots=1)
+        if not run.args.small and needed > available_bytes(parse_device(device)):
+            raise NotMeasuredError(f"{name} takes {needed / GIB:.1f} GiB, which {device} lacks")
+        for has_graphs in run.step_kinds:
+            run.check_time(f"{name}, {'graphs' if has_graphs else 'eager'}")
+            for row in step_rows(
+                folder,
+                device=device,
+                dtype=run.dtype,
+                has_graphs=has_graphs,
+                contexts=run.scale.contexts,
+                rows=run.scale.rows,
+                seconds=run.scale.seconds_each,
+                bandwidth=bandwidth,
+            ):
+                table.add_row(step_cells(name, row), {"model": name, **row})
+                run.check_time(f"the figures after this one of {name}")
+
+
+def _serve(run: Run, section: Section, size: str) -> None:
+    """Serves the pair and asks about clips of different lengths; two GPUs where there are two."""
+    frames, side = run.scale.num_frames, run.scale.side
+    num_tokens = max(frames) // 2 * (side // 28) ** 2 + run.scale.max_tokens + 512
+    devices = run.placements[-1]
+    folders = run.write_pair(size, section)
+    _check_room(run, folders, devices, num_tokens)
+    clips = [
+        NamedClip(
+            f"{count} frames of {side} x {side}",
+            filmed_clip(count, width=side, height=side, num_frames=count, fps=2),
+            side * side,
+        )
+        for count in frames
+    ]
+    for has_graphs in run.step_kinds:
+        kind = "graphs" if has_graphs else "eager"
+        run.check_time(kind)
+        # Steps behind the first clip are short enough for graphs.
+        asked = clips[:1] if has_graphs else clips
+        options = _stack_options(folders, devices, run.dtype, num_tokens, has_graphs=has_graphs)
+        memory = PeakMemory(devices)
+        with (
+            _memory_table(section, options, memory, num_tokens, kind),
+            watched_stack(options, memory) as stack,
+        ):
+            table = section.add_table(f"answers, {kind}", ANSWER_COLUMNS)
+            chosen = _systems(run, "holistic", 0.9)
+            for row in answer_rows(
+                stack.url, asked, SHARES, chosen, max_tokens=run.scale.max_tokens
+            ):
+                table.add_row(answer_cells(row), row)
+                run.check_time("the answers after this one")
+
+
+@contextmanager
+def _memory_table(
+    section: Section, options: StackOptions, memory: PeakMemory, num_tokens: int, kind: str
+) -> Iterator[None]:
+    """Adds a table of the memory when the block is left, in whatever way."""
+    try:
+        yield
+    finally:
+        table = section.add_table(f"memory, {kind}", MEMORY_COLUMNS)
+        for row in memory_rows(options, memory.peaks, num_tokens=num_tokens, num_slots=_NUM_SLOTS):
+            table.add_row(memory_cells(row), row)
+
+
+def _check_room(
+    run: Run, folders: tuple[Path, Path], devices: tuple[str, str], num_tokens: int
+) -> None:
+    """Raises NotMeasuredError if the pair does not fit."""
+    if run.args.small:
+        return
+    for device in set(devices):
+        needed = sum(
+            _needed_bytes(folder, num_tokens, num_slots=_NUM_SLOTS) + RESERVED_BYTES
+            for folder, its_device in zip(folders, devices, strict=True)
+            if its_device == device
+        )
+        free = available_bytes(parse_device(device))
+        if needed > free:
+            raise NotMeasuredError(
+                f"the pair takes {needed / GIB:.1f} GiB of {device}, which has {free / GIB:.1f} "
+                "GiB free"
+            )
+
+
+def _needed_bytes(folder: Path, num_tokens: int, *, num_slots: int) -> int:
+    return memory_of(find_shape(str(folder)), num_tokens=num_tokens, num_slots=num_slots).total
+
+
+def _stack_options(
+    folders: Sequence[Path],
+    devices: tuple[str, str],
+    dtype: str,
+    num_tokens: int,
+    *,
+    has_graphs: bool,
+) -> StackOptions:
+    common = ("--slots", str(_NUM_SLOTS), "--max-context-length", str(num_tokens))
+    common += ("--cuda-graphs", "on" if has_graphs else "off")
+    if devices == ("cpu", "cpu"):
+        common += ("--num-threads", "1")
+    return StackOptions(
+        target_model=str(folders[0]),
+        draft_model=str(folders[1]),
+        target_device=devices[0],
+        draft_device=devices[1],
+        dtype=dtype,
+        draft_dtype=dtype,
+        port=0,
+        target_args=common,
+        draft_args=common,
+    )
+
+
+def _systems(run: Run, strategy: str, ratio: float) -> list[System]:
+    chosen = run.scale.systems
+    return [
+        system
+        for system in systems(strategy, ratio)
+        if not chosen or system.name in (TARGET_ONLY, *chosen)
+    ]
+
+
+_PARTS: dict[str, Any] = {
+    "tests": _run_tests,
+    "bundled": _measure_bundled,
+    "steps": _measure_steps,
+    "serve": _serve,
+}

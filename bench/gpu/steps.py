@@ -1,0 +1,155 @@
+"""Times of steps and prefills of one model on one device, and the floors of steps."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hippo.models.base import Prompt, SequenceRows, StepPlan
+from hippo.models.family import CachedModel
+from hippo.models.loading import load_model
+from hippo.models.placement import parse_device
+from hippo.models.plan import LoadPlan
+from hippo.sizes import GIB, ModelShape, find_shape
+
+STEP_COLUMNS = ("model", "steps", "context", "rows", "ms", "floor ms", "over the floor")
+_ROOM = 64  # free tokens behind a context
+_COPY_BYTES = {"cuda": 4 * GIB, "cpu": GIB // 8}
+
+
+def step_rows(
+    folder: Path,
+    *,
+    device: str,
+    dtype: str,
+    has_graphs: bool,
+    contexts: Sequence[int],
+    rows: Sequence[int],
+    seconds: float,
+    bandwidth: float,
+) -> Iterator[dict[str, Any]]:
+    """Loads the model and yields the time of each prefill and step, in milliseconds.
+
+    A step's floor is the time to read the weights of layers and head and the cached keys and values
+    once, at ``bandwidth`` bytes a second. ``seconds`` are spent on each figure.
+    """
+    plan = LoadPlan(
+        str(folder),
+        device=device,
+        dtype=dtype,
+        max_context_length=max(contexts) + _ROOM,
+        cuda_graphs="on" if has_graphs else "off",
+    )
+    model = load_model(plan)
+    assert isinstance(model, CachedModel)
+    num_graphs = list(model.capture_steps())
+    if has_graphs and not num_graphs:
+        raise RuntimeError(f"no step of {folder} was captured as a CUDA graph")
+    shape = find_shape(str(folder))
+    kind = "graphs" if has_graphs else "eager"
+    try:
+        for context in contexts:
+            yield from _rows_of(model, shape, context, rows, seconds, bandwidth, kind)
+    finally:
+        del model
+        gc.collect()
+        if device.startswith("cuda"):
+            torch.cuda.empty_cache()
+
+
+def _rows_of(
+    model: CachedModel,
+    shape: ModelShape,
+    context: int,
+    rows: Sequence[int],
+    seconds: float,
+    bandwidth: float,
+    kind: str,
+) -> Iterator[dict[str, Any]]:
+    device, bytes_each = model.embedding.device, model.embedding.element_size()
+    prompt = _text_prompt(context)
+
+    def fill() -> None:
+        list(model.prefill(0, prompt, None, None))
+
+    fill()
+    facts = {"steps": kind, "context": context}
+    yield {**facts, "rows": None, "ms": median_ms(fill, device, seconds=0.0), "floor_ms": None}
+    num_read = shape.num_shared_parameters + shape.hidden_size * model.info.num_token_ids
+    num_bytes = num_read * bytes_each + shape.cache_bytes(context, bytes_each=bytes_each)
+    for count in rows:
+        plan = StepPlan((SequenceRows(0, 0, tuple(range(1, count + 1))),))
+
+        def step(plan: StepPlan = plan) -> None:
+            model.forward(plan)
+
+        step()
+        ms = median_ms(step, device, seconds=seconds)
+        yield {**facts, "rows": count, "ms": ms, "floor_ms": 1e3 * num_bytes / bandwidth}
+
+
+def step_cells(model: str, row: dict[str, Any]) -> list[str]:
+    """Returns the cells of STEP_COLUMNS."""
+    floor = row["floor_ms"]
+    return [
+        model,
+        row["steps"],
+        f"{row['context']:,}",
+        "prefill" if row["rows"] is None else str(row["rows"]),
+        f"{row['ms']:.3f}",
+        "-" if floor is None else f"{floor:.3f}",
+        "-" if floor is None else f"{row['ms'] / floor:.2f}",
+    ]
+
+
+def median_ms(action: Callable[[], object], device: torch.device, *, seconds: float) -> float:
+    """Returns the median milliseconds of synchronised calls over ``seconds``, at least one."""
+    times: list[float] = []
+    until = time.perf_counter() + seconds
+    while not times or time.perf_counter() < until:
+        _synchronize(device)
+        began = time.perf_counter()
+        action()
+        _synchronize(device)
+        times.append(1e3 * (time.perf_counter() - began))
+    return statistics.median(times)
+
+
+def copy_bandwidth(name: str) -> float:
+    """Returns the bytes per second that a large copy on the device reads and writes."""
+    device = parse_device(name)
+    source = torch.ones(_COPY_BYTES[device.type], dtype=torch.uint8, device=device)
+    goal = torch.empty_like(source)
+
+    goal.copy_(source)
+    ms = median_ms(lambda: goal.copy_(source), device, seconds=0.5)
+    num_bytes = 2 * source.nbytes
+    source = goal = torch.empty(0)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # cached blocks count as used memory
+    return num_bytes / ms * 1e3
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _text_prompt(length: int) -> Prompt:
+    ids = torch.arange(length) % 200
+    return Prompt(
+        input_ids=ids,
+        positions=torch.arange(length).expand(3, -1),
+        next_position=length,
+        visual_indices=torch.empty(0, dtype=torch.int64),
+        visual_grids=(),
+        question_indices=torch.empty(0, dtype=torch.int64),
+        prompt_hash=hashlib.sha256(ids.numpy().tobytes()).digest(),
+    )

@@ -1,0 +1,194 @@
+"""Pairs with the published shapes of Qwen2.5-VL and random weights, and acceptance by choice.
+
+A random model would say anything, and a random draft would never be right. So the last layer's MLP
+holds a table: one neuron for each id of the table answers only to that id's embedding, and adds
+the embedding of the next id to the residual stream, where it outweighs everything else. The next
+token is therefore a function of the last one: target and draft both walk along a cycle of words.
+Along each cycle the draft's table agrees with the target's at a chosen share of the ids, of every
+hundred ids exactly. The chat template appends the question's last letter to the prompt, and each
+cycle begins at another letter: "... a" has the first share, "... b" the second.
+
+Everything else is random, and the computation is that of the published shapes: all layers, the
+vision tower and the whole head run. Weights are written shard by shard, from one pool of random
+numbers; at most one shard is in memory beside the pool.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from tests.support.checkpoints import CHAT_TEMPLATE
+from tests.support.hub_forms import hub_name, write_qwen_files
+
+LETTERS = "abcdefgh"
+_TEMPLATE = CHAT_TEMPLATE.replace(
+    "<|im_start|>assistant\n{% endif %}",
+    "<|im_start|>assistant\n{% set last = messages[-1]['content'] %}"
+    "{{ (last if last is string else last[-1]['text'])[-1] }}{% endif %}",
+)
+_WINDOW = 100  # ids of a cycle in which the share is exact
+_SPREAD = 0.02  # of the embeddings, as in published models
+_OTHERS = 0.3  # of the embedding's size: most that all layers together add to it
+_GATE = 8.0  # input of the neuron of the id at hand; of the others it is near 0
+_NEXT = 4.0  # of the embedding's size: what the table adds
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTable:
+    """The next id of each of ``ids``; both int64 ``[num_ids]``."""
+
+    ids: torch.Tensor
+    next_ids: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PairForm:
+    """Which models to write; ``shares`` are those of the tokens on which draft and target agree.
+
+    ``draft_layers`` sets another depth of the draft. Without ``is_published_size`` the models are
+    small counterparts, for tests.
+    """
+
+    target: str
+    draft: str
+    shares: tuple[float, ...] = (0.9,)
+    draft_layers: int | None = None
+    is_published_size: bool = True
+
+
+def write_pair(
+    folder: Path, form: PairForm, *, progress: Callable[[str], None] = lambda line: None
+) -> tuple[Path, Path]:
+    """Writes the target and the draft into ``folder``; returns their folders."""
+    target, draft = folder / "target", folder / "draft"
+    parts = ((target, form.target, None), (draft, form.draft, form.draft_layers))
+    for path, name, num_layers in parts:
+        tokenizer = write_qwen_files(
+            path,
+            name,
+            num_layers=num_layers,
+            chat_template=_TEMPLATE,
+            is_published_size=form.is_published_size,
+        )
+    most_ids = min(int(_config(path)["intermediate_size"]) for path, _, _ in parts)
+    tables = answer_tables(tokenizer.get_vocab(), most_ids, form.shares)
+    for seed, ((path, name, _), table) in enumerate(zip(parts, tables, strict=True)):
+        for part in _write_weights(path, table, seed):
+            progress(f"wrote {path.name} ({name}): {part}")
+    return target, draft
+
+
+def answer_tables(
+    vocabulary: Mapping[str, int], most_ids: int, shares: Sequence[float]
+) -> tuple[AnswerTable, AnswerTable]:
+    """Returns the tables of target and draft, with a cycle for each share."""
+    letters = LETTERS[: len(shares)]
+    words = [number for token, number in vocabulary.items() if token.startswith("Ġw")]
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(words), generator=generator)[: most_ids - len(letters)]
+    chosen = torch.tensor(sorted(words))[order]
+    ids, of_target, of_draft = [], [], []
+    for letter, share, part in zip(letters, shares, chosen.chunk(len(shares)), strict=True):
+        cycle = torch.cat((torch.tensor([vocabulary[letter]]), part))
+        following = cycle.roll(-1)
+        wrong = torch.zeros_like(cycle, dtype=torch.bool)
+        for window in torch.arange(len(cycle)).split(_WINDOW):
+            count = round((1 - share) * len(window))
+            wrong[window[torch.randperm(len(window), generator=generator)[:count]]] = True
+        ids.append(cycle)
+        of_target.append(following)
+        of_draft.append(torch.where(wrong, following.roll(len(cycle) // 2), following))
+    all_ids = torch.cat(ids)
+    return AnswerTable(all_ids, torch.cat(of_target)), AnswerTable(all_ids, torch.cat(of_draft))
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return config
+
+
+def _write_weights(folder: Path, table: AnswerTable, seed: int) -> Iterator[str]:
+    """Writes a file for each layer and for each part outside layers, and yields its name."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        model = transformers.Qwen2_5_VLForConditionalGeneration(config)
+    shapes = {
+        hub_name(key, is_qwen=True): weight.shape
+        for key, weight in model.state_dict().items()
+        if not (config.tie_word_embeddings and key == "lm_head.weight")
+    }
+    weights = _RandomWeights(shapes, config.text_config, table, seed)
+    files: dict[str, str] = {}
+    for number, (part, names) in enumerate(groupby(shapes, _part_of), 1):
+        file = f"model-{number:05}.safetensors"
+        shard = {name: weights.make(name) for name in names}
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        files.update(dict.fromkeys(shard, file))
+        yield part
+    index = {"metadata": {}, "weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+def _part_of(name: str) -> str:
+    pieces = name.split(".")
+    return " ".join(pieces[1:3]) if pieces[1] in ("layers", "blocks") else pieces[0]
+
+
+class _RandomWeights:
+    """Makes each weight in bfloat16 by its name on the hub."""
+
+    def __init__(
+        self, shapes: Mapping[str, torch.Size], text: Any, table: AnswerTable, seed: int
+    ) -> None:
+        self._shapes = shapes
+        self._text = text
+        self._table = table
+        self._generator = torch.Generator().manual_seed(seed)
+        largest = max(shape.numel() for shape in shapes.values())
+        self._pool = torch.empty(largest + (1 << 16), dtype=torch.bfloat16)
+        self._pool.normal_(generator=self._generator)
+        self._embedding = self._slice(shapes["model.embed_tokens.weight"], 0).mul(_SPREAD)
+
+    def make(self, name: str) -> torch.Tensor:
+        """Returns the weight of this name."""
+        shape = self._shapes[name]
+        if name in ("model.embed_tokens.weight", "lm_head.weight"):
+            return self._embedding.clone()
+        if len(shape) == 1:  # a norm's weight or a bias
+            return torch.full(shape, float("norm" in name or "ln_q" in name), dtype=torch.bfloat16)
+        weight = self._slice(shape).mul(shape[1:].numel() ** -0.5)
+        if name.startswith("model.layers."):
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                weight *= _OTHERS * _SPREAD / (2 * self._text.num_hidden_layers)
+            if name.startswith(f"model.layers.{self._text.num_hidden_layers - 1}.mlp."):
+                self._put_table(name, weight)
+        return weight
+
+    def _put_table(self, name: str, weight: torch.Tensor) -> None:
+        """Makes the first neurons of the last MLP answer to the table's ids.
+
+        The MLP's input has a mean square of 1, so that the product of an id's own embedding of
+        width w with it is about w * _SPREAD. SiLU leaves _GATE as it is, nearly.
+        """
+        count, width = len(self._table.ids), self._embedding.shape[1]
+        if name.endswith("down_proj.weight"):
+            weight[:, :count] = self._embedding[self._table.next_ids].T * (_NEXT / _GATE**2)
+        else:
+            weight[:count] = self._embedding[self._table.ids] * (_GATE / (width * _SPREAD))
+
+    def _slice(self, shape: torch.Size, start: int | None = None) -> torch.Tensor:
+        """Returns random numbers of a mean square of 1, which are part of the pool."""
+        if start is None:
+            most = self._pool.numel() - shape.numel()
+            start = int(torch.randint(most + 1, (1,), generator=self._generator))
+        return self._pool[start : start + shape.numel()].view(shape)

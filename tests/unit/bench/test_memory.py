@@ -1,0 +1,35 @@
+"""The growth that ``python -m bench.memory`` computes."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from bench.clips import filmed_clip
+from bench.memory import growth, main, process_megabytes
+
+
+def test_growth_compares_the_ends_behind_the_warm_up() -> None:
+    samples = [{"target": 10.0}] * 5 + [{"target": 100.0}] * 30 + [{"target": 107.0}] * 25
+    (row,) = growth(samples, num_warm_up=5)
+    assert row["growth"] == pytest.approx(0.07)
+    assert row["largest_mb"] == 107.0
+    with pytest.raises(ValueError, match="at least 2 more"):
+        growth(samples, num_warm_up=59)
+
+
+def test_too_few_clips_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--num-clips", "51"])
+    assert "--num-clips must be at least --warm-up + 2 (52)" in capsys.readouterr().err
+
+
+def test_memory_is_read_by_process() -> None:
+    found = process_megabytes({"me": os.getpid()})
+    assert found["me"] > 10
+
+
+def test_clips_of_different_numbers_differ() -> None:
+    numbers = (0, 1, 255, 256, 257, 512, 1000)
+    assert len({filmed_clip(n, width=64, height=64, num_frames=2) for n in numbers}) == len(numbers)
