@@ -96,10 +96,9 @@ def test_both_norms_are_transformers_within_the_dtypes_rounding(
 def test_a_head_has_a_multiple_of_64_rows(there: CachedModel) -> None:
     stack, num_ids = there._stack, there.info.num_token_ids
     hidden = torch.ones(2, there.embedding.shape[1], dtype=torch.bfloat16, device="cuda:0")
-    weight = there.model.lm_head.weight
-    assert num_ids % 64 and stack._head(hidden).shape[1] == min(
-        aligned_rows(num_ids), weight.shape[0]
-    )
+    vocab_size = there.model.config.text_config.vocab_size
+    num_rows = min(aligned_rows(num_ids), vocab_size)
+    assert num_ids % 64 and stack._head(hidden).shape[1] == num_rows
     assert stack.logits(hidden).shape == (2, num_ids)
 
 
