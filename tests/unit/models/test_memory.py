@@ -20,7 +20,11 @@ CPU = torch.device("cpu")
 
 
 def needs(**changes: int) -> memory.MemoryNeeds:
-    sizes = {"weight_bytes": 100 * MIB, "slot_bytes": 10 * MIB, "work_bytes": 10 * MIB}
+    sizes: dict[str, Any] = {
+        "weight_bytes": 100 * MIB,
+        "slot_bytes": 10 * MIB,
+        "work_bytes": 10 * MIB,
+    }
     return memory.MemoryNeeds(name="a model", device=CPU, dtype=torch.float32, **(sizes | changes))
 
 
