@@ -45,5 +45,5 @@ $(VENV)/.engine: $(VENV)/.venv pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.engine
-	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[engine,dev]'
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[engine,quantized,dev]'
 	touch $@

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -92,6 +92,7 @@ class ModelShape:
     tokens_per_side: int  # LLaVA-OneVision: side of a frame's pooled grid; Qwen2.5-VL: 0
     token_pixels: int  # side of the square that one token covers; LLaVA-OneVision: 0
     token_frames: int  # frames that one token covers
+    layer_bits: float | None = None  # of a layer's weight, scales included; None: not quantised
 
     def cache_bytes(self, num_tokens: int, *, num_slots: int = 1, bytes_each: int = 2) -> int:
         """Returns the bytes of keys and values of ``num_slots`` sequences of ``num_tokens``."""
@@ -180,6 +181,8 @@ class ModelShape:
 
     def can_divide(self, num_devices: int) -> bool:
         """Whether ``num_devices`` tensor-parallel ranks can share the layers."""
+        if self.layer_bits is not None:
+            return num_devices == 1
         counts = (self.num_kv_heads, self.num_heads, self.mlp_width)
         return not any(count % num_devices for count in counts)
 
@@ -213,11 +216,12 @@ def memory_of(
 ) -> Memory:
     """Returns the memory on each of ``num_devices``; ``bytes_each`` is a dtype's item size."""
     shared = shape.num_shared_parameters
-    per_device = shape.num_parameters - shared + shared / num_devices
+    each = bytes_each if shape.layer_bits is None else shape.layer_bits / 8
+    weights = (shape.num_parameters - shared) * bytes_each + shared * each / num_devices
     cache = shape.cache_bytes(num_tokens, num_slots=num_slots, bytes_each=bytes_each)
     work = shape.work_bytes(num_tokens, bytes_each=bytes_each, cache_each=bytes_each)
     return Memory(
-        weights=math.ceil(per_device * bytes_each),
+        weights=math.ceil(weights),
         work=work,
         cache=math.ceil(cache / num_devices),
         vision_cache=cache_limit(None, shape.feature_bytes(num_tokens, bytes_each=bytes_each)),
@@ -227,7 +231,7 @@ def memory_of(
 def most_slots(
     shape: ModelShape, device_bytes: int, *, num_tokens: int, num_devices: int = 1
 ) -> int:
-    """Returns how many slots fit beside bfloat16 weights."""
+    """Returns how many slots fit beside the weights."""
     one = memory_of(shape, num_tokens=num_tokens, num_slots=1, num_devices=num_devices)
     free = device_bytes - RESERVED_BYTES - one.weights
     return slots_that_fit(
@@ -254,14 +258,17 @@ def slots_that_fit(
     return max(0, int(left // slot_bytes))
 
 
-def find_shape(name: str) -> ModelShape:
-    """Returns the shape of a public model, or of a folder with config.json (weights not needed).
+def find_shape(name: str, *, layer_bits: float | None = None) -> ModelShape:
+    """Returns the shape of a public model, or of a folder with config.json.
 
-    Raises InvalidRequestError for another name and for an unsupported architecture.
+    ``layer_bits`` is ModelShape.layer_bits; by default that of a quantised folder's weight files,
+    and otherwise weights are not needed. Raises InvalidRequestError for another name, for an
+    unsupported architecture, and if a quantised folder has no weight files.
     """
     if name in PUBLIC_CONFIGS:
-        return shape_of(name, PUBLIC_CONFIGS[name])
-    path = Path(name).expanduser() / "config.json"
+        return replace(shape_of(name, PUBLIC_CONFIGS[name]), layer_bits=layer_bits)
+    folder = Path(name).expanduser()
+    path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -270,7 +277,36 @@ def find_shape(name: str) -> ModelShape:
         ) from None
     except (OSError, ValueError) as error:
         raise InvalidRequestError(f"{path} cannot be read: {error}") from None
-    return shape_of(Path(name).expanduser().resolve().name, config)
+    shape = shape_of(folder.resolve().name, config)
+    if layer_bits is None and is_kept_quantized(config):
+        stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        if not stored:
+            raise InvalidRequestError(
+                f"{name} is quantised, and has no weight files to tell its size: give "
+                "--weights-bits"
+            )
+        others = shape.num_parameters - shape.num_shared_parameters
+        layer_bits = 8 * (stored - 2 * others) / shape.num_shared_parameters
+    return replace(shape, layer_bits=layer_bits)
+
+
+def quantization_settings(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns a config.json's settings of quantised weights; None: it has plain weights."""
+    text = config.get("text_config") or {}
+    settings: dict[str, Any] | None = (
+        config.get("quantization_config") or text.get("quantization_config") or None
+    )
+    return settings
+
+
+def is_kept_quantized(config: Mapping[str, Any]) -> bool:
+    """Whether a GPU that multiplies FP8 keeps a config.json's weights quantised in memory;
+    integers of compressed-tensors are dequantised at load."""
+    settings = quantization_settings(config)
+    if settings is None or settings.get("quant_method") != "compressed-tensors":
+        return settings is not None
+    groups = (settings.get("config_groups") or {}).values()
+    return all((group.get("weights") or {}).get("type") == "float" for group in groups)
 
 
 def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:

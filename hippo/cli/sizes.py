@@ -42,6 +42,7 @@ EXAMPLES = """\
 examples:
   hippo sizes --target Qwen/Qwen2.5-VL-32B-Instruct --draft Qwen/Qwen2.5-VL-7B-Instruct
   hippo sizes --target Qwen/Qwen2.5-VL-72B-Instruct --frames 128 --concurrency 8
+  hippo sizes --target Qwen/Qwen2.5-VL-72B-Instruct --weights-bits 4.2      AWQ
   hippo sizes --target /models/my-target --device-memory 24,48
   hippo sizes --all --markdown                            the table of docs/operations.md
 
@@ -56,6 +57,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     models.add_argument("--target", metavar="MODEL", help="public name, or folder with config.json")
     models.add_argument("--all", action="store_true", help="the pairs of the table")
     parser.add_argument("--draft", metavar="MODEL", help="public name or folder of the draft")
+    parser.add_argument(
+        "--weights-bits",
+        type=float,
+        metavar="BITS",
+        help="of a weight in the target's layers if they are quantised, scales included: AWQ and "
+        "GPTQ 4.2, nf4 4.13, int8 and FP8 8 (default: 16, or by the weight files of a folder)",
+    )
     parser.add_argument("--frames", type=int, default=64, help="of a video (default: %(default)s)")
     parser.add_argument(
         "--frame-size",
@@ -90,6 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         num_other_tokens=arguments.text_tokens + arguments.max_tokens,
         num_slots=arguments.concurrency,
         devices=_devices(arguments.device_memory),
+        weights_bits=arguments.weights_bits,
     )
     if arguments.all and arguments.draft:
         raise InvalidRequestError("--all has its own drafts: leave --draft out")
@@ -115,8 +124,11 @@ class _Plan:
     num_other_tokens: int
     num_slots: int
     devices: dict[int, int]  # bytes by the size in the name
+    weights_bits: float | None  # of the target's layers; None: 16, or by their files
 
     def __post_init__(self) -> None:
+        if self.weights_bits is not None and not 1 <= self.weights_bits <= 16:
+            raise InvalidRequestError("--weights-bits must be 1 to 16")
         if self.num_slots < 1 or self.num_other_tokens < 1:
             raise InvalidRequestError("--concurrency and the tokens must be at least 1")
 
@@ -149,7 +161,7 @@ def _rows(target: str, draft: str | None, plan: _Plan) -> Iterator[_Row]:
     for role, name in (("target", target), ("draft", draft)):
         if name is None:
             continue
-        shape = find_shape(name)
+        shape = find_shape(name, layer_bits=plan.weights_bits if role == "target" else None)
         num_tokens = plan.num_tokens(shape)
         counts = [n for n in range(1, _MOST_DEVICES + 1) if role == "target" or n == 1]
         fits = {
@@ -203,9 +215,13 @@ def _headings(plan: _Plan) -> list[str]:
 
 def _note(plan: _Plan) -> str:
     size = "448x448" if plan.frame_size is None else "{}x{}".format(*plan.frame_size)
+    quantized = ""
+    if plan.weights_bits is not None:
+        quantized = f", the target's layers in {plan.weights_bits:g} bits a weight"
     return (
-        f"bfloat16; {plan.num_frames} frames (Qwen2.5-VL: of {size}), {plan.num_other_tokens} "
-        f"tokens of question and answer, {plan.num_slots} sequences at once; "
+        f"bfloat16{quantized}; {plan.num_frames} frames (Qwen2.5-VL: of {size}), "
+        f"{plan.num_other_tokens} tokens of question and answer, "
+        f"{plan.num_slots} sequences at once; "
         "the devices that are needed also have room for "
         f"{1 - USED_SHARE:.0%} of what the weights leave free, "
         f"{CACHE_BYTES // 1_000_000} MB (or one context) for features of earlier media, "
@@ -236,7 +252,7 @@ def _print_table(rows: Sequence[_Row], plan: _Plan) -> None:
     for row in rows:
         console.print(
             f"{row.role}: --slots {plan.num_slots} --max-context-length {row.num_tokens}; "
-            f"loading needs {row.whole.weights / GIB + 4:.0f} GiB of the machine's own memory",
+            f"loading needs {row.shape.host_bytes() / GIB + 4:.0f} GiB of the machine's own memory",
             highlight=False,
             soft_wrap=True,
         )

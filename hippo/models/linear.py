@@ -59,12 +59,10 @@ class MakeLinear(Protocol):
 def is_plain(module: torch.nn.Module) -> bool:
     """Whether a module is torch's linear layer with a plain weight, which other products can
     replace; a quantiser's module is called as it is."""
-    is_linear = isinstance(module, torch.nn.Linear)
-    return (
-        is_linear
-        and type(module).__module__.startswith("torch.")
-        and not is_quantized(module.weight)
-    )
+    if not isinstance(module, torch.nn.Linear):
+        return False
+    weight: torch.Tensor = module.weight
+    return type(module).__module__.startswith("torch.") and not is_quantized(weight)
 
 
 def is_quantized(weight: torch.Tensor) -> bool:

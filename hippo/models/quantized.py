@@ -22,7 +22,7 @@ from hippo.errors import ModelLoadError
 from hippo.models.checkpoint import Checkpoint
 from hippo.models.linear import is_quantized
 from hippo.models.plan import LoadPlan
-from hippo.sizes import QUANTIZED_BITS, ModelShape
+from hippo.sizes import QUANTIZED_BITS, ModelShape, quantization_settings
 
 _log = logging.getLogger(__name__)
 
@@ -99,8 +99,7 @@ def find_quantization(
     Raises ModelLoadError for a form that the device or the installed packages cannot run, for
     tensor parallelism, and for a quantised checkpoint that the plan would quantise again.
     """
-    text = checkpoint.config.get("text_config") or {}
-    settings = checkpoint.config.get("quantization_config") or text.get("quantization_config")
+    settings = quantization_settings(checkpoint.config)
     if settings is None:
         if plan.quantization is None:
             return None

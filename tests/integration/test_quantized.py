@@ -66,6 +66,10 @@ def layer_of(model: Any) -> Any:
     return model.model.model.language_model.layers[0]
 
 
+def head_of(model: Any) -> Any:
+    return model.model.lm_head
+
+
 @pytest.mark.parametrize(
     ("name", "form"),
     [*((QWEN, form) for form in WEIGHT_ONLY), (LLAVA, "unsloth bnb-4bit"), (LLAVA, "Qwen FP8")],
@@ -124,7 +128,7 @@ def test_layers_are_quantised_while_a_plain_checkpoint_is_loaded(
     for index, token in enumerate((5, 6, 7)):  # rows do not depend on those beside them
         assert_close(model.forward(step(0, index, token)), together[index + 1 : index + 2])
     assert type(layer_of(model).mlp.up_proj.weight) is not torch.nn.Parameter
-    assert type(model.model.lm_head.weight) is torch.nn.Parameter
+    assert type(head_of(model).weight) is torch.nn.Parameter
 
 
 def test_a_checkpoint_that_torchao_quantised_gives_transformers_logits(

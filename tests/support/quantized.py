@@ -98,9 +98,9 @@ def _bitsandbytes_config(*, is_4bit: bool) -> dict[str, Any]:
 def _compressed_config(
     form: str, weights: dict[str, Any], activations: dict[str, Any] | None
 ) -> dict[str, Any]:
-    common = {"actorder": None, "block_structure": None, "observer": "minmax"}
+    common: dict[str, Any] = {"actorder": None, "block_structure": None, "observer": "minmax"}
     common |= {"observer_kwargs": {}, "symmetric": True}
-    rows = {"dynamic": True, "strategy": "token", "group_size": None} | common
+    rows: dict[str, Any] = {"dynamic": True, "strategy": "token", "group_size": None} | common
     return {
         "config_groups": {
             "group_0": {

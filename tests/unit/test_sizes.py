@@ -26,6 +26,7 @@ from hippo.sizes import (
     shape_of,
 )
 from tests.support.hub_forms import HUB_FORMS, write_hub_form
+from tests.support.quantized import AWQ_CONFIG, FORMS, add_config
 
 ROOT = Path(__file__).resolve().parents[2]
 QWEN_32B, QWEN_72B = "Qwen/Qwen2.5-VL-32B-Instruct", "Qwen/Qwen2.5-VL-72B-Instruct"
@@ -151,6 +152,32 @@ def test_the_command_shows_a_pair_on_three_sizes_of_devices(
     assert "loading needs" in capsys.readouterr().out
 
 
+def test_a_quantised_72b_fits_on_one_device(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sizes", "--target", QWEN_72B, "--weights-bits", "4.2", "--json"]) == 0
+    (target,) = json.loads(capsys.readouterr().out)["models"]
+    assert 39 < target["weight_bytes"] / 2**30 < 42
+    assert target["devices"]["80"]["num_devices"] == 1
+    assert target["devices"]["40"]["num_devices"] == 0  # ranks do not share quantised layers
+    assert find_shape(QWEN_72B).layer_bits is None
+
+
+def test_a_quantised_folder_takes_the_bytes_of_its_files(tmp_path: Path) -> None:
+    folder = write_hub_form(tmp_path / "model", QWEN_72B)
+    plain = memory_of(find_shape(str(folder)), num_tokens=256, num_slots=1).weights
+    add_config(folder, AWQ_CONFIG)
+    stored = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    quantized = memory_of(find_shape(str(folder)), num_tokens=256, num_slots=1).weights
+    assert plain < quantized and abs(quantized - stored) <= 1
+    add_config(folder, FORMS["RedHatAI quantized.w4a16"][1])  # dequantised at load
+    assert memory_of(find_shape(str(folder)), num_tokens=256, num_slots=1).weights == plain
+    add_config(folder, AWQ_CONFIG)
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+    with pytest.raises(InvalidRequestError, match="give --weights-bits"):
+        find_shape(str(folder))
+    assert find_shape(str(folder), layer_bits=4.2).layer_bits == 4.2
+
+
 def test_the_table_of_the_documentation_is_what_the_command_prints(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -166,6 +193,7 @@ def test_the_table_of_the_documentation_is_what_the_command_prints(
         (["--target", QWEN_72B, "--device-memory", "80,x"], "expected whole GB"),
         (["--target", QWEN_72B, "--concurrency", "0"], "at least 1"),
         (["--target", LLAVA, "--frame-size", "448x448"], "at one size"),
+        (["--target", QWEN_72B, "--weights-bits", "0.5"], "must be 1 to 16"),
         (["--all", "--draft", LLAVA], "leave --draft out"),
     ],
 )
