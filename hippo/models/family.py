@@ -341,10 +341,10 @@ class CachedModel:
     def _rotary(self, positions: torch.Tensor) -> torch.Tensor:
         """Returns DecoderStack.rotary of ``positions``, chunk by chunk: its intermediate results
         take several times as much memory."""
-        parts = [self._stack.rotary(part) for part in positions.split(_CHUNK_ROWS, 1)]
+        parts = [self._stack.rotary(part) for part in torch.split(positions, _CHUNK_ROWS, 1)]
         return _joined(parts)
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """Returns the rows of all parts; the rows of a single part are not copied."""
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

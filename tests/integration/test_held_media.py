@@ -14,6 +14,7 @@ from hippo.engine.prompts import NUM_READER_THREADS
 from hippo.models.base import DecodedMedia, Prompt
 from hippo.types import (
     ChatMessage,
+    ContentPart,
     FramePlan,
     Media,
     MediaKind,
@@ -115,9 +116,9 @@ async def test_a_running_sequence_steps_between_two_pieces_of_the_tower(
 ) -> None:
     monkeypatch.setattr("hippo.engine.engine.prefill_budget_ns", lambda **_: 0)  # a piece a turn
     model = ToyModel()
-    parts = (*map(MediaPart, range(6)), TextPart("which?"))
+    parts: list[ContentPart] = [*map(MediaPart, range(6)), TextPart("which?")]
     media = tuple(Media(MediaKind.VIDEO, b"toy:%d" % number) for number in range(1, 7))
-    several = toy_request(messages=(ChatMessage("user", parts),), media=media)
+    several = toy_request(messages=(ChatMessage("user", tuple(parts)),), media=media)
     async with serving_target(model, prefix_cache=False, vision_cache_mb=0) as (_, client):
         alone = await target_only(client, several)
         gate = Gate(3)

@@ -143,7 +143,8 @@ def normalised(processor: Any, pixels: torch.Tensor) -> torch.Tensor:
         for each in (processor.image_mean, processor.image_std)
     )
     scaled = by_channel.double() * processor.rescale_factor
-    return ((scaled - mean) / std).float().view(pixels.shape)
+    found: torch.Tensor = ((scaled - mean) / std).float().view(pixels.shape)
+    return found
 
 
 def arranged(

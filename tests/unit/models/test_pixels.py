@@ -38,6 +38,7 @@ def test_normalised_bytes_are_the_processors_pixels_to_the_last_bit(
 ) -> None:
     processor = _processor(name, reference)
     options: dict[str, Any] = {"image_mean": mean, "return_tensors": "pt"}
+    given: dict[str, Any]
     if name.endswith("images"):
         given, key = {"images": NOISE[:1]}, "pixel_values"
     else:
