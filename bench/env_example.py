@@ -54,8 +54,10 @@ STACK = {
     "HIPPO_TARGET_NUM_THREADS too",
     "HIPPO_SLOTS": "concurrent sequences, for both services (`hippo sizes`)",
     "HIPPO_MAX_CONTEXT_LENGTH": "most tokens of prompt and answer together, for both services",
-    "HIPPO_VISION_CACHE_MB": "device memory for the vision features of earlier media, per service",
-    "HIPPO_MEDIA_CACHE_MB": "host memory for the frames of earlier media, per service",
+    "HIPPO_VISION_CACHE_MB": "device memory for the vision features of earlier media, per service; "
+    "auto: 256, or more if one longest prompt needs more; 0: off",
+    "HIPPO_MEDIA_CACHE_MB": "host memory for the frames of earlier media, per service; auto, 0: as "
+    "above",
     "HIPPO_PREFIX_CACHE": "false: cached prompt prefixes are not reused",
     "HIPPO_MAX_FRAMES": "most frames that a request may sample from a video, for both services",
     "HIPPO_API_KEYS_FILE": "a TOML file of API keys with their limits (docs/api.md), readable by "

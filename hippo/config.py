@@ -42,7 +42,8 @@ def load_settings(
     """Reads ``cls`` from flags (``--max-tokens``), then the environment (``PREFIX_MAX_TOKENS``).
 
     Field types may be str, int, float, bool (``--flag``, ``--flag false``, ``--no-flag``),
-    tuple[str, ...] (comma-separated), and each type ``| None``. The dataclass's ``__post_init__``
+    tuple[str, ...] (comma-separated), and each type ``| None``; ``auto`` is a number's None. The
+    dataclass's ``__post_init__``
     may raise SettingsError for values that do not go together. Raises SettingsError with the name
     of the flag or variable for a missing or wrong value.
     """
@@ -136,6 +137,8 @@ def _parse(raw: str, hint: Any, source: str) -> Any:
             return False
         raise SettingsError(f"{source}={raw!r}: expected true or false")
     if kind in (int, float):
+        if raw == "auto" and kind is not hint:
+            return None
         try:
             return kind(raw)
         except ValueError:

@@ -30,8 +30,9 @@ DEVICE_BYTES: Mapping[int, int] = MappingProxyType(
 RESERVED_BYTES = GIB
 """Memory that the driver, CUDA's context and CUDA's libraries use on each device."""
 
-VISION_CACHE_BYTES = 256_000_000
-"""Limit of the vision cache on a service's (first) device; the default of ``--vision-cache-mb``."""
+CACHE_BYTES = 256_000_000
+"""Least size of a cache of earlier media with ``--vision-cache-mb auto`` or
+``--media-cache-mb auto``."""
 
 USED_SHARE = 0.9
 """Share of a device's free memory that is planned; the rest is for fragmentation and libraries."""
@@ -60,9 +61,13 @@ a layer's attention."""
 SCORED_LOGITS = 1 << 23
 """Most logits in memory at once when a layer is scored."""
 
-VISION_PATCHES, VISION_FRAMES = 16_384, 16
-"""The part of a video in one run of the vision tower: Qwen2.5-VL's patches, LLaVA-OneVision's
-frames."""
+VISION_PATCHES, VISION_FRAMES = 4096, 6
+"""The part of a video in one run of the vision tower, between which other sequences step:
+Qwen2.5-VL's patches, LLaVA-OneVision's frames (of 729 patches). A part has enough rows for a GPU;
+on one CPU core, parts of 4,096 patches take two thirds of the time of parts of 16,384."""
+
+IMAGE_PATCHES = 16_384
+"""Patches of an image for which memory is planned; the vision towers do not split an image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +98,28 @@ class ModelShape:
         per_token = 2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_each
         return per_token * num_tokens * num_slots
 
+    def feature_bytes(self, num_tokens: int, *, bytes_each: int = 2) -> int:
+        """Returns the bytes of the vision tower's output for a prompt of ``num_tokens``."""
+        return num_tokens * self.hidden_size * bytes_each
+
+    def frame_bytes(self, num_tokens: int) -> int:
+        """Returns the bytes of the frames that ``num_tokens`` tokens cover, as the model sees them:
+        three a pixel."""
+        return round(num_tokens * self.patches_per_token * self.patch_values)
+
     def work_bytes(self, num_tokens: int, *, bytes_each: int = 2, cache_each: int = 2) -> int:
         """Returns the peak of activations in bytes during prefill of a prompt of ``num_tokens``.
 
-        Nearly all tokens are assumed to be of a video. The peak is that of the vision tower on one
-        part of the video, that of joining its features, that of the layers on one chunk, or that of
-        scoring a layer, from the tensors that are held at once (a test compares it with measured
-        peaks). Meanwhile features of one longest prompt are held as well: on a draft those that
-        wait for their selections, on a target those that the selection needs. An image of more than
-        VISION_PATCHES patches takes more. ``bytes_each`` and ``cache_each`` are the item sizes of
-        the weights' and the cache's dtype.
+        Nearly all tokens are assumed to be of a video or an image. The peak is that of the vision
+        tower on an image, that of joining a video's features, that of the layers on one chunk, or
+        that of scoring a layer, from the tensors that are held at once (a test compares it with
+        measured peaks). Meanwhile features of one longest prompt are held as well: on a draft those
+        that wait for their selections, on a target those that the selection needs. An image of more
+        than IMAGE_PATCHES patches takes more. ``bytes_each`` and ``cache_each`` are the item sizes
+        of the weights' and the cache's dtype.
         """
-        features = num_tokens * self.hidden_size * bytes_each
-        at_once = VISION_PATCHES
-        if self.tokens_per_side:
-            at_once = math.ceil(VISION_FRAMES * self.tokens_per_side**2 * self.patches_per_token)
-        num_patches = min(math.ceil(num_tokens * self.patches_per_token), at_once)
+        features = self.feature_bytes(num_tokens, bytes_each=bytes_each)
+        num_patches = min(math.ceil(num_tokens * self.patches_per_token), IMAGE_PATCHES)
         vision = num_patches * self._patch_bytes(bytes_each)
         chunk = min(num_tokens, CHUNK_ROWS)
         queries = self.num_heads * self.head_dim
@@ -162,6 +173,11 @@ class ModelShape:
         """
         return 2 * (self.num_head_parameters + self.mlp_width * self.hidden_size) * bytes_each
 
+    def packing_bytes(self, bytes_each: int = 2) -> int:
+        """Returns the most bytes that copies take while one product's weights are joined (gate and
+        up projection) and packed."""
+        return max(self.num_head_parameters, 4 * self.mlp_width * self.hidden_size) * bytes_each
+
     def can_divide(self, num_devices: int) -> bool:
         """Whether ``num_devices`` tensor-parallel ranks can share the layers."""
         counts = (self.num_kv_heads, self.num_heads, self.mlp_width)
@@ -175,10 +191,11 @@ class Memory:
     weights: int
     work: int  # peak of activations during prefill of the longest prompt
     cache: int
+    vision_cache: int
 
     @property
     def total(self) -> int:
-        return self.weights + self.work + self.cache + VISION_CACHE_BYTES
+        return self.weights + self.work + self.cache + self.vision_cache
 
     def fits(self, device_bytes: int) -> bool:
         """Whether the model fits by the rule of ``--slots auto``, which leaves a share free."""
@@ -199,7 +216,12 @@ def memory_of(
     per_device = shape.num_parameters - shared + shared / num_devices
     cache = shape.cache_bytes(num_tokens, num_slots=num_slots, bytes_each=bytes_each)
     work = shape.work_bytes(num_tokens, bytes_each=bytes_each, cache_each=bytes_each)
-    return Memory(math.ceil(per_device * bytes_each), work, math.ceil(cache / num_devices))
+    return Memory(
+        weights=math.ceil(per_device * bytes_each),
+        work=work,
+        cache=math.ceil(cache / num_devices),
+        vision_cache=cache_limit(None, shape.feature_bytes(num_tokens, bytes_each=bytes_each)),
+    )
 
 
 def most_slots(
@@ -209,8 +231,14 @@ def most_slots(
     one = memory_of(shape, num_tokens=num_tokens, num_slots=1, num_devices=num_devices)
     free = device_bytes - RESERVED_BYTES - one.weights
     return slots_that_fit(
-        free, slot_bytes=one.cache, work_bytes=one.work, reserved_bytes=VISION_CACHE_BYTES
+        free, slot_bytes=one.cache, work_bytes=one.work, reserved_bytes=one.vision_cache
     )
+
+
+def cache_limit(given: int | None, prompt_bytes: int) -> int:
+    """Returns the limit of a cache of earlier media: the given one, or by default the bytes of one
+    longest prompt, whose media could not be kept otherwise, and at least CACHE_BYTES."""
+    return max(CACHE_BYTES, prompt_bytes) if given is None else given
 
 
 def slots_that_fit(

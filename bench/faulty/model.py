@@ -41,6 +41,14 @@ class FaultyModel:
     def frame_limits(self) -> FrameLimits:
         return self._model.frame_limits
 
+    @property
+    def feature_bytes(self) -> int:
+        return self._model.feature_bytes
+
+    @property
+    def frame_bytes(self) -> int:
+        return self._model.frame_bytes
+
     def prepare_prompt(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Prompt:

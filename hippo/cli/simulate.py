@@ -51,6 +51,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--gpu", choices=GPUS, help="of both models of a --pair (default: h200)")
     add("--target-gpus", type=int, help="GPUs that share the target of a --pair")
     add("--ratio", type=float, help="share of visual tokens pruned for its draft (default: 0.9)")
+    add(
+        "--cuda-graphs",
+        action="store_true",
+        default=None,
+        help="steps on one GPU are captured, as by the services' --cuda-graphs (default: they are "
+        "launched one operation at a time)",
+    )
     add("--visual-tokens", type=int, help="of its prompt (default: 25000)")
     add("--target-ms", type=float, help="the target's step with one row; with --draft-ms")
     add("--draft-ms", type=float, help="the draft's step")

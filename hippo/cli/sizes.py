@@ -15,11 +15,11 @@ from rich.table import Table
 
 from hippo.errors import InvalidRequestError
 from hippo.sizes import (
+    CACHE_BYTES,
     DEVICE_BYTES,
     GIB,
     RESERVED_BYTES,
     USED_SHARE,
-    VISION_CACHE_BYTES,
     Memory,
     ModelShape,
     find_shape,
@@ -208,7 +208,7 @@ def _note(plan: _Plan) -> str:
         f"tokens of question and answer, {plan.num_slots} sequences at once; "
         "the devices that are needed also have room for "
         f"{1 - USED_SHARE:.0%} of what the weights leave free, "
-        f"{VISION_CACHE_BYTES // 1_000_000} MB for features of earlier media, "
+        f"{CACHE_BYTES // 1_000_000} MB (or one context) for features of earlier media, "
         f"{RESERVED_BYTES // GIB} GiB of each device for the driver; "
         "N x: tensor parallel over N devices, the fewest that the model fits on"
     )

@@ -20,6 +20,7 @@ from hippo.errors import UnavailableError
 from hippo.local_files import LocalFiles
 from hippo.models.base import VideoLanguageModel
 from hippo.rpc.server import RpcServer
+from hippo.sizes import cache_limit
 from hippo.types import ModelInfo
 
 _log = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ class EngineService:
         engine = Engine(
             model,
             on_failure=self.fail,
-            vision_cache_bytes=settings.vision_cache_bytes,
+            vision_cache_bytes=cache_limit(settings.vision_cache_bytes, model.feature_bytes),
             keeps_prefixes=settings.keeps_prefixes,
         )
         self.backend = Backend(
@@ -130,7 +131,11 @@ class EngineService:
             slots=SlotPool(
                 info.num_slots, max_waiting=self._max_waiting, num_near=NUM_READER_THREADS
             ),
-            prompts=PromptReader(model, decoder, media_cache_bytes=settings.media_cache_bytes),
+            prompts=PromptReader(
+                model,
+                decoder,
+                media_cache_bytes=cache_limit(settings.media_cache_bytes, model.frame_bytes),
+            ),
             files=files,
         )
         engine.start()

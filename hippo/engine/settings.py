@@ -8,7 +8,7 @@ from hippo.config import SettingsError, require_least, setting
 from hippo.local_files import check_directories
 from hippo.models.plan import QUANTIZATION_NAMES, LoadPlan
 from hippo.rpc.options import TlsFiles
-from hippo.sizes import GIB, MOST_AUTO_SLOTS, USED_SHARE
+from hippo.sizes import CACHE_BYTES, GIB, MOST_AUTO_SLOTS, USED_SHARE
 from hippo.video.limits import DecodeLimits
 from hippo.video.resizing import FrameLimits
 from hippo.video.sampling import MAX_FPS
@@ -48,12 +48,20 @@ class EngineSettings:
         help="limit of the service's device memory, in GiB; default: the weights and "
         f"{USED_SHARE:.0%} (CPU: 50%) of the memory that is then free",
     )
-    max_context_length: int = setting(4096, help="most tokens of prompt and answer together")
-    vision_cache_mb: int = setting(
-        256, help="megabytes of device memory for vision features of earlier media; 0: off"
+    max_context_length: int | None = setting(
+        None,
+        help="most tokens of prompt and answer together; default: as many as the checkpoint allows "
+        "and fit in memory beside the weights",
     )
-    media_cache_mb: int = setting(
-        256, help="megabytes of host memory for frames of earlier media; 0: off"
+    vision_cache_mb: int | None = setting(
+        None,
+        help="megabytes of device memory for vision features of earlier media; 0: off; auto: "
+        f"{CACHE_BYTES // _MB}, or more if one longest prompt needs more (default: auto)",
+    )
+    media_cache_mb: int | None = setting(
+        None,
+        help="megabytes of host memory for frames of earlier media; 0: off; auto: "
+        f"{CACHE_BYTES // _MB}, or more if one longest prompt needs more (default: auto)",
     )
     prefix_cache: bool = setting(
         True, help="reuse keys and values of earlier prompts with the same first tokens"
@@ -108,7 +116,7 @@ class EngineSettings:
             raise SettingsError(f"--slots is {self.slots}; it must be auto or at least 1")
         if self.memory_gib is not None and not self.memory_gib > 0:
             raise SettingsError(f"--memory-gib is {self.memory_gib:g}; it must be above 0")
-        require_least(self, 1, "max_context_length", "max_message_mib")
+        require_least(self, 1, "max_message_mib")
         require_least(self, 0, "vision_cache_mb", "media_cache_mb", "drain_seconds")
         require_least(self, 0, "video_fps", "max_video_pixels", "max_image_pixels")
         if self.video_fps > MAX_FPS:
@@ -151,7 +159,8 @@ class EngineSettings:
             num_slots=self.num_slots,
             max_context_length=self.max_context_length,
             served_name=self.served_name,
-            reserved_bytes=self.reserved_bytes,
+            vision_cache_bytes=self.vision_cache_bytes,
+            media_cache_bytes=self.media_cache_bytes if self.first_device == "cpu" else 0,
             budget_bytes=self.memory_bytes,
             cuda_graphs=self.cuda_graphs,
             exact_rows=exact_rows,
@@ -183,18 +192,14 @@ class EngineSettings:
         return self.prefix_cache and self.load_plan.exact_rows is None
 
     @property
-    def vision_cache_bytes(self) -> int:
-        return self.vision_cache_mb * _MB
+    def vision_cache_bytes(self) -> int | None:
+        """Limit of the vision cache; None: see hippo.sizes.cache_limit."""
+        return None if self.vision_cache_mb is None else self.vision_cache_mb * _MB
 
     @property
-    def media_cache_bytes(self) -> int:
-        return self.media_cache_mb * _MB
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Bytes on the model's device that are reserved for caches of media."""
-        on_host = self.media_cache_bytes if self.first_device == "cpu" else 0
-        return self.vision_cache_bytes + on_host
+    def media_cache_bytes(self) -> int | None:
+        """Limit of the media cache; None: see hippo.sizes.cache_limit."""
+        return None if self.media_cache_mb is None else self.media_cache_mb * _MB
 
     @property
     def first_device(self) -> str:

@@ -9,14 +9,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from hippo.models.batch import MASK_ALIGNMENT, BatchPart
+from hippo.models.batch import MASK_ALIGNMENT
 from hippo.models.cache import KeyValueCache
 from hippo.models.flash import attend_flash
 from hippo.models.plan import MAX_GROUPED_ROWS
+
+
+class Part(Protocol):
+    """Flattened rows of a forward whose attention is computed together."""
+
+    @property
+    def first_row(self) -> int:
+        """The index of the first row in the forward."""
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+
+    def attend(
+        self, query: torch.Tensor, key_value: torch.Tensor, layer: int, scaling: float
+    ) -> torch.Tensor:
+        """Writes these rows' keys and values to the cache and attends.
+
+        ``query`` is ``[num_rows, num_kv_heads, groups, head_dim]``, ``key_value`` is
+        ``[num_rows, 2, num_kv_heads, head_dim]``; the result ``[num_rows, num_heads * head_dim]``.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +47,7 @@ class SequencePart:
 
     ``written``, ``keys`` and ``values`` hold one view of the cache per layer; the rows are the last
     tokens of the keys. ``mask`` is additive; it is None for a single row, which attends to all
-    tokens, and with ``is_causal``, if the cache held no tokens before. With ``places``, rows are
-    written to these cache indices and ``written`` is the whole slot. With ``is_flash`` the kernel
+    tokens, and with ``is_causal``, if the cache held no tokens before. With ``is_flash`` the kernel
     applies the causal mask itself (hippo.models.flash).
     """
 
@@ -38,23 +59,18 @@ class SequencePart:
     mask: torch.Tensor | None  # [num_rows, tokens], or [num_rows * groups, tokens] if is_grouped
     is_causal: bool
     is_grouped: bool  # few rows: the query heads of a group become rows of one product
-    places: torch.Tensor | None = None  # int64 [num_rows], cache indices on the device
     is_flash: bool = False
 
     def attend(
         self, query: torch.Tensor, key_value: torch.Tensor, layer: int, scaling: float
     ) -> torch.Tensor:
-        """Writes the rows' keys and values to the cache and attends; see BatchPart.attend."""
+        """See Part.attend."""
         self.write_cache(key_value, layer)
         return self.read_cache(query, layer, scaling)
 
     def write_cache(self, key_value: torch.Tensor, layer: int) -> None:
         """Writes the rows' keys and values to the cache."""
-        new = key_value.permute(1, 2, 0, 3)
-        if self.places is None:
-            self.written[layer].copy_(new)
-        else:
-            self.written[layer].index_copy_(2, self.places, new)
+        self.written[layer].copy_(key_value.permute(1, 2, 0, 3))
 
     def read_cache(self, query: torch.Tensor, layer: int, scaling: float) -> torch.Tensor:
         """Computes the rows' attention over the cached keys and values."""
@@ -108,7 +124,7 @@ class AttentionPlan:
     is that of the last row only, as the last layer of a prefill needs it.
     """
 
-    sequences: tuple[SequencePart | BatchPart, ...]
+    sequences: tuple[Part, ...]
     dtype: torch.dtype  # the cache's, in which attention runs
     tap: QueryTap | None = None
     num_padding: int = 0

@@ -153,6 +153,14 @@ class VideoLanguageModel(Protocol):
     def frame_limits(self) -> FrameLimits:
         """What the model takes of videos and images, and samples by default."""
 
+    @property
+    def feature_bytes(self) -> int:
+        """Bytes of the longest prompt's vision features."""
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of the longest prompt's frames, as the model sees them."""
+
     def prepare_prompt(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Prompt:

@@ -6,7 +6,8 @@
     tokens   | 0 .. 181 | 0 .. 181 | 0 .. 181 |   up to the last token of the longest sequence
 
 Filler rows attend like other rows, and their output is dropped. A batch saves calls and adds
-arithmetic, so ``group_rows`` ends a batch where the filler would cost more than a call.
+arithmetic, so ``group_rows`` ends a batch where the filler would cost more than a call. A GPU with
+FlashAttention needs no batches (hippo.models.ranges).
 """
 
 from __future__ import annotations
@@ -26,45 +27,27 @@ MASK_ALIGNMENT = 16  # columns; kernels on a GPU copy a mask whose rows are not 
 
 # Scores (rows times tokens) that take as long as the calls for one more sequence. On one CPU core,
 # measured: 11 us of calls against 26 ns for a score of five heads; half of that number, so that a
-# batch is faster. On a GPU, estimated: about eight launches against about 1 ns for a score.
-_SCORES_OF_CALLS_ON_CPU = 200
-_SCORES_OF_CALLS = 30_000
-
-# Cached tokens up to which sequences are batched if a single sequence could use the kernel of
-# hippo.models.flash, estimated: with more tokens a batch takes longer than one call per sequence.
-_MOST_BATCHED_TOKENS = 8192
+# batch is faster.
+_SCORES_OF_CALLS = 200
 
 
-def group_rows(
-    rows: Sequence[PlacedRows], device: torch.device, *, has_flash: bool = False
-) -> list[list[PlacedRows]]:
-    """Groups rows, which are in order of slots, by the attention call that computes them.
-
-    ``has_flash``: the device has the kernel of hippo.models.flash for single sequences.
-    """
-    is_cpu = device.type == "cpu"
-    scores_of_calls = _SCORES_OF_CALLS_ON_CPU if is_cpu else _SCORES_OF_CALLS
-    most_tokens = _MOST_BATCHED_TOKENS if has_flash else None
+def group_rows(rows: Sequence[PlacedRows]) -> list[list[PlacedRows]]:
+    """Groups rows, which are in order of slots, by the attention call that computes them."""
     groups: list[list[PlacedRows]] = []
     for each in rows:
-        if groups and _is_worth_batching([*groups[-1], each], scores_of_calls, most_tokens):
+        if groups and _is_worth_batching([*groups[-1], each]):
             groups[-1].append(each)
         else:
             groups.append([each])
     return groups
 
 
-def _is_worth_batching(
-    rows: Sequence[PlacedRows], scores_of_calls: int, most_tokens: int | None
-) -> bool:
+def _is_worth_batching(rows: Sequence[PlacedRows]) -> bool:
     num_slots = rows[-1].slot - rows[0].slot + 1
     most = max(each.num_rows for each in rows)
-    longest = max(each.end for each in rows)
-    if most_tokens is not None and longest > most_tokens:
-        return False
-    scores = num_slots * most * longest
+    scores = num_slots * most * max(each.end for each in rows)
     wanted = sum(each.num_rows * each.end for each in rows)
-    return most <= MAX_GROUPED_ROWS and scores - wanted <= scores_of_calls * (len(rows) - 1)
+    return most <= MAX_GROUPED_ROWS and scores - wanted <= _SCORES_OF_CALLS * (len(rows) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +67,7 @@ class BatchPart:
     def attend(
         self, query: torch.Tensor, key_value: torch.Tensor, layer: int, scaling: float
     ) -> torch.Tensor:
-        """Writes these rows' keys and values to the cache and attends.
-
-        ``query`` is ``[num_rows, num_kv_heads, groups, head_dim]``, ``key_value`` is
-        ``[num_rows, 2, num_kv_heads, head_dim]``; the result ``[num_rows, num_heads * head_dim]``.
-        """
+        """See Part.attend in hippo.models.attention."""
         self.written[layer][self.places] = key_value
         key, value = self.keys[layer], self.values[layer]
         num_slots = key.shape[0]

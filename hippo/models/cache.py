@@ -75,11 +75,32 @@ class KeyValueCache:
             device=device,
         )
         self._defined: dict[int, int] = {}  # by slot: places below this index hold finite numbers
+        self.rows: Views = [self._rows_of(layer) for layer in range(shape.num_layers)]
+        """Views by layer ``[rows, 2, num_kv_heads, head_dim]``, by ``row_of``, keys first."""
+        self.keys_and_values = [rows.unbind(1) for rows in self.rows]
+
+    def row_of(self, slot: int, place: int) -> int:
+        """Returns the index in ``rows`` of a token, of which the next one is the next token."""
+        return 2 * self.shape.num_kv_heads * self.shape.num_places * slot + place
+
+    def _rows_of(self, layer: int) -> torch.Tensor:
+        """Returns a layer's rows, which overlap: the next head begins ``num_places`` rows later.
+
+        row  ``r`` of head 0      row  ``r + num_places`` of head 0  =  row ``r`` of head 1
+        """
+        shape = self.shape
+        head = shape.num_places * shape.head_dim
+        num_rows = self.row_of(shape.num_slots - 1, shape.num_places)
+        assert num_rows < 1 << 31, "attention on a GPU takes int32 row numbers"
+        return self._data[layer].as_strided(
+            (num_rows, 2, shape.num_kv_heads, shape.head_dim),
+            (shape.head_dim, shape.num_kv_heads * head, head, 1),
+        )
 
     def written(self, slot: int, start: int, end: int) -> Views:
         """Returns where a step writes tokens ``start:end``: a view of the cache for each layer,
         ``[2, num_kv_heads, tokens, head_dim]``, keys first."""
-        assert 0 <= start < end <= self.shape.capacity, (start, end)
+        assert 0 <= start < end <= self.shape.num_places, (start, end)
         views: Views = self._data[:, slot, :, :, start:end].unbind(0)
         return views
 

@@ -11,7 +11,8 @@ tokens), with a long text and answer; also the context of LLaVA-OneVision."""
 SHARED_SLOTS = 4
 """Sequences that have room at once before one sequence may have more than VIDEO_CONTEXT tokens."""
 
-_STEP = 256  # tokens; a chosen context is a multiple of it, unless it is the checkpoint's limit
+CONTEXT_STEP = 256
+"""Tokens; a chosen context is a multiple, unless it is the checkpoint's limit."""
 
 
 def choose_context(limit: int, num_slots: int | None, fits: Callable[[int, int], bool]) -> int:
@@ -32,11 +33,11 @@ def _longest(limit: int, fits: Callable[[int], bool]) -> int:
     """Returns the largest context up to ``limit`` that fits, by bisection; 0 if none does."""
     if fits(limit):
         return limit
-    fitting, exceeding = 0, -(-limit // _STEP)  # in steps
+    fitting, exceeding = 0, -(-limit // CONTEXT_STEP)  # in steps
     while exceeding - fitting > 1:
         middle = (fitting + exceeding) // 2
-        if fits(middle * _STEP):
+        if fits(middle * CONTEXT_STEP):
             fitting = middle
         else:
             exceeding = middle
-    return fitting * _STEP
+    return fitting * CONTEXT_STEP

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hippo.models.attention import AttentionPlan, SequencePart, plan_sequence
-from hippo.models.batch import BatchPart, group_rows, plan_batch
+from hippo.models.attention import AttentionPlan, Part, plan_sequence
+from hippo.models.batch import group_rows, plan_batch
 from hippo.models.cache import KeyValueCache
 from hippo.models.decoder import DecoderStack
 from hippo.models.flash import has_flash
+from hippo.models.plan import MAX_GROUPED_ROWS
+from hippo.models.ranges import has_ranges, plan_ranges
 from hippo.models.rows import PlacedRows, lay_out
 from hippo.transfer import to_device
 
@@ -33,13 +35,8 @@ class EagerRunner:
         self._cache = cache
         self._embedding = embedding
         self._padded = padded
-        self.has_flash = has_flash(
-            cache.device,
-            cache.dtype,
-            num_heads=stack.groups * cache.shape.num_kv_heads,
-            num_kv_heads=cache.shape.num_kv_heads,
-            head_dim=cache.shape.head_dim,
-        )
+        self.has_flash = has_flash(cache, stack.groups)
+        self._has_ranges = self.has_flash and has_ranges(cache, stack.groups)
 
     def forward(self, sequences: Sequence[PlacedRows]) -> torch.Tensor:
         """Returns float32 logits ``[all rows, num_token_ids]``, in the order of ``sequences``."""
@@ -57,13 +54,16 @@ class EagerRunner:
             hidden = hidden.index_select(0, wanted)
         return self._stack.logits(hidden)[: rows.num_wanted]
 
-    def _parts(self, by_slot: Sequence[PlacedRows]) -> tuple[SequencePart | BatchPart, ...]:
+    def _parts(self, by_slot: Sequence[PlacedRows]) -> tuple[Part, ...]:
         """Returns the parts whose attention is computed in one call each, in order of slots."""
-        parts: list[SequencePart | BatchPart] = []
+        parts: list[Part] = []
         first_row = 0
-        for group in group_rows(by_slot, self._cache.device, has_flash=self.has_flash):
-            if len(group) > 1:
-                part: SequencePart | BatchPart = plan_batch(
+        for group in self._groups(by_slot):
+            part: Part
+            if self._has_ranges and group[0].num_rows <= MAX_GROUPED_ROWS:
+                part = plan_ranges(self._cache, group, first_row=first_row)
+            elif len(group) > 1:
+                part = plan_batch(
                     self._cache, group, first_row=first_row, groups=self._stack.groups
                 )
             else:
@@ -79,3 +79,16 @@ class EagerRunner:
             parts.append(part)
             first_row += part.num_rows
         return tuple(parts)
+
+    def _groups(self, by_slot: Sequence[PlacedRows]) -> list[list[PlacedRows]]:
+        """Groups sequences by attention call; one of more than MAX_GROUPED_ROWS rows is alone."""
+        if not self._has_ranges:
+            return group_rows(by_slot)
+        groups: list[list[PlacedRows]] = []
+        for rows in by_slot:
+            are_few = rows.num_rows <= MAX_GROUPED_ROWS
+            if groups and are_few and groups[-1][0].num_rows <= MAX_GROUPED_ROWS:
+                groups[-1].append(rows)
+            else:
+                groups.append([rows])
+        return groups

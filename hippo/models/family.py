@@ -96,6 +96,7 @@ class CachedModel:
         self.model = pretrained.model
         self.info = pretrained.info
         self.num_layers = pretrained.stack.num_layers
+        self.frame_bytes = pretrained.frame_bytes
         self._stack = pretrained.stack
         self._cache = pretrained.cache
         self._fixed = pretrained.fixed
@@ -103,6 +104,7 @@ class CachedModel:
         self._prompts = family.make_prompts(pretrained)
         self._tower = family.make_tower(pretrained)
         self.embedding: torch.Tensor = pretrained.model.get_input_embeddings().weight
+        self.feature_bytes = self.info.max_context_length * self.embedding[0].nbytes
         self._slots: dict[int, _Slot] = {}
         self._eager = EagerRunner(
             self._stack, self._cache, self.embedding, padded=pretrained.padded

@@ -24,6 +24,7 @@ class MemoryNeeds:
     """The memory that one process of a model needs on its device, in bytes."""
 
     name: str  # of the model
+    context_length: int  # tokens of one sequence
     device: torch.device
     dtype: torch.dtype  # as served
     form: str = ""  # of weights, if it is not ``dtype``: quantised, or another one till packed
@@ -31,6 +32,8 @@ class MemoryNeeds:
     weight_bytes: int  # of all ranks on this device
     slot_bytes: int  # cache of one sequence
     work_bytes: int  # activations
+    packing_bytes: int = 0  # of the copies of a weight while it is packed, before any activations
+    reserved_bytes: int = 0  # of caches of earlier media
     host_bytes: int = 0  # of the host while weights are read to a GPU
 
 
@@ -40,16 +43,16 @@ def check_fits(plan: LoadPlan, needs: MemoryNeeds) -> None:
     is too small to read the weights."""
     num_slots = plan.num_slots or 1
     device, weight_bytes = needs.device, needs.weight_bytes
-    work_bytes = needs.num_processes * needs.work_bytes
+    work_bytes = needs.num_processes * max(needs.work_bytes, needs.packing_bytes)
     cache_bytes = num_slots * needs.num_processes * needs.slot_bytes
-    needed = weight_bytes + work_bytes + cache_bytes + plan.reserved_bytes
+    needed = weight_bytes + work_bytes + cache_bytes + needs.reserved_bytes
     available = _left_bytes(device, plan.budget_bytes)
     if needed <= available:
         _check_host(needs)
         return
     is_half_on_cpu = needs.dtype == torch.float16 and device.type == "cpu"
     weights = str(needs.dtype).removeprefix("torch.") + needs.form
-    if needed - plan.reserved_bytes <= available:
+    if needed - needs.reserved_bytes <= available:
         advice = f"lower {_cache_flags(device)}"
     elif cache_bytes > weight_bytes:
         advice = "lower --slots or --max-context-length"
@@ -67,7 +70,7 @@ def check_fits(plan: LoadPlan, needs: MemoryNeeds) -> None:
     raise ModelLoadError(
         f"{needs.name} does not fit: it needs about {_gib(needed)} ({_gib(weight_bytes)} of "
         f"weights in {weights}, {_gib(cache_bytes)} of cache for {slots} "
-        f"of {plan.max_context_length} tokens, {_gib(plan.reserved_bytes)} for earlier media, "
+        f"of {needs.context_length} tokens, {_gib(needs.reserved_bytes)} for earlier media, "
         f"{_gib(work_bytes)} to work), and {room}: {advice}"
     )
 
@@ -82,18 +85,22 @@ def _check_host(needs: MemoryNeeds) -> None:
         )
 
 
-def fitting_slots(plan: LoadPlan, needs: MemoryNeeds) -> int:
-    """Returns how many slots fit beside the loaded weights."""
-    device = needs.device
+def left_for_slots(plan: LoadPlan, needs: MemoryNeeds) -> int:
+    """Returns the bytes that each process on the device may allocate beside its loaded weights."""
     gc.collect()
-    if device.type == "cuda":
+    if needs.device.type == "cuda":
         torch.cuda.empty_cache()  # cached blocks would count as used
-    share = USED_SHARE if device.type == "cuda" else _CPU_SHARE
+    return _left_bytes(needs.device, plan.budget_bytes) // needs.num_processes
+
+
+def fitting_slots(plan: LoadPlan, needs: MemoryNeeds, left_bytes: int) -> int:
+    """Returns how many slots fit into ``left_bytes`` (see left_for_slots)."""
+    share = USED_SHARE if needs.device.type == "cuda" else _CPU_SHARE
     return slots_that_fit(
-        _left_bytes(device, plan.budget_bytes) // needs.num_processes,
+        left_bytes,
         slot_bytes=needs.slot_bytes,
         work_bytes=needs.work_bytes,
-        reserved_bytes=plan.reserved_bytes,
+        reserved_bytes=needs.reserved_bytes,
         used_share=share if plan.budget_bytes is None else 1.0,
     )
 
@@ -110,23 +117,31 @@ def choose_slots(plan: LoadPlan, needs: MemoryNeeds, num_fitting: int) -> int:
     """
     if plan.num_slots is not None:
         return plan.num_slots
-    device = needs.device
-    slot = f"a sequence of {plan.max_context_length} tokens takes {_gib(needs.slot_bytes)}"
     if num_fitting < 1:
-        raise ModelLoadError(
-            f"{needs.name}: no slot fits beside the weights: {slot}, and {device} has "
-            f"{_gib(_left_bytes(device, plan.budget_bytes))} left, room to work included: lower "
-            f"--max-context-length or {_cache_flags(device)}, or raise --memory-gib if it is set"
-        )
+        raise no_room(plan, needs)
     num_slots = min(num_fitting, MOST_AUTO_SLOTS)
     _log.info(
         "memory of %s: %s, and %d fit beside the weights%s",
-        device,
-        slot,
+        needs.device,
+        _slot(needs),
         num_fitting,
         "" if num_slots == num_fitting else f"; {num_slots} slots are used (--slots for more)",
     )
     return num_slots
+
+
+def no_room(plan: LoadPlan, needs: MemoryNeeds) -> ModelLoadError:
+    """Returns the error of a plan for which no slot fits beside the loaded weights."""
+    device = needs.device
+    return ModelLoadError(
+        f"{needs.name}: no slot fits beside the weights: {_slot(needs)}, and {device} has "
+        f"{_gib(_left_bytes(device, plan.budget_bytes))} left, room to work included: lower "
+        f"--max-context-length or {_cache_flags(device)}, or raise --memory-gib if it is set"
+    )
+
+
+def _slot(needs: MemoryNeeds) -> str:
+    return f"a sequence of {needs.context_length} tokens takes {_gib(needs.slot_bytes)}"
 
 
 def _left_bytes(device: torch.device, budget_bytes: int | None) -> int:

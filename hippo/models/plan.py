@@ -26,13 +26,15 @@ class LoadPlan:
     bfloat16, float16 (on a CPU: weights in float16, arithmetic in float32) or auto: the
     checkpoint's own, or with ``auto_is_half`` float16 on a CPU, and float32 if that CPU cannot
     multiply float16. ``quantization`` quantises a plain checkpoint's layers at load: int8 (by
-    torchao) or nf4 (by bitsandbytes). ``num_slots`` None: as many as fit.
+    torchao) or nf4 (by bitsandbytes). ``num_slots`` None: as many as fit. ``max_context_length``
+    None: as long as fits and the checkpoint allows (hippo.models.context).
 
     ``tensor_parallel`` processes (ranks) share the layers, on ``devices``, or on ``device`` and the
-    following ones (all ranks on a CPU share it). ``cpu_cores`` pins each rank. ``reserved_bytes``
-    of the first device are left free for earlier media; ``budget_bytes`` limits the memory that a
-    process uses on its device. ``cuda_graphs`` captures steps: auto (on one GPU), on or off. With
-    ``exact_rows`` every step has that many rows, so that a token's logits do not depend on the
+    following ones (all ranks on a CPU share it). ``cpu_cores`` pins each rank. The first device has
+    room for caches of earlier media, of ``vision_cache_bytes`` and (on a CPU)
+    ``media_cache_bytes`` (None: see hippo.sizes.cache_limit). ``budget_bytes`` limits the memory
+    that a process uses on its device. ``cuda_graphs`` captures steps: auto (on one GPU), on or off.
+    With ``exact_rows`` every step has that many rows, so that a token's logits do not depend on the
     other tokens fed.
     """
 
@@ -48,19 +50,21 @@ class LoadPlan:
     auto_is_half: bool = False
     quantization: str | None = None
     num_slots: int | None = 1
-    max_context_length: int = 4096
+    max_context_length: int | None = None
     served_name: str | None = None
-    reserved_bytes: int = 0
+    vision_cache_bytes: int | None = 0
+    media_cache_bytes: int | None = 0
     budget_bytes: int | None = None
     cuda_graphs: str = "off"
     exact_rows: int | None = None
     log_level: str = "info"  # of the followers' log records
 
     def __post_init__(self) -> None:
-        if (self.num_slots is not None and self.num_slots < 1) or self.max_context_length < 2:
+        if self.num_slots is not None and self.num_slots < 1:
+            raise SettingsError(f"--slots is {self.num_slots}; it must be at least 1")
+        if self.max_context_length is not None and self.max_context_length < 2:
             raise SettingsError(
-                f"--slots {self.num_slots} and --max-context-length {self.max_context_length}: "
-                "there must be at least 1 slot of 2 tokens"
+                f"--max-context-length is {self.max_context_length}; it must be at least 2"
             )
         if self.dtype not in (*DTYPE_NAMES, "auto"):
             raise SettingsError(
@@ -145,4 +149,11 @@ class LoadPlan:
 
         Followers reserve no memory: earlier media are kept on the first device.
         """
-        return replace(self, model=folder, device="cpu", devices=devices, reserved_bytes=0)
+        return replace(
+            self,
+            model=folder,
+            device="cpu",
+            devices=devices,
+            vision_cache_bytes=0,
+            media_cache_bytes=0,
+        )

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from hippo.errors import ModelLoadError
 from hippo.models._torchvision import ensure_torchvision
-from hippo.models.cache import CacheShape, KeyValueCache, cache_dtype
+from hippo.models.cache import KeyValueCache
+from hippo.models.captured import make_fixed_runner
 from hippo.models.checkpoint import Checkpoint, Progress
+from hippo.models.context import CONTEXT_STEP, choose_context
 from hippo.models.decoder import DecoderStack
-from hippo.models.fixed import CAPTURED_ROWS, FixedRunner, graph_bytes, spare_places
-from hippo.models.graphs import CudaGraphs
+from hippo.models.fixed import FixedRunner
+from hippo.models.footprint import ModelSizes
 from hippo.models.linear import (
     MakeLinear,
     is_plain,
@@ -25,17 +27,25 @@ from hippo.models.linear import (
     packs_weights,
     padded_rows,
 )
-from hippo.models.memory import MemoryNeeds, check_fits, choose_slots, device_uuids, fitting_slots
-from hippo.models.placement import device_of, dtype_of
+from hippo.models.memory import (
+    MemoryNeeds,
+    check_fits,
+    choose_slots,
+    device_uuids,
+    fitting_slots,
+    left_for_slots,
+    no_room,
+)
+from hippo.models.placement import device_of
 from hippo.models.plan import LoadPlan
-from hippo.models.quantized import Quantization, find_quantization
+from hippo.models.quantized import find_quantization
 from hippo.models.weights import read_weights
-from hippo.sizes import shape_of
 from hippo.types import ModelInfo
 
 if TYPE_CHECKING:
     from hippo.parallel.shards import Shards
 
+_log = logging.getLogger(__name__)
 
 # The part of "loading" in which weights are read; layers are packed after it.
 _READ_FROM, _READ_TO = 0.1, 0.8
@@ -53,6 +63,7 @@ class Pretrained:
     make_linear: MakeLinear  # makes products for the vision tower
     padded: Callable[[int], int]  # from a number of rows to the number to run, padding included
     fixed: FixedRunner | None = None  # None: the plan asks for no forwards of fixed shape
+    frame_bytes: int = 0  # see VideoLanguageModel.frame_bytes
 
 
 def load_pretrained(
@@ -70,9 +81,10 @@ def load_pretrained(
     ensure_torchvision()
     transformers: Any = importlib.import_module("transformers")  # its own hints are partial
     config, processor = _read_configuration(transformers, checkpoint)
-    _check_window(checkpoint.name, config.text_config, plan.max_context_length)
+    limit = _context_limit(checkpoint.name, config.text_config, plan.max_context_length)
     quantization = find_quantization(plan, checkpoint, device_of(plan, shards))
-    sizes = _sizes_of(plan, checkpoint, config, quantization, shards)
+    sizes_of = partial(ModelSizes.of, plan, checkpoint, config, quantization, shards)
+    sizes = sizes_of(plan.max_context_length or min(limit, CONTEXT_STEP))
     check_fits(plan, sizes.needs)
     progress("loading", _READ_FROM)
     model = read_weights(
@@ -88,90 +100,19 @@ def load_pretrained(
     model.eval().requires_grad_(False)
     num_ids = num_token_ids(processor.tokenizer, config.text_config.vocab_size)
     make_product, padded = _choose_products(sizes)
+    if sizes.needs.device.type == "cpu" and (quantization is None or not quantization.is_kept):
+        _copy_from_files(model)
     stack = _make_stack(model, num_ids, make_product, shards)
+    if plan.max_context_length is None:
+        sizes = sizes_of(_fitting_context(plan, limit, lambda n: sizes_of(n).needs, shards))
     cache = _make_cache(plan, sizes, shards)
     end_ids = end_token_ids(model.generation_config, processor.tokenizer)
     info = _model_info(
         plan, checkpoint, sizes, processor.tokenizer, num_ids, end_ids, cache.shape.num_slots
     )
-    fixed = _make_fixed_runner(plan, model, stack, cache)
-    return Pretrained(model, processor, stack, cache, info, make_product, padded, fixed)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sizes:
-    """The dtypes of one rank's part of the model, and its sizes."""
-
-    needs: MemoryNeeds
-    devices: tuple[torch.device, ...]  # of all ranks
-    working_dtype: torch.dtype  # of activations, and of the weights until they are packed
-    cache_dtype: torch.dtype
-    cache: CacheShape  # of one slot
-    num_parameters: int
-
-
-def _sizes_of(
-    plan: LoadPlan,
-    checkpoint: Checkpoint,
-    config: Any,
-    quantization: Quantization | None,
-    shards: Shards | None,
-) -> _Sizes:
-    """Derives sizes from the configuration; raises ModelLoadError as dtype_of does."""
-    device = device_of(plan, shards)
-    devices = (device,) if shards is None else shards.group.devices
-    dtype = dtype_of(plan, checkpoint, device, quantization)
-    is_half_on_cpu = dtype == torch.float16 and device.type == "cpu"
-    working_dtype = torch.float32 if is_half_on_cpu else dtype
-    kept_dtype = cache_dtype(working_dtype, device)
-    text = config.text_config
-    cache = _slot_shape(plan, text, len(devices))
-    slot_bytes = cache.num_bytes(kept_dtype)
-    shape = shape_of(checkpoint.name, config.to_dict())
-    bytes_each, cache_each = working_dtype.itemsize, kept_dtype.itemsize
-    work_bytes = shape.work_bytes(
-        plan.max_context_length, bytes_each=bytes_each, cache_each=cache_each
-    )
-    if plan.has_graphs:
-        slot_bytes += graph_bytes(text.num_hidden_layers)
-        work_bytes += CAPTURED_ROWS[-1] * text.vocab_size * torch.float32.itemsize
-    num_processes = devices.count(device)
-    form = ", in float32 till they are packed" if is_half_on_cpu else ""
-    if quantization is None:
-        num_shared = shape.num_shared_parameters
-        num_held = checkpoint.num_floats - num_shared + num_shared / len(devices)
-        weight_bytes = int(num_processes * num_held * bytes_each)
-    else:
-        form += quantization.form
-        weight_bytes = quantization.weight_bytes(checkpoint, shape, bytes_each)
-    if not is_half_on_cpu and packs_weights(device) and shape.is_tied:
-        weight_bytes += num_processes * shape.num_head_parameters * bytes_each  # the packed head
-    needs = MemoryNeeds(
-        name=checkpoint.name,
-        device=device,
-        dtype=dtype,
-        form=form,
-        weight_bytes=weight_bytes,
-        slot_bytes=slot_bytes,
-        work_bytes=work_bytes,
-        host_bytes=shape.host_bytes(bytes_each) if device.type == "cuda" else 0,
-        num_processes=num_processes,
-    )
-    return _Sizes(needs, devices, working_dtype, kept_dtype, cache, shape.num_parameters)
-
-
-def _slot_shape(plan: LoadPlan, text: Any, num_ranks: int) -> CacheShape:
-    """Returns the shape of one rank's cache for one slot."""
-    num_spare = 0
-    if plan.has_graphs or plan.exact_rows:
-        num_spare = spare_places(plan.max_context_length, plan.exact_rows or CAPTURED_ROWS[-1])
-    return CacheShape(
-        num_layers=text.num_hidden_layers,
-        num_slots=1,
-        num_kv_heads=text.num_key_value_heads // num_ranks,
-        capacity=plan.max_context_length,
-        head_dim=text.hidden_size // text.num_attention_heads,
-        num_spare=num_spare,
+    fixed = make_fixed_runner(plan, stack, cache, model.get_input_embeddings().weight)
+    return Pretrained(
+        model, processor, stack, cache, info, make_product, padded, fixed, sizes.frame_bytes
     )
 
 
@@ -186,16 +127,51 @@ def _read_configuration(transformers: Any, checkpoint: Checkpoint) -> tuple[Any,
         ) from error
 
 
-def _check_window(name: str, text: Any, max_context_length: int) -> None:
+def _context_limit(name: str, text: Any, given: int | None) -> int:
+    """Returns the most tokens of a sequence that the checkpoint allows; raises ModelLoadError if
+    the context given is longer than its sliding window."""
     window: int = text.sliding_window if "sliding_attention" in text.layer_types else 0
-    if 0 < window < max_context_length:
+    if given is not None and 0 < window < given:
         raise ModelLoadError(
             f"{name}: its layers attend over a sliding window of {window} tokens, which is not "
             f"supported beyond it: set --max-context-length to at most {window}"
         )
+    trained: int = text.max_position_embeddings
+    if given is not None and given > trained:
+        _log.warning(
+            "%s was trained on %d tokens; the context of %d allows longer prompts, and answers to "
+            "them may be wrong",
+            name,
+            trained,
+            given,
+        )
+    return min(window or trained, trained)
 
 
-def _choose_products(sizes: _Sizes) -> tuple[MakeLinear, Callable[[int], int]]:
+def _fitting_context(
+    plan: LoadPlan, limit: int, needs_of: Callable[[int], MemoryNeeds], shards: Shards | None
+) -> int:
+    """Returns the context length that fits beside the loaded weights on every rank's device;
+    raises ModelLoadError if none does."""
+    left_bytes = left_for_slots(plan, needs_of(min(limit, CONTEXT_STEP)))
+    context = choose_context(
+        limit,
+        plan.num_slots,
+        lambda tokens, slots: fitting_slots(plan, needs_of(tokens), left_bytes) >= slots,
+    )
+    if shards is not None:
+        context = shards.least(context)
+    if not context:
+        raise no_room(plan, needs_of(min(limit, CONTEXT_STEP)))
+    _log.info(
+        "context of %d tokens, of the %d that the checkpoint allows (--max-context-length)",
+        context,
+        limit,
+    )
+    return context
+
+
+def _choose_products(sizes: ModelSizes) -> tuple[MakeLinear, Callable[[int], int]]:
     """Returns what makes matrix products, and Pretrained.padded for these products."""
     if sizes.working_dtype != sizes.needs.dtype:
         return make_half_linear, int
@@ -210,14 +186,33 @@ def _make_stack(
         shards.unwrap(model)
     head = model.lm_head
     stack = DecoderStack(model.model.language_model, head, num_ids, make_linear, shards)
-    if is_plain(head) and head.weight is not model.get_input_embeddings().weight:
+    if is_plain(head) and not _is_tied(model):
         head.weight.data = head.weight.data.new_empty(0)  # the stack has the rows that it needs
     return stack
 
 
-def _make_cache(plan: LoadPlan, sizes: _Sizes, shards: Shards | None) -> KeyValueCache:
+def _copy_from_files(model: Any) -> None:
+    """Copies all weights but those of the layers' products, which are packed.
+
+    Weights may be views of the mapped weight files; a file stays in memory as long as one of its
+    weights is in use.
+    """
+    packed = {id(part.weight) for part in model.model.language_model.modules() if is_plain(part)}
+    if not _is_tied(model):
+        packed.add(id(model.lm_head.weight))
+    for weight in model.parameters():
+        if id(weight) not in packed:
+            weight.data = weight.data.clone()
+
+
+def _is_tied(model: Any) -> bool:
+    same: bool = model.lm_head.weight is model.get_input_embeddings().weight
+    return same
+
+
+def _make_cache(plan: LoadPlan, sizes: ModelSizes, shards: Shards | None) -> KeyValueCache:
     """Allocates as many slots as the plan names, or as fit on every rank's device."""
-    num_fitting = fitting_slots(plan, sizes.needs)
+    num_fitting = fitting_slots(plan, sizes.needs, left_for_slots(plan, sizes.needs))
     if shards is not None:
         num_fitting = shards.least(num_fitting)
     shape = replace(sizes.cache, num_slots=choose_slots(plan, sizes.needs, num_fitting))
@@ -227,7 +222,7 @@ def _make_cache(plan: LoadPlan, sizes: _Sizes, shards: Shards | None) -> KeyValu
 def _model_info(
     plan: LoadPlan,
     checkpoint: Checkpoint,
-    sizes: _Sizes,
+    sizes: ModelSizes,
     tokenizer: Any,
     num_ids: int,
     end_ids: tuple[int, ...],
@@ -242,24 +237,10 @@ def _model_info(
         tokenizer_json=tokenizer.backend_tokenizer.to_str().encode(),
         num_token_ids=num_ids,
         end_token_ids=end_ids,
-        max_context_length=plan.max_context_length,
+        max_context_length=sizes.cache.capacity,
         num_slots=num_slots,
         num_parameters=sizes.num_parameters,
         device_uuids=device_uuids(sizes.devices),
-    )
-
-
-def _make_fixed_runner(
-    plan: LoadPlan, model: Any, stack: DecoderStack, cache: KeyValueCache
-) -> FixedRunner | None:
-    if not cache.shape.num_spare:
-        return None
-    return FixedRunner(
-        stack,
-        cache,
-        model.get_input_embeddings().weight,
-        exact_rows=plan.exact_rows,
-        capture=CudaGraphs(cache.device).capture_graph if plan.has_graphs else None,
     )
 
 

@@ -58,7 +58,8 @@ def read_weights(
                 **options,
             )
     except (OSError, ImportError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ModelLoadError(f"{checkpoint.name}: its weights cannot be read: {error}") from error
+        reason = str(error).strip().partition("\n")[0]
+        raise ModelLoadError(f"{checkpoint.name}: its weights cannot be read: {reason}") from error
     _check_complete(checkpoint.name, problems)
     if quantization is not None:
         quantization.prepare_modules(model, dtype)

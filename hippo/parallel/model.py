@@ -65,6 +65,16 @@ class ParallelModel:
         """See VideoLanguageModel.frame_limits."""
         return self._local.frame_limits
 
+    @property
+    def feature_bytes(self) -> int:
+        """See VideoLanguageModel.feature_bytes."""
+        return self._local.feature_bytes
+
+    @property
+    def frame_bytes(self) -> int:
+        """See VideoLanguageModel.frame_bytes."""
+        return self._local.frame_bytes
+
     def prepare_prompt(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
     ) -> Prompt:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from hippo.errors import ModelLoadError
-from hippo.models.linear import Linear, MakeLinear
+from hippo.models.linear import Linear, MakeLinear, aligned_rows
 from hippo.parallel.group import RankGroup
 from hippo.sizes import ModelShape
 
@@ -100,7 +100,7 @@ class Shards:
         def make(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
             assert bias is None, "a head has none"
             num_outputs, group = weight.shape[0], self.group
-            share = -(-num_outputs // group.size)
+            share = aligned_rows(-(-num_outputs // group.size))
             own = weight.new_zeros(share, weight.shape[1])  # a copy, so that the rest can be freed
             rows = weight[group.rank * share : (group.rank + 1) * share]
             own[: rows.shape[0]] = rows

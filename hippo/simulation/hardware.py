@@ -2,8 +2,9 @@
 
 A decode step reads every weight and the whole KV cache once, which takes
 ``bytes / (bandwidth * share)``. If the arithmetic of the rows takes longer, its time is used
-instead. To this are added the kernel launches of each layer and, across several GPUs, two
-all-reduces per layer. Nothing here is measured: shares and overheads are assumptions.
+instead. To this are added the small operations of each layer and, across several GPUs, two
+all-reduces per layer. If the host takes longer to launch the operations one by one, its time is
+used instead. Nothing here is measured: shares and overheads are assumptions.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from hippo.sizes import GIB, ModelShape
 
 _BYTES = 2  # of a weight and of a cached number, in bfloat16
 _ROWS = 16  # rows at which ForwardTime's line meets the roofline
+
+# Operations that the host launches for a layer, by tests/unit/models/test_gpu_step.py.
+_LAUNCHES_OF_ONE_ROW = 15
+_LAUNCHES_OF_SEVERAL_ROWS = 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +49,10 @@ class Placement:
     """The GPUs of one model, and the assumptions about them.
 
     ``bandwidth_share`` and ``compute_share`` are the shares of the data sheet's values that a good
-    kernel reaches, ``layer_us`` is the launches and norms of a layer in a captured graph,
-    ``sum_us`` one all-reduce (two per layer), ``step_us`` sampling and the host's part of a step.
+    kernel reaches, ``layer_us`` is the small operations of a layer on the device, ``sum_us`` one
+    all-reduce (two per layer), ``launch_us`` the host's time to launch an operation, ``step_us``
+    sampling and the host's part of a step. With ``has_graphs`` a step is one launch: the services'
+    ``--cuda-graphs``, which is off by default.
     """
 
     gpu: Gpu
@@ -54,29 +61,32 @@ class Placement:
     compute_share: float = 0.5
     layer_us: float = 8.0
     sum_us: float = 12.0
+    launch_us: float = 5.0
     step_us: float = 150.0
+    has_graphs: bool = False
 
     def step_ms(self, shape: ModelShape, num_rows: int, context: int) -> float:
         """Returns the milliseconds of a forward after ``context`` cached tokens."""
         read = _BYTES * read_parameters(shape) + shape.cache_bytes(1) * context
         memory_ms = 1e3 * read / self._bandwidth
         compute_ms = 1e3 * self._flops_of(shape, num_rows, context) / self._flops
-        return max(memory_ms, compute_ms) + self._overhead_ms(shape)
+        device_ms = max(memory_ms, compute_ms) + self._small_ms(shape)
+        return max(device_ms, self._launch_ms(shape, num_rows)) + self.step_us / 1e3
 
     def step_time(self, shape: ModelShape, context: int) -> ForwardTime:
         """Returns a linear ``step_ms``, exact for 1 and 16 rows at ``context``."""
-        base = self.step_ms(shape, 1, 0)
-        slope = (self.step_ms(shape, _ROWS, context) - self.step_ms(shape, 1, context)) / (
-            _ROWS - 1
-        )
-        per_kilotoken = 1e6 * shape.cache_bytes(1) / self._bandwidth
-        return ForwardTime(one_row_ms=base, row_ms=slope, kilotoken_ms=per_kilotoken)
+        one_row = self.step_ms(shape, 1, context)
+        slope = (self.step_ms(shape, _ROWS, context) - one_row) / (_ROWS - 1)
+        kilotoken = 1e6 * shape.cache_bytes(1) / self._bandwidth
+        base = one_row - kilotoken * context / 1e3
+        return ForwardTime(one_row_ms=base, row_ms=slope, kilotoken_ms=kilotoken)
 
     def prefill_ms(self, shape: ModelShape, num_tokens: int) -> float:
         """Returns milliseconds of a prefill: its arithmetic, without the vision tower."""
         linear = 2 * shape.num_shared_parameters * num_tokens
         attention = 2 * shape.num_layers * shape.num_heads * shape.head_dim * num_tokens**2
-        return 1e3 * (linear + attention) / self._flops + self._overhead_ms(shape)
+        arithmetic_ms = 1e3 * (linear + attention) / self._flops
+        return arithmetic_ms + self._small_ms(shape) + self.step_us / 1e3
 
     def memory_gib(self, shape: ModelShape, num_tokens: int) -> float:
         """Returns GiB of weights and KV cache of ``num_tokens`` on each GPU."""
@@ -113,9 +123,16 @@ class Placement:
         attention = 4 * shape.num_layers * shape.num_heads * shape.head_dim * context
         return num_rows * (2 * read_parameters(shape) + attention)
 
-    def _overhead_ms(self, shape: ModelShape) -> float:
+    def _small_ms(self, shape: ModelShape) -> float:
         sums_us = 2 * self.sum_us if self.num_gpus > 1 else 0.0
-        return (self.step_us + shape.num_layers * (self.layer_us + sums_us)) / 1e3
+        return shape.num_layers * (self.layer_us + sums_us) / 1e3
+
+    def _launch_ms(self, shape: ModelShape, num_rows: int) -> float:
+        if self.has_graphs:
+            return 0.0
+        launches = _LAUNCHES_OF_ONE_ROW if num_rows == 1 else _LAUNCHES_OF_SEVERAL_ROWS
+        launches += 2 if self.num_gpus > 1 else 0
+        return shape.num_layers * launches * self.launch_us / 1e3
 
 
 def read_parameters(shape: ModelShape) -> int:

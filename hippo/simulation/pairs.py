@@ -32,6 +32,7 @@ class ModelPair:
     num_visual_tokens: int = 25_000
     num_text_tokens: int = 100
     ratio: float = 0.9  # of visual tokens pruned for the draft
+    has_graphs: bool = False  # of models on one GPU
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -46,12 +47,13 @@ class ModelPair:
     @property
     def target_place(self) -> Placement:
         """The target's GPUs."""
-        return Placement(gpu=self.gpu, num_gpus=self.num_target_gpus)
+        has_graphs = self.has_graphs and self.num_target_gpus == 1
+        return Placement(gpu=self.gpu, num_gpus=self.num_target_gpus, has_graphs=has_graphs)
 
     @property
     def draft_place(self) -> Placement:
         """The draft's GPU."""
-        return Placement(gpu=self.gpu)
+        return Placement(gpu=self.gpu, has_graphs=self.has_graphs)
 
     def machine(self) -> Machine:
         """Returns the pair's times. Raises InvalidRequestError if it does not fit into memory."""
@@ -75,7 +77,8 @@ class ModelPair:
             sources=(
                 f"step times from bytes over bandwidth: {self.gpu.bandwidth_gbs:g} GB/s x "
                 f"{target.bandwidth_share:g}, {target.num_gpus} GPUs share the target, "
-                f"{target.layer_us:g} us a layer, {target.sum_us:g} us a sum, bfloat16",
+                f"{target.layer_us:g} us a layer, {target.sum_us:g} us a sum, bfloat16; at least "
+                f"{target.launch_us:g} us for each operation of steps without CUDA graphs",
                 f"{self.num_visual_tokens:,} visual tokens, {self.ratio:.0%} of them pruned for "
                 "the draft",
             ),

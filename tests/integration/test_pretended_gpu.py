@@ -37,9 +37,12 @@ class Pair:
     settled: list[int]  # by forward: when the piece before it was over, or 0
 
 
-@pytest.fixture
+@pytest.fixture(params=[False, True], ids=["masks", "flash attention"])
 async def pair(
-    draft_checkpoint: Path, target_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    draft_checkpoint: Path,
+    target_checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Pair]:
     waits, settled = list[str](), list[int]()
     run: Any = DeviceThread._run
@@ -55,6 +58,7 @@ async def pair(
     wait_really = Jobs.wait_for_device
     monkeypatch.setattr(DeviceThread, "_run", run_there)
     monkeypatch.setattr(Jobs, "wait_for_device", wait_for_device)
+    monkeypatch.setattr(torch.backends.cuda, "can_use_flash_attention", lambda _: request.param)
     with pretended_device():
         with on_thread([]):
             draft, target = (

@@ -1,28 +1,162 @@
-"""Quantised checkpoints load, answer as transformers does on the same weights, and roll back."""
+"""Quantised checkpoints give the logits that transformers gives with the same weights."""
 
 from __future__ import annotations
 
-import json
-import logging
+import importlib
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from hippo.errors import ModelLoadError
-from hippo.models import memory
+from hippo.models import quantized
+from hippo.models.base import VideoLanguageModel
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
-from tests.support.quantized import AWQ_CONFIG, FORMS, GPTQ_CONFIG, add_config, write_quantized
-from tests.support.reference import Reference, assert_close, clip, prefill, prepare, step, user
-from tests.support.hub_forms import write_hub_form
+from hippo.sizes import find_shape
+from hippo.types import Pruning, PruningStrategy
+from tests.support.pairs import NoiseDecoder
+from tests.support.quantized import FORMS, has_packages, write_quantized
+from tests.support.reference import (
+    Reference,
+    assert_close,
+    clip,
+    prefill,
+    prepare,
+    step,
+    user,
+)
+from tests.support.services import (
+    POLICIES,
+    relay,
+    serving_draft,
+    serving_target,
+    target_only,
+    toy_request,
+)
 
 QWEN = "Qwen/Qwen2.5-VL-72B-Instruct"
 LLAVA = "llava-hf/llava-onevision-qwen2-72b-ov-hf"
-KEPT = "unsloth bnb-4bit", "LLM.int8()"
-EXACT = [form for form in FORMS if form != "LLM.int8()"]
+WEIGHT_ONLY = [form for form in FORMS if form != "LLM.int8()"]
+
+pytestmark = pytest.mark.skipif(
+    not has_packages(), reason="bitsandbytes, compressed-tensors and torchao are not installed"
+)
 
 
-def load(folder: Path, **changes: object) -> memory_model:
-    plan = LoadPlan(str(folder), dtype="float32", max_context_length=1024, **changes)
-    return load_model(plan)
+def load(folder: Path, **changes: Any) -> VideoLanguageModel:
+    options: dict[str, Any] = {"dtype": "float32", "max_context_length": 1024, **changes}
+    return load_model(LoadPlan(str(folder), **options))
+
+
+def answer(model: VideoLanguageModel) -> torch.Tensor:
+    """Logits after a prompt with a clip, and of three more tokens."""
+    prompt = prepare(model, user(0, "what is it?"), clip(num_frames=2))
+    first = prefill(model, 0, prompt)
+    return torch.cat((first[None], model.forward(step(0, 0, 5, 6, 7))))
+
+
+def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual - expected).norm() / expected.norm())
+
+
+def layer_of(model: Any) -> Any:
+    return model.model.model.language_model.layers[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [*((QWEN, form) for form in WEIGHT_ONLY), (LLAVA, "unsloth bnb-4bit"), (LLAVA, "Qwen FP8")],
+)
+def test_a_form_of_the_hub_gives_transformers_logits_of_the_same_weights(
+    name: str, form: str, tmp_path: Path
+) -> None:
+    folder, plain = write_quantized(tmp_path, name, form)
+    model, reference = load(folder), Reference(plain)
+    prompt = prepare(model, user(0, "what is it?"), clip(num_frames=2))
+    expected = reference.recompute(prompt, None, (5, 6, 7))[:, : model.info.num_token_ids]
+    assert_close(answer(model), expected)
+    model.forward(step(0, 1, 8, 9))  # rejected: the next step begins before them
+    again = reference.recompute(prompt, None, (5, 4))[-1:, : model.info.num_token_ids]
+    assert_close(model.forward(step(0, 1, 4)), again)
+    assert model.info.num_parameters == find_shape(str(plain)).num_parameters
+    assert (layer_of(model).mlp.up_proj.weight.numel() > 0) == (form == "unsloth bnb-4bit")
+
+
+def test_llm_int8_serves_with_a_warning_that_rows_are_not_independent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, plain = write_quantized(tmp_path, QWEN, "LLM.int8()")
+    model = load(folder)
+    assert relative(answer(model), answer(load(plain))) < 0.1
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1 and "depend on the other tokens" in warnings[0]
+    with pytest.raises(ModelLoadError, match="leave --deterministic out"):
+        load(folder, exact_rows=8)
+
+
+def test_layers_stay_in_fp8_where_the_device_multiplies_it(tmp_path: Path) -> None:
+    folder, plain = write_quantized(tmp_path, QWEN, "RedHatAI FP8-dynamic")
+    with (  # torch multiplies FP8 on a CPU as well, which transformers does not use
+        mock.patch.object(quantized, "_multiplies_fp8", lambda device: True),
+        mock.patch.object(torch.cuda, "is_available", lambda: True),
+        mock.patch.object(torch.cuda, "get_device_capability", lambda *device: (9, 0)),
+    ):
+        model = load(folder, dtype="bfloat16")
+    assert layer_of(model).mlp.up_proj.weight.dtype == torch.float8_e4m3fn
+    together = answer(model)
+    assert relative(together, answer(load(plain))) < 0.2  # activations are rounded to FP8
+    one_by_one = [model.forward(step(0, index, token)) for index, token in enumerate((5, 6, 7))]
+    assert relative(torch.cat(one_by_one), together[1:]) < 0.02
+
+
+@pytest.mark.parametrize(("quantization", "limit"), [("int8", 0.15), ("nf4", 1.2)])
+@pytest.mark.parametrize("checkpoint", ["target_checkpoint", "llava_checkpoint"])
+def test_layers_are_quantised_while_a_plain_checkpoint_is_loaded(
+    request: pytest.FixtureRequest, checkpoint: str, quantization: str, limit: float
+) -> None:
+    folder: Path = request.getfixturevalue(checkpoint)
+    model = load(folder, quantization=quantization)
+    together = answer(model)
+    assert 0 < relative(together, answer(load(folder))) < limit
+    for index, token in enumerate((5, 6, 7)):  # rows do not depend on those beside them
+        assert_close(model.forward(step(0, index, token)), together[index + 1 : index + 2])
+    assert type(layer_of(model).mlp.up_proj.weight) is not torch.nn.Parameter
+    assert type(model.model.lm_head.weight) is torch.nn.Parameter
+
+
+def test_a_checkpoint_that_torchao_quantised_gives_transformers_logits(
+    target_checkpoint: Path, tmp_path: Path
+) -> None:
+    transformers: Any = importlib.import_module("transformers")
+    config = transformers.TorchAoConfig(
+        importlib.import_module("torchao.quantization").Int8WeightOnlyConfig(),
+        modules_to_not_convert=["model.visual", "lm_head"],
+    )
+    transformers.AutoModelForImageTextToText.from_pretrained(
+        target_checkpoint, quantization_config=config, dtype=torch.float32
+    ).save_pretrained(tmp_path)
+    transformers.AutoProcessor.from_pretrained(target_checkpoint).save_pretrained(tmp_path)
+    model, reference = load(tmp_path), Reference(tmp_path)
+    prompt = prepare(model, user(0, "what?"), clip(num_frames=2))
+    expected = reference.recompute(prompt, None, ())[-1, : model.info.num_token_ids]
+    assert_close(prefill(model, 0, prompt), expected)
+
+
+@pytest.mark.parametrize(("target", "draft"), [("int8", "nf4"), ("nf4", "int8")])
+async def test_the_output_of_a_quantised_pair_is_that_of_its_target_alone(
+    target_checkpoint: Path, target: str, draft: str
+) -> None:
+    models = [load(target_checkpoint, quantization=name, num_slots=2) for name in (target, draft)]
+    request = toy_request(pruning=Pruning(PruningStrategy.NONE), max_tokens=40, end_token_ids=())
+    async with (
+        serving_target(models[0], NoiseDecoder()) as (_, target_client),
+        serving_draft(models[1], NoiseDecoder()) as (_, draft_client),
+    ):
+        alone = await target_only(target_client, request)
+        assert len(alone.token_ids) == 40
+        for policy in POLICIES:
+            answer = await relay(draft_client, target_client, request, policy)
+            assert answer.token_ids == alone.token_ids, policy

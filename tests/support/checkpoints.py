@@ -54,6 +54,7 @@ def write_checkpoint(
     merges: tuple[str, ...] = ("t h", "th e", "i n", "a n"),
     noise: float = 0.0,
     dtype: torch.dtype = torch.float32,
+    max_shard_size: str = "50GB",
 ) -> Path:
     """Saves a seeded random model with its processor to ``folder`` and returns it.
 
@@ -86,7 +87,7 @@ def write_checkpoint(
         temperature=0.1,
         repetition_penalty=1.5,  # what a server must not apply unasked
     )
-    model.to(dtype).save_pretrained(folder)
+    model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
     processor.save_pretrained(folder)
     return folder
 

@@ -9,6 +9,8 @@ wait for a GPU is counted. What kernels a GPU chooses, and what they give, this 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import os
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +19,11 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from tests.support.flash_operator import flash_operator
 
 CUDA = torch.device("cuda:0")
 _GIB = 1 << 30
@@ -234,17 +237,6 @@ def _num_before(given: tuple[Any, ...]) -> int:
     return sum(each is not None for each in before)
 
 
-def attend_lower_right(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
-) -> torch.Tensor:
-    """What hippo.models.flash's kernel computes, by a mask."""
-    rows, tokens = query.shape[2], key.shape[2]
-    mask = torch.ones(rows, tokens, dtype=torch.bool, device=query.device).tril(tokens - rows)
-    return scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, scale=scaling, enable_gqa=True
-    )
-
-
 class _Event:
     """Has always happened."""
 
@@ -288,10 +280,24 @@ def pretended_device() -> Iterator[None]:
             stack.enter_context(mock.patch.object(torch.cuda, name, function))
         stack.enter_context(mock.patch.object(mode, "__enter__", without_gradients.__enter__))
         stack.enter_context(mock.patch.object(mode, "__exit__", without_gradients.__exit__))
-        stack.enter_context(mock.patch("hippo.models.flash._kernel", attend_lower_right))
+        stack.enter_context(flash_operator())
+        stack.enter_context(_fused_norm())
+        # transformers reads weights in threads, which know nothing of this device.
+        stack.enter_context(mock.patch.dict(os.environ, HF_DEACTIVATE_ASYNC_LOAD="1"))
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, overwrites)
         yield
+
+
+@contextlib.contextmanager
+def _fused_norm() -> Iterator[None]:
+    """A GPU has a kernel for RMS norms, so torch does not take them apart."""
+    library: Any = importlib.import_module("torch.library").Library("aten", "IMPL")
+    try:
+        library.impl("_fused_rms_norm", run_pretended, "CUDA")  # PretendTensor is asked instead
+        yield
+    finally:
+        library._destroy()
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,11 @@ AWQ_CONFIG = {
     "zero_point": True,
 }
 GPTQ_CONFIG = {"bits": 4, "desc_act": False, "group_size": 128, "quant_method": "gptq", "sym": True}
+
+
+def has_packages() -> bool:
+    """Whether the packages of the optional group ``quantized`` are installed."""
+    return all(map(find_spec, ("bitsandbytes", "compressed_tensors", "torchao")))
 
 
 def write_quantized(folder: Path, name: str, form: str) -> tuple[Path, Path]:

@@ -107,6 +107,14 @@ class ToyModel:
     def frame_limits(self) -> FrameLimits:
         return FrameLimits()
 
+    @property
+    def feature_bytes(self) -> int:
+        return 0
+
+    @property
+    def frame_bytes(self) -> int:
+        return 0
+
     def held_ids(self, slot: int) -> list[int]:
         """Token ids of all rows that were last written to the slot, those rolled back included."""
         return [token_id for token_id, _ in self._rows[slot]]
@@ -151,6 +159,9 @@ class ToyModel:
             visual_grids=tuple((item.frames.shape[0], 2, 2) for item in videos),
             question_indices=(input_ids != VISUAL_TOKEN_ID).nonzero()[:, 0],
             prompt_hash=digest,
+            extras={"pixel_values": torch.cat([one.frames.flatten() for one in media])}
+            if media
+            else {},
             items=(*items, *images),
         )
 

@@ -11,14 +11,15 @@ import pytest
 import torch
 
 from hippo.cli import main
-from hippo.engine.settings import EngineSettings
 from hippo.errors import InvalidRequestError
 from hippo.models.cache import CacheShape
 from hippo.models.checkpoint import find_checkpoint
+from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
 from hippo.public_models import PUBLIC_CONFIGS
 from hippo.sizes import (
     DEVICE_BYTES,
-    VISION_CACHE_BYTES,
+    cache_limit,
     find_shape,
     memory_of,
     most_slots,
@@ -82,8 +83,26 @@ def test_the_cache_is_that_which_is_allocated() -> None:
     assert shape.cache_bytes(5000, num_slots=3) == allocated
 
 
-def test_the_room_for_earlier_media_is_what_a_service_keeps_by_default() -> None:
-    assert EngineSettings(model="m").vision_cache_bytes == VISION_CACHE_BYTES
+def test_the_room_for_earlier_media_is_one_longest_prompts_and_at_least_256_mb() -> None:
+    shape = find_shape(QWEN_72B)
+    short = memory_of(shape, num_tokens=8960, num_slots=1)
+    long = memory_of(shape, num_tokens=102_400, num_slots=1)
+    assert short.vision_cache == 256_000_000
+    assert long.vision_cache == 102_400 * 8192 * 2
+    assert cache_limit(0, 1000) == 0
+    assert cache_limit(5, 1000) == 5
+
+
+def test_frames_take_three_bytes_a_pixel() -> None:
+    assert find_shape(QWEN_72B).frame_bytes(256) == 448 * 448 * 2 * 3
+    assert find_shape(LLAVA).frame_bytes(196) == 378 * 378 * 3  # of 384 x 384: the whole patches
+
+
+def test_a_loaded_model_has_room_for_a_longest_prompts_media(target_checkpoint: Path) -> None:
+    model = load_model(LoadPlan(str(target_checkpoint), dtype="float32", max_context_length=640))
+    shape = find_shape(str(target_checkpoint))
+    assert model.feature_bytes == shape.feature_bytes(640, bytes_each=4)
+    assert model.frame_bytes == shape.frame_bytes(640)
 
 
 def test_frames_become_as_many_tokens_as_the_processors_make_of_them() -> None:

@@ -41,20 +41,24 @@ def test_flags_go_before_the_environment() -> None:
 
 
 def test_the_vision_cache_is_given_in_megabytes() -> None:
-    assert target().vision_cache_bytes == 256_000_000
+    assert target().vision_cache_bytes is None
+    assert target("--vision-cache-mb", "auto").vision_cache_bytes is None
     assert target("--vision-cache-mb", "0").vision_cache_bytes == 0
+    assert target("--vision-cache-mb", "7").vision_cache_bytes == 7_000_000
     with pytest.raises(SettingsError, match="--vision-cache-mb is -1"):
         target("--vision-cache-mb", "-1")
 
 
 def test_decoded_media_are_kept_in_megabytes_and_reckoned_where_they_lie() -> None:
-    settings = EngineSettings(model="m")
-    assert settings.media_cache_bytes == 256_000_000
-    assert settings.reserved_bytes == 512_000_000  # on a CPU beside the features
-    assert EngineSettings(model="m", device="cuda").reserved_bytes == 256_000_000
+    def on_device(settings: EngineSettings) -> int | None:
+        return settings.load_plan.media_cache_bytes
+
+    assert on_device(EngineSettings(model="m")) is None
+    assert on_device(EngineSettings(model="m", media_cache_mb=3)) == 3_000_000
+    assert on_device(EngineSettings(model="m", device="cuda")) == 0
+    assert EngineSettings(model="m", device="cuda", media_cache_mb=3).media_cache_bytes == 3_000_000
     ranks = TargetSettings(model="m", tensor_parallel=2, devices=("cuda:0", "cuda:1"))
-    assert ranks.reserved_bytes == 256_000_000
-    assert TargetSettings(model="m", tensor_parallel=2).reserved_bytes == 512_000_000
-    assert EngineSettings(model="m", media_cache_mb=0).reserved_bytes == 256_000_000
+    assert on_device(ranks) == 0
+    assert on_device(TargetSettings(model="m", tensor_parallel=2)) is None
     with pytest.raises(SettingsError, match="--media-cache-mb is -1"):
         EngineSettings(model="m", media_cache_mb=-1)

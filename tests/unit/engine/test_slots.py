@@ -101,6 +101,19 @@ async def test_waiting_ends_with_the_grant_or_with_the_release_whichever_is_firs
     assert await next_one.wait_granted() is True
 
 
+async def test_the_first_in_the_queue_are_near_and_the_others_follow_as_it_moves_on() -> None:
+    pool = SlotPool(1, max_waiting=4, num_near=2)
+    claims = [pool.reserve_slot() for _ in range(5)]
+    assert [claim.is_near.is_set() for claim in claims] == [True, True, True, False, False]
+    claims[1].release()
+    assert [claim.is_near.is_set() for claim in claims[2:]] == [True, True, False]
+    claims[0].release()
+    assert claims[2].is_granted
+    assert claims[4].is_near.is_set()
+    assert await claims[4].wait_near() is True
+    assert await claims[1].wait_near() is False
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_no_order_of_claims_and_releases_loses_or_doubles_a_slot(seed: int) -> None:
     chance = random.Random(seed)

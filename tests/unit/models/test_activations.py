@@ -15,18 +15,19 @@ from hippo.models.loading import load_model
 from hippo.models.placement import DTYPES
 from hippo.models.plan import LoadPlan
 from hippo.sizes import SCORED_ROWS, find_shape
-from tests.support.reference import clip, prepare, user
+from tests.support.reference import clip, image, prepare, user
 from tests.support.tensor_trace import peak_bytes
 
 CPU = torch.device("cpu")
 
 
-def measured(model: VideoLanguageModel, *media: DecodedMedia) -> tuple[int, int]:
-    """The peak of a whole prefill that scores by as many rows as at most, and the prompt's
-    length."""
-    question = "what is in the thing? " * 40
-    prompt = prepare(model, user(*range(len(media)), question), *media)
-    assert prompt.question_indices.shape[0] > SCORED_ROWS
+LONG_QUESTION = "what is in the thing? " * 40  # scores by as many rows as at most
+
+
+def measured(model: VideoLanguageModel, question: str, media: DecodedMedia) -> tuple[int, int]:
+    """The peak of a whole prefill with scores, and the prompt's length."""
+    prompt = prepare(model, user(0, question), media)
+    assert question != LONG_QUESTION or prompt.question_indices.shape[0] > SCORED_ROWS
 
     def scored_prefill() -> None:
         visual = model.embed_visual(prompt)
@@ -44,15 +45,16 @@ def computed(folder: Path, num_tokens: int, dtype: str) -> int:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_video_takes_what_is_computed_and_little_less(dtype: str) -> None:
+def test_videos_and_images_take_what_is_computed_and_little_less(dtype: str) -> None:
     folder = BUNDLED_PAIR / "draft"
     model = load_model(LoadPlan(str(folder), dtype=dtype, max_context_length=8192))
-    limits = model._prompts._processor.video_processor.size  # type: ignore[attr-defined]
-    limits["longest_edge"] = 1 << 30
-    peak, num_tokens = measured(model, clip(num_frames=48, size=280))
-    # In float32 on a CPU the tower takes the prompt's own pixels; elsewhere a copy, which counts.
-    slack = 1.6 if dtype == "float32" else 1.3
-    assert peak <= computed(folder, num_tokens, dtype) <= slack * peak
+    processor = model._prompts._processor  # type: ignore[attr-defined]
+    processor.video_processor.size["longest_edge"] = 1 << 30
+    processor.image_processor.size["longest_edge"] = 1 << 30
+    peak, num_tokens = measured(model, LONG_QUESTION, clip(num_frames=24, size=280))
+    assert peak <= computed(folder, num_tokens, dtype)
+    peak, num_tokens = measured(model, "what?", image(height=980, width=980))
+    assert peak <= computed(folder, num_tokens, dtype) <= 1.3 * peak
 
 
 def test_a_long_video_passes_the_tower_in_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,5 +73,5 @@ def test_a_long_video_passes_the_tower_in_stretches(monkeypatch: pytest.MonkeyPa
 
 def test_llava_onevisions_frames_take_no_more_than_is_computed(llava_checkpoint: Path) -> None:
     model = load_model(LoadPlan(str(llava_checkpoint), dtype="float32", max_context_length=4096))
-    peak, num_tokens = measured(model, clip(num_frames=200))
+    peak, num_tokens = measured(model, LONG_QUESTION, clip(num_frames=200))
     assert peak <= computed(llava_checkpoint, num_tokens, "float32") <= 1.6 * peak

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from hippo.models.base import AttentionTap, DecodedMedia, Prompt, Scope, VideoLa
 from hippo.models.linear import has_half_linear
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
+from hippo.models.tap import KeptQueries, score_layers, scored_rows
 from tests.support.attention import reference_scores
 from tests.support.reference import Reference, arranged, clip, image, prefill, prepare, user
 from tests.unit.models.conftest import Held
@@ -122,3 +125,38 @@ def test_weights_in_float16_score_nearly_the_same(
     inputs = reference.inputs(arranged((clip(), text))[0], [clip()])
     expected = reference_scores(reference.model, inputs, prompt, num_layers=2, scope="visual")
     torch.testing.assert_close(tapped(model, prompt), expected, rtol=0.02, atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk_rows", [2048, 8])
+def test_a_long_question_scores_by_evenly_spaced_rows(
+    held: Held, chunk_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hippo.models.family._CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr("hippo.models.tap.SCORED_ROWS", 4)
+    content, parts, media = arranged((CLIPS[0], QUESTION))
+    prompt = prepare(held.model, user(*parts), *media)
+    question = prompt.question_indices
+    rows = scored_rows(question)
+    assert question.shape[0] > 6
+    assert (rows.shape[0], rows[0], rows[-1]) == (4, question[0], question[-1])
+    steps = rows.diff()
+    assert int(steps.max() - steps.min()) <= 1
+    few = dataclasses.replace(prompt, question_indices=rows)
+    inputs = held.reference.inputs(content, media)
+    expected = reference_scores(held.reference.model, inputs, few, num_layers=2, scope="visual")
+    torch.testing.assert_close(tapped(held.model, prompt), expected, rtol=1e-3, atol=1e-6)
+
+
+def test_queries_are_kept_for_one_group_of_layers(
+    model: VideoLanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_layers: list[int] = []
+
+    def note(tap: AttentionTap, queries: KeptQueries, *args: Any, **options: Any) -> None:
+        num_layers.append(len(queries))
+        score_layers(tap, queries, *args, **options)
+
+    monkeypatch.setattr("hippo.models.family.score_layers", note)
+    prompt = prepare(model, user(0, "what?"), clip())
+    assert tapped(model, prompt, num_layers=3).shape[0] == 3
+    assert num_layers == [1, 1, 1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -12,14 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from hippo.models.attention import AttentionPlan, attend, plan_sequence
+from hippo.models.attention import AttentionPlan, attend
 from hippo.models.batch import group_rows, plan_batch
 from hippo.models.cache import CacheShape, KeyValueCache
-from hippo.models.flash import attend_flash, has_flash
 from hippo.models.rows import PlacedRows
-from tests.support.pretend_cuda import attend_lower_right
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda")  # of which only the name counts
 LAYER, SCALING = 1, 0.25
 GROUPS, KV_HEADS, HEAD_DIM = 3, 2, 8
 
@@ -95,45 +91,6 @@ def test_a_batch_attends_and_writes_as_its_sequences_do(
         torch.testing.assert_close(found[own], expected(cache, each, query[own]))
 
 
-@settings(deadline=None)
-@given(st.sampled_from([0, 1, 30, 240]), st.integers(1, 70), st.integers(0, 1000), st.booleans())
-def test_a_sequence_attends_without_a_mask_as_a_gpu_has_it(
-    start: int, num_rows: int, seed: int, wants_last_row: bool
-) -> None:
-    """The kernel, which a CPU has not, is held against the same below."""
-    cache, rows = new_cache(), placed(2, start, num_rows)
-    generator = torch.Generator().manual_seed(seed)
-    fill(cache, rows, generator)
-    query = torch.randn(num_rows, KV_HEADS, GROUPS, HEAD_DIM, generator=generator)
-    key_value = torch.randn(num_rows, 2, KV_HEADS, HEAD_DIM, generator=generator)
-    part = plan_sequence(
-        cache, 2, first_row=0, start=start, num_rows=num_rows, groups=GROUPS, is_flash=True
-    )
-    assert part.mask is None
-    step = AttentionPlan((part,), torch.float32, wants_last_row=wants_last_row)
-    with mock.patch("hippo.models.flash._kernel", attend_lower_right):
-        found = attend(query, key_value, step, LAYER, SCALING)
-    wanted = expected(cache, rows, query)
-    torch.testing.assert_close(found, wanted[-1:] if wants_last_row else wanted)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("head_dim", [64, 80, 128])
-@pytest.mark.parametrize(("tokens", "num_rows"), [(5, 5), (700, 1), (700, 9), (5000, 2048)])
-def test_a_gpus_kernel_sees_what_a_mask_would_let_through(
-    tokens: int, num_rows: int, head_dim: int
-) -> None:
-    assert has_flash(GPU, torch.bfloat16, num_heads=28, num_kv_heads=4, head_dim=head_dim)
-    generator = torch.Generator().manual_seed(tokens)
-    query = torch.randn(num_rows, 4, 7, head_dim, generator=generator).to(GPU, torch.bfloat16)
-    cached = torch.randn(2, 4, tokens + 9, head_dim, generator=generator).to(GPU, torch.bfloat16)
-    key, value = cached[:, :, None, :tokens].unbind(0)
-    found = attend_flash(query, key, value, head_dim**-0.5).float()
-    with mock.patch("hippo.models.flash._kernel", attend_lower_right):
-        wanted = attend_flash(query.float(), key.float(), value.float(), head_dim**-0.5)
-    torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
-
-
 def test_the_order_in_memory_of_what_a_kernel_gives_does_not_matter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -155,33 +112,23 @@ def test_the_order_in_memory_of_what_a_kernel_gives_does_not_matter(
     assert torch.equal(part.attend(query, key_value, LAYER, SCALING), usual)
 
 
-def slots_of(
-    rows: list[PlacedRows], device: torch.device, *, has_flash: bool = False
-) -> list[list[int]]:
-    groups = group_rows(rows, device, has_flash=has_flash)
-    return [[each.slot for each in group] for group in groups]
+def slots_of(rows: list[PlacedRows]) -> list[list[int]]:
+    return [[each.slot for each in group] for group in group_rows(rows)]
 
 
 def test_alike_neighbours_are_one_batch() -> None:
     rows = [placed(slot, 180 + slot, 16) for slot in range(4)]
-    assert slots_of(rows, CPU) == slots_of(rows, GPU) == [[0, 1, 2, 3]]
+    assert slots_of(rows) == [[0, 1, 2, 3]]
 
 
 def test_single_rows_are_batched_across_gaps() -> None:
     rows = [placed(slot, 150, 1) for slot in (0, 2, 3, 6)]
-    assert slots_of(rows, CPU) == slots_of(rows, GPU) == [[0, 2, 3, 6]]
+    assert slots_of(rows) == [[0, 2, 3, 6]]
 
 
-def test_a_gpu_batches_what_a_cpu_would_compute_in_vain() -> None:
+def test_unequal_numbers_of_rows_are_computed_one_by_one() -> None:
     rows = [placed(0, 180, 16), placed(1, 200, 5), placed(3, 150, 12)]
-    assert slots_of(rows, CPU) == [[0], [1], [3]]
-    assert slots_of(rows, GPU) == [[0, 1, 3]]
-
-
-def test_a_gpu_keeps_long_sequences_apart() -> None:
-    long = [placed(slot, 9000, 1) for slot in range(2)]
-    assert slots_of(long, GPU, has_flash=True) == [[0], [1]]
-    assert slots_of(long, GPU) == slots_of(long, CPU) == [[0, 1]]
+    assert slots_of(rows) == [[0], [1], [3]]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +138,7 @@ def test_a_gpu_keeps_long_sequences_apart() -> None:
 )
 def test_what_would_compute_much_in_vain_stays_apart(other: PlacedRows) -> None:
     rows = [placed(0, 180, 16), other]
-    assert slots_of(rows, CPU) == slots_of(rows, GPU) == [[0], [other.slot]]
+    assert slots_of(rows) == [[0], [other.slot]]
 
 
 def test_a_slot_is_cleared_once_in_a_while_and_never_what_it_holds() -> None:

@@ -227,7 +227,7 @@ def test_a_model_that_does_not_fit_says_what_it_needs_and_what_helps(
         ({"device": "cuda:7"}, "no CUDA device|only . CUDA"),
         ({"device": "abacus"}, "device 'abacus' is unknown"),
         ({"dtype": "int3"}, "use float32, bfloat16, float16 or auto"),
-        ({"num_slots": 0}, "at least 1 slot"),
+        ({"num_slots": 0}, "--slots is 0"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(

@@ -20,8 +20,14 @@ CPU = torch.device("cpu")
 
 
 def needs(**changes: int) -> memory.MemoryNeeds:
-    sizes = {"weight_bytes": 100 * MIB, "slot_bytes": 10 * MIB, "work_bytes": 10 * MIB}
-    return memory.MemoryNeeds(name="a model", device=CPU, dtype=torch.float32, **(sizes | changes))
+    sizes: dict[str, Any] = {
+        "weight_bytes": 100 * MIB,
+        "slot_bytes": 10 * MIB,
+        "work_bytes": 10 * MIB,
+    }
+    return memory.MemoryNeeds(
+        name="a model", context_length=512, device=CPU, dtype=torch.float32, **(sizes | changes)
+    )
 
 
 def plan(**changes: Any) -> LoadPlan:
@@ -36,14 +42,15 @@ def check(
     **changes: int,
 ) -> None:
     memory.check_fits(
-        plan(num_slots=num_slots, reserved_bytes=reserved_bytes, budget_bytes=budget_bytes),
-        needs(**changes),
+        plan(num_slots=num_slots, budget_bytes=budget_bytes),
+        needs(reserved_bytes=reserved_bytes, **changes),
     )
 
 
-def fitting(*, num_processes: int = 1, **changes: Any) -> int:
-    sizes = needs(num_processes=num_processes, work_bytes=15 * MIB)
-    return memory.fitting_slots(plan(num_slots=None, **changes), sizes)
+def fitting(*, num_processes: int = 1, reserved_bytes: int = 0, **changes: Any) -> int:
+    sizes = needs(num_processes=num_processes, work_bytes=15 * MIB, reserved_bytes=reserved_bytes)
+    given = plan(num_slots=None, **changes)
+    return memory.fitting_slots(given, sizes, memory.left_for_slots(given, sizes))
 
 
 @pytest.fixture

@@ -68,7 +68,9 @@ def test_a_run_length_is_turned_into_a_rate() -> None:
 def test_a_step_reads_the_weights_and_the_cache_once() -> None:
     shape = PAIRS["qwen-7b-72b"].target
     assert read_parameters(shape) == pytest.approx(71.4e9, rel=0.01)  # 72.7e9 and an embedding
-    place = Placement(gpu=H200, num_gpus=2, bandwidth_share=1.0, layer_us=0, sum_us=0, step_us=0)
+    place = Placement(
+        gpu=H200, num_gpus=2, bandwidth_share=1, layer_us=0, sum_us=0, step_us=0, launch_us=0
+    )
     expected = 1e3 * (2 * read_parameters(shape) + shape.cache_bytes(1000)) / 9.6e12
     assert place.step_ms(shape, 1, 1000) == pytest.approx(expected)
     assert place.step_ms(shape, 16, 1000) == pytest.approx(expected)  # still the memory
@@ -80,6 +82,15 @@ def test_a_line_meets_the_roofline_at_one_and_sixteen_rows() -> None:
     line = place.step_time(shape, 25_000)
     for rows in (1, 16):
         assert line.ms(rows, 25_000) == pytest.approx(place.step_ms(shape, rows, 25_000))
+
+
+def test_a_small_models_step_takes_the_launches_without_graphs() -> None:
+    small, large = PAIRS["llava-0.5b-7b"].draft, PAIRS["qwen-7b-72b"].draft
+    eager, captured = Placement(gpu=H200), Placement(gpu=H200, has_graphs=True)
+    launches_ms = 0.15 + small.num_layers * 15 * 0.005
+    assert eager.step_ms(small, 1, 1000) == pytest.approx(launches_ms)
+    assert eager.step_ms(small, 4, 1000) > launches_ms > 2 * captured.step_ms(small, 1, 1000)
+    assert eager.step_ms(large, 1, 1000) == captured.step_ms(large, 1, 1000)
 
 
 def test_a_model_that_its_gpus_cannot_share_is_refused_with_those_that_can() -> None:

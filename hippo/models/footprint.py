@@ -1,0 +1,120 @@
+"""The sizes of one rank's part of a model in memory, derived before its weights are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hippo.models.cache import CacheShape, cache_dtype
+from hippo.models.captured import MOST_ROWS, graph_bytes
+from hippo.models.checkpoint import Checkpoint
+from hippo.models.fixed import spare_places
+from hippo.models.linear import packs_weights
+from hippo.models.memory import MemoryNeeds
+from hippo.models.placement import device_of, dtype_of
+from hippo.models.plan import MAX_GROUPED_ROWS, LoadPlan
+from hippo.models.quantized import Quantization
+from hippo.sizes import MOST_AUTO_SLOTS, cache_limit, shape_of
+
+if TYPE_CHECKING:
+    from hippo.parallel.shards import Shards
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """The dtypes of one rank's part of the model, and its sizes."""
+
+    needs: MemoryNeeds
+    devices: tuple[torch.device, ...]  # of all ranks
+    working_dtype: torch.dtype  # of activations, and of the weights until they are packed
+    cache_dtype: torch.dtype
+    cache: CacheShape  # of one slot
+    num_parameters: int
+    frame_bytes: int  # of the longest prompt's frames, as the model sees them
+
+    @classmethod
+    def of(
+        cls,
+        plan: LoadPlan,
+        checkpoint: Checkpoint,
+        config: Any,
+        quantization: Quantization | None,
+        shards: Shards | None,
+        context_length: int,
+    ) -> ModelSizes:
+        """Derives sizes from the configuration, for sequences of ``context_length`` tokens.
+
+        Raises ModelLoadError as dtype_of does.
+        """
+        device = device_of(plan, shards)
+        devices = (device,) if shards is None else shards.group.devices
+        dtype = dtype_of(plan, checkpoint, device, quantization)
+        is_half_on_cpu = dtype == torch.float16 and device.type == "cpu"
+        working_dtype = torch.float32 if is_half_on_cpu else dtype
+        kept_dtype = cache_dtype(working_dtype, device)
+        text = config.text_config
+        cache = _slot_shape(plan, text, len(devices), context_length)
+        slot_bytes = cache.num_bytes(kept_dtype)
+        shape = shape_of(checkpoint.name, config.to_dict())
+        bytes_each, cache_each = working_dtype.itemsize, kept_dtype.itemsize
+        work_bytes = shape.work_bytes(context_length, bytes_each=bytes_each, cache_each=cache_each)
+        if plan.has_graphs:
+            work_bytes += graph_bytes(text.num_hidden_layers, plan.num_slots or MOST_AUTO_SLOTS)
+            work_bytes += MOST_ROWS * text.vocab_size * torch.float32.itemsize
+        num_processes = devices.count(device)
+        form = ", in float32 till they are packed" if is_half_on_cpu else ""
+        if quantization is None:
+            num_shared = shape.num_shared_parameters
+            num_held = checkpoint.num_floats - num_shared + num_shared / len(devices)
+            weight_bytes = int(num_processes * num_held * bytes_each)
+        else:
+            form += quantization.form
+            weight_bytes = quantization.weight_bytes(checkpoint, shape, bytes_each)
+        if not is_half_on_cpu and packs_weights(device) and shape.is_tied:
+            weight_bytes += (
+                num_processes * shape.num_head_parameters * bytes_each
+            )  # the packed head
+        frame_bytes = shape.frame_bytes(context_length)
+        feature_bytes = shape.feature_bytes(context_length, bytes_each=bytes_each)
+        reserved_bytes = cache_limit(plan.vision_cache_bytes, feature_bytes)
+        reserved_bytes += cache_limit(plan.media_cache_bytes, frame_bytes)
+        needs = MemoryNeeds(
+            name=checkpoint.name,
+            context_length=context_length,
+            device=device,
+            dtype=dtype,
+            form=form,
+            weight_bytes=weight_bytes,
+            slot_bytes=slot_bytes,
+            work_bytes=work_bytes,
+            packing_bytes=shape.packing_bytes(bytes_each),
+            host_bytes=shape.host_bytes(bytes_each) if device.type == "cuda" else 0,
+            reserved_bytes=reserved_bytes,
+            num_processes=num_processes,
+        )
+        return cls(
+            needs,
+            devices,
+            working_dtype,
+            kept_dtype,
+            cache,
+            shape.num_parameters,
+            frame_bytes,
+        )
+
+
+def _slot_shape(plan: LoadPlan, text: Any, num_ranks: int, context_length: int) -> CacheShape:
+    """Returns the shape of one rank's cache for one slot."""
+    num_spare = 0
+    if plan.has_graphs or plan.exact_rows:
+        num_spare = spare_places(context_length, plan.exact_rows or MAX_GROUPED_ROWS)
+    return CacheShape(
+        num_layers=text.num_hidden_layers,
+        num_slots=1,
+        num_kv_heads=text.num_key_value_heads // num_ranks,
+        capacity=context_length,
+        head_dim=text.hidden_size // text.num_attention_heads,
+        num_spare=num_spare,
+    )

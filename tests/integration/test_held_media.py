@@ -1,0 +1,161 @@
+"""What media the services hold, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from hippo.engine.prompts import NUM_READER_THREADS
+from hippo.models.base import DecodedMedia, Prompt
+from hippo.types import (
+    ChatMessage,
+    FramePlan,
+    Media,
+    MediaKind,
+    MediaPart,
+    OpenRequest,
+    PromptInfo,
+    Selection,
+    TextPart,
+    Timing,
+    Verdict,
+)
+from tests.support.collector import living, no_collector
+from tests.support.gate import Gate
+from tests.support.services import (
+    backend_of,
+    serving_draft,
+    serving_target,
+    target_only,
+    toy_request,
+    until,
+)
+from tests.support.toy_model import ToyModel
+
+
+class WatchedModel(ToyModel):
+    """Knows which pixels of the prompts that it made are still alive."""
+
+    def __init__(self, *, num_slots: int = 1) -> None:
+        super().__init__(num_slots=num_slots)
+        self._pixels: list[weakref.ref[torch.Tensor]] = []
+        self.num_prepared = 0
+
+    def prepare_prompt(
+        self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
+    ) -> Prompt:
+        prompt = super().prepare_prompt(messages, media, frame_plan)
+        frames = [one.frames for one in media]
+        self._pixels += map(weakref.ref, (*frames, *prompt.extras.values()))
+        self.num_prepared += 1
+        return prompt
+
+    def num_living(self) -> int:
+        """How many tensors of frames and pixels are alive."""
+        return sum(reference() is not None for reference in self._pixels)
+
+
+def long_request(num_frames: int) -> OpenRequest:
+    """A question about a video of 4 tokens a frame; a context has 512."""
+    return toy_request(media=(Media(MediaKind.VIDEO, b"toy:%d" % num_frames),))
+
+
+async def test_files_frames_and_pixels_are_freed_when_the_tower_has_run() -> None:
+    model = WatchedModel()
+    async with serving_target(model, media_cache_mb=0) as (service, client):
+        backend_of(service).engine._warm_prompt = None  # which is kept, with its few pixels
+        gate = Gate()
+        model.on_piece = gate
+        with no_collector():
+            request = toy_request()
+            num_files = len(living(Media))
+            answering = asyncio.create_task(target_only(client, request))
+            await until(gate.has_arrived.is_set)
+            await until(lambda: not model.num_living())
+            assert len(living(Media)) == num_files
+            gate.open()
+            assert (await answering).token_ids
+
+
+async def test_a_draft_frees_them_while_it_waits_for_the_selection() -> None:
+    model = WatchedModel()
+    async with serving_draft(model, media_cache_mb=0) as (service, client):
+        backend_of(service).engine._warm_prompt = None
+        with no_collector():
+            async with client.draft(toy_request()) as stream:
+                assert isinstance(await anext(stream), PromptInfo)
+                await until(lambda: not model.num_living())
+
+
+async def test_only_the_next_in_line_are_decoded_while_they_wait_for_a_slot() -> None:
+    model = WatchedModel()
+    async with serving_target(model, max_waiting=8) as (service, client):
+        num_before = model.num_prepared
+        gate = Gate()
+        model.on_piece = gate
+        waiting = [asyncio.create_task(target_only(client, toy_request())) for _ in range(9)]
+        await until(lambda: backend_of(service).slots.num_waiting == 8)
+        await until(lambda: model.num_prepared == num_before + 1 + NUM_READER_THREADS)
+        await until(gate.has_arrived.is_set)
+        await asyncio.sleep(0.05)
+        assert model.num_prepared == num_before + 1 + NUM_READER_THREADS
+        gate.open()
+        answers = await asyncio.gather(*waiting)
+        assert model.num_prepared == num_before + 9
+        assert all(answer.token_ids == answers[0].token_ids for answer in answers)
+
+
+async def test_a_running_sequence_steps_between_two_pieces_of_the_tower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hippo.engine.engine.prefill_budget_ns", lambda **_: 0)  # a piece a turn
+    model = ToyModel()
+    parts = (*map(MediaPart, range(6)), TextPart("which?"))
+    media = tuple(Media(MediaKind.VIDEO, b"toy:%d" % number) for number in range(1, 7))
+    several = toy_request(messages=(ChatMessage("user", parts),), media=media)
+    async with serving_target(model, prefix_cache=False, vision_cache_mb=0) as (_, client):
+        alone = await target_only(client, several)
+        gate = Gate(3)
+        model.on_forward = gate
+        async with client.verify(toy_request(end_token_ids=(), max_tokens=400)) as running:
+            assert isinstance(await anext(running), PromptInfo)
+            await until(gate.has_arrived.is_set)
+            num_forwards: list[int] = []
+            model.on_embed = lambda _: num_forwards.append(len(model.plans))
+            async with client.verify(several) as stream:
+                assert isinstance(await anext(stream), PromptInfo)
+                gate.open()
+                token_ids = [
+                    token_id
+                    async for message in stream
+                    if isinstance(message, Verdict)
+                    for token_id in message.token_ids
+                ]
+    assert token_ids == alone.token_ids
+    first = num_forwards[0]
+    assert num_forwards == list(range(first, first + 6))
+
+
+async def test_a_draft_embeds_no_more_ahead_than_one_prompt_may_have() -> None:
+    model = ToyModel(num_slots=3)
+    async with serving_draft(model) as (_, client), contextlib.AsyncExitStack() as stack:
+        num_before = model.num_embedded
+        streams = []
+        for num_frames in (100, 101, 102):
+            stream = await stack.enter_async_context(client.draft(long_request(num_frames)))
+            assert isinstance(await anext(stream), PromptInfo)
+            streams.append((stream, Selection(tuple(range(4 * num_frames)), 4 * num_frames)))
+        (first, of_first), (second, of_second), (third, of_third) = streams
+        await until(lambda: model.num_embedded == num_before + 1)
+        await third.send_message(of_third)  # the third need not wait for its turn any more
+        assert isinstance(await anext(third), Timing)
+        assert model.num_embedded == num_before + 2
+        await first.send_message(of_first)
+        await until(lambda: model.num_embedded == num_before + 3)
+        await second.send_message(of_second)
+        assert isinstance(await anext(second), Timing)

@@ -1,0 +1,203 @@
+"""Which forms of quantised checkpoints are served, and what is said of the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from hippo.config import SettingsError
+from hippo.errors import ModelLoadError
+from hippo.models import quantized
+from hippo.models.checkpoint import Checkpoint, find_checkpoint
+from hippo.models.placement import dtype_of
+from hippo.models.plan import LoadPlan
+from hippo.models.quantized import Quantization, find_quantization
+from hippo.parallel.source import ParallelSource
+from hippo.public_models import PUBLIC_CONFIGS
+from hippo.sizes import GIB, shape_of
+from services.target.config import TargetSettings
+from tests.support.hub_forms import write_hub_form
+from tests.support.quantized import (
+    AWQ_CONFIG,
+    FORMS,
+    GPTQ_CONFIG,
+    add_config,
+    has_packages,
+    write_quantized,
+)
+
+NAME = "Qwen/Qwen2.5-VL-72B-Instruct"
+FP8_ROWS, INT4 = FORMS["RedHatAI FP8-dynamic"][1], FORMS["RedHatAI quantized.w4a16"][1]
+ALL_PACKAGES = {
+    "bitsandbytes", "compressed_tensors", "gptqmodel", "kernels", "optimum", "torchao"
+}  # fmt: skip
+
+
+def checkpoint(config: dict[str, Any] | None, **sizes: int) -> Checkpoint:
+    public = dict(PUBLIC_CONFIGS[NAME])
+    if config is not None:
+        public["quantization_config"] = config
+    counts = {"num_floats": 1000, "num_packed_bytes": 500} | sizes
+    return Checkpoint(NAME, Path("nowhere"), public, **counts)
+
+
+def find(
+    config: dict[str, Any] | None,
+    *,
+    device: str = "cpu",
+    capability: tuple[int, int] = (9, 0),
+    packages: set[str] = ALL_PACKAGES,
+    **changes: Any,
+) -> Quantization | None:
+    with (
+        mock.patch.object(quantized, "is_installed", packages.__contains__),
+        mock.patch.object(torch.cuda, "get_device_capability", lambda device: capability),
+        mock.patch(
+            "transformers.integrations.finegrained_fp8.load_finegrained_fp8_kernel", lambda: None
+        ),
+    ):
+        plan = LoadPlan(NAME, device=device, **changes)
+        return find_quantization(plan, checkpoint(config), torch.device(device))
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "said"),
+    [
+        (AWQ_CONFIG, {}, "kernels need a GPU: use --device cuda"),
+        (GPTQ_CONFIG, {}, "kernels need a GPU: use --device cuda"),
+        (AWQ_CONFIG, {"device": "cuda", "packages": {"optimum"}}, "pip install gptqmodel"),
+        (GPTQ_CONFIG, {"device": "cuda", "packages": set()}, "pip install gptqmodel optimum"),
+        (INT4, {"packages": set()}, "pip install compressed-tensors"),
+        (FORMS["unsloth bnb-4bit"][1], {"packages": set()}, "pip install bitsandbytes"),
+        (FORMS["Qwen FP8"][1], {"device": "cuda", "packages": set()}, "pip install kernels"),
+        ({"quant_method": "torchao", "quant_type": {}}, {"packages": set()}, "install torchao"),
+        ({"quant_method": "aqlm"}, {}, "'aqlm', which is not supported; supported: awq, bits"),
+        ({"bits": 4}, {}, "an unnamed method"),
+        (INT4, {"quantization": "int8"}, "quantised already.*leave --quantization out"),
+        (INT4, {"tensor_parallel": 2}, "leave --tensor-parallel out"),
+        (INT4 | {"config_groups": {}}, {}, "with 0 groups of layers"),
+        (INT4 | {"sparsity_config": {"format": "sparse-24-bitmask"}}, {}, "sparse weights"),
+        (None, {"quantization": "nf4", "packages": set()}, "pip install bitsandbytes"),
+        (None, {"quantization": "int8", "packages": set()}, "pip install torchao"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_sentence(
+    config: dict[str, Any] | None, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=said) as caught:
+        find(config, **options)
+    assert "\n" not in caught.value.message
+
+
+def test_fp8_kernels_that_cannot_be_fetched_are_named() -> None:
+    config = FORMS["Qwen FP8"][1]
+    failure = mock.Mock(side_effect=ImportError("no build for this torch"))
+    with (
+        mock.patch.object(quantized, "is_installed", lambda package: True),
+        mock.patch.object(torch.cuda, "get_device_capability", lambda device: (9, 0)),
+        mock.patch(
+            "transformers.integrations.finegrained_fp8.load_finegrained_fp8_kernel", failure
+        ),
+        pytest.raises(ModelLoadError, match=r"kernels cannot be loaded.*no build for this torch"),
+    ):
+        find_quantization(LoadPlan(NAME), checkpoint(config), torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "name", "is_kept"),
+    [
+        (AWQ_CONFIG, {"device": "cuda"}, "awq", True),
+        (GPTQ_CONFIG, {"device": "cuda"}, "gptq", True),
+        (FORMS["Qwen FP8"][1], {"device": "cuda"}, "fp8", True),
+        (FORMS["Qwen FP8"][1], {"device": "cuda", "capability": (8, 0)}, "fp8", False),
+        (FORMS["Qwen FP8"][1], {}, "fp8", False),
+        (FP8_ROWS, {"device": "cuda"}, "compressed-tensors float8", True),
+        (FP8_ROWS, {"device": "cuda", "capability": (8, 0)}, "compressed-tensors float8", False),
+        (INT4, {"device": "cuda"}, "compressed-tensors int4", False),
+        (FORMS["unsloth bnb-4bit"][1], {}, "bitsandbytes nf4", True),
+        (None, {"quantization": "nf4"}, "nf4", True),
+    ],
+)
+def test_layers_stay_quantised_where_there_are_kernels(
+    config: dict[str, Any] | None, options: dict[str, Any], name: str, is_kept: bool
+) -> None:
+    found = find(config, **options)
+    assert found is not None
+    assert (found.name, found.is_kept, found.mixes_rows) == (name, is_kept, False)
+
+
+def test_a_plain_checkpoint_is_not_quantised() -> None:
+    assert find(None) is None
+
+
+def test_rows_are_mixed_by_outliers_and_by_one_scale_for_all_rows() -> None:
+    outliers = FORMS["LLM.int8()"][1]
+    one_scale = {
+        "quant_method": "torchao",
+        "quant_type": {"default": {"_type": "Float8DynamicActivationFloat8WeightConfig",
+                                   "_data": {"granularity": "PerTensor"}}},
+    }  # fmt: skip
+    for config, is_mixed in (
+        (outliers, True),
+        (outliers | {"llm_int8_threshold": 0.0}, False),
+        (one_scale, True),
+    ):
+        found = find(config)
+        assert found is not None and found.mixes_rows == is_mixed
+        if is_mixed:
+            with pytest.raises(ModelLoadError, match="leave --deterministic out"):
+                find(config, exact_rows=8)
+
+
+def test_awq_computes_in_float16() -> None:
+    found = find(AWQ_CONFIG, device="cuda")
+    device = torch.device("cuda", 0)
+    assert dtype_of(LoadPlan(NAME), checkpoint(AWQ_CONFIG), device, found) == torch.float16
+    with pytest.raises(ModelLoadError, match="compute in float16: leave --dtype out"):
+        dtype_of(LoadPlan(NAME, dtype="bfloat16"), checkpoint(AWQ_CONFIG), device, found)
+
+
+def test_weights_take_the_bytes_of_their_form() -> None:
+    shape = shape_of(NAME, PUBLIC_CONFIGS[NAME])
+    whole = shape.num_parameters * 2
+
+    def size(config: dict[str, Any] | None, **options: Any) -> int:
+        found = find(config, **options)
+        assert found is not None
+        return found.weight_bytes(checkpoint(config), shape, 2)
+
+    assert size(AWQ_CONFIG, device="cuda") == 2 * 1000 + 500  # as stored
+    assert size(INT4) == whole  # dequantised
+    assert 39 < size(None, quantization="nf4") / GIB < 41
+    assert 70 < size(None, quantization="int8") / GIB < 72
+
+
+@pytest.mark.skipif(not has_packages(), reason="compressed-tensors is not installed")
+def test_stored_bytes_are_those_of_the_files(tmp_path: Path) -> None:
+    folder, _ = write_quantized(tmp_path, NAME, "RedHatAI quantized.w4a16")
+    found = find_checkpoint(str(folder), progress=lambda stage, share: None)
+    layers = shape_of(NAME, found.config).num_shared_parameters
+    num_weights = 2 * 7
+    assert found.num_packed_bytes == layers // 2 + num_weights * 2 * 8  # and shapes, in int64
+
+
+def test_no_rank_is_started_for_a_quantised_checkpoint(tmp_path: Path) -> None:
+    folder = write_hub_form(tmp_path / "model", "Qwen/Qwen2.5-VL-32B-Instruct")
+    add_config(folder, INT4)
+    source = ParallelSource(LoadPlan(str(folder), tensor_parallel=2))
+    with pytest.raises(ModelLoadError, match="quantised layers run on one device"):
+        source.load(lambda stage, share: None)
+    source.close()
+
+
+def test_flags_contradict_each_other() -> None:
+    assert TargetSettings(model="m", quantization="nf4").load_plan.quantization == "nf4"
+    assert TargetSettings(model="m").load_plan.quantization is None
+    with pytest.raises(SettingsError, match="--quantization is for one device"):
+        TargetSettings(model="m", quantization="int8", tensor_parallel=2)
+    with pytest.raises(SettingsError, match="use int8 or nf4"):
+        LoadPlan("m", quantization="int2")

@@ -1,0 +1,162 @@
+"""Weights are read once, with progress, into the memory that was computed, and all are used."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hippo.errors import ModelLoadError
+from hippo.models import memory
+from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
+from tests.support.checkpoints import write_checkpoint
+from tests.support.pretend_cuda import pretended_device
+
+
+def load(folder: Path) -> None:
+    load_model(LoadPlan(str(folder), max_context_length=64))
+
+
+@pytest.fixture
+def copy(target_checkpoint: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(target_checkpoint, tmp_path / "copy"))
+
+
+def change_weights(folder: Path, *, drop: str = "none", **added: torch.Tensor) -> None:
+    path = folder / "model.safetensors"
+    weights = {key: value for key, value in load_file(path).items() if not key.endswith(drop)}
+    save_file(weights | {key.replace("__", "."): value for key, value in added.items()}, path,
+              metadata={"format": "pt"})  # fmt: skip
+
+
+def test_a_weight_that_no_module_takes_is_an_error(copy: Path) -> None:
+    change_weights(copy, model__language_model__layers__0__mlp__gate__weight=torch.zeros(2))
+    with pytest.raises(ModelLoadError, match=r"not in the model: .*layers\.0\.mlp\.gate\.weight"):
+        load(copy)
+
+
+def test_a_missing_weight_is_an_error(copy: Path) -> None:
+    change_weights(copy, drop="layers.1.mlp.up_proj.weight")
+    with pytest.raises(ModelLoadError, match=r"missing.*layers\.1\.mlp\.up_proj\.weight"):
+        load(copy)
+
+
+def test_buffers_of_older_versions_and_scales_of_activations_are_left_out(copy: Path) -> None:
+    change_weights(
+        copy,
+        model__language_model__layers__0__self_attn__rotary_emb__inv_freq=torch.zeros(8),
+        model__language_model__layers__0__self_attn__q_proj__input_scale=torch.ones(1),
+        model__language_model__layers__0__self_attn__k_scale=torch.ones(1),
+    )
+    load(copy)
+
+
+def test_progress_is_reported_weight_by_weight(target_checkpoint: Path) -> None:
+    shares: list[float] = []
+    load_model(
+        LoadPlan(str(target_checkpoint), max_context_length=64),
+        progress=lambda stage, share: shares.append(share),
+    )
+    assert shares == sorted(shares)
+    assert len([share for share in shares if 0.1 < share < 0.8]) > 50
+
+
+def test_the_host_must_hold_what_is_read_to_a_gpu(
+    target_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def available(device: torch.device) -> int:
+        return 64 << 30 if device.type == "cuda" else 1000
+
+    monkeypatch.setattr(memory, "available_bytes", available)
+    with (
+        pretended_device(),
+        pytest.raises(ModelLoadError, match=r"to cuda:0 takes about .* of this machine's memory"),
+    ):
+        load_model(LoadPlan(str(target_checkpoint), device="cuda", max_context_length=64))
+
+
+PEAK_SCRIPT = """
+import importlib, json, sys, threading
+from hippo.models._torchvision import ensure_torchvision
+ensure_torchvision()
+importlib.import_module("transformers.models.qwen2_5_vl.modeling_qwen2_5_vl")
+importlib.import_module("transformers.models.auto.processing_auto")
+import torch
+from hippo.models import pretrained
+from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
+
+def resident(*names):
+    lines = open("/proc/self/status").read().splitlines()
+    sizes = dict(line.split(":", 1) for line in lines)
+    return sum(int(sizes[name].split()[0]) * 1024 for name in names)
+
+def watch():
+    while not ended.wait(0.002):
+        peaks.append(resident(*names))
+
+names = sys.argv[3].split(",")
+ended, peaks, seen = threading.Event(), [], []
+check_fits = pretrained.check_fits
+pretrained.check_fits = lambda plan, needs: (seen.append(needs), check_fits(plan, needs))
+before = resident(*names)
+watcher = threading.Thread(target=watch)
+watcher.start()
+load_model(LoadPlan(sys.argv[1], dtype=sys.argv[2], max_context_length=256))
+ended.set()
+watcher.join()
+(needs,) = seen
+print(json.dumps({
+    "weights": needs.weight_bytes,
+    "computed": needs.weight_bytes + needs.slot_bytes + max(needs.work_bytes, needs.packing_bytes),
+    "peak": max(peaks) - before,
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def large_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """260 MB in nine files, in bfloat16."""
+    return write_checkpoint(
+        tmp_path_factory.mktemp("large") / "model",
+        num_layers=6,
+        num_heads=16,
+        head_dim=64,
+        intermediate_size=4096,
+        vocab_size=20_000,
+        dtype=torch.bfloat16,
+        max_shard_size="30MB",
+    )
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize(
+    ("dtype", "names"),
+    [
+        ("bfloat16", "RssAnon,RssFile"),  # with the pages of the mapped weight files
+        ("float32", "RssAnon"),  # the files are read, converted, and closed
+        ("float16", "RssAnon"),
+    ],
+)
+def test_loading_takes_no_more_than_what_was_checked(
+    large_checkpoint: Path, dtype: str, names: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK_SCRIPT, str(large_checkpoint), dtype, names],
+        env={"MALLOC_MMAP_THRESHOLD_": "1000000", "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    sizes = json.loads(done.stdout)
+    # Above the weights, 32 MiB are for code that torch loads at the first packing, and fragments.
+    assert 0.5 * sizes["weights"] < sizes["peak"] < sizes["computed"] + (32 << 20), sizes
