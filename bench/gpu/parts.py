@@ -55,7 +55,10 @@ class Scale:
     side: int = _SIDE
     max_tokens: int = 128
     num_clips: int = 10
-    systems: tuple[str, ...] = ()  # all
+    systems: tuple[str, ...] = (
+        *("serial γ=5", "serial γ=10", "vpsd γ=5"),
+        *("always optimistic", "always conservative", "adaptive"),
+    )
     num_test_files: int | None = None  # all
 
 
@@ -260,8 +263,6 @@ def _serve(run: GpuRun, section: Section, size: str) -> None:
     for has_graphs in run.step_kinds:
         kind = "graphs" if has_graphs else "eager"
         run.check_time(kind)
-        # Steps behind the first clip are short enough for graphs.
-        asked = clips[:1] if has_graphs else clips
         options = _stack_options(folders, devices, run.dtype, num_tokens, has_graphs=has_graphs)
         table = section.add_table(f"answers, {kind}", ANSWER_COLUMNS)
         with watched_stack(options, section, num_tokens=num_tokens, num_slots=_NUM_SLOTS) as (
@@ -270,7 +271,7 @@ def _serve(run: GpuRun, section: Section, size: str) -> None:
         ):
             chosen = _systems(run, "holistic", 0.9)
             for row in answer_rows(
-                stack.url, asked, SHARES, chosen, max_tokens=run.scale.max_tokens
+                stack.url, clips, SHARES, chosen, max_tokens=run.scale.max_tokens
             ):
                 table.add_row(answer_cells(row), row)
                 run.check_time("the answers after this one")
@@ -321,11 +322,7 @@ def _stack_options(
 
 def _systems(run: GpuRun, strategy: str, ratio: float) -> list[System]:
     chosen = run.scale.systems
-    return [
-        system
-        for system in systems(strategy, ratio)
-        if not chosen or system.name in (TARGET_ONLY, *chosen)
-    ]
+    return [system for system in systems(strategy, ratio) if system.name in (TARGET_ONLY, *chosen)]
 
 
 _PARTS: dict[str, Any] = {
