@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import shutil
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +28,8 @@ def describe_environment() -> dict[str, object]:
 
 
 def _git(*args: str) -> str:
+    if shutil.which("git") is None:
+        return "unknown"
     done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,10 +28,11 @@ from rich.console import Console
 
 from bench.client import converse, user_turn
 from bench.clips import filmed_clip
-from bench.environment import ROOT, describe_environment
+from bench.environment import ROOT
 from bench.options import integers, parser_of
+from bench.report import Report
 from bench.runs import bundled_pair, running_stack
-from bench.tables import wide_console, wide_table
+from bench.tables import wide_console
 from hippo.benchmark.tables import progress_bar
 from hippo.cli.stack import Stack
 
@@ -47,32 +47,26 @@ _PIXELS_SEEN = 28 * 28 * 24  # of a resized frame
 _COLUMNS = ("process", "after the warm-up, MB", "at the end, MB", "growth", "largest, MB")
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Asks, prints a table for each number of clients and writes JSON."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Asks and writes a report with a table for each number of clients; returns the exit code."""
     args = _parse(argv)
     caches = ("--vision-cache-mb", "2", "--media-cache-mb", "64", "--slots", str(_SLOTS))
     options = bundled_pair("float32", target_args=caches, draft_args=caches)
-    given = sys.argv[1:] if argv is None else argv
-    result: dict[str, Any] = {
-        "command": " ".join(["python -m bench.memory", *given]),
-        "environment": describe_environment(),
-        "runs": [],
-    }
     console, numbers = wide_console(), iter(range(len(args.clients) * args.num_clips))
+    section = Report(args.out, "memory", console=console).begin_section("memory")
+    grown = []
     with running_stack(options) as stack:
         for num_clients in args.clients:
             chosen = [next(numbers) for _ in range(args.num_clips)]
             samples = ask_about(stack, chosen, args, num_clients, console)
-            rows = growth(samples, num_warm_up=args.warm_up)
-            result["runs"].append({"num_clients": num_clients, "rows": rows, "samples": samples})
-            title = f"{len(chosen)} clips, {num_clients} at a time"
-            console.print(wide_table(title, _COLUMNS, map(_cells, rows)))
-            args.out.parent.mkdir(parents=True, exist_ok=True)
-            args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    grown = [row for run in result["runs"] for row in run["rows"] if row["growth"] >= MAX_GROWTH]
-    for row in grown:
-        console.print(f"[red]{row['process']} grew by {row['growth']:.1%}[/]", highlight=False)
-    sys.exit(1 if grown else 0)
+            table = section.add_table(f"{len(chosen)} clips, {num_clients} at a time", _COLUMNS)
+            for row in growth(samples, num_warm_up=args.warm_up):
+                table.add_row(list(_cells(row)), row)
+                if row["growth"] >= MAX_GROWTH:
+                    grown.append(f"{row['process']} grew by {row['growth']:.1%}")
+    for problem in grown:
+        section.add_note(problem)
+    return 1 if grown else 0
 
 
 def ask_about(
@@ -170,7 +164,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--warm-up", type=int, default=50, help="first clips that do not count")
     add("--clients", type=integers, default=[1, 8], help="numbers of clients, one after the other")
     add("--max-tokens", type=int, default=16, help="of each answer")
-    add("--out", type=Path, default=ROOT / "bench/out/memory.json")
+    add("--out", type=Path, default=ROOT / "bench/out", help="folder of the report")
     args = parser.parse_args(argv)
     if args.num_clips < args.warm_up + 2:
         parser.error(f"--num-clips must be at least --warm-up + 2 ({args.warm_up + 2})")
@@ -178,4 +172,4 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -100,7 +100,7 @@ def answer_tables(
         cycle = torch.cat((torch.tensor([vocabulary[letter]]), part))
         following = cycle.roll(-1)
         wrong = torch.zeros_like(cycle, dtype=torch.bool)
-        for window in torch.arange(len(cycle)).split(_WINDOW):
+        for window in torch.split(torch.arange(len(cycle)), _WINDOW):
             count = round((1 - share) * len(window))
             wrong[window[torch.randperm(len(window), generator=generator)[:count]]] = True
         ids.append(cycle)

@@ -23,17 +23,7 @@ from bench.environment import ROOT
 from bench.options import parser_of
 from bench.random_pair import PairForm, write_pair
 from bench.report import Report
-from bench.served import (
-    ANSWER_COLUMNS,
-    MEMORY_COLUMNS,
-    NamedClip,
-    PeakMemory,
-    answer_cells,
-    answer_rows,
-    memory_cells,
-    memory_rows,
-    watched_stack,
-)
+from bench.served import ANSWER_COLUMNS, NamedClip, answer_cells, answer_rows, watched_stack
 from bench.systems import systems
 from bench.tables import wide_console
 from hippo.cli.stack import StackOptions
@@ -66,20 +56,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         target, draft = write_pair(Path(work), form, progress=lambda line: console.print(line))
         options = _options(target, draft)
-        memory = PeakMemory(("cpu",))
         table = section.add_table("answers", ANSWER_COLUMNS)
         rows = []
-        with watched_stack(options, memory) as stack:
+        with watched_stack(options, section, num_tokens=_NUM_TOKENS, num_slots=1) as (
+            stack,
+            memories,
+        ):
             chosen = [each for each in systems("holistic", 0.9) if each.name in _SYSTEMS]
             for row in answer_rows(
                 stack.url, [clip], (_SHARE,), chosen, max_tokens=args.max_tokens
             ):
                 rows.append(row)
                 table.add_row(answer_cells(row), row)
-        table = section.add_table("memory", MEMORY_COLUMNS)
-        memories = memory_rows(options, memory.peaks, num_tokens=_NUM_TOKENS, num_slots=1)
-        for row in memories:
-            table.add_row(memory_cells(row), row)
     problems = [f"the answer of {row['system']} differs" for row in rows if not row["is_equal"]]
     problems += [
         f"the {row['where']} took {row['seen'] / row['computed']:.2f} times what is computed"

@@ -16,10 +16,12 @@ import torch
 from bench.client import converse, user_turn
 from bench.memory import LARGEST_RESIDENT, process_megabytes
 from bench.random_pair import LETTERS
+from bench.report import Section
 from bench.runs import running_stack
 from bench.systems import TARGET_ONLY, System
 from hippo.benchmark.answers import Answer
 from hippo.cli.stack import Stack, StackOptions
+from hippo.models.placement import DTYPES
 from hippo.sizes import RESERVED_BYTES, find_shape, memory_of
 
 _EVERY_S = 0.1
@@ -72,8 +74,16 @@ class PeakMemory:
 
 
 @contextmanager
-def watched_stack(options: StackOptions, memory: PeakMemory) -> Iterator[Stack]:
-    """Starts a stack and watches its memory from its start on; yields it when it is ready."""
+def watched_stack(
+    options: StackOptions, section: Section, *, num_tokens: int, num_slots: int
+) -> Iterator[tuple[Stack, list[dict[str, Any]]]]:
+    """Starts a stack and watches its memory from its start on; yields it when it is ready.
+
+    When the block is left, in whatever way, the memory that was seen goes beside that which
+    hippo.sizes computes into a table of the section and into the second value.
+    """
+    memory = PeakMemory((options.target_device, options.draft_device))
+    rows: list[dict[str, Any]] = []
     stop = threading.Event()
 
     def begin(stack: Stack) -> None:
@@ -82,9 +92,14 @@ def watched_stack(options: StackOptions, memory: PeakMemory) -> Iterator[Stack]:
 
     try:
         with running_stack(options, on_start=begin) as stack:
-            yield stack
+            yield stack, rows
     finally:
         stop.set()
+        table = section.add_table("memory", MEMORY_COLUMNS)
+        computed = _computed_bytes(options, num_tokens, num_slots)
+        for name, seen in memory.peaks.items():
+            rows.append({"where": name, "computed": computed.get(name), "seen": seen})
+            table.add_row(_memory_cells(rows[-1]), rows[-1])
 
 
 def _used_bytes(device: str) -> int:
@@ -92,26 +107,22 @@ def _used_bytes(device: str) -> int:
     return total - free
 
 
-def memory_rows(
-    options: StackOptions, peaks: Mapping[str, float], *, num_tokens: int, num_slots: int
-) -> list[dict[str, Any]]:
-    """Returns the memory that hippo.sizes computes beside that seen, by device or by process."""
-    bytes_each = torch.finfo(getattr(torch, options.dtype)).bits // 8
+def _computed_bytes(options: StackOptions, num_tokens: int, num_slots: int) -> dict[str, float]:
+    """Returns the memory that hippo.sizes computes, by device or, on a CPU, by service."""
+    bytes_each = DTYPES[options.dtype].itemsize
     computed: dict[str, float] = {}
     for role, device, model in (
         ("target", options.target_device, options.target_model),
         ("draft", options.draft_device, options.draft_model),
     ):
-        on_gpu = device.startswith("cuda")
-        total = memory_of(
+        memory = memory_of(
             find_shape(model), num_tokens=num_tokens, num_slots=num_slots, bytes_each=bytes_each
-        ).total
+        )
+        on_gpu = device.startswith("cuda")
         place = device if on_gpu else role
-        computed[place] = computed.get(place, 0) + total + (RESERVED_BYTES if on_gpu else 0)
-    return [
-        {"where": name, "computed": computed.get(name), "seen": seen}
-        for name, seen in peaks.items()
-    ]
+        total = memory.total + (RESERVED_BYTES if on_gpu else 0)
+        computed[place] = computed.get(place, 0) + total
+    return computed
 
 
 def answer_rows(
@@ -195,7 +206,7 @@ def answer_cells(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def memory_cells(row: Mapping[str, Any]) -> list[str]:
+def _memory_cells(row: Mapping[str, Any]) -> list[str]:
     """Returns the cells of MEMORY_COLUMNS."""
     computed, seen = row["computed"], row["seen"]
     return [

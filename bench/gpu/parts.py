@@ -11,8 +11,7 @@ import time
 import traceback
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,17 +25,7 @@ from bench.page import LATENCY_COLUMNS, latency_rows
 from bench.random_pair import PairForm, write_pair
 from bench.report import Report, Section
 from bench.runs import run_systems, running_stack
-from bench.served import (
-    ANSWER_COLUMNS,
-    MEMORY_COLUMNS,
-    NamedClip,
-    PeakMemory,
-    answer_cells,
-    answer_rows,
-    memory_cells,
-    memory_rows,
-    watched_stack,
-)
+from bench.served import ANSWER_COLUMNS, NamedClip, answer_cells, answer_rows, watched_stack
 from bench.systems import TARGET_ONLY, System, systems
 from bench.tables import wide_console
 from hippo.cli.stack import BUNDLED_PAIR, StackOptions
@@ -66,7 +55,10 @@ class Scale:
     side: int = _SIDE
     max_tokens: int = 128
     num_clips: int = 10
-    systems: tuple[str, ...] = ()  # all
+    systems: tuple[str, ...] = (
+        *("serial γ=5", "serial γ=10", "vpsd γ=5"),
+        *("always optimistic", "always conservative", "adaptive"),
+    )
     num_test_files: int | None = None  # all
 
 
@@ -77,7 +69,7 @@ _SMALL = Scale(
 
 
 @dataclass(slots=True)
-class Run:
+class GpuRun:
     """One call of the command; the pairs that its parts wrote."""
 
     args: argparse.Namespace
@@ -146,7 +138,7 @@ def run_parts(args: argparse.Namespace) -> int:
     report = Report(args.out, "gpu", console=console, device=device, is_small=args.small)
     num_failed = 0
     with tempfile.TemporaryDirectory(prefix="hippo-gpu-", dir=args.work) as work:
-        run = Run(args, Path(work), scale=_SMALL if args.small else Scale())
+        run = GpuRun(args, Path(work), scale=_SMALL if args.small else Scale())
         for name in args.parts:
             part, _, size = name.partition("-")
             section = report.begin_section(name)
@@ -174,7 +166,7 @@ def cuda_test_files() -> list[str]:
     return found
 
 
-def _run_tests(run: Run, section: Section, size: str) -> None:
+def _run_tests(run: GpuRun, section: Section, size: str) -> None:
     """Runs the files of tests that need a CUDA device; none of these may be skipped on one."""
     results = run.work / "tests.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
@@ -202,7 +194,7 @@ def _run_tests(run: Run, section: Section, size: str) -> None:
         raise RuntimeError("a test failed or was skipped, or none was found")
 
 
-def _measure_bundled(run: Run, section: Section, size: str) -> None:
+def _measure_bundled(run: GpuRun, section: Section, size: str) -> None:
     """Compares policies with target-only, as ``python -m bench`` does."""
     console = wide_console()
     clips = held_out_clips(run.work / "clips", kind="short", num_clips=run.scale.num_clips)
@@ -228,7 +220,7 @@ def _measure_bundled(run: Run, section: Section, size: str) -> None:
                     table.add_row(cells, row)
 
 
-def _measure_steps(run: Run, section: Section, size: str) -> None:
+def _measure_steps(run: GpuRun, section: Section, size: str) -> None:
     device = run.placements[0][0]
     bandwidth = copy_bandwidth(device)
     section.add_note(f"a copy on {device} reads and writes {bandwidth / 1e9:.0f} GB/s")
@@ -236,9 +228,7 @@ def _measure_steps(run: Run, section: Section, size: str) -> None:
     names = [f"Qwen2.5-VL-{each}" for each in _SIZES[size]]
     table = section.add_table("steps and prefills", STEP_COLUMNS)
     for name, folder in list(zip(names, folders, strict=True))[: 1 if size == "32b" else 2]:
-        needed = _needed_bytes(folder, max(run.scale.contexts), num_slots=1)
-        if not run.args.small and needed > available_bytes(parse_device(device)):
-            raise NotMeasuredError(f"{name} takes {needed / GIB:.1f} GiB, which {device} lacks")
+        _check_room(run, [folder], [device], max(run.scale.contexts), 1)
         for has_graphs in run.step_kinds:
             run.check_time(f"{name}, {'graphs' if has_graphs else 'eager'}")
             for row in step_rows(
@@ -255,13 +245,13 @@ def _measure_steps(run: Run, section: Section, size: str) -> None:
                 run.check_time(f"the figures after this one of {name}")
 
 
-def _serve(run: Run, section: Section, size: str) -> None:
+def _serve(run: GpuRun, section: Section, size: str) -> None:
     """Serves the pair and asks about clips of different lengths; two GPUs where there are two."""
     frames, side = run.scale.num_frames, run.scale.side
     num_tokens = max(frames) // 2 * (side // 28) ** 2 + run.scale.max_tokens + 512
     devices = run.placements[-1]
     folders = run.write_pair(size, section)
-    _check_room(run, folders, devices, num_tokens)
+    _check_room(run, folders, devices, num_tokens, _NUM_SLOTS)
     clips = [
         NamedClip(
             f"{count} frames of {side} x {side}",
@@ -273,58 +263,35 @@ def _serve(run: Run, section: Section, size: str) -> None:
     for has_graphs in run.step_kinds:
         kind = "graphs" if has_graphs else "eager"
         run.check_time(kind)
-        # Steps behind the first clip are short enough for graphs.
-        asked = clips[:1] if has_graphs else clips
         options = _stack_options(folders, devices, run.dtype, num_tokens, has_graphs=has_graphs)
-        memory = PeakMemory(devices)
-        with (
-            _memory_table(section, options, memory, num_tokens, kind),
-            watched_stack(options, memory) as stack,
+        table = section.add_table(f"answers, {kind}", ANSWER_COLUMNS)
+        with watched_stack(options, section, num_tokens=num_tokens, num_slots=_NUM_SLOTS) as (
+            stack,
+            _,
         ):
-            table = section.add_table(f"answers, {kind}", ANSWER_COLUMNS)
             chosen = _systems(run, "holistic", 0.9)
             for row in answer_rows(
-                stack.url, asked, SHARES, chosen, max_tokens=run.scale.max_tokens
+                stack.url, clips, SHARES, chosen, max_tokens=run.scale.max_tokens
             ):
                 table.add_row(answer_cells(row), row)
                 run.check_time("the answers after this one")
 
 
-@contextmanager
-def _memory_table(
-    section: Section, options: StackOptions, memory: PeakMemory, num_tokens: int, kind: str
-) -> Iterator[None]:
-    """Adds a table of the memory when the block is left, in whatever way."""
-    try:
-        yield
-    finally:
-        table = section.add_table(f"memory, {kind}", MEMORY_COLUMNS)
-        for row in memory_rows(options, memory.peaks, num_tokens=num_tokens, num_slots=_NUM_SLOTS):
-            table.add_row(memory_cells(row), row)
-
-
 def _check_room(
-    run: Run, folders: tuple[Path, Path], devices: tuple[str, str], num_tokens: int
+    run: GpuRun, folders: Sequence[Path], devices: Sequence[str], num_tokens: int, num_slots: int
 ) -> None:
-    """Raises NotMeasuredError if the pair does not fit."""
-    if run.args.small:
-        return
-    for device in set(devices):
-        needed = sum(
-            _needed_bytes(folder, num_tokens, num_slots=_NUM_SLOTS) + RESERVED_BYTES
-            for folder, its_device in zip(folders, devices, strict=True)
-            if its_device == device
-        )
+    """Raises NotMeasuredError if the models do not fit on their devices."""
+    needed: Counter[str] = Counter()
+    for folder, device in zip(folders, devices, strict=True):
+        shape = find_shape(str(folder))
+        needed[device] += RESERVED_BYTES
+        needed[device] += memory_of(shape, num_tokens=num_tokens, num_slots=num_slots).total
+    for device, num_bytes in needed.items():
         free = available_bytes(parse_device(device))
-        if needed > free:
+        if not run.args.small and num_bytes > free:
             raise NotMeasuredError(
-                f"the pair takes {needed / GIB:.1f} GiB of {device}, which has {free / GIB:.1f} "
-                "GiB free"
+                f"needs {num_bytes / GIB:.1f} GiB of {device}, which has {free / GIB:.1f} GiB free"
             )
-
-
-def _needed_bytes(folder: Path, num_tokens: int, *, num_slots: int) -> int:
-    return memory_of(find_shape(str(folder)), num_tokens=num_tokens, num_slots=num_slots).total
 
 
 def _stack_options(
@@ -335,7 +302,8 @@ def _stack_options(
     *,
     has_graphs: bool,
 ) -> StackOptions:
-    common = ("--slots", str(_NUM_SLOTS), "--max-context-length", str(num_tokens))
+    common: tuple[str, ...] = ("--slots", str(_NUM_SLOTS))
+    common += ("--max-context-length", str(num_tokens))
     common += ("--cuda-graphs", "on" if has_graphs else "off")
     if devices == ("cpu", "cpu"):
         common += ("--num-threads", "1")
@@ -352,13 +320,9 @@ def _stack_options(
     )
 
 
-def _systems(run: Run, strategy: str, ratio: float) -> list[System]:
+def _systems(run: GpuRun, strategy: str, ratio: float) -> list[System]:
     chosen = run.scale.systems
-    return [
-        system
-        for system in systems(strategy, ratio)
-        if not chosen or system.name in (TARGET_ONLY, *chosen)
-    ]
+    return [system for system in systems(strategy, ratio) if system.name in (TARGET_ONLY, *chosen)]
 
 
 _PARTS: dict[str, Any] = {

@@ -78,7 +78,7 @@ def test_missing_packages_are_named_before_anything_is_run(
 
 def test_tests_that_need_a_gpu_are_found() -> None:
     names = [Path(file).name for file in cuda_test_files()]
-    assert {"test_batch.py", "test_select_scored.py", "sampling"} <= set(names)
+    assert {"test_ranges.py", "test_select_scored.py", "sampling"} <= set(names)
 
 
 def test_a_gpu_that_is_not_here_is_one_sentence(
