@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from hippo.models.base import (
 )
 from hippo.models.family import CachedModel
 from hippo.models.linear import padded_rows
+from hippo.pruning.select import default_score_layers
 from hippo.types import ChatMessage, FramePlan, MediaKind, MediaPart, TextPart
 
 _log = logging.getLogger(__name__)
@@ -30,6 +32,7 @@ _NUM_FRAMES = 4
 _FRAME_SIZE = 112
 _FRAMES_PER_SECOND = 2.0
 _MAX_ROWS = 128
+_GRID_SIDE = 16  # tokens on a side of a frame whose size the model leaves open
 
 
 async def warm_up_model(
@@ -52,6 +55,9 @@ async def warm_up_model(
             while await call(partial(next, capturing, 0)):
                 pass
         await call(partial(warm_up, model, prompt, slot=0))
+        if device.type == "cuda":  # on a CPU a lack of memory ends the process, with no error
+            longest = await asyncio.to_thread(longest_prompt, model, prompt)
+            await call(partial(run_longest, model, longest, slot=0))
     except HippoError:
         raise
     except Exception as error:
@@ -64,11 +70,52 @@ async def warm_up_model(
 
 def warm_prompt(model: VideoLanguageModel) -> Prompt:
     """Returns a short prompt with a short grey video; any thread may call it."""
-    frames = torch.full((_NUM_FRAMES, _FRAME_SIZE, _FRAME_SIZE, 3), 128, dtype=torch.uint8)
-    seconds = tuple(index / _FRAMES_PER_SECOND for index in range(_NUM_FRAMES))
-    media = DecodedMedia(MediaKind.VIDEO, frames, seconds, _FRAMES_PER_SECOND)
+    return _grey_prompt(model, _NUM_FRAMES, (_FRAME_SIZE, _FRAME_SIZE), is_resized=False)
+
+
+def longest_prompt(model: VideoLanguageModel, prompt: Prompt) -> Prompt:
+    """Returns the prompt with the longest grey video for which the context has room; ``prompt`` is
+    the model's warm_prompt. Any thread may call it."""
+    limits = model.frame_limits
+    side = _GRID_SIDE * limits.side_multiple
+    size, num_tokens = limits.fixed_size or (side, side), limits.fixed_tokens or _GRID_SIDE**2
+    num_others = prompt.length - int(prompt.visual_indices.shape[0])
+    num_grids = (model.info.max_context_length - 1 - num_others) // num_tokens
+    if not num_grids:
+        return prompt
+    return _grey_prompt(model, num_grids * limits.frame_multiple, size, is_resized=True)
+
+
+def _grey_prompt(
+    model: VideoLanguageModel, num_frames: int, size: tuple[int, int], *, is_resized: bool
+) -> Prompt:
+    frames = torch.full((1, *size, 3), 128, dtype=torch.uint8).expand(num_frames, -1, -1, -1)
+    seconds = tuple(index / _FRAMES_PER_SECOND for index in range(num_frames))
+    media = DecodedMedia(MediaKind.VIDEO, frames, seconds, _FRAMES_PER_SECOND, is_resized)
     message = ChatMessage("user", (MediaPart(0), TextPart("What happens?")))
     return model.prepare_prompt([message], [media], FramePlan())
+
+
+def run_longest(model: VideoLanguageModel, prompt: Prompt, *, slot: int) -> None:
+    """Runs the prefill of ``longest_prompt`` (device thread), so that a lack of memory shows at the
+    start. Raises ModelLoadError if the device's memory does not suffice."""
+    began_s = perf_counter()
+    tap = AttentionTap(default_score_layers(model.num_layers))
+    try:
+        for _ in model.prefill(slot, prompt, model.embed_visual(prompt), None, tap):
+            pass
+    except torch.OutOfMemoryError as error:
+        reason = str(error).partition(". ")[0]
+        raise ModelLoadError(
+            f"{model.info.name}: a prompt of {prompt.length} tokens does not fit beside weights "
+            f"and {model.info.num_slots} slots ({reason}): lower --max-context-length, --slots or "
+            "--memory-gib"
+        ) from error
+    _log.info(
+        "the longest prompt, of %d tokens, was read in %.1f s",
+        prompt.length,
+        perf_counter() - began_s,
+    )
 
 
 def warm_up(
