@@ -37,7 +37,7 @@ _HEVC = "-c:v libx265 -preset ultrafast -pix_fmt yuv420p -x265-params log-level=
 
 
 @dataclass(frozen=True, slots=True)
-class Clip:
+class VideoFile:
     """A file and how it is made: ``source`` of lavfi, encoded, and repeated."""
 
     title: str
@@ -50,21 +50,23 @@ class Clip:
 
 _FILM = ("testsrc2=s=1920x1080:r=24:d=20,noise=alls=6:allf=t", f"{_H264} -bf 2 -g 250 -b:v 4M")
 CLIPS = (
-    Clip("10 s, 1080p", "clip.mp4", "testsrc2=s=1920x1080:r=30:d=10", f"{_H264} -bf 2 -b:v 8M"),
-    Clip("10 s, 4K HEVC, turned", "phone.mov", "testsrc2=s=3840x2160:r=30:d=10", _HEVC),
-    Clip("10 s, 120 fps, no sound", "slow.mp4", "testsrc2=s=1280x720:r=120:d=10", _H264),
-    Clip("3 frames, gif", "three.gif", "testsrc2=s=480x270:r=2:d=1.5", ""),
-    Clip(
+    VideoFile(
+        "10 s, 1080p", "clip.mp4", "testsrc2=s=1920x1080:r=30:d=10", f"{_H264} -bf 2 -b:v 8M"
+    ),
+    VideoFile("10 s, 4K HEVC, turned", "phone.mov", "testsrc2=s=3840x2160:r=30:d=10", _HEVC),
+    VideoFile("10 s, 120 fps, no sound", "slow.mp4", "testsrc2=s=1280x720:r=120:d=10", _H264),
+    VideoFile("3 frames, gif", "three.gif", "testsrc2=s=480x270:r=2:d=1.5", ""),
+    VideoFile(
         "60 s, 1080p, variable rate",
         "screen.mp4",
         "testsrc2=s=1920x1080:r=30:d=60",
         rf"-vf select=not(mod(n\,11))+lt(mod(n\,200)\,30) -fps_mode vfr {_H264}",
     ),
-    Clip("30 min, 1080p", "half.mp4", *_FILM, 2, 90),
-    Clip("1 h, 1080p", "lecture.mp4", *_FILM, 128, 180),
-    Clip("2 h, 1080p", "film.mp4", *_FILM, 128, 360),
-    Clip("2 h, 1080p, mkv", "film.mkv", *_FILM, 128, 360),
-    Clip("2 h, 1080p, default frames", "film.mp4", *_FILM, 0, 360),
+    VideoFile("30 min, 1080p", "half.mp4", *_FILM, 2, 90),
+    VideoFile("1 h, 1080p", "lecture.mp4", *_FILM, 128, 180),
+    VideoFile("2 h, 1080p", "film.mp4", *_FILM, 128, 360),
+    VideoFile("2 h, 1080p, mkv", "film.mkv", *_FILM, 128, 360),
+    VideoFile("2 h, 1080p, default frames", "film.mp4", *_FILM, 0, 360),
 )
 
 
@@ -84,7 +86,7 @@ def main() -> None:
     write(f"\nLargest process: {peak:,.0f} MiB\n")
 
 
-def make(clip: Clip, folder: Path) -> Path:
+def make(clip: VideoFile, folder: Path) -> Path:
     """Returns the clip's file, which is made if it is not there."""
     path = folder / clip.file
     if path.exists():
@@ -116,7 +118,7 @@ def ffmpeg(*arguments: str) -> None:
     subprocess.run(["ffmpeg", "-v", "error", "-y", *arguments], check=True)
 
 
-async def measure(path: Path, clip: Clip) -> str:
+async def measure(path: Path, clip: VideoFile) -> str:
     """Returns the cells of the table's row."""
     status = path.stat()
     media = Media(

@@ -18,6 +18,7 @@ from hippo.video.canvas import Canvas, Frames, Pixels
 from hippo.video.limits import DecodeLimits
 from hippo.video.resizing import FrameLimits
 from hippo.video.sampling import resolve_plan
+from hippo.video.seeking import SeekError
 
 pytestmark = pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="ffmpeg makes the files")
 
@@ -84,7 +85,7 @@ def check(data: bytes, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     seen = frozenset(used) or frozenset({"index"})
 
     def refuse(*_: object) -> None:
-        raise reading.SeekError
+        raise SeekError
 
     monkeypatch.setattr(reading, "seek_frames", refuse)
     for plan, frames in zip(PLANS, sought, strict=True):
