@@ -59,7 +59,13 @@ STACK = {
     "HIPPO_MEDIA_CACHE_MB": "host memory for the frames of earlier media, per service; auto, 0: as "
     "above",
     "HIPPO_PREFIX_CACHE": "false: cached prompt prefixes are not reused",
+    "HIPPO_VIDEO_FPS": "frames sampled per second if a request does not say, for both services; 0: "
+    "the model's default",
     "HIPPO_MAX_FRAMES": "most frames that a request may sample from a video, for both services",
+    "HIPPO_MAX_VIDEO_PIXELS": "most pixels of a sampled frame after resizing, for both services; "
+    "0: the model's limit",
+    "HIPPO_MAX_IMAGE_PIXELS": "most pixels of an image after resizing, for both services; 0: the "
+    "model's limit",
     "HIPPO_API_KEYS_FILE": "a TOML file of API keys with their limits (docs/api.md), readable by "
     "user 10001; without keys, any client that reaches the gateway may send requests",
     "HIPPO_MEDIA": "a folder of this machine whose files requests may name as /media/FILE",

@@ -36,7 +36,7 @@ class QwenPromptBuilder(PromptBuilder):
     """
 
     def __init__(self, processor: Any, rope_index: RopeIndex, *, max_context_length: int) -> None:
-        super().__init__(processor, _limits(processor), max_context_length=max_context_length)
+        super().__init__(processor, frame_limits(processor), max_context_length=max_context_length)
         self._rope_index = rope_index
         self._merge_size = int(processor.video_processor.merge_size)
         self._patches = fast_patches(processor.video_processor)
@@ -165,7 +165,7 @@ def _metadata(item: DecodedMedia) -> dict[str, Any]:
     }
 
 
-def _limits(processor: Any) -> FrameLimits:
+def frame_limits(processor: Any) -> FrameLimits:
     """Returns the limits of a checkpoint's processor.
 
     Its limits for a video's frames apply if the largest is at most the reference's; larger ones are

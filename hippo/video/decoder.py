@@ -138,7 +138,7 @@ class MediaDecoder:
         except TimeoutError:
             raise MediaError(
                 f"decoding the {kind} takes longer than the {self.limits.timeout_s:g} s allowed: "
-                "send a shorter or smaller one"
+                "ask for fewer frames, or send a shorter or smaller one"
             ) from None
 
     async def _with_worker(

@@ -19,7 +19,7 @@ from hippo.video.limits import DecodeLimits
 from hippo.video.resizing import fit_frames, fit_size
 from hippo.video.sampling import count_frames, sample_frames
 from hippo.video.seeking import SeekError, all_frames, seek_frames
-from hippo.video.timeline import VideoTimeline, refusing, timeline_of_index, timeline_of_packets
+from hippo.video.timeline import PresentationTimes, refusing, timeline_of_index, timeline_of_packets
 
 # Only containers that hold their media themselves; a playlist could name other files or URLs.
 _FORMATS = "mov,mp4,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,gif,ivf,h264,hevc,3gp,m4v"
@@ -72,7 +72,7 @@ def _read(
     decode: Callable[..., Iterator[av.VideoFrame]],
     container: av.container.InputContainer,
     stream: av.VideoStream,
-    timeline: VideoTimeline,
+    timeline: PresentationTimes,
     canvas: Canvas,
 ) -> Frames:
     """Decodes the frames of a timeline with ``seek_frames`` or ``all_frames``."""

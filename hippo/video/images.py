@@ -21,8 +21,7 @@ def read_image(file: BinaryIO, canvas: Canvas) -> Frames:
     """Returns the image as one frame, turned by its EXIF orientation; raises MediaError."""
     file.seek(0)
     rgb = _rgb(file, _FORMATS, canvas.limits, "the image")
-    height, width, _ = rgb.shape
-    size = fit_image(height, width, canvas.plan, canvas.frame_limits)
+    size = fit_image(rgb.shape[0], rgb.shape[1], canvas.plan, canvas.frame_limits)
     pixels = canvas.allocate_frames(1, size)
     canvas.draw(rgb, pixels[0])
     return Frames(pixels, (0.0,), 1.0)

@@ -67,10 +67,11 @@ def _check_range(plan: FramePlan, limits: DecodeLimits, frames: FrameLimits) -> 
         )
     for name in ("max_frames", "min_frames", "num_frames"):
         value = getattr(plan, name)
-        if value != 0 and not frames.frame_multiple <= value <= limits.max_frames:
+        least = 1 if name == "num_frames" else frames.frame_multiple
+        if value != 0 and not least <= value <= limits.max_frames:
             raise InvalidRequestError(
-                f"{name} is {value}; this service takes {frames.frame_multiple} to "
-                f"{limits.max_frames} frames of a video",
+                f"{name} is {value}; this service takes {least} to {limits.max_frames} frames of a "
+                "video",
                 param=name,
             )
     max_frames = plan.max_frames or limits.max_frames

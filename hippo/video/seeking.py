@@ -12,7 +12,7 @@ import av
 import av.error
 
 from hippo.errors import MediaError
-from hippo.video.timeline import VideoTimeline
+from hippo.video.timeline import PresentationTimes
 
 _Packet: TypeAlias = "av.Packet[av.VideoStream]"
 _MAX_BAD_SHARE = 0.1  # of packets that cannot be decoded
@@ -35,7 +35,7 @@ class _Run:
 def seek_frames(
     container: av.container.InputContainer,
     stream: av.VideoStream,
-    timeline: VideoTimeline,
+    timeline: PresentationTimes,
     wanted: Sequence[int],
 ) -> Iterator[av.VideoFrame]:
     """Yields the frame on screen at each time in ``wanted`` (ticks, ascending), and reads and
@@ -63,7 +63,7 @@ def seek_frames(
 def all_frames(
     container: av.container.InputContainer,
     stream: av.VideoStream,
-    timeline: VideoTimeline,
+    timeline: PresentationTimes,
     wanted: Sequence[int],
 ) -> Iterator[av.VideoFrame]:
     """Yields the frames of ``seek_frames``, but decodes the file from its beginning.
@@ -85,7 +85,7 @@ def all_frames(
     yield from _on_screen(frames if timeline.is_stored else _numbered(frames), wanted)
 
 
-def _runs(wanted: Sequence[int], timeline: VideoTimeline) -> list[_Run]:
+def _runs(wanted: Sequence[int], timeline: PresentationTimes) -> list[_Run]:
     runs: list[_Run] = []
     for tick in wanted:
         place = bisect.bisect_right(timeline.keys, tick) - 1
@@ -103,7 +103,7 @@ def _seek(
     container: av.container.InputContainer,
     stream: av.VideoStream,
     run: _Run,
-    timeline: VideoTimeline,
+    timeline: PresentationTimes,
 ) -> Iterator[_Packet]:
     """Returns the packets from the run's key frame on, or from the one before."""
     wanted = run.wanted[0]

@@ -16,7 +16,7 @@ from hippo.video.limits import DecodeLimits
 
 
 @dataclass(frozen=True, slots=True)
-class VideoTimeline:
+class PresentationTimes:
     """Presentation times (ticks) of all shown frames and of the key frames, ascending, in units of
     ``base`` seconds."""
 
@@ -36,7 +36,7 @@ class VideoTimeline:
 
 def timeline_of_index(
     container: av.container.InputContainer, stream: av.VideoStream, limits: DecodeLimits
-) -> VideoTimeline | None:
+) -> PresentationTimes | None:
     """Returns the timeline of a file whose index lists every frame, at a constant rate; else None.
 
     An index has the frames' decoding times. If these are evenly spaced, so are the presentation
@@ -67,7 +67,7 @@ def timeline_of_index(
 
 def timeline_of_packets(
     container: av.container.InputContainer, stream: av.VideoStream, limits: DecodeLimits
-) -> VideoTimeline:
+) -> PresentationTimes:
     """Reads the whole file; raises MediaError if the file is damaged or has no frames."""
     ticks, keys = list[int](), list[int]()
     num_packets = num_shown = 0
@@ -92,7 +92,7 @@ def timeline_of_packets(
         raise MediaError("the video has no frames")
     if stream.time_base is None or len(ticks) < num_shown:
         rate = _rate(stream)
-        return VideoTimeline(
+        return PresentationTimes(
             range(num_shown), [], 1 / rate, float(num_shown / rate), is_stored=False
         )
     return _timeline(sorted(ticks), sorted(keys), last[1], stream)
@@ -100,7 +100,7 @@ def timeline_of_packets(
 
 def _timeline(
     ticks: Sequence[int], keys: Sequence[int], last_duration: int, stream: av.VideoStream
-) -> VideoTimeline:
+) -> PresentationTimes:
     base, rate = stream.time_base, _rate(stream)
     assert base is not None
     duration = (ticks[-1] - ticks[0] + last_duration) * base
@@ -109,7 +109,7 @@ def _timeline(
     nominal = len(ticks) / rate
     if abs(nominal - duration) <= duration / 100:
         duration = nominal
-    return VideoTimeline(ticks, keys, base, float(duration))
+    return PresentationTimes(ticks, keys, base, float(duration))
 
 
 def _rate(stream: av.VideoStream) -> Fraction:

@@ -44,7 +44,7 @@ class Reference:
         if videos:
             arguments["videos"] = [item.frames.permute(0, 3, 1, 2) for item in videos]
         if videos and self._is_qwen:
-            arguments["video_metadata"] = [
+            metadata = [
                 {
                     "total_num_frames": len(clip.frames),
                     "fps": clip.sampled_fps,
@@ -52,12 +52,23 @@ class Reference:
                 }
                 for clip in videos
             ]
-            arguments["do_sample_frames"] = False
+            arguments["videos_kwargs"] = {
+                "video_metadata": metadata,
+                "do_sample_frames": False,
+                "size": self._video_size(),
+            }
         if images:
             arguments["images"] = images if self._is_qwen else [images]
         inputs = self.processor(text=[text], return_tensors="pt", **arguments)
         inputs.pop("video_metadata", None)
         return inputs
+
+    def _video_size(self) -> dict[str, int]:
+        """The file's limits, or qwen-vl-utils' if the file's are those of images."""
+        size = self.processor.video_processor.size
+        if size["longest_edge"] > 768 * 28 * 28:
+            return {"shortest_edge": 128 * 28 * 28, "longest_edge": 768 * 28 * 28}
+        return dict(size)
 
     def forward(self, inputs: Any) -> torch.Tensor:
         """Logits of every row, ``[length, vocab_size]``; positions computed by transformers."""
