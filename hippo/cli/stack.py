@@ -35,6 +35,9 @@ class StackOptions:
     draft_device: str = "cpu"
     dtype: str = "auto"
     draft_dtype: str | None = None  # None: auto on a CPU, else as dtype
+    target_quantization: str | None = None
+    draft_quantization: str | None = None
+    max_context_length: int | None = None  # of both; None: as the memory allows
     target_core: int | None = None
     draft_core: int | None = None  # core of draft and gateway
     host: str = "127.0.0.1"
@@ -191,6 +194,11 @@ class Stack:
         suffix = "" if is_target else "-draft"
         dtype = options.dtype if is_target else options.dtype_of_draft
         arguments += ["--dtype", dtype, "--served-name", options.served_name + suffix]
+        quantization = options.target_quantization if is_target else options.draft_quantization
+        if quantization is not None:
+            arguments += ["--quantization", quantization]
+        if options.max_context_length is not None:
+            arguments += ["--max-context-length", str(options.max_context_length)]
         return [*arguments, *(options.target_args if is_target else options.draft_args)]
 
     def _port_file(self, name: str) -> Path:

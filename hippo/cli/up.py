@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from hippo.cli.stack import BUNDLED_PAIR, Stack, StackOptions, default_cores
+from hippo.models.plan import QUANTIZATION_NAMES
 
 _COLOURS = {"draft": "cyan", "target": "magenta", "gateway": "green"}
 _WATCH_S = 0.2
@@ -22,8 +23,11 @@ EXAMPLES = """\
 examples:
   hippo up                                  the bundled pair, on the CPU
   hippo up --port 0                         any free port
-  hippo up --target-model Qwen/Qwen2.5-VL-7B-Instruct --draft-model Qwen/Qwen2.5-VL-3B-Instruct \\
-           --target-device cuda:0 --draft-device cuda:1 --dtype bfloat16
+  hippo up --target-model Qwen/Qwen2.5-VL-32B-Instruct --target-device cuda:0 \\
+           --draft-model Qwen/Qwen2.5-VL-7B-Instruct --draft-device cuda:1
+                                            two GPUs of 80 GB
+  hippo up --target-model Qwen/Qwen2.5-VL-72B-Instruct --target-quantization nf4 \\
+           --target-device cuda:0 --draft-model Qwen/Qwen2.5-VL-7B-Instruct --draft-device cuda:1
   hippo up --allowed-local-media-path /data/clips      requests may name /data/clips/FILE
 
 On a CPU with two cores or more, the target gets one core, draft and gateway share another.
@@ -47,6 +51,11 @@ def add_stack_arguments(parser: argparse.ArgumentParser, *, port: int) -> None:
         )
         group.add_argument(
             f"--{role}-device", default="cpu", metavar="DEVICE", help="cpu, cuda or cuda:N"
+        )
+        group.add_argument(
+            f"--{role}-quantization",
+            choices=QUANTIZATION_NAMES,
+            help=f"quantise the layers of a plain {role} checkpoint while it is read",
         )
         group.add_argument(
             f"--{role}-core", type=int, metavar="CORE", help=f"pin the {role} to this CPU core"
@@ -73,6 +82,13 @@ def add_stack_arguments(parser: argparse.ArgumentParser, *, port: int) -> None:
         "--draft-dtype",
         choices=("auto", "float32", "bfloat16", "float16"),
         help="the draft's dtype, which affects only the speed (default: --dtype; on a CPU auto)",
+    )
+    group.add_argument(
+        "--max-context-length",
+        type=int,
+        metavar="TOKENS",
+        help="most tokens of prompt and answer together (default: as many as a checkpoint allows "
+        "and fit in memory)",
     )
     group.add_argument(
         "--allowed-local-media-path",
