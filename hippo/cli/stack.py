@@ -22,6 +22,7 @@ BUNDLED = _CHECKOUT if (_CHECKOUT / "models").is_dir() else _HIPPO / "bundled"
 BUNDLED_PAIR = BUNDLED / "models"
 BUNDLED_CLIPS = BUNDLED / "clips"
 _POLL_S = 0.05
+_SHARED_MEMORY = "/dev/shm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,11 @@ class Stack:
     def __init__(self, options: StackOptions, on_line: Callable[[str, str], None]) -> None:
         self._options = options
         self._folder = tempfile.TemporaryDirectory(prefix="hippo-")
+        self._frames = (
+            tempfile.TemporaryDirectory(prefix="hippo-frames-", dir=_SHARED_MEMORY)
+            if os.access(_SHARED_MEMORY, os.W_OK)
+            else None
+        )
         self._modules = {
             "draft": options.draft_module,
             "target": "services.target",
@@ -173,6 +179,8 @@ class Stack:
                     child.send_signal(signal.SIGKILL)
                     child.wait(5.0)
         self._folder.cleanup()
+        if self._frames is not None:
+            self._frames.cleanup()
 
     def _arguments(self, name: str) -> list[str]:
         options = self._options
@@ -187,6 +195,8 @@ class Stack:
                 arguments += [f"--{other}", f"{options.host}:{self._ports[other]}"]
             arguments += ["--upload-dir", str(self._uploads), "--allowed-local-media-path", paths]
             return [*arguments, *options.gateway_args]
+        if self._frames is not None:
+            arguments += ["--shared-frames-dir", self._frames.name]
         is_target = name == "target"
         arguments += ["--model", options.target_model if is_target else options.draft_model]
         arguments += ["--device", options.target_device if is_target else options.draft_device]

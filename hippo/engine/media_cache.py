@@ -10,24 +10,23 @@ Concurrent requests with the same key share one decoding.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from dataclasses import dataclass
 from typing import Protocol
 
 from hippo.engine.bounded import BoundedCache
 from hippo.models.base import DecodedMedia
 from hippo.types import FramePlan, Media, MediaKind
+from hippo.video.source import ContentName, content_name
 
-_LARGE_BYTES = 1 << 20  # larger files are hashed outside the event loop
 _LEAST_BYTES = 16 << 10  # least size of an entry in the sum, which bounds the number of entries
 
-_Key = tuple[bytes, MediaKind, FramePlan, str]
+_Key = tuple[ContentName | tuple[str], MediaKind, FramePlan, str]
 
 
 class Decoder(Protocol):
-    """Decodes media outside this process."""
+    """Decodes media outside this process; results may be shared under the same ``salt`` only."""
 
-    async def decode(self, media: Media, plan: FramePlan) -> DecodedMedia: ...
+    async def decode(self, media: Media, plan: FramePlan, *, salt: str = "") -> DecodedMedia: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -52,12 +51,13 @@ class MediaCache(BoundedCache[_Key, DecodedMedia]):
         Frames decoded for another ``salt`` are not used. A decoding is cancelled when no request
         waits for it any more.
         """
-        key = await _content_key(media), media.kind, plan, salt
+        name = (media.uuid,) if media.uuid and not media.path else await content_name(media)
+        key = name, media.kind, plan, salt
         if (decoded := self.get(key)) is not None:
             return decoded
         running = self._running.get(key)
         if running is None:
-            running = _Decoding(asyncio.create_task(self._decode(key, media, plan)))
+            running = _Decoding(asyncio.create_task(self._decode(key, media, plan, salt)))
             self._running[key] = running
         running.num_waiting += 1
         try:
@@ -69,19 +69,7 @@ class MediaCache(BoundedCache[_Key, DecodedMedia]):
                 running.task.cancel()
             del running  # its error refers to this frame
 
-    async def _decode(self, key: _Key, media: Media, plan: FramePlan) -> DecodedMedia:
-        decoded = await self._decoder.decode(media, plan)
+    async def _decode(self, key: _Key, media: Media, plan: FramePlan, salt: str) -> DecodedMedia:
+        decoded = await self._decoder.decode(media, plan, salt=salt)
         self.put(key, decoded)
         return decoded
-
-
-async def _content_key(media: Media) -> bytes:
-    """Returns the client's name of the content, or the file's identity, or the content's hash."""
-    if media.uuid:
-        return f"uuid {media.uuid}".encode()
-    if media.path:
-        return f"file {media.num_bytes} {media.modified_ns} {media.path}".encode()
-    data = media.data
-    if len(data) < _LARGE_BYTES:
-        return hashlib.sha256(data).digest()
-    return await asyncio.to_thread(lambda: hashlib.sha256(data).digest())

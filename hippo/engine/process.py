@@ -90,7 +90,11 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    decoder = MediaDecoder(settings.decode_limits(), cpu_core=settings.load_plan.core_of(0))
+    decoder = MediaDecoder(
+        settings.decode_limits(),
+        cpu_core=settings.load_plan.core_of(0),
+        shared=settings.shared_frames(),
+    )
     try:
         bound = await service.start(settings.host, port, metrics_port=settings.metrics_port)
         if settings.port_file:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from hippo.config import SettingsError, require_least, setting
 from hippo.local_files import check_directories
@@ -12,6 +14,7 @@ from hippo.sizes import CACHE_BYTES, GIB, MOST_AUTO_SLOTS, USED_SHARE
 from hippo.video.limits import DecodeLimits
 from hippo.video.resizing import FrameLimits
 from hippo.video.sampling import MAX_FPS
+from hippo.video.shared import SharedFrames
 
 _MIB = 1024 * 1024
 _MB = 1_000_000
@@ -63,6 +66,12 @@ class EngineSettings:
         help="megabytes of host memory for frames of earlier media; 0: off; auto: "
         f"{CACHE_BYTES // _MB}, or more if one longest prompt needs more (default: auto)",
     )
+    shared_frames_dir: str = setting(
+        "",
+        help="folder in shared memory (/dev/shm/...) by which draft and target on one machine "
+        "decode a video once; empty: off",
+    )
+    shared_frames_mb: int = setting(1024, help="most megabytes in --shared-frames-dir")
     prefix_cache: bool = setting(
         True, help="reuse keys and values of earlier prompts with the same first tokens"
     )
@@ -118,6 +127,9 @@ class EngineSettings:
             raise SettingsError(f"--memory-gib is {self.memory_gib:g}; it must be above 0")
         require_least(self, 1, "max_message_mib")
         require_least(self, 0, "vision_cache_mb", "media_cache_mb", "drain_seconds")
+        require_least(self, 1, "shared_frames_mb")
+        if self.shared_frames_dir and not hasattr(os, "O_TMPFILE"):
+            raise SettingsError("--shared-frames-dir needs Linux")
         require_least(self, 0, "video_fps", "max_video_pixels", "max_image_pixels")
         if self.video_fps > MAX_FPS:
             raise SettingsError(f"--video-fps is {self.video_fps:g}; it must be 0 to {MAX_FPS:g}")
@@ -205,6 +217,18 @@ class EngineSettings:
     def first_device(self) -> str:
         """The device of the vision tower."""
         return self.device
+
+    def shared_frames(self) -> SharedFrames | None:
+        """Returns the frames shared with another service; raises SettingsError for a folder that
+        cannot be made."""
+        if not self.shared_frames_dir:
+            return None
+        try:
+            return SharedFrames(Path(self.shared_frames_dir), self.shared_frames_mb * _MB)
+        except OSError as error:
+            raise SettingsError(
+                f"--shared-frames-dir {self.shared_frames_dir} cannot be used: {error.strerror}"
+            ) from None
 
     def frame_limits(self, model: FrameLimits) -> FrameLimits:
         """Returns the model's limits with the operator's in their place; raises SettingsError for

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -21,7 +22,8 @@ from hippo.video.limits import DecodeLimits
 from hippo.video.process import Message, WorkerDiedError, WorkerProcess, map_whole
 from hippo.video.resizing import FrameLimits
 from hippo.video.sampling import resolve_plan
-from hippo.video.source import opened_media
+from hippo.video.shared import SharedFrames
+from hippo.video.source import content_name, opened_media
 
 ResultT = TypeVar("ResultT")
 
@@ -37,7 +39,13 @@ class MediaDecoder:
     a limit. ``cpu_core`` pins the process to a core. The decoder must be closed.
     """
 
-    def __init__(self, limits: DecodeLimits | None = None, *, cpu_core: int | None = None) -> None:
+    def __init__(
+        self,
+        limits: DecodeLimits | None = None,
+        *,
+        cpu_core: int | None = None,
+        shared: SharedFrames | None = None,
+    ) -> None:
         self.limits = limits or DecodeLimits()
         self.frame_limits = FrameLimits()  # the served model's, once it is loaded
         self._settings = json.dumps(
@@ -47,6 +55,7 @@ class MediaDecoder:
                 "num_threads": 1 if cpu_core is not None else min(4, os.cpu_count() or 1),
             }
         )
+        self._shared = shared
         self._turn = asyncio.Lock()
         self._worker: WorkerProcess | None = None
         self._working: asyncio.Future[Any] | None = None  # the thread that uses the worker
@@ -63,9 +72,9 @@ class MediaDecoder:
         async with self._turn:
             await self._start()
 
-    async def decode(self, media: Media, plan: FramePlan) -> DecodedMedia:
+    async def decode(self, media: Media, plan: FramePlan, *, salt: str = "") -> DecodedMedia:
         """Returns the item's planned frames in the size that ``frame_limits`` and the plan give;
-        their memory is freed with the tensor.
+        their memory is freed with the tensor. ``shared`` frames are found under the same ``salt``.
 
         Raises MediaError for media that cannot be read or exceed a limit, InvalidRequestError for
         a plan out of range, UnavailableError if the decoder is closed or its worker cannot start.
@@ -79,6 +88,17 @@ class MediaDecoder:
         }
         if not media.path:
             self._check_data(media)
+        if self._shared is None:
+            return await self._decode_item(media, request)
+        facts = await content_name(media), request, dataclasses.astuple(self.limits), salt
+        return await self._shared.decode(
+            hashlib.sha256(repr(facts).encode()).hexdigest(),
+            media.kind,
+            lambda: self._decode_item(media, request),
+        )
+
+    async def _decode_item(self, media: Media, request: Message) -> DecodedMedia:
+        kind = media.kind.value
 
         def work(worker: WorkerProcess) -> DecodedMedia:
             with opened_media(media) as file:

@@ -1,8 +1,10 @@
-"""Opens the file of a media item for the worker process."""
+"""Names the content of a media item, and opens its file for the worker process."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -10,6 +12,20 @@ from collections.abc import Iterator
 from hippo.errors import MediaError
 from hippo.types import Media
 from hippo.video.process import map_whole, shared_file
+
+ContentName = tuple[str, int, int] | bytes
+
+_LARGE_BYTES = 1 << 20  # larger files are hashed outside the event loop
+
+
+async def content_name(media: Media) -> ContentName:
+    """Returns the file's path, size and time of change, or the SHA-256 of its bytes."""
+    if media.path:
+        return media.path, media.num_bytes, media.modified_ns
+    data = media.data
+    if len(data) < _LARGE_BYTES:
+        return hashlib.sha256(data).digest()
+    return await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ class Models(NamedTuple):
 class NoiseDecoder:
     """Frames of seeded noise instead of a decoded file."""
 
-    async def decode(self, media: Media, plan: FramePlan) -> DecodedMedia:
+    async def decode(self, media: Media, plan: FramePlan, *, salt: str = "") -> DecodedMedia:
         return dataclasses.replace(clip(num_frames=4, seed=len(media.data)), kind=media.kind)
 
 

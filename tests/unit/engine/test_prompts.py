@@ -32,7 +32,7 @@ class OneWorker:
         self.num_wanted = 0  # items that wait or are at work
         self._lock = asyncio.Lock()
 
-    async def decode(self, media: Media, plan: FramePlan) -> DecodedMedia:
+    async def decode(self, media: Media, plan: FramePlan, *, salt: str = "") -> DecodedMedia:
         self.num_wanted += 1
         try:
             async with self._lock:

@@ -1,0 +1,104 @@
+"""Two decoders of one machine decode an item once; neither stops the other."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from hippo.errors import MediaError
+from hippo.models.base import DecodedMedia
+from hippo.types import FramePlan, MediaKind
+from hippo.video.decoder import MediaDecoder
+from hippo.video.shared import SharedFrames
+from tests.support.clips import numbers, video
+
+KEY = "00" * 32
+
+
+def frames(level: int, num_bytes: int = 3000) -> DecodedMedia:
+    pixels = torch.full((1, 1, num_bytes // 3, 3), level, dtype=torch.uint8)
+    return DecodedMedia(MediaKind.VIDEO, pixels, (0.0,), 2.0, is_resized=True)
+
+
+def giving(media: DecodedMedia) -> Callable[[], Awaitable[DecodedMedia]]:
+    async def decode() -> DecodedMedia:
+        return media
+
+    return decode
+
+
+async def refusing() -> DecodedMedia:
+    raise AssertionError
+
+
+async def test_two_services_decode_once(tmp_path: Path) -> None:
+    folder = tmp_path / "frames"
+    async with (
+        MediaDecoder(shared=SharedFrames(folder, 1 << 20)) as one,
+        MediaDecoder(shared=SharedFrames(folder, 1 << 20)) as other,
+    ):
+        first, second = await asyncio.gather(
+            one.decode(video(16), FramePlan()), other.decode(video(16), FramePlan())
+        )
+        assert numbers(first) == numbers(second) == [0, 4, 8, 12]
+        assert (first.frame_seconds, first.is_resized) == (second.frame_seconds, True)
+        assert len(list(folder.glob("*.frames"))) == 1
+        second.frames.zero_()  # is this process's own
+        await one.decode(video(16), FramePlan(fps=1.0))
+        await one.decode(video(16), FramePlan(), salt="mine")
+        assert len(list(folder.glob("*.frames"))) == 3
+        assert numbers(await other.decode(video(16), FramePlan())) == [0, 4, 8, 12]
+
+
+async def test_files_are_bounded_and_the_least_recently_used_goes(tmp_path: Path) -> None:
+    shared = SharedFrames(tmp_path, 7000)
+    for number in range(3):
+        await shared.decode(f"0{number}", MediaKind.VIDEO, giving(frames(number)))
+    names = sorted(path.name for path in tmp_path.glob("*.frames"))
+    assert names == ["01.frames", "02.frames"]
+    large = await shared.decode("03", MediaKind.VIDEO, giving(frames(3, 9000)))
+    assert large.frames.nbytes == 9000
+    assert sum(path.stat().st_size for path in tmp_path.glob("*.frames")) <= 7000
+
+
+async def test_an_error_frees_the_lock(tmp_path: Path) -> None:
+    async def fail() -> DecodedMedia:
+        raise MediaError("damaged")
+
+    shared = SharedFrames(tmp_path, 1 << 20)
+    with pytest.raises(MediaError):
+        await shared.decode(KEY, MediaKind.VIDEO, fail)
+    await shared.decode(KEY, MediaKind.VIDEO, giving(frames(1)))
+    found = await shared.decode(KEY, MediaKind.VIDEO, refusing)
+    assert int(found.frames.max()) == 1
+
+
+async def test_a_process_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
+    shared = SharedFrames(tmp_path, 1 << 20)
+    lock = os.open(tmp_path / "0.lock", os.O_RDWR)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        own = await shared.decode(KEY, MediaKind.VIDEO, giving(frames(5)))
+        assert int(own.frames.max()) == 5
+    finally:
+        os.close(lock)
+    assert not list(tmp_path.glob("*.frames"))
+
+
+async def test_a_full_disk_only_ends_the_sharing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    shared = SharedFrames(tmp_path, 1 << 20)
+    monkeypatch.setattr("hippo.video.shared.os.link", refuse)
+    for level in (1, 2):
+        found = await shared.decode(KEY, MediaKind.VIDEO, giving(frames(level)))
+        assert int(found.frames.max()) == level
