@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hippo.models.context import SHARED_SLOTS, VIDEO_CONTEXT, choose_context
+from hippo.sizes import DEVICE_BYTES, RESERVED_BYTES, find_shape, memory_of, slots_that_fit
 
 
 @given(
@@ -33,15 +36,25 @@ def test_the_choice_fits_and_a_longer_one_would_not(
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "context", "num_slots"),
+    ("name", "layer_bits", "context", "num_slots"),
     [
-        (1_000_000, 128_000, 7),  # a 7B model alone on 80 GB
-        (88_000, 32_768, 2),  # a quantised 72B model
-        (20_000, 19_968, 1),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", None, 128_000, 7),
+        ("Qwen/Qwen2.5-VL-32B-Instruct", None, 32_768, 1),
+        ("Qwen/Qwen2.5-VL-72B-Instruct", 4.2, 32_768, 3),  # AWQ
     ],
 )
-def test_published_models(num_tokens: int, context: int, num_slots: int) -> None:
-    """Qwen2.5-VL, whose limit is 128,000 tokens."""
-    chosen = choose_context(128_000, None, lambda tokens, slots: tokens * slots <= num_tokens)
-    assert chosen == context
-    assert num_tokens // chosen == num_slots
+def test_published_models_on_80_gb(
+    name: str, layer_bits: float | None, context: int, num_slots: int
+) -> None:
+    shape = dataclasses.replace(find_shape(name), layer_bits=layer_bits)
+    weights = memory_of(shape, num_tokens=1, num_slots=1).weights
+    left = DEVICE_BYTES[80] - RESERVED_BYTES - weights
+
+    def num_fitting(tokens: int) -> int:
+        one = memory_of(shape, num_tokens=tokens, num_slots=1)
+        return slots_that_fit(
+            left, slot_bytes=one.cache, work_bytes=one.work, reserved_bytes=one.vision_cache
+        )
+
+    chosen = choose_context(128_000, None, lambda tokens, slots: num_fitting(tokens) >= slots)
+    assert (chosen, num_fitting(chosen)) == (context, num_slots)
