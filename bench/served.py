@@ -22,7 +22,8 @@ from bench.systems import TARGET_ONLY, System
 from hippo.benchmark.answers import Answer
 from hippo.cli.stack import Stack, StackOptions
 from hippo.models.placement import DTYPES
-from hippo.sizes import RESERVED_BYTES, find_shape, memory_of
+from hippo.shapes import find_shape
+from hippo.sizes import RESERVED_BYTES, memory_of
 
 _EVERY_S = 0.1
 _WARM_UP_TOKENS = 24

@@ -31,7 +31,8 @@ from bench.tables import wide_console
 from hippo.cli.stack import BUNDLED_PAIR, StackOptions
 from hippo.models.memory import available_bytes
 from hippo.models.placement import parse_device
-from hippo.sizes import GIB, RESERVED_BYTES, find_shape, memory_of
+from hippo.shapes import find_shape
+from hippo.sizes import GIB, RESERVED_BYTES, memory_of
 
 SHARES = (0.85, 0.9, 0.93)
 _SIZES = {"7b": ("7B", "3B"), "32b": ("32B", "7B")}

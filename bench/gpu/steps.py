@@ -17,7 +17,8 @@ from hippo.models.family import CachedModel
 from hippo.models.loading import load_model
 from hippo.models.placement import parse_device
 from hippo.models.plan import LoadPlan
-from hippo.sizes import GIB, ModelShape, find_shape
+from hippo.shapes import find_shape
+from hippo.sizes import GIB, ModelShape
 
 STEP_COLUMNS = ("model", "steps", "context", "rows", "ms", "floor ms", "over the floor")
 _ROOM = 64  # free tokens behind a context

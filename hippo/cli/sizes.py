@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hippo.errors import InvalidRequestError
+from hippo.shapes import find_shape
 from hippo.sizes import (
     CACHE_BYTES,
     DEVICE_BYTES,
@@ -22,7 +23,6 @@ from hippo.sizes import (
     USED_SHARE,
     Memory,
     ModelShape,
-    find_shape,
     memory_of,
     most_slots,
 )

@@ -16,7 +16,8 @@ from hippo.models.memory import MemoryNeeds
 from hippo.models.placement import device_of, dtype_of
 from hippo.models.plan import MAX_GROUPED_ROWS, LoadPlan
 from hippo.models.quantized import Quantization
-from hippo.sizes import MOST_AUTO_SLOTS, cache_limit, shape_of
+from hippo.shapes import shape_of
+from hippo.sizes import MOST_AUTO_SLOTS, cache_limit
 
 if TYPE_CHECKING:
     from hippo.parallel.shards import Shards

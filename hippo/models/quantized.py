@@ -22,7 +22,8 @@ from hippo.errors import ModelLoadError
 from hippo.models.checkpoint import Checkpoint
 from hippo.models.linear import is_quantized
 from hippo.models.plan import LoadPlan
-from hippo.sizes import QUANTIZED_BITS, ModelShape, quantization_settings
+from hippo.shapes import quantization_settings
+from hippo.sizes import QUANTIZED_BITS, ModelShape
 
 _log = logging.getLogger(__name__)
 

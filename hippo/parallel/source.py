@@ -23,7 +23,7 @@ from hippo.parallel.followers import FollowerProcesses
 from hippo.parallel.group import RankGroup, backend_for
 from hippo.parallel.model import ParallelModel
 from hippo.parallel.shards import Shards, check_divisible
-from hippo.sizes import shape_of
+from hippo.shapes import shape_of
 
 _log = logging.getLogger(__name__)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hippo.errors import InvalidRequestError
+from hippo.shapes import find_shape
 from hippo.simulation.hardware import GPUS, Gpu, Placement
 from hippo.simulation.machine import Machine
-from hippo.sizes import ModelShape, find_shape
+from hippo.sizes import ModelShape
 
 _QWEN, _LLAVA = "Qwen/Qwen2.5-VL-{}-Instruct", "llava-hf/llava-onevision-qwen2-{}-ov-hf"
 _LEG_MS = 0.25  # latency of a message, one way

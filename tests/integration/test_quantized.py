@@ -15,7 +15,7 @@ from hippo.models import quantized
 from hippo.models.base import VideoLanguageModel
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
-from hippo.sizes import find_shape
+from hippo.shapes import find_shape
 from hippo.types import Pruning, PruningStrategy
 from tests.support.pairs import NoiseDecoder
 from tests.support.quantized import FORMS, has_packages, write_quantized

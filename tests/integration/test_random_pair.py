@@ -13,7 +13,7 @@ from bench.random_pair import LETTERS, PairForm, answer_tables, write_pair
 from hippo.models.base import SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
-from hippo.sizes import find_shape
+from hippo.shapes import find_shape
 from hippo.types import ChatMessage, FramePlan, TextPart
 from tests.support.hub_forms import write_qwen_files
 

@@ -17,14 +17,8 @@ from hippo.models.checkpoint import find_checkpoint
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.public_models import PUBLIC_CONFIGS
-from hippo.sizes import (
-    DEVICE_BYTES,
-    cache_limit,
-    find_shape,
-    memory_of,
-    most_slots,
-    shape_of,
-)
+from hippo.shapes import find_shape, shape_of
+from hippo.sizes import DEVICE_BYTES, cache_limit, memory_of, most_slots
 from tests.support.hub_forms import HUB_FORMS, write_hub_form
 from tests.support.quantized import AWQ_CONFIG, FORMS, add_config
 

@@ -14,7 +14,8 @@ from hippo.models.cache import cache_dtype
 from hippo.models.loading import load_model
 from hippo.models.placement import DTYPES
 from hippo.models.plan import LoadPlan
-from hippo.sizes import SCORED_ROWS, find_shape
+from hippo.shapes import find_shape
+from hippo.sizes import SCORED_ROWS
 from tests.support.reference import clip, image, prepare, user
 from tests.support.tensor_trace import peak_bytes
 

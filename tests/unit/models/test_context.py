@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hippo.models.context import SHARED_SLOTS, VIDEO_CONTEXT, choose_context
-from hippo.sizes import DEVICE_BYTES, RESERVED_BYTES, find_shape, memory_of, slots_that_fit
+from hippo.shapes import find_shape
+from hippo.sizes import DEVICE_BYTES, RESERVED_BYTES, memory_of, slots_that_fit
 
 
 @given(

@@ -13,7 +13,8 @@ from hippo.errors import ModelLoadError
 from hippo.models import memory
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
-from hippo.sizes import GIB, MOST_AUTO_SLOTS, find_shape
+from hippo.shapes import find_shape
+from hippo.sizes import GIB, MOST_AUTO_SLOTS
 
 MIB = 1 << 20
 CPU = torch.device("cpu")

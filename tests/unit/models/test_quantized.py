@@ -18,7 +18,8 @@ from hippo.models.plan import LoadPlan
 from hippo.models.quantized import Quantization, find_quantization
 from hippo.parallel.source import ParallelSource
 from hippo.public_models import PUBLIC_CONFIGS
-from hippo.sizes import GIB, shape_of
+from hippo.shapes import shape_of
+from hippo.sizes import GIB
 from services.target.config import TargetSettings
 from tests.support.hub_forms import write_hub_form
 from tests.support.quantized import (
