@@ -121,9 +121,12 @@ class MediaDecoder:
                 raise MediaError(str(died) or crash) from None
 
     async def close(self) -> None:
-        """Ends the worker, even while it decodes; running decodes raise UnavailableError."""
+        """Ends the worker, even while it decodes; running decodes raise UnavailableError. Shared
+        frames are removed, because the other service may have ended or end as well."""
         self._is_closed = True
         self._retire()
+        if self._shared is not None:
+            self._shared.clear()
         async with self._turn:
             await asyncio.gather(*self._ending)
 

@@ -64,6 +64,11 @@ class SharedFrames:
         # One copy for all processes.
         return await asyncio.to_thread(self._read, key, kind) or decoded
 
+    def clear(self) -> None:
+        """Removes the files; frames that are in use stay until they are freed."""
+        for path in self._folder.glob("*.frames"):
+            path.unlink(missing_ok=True)
+
     @contextlib.contextmanager
     def _opened(self, name: str) -> Iterator[int]:
         lock = os.open(self._folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

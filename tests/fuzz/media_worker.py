@@ -19,9 +19,17 @@ from hippo.types import FramePlan, MediaKind
 from hippo.video import worker
 from hippo.video.limits import DecodeLimits
 from hippo.video.process import shared_file
+from hippo.video.resizing import FrameLimits
+from hippo.video.sampling import resolve_plan
 from tests.fuzz.mutate import generator, mutated
 
-PLAN = FramePlan(fps=2.0, min_frames=4, max_frames=8)
+PLAN = FramePlan(fps=2.0, min_frames=4, max_frames=8, max_visual_tokens=200)
+FRAME_LIMITS = FrameLimits(
+    side_multiple=28,
+    video_pixels=(3136, 32_768),
+    image_pixels=(3136, 32_768),
+    max_video_tokens=1000,
+)
 
 Seeds = list[tuple[MediaKind, bytes]]
 
@@ -51,7 +59,11 @@ def decode_once(kind: MediaKind, data: bytes, limits: DecodeLimits) -> dict[str,
     result = worker.Result()
     try:
         os.write(descriptor, data)
-        request = {"kind": kind.value, "plan": dataclasses.asdict(PLAN)}
+        request = {
+            "kind": kind.value,
+            "plan": dataclasses.asdict(resolve_plan(PLAN, limits, FRAME_LIMITS, kind)),
+            "frame_limits": dataclasses.asdict(FRAME_LIMITS),
+        }
         reply = worker.reply_to(request, descriptor, limits, 1, result)
         if "shape" in reply:
             num_frames, height, width, _ = reply["shape"]

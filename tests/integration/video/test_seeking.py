@@ -25,6 +25,7 @@ pytestmark = pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="ffmpeg m
 # Twelve seconds: a picture that moves and has noise, so that no two frames are equal.
 SOURCE = ("-f", "lavfi", "-i", "testsrc=s=160x120:r=25:d=12,noise=alls=20:allf=t")
 H264 = ("-c:v", "libx264", "-preset", "veryfast", "-pix_fmt", "yuv420p")
+HEVC = ("-x265-params", "log-level=none:keyint=50:open-gop=1", "-pix_fmt", "yuv420p")
 VARIABLE = ("-vf", r"select=not(mod(n\,7))+lt(mod(n\,50)\,9)", "-fps_mode", "vfr")
 PLANS = (FramePlan(num_frames=2), FramePlan(num_frames=7), FramePlan(fps=1.5), FramePlan(fps=12.0))
 
@@ -33,6 +34,9 @@ FILES: dict[str, tuple[str, Sequence[str], str]] = {
     "long GOPs with B-frames": ("mp4", (*H264, "-g", "100", "-bf", "3"), "index"),
     "short GOPs": ("mp4", (*H264, "-g", "12"), "index"),
     "open GOPs": ("mp4", (*H264, "-x264-params", "open-gop=1:keyint=40:bframes=3"), "index"),
+    "hevc": ("mp4", ("-c:v", "libx265", "-preset", "ultrafast", *HEVC), "index"),
+    "gif of 3 frames": ("gif", ("-frames:v", "3"), "packets"),
+    "120 frames a second": ("mp4", (*H264, "-r", "120", "-t", "4"), "index"),
     "index at the end": ("mov", (*H264, "-g", "50"), "index"),
     "variable rate": ("mp4", (*H264, "-g", "30", *VARIABLE), "packets"),
     "matroska": ("mkv", (*H264, "-g", "60"), "packets"),

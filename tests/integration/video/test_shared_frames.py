@@ -54,6 +54,8 @@ async def test_two_services_decode_once(tmp_path: Path) -> None:
         await one.decode(video(16), FramePlan(), salt="mine")
         assert len(list(folder.glob("*.frames"))) == 3
         assert numbers(await other.decode(video(16), FramePlan())) == [0, 4, 8, 12]
+    assert not list(folder.glob("*.frames"))
+    assert numbers(first) == [0, 4, 8, 12]
 
 
 async def test_files_are_bounded_and_the_least_recently_used_goes(tmp_path: Path) -> None:

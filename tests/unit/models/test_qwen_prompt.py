@@ -11,7 +11,7 @@ from hippo.errors import MediaError
 from hippo.models.base import DecodedMedia
 from hippo.models.qwen_pixels import VideoPatches, fast_patches
 from hippo.models.qwen_prompt import QwenPromptBuilder
-from hippo.types import ChatMessage, FramePlan, MediaKind, TextPart
+from hippo.types import ChatMessage, FramePlan, MediaKind, MediaUse, TextPart
 from tests.support.reference import Reference, image, user
 
 
@@ -100,6 +100,21 @@ def test_a_video_beside_an_image_is_the_one_that_it_is_alone(reference: Referenc
     beside = prompts.build_prompt(user(0, 1, "what?"), [clip, image()], plan)
     assert alone.items[0].digest == beside.items[0].digest
     assert torch.equal(alone.extras["pixel_values_videos"], beside.extras["pixel_values_videos"])
+
+
+def test_a_prompt_says_what_the_model_sees_of_each_item(reference: Reference) -> None:
+    media = [image(), video(4, 61, 75), video(6, 84, 140, seed=1)]
+    prompt = builder(reference, is_fast=True).build_prompt(
+        user(2, 1, 0, "what?"), media, FramePlan()
+    )
+    first, *videos = prompt.media
+    assert first.kind is MediaKind.IMAGE and first.num_frames == 1
+    assert first.num_tokens == first.width * first.height // 28**2
+    assert videos == [
+        MediaUse(MediaKind.VIDEO, 4, 84, 56, 2 * 3 * 2),
+        MediaUse(MediaKind.VIDEO, 6, 140, 84, 3 * 5 * 3),
+    ]
+    assert sum(use.num_tokens for use in videos) == prompt.visual_indices.shape[0]
 
 
 def test_frames_that_the_processor_refuses_are_refused(reference: Reference) -> None:
