@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 from pydantic_core import PydanticCustomError
 
 from hippo.types import MediaKind
@@ -127,7 +127,7 @@ class MediaProcessing(Model):
     min_pixels: int | None = Field(default=None, ge=1, le=MAX_PIXELS)
     max_pixels: int | None = Field(default=None, ge=1, le=MAX_PIXELS)
     size: FrameSize = FrameSize()
-    do_sample_frames: bool | None = Field(
+    do_sample_frames: StrictBool | None = Field(
         default=None,
         description="False: media_io_kwargs.video alone says which frames are used.",
     )

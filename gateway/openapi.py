@@ -53,11 +53,18 @@ CHAT_ANSWERED: dict[str, Any] = {
     "content": {
         "text/event-stream": {
             "schema": {
-                "type": "string",
-                "description": "With stream: events `data: ChatCompletionChunk`, then "
-                "`data: [DONE]`. After a failure the last event is `data: ErrorResponse` "
-                "instead. Lines that begin with a colon are comments.",
-                "x-event-schema": {"$ref": _SCHEMAS + "ChatCompletionChunk"},
+                "type": "object",
+                "description": "Each event with stream: `data: ChatCompletionChunk`, and at the "
+                "end `data: [DONE]`, or after a failure `data: ErrorResponse`. Lines that begin "
+                "with a colon are comments.",
+                "properties": {
+                    "data": {
+                        "type": "string",
+                        "contentMediaType": "application/json",
+                        "contentSchema": {"$ref": _SCHEMAS + "ChatCompletionChunk"},
+                    }
+                },
+                "required": ["data"],
             },
             "example": _STREAM_EXAMPLE,
         }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 from pydantic_core import PydanticCustomError
 
 from gateway.media_schemas import ContentPart, MediaLoading, MediaProcessing, Model, refusal
@@ -39,12 +39,14 @@ class Message(Model):
 class StreamOptions(Model):
     """Options of a stream."""
 
-    include_usage: bool = Field(default=False, description="The stream ends with a usage chunk.")
-    continuous_usage_stats: bool = Field(
+    include_usage: StrictBool = Field(
+        default=False, description="The stream ends with a usage chunk."
+    )
+    continuous_usage_stats: StrictBool = Field(
         default=False,
         description="Each chunk has the usage so far, as in vLLM; needs include_usage.",
     )
-    include_obfuscation: bool | None = Field(
+    include_obfuscation: StrictBool | None = Field(
         default=None, description="Inert; nothing is added to the chunks."
     )
 
@@ -136,7 +138,7 @@ class ChatCompletionRequest(Model):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    ignore_eos: bool | None = None
+    ignore_eos: StrictBool | None = None
     stop: Annotated[
         tuple[str, ...],
         BeforeValidator(
@@ -152,7 +154,7 @@ class ChatCompletionRequest(Model):
         strict=True,
         description="Number of choices, limited by the operator; the first is that of n = 1.",
     )
-    logprobs: bool | None = Field(
+    logprobs: StrictBool | None = Field(
         default=None,
         strict=True,  # OpenAI's older completions API takes a number here
         description="Adds the target's log-probability of each token of the text.",
@@ -165,12 +167,12 @@ class ChatCompletionRequest(Model):
         description="Number of likeliest tokens added at each place; needs logprobs.",
     )
 
-    stream: bool | None = None
+    stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
-    return_token_ids: bool | None = Field(
+    return_token_ids: StrictBool | None = Field(
         default=None, description="Adds `token_ids` to the choice; in a stream, to its last chunk."
     )
-    return_timeline: bool | None = Field(
+    return_timeline: StrictBool | None = Field(
         default=None, description="Adds `timeline_ms`, every verdict and block, to `hippo`."
     )
 

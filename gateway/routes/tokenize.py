@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from fastapi import APIRouter
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, StrictBool
 
 from gateway.media_schemas import Model
 from gateway.openapi import answers
@@ -25,10 +25,10 @@ class TokenizeRequest(Model):
 
     model: str | None = Field(default=None, description="The served name; optional.")
     prompt: str = Field(description="Plain text; a chat template is not applied.")
-    add_special_tokens: bool = Field(
+    add_special_tokens: StrictBool = Field(
         default=True, description="Adds the tokenizer's default special tokens, if any."
     )
-    return_token_strs: bool = Field(default=False, description="Adds `token_strs`.")
+    return_token_strs: StrictBool = Field(default=False, description="Adds `token_strs`.")
 
 
 class DetokenizeRequest(Model):

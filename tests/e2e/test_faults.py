@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -84,17 +83,20 @@ def test_a_draft_that_hangs_is_given_up_until_it_is_well_again(
 ) -> None:
     body = chat_body(data_url(clip), 600, speculative={"policy": "serial"})
     draft, target = running.stack.child("draft"), running.stack.child("target")
-    with further_gateway(running, "--draft-stall-s", "0.5") as door, door.client() as client:
+    lines: list[str] = []
+    stall = ("--draft-stall-s", "0.5")
+    with further_gateway(running, *stall, lines=lines) as door, door.client() as client:
         expected = client.post(CHAT, json=body).json()
+        drafted = running.metric("draft", "hippo_rows_total")
         with client.stream("POST", CHAT, json={**body, "stream": True}) as response:
-            chunks = []
+            chunks, is_held = [], False
             for chunk in chunks_of(response):
                 chunks.append(chunk)
-                if len(chunks) == 5:
+                if not is_held and running.metric("draft", "hippo_rows_total") > drafted:
+                    is_held = True
                     draft.send_signal(signal.SIGSTOP)
-                    # The request gives the draft up at a verdict; one comes every second at least.
-                    time.sleep(3)
-                    wait_until(lambda: not _has_draft(client))
+                    # The request gives the draft up at a verdict, before the target is held.
+                    wait_until(lambda: any("the draft stalled" in line for line in lines))
                     # Held, so that the answer is not over before the draft is back.
                     target.send_signal(signal.SIGSTOP)
                     draft.send_signal(signal.SIGCONT)
