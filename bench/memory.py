@@ -51,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Asks and writes a report with a table for each number of clients; returns the exit code."""
     args = _parse(argv)
     caches = ("--vision-cache-mb", "2", "--media-cache-mb", "64", "--slots", str(_SLOTS))
+    caches += ("--max-context-length", "4096")
     options = bundled_pair("float32", target_args=caches, draft_args=caches)
     console, numbers = wide_console(), iter(range(len(args.clients) * args.num_clips))
     section = Report(args.out, "memory", console=console).begin_section("memory")
@@ -61,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             samples = ask_about(stack, chosen, args, num_clients, console)
             table = section.add_table(f"{len(chosen)} clips, {num_clients} at a time", _COLUMNS)
             for row in growth(samples, num_warm_up=args.warm_up):
-                table.add_row(list(_cells(row)), row)
+                series = [round(sample.get(row["process"], 0.0), 1) for sample in samples]
+                table.add_row(list(_cells(row)), {**row, "series_mb": series})
                 if row["growth"] >= MAX_GROWTH:
                     grown.append(f"{row['process']} grew by {row['growth']:.1%}")
     for problem in grown:
