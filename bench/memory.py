@@ -50,7 +50,7 @@ _COLUMNS = ("process", "after the warm-up, MB", "at the end, MB", "growth", "lar
 def main(argv: Sequence[str] | None = None) -> int:
     """Asks and writes a report with a table for each number of clients; returns the exit code."""
     args = _parse(argv)
-    caches = ["--vision-cache-mb", "2", "--media-cache-mb", "64", "--slots", str(_SLOTS)]
+    caches = ["--vision-cache-mb", "2", "--media-cache-mb", "8", "--slots", str(_SLOTS)]
     caches += ["--max-context-length", "4096"]
     options = bundled_pair("float32", target_args=caches, draft_args=caches)
     console, numbers = wide_console(), iter(range(len(args.clients) * args.num_clips))

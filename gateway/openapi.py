@@ -46,6 +46,16 @@ _STREAM_EXAMPLE = (
     '"finish_reason":null}]}\n\ndata: [DONE]\n\n'
 )
 
+
+def _json_text(model: str) -> dict[str, Any]:
+    """Returns the schema of a text that holds a model as JSON."""
+    return {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"$ref": _SCHEMAS + model},
+    }
+
+
 ANSWERED: dict[str, Any] = {"description": "The answer.", "headers": _REQUEST_ID}
 CHAT_ANSWERED: dict[str, Any] = {
     **ANSWERED,
@@ -59,9 +69,11 @@ CHAT_ANSWERED: dict[str, Any] = {
                 "with a colon are comments.",
                 "properties": {
                     "data": {
-                        "type": "string",
-                        "contentMediaType": "application/json",
-                        "contentSchema": {"$ref": _SCHEMAS + "ChatCompletionChunk"},
+                        "anyOf": [
+                            _json_text("ChatCompletionChunk"),
+                            _json_text("ErrorResponse"),
+                            {"const": "[DONE]"},
+                        ]
                     }
                 },
                 "required": ["data"],
