@@ -56,13 +56,14 @@ def quantization_settings(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def is_kept_quantized(config: Mapping[str, Any]) -> bool:
-    """Whether a GPU that multiplies FP8 keeps a config.json's weights quantised in memory;
-    integers of compressed-tensors are dequantised at load."""
+    """Whether a GPU that multiplies FP8 keeps a config.json's weights quantised in memory; of
+    compressed-tensors' forms only FP8 is, and others are dequantised at load."""
     settings = quantization_settings(config)
     if settings is None or settings.get("quant_method") != "compressed-tensors":
         return settings is not None
     groups = (settings.get("config_groups") or {}).values()
-    return all((group.get("weights") or {}).get("type") == "float" for group in groups)
+    weights = [group.get("weights") or {} for group in groups]
+    return all((each.get("type"), each.get("num_bits")) == ("float", 8) for each in weights)
 
 
 def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:

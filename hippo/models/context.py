@@ -11,8 +11,10 @@ tokens), with a long text and answer; also the context of LLaVA-OneVision."""
 SHARED_SLOTS = 4
 """Sequences that have room at once before one sequence may have more than VIDEO_CONTEXT tokens."""
 
-CONTEXT_STEP = 256
-"""Tokens; a chosen context is a multiple, unless it is the checkpoint's limit."""
+LEAST_CONTEXT = 1024
+"""Tokens; in a shorter context not even LLaVA-OneVision's 785 tokens of 4 frames have room."""
+
+_STEP = 256  # tokens; a chosen context is a multiple, unless it is the checkpoint's limit
 
 
 def choose_context(limit: int, num_slots: int | None, fits: Callable[[int, int], bool]) -> int:
@@ -33,11 +35,11 @@ def _longest(limit: int, fits: Callable[[int], bool]) -> int:
     """Returns the largest context up to ``limit`` that fits, by bisection; 0 if none does."""
     if fits(limit):
         return limit
-    fitting, exceeding = 0, -(-limit // CONTEXT_STEP)  # in steps
+    fitting, exceeding = 0, -(-limit // _STEP)  # in steps
     while exceeding - fitting > 1:
         middle = (fitting + exceeding) // 2
-        if fits(middle * CONTEXT_STEP):
+        if fits(middle * _STEP):
             fitting = middle
         else:
             exceeding = middle
-    return fitting * CONTEXT_STEP
+    return fitting * _STEP

@@ -132,11 +132,13 @@ def choose_slots(plan: LoadPlan, needs: MemoryNeeds, num_fitting: int) -> int:
 
 def no_room(plan: LoadPlan, needs: MemoryNeeds) -> ModelLoadError:
     """Returns the error of a plan for which no slot fits beside the loaded weights."""
-    device = needs.device
+    device, number = needs.device, plan.num_slots
+    what = "no slot fits" if number is None else f"{number} slots do not fit"
+    flag = "--max-context-length" if number is None or number == 1 else "--slots"
     return ModelLoadError(
-        f"{needs.name}: no slot fits beside the weights: {_slot(needs)}, and {device} has "
+        f"{needs.name}: {what} beside the weights: {_slot(needs)}, and {device} has "
         f"{_gib(_left_bytes(device, plan.budget_bytes))} left, room to work included: lower "
-        f"--max-context-length or {_cache_flags(device)}, or raise --memory-gib if it is set"
+        f"{flag} or {_cache_flags(device)}, or raise --memory-gib if it is set"
     )
 
 

@@ -15,7 +15,7 @@ from hippo.models._torchvision import ensure_torchvision
 from hippo.models.cache import KeyValueCache
 from hippo.models.captured import make_fixed_runner
 from hippo.models.checkpoint import Checkpoint, Progress
-from hippo.models.context import CONTEXT_STEP, choose_context
+from hippo.models.context import LEAST_CONTEXT, choose_context
 from hippo.models.decoder import DecoderStack
 from hippo.models.fixed import FixedRunner
 from hippo.models.footprint import ModelSizes
@@ -84,7 +84,7 @@ def load_pretrained(
     limit = _context_limit(checkpoint.name, config.text_config, plan.max_context_length)
     quantization = find_quantization(plan, checkpoint, device_of(plan, shards))
     sizes_of = partial(ModelSizes.of, plan, checkpoint, config, quantization, shards)
-    sizes = sizes_of(plan.max_context_length or min(limit, CONTEXT_STEP))
+    sizes = sizes_of(plan.max_context_length or min(limit, LEAST_CONTEXT))
     check_fits(plan, sizes.needs)
     progress("loading", _READ_FROM)
     model = read_weights(
@@ -103,9 +103,14 @@ def load_pretrained(
     if sizes.needs.device.type == "cpu" and (quantization is None or not quantization.is_kept):
         _copy_from_files(model)
     stack = _make_stack(model, num_ids, make_product, shards)
+    if shards is not None:
+        shards.least(0)  # the first collective allocates the backend's buffers
+    left_bytes = left_for_slots(plan, sizes.needs)
     if plan.max_context_length is None:
-        sizes = sizes_of(_fitting_context(plan, limit, lambda n: sizes_of(n).needs, shards))
-    cache = _make_cache(plan, sizes, shards)
+        sizes = sizes_of(
+            _fitting_context(plan, limit, lambda n: sizes_of(n).needs, left_bytes, shards)
+        )
+    cache = _make_cache(plan, sizes, left_bytes, shards)
     end_ids = end_token_ids(model.generation_config, processor.tokenizer)
     info = _model_info(
         plan, checkpoint, sizes, processor.tokenizer, num_ids, end_ids, cache.shape.num_slots
@@ -149,11 +154,14 @@ def _context_limit(name: str, text: Any, given: int | None) -> int:
 
 
 def _fitting_context(
-    plan: LoadPlan, limit: int, needs_of: Callable[[int], MemoryNeeds], shards: Shards | None
+    plan: LoadPlan,
+    limit: int,
+    needs_of: Callable[[int], MemoryNeeds],
+    left_bytes: int,
+    shards: Shards | None,
 ) -> int:
     """Returns the context length that fits beside the loaded weights on every rank's device;
     raises ModelLoadError if none does."""
-    left_bytes = left_for_slots(plan, needs_of(min(limit, CONTEXT_STEP)))
     context = choose_context(
         limit,
         plan.num_slots,
@@ -161,8 +169,9 @@ def _fitting_context(
     )
     if shards is not None:
         context = shards.least(context)
-    if not context:
-        raise no_room(plan, needs_of(min(limit, CONTEXT_STEP)))
+    least = min(limit, LEAST_CONTEXT)
+    if context < least:
+        raise no_room(plan, needs_of(least))
     _log.info(
         "context of %d tokens, of the %d that the checkpoint allows (--max-context-length)",
         context,
@@ -210,9 +219,11 @@ def _is_tied(model: Any) -> bool:
     return same
 
 
-def _make_cache(plan: LoadPlan, sizes: ModelSizes, shards: Shards | None) -> KeyValueCache:
+def _make_cache(
+    plan: LoadPlan, sizes: ModelSizes, left_bytes: int, shards: Shards | None
+) -> KeyValueCache:
     """Allocates as many slots as the plan names, or as fit on every rank's device."""
-    num_fitting = fitting_slots(plan, sizes.needs, left_for_slots(plan, sizes.needs))
+    num_fitting = fitting_slots(plan, sizes.needs, left_bytes)
     if shards is not None:
         num_fitting = shards.least(num_fitting)
     shape = replace(sizes.cache, num_slots=choose_slots(plan, sizes.needs, num_fitting))

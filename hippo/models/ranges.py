@@ -32,7 +32,8 @@ from hippo.transfer import to_device
 
 _log = logging.getLogger(__name__)
 
-_TRIED = ((0, 150, 4), (1, 301, 2), (2, 3, 1))  # slots, starts and numbers of rows for has_ranges
+# Slots, starts and numbers of rows of the forwards that has_ranges tries: blocks, and single rows.
+_TRIED = (((0, 150, 4), (1, 301, 2), (2, 3, 1)), ((0, 150, 1), (1, 301, 1), (2, 3, 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +157,30 @@ def plan_ranges(cache: KeyValueCache, rows: Sequence[PlacedRows], *, first_row: 
 def has_ranges(cache: KeyValueCache, groups: int) -> bool:
     """Whether RangesPart gives the results of plain attention on the cache's device, which has
     FlashAttention; logs a warning if not. ``groups`` query heads share a key-value head."""
+    for tried in _TRIED:
+        reason = _difference(cache, groups, tried)
+        if reason is not None:
+            _log.warning(
+                "attention of several sequences uses masks, not FlashAttention: %s", reason
+            )
+            return False
+    return True
+
+
+def _difference(
+    cache: KeyValueCache, groups: int, tried: Sequence[tuple[int, int, int]]
+) -> str | None:
+    """Returns how RangesPart differs from plain attention on such rows, or why it fails; None if
+    the results agree."""
     num_heads, head_dim = cache.shape.num_kv_heads, cache.shape.head_dim
     shape = CacheShape(
         num_layers=1,
-        num_slots=len(_TRIED),
+        num_slots=len(tried),
         num_kv_heads=num_heads,
-        capacity=max(start + count for _, start, count in _TRIED),
+        capacity=max(start + count for _, start, count in tried),
         head_dim=head_dim,
     )
-    rows = [PlacedRows(slot, start, (0,) * count, torch.empty(0)) for slot, start, count in _TRIED]
+    rows = [PlacedRows(slot, start, (0,) * count, torch.empty(0)) for slot, start, count in tried]
     num_rows = sum(each.num_rows for each in rows)
     generator = torch.Generator().manual_seed(0)
 
@@ -194,9 +210,6 @@ def has_ranges(cache: KeyValueCache, groups: int) -> bool:
             expected = attend(
                 torch.float32, lambda own: plan_batch(own, rows, first_row=0, groups=groups)
             )
-            reason = difference_of(found, expected, cache.dtype)
         except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-    if reason is not None:
-        _log.warning("attention of several sequences uses masks, not FlashAttention: %s", reason)
-    return reason is None
+            return str(error).splitlines()[0]
+    return difference_of(found, expected, cache.dtype)
