@@ -173,6 +173,8 @@ def with_visual_limit(
         TEMPLATE_TOKENS + MESSAGE_TOKENS * len(request.messages) + ITEM_TOKENS * len(request.media)
     )
     room = info.max_context_length - num_text_tokens - num_template_tokens - request.max_tokens
+    # Caches of frames know the limit: questions of about one length must have the same one.
+    room -= room % (1 << max(room.bit_length() - 5, 0)) if room > 0 else 0
     limit = max(min(room, ceiling or room), 1)  # too little room is the services' error
     plan = dataclasses.replace(request.frame_plan, max_visual_tokens=limit)
     return dataclasses.replace(request, frame_plan=plan)

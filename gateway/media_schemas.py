@@ -95,7 +95,7 @@ class ContentPart(Model):
 def _only_rate(value: Any) -> Any:
     """Returns the rate of a list of equal rates, one for each video, as qwen-vl-utils gives them;
     any other value as it is."""
-    if isinstance(value, (list, tuple)) and len(set(map(repr, value))) == 1:
+    if isinstance(value, (list, tuple)) and value and all(each == value[0] for each in value):
         return value[0]
     if isinstance(value, (list, tuple)):
         raise refusal("fps is a list of different rates; all videos of a request have one")

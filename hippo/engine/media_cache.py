@@ -2,7 +2,7 @@
 
     the content's name, its kind, the frame plan, the salt  ──►  frames, in the host's memory
 
-The name is the client's uuid, else the file's path, size and time of change, else a SHA-256.
+The name is the file's path, size and time of change, else the client's uuid, else a SHA-256.
 
 Concurrent requests with the same key share one decoding.
 """
@@ -10,7 +10,7 @@ Concurrent requests with the same key share one decoding.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from hippo.engine.bounded import BoundedCache
@@ -52,6 +52,8 @@ class MediaCache(BoundedCache[_Key, DecodedMedia]):
         waits for it any more.
         """
         name = (media.uuid,) if media.uuid and not media.path else await content_name(media)
+        if media.kind is MediaKind.IMAGE:
+            plan = replace(plan, max_visual_tokens=0)  # which is for videos
         key = name, media.kind, plan, salt
         if (decoded := self.get(key)) is not None:
             return decoded

@@ -16,7 +16,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import torch
@@ -48,8 +48,12 @@ class SharedFrames:
         self, key: str, kind: MediaKind, decode: Callable[[], Awaitable[DecodedMedia]]
     ) -> DecodedMedia:
         """Returns the frames of ``key`` (hexadecimal), which ``decode`` makes if no process has
-        made them; raises what ``decode`` raises."""
-        with self._opened(str(int(key[:2], 16) % _NUM_LOCKS)) as lock:
+        made them, or if the folder is lost; raises what ``decode`` raises."""
+        try:
+            lock = self._open_lock(str(int(key[:2], 16) % _NUM_LOCKS))
+        except OSError:
+            return await decode()
+        with contextlib.closing(os.fdopen(lock, "r+b", buffering=0)):  # frees the lock
             is_locked = await _wait_locked(lock)
             if found := await asyncio.to_thread(self._read, key, kind):
                 return found
@@ -69,13 +73,8 @@ class SharedFrames:
         for path in self._folder.glob("*.frames"):
             path.unlink(missing_ok=True)
 
-    @contextlib.contextmanager
-    def _opened(self, name: str) -> Iterator[int]:
-        lock = os.open(self._folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            yield lock
-        finally:
-            os.close(lock)  # frees the lock
+    def _open_lock(self, name: str) -> int:
+        return os.open(self._folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def _read(self, key: str, kind: MediaKind) -> DecodedMedia | None:
         try:
@@ -83,7 +82,8 @@ class SharedFrames:
         except OSError:
             return None
         try:
-            os.utime(file)
+            with contextlib.suppress(OSError):
+                os.utime(file)
             end = os.fstat(file).st_size - _LENGTH_BYTES
             length = int.from_bytes(os.pread(file, _LENGTH_BYTES, end), "little")
             facts = json.loads(os.pread(file, length, end - length))
@@ -112,7 +112,10 @@ class SharedFrames:
         }
         text = json.dumps(facts).encode()
         end = text + len(text).to_bytes(_LENGTH_BYTES, "little")
-        with contextlib.suppress(OSError), self._opened("space") as lock:
+        with (
+            contextlib.suppress(OSError),
+            os.fdopen(self._open_lock("space"), "r+b", buffering=0) as lock,
+        ):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not self._make_room(decoded.frames.nbytes + len(end)):
                 return
@@ -126,6 +129,8 @@ class SharedFrames:
                 os.link(f"/proc/self/fd/{number}", target, src_dir_fd=number)
 
     def _make_room(self, num_bytes: int) -> bool:
+        if num_bytes > self._max_bytes:
+            return False
         files = [(path, path.stat()) for path in self._folder.glob("*.frames")]
         files.sort(key=lambda one: one[1].st_mtime_ns)
         total = num_bytes + sum(status.st_size for _, status in files)

@@ -46,24 +46,24 @@ def opened_media(media: Media) -> Iterator[int]:
 
 
 def _open_path(media: Media) -> int:
-    kind = media.kind.value
+    kind, name = media.kind.value, os.path.basename(media.path)
     try:
         # A pipe without a writer would block.
         descriptor = os.open(media.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise MediaError(
-            f"the {kind} at {media.path} cannot be read ({reason}); this service must see the "
+            f"the {kind} {name!r} cannot be read ({reason}); this service must see the "
             "same file as the gateway"
         ) from None
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        raise MediaError(f"the {kind} at {media.path} is not a file")
+        raise MediaError(f"the {kind} {name!r} is not a file")
     if (status.st_size, status.st_mtime_ns) != (media.num_bytes, media.modified_ns):
         os.close(descriptor)
         raise MediaError(
-            f"the {kind} at {media.path} is not the file that the gateway saw: it has changed, or "
+            f"the {kind} {name!r} is not the file that the gateway saw: it has changed, or "
             "is another one on this machine; send the request again"
         )
     return descriptor

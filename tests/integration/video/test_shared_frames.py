@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -104,3 +105,17 @@ async def test_a_full_disk_only_ends_the_sharing(
     for level in (1, 2):
         found = await shared.decode(KEY, MediaKind.VIDEO, giving(frames(level)))
         assert int(found.frames.max()) == level
+
+
+async def test_a_folder_that_is_lost_is_not_needed(tmp_path: Path) -> None:
+    folder = tmp_path / "frames"
+    shared = SharedFrames(folder, 1 << 20)
+    shutil.rmtree(folder)
+    assert (await shared.decode(KEY, MediaKind.VIDEO, giving(frames(7)))).frames[0, 0, 0, 0] == 7
+
+
+async def test_an_item_without_room_leaves_the_others(tmp_path: Path) -> None:
+    shared = SharedFrames(tmp_path, 4000)
+    await shared.decode(KEY, MediaKind.VIDEO, giving(frames(1)))
+    await shared.decode("11" * 32, MediaKind.VIDEO, giving(frames(2, 6000)))
+    assert (await shared.decode(KEY, MediaKind.VIDEO, refusing)).frames[0, 0, 0, 0] == 1
