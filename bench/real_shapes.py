@@ -6,8 +6,9 @@
 Random weights in bfloat16 (bench/random_pair.py) are written to --work, 11 GB. The services load
 them, and the gateway is asked about a clip of 1920 x 1080 pixels: target-only, then with the draft.
 Exits with 1 if the answers differ, or if a service's memory exceeds by more than 10 % what `hippo
-sizes` computes for the same slots and context (not with --small, where the interpreter and its
-libraries take most). Memory is the resident memory without pages of files.
+sizes` computes for the same slots and context, and the CPU's packed copy of the tied head (not with
+--small, where the interpreter and its libraries take most). Memory is the resident memory without
+pages of files.
 """
 
 from __future__ import annotations

@@ -109,19 +109,22 @@ def _used_bytes(device: str) -> int:
 
 
 def _computed_bytes(options: StackOptions, num_tokens: int, num_slots: int) -> dict[str, float]:
-    """Returns the memory that hippo.sizes computes, by device or, on a CPU, by service."""
+    """Returns the memory that hippo.sizes computes, by device or, on a CPU, by service.
+
+    On a CPU the packed copy of a tied head is added, as the service itself adds it.
+    """
     bytes_each = DTYPES[options.dtype].itemsize
     computed: dict[str, float] = {}
     for role, device, model in (
         ("target", options.target_device, options.target_model),
         ("draft", options.draft_device, options.draft_model),
     ):
-        memory = memory_of(
-            find_shape(model), num_tokens=num_tokens, num_slots=num_slots, bytes_each=bytes_each
-        )
+        shape = find_shape(model)
+        memory = memory_of(shape, num_tokens=num_tokens, num_slots=num_slots, bytes_each=bytes_each)
         on_gpu = device.startswith("cuda")
+        head = shape.num_head_parameters * bytes_each if shape.is_tied else 0
         place = device if on_gpu else role
-        total = memory.total + (RESERVED_BYTES if on_gpu else 0)
+        total = memory.total + (RESERVED_BYTES if on_gpu else head)
         computed[place] = computed.get(place, 0) + total
     return computed
 

@@ -10,7 +10,7 @@ from time import perf_counter_ns
 
 from hippo.engine.cpu import compute_alone, name_thread
 from hippo.engine.media_cache import Decoder, MediaCache
-from hippo.errors import ContextLengthError, InvalidRequestError
+from hippo.errors import ContextLengthError, InvalidRequestError, MediaError
 from hippo.models.base import DecodedMedia, Prompt, VideoLanguageModel
 from hippo.models.content import CachedRows, cached_rows, salted
 from hippo.models.messages import REMEDY
@@ -33,12 +33,19 @@ class ReadPrompt:
 
 
 class PromptReader:
-    """Reads prompts for one model; caches at most ``media_cache_bytes`` of decoded media."""
+    """Reads prompts for one model; caches at most ``media_cache_bytes`` of decoded media, and takes
+    at most ``max_decoded_bytes`` of them in one request."""
 
     def __init__(
-        self, model: VideoLanguageModel, decoder: Decoder, *, media_cache_bytes: int = 0
+        self,
+        model: VideoLanguageModel,
+        decoder: Decoder,
+        *,
+        media_cache_bytes: int = 0,
+        max_decoded_bytes: int,
     ) -> None:
         self._model = model
+        self._max_decoded_bytes = max_decoded_bytes
         self.media_cache = MediaCache(decoder, media_cache_bytes)
         self._threads = ThreadPoolExecutor(
             NUM_READER_THREADS, thread_name_prefix="prepare", initializer=self._begin_thread
@@ -56,10 +63,22 @@ class PromptReader:
         prompt and completion exceed the context.
         """
         began_ns = perf_counter_ns()
-        plan = _plan_of_each(request)
-        media = await gather_or_cancel(
-            self._decode(request, index, plan) for index in range(len(request.media))
-        )
+        plan, left_bytes = _plan_of_each(request), self._max_decoded_bytes
+
+        async def decode(index: int) -> DecodedMedia:
+            nonlocal left_bytes
+            item = await self._decode(request, index, plan)
+            left_bytes -= item.frames.nbytes
+            if left_bytes < 0:
+                raise MediaError(
+                    "the videos and images of the request take more than the "
+                    f"{self._max_decoded_bytes >> 20:,} MiB that this service allows for them when "
+                    "decoded: send fewer or smaller ones, or lower max_pixels",
+                    param="messages",
+                )
+            return item
+
+        media = await gather_or_cancel(map(decode, range(len(request.media))))
         prompt, rows = await asyncio.get_running_loop().run_in_executor(
             self._threads, self._prepare, request, media
         )

@@ -135,6 +135,7 @@ class EngineService:
                 model,
                 decoder,
                 media_cache_bytes=cache_limit(settings.media_cache_bytes, model.frame_bytes),
+                max_decoded_bytes=settings.decode_limits().max_memory_bytes,
             ),
             files=files,
         )

@@ -108,7 +108,10 @@ class EngineSettings:
     max_stored_frames: int = setting(1_000_000, help="most frames in a video file, sampled or not")
     max_stored_fps: float = setting(1000.0, help="highest frame rate of a video file")
     decode_seconds: float = setting(120.0, help="most seconds of decoding one media item")
-    decode_mib: int = setting(2048, help="most memory for decoding one media item, in MiB")
+    decode_mib: int = setting(
+        2048,
+        help="most memory for decoding one media item, and for all frames of a request, in MiB",
+    )
     tls_cert: str = setting("", help="PEM file of the certificate; with --tls-key: serve TLS")
     tls_key: str = setting("", help="PEM file of the private key")
     tls_ca: str = setting("", help="PEM file of the CA that must have signed client certificates")

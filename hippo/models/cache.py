@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +26,14 @@ def _has_bfloat16_tiles() -> bool:
     if not hasattr(torch.cpu, "get_capabilities"):  # an older torch
         return False
     return bool(torch.cpu.get_capabilities().get("amx_bf16", False))
+
+
+def _zeros(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Returns zeros; on a CPU their pages become resident only when they are written."""
+    if device.type != "cpu":
+        return torch.zeros(*sizes, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, math.prod(sizes) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(*sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +74,8 @@ class KeyValueCache:
         self.shape = shape
         self.dtype = dtype
         self.device = device
-        self._data = torch.zeros(
-            shape.num_layers,
-            shape.num_slots,
-            2,
-            shape.num_kv_heads,
-            shape.num_places,
-            shape.head_dim,
-            dtype=dtype,
-            device=device,
-        )
+        sizes = (shape.num_layers, shape.num_slots, 2, shape.num_kv_heads)
+        self._data = _zeros((*sizes, shape.num_places, shape.head_dim), dtype, device)
         self._defined: dict[int, int] = {}  # by slot: places below this index hold finite numbers
         self.rows: Views = [self._rows_of(layer) for layer in range(shape.num_layers)]
         """Views by layer ``[rows, 2, num_kv_heads, head_dim]``, by ``row_of``, keys first."""

@@ -60,7 +60,8 @@ def _request(*data: bytes) -> OpenRequest:
 
 
 def _reader(readers: list[PromptReader], decoder: Decoder) -> PromptReader:
-    readers.append(PromptReader(ToyModel(), decoder))
+    frames_of_8 = 8 * 8 * 8 * 3
+    readers.append(PromptReader(ToyModel(), decoder, max_decoded_bytes=frames_of_8))
     return readers[-1]
 
 
@@ -76,6 +77,16 @@ async def test_items_of_a_refused_request_are_decoded_no_further(
     assert decoder.num_wanted == 0
     read = await asyncio.wait_for(reader.read_prompt(_request(b"toy:4")), 5)
     assert read.prompt.length == 16
+
+
+async def test_the_frames_of_a_request_are_bounded_together(readers: list[PromptReader]) -> None:
+    decoder = OneWorker()
+    reader = _reader(readers, decoder)
+    assert (await reader.read_prompt(_request(b"toy:4", b"toy:04"))).prompt.length == 32
+    with pytest.raises(MediaError, match="send fewer or smaller ones"):
+        await reader.read_prompt(_request(b"toy:4", b"toy:5", b"slow"))
+    await asyncio.sleep(0)
+    assert decoder.num_wanted == 0
 
 
 async def test_requests_that_wait_for_the_same_file_name_it_by_their_own_place(

@@ -1,9 +1,10 @@
-"""Which dtype keys and values are kept in."""
+"""The cache's dtype and memory."""
 
+import psutil
 import pytest
 import torch
 
-from hippo.models.cache import cache_dtype
+from hippo.models.cache import CacheShape, KeyValueCache, cache_dtype
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -37,3 +38,15 @@ def test_on_a_cpu_bfloat16_stays_where_it_is_multiplied_in_tiles(
 def test_without_a_word_from_torch_it_is_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
     assert cache_dtype(torch.bfloat16, CPU) == torch.float32
+
+
+def test_a_cache_on_a_cpu_is_resident_only_where_it_is_written() -> None:
+    def resident() -> int:
+        return int(psutil.Process().memory_info().rss)
+
+    shape = CacheShape(num_layers=4, num_slots=8, num_kv_heads=2, capacity=16384, head_dim=64)
+    before = resident()
+    cache = KeyValueCache(shape, dtype=torch.float32, device=torch.device("cpu"))
+    assert shape.num_bytes(torch.float32) == 512 << 20
+    assert resident() - before < 64 << 20
+    assert not cache.seen(7, 16384)[1][3].any()
