@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hippo.errors import InvalidRequestError
@@ -69,9 +70,9 @@ def is_kept_quantized(config: Mapping[str, Any]) -> bool:
 def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:
     """Reads a config.json; raises InvalidRequestError if it is unsupported or incomplete."""
     family = config.get("model_type")
-    if family not in ("qwen2_5_vl", "llava_onevision"):
+    if family not in _TOWERS:
         raise InvalidRequestError(
-            f"{name} is of architecture {family!r}; supported: llava_onevision, qwen2_5_vl"
+            f"{name} is of architecture {family!r}; supported: {', '.join(sorted(_TOWERS))}"
         )
     try:
         return _shape(name, config)
@@ -81,24 +82,25 @@ def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:
 
 def _shape(name: str, config: Mapping[str, Any]) -> ModelShape:
     text = config.get("text_config") or config  # flat in older repositories
-    vision = config["vision_config"]
-    is_qwen = config["model_type"] == "qwen2_5_vl"
-    width, num_layers, mlp = (
-        text["hidden_size"], text["num_hidden_layers"], text["intermediate_size"]
-    )  # fmt: skip
+    width, num_layers = text["hidden_size"], text["num_hidden_layers"]
     num_heads, num_kv_heads = text["num_attention_heads"], text["num_key_value_heads"]
-    head_dim = width // num_heads
+    head_dim = text.get("head_dim") or width // num_heads
     is_tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
-    products = width * (2 * head_dim * (num_heads + num_kv_heads) + 3 * mlp)
-    per_layer = products + head_dim * (num_heads + 2 * num_kv_heads) + 2 * width  # biases, norms
+    attention = 2 * width * head_dim * (num_heads + num_kv_heads)
+    mlp = text["intermediate_size"]
+    products = attention + 3 * width * mlp
+    kind = text.get("model_type") or config["model_type"]
+    if kind.startswith("qwen3"):  # norms of queries and keys
+        others = 2 * head_dim + 2 * width
+    else:  # biases of queries, keys and values
+        others = head_dim * (num_heads + 2 * num_kv_heads) + 2 * width
     embeddings = text["vocab_size"] * width * (1 if is_tied else 2)
-    tower = _qwen_tower(vision, width) if is_qwen else _siglip_tower(vision, width)
-    patch = vision["patch_size"]
-    num_sides = 0 if is_qwen else vision["image_size"] // patch
-    side = math.ceil(num_sides / 2)
+    tower = _TOWERS[config["model_type"]](config["vision_config"], width)
     return ModelShape(
         name=name,
-        num_parameters=embeddings + num_layers * per_layer + width + tower,
+        num_parameters=(
+            embeddings + num_layers * (products + others) + width + tower.num_parameters
+        ),
         num_shared_parameters=num_layers * products,
         num_head_parameters=text["vocab_size"] * width,
         is_tied=is_tied,
@@ -108,33 +110,109 @@ def _shape(name: str, config: Mapping[str, Any]) -> ModelShape:
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         mlp_width=mlp,
-        vision_width=vision["hidden_size"],
-        vision_mlp_width=vision["intermediate_size"],
-        patch_values=3 * patch**2 * (vision["temporal_patch_size"] if is_qwen else 1),
-        patches_per_token=vision["spatial_merge_size"] ** 2 if is_qwen else (num_sides / side) ** 2,
-        tokens_per_side=side,
-        token_pixels=patch * vision["spatial_merge_size"] if is_qwen else 0,
-        token_frames=vision["temporal_patch_size"] if is_qwen else 1,
+        vision_width=tower.width,
+        vision_mlp_width=tower.mlp_width,
+        patch_values=tower.patch_values,
+        patches_per_token=tower.patches_per_token,
+        tokens_per_side=tower.tokens_per_side,
+        token_pixels=tower.token_pixels,
+        token_frames=tower.token_frames,
+        feature_parts=tower.feature_parts,
     )
 
 
-def _qwen_tower(vision: Mapping[str, Any], width: int) -> int:
-    """Counts the parameters of Qwen2.5-VL's vision tower and merger."""
+@dataclass(frozen=True, slots=True)
+class _Tower:
+    """The dimensions of a vision tower with its projector; see ModelShape."""
+
+    num_parameters: int
+    width: int
+    mlp_width: int
+    patch_values: int
+    patches_per_token: float
+    tokens_per_side: int = 0
+    token_pixels: int = 0
+    token_frames: int = 1
+    feature_parts: int = 1
+
+
+def _qwen2_tower(vision: Mapping[str, Any], width: int) -> _Tower:
+    hidden = vision["embed_dim"]
+    mlp = int(hidden * vision["mlp_ratio"])
+    # Norms with biases, and an MLP of two products with biases.
+    block = 4 * hidden + 4 * (hidden * hidden + hidden) + 2 * hidden * mlp + mlp + hidden
+    return _patch_tower(vision, hidden, mlp, block, _merger(vision, hidden, width) + hidden)
+
+
+def _qwen2_5_tower(vision: Mapping[str, Any], width: int) -> _Tower:
     hidden, mlp = vision["hidden_size"], vision["intermediate_size"]
-    patch = 3 * vision["temporal_patch_size"] * vision["patch_size"] ** 2
-    merged = hidden * vision["spatial_merge_size"] ** 2
     attention = 4 * hidden * hidden + 4 * hidden
     block = 2 * hidden + attention + 3 * hidden * mlp + 2 * mlp + hidden
-    merger = hidden + merged * merged + merged + merged * width + width
-    return int(patch * hidden + vision["depth"] * block + merger)
+    return _patch_tower(vision, hidden, mlp, block, _merger(vision, hidden, width))
 
 
-def _siglip_tower(vision: Mapping[str, Any], width: int) -> int:
-    """Counts the parameters of LLaVA-OneVision's vision tower, projector and newline."""
+def _qwen3_tower(vision: Mapping[str, Any], width: int) -> _Tower:
     hidden, mlp = vision["hidden_size"], vision["intermediate_size"]
-    num_patches = (vision["image_size"] // vision["patch_size"]) ** 2
+    merged = hidden * vision["spatial_merge_size"] ** 2
+    num_added = len(vision["deepstack_visual_indexes"])
+    block = 4 * hidden + 4 * (hidden * hidden + hidden) + 2 * hidden * mlp + mlp + hidden
+    others = _merger(vision, hidden, width) + hidden  # its norm has a bias
+    # The mergers of deepstack normalise merged patches.
+    others += num_added * (_merger(vision, hidden, width) - hidden + 2 * merged)
+    others += hidden + vision["num_position_embeddings"] * hidden  # bias of the patch embedding
+    return replace(_patch_tower(vision, hidden, mlp, block, others), feature_parts=1 + num_added)
+
+
+def _merger(vision: Mapping[str, Any], hidden: int, width: int) -> int:
+    """Counts a norm without a bias and two products, from merged patches to tokens."""
+    merged = hidden * vision["spatial_merge_size"] ** 2
+    return int(hidden + merged * merged + merged + merged * width + width)
+
+
+def _patch_tower(
+    vision: Mapping[str, Any], hidden: int, mlp: int, block: int, others: int
+) -> _Tower:
+    """Describes a tower of the Qwen kind; ``block`` and ``others`` are numbers of parameters."""
+    depth, patch, merge = (
+        vision["temporal_patch_size"], vision["patch_size"], vision["spatial_merge_size"]
+    )  # fmt: skip
+    values = 3 * depth * patch**2
+    return _Tower(
+        num_parameters=int(values * hidden + vision["depth"] * block + others),
+        width=hidden,
+        mlp_width=mlp,
+        patch_values=values,
+        patches_per_token=merge**2,
+        token_pixels=patch * merge,
+        token_frames=depth,
+    )
+
+
+def _siglip_tower(vision: Mapping[str, Any], width: int) -> _Tower:
+    """Describes LLaVA-OneVision's vision tower, projector and newline."""
+    hidden, mlp = vision["hidden_size"], vision["intermediate_size"]
+    num_sides = vision["image_size"] // vision["patch_size"]
     patch = 3 * vision["patch_size"] ** 2 * hidden + hidden
     block = 4 * hidden + 4 * (hidden * hidden + hidden) + 2 * hidden * mlp + mlp + hidden
     projector = hidden * width + width + width * width + width
-    tower = patch + num_patches * hidden + vision["num_hidden_layers"] * block + 2 * hidden
-    return int(tower + projector + width)
+    tower = patch + num_sides**2 * hidden + vision["num_hidden_layers"] * block + 2 * hidden
+    side = math.ceil(num_sides / 2)
+    return _Tower(
+        num_parameters=int(tower + projector + width),
+        width=hidden,
+        mlp_width=mlp,
+        patch_values=3 * vision["patch_size"] ** 2,
+        patches_per_token=(num_sides / side) ** 2,
+        tokens_per_side=side,
+    )
+
+
+_TOWERS: Mapping[str, Callable[[Mapping[str, Any], int], _Tower]] = MappingProxyType(
+    {
+        "llava_onevision": _siglip_tower,
+        "qwen2_5_vl": _qwen2_5_tower,
+        "qwen2_vl": _qwen2_tower,
+        "qwen3_vl": _qwen3_tower,
+    }
+)
+"""By ``model_type``."""

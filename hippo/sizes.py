@@ -88,6 +88,7 @@ class ModelShape:
     tokens_per_side: int  # LLaVA-OneVision: side of a frame's pooled grid; Qwen2.5-VL: 0
     token_pixels: int  # side of the square that one token covers; LLaVA-OneVision: 0
     token_frames: int  # frames that one token covers
+    feature_parts: int = 1  # hidden-sized parts of a visual row: more than 1 with deepstack
     layer_bits: float | None = None  # of a layer's weight, scales included; None: not quantised
 
     def cache_bytes(self, num_tokens: int, *, num_slots: int = 1, bytes_each: int = 2) -> int:
@@ -97,7 +98,7 @@ class ModelShape:
 
     def feature_bytes(self, num_tokens: int, *, bytes_each: int = 2) -> int:
         """Returns the bytes of the vision tower's output for a prompt of ``num_tokens``."""
-        return num_tokens * self.hidden_size * bytes_each
+        return num_tokens * self.hidden_size * self.feature_parts * bytes_each
 
     def frame_bytes(self, num_tokens: int) -> int:
         """Returns the bytes of the frames that ``num_tokens`` tokens cover, as the model sees them:

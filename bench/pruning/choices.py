@@ -62,6 +62,6 @@ def compacted(prompt: Prompt, kept: torch.Tensor) -> Prompt:
         visual_grids=prompt.visual_grids,
         question_indices=prompt.question_indices,
         prompt_hash=prompt.prompt_hash,
-        extras=prompt.extras,
+        other_indices=prompt.other_indices,
         items=prompt.items,
     )

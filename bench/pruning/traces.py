@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -175,7 +175,7 @@ def _trace_sample(
     output_ids = greedy_output(target, first_id, guess, max_tokens=MAX_TOKENS)
     return SampleTrace(
         sample=sample,
-        prompt=replace(prompt, extras={}),
+        prompt=prompt.without_pixels(),
         output_ids=output_ids,
         pieces=tuple(tokenizer.decode([token_id]) for token_id in output_ids),
         attention=attention,

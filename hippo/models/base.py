@@ -12,7 +12,7 @@ A rollback is therefore only a smaller start index of the next step; nothing is 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
@@ -21,6 +21,7 @@ from hippo.types import ChatMessage, FramePlan, MediaKind, MediaUse, ModelInfo
 from hippo.video.resizing import FrameLimits
 
 Scope = Literal["visual", "all"]
+NO_INDICES = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +42,28 @@ class DecodedMedia:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VisualItem:
-    """One video or image of a prompt, and where its visual tokens are.
+    """One video or image of a prompt: what the vision tower takes, and where its features go.
 
     Items have the same ``digest`` (hippo.models.content) only if their features are equal.
     """
 
+    kind: MediaKind
     digest: bytes
     places: torch.Tensor  # int64 [num_tokens], ascending indices into ``input_ids``
+    grid: tuple[int, ...]  # the family's own: what its tower must know beside the pixels
+    pixels: torch.Tensor | None = None  # uint8 or floating-point, on the CPU
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A tokenized prompt with the inputs of the vision tower, on the CPU.
 
-    ``visual_indices`` and ``question_indices`` index ``input_ids``: the prunable (video) tokens and
-    the text that asks about the videos (hippo.models.question; empty without prunable tokens).
-    ``extras`` holds the family's own tensors: pixels (uint8 or floating-point), and int64 ones such
-    as grids. ``items`` lists the videos and then the images, each in the order of the prompt; every
-    prunable token belongs to one item.
+    ``visual_indices``, ``other_indices`` and ``question_indices`` index ``input_ids``: the prunable
+    (video) tokens, which may have text between them; the other visual tokens (of images, and
+    separators); and the text that asks about the videos (hippo.models.question; empty without
+    prunable tokens). The features of the first two, in this order, are the rows of embed_visual.
+    ``items`` lists the videos and then the images, each in the order of the prompt; every prunable
+    token belongs to one item.
     """
 
     input_ids: torch.Tensor  # int64 [length]
@@ -68,7 +73,7 @@ class Prompt:
     visual_grids: tuple[tuple[int, int, int], ...]  # (frames, rows, columns) of each video
     question_indices: torch.Tensor  # int64 [num_question_tokens], ascending
     prompt_hash: bytes  # SHA-256 of input_ids as little-endian uint32
-    extras: dict[str, torch.Tensor] = field(default_factory=dict)
+    other_indices: torch.Tensor = NO_INDICES  # int64 [num_other_tokens]
     items: tuple[VisualItem, ...] = ()
     media: tuple[MediaUse, ...] = ()  # in the order of the request's media
 
@@ -79,8 +84,8 @@ class Prompt:
 
     def without_pixels(self) -> Prompt:
         """Returns the prompt without its pixels, which only the vision tower reads."""
-        extras = {name: each for name, each in self.extras.items() if each.dtype == torch.int64}
-        return replace(self, extras=extras)
+        items = tuple(replace(item, pixels=None) for item in self.items)
+        return replace(self, items=items)
 
 
 @dataclass(slots=True)
@@ -173,7 +178,10 @@ class VideoLanguageModel(Protocol):
     def embed_visual(
         self, prompt: Prompt, cache: FeatureCache | None = None
     ) -> torch.Tensor | None:
-        """Runs the vision tower (device thread): ``[num_visual_rows, hidden]``, None without media.
+        """Runs the vision tower (device thread): ``[num_visual_rows, width]``, None without media.
+
+        A row begins with the token's embedding (hidden_size numbers), which features for the first
+        layers may follow (hidden_size numbers each; Qwen3-VL's deepstack).
 
         Items found in ``cache`` are not computed again; the others are added to it. The result,
         which must not be changed, is bit-identical with and without a cache.

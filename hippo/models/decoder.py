@@ -1,8 +1,9 @@
-"""Decoder layers of the Qwen2 kind with fewer, larger operations than transformers' modules.
+"""Decoder layers of Qwen2 and Qwen3 with fewer, larger operations than transformers' modules.
 
 One product computes query, key and value, another computes gate and up, and the rotary embedding is
 a complex multiplication in place. Results equal those of transformers up to rounding. The weights
-come from the loaded modules. Modules that a quantiser made are not fused: each is called as it is.
+come from the loaded modules, which say what a layer has: its head size, norms of queries and keys,
+biases, an MLP or experts. Modules that a quantiser made are not fused: each is called as it is.
 
     rotate_half pairs dimension i with i + d/2. Here the rows of the query and key weights are
     reordered so that the two are adjacent, which does not change any query-key product:
@@ -12,11 +13,11 @@ come from the loaded modules. Modules that a quantiser made are not fused: each 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.functional import silu
+from torch.nn.functional import rms_norm, silu
 
 from hippo.models.attention import AttentionPlan, attend
 from hippo.models.kernels import make_norm
@@ -117,14 +118,16 @@ class _FusedLayer:
         self._post_norm = make_norm(layer.post_attention_layernorm)
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         self._qkv = _make_qkv(projections, head_dim, make_linear)
+        self._head_norm = _make_head_norm(attention, heads)
         self._output = _make_product((attention.o_proj,), make_output)
-        self._gate_up = _make_product((mlp.gate_proj, mlp.up_proj), make_linear)
-        self._down = _make_product((mlp.down_proj,), make_output)
+        self._mlp = _make_mlp(mlp, make_linear, make_output)
 
     def __call__(
         self, hidden: torch.Tensor, rotary: torch.Tensor, step: AttentionPlan, index: int
     ) -> torch.Tensor:
         qkv = self._qkv(self._input_norm(hidden)).to(torch.float32)
+        if self._head_norm is not None:
+            self._head_norm(qkv.view(self._head_shape))
         pairs = torch.view_as_complex(qkv.view(self._pair_shape))
         pairs.narrow(1, 0, self._num_heads + self._num_kv_heads).mul_(rotary)
         heads = qkv.to(step.dtype).view(self._head_shape)
@@ -137,21 +140,67 @@ class _FusedLayer:
         )
         hidden = hidden[-attended.shape[0] :]  # all rows, or the last one
         hidden = self._output(attended.to(hidden.dtype)).add_(hidden)
-        gate, up = self._gate_up(self._post_norm(hidden)).chunk(2, -1)
-        return self._down(silu(gate).mul_(up)).add_(hidden)
+        return self._mlp(self._post_norm(hidden)).add_(hidden)
+
+
+def _make_mlp(mlp: Any, make_linear: MakeLinear, make_output: MakeLinear) -> Linear:
+    """Makes the layer's MLP; a mixture of experts runs as transformers' own module."""
+    if not hasattr(mlp, "gate_proj"):
+        return lambda x: mlp(x[None])[0]  # type: ignore[no-any-return]
+    gate_up = _make_product((mlp.gate_proj, mlp.up_proj), make_linear)
+    down = _make_product((mlp.down_proj,), make_output)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up(x).chunk(2, -1)
+        return down(silu(gate).mul_(up))
+
+    return run
+
+
+def _make_head_norm(
+    attention: Any, heads: tuple[int, int]
+) -> Callable[[torch.Tensor], object] | None:
+    """Returns what normalises the query and key heads of ``[rows, heads, head_dim]`` (float32, of
+    query, key and value) in place, before they are rotated; None for layers without such norms."""
+    if getattr(attention, "q_norm", None) is None:
+        return None
+    norms = attention.q_norm, attention.k_norm
+    head_dim, eps = attention.head_dim, attention.q_norm.variance_epsilon
+    weight = torch.cat(
+        [
+            _adjacent_pairs(norm.weight.float(), head_dim).expand(count, -1)
+            for norm, count in zip(norms, heads, strict=True)
+        ]
+    )
+
+    def normalise(all_heads: torch.Tensor) -> None:
+        part = all_heads.narrow(1, 0, weight.shape[0])
+        torch.mul(rms_norm(part, (head_dim,), eps=eps), weight, out=part)
+
+    return normalise
 
 
 def _make_product(modules: Sequence[Any], make_linear: MakeLinear) -> Linear:
-    """Makes one product of ``modules`` (without biases), whose results are joined. The weights of
-    plain modules are copied and emptied; quantised modules are called."""
+    """Makes one product of ``modules``, whose results are joined. The weights of plain modules are
+    copied and emptied; quantised modules are called."""
     if not all(map(is_plain, modules)):
         if len(modules) == 1:
             return modules[0]  # type: ignore[no-any-return]
         return lambda x: torch.cat([module(x) for module in modules], -1)
     weights = [module.weight for module in modules]
-    product = make_linear(torch.cat(weights) if len(weights) > 1 else weights[0])
+    product = make_linear(
+        torch.cat(weights) if len(weights) > 1 else weights[0],
+        _joined_biases([module.bias for module in modules]),
+    )
     _empty_weights(modules)
     return product
+
+
+def _joined_biases(biases: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """Joins the biases of one product's parts, which all have one or none does."""
+    given = [bias for bias in biases if bias is not None]
+    assert len(given) in (0, len(biases)), "some parts have a bias and some have none"
+    return torch.cat(given) if given else None
 
 
 def _make_qkv(projections: Sequence[Any], head_dim: int, make_linear: MakeLinear) -> Linear:
@@ -168,8 +217,8 @@ def _make_qkv(projections: Sequence[Any], head_dim: int, make_linear: MakeLinear
     weights = [module.weight for module in projections]
     biases = [module.bias for module in projections]
     for rows in (weights, biases):
-        rows[:2] = [_adjacent_pairs(part, head_dim) for part in rows[:2]]
-    product = make_linear(torch.cat(weights), torch.cat(biases))
+        rows[:2] = [None if part is None else _adjacent_pairs(part, head_dim) for part in rows[:2]]
+    product = make_linear(torch.cat(weights), _joined_biases(biases))
     _empty_weights(projections)
     return product
 

@@ -21,6 +21,7 @@ from hippo.models.base import (
     Prompt,
     SequenceRows,
     StepPlan,
+    VisualItem,
 )
 from hippo.models.checkpoint import Checkpoint
 from hippo.models.content import cached_places
@@ -37,8 +38,6 @@ from hippo.video.resizing import FrameLimits
 
 _log = logging.getLogger(__name__)
 
-_OTHER_PLACES = ("image_indices", "newline_indices")  # names in Prompt.extras
-
 
 class VisionTower(ABC):
     """A family's vision tower; the constructor replaces modules of the loaded model in place."""
@@ -53,11 +52,11 @@ class VisionTower(ABC):
         }
 
     @abstractmethod
-    def embed_item(self, prompt: Prompt, index: int) -> Iterator[torch.Tensor]:
-        """Computes the features of ``prompt.items[index]`` part by part: ``[tokens, hidden]``."""
+    def embed_item(self, item: VisualItem) -> Iterator[torch.Tensor]:
+        """Computes the features of an item part by part: ``[tokens, width]``, as embed_visual."""
 
     def embed_others(self, prompt: Prompt) -> Sequence[torch.Tensor]:
-        """Returns the visual rows (``[rows, hidden]`` each) that belong to no item: separators."""
+        """Returns the visual rows (``[rows, width]`` each) that belong to no item: separators."""
         return ()
 
     def on_device(self, pixels: torch.Tensor, kind: MediaKind) -> torch.Tensor:
@@ -104,7 +103,7 @@ class CachedModel:
         self._prompts = family.make_prompts(pretrained)
         self._tower = family.make_tower(pretrained)
         self.embedding: torch.Tensor = pretrained.model.get_input_embeddings().weight
-        self.feature_bytes = self.info.max_context_length * self.embedding[0].nbytes
+        self.feature_bytes = pretrained.feature_bytes
         self._slots: dict[int, _Slot] = {}
         self._eager = EagerRunner(
             self._stack, self._cache, self.embedding, padded=pretrained.padded
@@ -159,11 +158,11 @@ class CachedModel:
         if not prompt.items:
             return None
         rows = []
-        for index, item in enumerate(prompt.items):
+        for item in prompt.items:
             features = None if cache is None else cache.get(item.digest)
             if features is None:
                 parts = []
-                for part in self._tower.embed_item(prompt, index):
+                for part in self._tower.embed_item(item):
                     parts.append(part)
                     yield
                 features = _joined(parts)
@@ -196,7 +195,7 @@ class CachedModel:
         assert tap is None or kept is None, "scores are about all visual tokens"
         assert tap is None or bool((prompt.question_indices >= num_reused).all())
         with torch.inference_mode():
-            hidden, rotary = self._prompt_rows(prompt, visual, kept, num_reused)
+            hidden, rotary, added = self._prompt_rows(prompt, visual, kept, num_reused)
             del visual  # the caller may free it from here on
             self._begin_slot(slot, prompt, num_reused + hidden.shape[0])
             chunks = self._chunks(slot, num_reused, hidden.shape[0])
@@ -213,7 +212,7 @@ class CachedModel:
                 tap.layer_scores = torch.empty(num_tapped, 0, device=device)
             taps = [tap_question(question, rows, queries, device) for rows, _ in chunks]
         visual_places = to_device(prompt.visual_indices, device)
-        bounds = layer_groups(self.num_layers, num_tapped, hidden.shape[0])
+        bounds = layer_groups(self.num_layers, num_tapped, hidden.shape[0], len(added))
         for first, last in itertools.pairwise(bounds):
             for index, (rows, step) in enumerate(chunks):
                 if first < num_tapped and (query_tap := taps[index]) is not None:
@@ -222,6 +221,8 @@ class CachedModel:
                     step = replace(step, wants_last_row=True)
                 with torch.inference_mode():
                     self._run_chunk(hidden[rows], rotary[rows], step, first, last)
+                    if last <= len(added) and index == len(chunks) - 1:
+                        hidden.index_add_(0, *added[last - 1])
                     if tap is not None and queries and index == len(chunks) - 1:
                         score_layers(
                             tap,
@@ -287,24 +288,37 @@ class CachedModel:
         visual: torch.Tensor | None,
         kept: torch.Tensor | None,
         num_reused: int,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns embeddings ``[rows, hidden]`` and rotary factors of the rows not reused."""
+    ) -> tuple[torch.Tensor, torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
+        """Returns embeddings ``[rows, hidden]`` and rotary factors of the rows not reused, and for
+        each of the first layers the rows (int64) to which features are added behind that layer,
+        with these features."""
         device = self.embedding.device
         hidden = torch.embedding(self.embedding, to_device(prompt.input_ids, device))
+        width = hidden.shape[1]
+        places = torch.cat((prompt.visual_indices, prompt.other_indices))
         if visual is not None:
-            # In the order of embed_visual. Items are not used: followers have none.
-            others = [prompt.extras[name] for name in _OTHER_PLACES if name in prompt.extras]
-            places = to_device(torch.cat((prompt.visual_indices, *others)), device)
-            hidden.index_copy_(0, places, visual.to(hidden.dtype))
+            embedded = visual[:, :width].to(hidden.dtype)
+            hidden.index_copy_(0, to_device(places, device), embedded)
         positions = to_device(prompt.positions, device)
         cached = cached_places(prompt, kept)
         if cached is not None:
-            cached = to_device(cached[num_reused:], device)
-            hidden, positions = hidden[cached], positions[:, cached]
+            cached = cached[num_reused:]
+            there = to_device(cached, device)
+            hidden, positions = hidden[there], positions[:, there]
         elif num_reused:
             hidden, positions = hidden[num_reused:].clone(), positions[:, num_reused:]
         assert hidden.shape[0] > 0, "the last row is never reused: its logits are needed"
-        return hidden, self._rotary(positions)
+        added: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if visual is not None and visual.shape[1] > width:
+            if cached is None:
+                cached = torch.arange(num_reused, prompt.length)
+            is_run = torch.isin(places, cached)
+            rows = to_device(torch.searchsorted(cached, places[is_run]), device)
+            features = visual[:, width:]
+            if not is_run.all():
+                features = features[to_device(is_run.nonzero()[:, 0], device)]
+            added = [(rows, part) for part in features.to(hidden.dtype).split(width, 1)]
+        return hidden, self._rotary(positions), added
 
     def _chunks(
         self, slot: int, num_reused: int, num_rows: int

@@ -34,6 +34,7 @@ class ModelSizes:
     cache: CacheShape  # of one slot
     num_parameters: int
     frame_bytes: int  # of the longest prompt's frames, as the model sees them
+    feature_bytes: int  # of the longest prompt's vision features
 
     @classmethod
     def of(
@@ -103,6 +104,7 @@ class ModelSizes:
             cache,
             shape.num_parameters,
             frame_bytes,
+            feature_bytes,
         )
 
 
@@ -116,6 +118,6 @@ def _slot_shape(plan: LoadPlan, text: Any, num_ranks: int, context_length: int) 
         num_slots=1,
         num_kv_heads=text.num_key_value_heads // num_ranks,
         capacity=context_length,
-        head_dim=text.hidden_size // text.num_attention_heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
         num_spare=num_spare,
     )

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from hippo.errors import ModelLoadError
-from hippo.models.base import Prompt
+from hippo.models.base import Prompt, VisualItem
 from hippo.models.checkpoint import Checkpoint
 from hippo.models.family import Family, VisionTower
-from hippo.models.llava_prompt import LlavaPromptBuilder, split_frames
+from hippo.models.llava_prompt import LlavaPromptBuilder
 from hippo.models.pretrained import Pretrained
 from hippo.models.vision import replace_products
 from hippo.sizes import VISION_FRAMES
@@ -26,20 +26,18 @@ class LlavaTower(VisionTower):
         replace_products(self.model.vision_tower, pretrained.make_linear)
         replace_products(self.model.multi_modal_projector, pretrained.make_linear)
 
-    def embed_item(self, prompt: Prompt, index: int) -> Iterator[torch.Tensor]:
+    def embed_item(self, item: VisualItem) -> Iterator[torch.Tensor]:
         """See VisionTower.embed_item."""
-        num_videos = len(prompt.visual_grids)
-        if index < num_videos:
-            frames = split_frames(prompt.extras, prompt.visual_grids)[index]
-            for part in torch.split(frames, VISION_FRAMES):
-                yield self._embed_frames(self.on_device(part, MediaKind.VIDEO))
+        assert item.pixels is not None
+        if item.kind is MediaKind.VIDEO:
+            for part in torch.split(item.pixels, VISION_FRAMES):
+                yield self._embed_frames(self.on_device(part, item.kind))
             return
-        image = slice(index - num_videos, index - num_videos + 1)
+        height, width, is_tiled = item.grid
         (features,) = self.model.get_image_features(
-            self.on_device(prompt.extras["pixel_values"][image], MediaKind.IMAGE),
-            prompt.extras["image_sizes"][image],
-            # The number in the whole prompt: several images are not cut into tiles.
-            batch_num_images=prompt.extras["batch_num_images"],
+            self.on_device(item.pixels[None], item.kind),
+            torch.tensor([[height, width]]),
+            batch_num_images=torch.tensor([1 if is_tiled else 2]),
             return_dict=True,
         ).pooler_output
         yield features

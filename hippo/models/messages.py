@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from jinja2 import TemplateError
 
 from hippo.errors import ContextLengthError, InvalidRequestError
 from hippo.models.base import DecodedMedia
+from hippo.models.layout import MediaMark
 from hippo.types import ChatMessage, TextPart
 
 
@@ -69,14 +70,15 @@ def render(processor: Any, messages: Sequence[ChatMessage], media: Sequence[Deco
     return text
 
 
-def refuse_placeholders(messages: Sequence[ChatMessage], processor: Any) -> None:
-    """Raises InvalidRequestError if a text contains the processor's placeholders for media."""
-    placeholders = (processor.image_token, processor.video_token)
+def refuse_placeholders(messages: Sequence[ChatMessage], marks: Iterable[MediaMark]) -> None:
+    """Raises InvalidRequestError if a text contains what stands for media in a prompt."""
+    marks = list(marks)
+    reserved = sorted({each.token for each in marks} | {each.placeholder for each in marks})
     for message in messages:
         for part in message.content:
-            if isinstance(part, TextPart) and any(token in part.text for token in placeholders):
+            if isinstance(part, TextPart) and any(token in part.text for token in reserved):
                 raise InvalidRequestError(
-                    f"text may not contain {' or '.join(placeholders)}; pass media as parts",
+                    f"text may not contain {' or '.join(reserved)}; pass media as parts",
                     param="messages",
                 )
 

@@ -25,21 +25,22 @@ class PixelScale:
     """Converts the bytes of one image or video processor to what its vision tower takes."""
 
     def __init__(self, processor: Any, device: torch.device | None = None) -> None:
-        self._is_done = not byte_options(processor)  # by the processor
-        if not self._is_done:
-            # As transformers' _fuse_mean_std_and_rescale_factor computes them.
-            scale = 1.0 / processor.rescale_factor
-            self._mean = (torch.tensor(processor.image_mean) * scale).to(device)[:, None, None]
-            self._std = (torch.tensor(processor.image_std) * scale).to(device)[:, None, None]
+        # As transformers' _fuse_mean_std_and_rescale_factor computes them.
+        scale = 1.0 / processor.rescale_factor if processor.do_rescale else 1.0
+        mean, std = processor.image_mean, processor.image_std
+        if not processor.do_normalize:
+            mean, std = [0.0] * 3, [1.0] * 3
+        self._mean = (torch.tensor(mean) * scale).to(device)[:, None, None]
+        self._std = (torch.tensor(std) * scale).to(device)[:, None, None]
 
     def normalise(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Returns uint8 pixels as float32; pixels that the processor has normalised are returned
-        unchanged.
+        """Returns uint8 pixels as float32; floating-point pixels, which the processor has
+        normalised, are returned unchanged.
 
         The shape is ``[..., 3, height, width]``, or ``[patches, values]`` with the values of a
         patch ordered by channel.
         """
-        if self._is_done:
+        if pixels.is_floating_point():
             return pixels
         by_channel = pixels.view(-1, 3, 1, pixels.shape[1] // 3) if pixels.dim() == 2 else pixels
         return by_channel.float().sub_(self._mean).div_(self._std).view(pixels.shape)

@@ -64,6 +64,7 @@ class Pretrained:
     padded: Callable[[int], int]  # from a number of rows to the number to run, padding included
     fixed: FixedRunner | None = None  # None: the plan asks for no forwards of fixed shape
     frame_bytes: int = 0  # see VideoLanguageModel.frame_bytes
+    feature_bytes: int = 0  # see VideoLanguageModel.feature_bytes
 
 
 def load_pretrained(
@@ -117,7 +118,16 @@ def load_pretrained(
     )
     fixed = make_fixed_runner(plan, stack, cache, model.get_input_embeddings().weight)
     return Pretrained(
-        model, processor, stack, cache, info, make_product, padded, fixed, sizes.frame_bytes
+        model,
+        processor,
+        stack,
+        cache,
+        info,
+        make_product,
+        padded,
+        fixed,
+        sizes.frame_bytes,
+        sizes.feature_bytes,
     )
 
 

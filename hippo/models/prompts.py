@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from hippo.errors import MediaError
-from hippo.models.base import DecodedMedia, Prompt
-from hippo.models.messages import check_length, media_in_order, refuse_placeholders, render
+from hippo.models.base import NO_INDICES, DecodedMedia, Prompt, VisualItem
+from hippo.models.content import visual_digest
+from hippo.models.layout import Layout, MediaMark, in_written_order, lay_out_text
+from hippo.models.messages import (
+    check_length,
+    media_in_order,
+    prompt_hash,
+    refuse_placeholders,
+    render,
+)
 from hippo.models.question import question_indices
 from hippo.models.resizing import resized
 from hippo.types import ChatMessage, FramePlan, MediaKind, MediaUse
@@ -18,13 +27,22 @@ from hippo.video.resizing import FrameLimits
 
 
 class PromptBuilder(ABC):
-    """Turns chat messages and decoded frames into a Prompt; usable from any thread."""
+    """Turns chat messages and decoded frames into a Prompt; usable from any thread.
+
+    ``marks`` says how the checkpoint's template and tokenizer write media.
+    """
 
     def __init__(
-        self, processor: Any, frame_limits: FrameLimits, *, max_context_length: int
+        self,
+        processor: Any,
+        frame_limits: FrameLimits,
+        marks: Mapping[MediaKind, MediaMark],
+        *,
+        max_context_length: int,
     ) -> None:
         self.frame_limits = frame_limits
         self._processor = processor
+        self._marks = marks
         self._max_context_length = max_context_length
         self._lock = threading.Lock()  # tokenizers are not thread-safe
 
@@ -34,39 +52,83 @@ class PromptBuilder(ABC):
         """Makes a request's prompt; raises as VideoLanguageModel.prepare_prompt does."""
         media = [resized(item, frame_plan, self.frame_limits) for item in media]
         ordered = media_in_order(messages, media)
-        refuse_placeholders(messages, self._processor)
+        refuse_placeholders(messages, self._marks.values())
+        try:
+            layouts = self.lay_out(ordered)
+        except ValueError as error:
+            raise MediaError(f"the model's processor refuses the media: {error}") from error
         with self._lock:
-            text = render(self._processor, messages, media)
-            try:
-                prompt = self.process_inputs(text, ordered)
-            except ValueError as error:
-                raise MediaError(f"the model's processor refuses the media: {error}") from error
-            check_length(prompt.length, self._max_context_length)
+            rendered = render(self._processor, messages, media)
+            layouts = in_written_order(rendered, layouts, self._marks)
+            text = lay_out_text(self._processor.tokenizer, rendered, layouts, self._marks)
+            check_length(text.input_ids.shape[0], self._max_context_length)
+            items, visual, others = _place_items(layouts, text.places)
             question = question_indices(
                 self._processor,
                 messages,
                 media,
-                rendered=text,
-                input_ids=prompt.input_ids,
-                visual_indices=prompt.visual_indices,
+                rendered=rendered,
+                text=text,
+                visual_indices=visual,
             )
-        used = _media_use(media, ordered, prompt)
-        return replace(prompt, question_indices=question, media=used)
+        positions = self.positions(text.input_ids, layouts, text.places, ordered)
+        videos = [each.visual_grid for each in layouts if each.visual_grid is not None]
+        return Prompt(
+            input_ids=text.input_ids,
+            positions=positions,
+            next_position=int(positions.max()) + 1,
+            visual_indices=visual,
+            visual_grids=tuple(videos),
+            question_indices=question,
+            prompt_hash=prompt_hash(text.input_ids),
+            other_indices=others,
+            items=items,
+            media=_media_use(media, ordered, items),
+        )
 
     @abstractmethod
-    def process_inputs(self, text: str, media: Sequence[DecodedMedia]) -> Prompt:
-        """Makes the prompt of a rendered text and resized media, without ``question_indices`` and
-        ``media``; raises ValueError for media that the processor refuses."""
+    def lay_out(self, media: Sequence[DecodedMedia]) -> Sequence[Layout]:
+        """Returns a layout for each resized item of a prompt, in the given order; raises ValueError
+        for media that the processor refuses."""
+
+    def positions(
+        self,
+        input_ids: torch.Tensor,
+        layouts: Sequence[Layout],
+        places: Sequence[torch.Tensor],
+        media: Sequence[DecodedMedia],
+    ) -> torch.Tensor:
+        """Returns Prompt.positions; ``places`` are those of each layout's visual tokens, and the
+        items of a kind have the same order in ``layouts`` and ``media``. By default a token's only
+        position is its index."""
+        return torch.arange(input_ids.shape[0])[None]
+
+
+def _place_items(
+    layouts: Sequence[Layout], places: Sequence[torch.Tensor]
+) -> tuple[tuple[VisualItem, ...], torch.Tensor, torch.Tensor]:
+    """Returns Prompt.items, visual_indices and other_indices."""
+    items: dict[MediaKind, list[VisualItem]] = {MediaKind.VIDEO: [], MediaKind.IMAGE: []}
+    separators = []
+    for layout, there in zip(layouts, places, strict=True):
+        end = there.shape[0] - layout.num_separators
+        digest = visual_digest(layout.kind, layout.pixels, layout.grid)
+        item = VisualItem(layout.kind, digest, there[:end], layout.grid, layout.pixels)
+        items[layout.kind].append(item)
+        separators.append(there[end:])
+    videos, images = items[MediaKind.VIDEO], items[MediaKind.IMAGE]
+    visual = torch.cat([NO_INDICES, *[item.places for item in videos]])
+    others = torch.cat([NO_INDICES, *[item.places for item in images], *separators])
+    return (*videos, *images), visual, others
 
 
 def _media_use(
-    media: Sequence[DecodedMedia], ordered: Sequence[DecodedMedia], prompt: Prompt
+    media: Sequence[DecodedMedia], ordered: Sequence[DecodedMedia], items: Sequence[VisualItem]
 ) -> tuple[MediaUse, ...]:
     """Describes the items of a request; ``ordered`` are those of the prompt, in its order."""
-    shown = sorted(ordered, key=lambda item: item.kind is MediaKind.IMAGE)  # as prompt.items
+    shown = sorted(ordered, key=lambda item: item.kind is MediaKind.IMAGE)  # as Prompt.items
     num_tokens = {
-        id(item): int(visual.places.shape[0])
-        for item, visual in zip(shown, prompt.items, strict=True)
+        id(item): int(visual.places.shape[0]) for item, visual in zip(shown, items, strict=True)
     }
     return tuple(
         MediaUse(item.kind, num_frames, width, height, num_tokens[id(item)])

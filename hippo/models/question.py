@@ -18,11 +18,10 @@ from typing import Any
 
 import torch
 
-from hippo.models.base import DecodedMedia
+from hippo.models.base import NO_INDICES, DecodedMedia
+from hippo.models.layout import LaidOutText
 from hippo.models.messages import render
 from hippo.types import ChatMessage, TextPart
-
-NO_QUESTION = torch.empty(0, dtype=torch.int64)
 
 _MARK = "\ue000"  # a private-use character, which no template contains
 
@@ -33,35 +32,35 @@ def question_indices(
     media: Sequence[DecodedMedia],
     *,
     rendered: str,
-    input_ids: torch.Tensor,
+    text: LaidOutText,
     visual_indices: torch.Tensor,
 ) -> torch.Tensor:
-    """Returns the question's indices in ``input_ids``, ascending int64; none without visual tokens.
+    """Returns the question's indices in the prompt, ascending int64; none without visual tokens.
 
     The question is the text of the last user turn behind the last visual token, or, without such
     text, all text of that turn and the prompt's last token. ``rendered`` is the chat template's
-    output. If the template rewrites texts, the question is every token behind the last visual
-    token, including the template's own tokens.
+    output, and ``text`` the prompt that was made of it. If the template rewrites texts, the
+    question is every token behind the last visual token, including the template's own tokens.
     """
     if not visual_indices.shape[0]:
-        return NO_QUESTION
-    question = _last_turn(processor, messages, media, rendered, input_ids)
-    if question is None:
-        question = torch.arange(int(visual_indices[-1]) + 1, input_ids.shape[0])
+        return NO_INDICES
+    length = text.input_ids.shape[0]
+    asked = _last_turn(processor, messages, media, rendered)
+    if asked is None:
+        question = torch.arange(int(visual_indices[-1]) + 1, length)
+    else:
+        question = text.rows_of(asked)
     following = question[question > visual_indices[-1]]
     if following.shape[0]:
         return following
-    return torch.cat((question, torch.tensor([input_ids.shape[0] - 1])))
+    return torch.cat((question, torch.tensor([length - 1])))
 
 
 def _last_turn(
-    processor: Any,
-    messages: Sequence[ChatMessage],
-    media: Sequence[DecodedMedia],
-    rendered: str,
-    input_ids: torch.Tensor,
-) -> torch.Tensor | None:
-    """Returns the indices of the last user turn's text; None if the text cannot be located."""
+    processor: Any, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], rendered: str
+) -> list[tuple[int, int]] | None:
+    """Returns the characters of ``rendered`` that are the last user turn's texts; None if the texts
+    cannot be located."""
     texts = [
         (part.text, index)
         for index, message in enumerate(messages)
@@ -75,21 +74,7 @@ def _last_turn(
     last_turn = max(
         (index for index, message in enumerate(messages) if message.role == "user"), default=-1
     )
-    asked = [span for span, (_, index) in zip(spans, texts, strict=True) if index == last_turn]
-    encoding = processor.tokenizer(rendered, return_offsets_mapping=True)
-    placeholder_ids = (processor.image_token_id, processor.video_token_id)
-    is_asked = [
-        any(start < last and end > first for first, last in asked)
-        for token_id, (start, end) in zip(
-            encoding["input_ids"], encoding["offset_mapping"], strict=True
-        )
-        if token_id not in placeholder_ids
-    ]
-    # The processor repeats placeholders before it tokenizes, and does not change the other text.
-    places = (~torch.isin(input_ids, torch.tensor(placeholder_ids))).nonzero()[:, 0]
-    if places.shape[0] != len(is_asked):
-        return None
-    return places[torch.tensor(is_asked, dtype=torch.bool)]
+    return [span for span, (_, index) in zip(spans, texts, strict=True) if index == last_turn]
 
 
 def _marked(messages: Sequence[ChatMessage]) -> list[ChatMessage]:

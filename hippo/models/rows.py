@@ -82,10 +82,11 @@ def _wanted_rows(placed: Sequence[PlacedRows], by_slot: Sequence[PlacedRows]) ->
     return [firsts[one.slot] + row for one in placed for row in range(one.num_rows)]
 
 
-def layer_groups(num_layers: int, num_tapped: int, num_rows: int) -> list[int]:
+def layer_groups(num_layers: int, num_tapped: int, num_rows: int, num_added: int = 0) -> list[int]:
     """Returns the layers at which the groups of a prefill of ``num_rows`` begin and end, ascending;
-    one group ends behind the first ``num_tapped`` layers."""
+    one group ends behind the first ``num_tapped`` layers, and one behind each of the first
+    ``num_added``."""
     num_groups = min(LEAST_LAYER_GROUPS * -(-num_rows // _GROUP_ROWS), num_layers)
     num_groups = max(num_groups, LEAST_LAYER_GROUPS)
     bounds = {round(num_layers * i / num_groups) for i in range(num_groups)}
-    return sorted(bounds | {num_tapped, num_layers - 1, num_layers})
+    return sorted(bounds | {*range(num_added + 1), num_tapped, num_layers - 1, num_layers})

@@ -79,5 +79,5 @@ Command = BeginPrefill | Advance | Drop | CopyRows | Forward | Stop
 
 
 def without_pixels(prompt: Prompt) -> Prompt:
-    """Returns the prompt without its pixels and its items, for ranks without a vision tower."""
-    return replace(prompt.without_pixels(), items=())
+    """Returns the prompt without its items, for ranks that do not run the vision tower."""
+    return replace(prompt, items=())

@@ -1,4 +1,4 @@
-"""One rank's part of a text model, by transformers' tensor-parallel plan.
+"""One rank's part of a text model, by a tensor-parallel plan that transformers carries out.
 
 The plan splits each layer's heads and the width of its MLP: query, key, value, gate and up
 projections by their outputs, output and down projections by their inputs. The partial results of
@@ -22,7 +22,16 @@ from hippo.models.linear import Linear, MakeLinear, aligned_rows
 from hippo.parallel.group import RankGroup
 from hippo.sizes import ModelShape
 
-_REPLICATED = {"lm_head": "replicate", "model.language_model.embed_tokens": "replicate"}
+_LAYER = "model.language_model.layers.*."
+_PLAN = {
+    # Replicated: the embedding is a plain look-up, and Shards.gathered splits the head.
+    "lm_head": "replicate",
+    "model.language_model.embed_tokens": "replicate",
+    **{f"{_LAYER}self_attn.{name}_proj": "colwise" for name in "qkv"},
+    **{f"{_LAYER}mlp.{name}_proj": "colwise" for name in ("gate", "up")},
+    f"{_LAYER}self_attn.o_proj": "rowwise",
+    f"{_LAYER}mlp.down_proj": "rowwise",
+}
 
 
 def check_divisible(shape: ModelShape, size: int) -> None:
@@ -57,8 +66,7 @@ class Shards:
         try:
             config = importlib.import_module("transformers.distributed").DistributedConfig(
                 tp_size=self.group.size,
-                # Replicated: the embedding is a plain look-up, and ``gathered`` splits the head.
-                tp_plan=dict(_REPLICATED),
+                tp_plan=dict(_PLAN),
             )
         except (ImportError, AttributeError, TypeError) as error:
             raise ModelLoadError(

@@ -52,7 +52,8 @@ class WatchedModel(ToyModel):
     ) -> Prompt:
         prompt = super().prepare_prompt(messages, media, frame_plan)
         frames = [one.frames for one in media]
-        self._pixels += map(weakref.ref, (*frames, *prompt.extras.values()))
+        pixels = [item.pixels for item in prompt.items if item.pixels is not None]
+        self._pixels += map(weakref.ref, (*frames, *pixels))
         self.num_prepared += 1
         return prompt
 

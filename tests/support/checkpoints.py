@@ -1,8 +1,10 @@
-"""Small random Qwen2.5-VL checkpoints, saved the way real ones are, for tests that need a model."""
+"""Small random Qwen-VL checkpoints, saved the way real ones are, for tests that need a model."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,7 @@ You are a helpful assistant.<|im_end|>
 def write_checkpoint(
     folder: Path,
     *,
+    family: str = "qwen2_5_vl",
     seed: int = 0,
     num_layers: int = 3,
     num_heads: int = 4,
@@ -58,13 +61,15 @@ def write_checkpoint(
 ) -> Path:
     """Saves a seeded random model with its processor to ``folder`` and returns it.
 
+    ``family`` is a ``model_type`` of the Qwen-VL families; Qwen3's heads are twice as large.
     ``vocab_size`` above the tokenizer's length leaves rows that no token has; other ``merges``
     make another tokenizer. ``noise`` (a share of each weight's spread) perturbs the seed's
     weights: a pair of seed-equal models, one of them noisy, agrees on some of its tokens.
     """
     ensure_torchvision()
     transformers: Any = importlib.import_module("transformers")
-    processor = _processor(transformers, merges)
+    form = _FORMS[family]
+    processor = _processor(transformers, form, merges)
     tokenizer = processor.tokenizer
     text = {
         "num_hidden_layers": num_layers,
@@ -73,10 +78,9 @@ def write_checkpoint(
         "intermediate_size": intermediate_size,
         "vocab_size": len(tokenizer),
     }
-    config = _config(transformers, tokenizer, text, head_dim)
-    model = seeded_model(
-        transformers.Qwen2_5_VLForConditionalGeneration, config, seed, noise, vocab_size
-    )
+    config = _config(transformers, form, tokenizer, text, head_dim)
+    architecture = getattr(transformers, f"{form.prefix}ForConditionalGeneration")
+    model = seeded_model(architecture, config, seed, noise, vocab_size)
     model.generation_config = transformers.GenerationConfig(
         eos_token_id=[
             tokenizer.convert_tokens_to_ids("<|im_end|>"),
@@ -137,22 +141,75 @@ def byte_tokenizer(
     )
 
 
-def _processor(transformers: Any, merges: tuple[str, ...]) -> Any:
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What tells one Qwen-VL family from another."""
+
+    prefix: str  # of its classes in transformers
+    vision: Mapping[str, Any]
+    text: Mapping[str, Any]
+    patch_size: int = 14
+    head_factor: int = 1  # of head_dim, which then is not hidden_size / num_heads
+
+
+_SMALL_TOWER = {"depth": 2, "num_heads": 2, "initializer_range": 0.12}
+_DEEP_TOWER = {
+    **_SMALL_TOWER,
+    "depth": 3,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0, 1],
+}
+_FORMS: Mapping[str, _Form] = {
+    "qwen2_vl": _Form("Qwen2VL", {**_SMALL_TOWER, "embed_dim": 32, "mlp_ratio": 2}, {}),
+    "qwen2_5_vl": _Form(
+        "Qwen2_5_VL",
+        {
+            **_SMALL_TOWER,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "window_size": 56,
+            "fullatt_block_indexes": [1],
+            "tokens_per_second": 2,
+        },
+        {},
+    ),
+    "qwen3_vl": _Form("Qwen3VL", _DEEP_TOWER, {}, patch_size=16, head_factor=2),
+}
+
+
+def _processor(transformers: Any, form: _Form, merges: tuple[str, ...]) -> Any:
     tokenizer = byte_tokenizer(transformers, merges, SPECIAL_TOKENS)
-    size = {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 256}
-    return transformers.Qwen2_5_VLProcessor(
-        image_processor=transformers.Qwen2VLImageProcessor(size=size),
+    side = 2 * form.patch_size
+    settings: dict[str, Any] = {
+        "size": {"shortest_edge": side**2, "longest_edge": side**2 * 256},
+        "patch_size": form.patch_size,
+    }
+    videos = "Qwen3VLVideoProcessor" if form.prefix == "Qwen3VL" else "Qwen2VLVideoProcessor"
+    if form.prefix == "Qwen3VL":
+        settings |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    return getattr(transformers, f"{form.prefix}Processor")(
+        image_processor=transformers.Qwen2VLImageProcessor(**settings),
         tokenizer=tokenizer,
-        video_processor=transformers.Qwen2VLVideoProcessor(size=size, cap_pixels_per_frame=False),
+        video_processor=getattr(transformers, videos)(**settings, cap_pixels_per_frame=False),
         chat_template=CHAT_TEMPLATE,
     )
 
 
-def _config(transformers: Any, tokenizer: Any, text: dict[str, int], head_dim: int) -> Any:
+def _config(
+    transformers: Any, form: _Form, tokenizer: Any, text: dict[str, int], head_dim: int
+) -> Any:
+    vision = dict(form.vision)
+    # Qwen2-VL's tower calls the width of the language model its hidden size.
+    vision["hidden_size" if "embed_dim" in vision else "out_hidden_size"] = text["hidden_size"]
+    head_dim *= form.head_factor
     third = head_dim // 6
-    return transformers.Qwen2_5_VLConfig(
+    return getattr(transformers, f"{form.prefix}Config")(
         text_config={
             **text,
+            **form.text,
+            **({"head_dim": head_dim} if form.head_factor > 1 else {}),
             "num_key_value_heads": 2,
             "max_position_embeddings": 4096,
             "initializer_range": 0.12,
@@ -165,17 +222,7 @@ def _config(transformers: Any, tokenizer: Any, text: dict[str, int], head_dim: i
             "bos_token_id": None,
             "eos_token_id": tokenizer.convert_tokens_to_ids("<|im_end|>"),
         },
-        vision_config={
-            "depth": 2,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_heads": 2,
-            "out_hidden_size": text["hidden_size"],
-            "window_size": 56,
-            "fullatt_block_indexes": [1],
-            "initializer_range": 0.12,
-            "tokens_per_second": 2,
-        },
+        vision_config={**vision, "patch_size": form.patch_size},
         initializer_range=0.12,
         image_token_id=tokenizer.convert_tokens_to_ids("<|image_pad|>"),
         video_token_id=tokenizer.convert_tokens_to_ids("<|video_pad|>"),

@@ -16,12 +16,13 @@ from hippo.models.base import (
     SequenceRows,
     StepPlan,
     VideoLanguageModel,
+    VisualItem,
 )
 from hippo.types import ChatMessage, FramePlan, MediaKind, MediaPart, TextPart
 
 
 class Reference:
-    """A checkpoint of either family as transformers runs it, in float32."""
+    """A checkpoint of any family as transformers runs it, in float32."""
 
     def __init__(self, folder: Path) -> None:
         ensure_torchvision()
@@ -30,7 +31,7 @@ class Reference:
             folder, dtype=torch.float32, attn_implementation="eager"
         ).eval()
         self.processor = transformers.AutoProcessor.from_pretrained(folder)
-        self._is_qwen = self.model.config.model_type == "qwen2_5_vl"
+        self._is_qwen = self.model.config.model_type.startswith("qwen")
 
     def inputs(self, content: Sequence[dict[str, Any]], media: Sequence[DecodedMedia]) -> Any:
         """What the processor makes of one user turn; LLaVA-OneVision's videos must have as many
@@ -38,6 +39,9 @@ class Reference:
         text = self.processor.apply_chat_template(
             [{"role": "user", "content": list(content)}], tokenize=False, add_generation_prompt=True
         )
+        if self.model.config.model_type.startswith("qwen3"):  # see TimedPromptBuilder
+            token = self.processor.video_token
+            text = text.replace(f"<|vision_start|>{token}<|vision_end|>", token)
         videos = [item for item in media if item.kind is MediaKind.VIDEO]
         images = [item.frames[0].permute(2, 0, 1) for item in media if item.kind is MediaKind.IMAGE]
         arguments: dict[str, Any] = {}
@@ -65,10 +69,11 @@ class Reference:
 
     def _video_size(self) -> dict[str, int]:
         """The file's limits, or qwen-vl-utils' if the file's are those of images."""
-        size = self.processor.video_processor.size
-        if size["longest_edge"] > 768 * 28 * 28:
-            return {"shortest_edge": 128 * 28 * 28, "longest_edge": 768 * 28 * 28}
-        return dict(size)
+        processor = self.processor.video_processor
+        token = (processor.patch_size * processor.merge_size) ** 2
+        if processor.size["longest_edge"] > 768 * token:
+            return {"shortest_edge": 128 * token, "longest_edge": 768 * token}
+        return dict(processor.size)
 
     def forward(self, inputs: Any) -> torch.Tensor:
         """Logits of every row, ``[length, vocab_size]``; positions computed by transformers."""
@@ -99,10 +104,16 @@ class Reference:
         ids = torch.cat((prompt.input_ids, torch.tensor(completion, dtype=torch.int64)))
         with torch.no_grad():
             hidden = model.get_input_embeddings()(ids)
-            if "pixel_values_videos" in prompt.extras:
-                hidden[ids == model.config.video_token_id] = self._video_features(prompt)
-            if "pixel_values" in prompt.extras:
-                hidden[ids == model.config.image_token_id] = self._image_features(prompt)
+            width = hidden.shape[1]
+            visual = torch.zeros(len(ids), dtype=torch.bool)
+            rows = torch.zeros(len(ids), width)
+            if prompt.items:
+                places = torch.cat((prompt.visual_indices, prompt.other_indices))
+                features = self._features(prompt)
+                hidden[places] = features[:, :width]
+                rows = rows.new_zeros(len(ids), features.shape[1])
+                rows[places] = features
+                visual[places] = True
             tail = torch.arange(len(completion)) + prompt.next_position
             num_axes = prompt.positions.shape[0]
             positions = torch.cat((prompt.positions, tail.expand(num_axes, -1)), 1)
@@ -112,37 +123,54 @@ class Reference:
                 cached[prompt.visual_indices[kept]] = True
             length = int(cached.sum())
             mask = torch.full((length, length), -torch.inf).triu(1)[None, None]
+            deepstack: dict[str, Any] = {}
+            if rows.shape[1] > width:
+                parts = rows[visual & cached, width:].split(width, 1)
+                deepstack = {
+                    "visual_pos_masks": visual[cached][None],
+                    "deepstack_visual_embeds": list(parts),
+                }
             output = model.language_model(
                 inputs_embeds=hidden[cached][None],
                 position_ids=positions[:, None, cached] if num_axes > 1 else positions[:, cached],
                 attention_mask=mask,
                 use_cache=False,
+                **deepstack,
             ).last_hidden_state[0]
             logits: torch.Tensor = self.model.lm_head(output[-1 - len(completion) :])
         return logits
 
-    def _video_features(self, prompt: Prompt) -> torch.Tensor:
-        pixels = normalised(self.processor.video_processor, prompt.extras["pixel_values_videos"])
-        embed = self.model.model.get_video_features
-        if self._is_qwen:
-            grids = prompt.extras["video_grid_thw"]
-            return torch.cat(embed(pixels, grids, return_dict=True).pooler_output)
-        videos = torch.split(pixels, [frames for frames, _, _ in prompt.visual_grids])
-        return torch.cat([embed(one[None], return_dict=True).pooler_output[0] for one in videos])
+    def _features(self, prompt: Prompt) -> torch.Tensor:
+        """The rows of embed_visual by transformers' own tower: items, then newlines."""
+        features = [self._item_features(item) for item in prompt.items]
+        newlines = [rows[-1:] for rows in features[: len(prompt.visual_grids)]]
+        if self.model.config.model_type == "llava_onevision":
+            videos = [rows[:-1] for rows in features[: len(newlines)]]
+            features = [*videos, *features[len(newlines) :], *newlines]
+        return torch.cat(features)
 
-    def _image_features(self, prompt: Prompt) -> torch.Tensor:
-        extras, embed = prompt.extras, self.model.model.get_image_features
-        pixels = normalised(self.processor.image_processor, extras["pixel_values"])
+    def _item_features(self, item: VisualItem) -> torch.Tensor:
+        model, processor = self.model.model, self.processor
+        is_video = item.kind is MediaKind.VIDEO
+        assert item.pixels is not None
+        own = processor.video_processor if is_video else processor.image_processor
+        pixels = normalised(own, item.pixels)
         if self._is_qwen:
-            features = embed(pixels, extras["image_grid_thw"], return_dict=True)
-        else:
-            features = embed(
-                pixels,
-                extras["image_sizes"],
-                batch_num_images=extras["batch_num_images"],
-                return_dict=True,
-            )
-        return torch.cat(features.pooler_output)
+            embed = model.get_video_features if is_video else model.get_image_features
+            output = embed(pixels, torch.tensor([item.grid]), return_dict=True)
+            deepstack = [each[0] for each in getattr(output, "deepstack_features", None) or ()]
+            return torch.cat((output.pooler_output[0], *deepstack), 1)
+        if is_video:
+            found: torch.Tensor = model.get_video_features(pixels[None], return_dict=True)
+            return found.pooler_output[0]
+        height, width, is_tiled = item.grid
+        output = model.get_image_features(
+            pixels[None],
+            torch.tensor([[height, width]]),
+            batch_num_images=torch.tensor([1 if is_tiled else 2]),
+            return_dict=True,
+        )
+        return torch.cat(output.pooler_output)
 
 
 def normalised(processor: Any, pixels: torch.Tensor) -> torch.Tensor:

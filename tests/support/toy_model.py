@@ -15,6 +15,7 @@ import torch
 
 from hippo.errors import InvalidRequestError, MediaError
 from hippo.models.base import (
+    NO_INDICES,
     AttentionTap,
     DecodedMedia,
     FeatureCache,
@@ -140,7 +141,8 @@ class ToyModel:
                     one = media[part.media_index]
                     num_tokens = one.frames.shape[0] * _TOKENS_PER_FRAME
                     places = torch.arange(len(ids), len(ids) + num_tokens)
-                    item = VisualItem(visual_digest(one.kind, one.frames, ()), places)
+                    digest = visual_digest(one.kind, one.frames, ())
+                    item = VisualItem(one.kind, digest, places, (), one.frames.flatten())
                     if one.kind is MediaKind.VIDEO:
                         items.append(item)
                         visual += range(len(ids), len(ids) + num_tokens)
@@ -159,9 +161,7 @@ class ToyModel:
             visual_grids=tuple((item.frames.shape[0], 2, 2) for item in videos),
             question_indices=(input_ids != VISUAL_TOKEN_ID).nonzero()[:, 0],
             prompt_hash=digest,
-            extras={"pixel_values": torch.cat([one.frames.flatten() for one in media])}
-            if media
-            else {},
+            other_indices=torch.cat([NO_INDICES, *[image.places for image in images]]),
             items=(*items, *images),
         )
 

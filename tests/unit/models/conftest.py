@@ -13,8 +13,8 @@ import torch
 from hippo.models.base import VideoLanguageModel
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
+from tests.support.families import ALL_FAMILIES, ORDERED_LLAVA, write_family
 from tests.support.hub import HubServer
-from tests.support.llava import ORDERED_TEMPLATE, write_llava_checkpoint
 from tests.support.reference import Reference
 
 
@@ -47,14 +47,12 @@ def model(target_checkpoint: Path) -> VideoLanguageModel:
     )
 
 
-@pytest.fixture(
-    scope="module",
-    params=["target_checkpoint", "llava_checkpoint"],
-    ids=["qwen2.5-vl", "llava-onevision"],
-)
-def family(request: pytest.FixtureRequest) -> VideoLanguageModel:
-    """Each family in float32 with three slots."""
-    folder: Path = request.getfixturevalue(request.param)
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "llava_onevision"])
+def family(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> VideoLanguageModel:
+    """A model of each kind of tower in float32 with three slots."""
+    folder = write_family(tmp_path_factory.mktemp("family") / "tiny", request.param)
     return load_model(LoadPlan(str(folder), dtype="float32", num_slots=3, max_context_length=512))
 
 
@@ -65,20 +63,10 @@ class Held(NamedTuple):
     reference: Reference
 
 
-@pytest.fixture(
-    scope="session", params=["qwen2.5-vl", "llava-onevision", "llava-onevision, parts in order"]
-)
-def held(
-    request: pytest.FixtureRequest,
-    target_checkpoint: Path,
-    llava_checkpoint: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Held:
+@pytest.fixture(scope="session", params=[*ALL_FAMILIES, ORDERED_LLAVA])
+def held(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Held:
     """Each family, LLaVA-OneVision also with a template that keeps the order of a turn's parts."""
-    folder = target_checkpoint if request.param == "qwen2.5-vl" else llava_checkpoint
-    if request.param.endswith("in order"):
-        folder = tmp_path_factory.mktemp("ordered") / "tiny"
-        write_llava_checkpoint(folder, chat_template=ORDERED_TEMPLATE)
+    folder = write_family(tmp_path_factory.mktemp("held") / "tiny", request.param)
     plan = LoadPlan(str(folder), dtype="float32", num_slots=3, max_context_length=512)
     return Held(load_model(plan), Reference(folder))
 

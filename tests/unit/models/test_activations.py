@@ -65,7 +65,7 @@ def test_a_long_video_passes_the_tower_in_stretches(monkeypatch: pytest.MonkeyPa
     whole = model.embed_visual(prompt)
     peak = peak_bytes(lambda: model.embed_visual(prompt), CPU)
     num_patches = int(prompt.visual_indices.shape[0]) * 4
-    monkeypatch.setattr("hippo.models.qwen2_5_vl.VISION_PATCHES", num_patches // 4)
+    monkeypatch.setattr("hippo.models.qwen_vl.VISION_PATCHES", num_patches // 4)
     parts = model.embed_visual(prompt)
     assert whole is not None and parts is not None
     torch.testing.assert_close(parts, whole)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hippo.models.base import DecodedMedia, Prompt, VideoLanguageModel
+from hippo.models.base import DecodedMedia, Prompt, VideoLanguageModel, VisualItem
 from hippo.models.content import visual_digest
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
@@ -66,7 +66,7 @@ def test_items_are_the_videos_then_the_images_and_cover_the_visual_tokens(
     prompt = several(family)
     first, second, picture = prompt.items
     assert torch.equal(torch.cat((first.places, second.places)), prompt.visual_indices)
-    assert torch.equal(picture.places, prompt.extras["image_indices"])
+    assert torch.equal(picture.places, prompt.other_indices[: picture.places.shape[0]])
     assert len({item.digest for item in prompt.items}) == 3
 
 
@@ -91,7 +91,7 @@ def test_features_from_a_cache_equal_computed_ones_to_the_last_bit(
     filled = family.embed_visual(prompt, kept)
     assert kept.keys() == {item.digest for item in prompt.items}
 
-    def refuse(prompt: Prompt, index: int) -> Iterator[torch.Tensor]:
+    def refuse(item: VisualItem) -> Iterator[torch.Tensor]:
         raise AssertionError("the vision tower ran")
 
     monkeypatch.setattr(family._tower, "embed_item", refuse)  # type: ignore[attr-defined]
@@ -111,14 +111,14 @@ def test_of_a_prompt_with_a_known_and_a_new_item_only_the_new_one_is_computed(
     tower = family._tower  # type: ignore[attr-defined]
     embed_item = tower.embed_item
 
-    def embed(prompt: Prompt, index: int) -> Iterator[torch.Tensor]:
-        computed.append(index)
-        parts: Iterator[torch.Tensor] = embed_item(prompt, index)
+    def embed(item: VisualItem) -> Iterator[torch.Tensor]:
+        computed.append(item)
+        parts: Iterator[torch.Tensor] = embed_item(item)
         return parts
 
     monkeypatch.setattr(tower, "embed_item", embed)
     mixed = family.embed_visual(prompt, kept)
-    assert computed == [0, 2]
+    assert computed == [prompt.items[0], prompt.items[2]]
     expected = family.embed_visual(prompt)
     assert mixed is not None and expected is not None
     assert torch.equal(mixed, expected)

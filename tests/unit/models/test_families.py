@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hippo.errors import ContextLengthError, InvalidRequestError
 from hippo.models.base import DecodedMedia, Prompt, SequenceRows, StepPlan, VideoLanguageModel
-from hippo.types import ChatMessage
+from hippo.types import ChatMessage, MediaKind
 from tests.support.reference import (
     arranged,
     assert_close,
@@ -129,7 +129,8 @@ def test_prefill_on_a_subset_equals_a_forward_without_the_dropped_tokens(
 
 def test_images_stay_when_video_tokens_are_dropped(held: Held) -> None:
     prompt = prepare(held.model, user(0, "a picture, and", 1, "a clip"), image(), clip())
-    is_visual = torch.isin(prompt.extras["image_indices"], prompt.visual_indices)
+    (picture,) = (item.places for item in prompt.items if item.kind is MediaKind.IMAGE)
+    is_visual = torch.isin(picture, prompt.visual_indices)
     assert is_visual.shape[0] and not is_visual.any()
     kept = torch.tensor([3, 4])
     logits = prefill(held.model, 0, prompt, kept)

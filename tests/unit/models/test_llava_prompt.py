@@ -41,6 +41,10 @@ def build(
     )
 
 
+def pixels_of(prompt: Prompt) -> list[torch.Tensor]:
+    return [item.pixels for item in prompt.items if item.pixels is not None]
+
+
 def asked(processor: Any, prompt: Prompt) -> str:
     text: str = processor.tokenizer.decode(prompt.input_ids[prompt.question_indices])
     return text
@@ -52,8 +56,8 @@ def test_prunable_tokens_are_a_videos_grid_without_its_newline(processor: Any) -
     assert int(is_video.sum()) == 4 * 9 + 1
     assert prompt.visual_grids == ((4, 3, 3),)
     assert prompt.visual_indices.tolist() == is_video.nonzero()[:36, 0].tolist()
-    assert prompt.extras["newline_indices"].tolist() == is_video.nonzero()[36:, 0].tolist()
-    assert prompt.extras["pixel_values_videos"].shape == (4, 3, 38, 38)
+    assert prompt.other_indices.tolist() == is_video.nonzero()[36:, 0].tolist()
+    assert pixels_of(prompt)[0].shape == (4, 3, 38, 38)
 
 
 def test_the_hubs_sizes_give_14_by_14_tokens_a_frame() -> None:
@@ -62,7 +66,7 @@ def test_the_hubs_sizes_give_14_by_14_tokens_a_frame() -> None:
     assert processor.num_image_tokens == 729
     assert prompt.visual_grids == ((3, 14, 14),)
     assert prompt.visual_indices.shape == (3 * 196,)
-    assert prompt.extras["pixel_values_videos"].shape == (3, 3, 384, 384)
+    assert pixels_of(prompt)[0].shape == (3, 3, 384, 384)
 
 
 def test_positions_are_the_places_on_one_axis(processor: Any) -> None:
@@ -79,15 +83,15 @@ def test_visual_features_are_the_grid_tokens_then_images_then_newlines(
     prompt = prepare(model, user(0, 1, "what?", 2), clip(), clip(num_frames=2, seed=1), image())
     features = model.embed_visual(prompt)
     assert features is not None
-    num_images = len(prompt.extras["image_indices"])
-    assert features.shape == (54 + 18 + 2 + num_images, 64)
+    assert features.shape == (54 + 18 + len(prompt.other_indices), 64)
     newline = reference.model.model.image_newline.detach()
     assert torch.equal(features[-2:], newline.expand(2, -1))
-    frames = normalised(reference.processor.video_processor, prompt.extras["pixel_values_videos"])
     with torch.no_grad():
         first, second = (
-            reference.model.model.get_video_features(one[None], return_dict=True).pooler_output[0]
-            for one in (frames[:6], frames[6:])
+            reference.model.model.get_video_features(
+                normalised(reference.processor.video_processor, one)[None], return_dict=True
+            ).pooler_output[0]
+            for one in pixels_of(prompt)[:2]
         )
     assert_close(features[:72], torch.cat((first[:-1], second[:-1])))
     assert model.embed_visual(prepare(model, user("only text"))) is None
@@ -98,21 +102,21 @@ def test_adjacent_videos_keep_a_newline_each(ordered: Any) -> None:
     prompt = build(ordered, user(0, 1, "what?", 2), *clips)
     assert prompt.visual_grids == ((2, 3, 3), (5, 3, 3), (1, 3, 3))
     first = int(prompt.visual_indices[0])
-    assert prompt.extras["newline_indices"][:2].tolist() == [first + 18, first + 18 + 1 + 45]
-    places = torch.cat((prompt.visual_indices, prompt.extras["newline_indices"])).sort().values
+    assert prompt.other_indices[:2].tolist() == [first + 18, first + 18 + 1 + 45]
+    places = torch.cat((prompt.visual_indices, prompt.other_indices)).sort().values
     is_video = prompt.input_ids == ordered.video_token_id
     assert torch.equal(places, is_video.nonzero()[:, 0])
-    assert prompt.extras["pixel_values_videos"].shape[0] == 8
+    assert [pixels.shape[0] for pixels in pixels_of(prompt)] == [2, 5, 1]
 
 
 def test_a_lone_image_is_cut_into_tiles_and_several_are_not(processor: Any) -> None:
     lone = build(processor, user(0, "what?"), image(height=38, width=76))
     # the whole image, then two tiles side by side with a newline a row
-    assert lone.extras["image_indices"].shape == (25 + 5 * (10 + 1),)
-    assert lone.extras["pixel_values"].shape == (1, 3, 3, 38, 38)
+    assert lone.other_indices.shape == (25 + 5 * (10 + 1),)
+    assert pixels_of(lone)[0].shape == (3, 3, 38, 38)
     several = build(processor, user(0, 1, "what?"), image(height=38, width=76), image())
-    assert several.extras["image_indices"].shape == (2 * (25 + 1),)
-    assert several.extras["batch_num_images"].tolist() == [2]
+    assert several.other_indices.shape == (2 * (25 + 1),)
+    assert [pixels.shape[0] for pixels in pixels_of(several)] == [1, 1]
     assert several.visual_indices.shape == (0,) and several.visual_grids == ()
 
 
@@ -150,7 +154,8 @@ def test_only_the_last_turn_asks(processor: Any) -> None:
 def test_text_alone_asks_about_no_video(processor: Any) -> None:
     prompt = build(processor, user("hello"))
     assert prompt.question_indices.shape == prompt.visual_indices.shape == (0,)
-    assert prompt.extras == {} and prompt.visual_grids == ()
+    assert prompt.items == () and prompt.visual_grids == ()
+    assert prompt.other_indices.shape == (0,)
 
 
 def test_a_cap_on_pixels_below_the_frames_one_size_is_refused(processor: Any) -> None:
@@ -161,5 +166,5 @@ def test_a_cap_on_pixels_below_the_frames_one_size_is_refused(processor: Any) ->
 
 def test_a_template_that_leaves_media_out_is_reported() -> None:
     deaf = llava_processor("{% for message in messages %}{{ message['role'] }}{% endfor %}")
-    with pytest.raises(InvalidRequestError, match="processor refuses the media"):
+    with pytest.raises(InvalidRequestError, match="writes 0 media items for the 1"):
         build(deaf, user(0, "what?"), clip())

@@ -53,25 +53,27 @@ def test_normalised_bytes_are_the_processors_pixels_to_the_last_bit(
         processor.image_mean = was
 
 
-def test_a_processor_that_does_not_normalise_keeps_its_pixels() -> None:
+def test_a_processor_that_does_not_normalise_only_rescales() -> None:
     processor = llava_processor().video_processor
     processor.do_normalize = False
     assert byte_options(processor) == {}
-    pixels = torch.rand(2, 3, 4, 4)
+    pixels = processor([NOISE], do_sample_frames=False, return_tensors="pt")["pixel_values_videos"]
     assert PixelScale(processor).normalise(pixels) is pixels
+    scaled = PixelScale(processor).normalise(NOISE)
+    torch.testing.assert_close(scaled, NOISE * processor.rescale_factor)
 
 
 def test_pixels_are_bytes_and_leave_with_the_tower(family: VideoLanguageModel) -> None:
     prompt = prepare(family, user(0, 1, "what?"), clip(), image())
-    pixels = {name for name, each in prompt.extras.items() if each.dtype == torch.uint8}
-    assert pixels == {"pixel_values", "pixel_values_videos"}
-    assert all(each.dtype in (torch.uint8, torch.int64) for each in prompt.extras.values())
-    freed = [weakref.ref(prompt.extras[name]) for name in pixels]
+    pixels = [item.pixels for item in prompt.items]
+    assert [each.dtype for each in pixels if each is not None] == [torch.uint8] * 2
+    freed = [weakref.ref(each) for each in pixels if each is not None]
+    del pixels
     expected = family.embed_visual(prompt)
     bare = prompt.without_pixels()
     del prompt
     assert [reference() for reference in freed] == [None, None]
-    assert bare.extras.keys() and not pixels & bare.extras.keys()
+    assert [item.pixels for item in bare.items] == [None, None]
     *_, logits = family.prefill(0, bare, expected, None)
     assert logits is not None
 
@@ -97,8 +99,9 @@ def test_pieces_are_parts_of_videos_and_whole_images(
     media = clip(num_frames=6), image(), clip(num_frames=2, seed=1)
     num_pieces, whole = _pieces(model, *media)
     assert num_pieces == 3
-    video = prepare(model, user(0, "what?"), media[0]).extras["pixel_values_videos"]
-    monkeypatch.setattr("hippo.models.qwen2_5_vl.VISION_PATCHES", video.shape[0] // 3)
+    video = prepare(model, user(0, "what?"), media[0]).items[0].pixels
+    assert video is not None
+    monkeypatch.setattr("hippo.models.qwen_vl.VISION_PATCHES", video.shape[0] // 3)
     monkeypatch.setattr("hippo.models.llava_onevision.VISION_FRAMES", 2)
     num_pieces, parts = _pieces(model, *media)
     assert num_pieces == 5

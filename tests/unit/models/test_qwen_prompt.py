@@ -9,25 +9,18 @@ import torch
 
 from hippo.errors import MediaError
 from hippo.models.base import DecodedMedia
-from hippo.models.qwen_pixels import VideoPatches, fast_patches
+from hippo.models.messages import media_in_order, render
+from hippo.models.pixels import PixelScale
 from hippo.models.qwen_prompt import QwenPromptBuilder
+from hippo.models.resizing import resized
 from hippo.types import ChatMessage, FramePlan, MediaKind, MediaUse, TextPart
 from tests.support.reference import Reference, image, user
 
 
-@pytest.fixture(scope="module")
-def processor(reference: Reference) -> Any:
-    return reference.processor
-
-
-def builder(reference: Reference, *, is_fast: bool) -> QwenPromptBuilder:
-    """``is_fast`` False leaves all to the processor, as for one that is not known."""
-    made = QwenPromptBuilder(
+def builder(reference: Reference) -> QwenPromptBuilder:
+    return QwenPromptBuilder(
         reference.processor, reference.model.model.get_rope_index, max_context_length=4096
     )
-    if not is_fast:
-        made._patches = None
-    return made
 
 
 def video(num_frames: int, height: int, width: int, *, seed: int = 0) -> DecodedMedia:
@@ -48,6 +41,7 @@ def video(num_frames: int, height: int, width: int, *, seed: int = 0) -> Decoded
         (user(0, "small?"), [video(2, 20, 31)], 0),
         (user(0, "fewer pixels?"), [video(6, 140, 196)], 6000),
         (user(0, "one,", 1, "two"), [video(4, 56, 56), video(3, 84, 70, seed=1)], 0),
+        (user(0, "a picture,", 1, "a clip"), [image(), video(4, 56, 56)], 0),
         (user("no video at all?"), [], 0),
         (
             [
@@ -60,30 +54,71 @@ def video(num_frames: int, height: int, width: int, *, seed: int = 0) -> Decoded
             0,
         ),
     ],
-    ids=["as it is", "resized", "odd frames", "enlarged", "capped", "two", "text", "turns"],
+    ids=[
+        "as it is",
+        "resized",
+        "odd frames",
+        "enlarged",
+        "capped",
+        "two",
+        "image",
+        "text",
+        "turns",
+    ],
 )
 def test_a_prompt_is_what_the_processor_makes_of_it(
     reference: Reference, messages: list[ChatMessage], media: list[DecodedMedia], max_pixels: int
 ) -> None:
-    plan = FramePlan(max_pixels=max_pixels)
-    fast = builder(reference, is_fast=True).build_prompt(messages, media, plan)
-    expected = builder(reference, is_fast=False).build_prompt(messages, media, plan)
-    for name in ("input_ids", "positions", "visual_indices", "question_indices"):
-        found, wanted = getattr(fast, name), getattr(expected, name)
-        assert found.dtype == wanted.dtype
-        assert torch.equal(found, wanted), name
-    assert (fast.next_position, fast.prompt_hash) == (expected.next_position, expected.prompt_hash)
-    assert fast.visual_grids == expected.visual_grids
-    assert fast.extras.keys() == expected.extras.keys()
-    for name, wanted in expected.extras.items():
-        assert fast.extras[name].dtype == wanted.dtype
-        assert torch.equal(fast.extras[name], wanted), name
-    for mine, theirs in zip(fast.items, expected.items, strict=True):
-        assert torch.equal(mine.places, theirs.places)
+    plan, prompts = FramePlan(max_pixels=max_pixels), builder(reference)
+    prompt = prompts.build_prompt(messages, media, plan)
+    resized_media = [resized(item, plan, prompts.frame_limits) for item in media]
+    kinds: dict[MediaKind, list[torch.Tensor]] = {kind: [] for kind in MediaKind}
+    for item in media_in_order(messages, resized_media):
+        kinds[item.kind].append(item.frames.permute(0, 3, 1, 2))
+    arguments: dict[str, Any] = {}
+    if kinds[MediaKind.VIDEO]:
+        arguments["videos"] = kinds[MediaKind.VIDEO]
+        metadata = [
+            {"total_num_frames": len(each), "fps": 3.0, "frames_indices": list(range(len(each)))}
+            for each in kinds[MediaKind.VIDEO]
+        ]
+        arguments["videos_kwargs"] = {
+            "video_metadata": metadata,
+            "do_sample_frames": False,
+            "do_resize": False,
+        }
+    if kinds[MediaKind.IMAGE]:
+        arguments["images"] = [each[0] for each in kinds[MediaKind.IMAGE]]
+        arguments["images_kwargs"] = {"do_resize": False}
+    processor = reference.processor
+    rendered = render(processor, messages, media)
+    expected = processor(text=[rendered], return_tensors="pt", **arguments)
+    assert prompt.input_ids.tolist() == expected["input_ids"][0].tolist()
+    names = {
+        MediaKind.VIDEO: ("pixel_values_videos", "video"),
+        MediaKind.IMAGE: ("pixel_values", "image"),
+    }
+    for kind, (pixels_name, name) in names.items():
+        items = [item for item in prompt.items if item.kind is kind]
+        if not items:
+            continue
+        own = processor.video_processor if kind is MediaKind.VIDEO else processor.image_processor
+        pixels = torch.cat([item.pixels for item in items if item.pixels is not None])
+        assert torch.equal(PixelScale(own).normalise(pixels), expected[pixels_name])
+        assert [list(item.grid) for item in items] == expected[f"{name}_grid_thw"].tolist()
+    if media:
+        positions, _ = reference.model.model.get_rope_index(
+            **{
+                name: expected.get(name)
+                for name in ("input_ids", "mm_token_type_ids", "image_grid_thw", "video_grid_thw")
+            },
+            second_per_grid_ts=expected.get("second_per_grid_ts"),
+        )
+        assert torch.equal(prompt.positions, positions[:, 0])
 
 
 def test_items_are_told_apart_by_their_pixels_and_shape(reference: Reference) -> None:
-    prompts = builder(reference, is_fast=True)
+    prompts = builder(reference)
     clips = [video(4, 56, 84), video(4, 84, 56), video(4, 56, 84, seed=1), video(4, 56, 84)]
     digests = [
         prompts.build_prompt(user(0, "what?"), [clip], FramePlan()).items[0].digest
@@ -94,19 +129,18 @@ def test_items_are_told_apart_by_their_pixels_and_shape(reference: Reference) ->
 
 
 def test_a_video_beside_an_image_is_the_one_that_it_is_alone(reference: Reference) -> None:
-    prompts = builder(reference, is_fast=True)
+    prompts = builder(reference)
     clip, plan = video(4, 61, 75), FramePlan(max_pixels=6000)
     alone = prompts.build_prompt(user(0, "what?"), [clip], plan)
     beside = prompts.build_prompt(user(0, 1, "what?"), [clip, image()], plan)
     assert alone.items[0].digest == beside.items[0].digest
-    assert torch.equal(alone.extras["pixel_values_videos"], beside.extras["pixel_values_videos"])
+    first, second = alone.items[0].pixels, beside.items[0].pixels
+    assert first is not None and second is not None and torch.equal(first, second)
 
 
 def test_a_prompt_says_what_the_model_sees_of_each_item(reference: Reference) -> None:
     media = [image(), video(4, 61, 75), video(6, 84, 140, seed=1)]
-    prompt = builder(reference, is_fast=True).build_prompt(
-        user(2, 1, 0, "what?"), media, FramePlan()
-    )
+    prompt = builder(reference).build_prompt(user(2, 1, 0, "what?"), media, FramePlan())
     first, *videos = prompt.media
     assert first.kind is MediaKind.IMAGE and first.num_frames == 1
     assert first.num_tokens == first.width * first.height // 28**2
@@ -118,22 +152,5 @@ def test_a_prompt_says_what_the_model_sees_of_each_item(reference: Reference) ->
 
 
 def test_frames_that_the_processor_refuses_are_refused(reference: Reference) -> None:
-    for is_fast in (True, False):
-        with pytest.raises(MediaError, match="aspect ratio"):
-            builder(reference, is_fast=is_fast).build_prompt(
-                user(0, "what?"), [video(2, 4, 900)], FramePlan()
-            )
-
-
-def test_a_processor_that_does_something_else_is_not_replaced(
-    processor: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    video_processor = processor.video_processor
-    assert VideoPatches(video_processor).matches_processor()
-    monkeypatch.setattr(video_processor, "do_normalize", False)
-    assert fast_patches(video_processor) is None
-    monkeypatch.undo()
-    ours = VideoPatches(video_processor)
-    monkeypatch.setattr(video_processor, "merge_size", 1)
-    assert not ours.matches_processor()
-    assert fast_patches(object()) is None
+    with pytest.raises(MediaError, match="aspect ratio"):
+        builder(reference).build_prompt(user(0, "what?"), [video(2, 4, 900)], FramePlan())
