@@ -30,6 +30,7 @@ from hippo.models.base import (
     SequenceRows,
     StepPlan,
     VideoLanguageModel,
+    prunable_embeddings,
 )
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
@@ -113,7 +114,7 @@ def agreement(
     output = greedy_output(target, int(logits.argmax()), guess, max_tokens=MAX_TOKENS)
     num_visual, kept = int(prompt.visual_indices.shape[0]), None
     if tap is not None and visual is not None:
-        scores = VisualScores(tap.scores, visual[:num_visual])
+        scores = VisualScores(tap.scores, prunable_embeddings(target, prompt, visual))
         pruning = Pruning(PruningStrategy.HOLISTIC, ratio)
         kept = select_tokens(pruning, prompt.visual_grids, num_visual, scores)
     draft_prompt = draft.prepare_prompt([message], media, FramePlan())

@@ -38,6 +38,10 @@ class FaultyModel:
         return self._model.num_layers
 
     @property
+    def hidden_size(self) -> int:
+        return self._model.hidden_size
+
+    @property
     def frame_limits(self) -> FrameLimits:
         return self._model.frame_limits
 

@@ -28,6 +28,7 @@ from hippo.models.base import (
     SequenceRows,
     StepPlan,
     VideoLanguageModel,
+    prunable_embeddings,
 )
 from hippo.types import ChatMessage, FramePlan, MediaKind, MediaPart, TextPart
 
@@ -142,18 +143,22 @@ def trace_clip(
     media = [decoded_frames(clip)]
     tokenizer = Tokenizer.from_str(target.info.tokenizer_json.decode())
     features: torch.Tensor | None = None
+    target_features: torch.Tensor | None = None
     draft_features: torch.Tensor | None = None
     traced = []
     for sample in samples:
         prompt = target.prepare_prompt(messages_of(sample), media, FramePlan())
         if features is None:
-            features, draft_features = target.embed_visual(prompt), draft.embed_visual(prompt)
-            assert features is not None and draft_features is not None
-            if torch.equal(features, draft_features):
-                draft_features = features
+            features, of_draft = target.embed_visual(prompt), draft.embed_visual(prompt)
+            assert features is not None and of_draft is not None
+            target_features = prunable_embeddings(target, prompt, features)
+            draft_features = prunable_embeddings(draft, prompt, of_draft)
+            if torch.equal(target_features, draft_features):
+                draft_features = target_features
         traced.append(_trace_sample(target, tokenizer, sample, prompt, features))
-    assert features is not None and draft_features is not None
-    return ClipTrace(clip, traced[0].prompt.visual_grids, features, draft_features, tuple(traced))
+    assert target_features is not None and draft_features is not None
+    grids = traced[0].prompt.visual_grids
+    return ClipTrace(clip, grids, target_features, draft_features, tuple(traced))
 
 
 def _trace_sample(

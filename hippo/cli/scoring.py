@@ -10,7 +10,12 @@ import torch
 
 from hippo.cli.picture import PictureRow
 from hippo.errors import InvalidRequestError
-from hippo.models.base import AttentionTap, DecodedMedia, VideoLanguageModel
+from hippo.models.base import (
+    AttentionTap,
+    DecodedMedia,
+    VideoLanguageModel,
+    prunable_embeddings,
+)
 from hippo.pruning.scores import distinctness, normalise
 from hippo.pruning.select import VisualScores, default_score_layers, select_tokens
 from hippo.types import (
@@ -107,7 +112,7 @@ def score(
     return Scored(
         prompt.visual_grids[0],
         tap.scores,
-        visual[: prompt.visual_indices.shape[0]],
+        prunable_embeddings(model, prompt, visual),
         is_question_first=bool(prompt.question_indices[0] < prompt.visual_indices[0]),
     )
 

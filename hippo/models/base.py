@@ -155,6 +155,10 @@ class VideoLanguageModel(Protocol):
         """Number of decoder layers."""
 
     @property
+    def hidden_size(self) -> int:
+        """Numbers of a token's embedding."""
+
+    @property
     def frame_limits(self) -> FrameLimits:
         """What the model takes of videos and images, and samples by default."""
 
@@ -235,3 +239,11 @@ class VideoLanguageModel(Protocol):
         ``start_index`` as last written, and to rows 0 to k. Its logits are those of completion
         token ``start_index + k + 1``.
         """
+
+
+def prunable_embeddings(
+    model: VideoLanguageModel, prompt: Prompt, visual: torch.Tensor
+) -> torch.Tensor:
+    """Returns the embeddings ``[num_visual_tokens, hidden]`` of a prompt's prunable tokens, of the
+    rows ``visual`` of embed_visual."""
+    return visual[: prompt.visual_indices.shape[0], : model.hidden_size]

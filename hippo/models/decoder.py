@@ -146,7 +146,7 @@ class _FusedLayer:
 def _make_mlp(mlp: Any, make_linear: MakeLinear, make_output: MakeLinear) -> Linear:
     """Makes the layer's MLP; a mixture of experts runs as transformers' own module."""
     if not hasattr(mlp, "gate_proj"):
-        return lambda x: mlp(x[None])[0]  # type: ignore[no-any-return]
+        return lambda x: mlp(x[None])[0]
     gate_up = _make_product((mlp.gate_proj, mlp.up_proj), make_linear)
     down = _make_product((mlp.down_proj,), make_output)
 

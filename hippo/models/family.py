@@ -95,6 +95,7 @@ class CachedModel:
         self.model = pretrained.model
         self.info = pretrained.info
         self.num_layers = pretrained.stack.num_layers
+        self.hidden_size: int = pretrained.model.get_input_embeddings().weight.shape[1]
         self.frame_bytes = pretrained.frame_bytes
         self._stack = pretrained.stack
         self._cache = pretrained.cache
@@ -317,7 +318,7 @@ class CachedModel:
             features = visual[:, width:]
             if not is_run.all():
                 features = features[to_device(is_run.nonzero()[:, 0], device)]
-            added = [(rows, part) for part in features.to(hidden.dtype).split(width, 1)]
+            added = [(rows, part) for part in torch.split(features.to(hidden.dtype), width, 1)]
         return hidden, self._rotary(positions), added
 
     def _chunks(

@@ -61,6 +61,11 @@ class ParallelModel:
         return self._local.num_layers
 
     @property
+    def hidden_size(self) -> int:
+        """See VideoLanguageModel.hidden_size."""
+        return self._local.hidden_size
+
+    @property
     def frame_limits(self) -> FrameLimits:
         """See VideoLanguageModel.frame_limits."""
         return self._local.frame_limits

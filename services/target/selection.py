@@ -40,15 +40,15 @@ def select_without_scores(pruning: Pruning, prompt: Prompt) -> Selection:
 class ScoredSelection:
     """A choice by scores during the prefill, on the device thread.
 
-    The prefill must be given ``tap``. ``visual`` ``[rows, hidden]`` is the vision tower's output,
-    with the prunable tokens first.
+    The prefill must be given ``tap``. ``embeddings`` ``[num_visual_tokens, hidden]`` are those of
+    the prunable tokens, or None if the strategy does not need them.
     """
 
     def __init__(
         self,
         pruning: Pruning,
         prompt: Prompt,
-        visual: torch.Tensor | None,
+        embeddings: torch.Tensor | None,
         *,
         score_layers: int,
         options: SelectionOptions = DEFAULT_OPTIONS,
@@ -57,9 +57,7 @@ class ScoredSelection:
         self._options = options
         self._grids = prompt.visual_grids
         self._num_visual = int(prompt.visual_indices.shape[0])
-        self._features: torch.Tensor | None = None
-        if visual is not None and needs_features(pruning.strategy):
-            self._features = visual[: self._num_visual]
+        self._features = embeddings if needs_features(pruning.strategy) else None
         self.tap = AttentionTap(score_layers)
         self._kept: torch.Tensor | None = None  # on the CPU, once ``_copied`` has passed
         self._copied: torch.cuda.Event | None = None

@@ -9,7 +9,7 @@ from hippo.engine.jobs import Job
 from hippo.engine.sequence import EngineSequence
 from hippo.engine.slots import SlotPool
 from hippo.errors import InvalidRequestError, ModelLoadError
-from hippo.models.base import Prompt, VideoLanguageModel
+from hippo.models.base import Prompt, VideoLanguageModel, prunable_embeddings
 from hippo.models.content import has_visual_from
 from hippo.pruning.select import (
     DEFAULT_OPTIONS,
@@ -84,7 +84,7 @@ class TargetSequence(EngineSequence):
             selection = ScoredSelection(
                 pruning,
                 self.prompt,
-                visual,
+                None if visual is None else prunable_embeddings(model, self.prompt, visual),
                 score_layers=self._scoring.num_layers_for(model),
                 options=self._scoring.options,
             )

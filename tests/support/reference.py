@@ -125,7 +125,7 @@ class Reference:
             mask = torch.full((length, length), -torch.inf).triu(1)[None, None]
             deepstack: dict[str, Any] = {}
             if rows.shape[1] > width:
-                parts = rows[visual & cached, width:].split(width, 1)
+                parts = torch.split(rows[visual & cached, width:], width, 1)
                 deepstack = {
                     "visual_pos_masks": visual[cached][None],
                     "deepstack_visual_embeds": list(parts),
@@ -161,8 +161,10 @@ class Reference:
             deepstack = [each[0] for each in getattr(output, "deepstack_features", None) or ()]
             return torch.cat((output.pooler_output[0], *deepstack), 1)
         if is_video:
-            found: torch.Tensor = model.get_video_features(pixels[None], return_dict=True)
-            return found.pooler_output[0]
+            found: torch.Tensor = model.get_video_features(
+                pixels[None], return_dict=True
+            ).pooler_output[0]
+            return found
         height, width, is_tiled = item.grid
         output = model.get_image_features(
             pixels[None],

@@ -105,6 +105,10 @@ class ToyModel:
         return _NUM_GROUPS
 
     @property
+    def hidden_size(self) -> int:
+        return 1
+
+    @property
     def frame_limits(self) -> FrameLimits:
         return FrameLimits()
 
