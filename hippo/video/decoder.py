@@ -89,15 +89,18 @@ class MediaDecoder:
         if not media.path:
             self._check_data(media)
         if self._shared is None:
-            return await self._decode_item(media, request)
+            async with self._turn:
+                return await self._decode_item(media, request)
         facts = await content_name(media), request, dataclasses.astuple(self.limits), salt
         return await self._shared.decode(
             hashlib.sha256(repr(facts).encode()).hexdigest(),
             media.kind,
             lambda: self._decode_item(media, request),
+            turn=self._turn,
         )
 
     async def _decode_item(self, media: Media, request: Message) -> DecodedMedia:
+        """Decodes in the turn, which the caller has."""
         kind = media.kind.value
 
         def work(worker: WorkerProcess) -> DecodedMedia:
@@ -109,16 +112,15 @@ class MediaDecoder:
                 raise MediaError(reply["error"])
             return _decoded(media, reply, result)
 
-        async with self._turn:
-            # A crash may have an external cause, and the previous item may have used up the
-            # memory: both are retried once in a new process.
-            with contextlib.suppress(WorkerDiedError):
-                return await self._decode(work, kind)
-            try:
-                return await self._decode(work, kind)
-            except WorkerDiedError as died:
-                crash = f"the {kind} crashes its decoder; it is damaged: encode it again"
-                raise MediaError(str(died) or crash) from None
+        # A crash may have an external cause, and the previous item may have used up the memory: both
+        # are retried once in a new process.
+        with contextlib.suppress(WorkerDiedError):
+            return await self._decode(work, kind)
+        try:
+            return await self._decode(work, kind)
+        except WorkerDiedError as died:
+            crash = f"the {kind} crashes its decoder; it is damaged: encode it again"
+            raise MediaError(str(died) or crash) from None
 
     async def close(self) -> None:
         """Ends the worker, even while it decodes; running decodes raise UnavailableError. Shared

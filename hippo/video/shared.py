@@ -2,9 +2,9 @@
 
     hash of content, plan, limits and salt  ──►  one file: the pixels, JSON, the JSON's length
 
-The first process that needs an item takes the lock (flock) of its key, decodes, and writes the
-file; the others wait for the lock and map the file. The kernel frees the lock of a process that
-ends, and drops a file that was not finished. Linux only.
+The first process whose decoder is free for an item takes the lock (flock) of its key, decodes, and
+writes the file; the others wait for the lock and map the file. The kernel frees the lock of a
+process that ends, and drops a file that was not finished. Linux only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -24,7 +24,6 @@ import torch
 from hippo.models.base import DecodedMedia
 from hippo.types import MediaKind
 
-_NUM_LOCKS = 64  # files; keys that share one are decoded one after another
 _BEAT_S = 0.1
 _SILENCE_S = 1.0  # ten beats: a process that stops for so long is no longer waited for
 _LENGTH_BYTES = 8
@@ -41,40 +40,60 @@ class SharedFrames:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
         self._max_bytes = max_bytes
-        for name in ("space", *map(str, range(_NUM_LOCKS))):
-            (folder / f"{name}.lock").touch(mode=0o600)
 
     async def decode(
-        self, key: str, kind: MediaKind, decode: Callable[[], Awaitable[DecodedMedia]]
+        self,
+        key: str,
+        kind: MediaKind,
+        decode: Callable[[], Awaitable[DecodedMedia]],
+        *,
+        turn: asyncio.Lock,
     ) -> DecodedMedia:
         """Returns the frames of ``key`` (hexadecimal), which ``decode`` makes if no process has
-        made them, or if the folder is lost; raises what ``decode`` raises."""
-        try:
-            lock = self._open_lock(str(int(key[:2], 16) % _NUM_LOCKS))
-        except OSError:
-            return await decode()
-        with contextlib.closing(os.fdopen(lock, "r+b", buffering=0)):  # frees the lock
-            is_locked = await _wait_locked(lock)
-            if found := await asyncio.to_thread(self._read, key, kind):
-                return found
-            if not is_locked:
-                return await decode()
-            beating = asyncio.create_task(_beat(lock))
-            try:
-                decoded = await decode()
-            finally:
-                beating.cancel()
+        made them, or if the folder is lost; raises what ``decode`` raises.
+
+        ``decode`` runs in this process's ``turn``, and the key is locked only then: no process
+        waits for another one whose decoder is at work on something else.
+        """
+        if found := await asyncio.to_thread(self._read, key, kind):
+            return found
+        with self._lock_file(key) as lock:
+            is_waited_for = True  # the process that has the lock
+            while True:
+                async with turn:
+                    if found := await asyncio.to_thread(self._read, key, kind):
+                        return found
+                    if lock is not None and _take(lock):
+                        decoded = await _decode_beating(lock, decode)
+                        break
+                    if lock is None or not is_waited_for:
+                        return await decode()
+                is_waited_for = await _wait_untaken(lock)
             await asyncio.to_thread(self._write, key, decoded)
         # One copy for all processes.
         return await asyncio.to_thread(self._read, key, kind) or decoded
 
     def clear(self) -> None:
         """Removes the files; frames that are in use stay until they are freed."""
-        for path in self._folder.glob("*.frames"):
+        for path in self._folder.glob("*.*"):
             path.unlink(missing_ok=True)
 
-    def _open_lock(self, name: str) -> int:
-        return os.open(self._folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    @contextlib.contextmanager
+    def _lock_file(self, name: str) -> Iterator[int | None]:
+        """Opens the file of a lock, which is removed unless another process has the lock; None if
+        the folder is lost. A process that is about to lock a removed file works without a lock."""
+        path = self._folder / f"{name}.lock"
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            yield None
+            return
+        try:
+            yield lock
+        finally:
+            if _take(lock):
+                path.unlink(missing_ok=True)
+            os.close(lock)
 
     def _read(self, key: str, kind: MediaKind) -> DecodedMedia | None:
         try:
@@ -112,12 +131,9 @@ class SharedFrames:
         }
         text = json.dumps(facts).encode()
         end = text + len(text).to_bytes(_LENGTH_BYTES, "little")
-        with (
-            contextlib.suppress(OSError),
-            os.fdopen(self._open_lock("space"), "r+b", buffering=0) as lock,
-        ):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not self._make_room(decoded.frames.nbytes + len(end)):
+        with contextlib.suppress(OSError), self._lock_file("space") as lock:
+            is_mine = lock is not None and _take(lock)
+            if not is_mine or not self._make_room(decoded.frames.nbytes + len(end)):
                 return
             number = os.open(self._folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             with open(number, "wb", buffering=0) as file:
@@ -142,23 +158,36 @@ class SharedFrames:
         return total <= self._max_bytes
 
 
-async def _wait_locked(lock: int) -> bool:
-    """Takes the lock; False if its holder has been silent for too long."""
+def _take(lock: int) -> bool:
+    """Takes the lock unless another one has it; returns whether it is taken."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+async def _wait_untaken(lock: int) -> bool:
+    """Waits until nobody has the lock; returns False if its holder has been silent for too long."""
     began_s = time.time()
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.time() - max(os.fstat(lock).st_mtime, began_s) > _SILENCE_S:
-                return False
-        else:
-            os.utime(lock)
-            return True
+    while not _take(lock):
+        if time.time() - max(os.fstat(lock).st_mtime, began_s) > _SILENCE_S:
+            return False
         await asyncio.sleep(_BEAT_S / 10)
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    return True
 
 
-async def _beat(lock: int) -> None:
-    """Marks the lock file as long as this process runs."""
-    while True:
-        os.utime(lock)
-        await asyncio.sleep(_BEAT_S)
+async def _decode_beating(lock: int, decode: Callable[[], Awaitable[DecodedMedia]]) -> DecodedMedia:
+    """Decodes, and marks the lock file as long as this process runs."""
+
+    async def beat() -> None:
+        while True:
+            os.utime(lock)
+            await asyncio.sleep(_BEAT_S)
+
+    beating = asyncio.create_task(beat())
+    try:
+        return await decode()
+    finally:
+        beating.cancel()

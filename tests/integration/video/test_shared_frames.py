@@ -38,6 +38,15 @@ async def refusing() -> DecodedMedia:
     raise AssertionError
 
 
+async def decoded(
+    shared: SharedFrames,
+    key: str,
+    decode: Callable[[], Awaitable[DecodedMedia]],
+    turn: asyncio.Lock | None = None,
+) -> DecodedMedia:
+    return await shared.decode(key, MediaKind.VIDEO, decode, turn=turn or asyncio.Lock())
+
+
 async def test_two_services_decode_once(tmp_path: Path) -> None:
     folder = tmp_path / "frames"
     async with (
@@ -62,10 +71,10 @@ async def test_two_services_decode_once(tmp_path: Path) -> None:
 async def test_files_are_bounded_and_the_least_recently_used_goes(tmp_path: Path) -> None:
     shared = SharedFrames(tmp_path, 7000)
     for number in range(3):
-        await shared.decode(f"0{number}", MediaKind.VIDEO, giving(frames(number)))
+        await decoded(shared, f"0{number}", giving(frames(number)))
     names = sorted(path.name for path in tmp_path.glob("*.frames"))
     assert names == ["01.frames", "02.frames"]
-    large = await shared.decode("03", MediaKind.VIDEO, giving(frames(3, 9000)))
+    large = await decoded(shared, "03", giving(frames(3, 9000)))
     assert large.frames.nbytes == 9000
     assert sum(path.stat().st_size for path in tmp_path.glob("*.frames")) <= 7000
 
@@ -76,22 +85,56 @@ async def test_an_error_frees_the_lock(tmp_path: Path) -> None:
 
     shared = SharedFrames(tmp_path, 1 << 20)
     with pytest.raises(MediaError):
-        await shared.decode(KEY, MediaKind.VIDEO, fail)
-    await shared.decode(KEY, MediaKind.VIDEO, giving(frames(1)))
-    found = await shared.decode(KEY, MediaKind.VIDEO, refusing)
+        await decoded(shared, KEY, fail)
+    await decoded(shared, KEY, giving(frames(1)))
+    found = await decoded(shared, KEY, refusing)
     assert int(found.frames.max()) == 1
 
 
 async def test_a_process_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
     shared = SharedFrames(tmp_path, 1 << 20)
-    lock = os.open(tmp_path / "0.lock", os.O_RDWR)
+    lock = os.open(tmp_path / f"{KEY}.lock", os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        own = await shared.decode(KEY, MediaKind.VIDEO, giving(frames(5)))
+        neighbour = KEY[:-1] + "1"
+        await decoded(shared, neighbour, giving(frames(6)))
+        assert (tmp_path / f"{neighbour}.frames").exists()  # only who has the lock writes
+        own = await decoded(shared, KEY, giving(frames(5)))
         assert int(own.frames.max()) == 5
     finally:
         os.close(lock)
-    assert not list(tmp_path.glob("*.frames"))
+    assert not (tmp_path / f"{KEY}.frames").exists()
+
+
+async def test_a_process_that_waits_for_its_own_decoder_is_not_waited_for(tmp_path: Path) -> None:
+    draft, target = SharedFrames(tmp_path, 1 << 20), SharedFrames(tmp_path, 1 << 20)
+    turn = asyncio.Lock()
+    async with turn:  # the draft's decoder is at work on something else
+        waiting = asyncio.create_task(decoded(draft, KEY, refusing, turn))
+        while not list(tmp_path.glob("*.lock")):
+            await asyncio.sleep(0.001)
+        await decoded(target, KEY, giving(frames(3)))
+        assert (tmp_path / f"{KEY}.frames").exists()
+    assert int((await waiting).frames.max()) == 3
+    assert not list(tmp_path.glob("*.lock"))
+
+
+async def test_a_decoder_that_waits_for_another_process_is_free(tmp_path: Path) -> None:
+    draft, target = SharedFrames(tmp_path, 1 << 20), SharedFrames(tmp_path, 1 << 20)
+    turn, going_on = asyncio.Lock(), asyncio.Event()
+
+    async def slow() -> DecodedMedia:
+        await going_on.wait()
+        return frames(3)
+
+    first = asyncio.create_task(decoded(draft, KEY, slow))
+    while not list(tmp_path.glob("*.lock")):
+        await asyncio.sleep(0.001)
+    second = asyncio.create_task(decoded(target, KEY, refusing, turn))
+    await decoded(target, "11" * 32, giving(frames(1)), turn)
+    assert not second.done()
+    going_on.set()
+    assert [int(one.frames.max()) for one in await asyncio.gather(first, second)] == [3, 3]
 
 
 async def test_a_full_disk_only_ends_the_sharing(
@@ -103,7 +146,7 @@ async def test_a_full_disk_only_ends_the_sharing(
     shared = SharedFrames(tmp_path, 1 << 20)
     monkeypatch.setattr("hippo.video.shared.os.link", refuse)
     for level in (1, 2):
-        found = await shared.decode(KEY, MediaKind.VIDEO, giving(frames(level)))
+        found = await decoded(shared, KEY, giving(frames(level)))
         assert int(found.frames.max()) == level
 
 
@@ -111,11 +154,11 @@ async def test_a_folder_that_is_lost_is_not_needed(tmp_path: Path) -> None:
     folder = tmp_path / "frames"
     shared = SharedFrames(folder, 1 << 20)
     shutil.rmtree(folder)
-    assert (await shared.decode(KEY, MediaKind.VIDEO, giving(frames(7)))).frames[0, 0, 0, 0] == 7
+    assert (await decoded(shared, KEY, giving(frames(7)))).frames[0, 0, 0, 0] == 7
 
 
 async def test_an_item_without_room_leaves_the_others(tmp_path: Path) -> None:
     shared = SharedFrames(tmp_path, 4000)
-    await shared.decode(KEY, MediaKind.VIDEO, giving(frames(1)))
-    await shared.decode("11" * 32, MediaKind.VIDEO, giving(frames(2, 6000)))
-    assert (await shared.decode(KEY, MediaKind.VIDEO, refusing)).frames[0, 0, 0, 0] == 1
+    await decoded(shared, KEY, giving(frames(1)))
+    await decoded(shared, "11" * 32, giving(frames(2, 6000)))
+    assert (await decoded(shared, KEY, refusing)).frames[0, 0, 0, 0] == 1
