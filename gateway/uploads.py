@@ -12,7 +12,8 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +71,8 @@ class Uploads:
         self._ttl_s = settings.upload_ttl_s
         self._clock_s = clock_s
         self._uploads: dict[str, Upload] = {}
+        self._uses = Counter[str]()  # requests at work on each upload
+        self._in_use: dict[str, Upload] = {}  # deleted, but their files are still in use
         self._num_bytes = 0  # of all files, including those being written
 
     async def add_upload(self, read: ReadPiece, *, filename: str, owner: str | None) -> Upload:
@@ -134,6 +137,20 @@ class Uploads:
         """Returns the path of an upload's file. Raises NotFoundError as ``get`` does."""
         return str(self.folder / self.get(video_id, owner).video_id)
 
+    @contextlib.contextmanager
+    def keeping(self, urls: Collection[str]) -> Iterator[None]:
+        """Keeps the files of the uploads among ``urls`` for the time of the ``with`` block, even if
+        they expire or are deleted meanwhile."""
+        used = [url for url in urls if url in self._uploads]
+        self._uses.update(used)
+        try:
+            yield
+        finally:
+            self._uses.subtract(used)
+            self._uses = +self._uses
+            for video_id in self._in_use.keys() - self._uses.keys():
+                self._remove(self._in_use.pop(video_id))
+
     def delete(self, video_id: str, owner: str | None) -> None:
         """Deletes an upload. Raises NotFoundError as ``get`` does."""
         self._forget(self.get(video_id, owner))
@@ -157,6 +174,12 @@ class Uploads:
 
     def _forget(self, upload: Upload) -> None:
         del self._uploads[upload.video_id]
+        if self._uses[upload.video_id]:
+            self._in_use[upload.video_id] = upload
+        else:
+            self._remove(upload)
+
+    def _remove(self, upload: Upload) -> None:
         self._num_bytes -= upload.num_bytes
         with contextlib.suppress(OSError):
             (self.folder / upload.video_id).unlink()

@@ -123,10 +123,11 @@ class ChatResponse(Response):
 
     async def _answer_within_limits(self, scope: Scope, receive: Receive, send: Send) -> None:
         count = translate.num_choices(self._body, self._state.settings)
-        if self._allowance is None:
-            await self._answer(count, scope, receive, send)
-            return
-        with self._allowance.admit(count):
+        admitted = (
+            contextlib.nullcontext() if self._allowance is None else self._allowance.admit(count)
+        )
+        urls = [url for _, _, url, _ in media_fields.media_parts(self._body)]
+        with admitted, self._state.uploads.keeping(urls):
             await self._answer(count, scope, receive, send)
 
     async def _answer(self, count: int, scope: Scope, receive: Receive, send: Send) -> None:

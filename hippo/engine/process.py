@@ -20,6 +20,7 @@ from hippo.engine.device_thread import settle
 from hippo.engine.service import EngineService
 from hippo.engine.settings import EngineSettings
 from hippo.errors import HippoError, UnavailableError
+from hippo.local_files import LocalFiles
 from hippo.logs import setup_logging
 from hippo.models.base import VideoLanguageModel
 from hippo.models.checkpoint import Progress
@@ -92,6 +93,7 @@ async def serve(
         loop.add_signal_handler(number, stopping.set)
     decoder = MediaDecoder(
         settings.decode_limits(),
+        files=LocalFiles(settings.allowed_local_media_path),
         cpu_core=settings.load_plan.core_of(0),
         shared=settings.shared_frames(),
     )

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from hippo.errors import MediaError, UnavailableError
+from hippo.local_files import LocalFiles
 from hippo.models.base import DecodedMedia
 from hippo.types import FramePlan, Media
 from hippo.video.limits import DecodeLimits
@@ -36,13 +37,15 @@ class MediaDecoder:
     """Decodes media in a worker process, one item after another; belongs to one event loop.
 
     ``start`` or the first ``decode`` starts the process, which is replaced if it crashes or exceeds
-    a limit. ``cpu_core`` pins the process to a core. The decoder must be closed.
+    a limit. ``files`` may be named by path. ``cpu_core`` pins the process to a core. The decoder
+    must be closed.
     """
 
     def __init__(
         self,
         limits: DecodeLimits | None = None,
         *,
+        files: LocalFiles | None = None,
         cpu_core: int | None = None,
         shared: SharedFrames | None = None,
     ) -> None:
@@ -55,6 +58,7 @@ class MediaDecoder:
                 "num_threads": 1 if cpu_core is not None else min(4, os.cpu_count() or 1),
             }
         )
+        self._files = files or LocalFiles(())
         self._shared = shared
         self._turn = asyncio.Lock()
         self._worker: WorkerProcess | None = None
@@ -76,8 +80,9 @@ class MediaDecoder:
         """Returns the item's planned frames in the size that ``frame_limits`` and the plan give;
         their memory is freed with the tensor. ``shared`` frames are found under the same ``salt``.
 
-        Raises MediaError for media that cannot be read or exceed a limit, InvalidRequestError for
-        a plan out of range, UnavailableError if the decoder is closed or its worker cannot start.
+        Raises MediaError for media that cannot be read or exceed a limit, MediaPathError for a path
+        that cannot be opened, InvalidRequestError for a plan out of range, UnavailableError if the
+        decoder is closed or its worker cannot start.
         """
         kind = media.kind.value
         resolved = resolve_plan(plan, self.limits, self.frame_limits, media.kind)
@@ -104,7 +109,7 @@ class MediaDecoder:
         kind = media.kind.value
 
         def work(worker: WorkerProcess) -> DecodedMedia:
-            with opened_media(media) as file:
+            with opened_media(media, self._files) as file:
                 reply, result = worker.ask(request, file)
             if "is_out_of_memory" in reply:
                 raise WorkerDiedError(reply["error"])
@@ -112,8 +117,8 @@ class MediaDecoder:
                 raise MediaError(reply["error"])
             return _decoded(media, reply, result)
 
-        # A crash may have an external cause, and the previous item may have used up the memory: both
-        # are retried once in a new process.
+        # A crash may have an external cause, and the previous item may have used up the memory:
+        # both are retried once in a new process.
         with contextlib.suppress(WorkerDiedError):
             return await self._decode(work, kind)
         try:

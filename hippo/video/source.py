@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import hashlib
 import os
-import stat
 from collections.abc import Iterator
+from pathlib import Path
 
-from hippo.errors import MediaError
+from hippo.errors import ForbiddenError, MediaError, MediaPathError
+from hippo.local_files import LocalFile, LocalFiles
 from hippo.types import Media
 from hippo.video.process import map_whole, shared_file
 
@@ -29,41 +30,40 @@ async def content_name(media: Media) -> ContentName:
 
 
 @contextlib.contextmanager
-def opened_media(media: Media) -> Iterator[int]:
-    """Opens the item's bytes as a file, and yields its descriptor; may block.
-
-    The caller has checked that the service may open ``media.path``. Raises MediaError for a path
-    that cannot be read, or whose file is not the one that the gateway saw.
-    """
-    descriptor = _open_path(media) if media.path else shared_file(len(media.data))
+def opened_media(media: Media, files: LocalFiles) -> Iterator[int]:
+    """Opens the item's bytes as a file, and yields its descriptor; may block. Raises
+    MediaPathError as ``opened_path`` does."""
+    if media.path:
+        with opened_path(media, files) as file:
+            yield file.descriptor
+        return
+    descriptor = shared_file(len(media.data))
     try:
-        if not media.path:
-            with map_whole(descriptor, len(media.data)) as memory:
-                memory[:] = media.data
+        with map_whole(descriptor, len(media.data)) as memory:
+            memory[:] = media.data
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def _open_path(media: Media) -> int:
-    kind, name = media.kind.value, os.path.basename(media.path)
-    try:
-        # A pipe without a writer would block.
-        descriptor = os.open(media.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise MediaError(
-            f"the {kind} {name!r} cannot be read ({reason}); this service must see the "
-            "same file as the gateway"
-        ) from None
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(descriptor)
-        raise MediaError(f"the {kind} {name!r} is not a file")
-    if (status.st_size, status.st_mtime_ns) != (media.num_bytes, media.modified_ns):
-        os.close(descriptor)
-        raise MediaError(
-            f"the {kind} {name!r} is not the file that the gateway saw: it has changed, or "
-            "is another one on this machine; send the request again"
-        )
-    return descriptor
+@contextlib.contextmanager
+def opened_path(media: Media, files: LocalFiles) -> Iterator[LocalFile]:
+    """Opens the file of an item that has a path.
+
+    Raises MediaPathError for a path outside the directories of ``files``, and for a file that is
+    missing, unreadable, or not the one that the sender has seen: of another size or time. The
+    message has the file's name alone, because a path may be the gateway's, not the client's.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(files.open_file(media.path))
+        except ForbiddenError:
+            reason = "it is not under a directory of its --allowed-local-media-path"
+        except MediaError:
+            reason = "it is missing or cannot be read"
+        else:
+            if (file.num_bytes, file.modified_ns) == (media.num_bytes, media.modified_ns):
+                yield file
+                return
+            reason = "its size or time is not that which the gateway sees"
+    raise MediaPathError(f"the service cannot open {Path(media.path).name!r} by its path: {reason}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ from tests.e2e.support import (
     Door,
     Running,
     chat_body,
+    chunks_of,
     data_url,
     further_gateway,
+    text_of,
+    wait_until,
     write_clip,
 )
 
@@ -36,6 +40,7 @@ def small_door(running: Running, elsewhere: Path) -> Iterator[Door]:
         "--upload-dir", str(running.media_folder),
         "--max-message-mib", "1",
         "--max-body-bytes", str(1 << 20),
+        "--stream-keepalive-s", "0.1",
     ) as door:  # fmt: skip
         yield door
 
@@ -80,6 +85,27 @@ def test_an_upload_may_be_larger_than_a_message_and_a_body(
         assert refused.status_code == 413 and "/v1/videos" in refused.text
     expected = _text(_ask(small_door, str(running.clip)))
     assert _text(_ask(small_door, answer.json()["id"])) == expected
+
+
+def test_an_upload_that_is_deleted_is_kept_for_the_request_at_work(
+    small_door: Door, running: Running
+) -> None:
+    expected = _text(_ask(small_door, str(running.clip)))
+    target = running.stack.child("target")
+    with small_door.client() as http:
+        files = {"file": ("clip.mp4", running.clip.read_bytes())}
+        video_id = http.post("/v1/videos", files=files).json()["id"]
+        body = chat_body(video_id, 8, stream=True)
+        target.send_signal(signal.SIGSTOP)  # it opens the file after the deletion
+        try:
+            with http.stream("POST", CHAT, json=body) as response:
+                assert http.delete(f"/v1/videos/{video_id}").status_code == 200
+                target.send_signal(signal.SIGCONT)
+                assert text_of(list(chunks_of(response))) == expected
+        finally:
+            target.send_signal(signal.SIGCONT)
+        assert http.post(CHAT, json=body).status_code == 404
+    wait_until(lambda: not list(running.media_folder.glob(f"*/{video_id}")))
 
 
 def test_a_file_elsewhere_is_sent_as_bytes_if_it_is_small(

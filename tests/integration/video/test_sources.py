@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hippo.engine.media_cache import MediaCache
+from hippo.errors import MediaPathError
 from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
 from hippo.video.resizing import FrameLimits
@@ -31,22 +32,30 @@ async def test_a_file_is_opened_by_its_path(decoder: MediaDecoder, path: Path) -
     assert media.is_resized
 
 
-async def test_another_file_than_the_gateways_is_refused(decoder: MediaDecoder, path: Path) -> None:
+async def test_a_file_that_was_changed_meanwhile_may_come_as_bytes(
+    decoder: MediaDecoder, path: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The error is the one at which the gateway sends the file's bytes instead."""
     seen = at_path(path)
+
+    async def reason() -> str:
+        with pytest.raises(MediaPathError) as caught:
+            await decoder.decode(seen, FramePlan())
+        return caught.value.message
+
     os.utime(path, ns=(0, seen.modified_ns + 1))
-    assert "it has changed" in await refusal(decoder, seen)
+    assert "its size or time" in await reason()
     path.write_bytes(path.read_bytes() + b"\0")
     os.utime(path, ns=(0, seen.modified_ns))
-    assert "it has changed" in await refusal(decoder, seen)
+    assert "its size or time" in await reason()
     path.unlink()
-    assert "cannot be read (No such file or directory)" in await refusal(decoder, seen)
-
-
-async def test_only_files_are_opened(decoder: MediaDecoder, tmp_path: Path) -> None:
+    assert "it is missing" in await reason()
+    path.symlink_to(tmp_path_factory.mktemp("private"))
+    assert "not under a directory" in await reason()
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", tmp_path):
-        assert "is not a file" in await refusal(decoder, at_path(path))
-    assert "cannot be read" in await refusal(decoder, Media(MediaKind.VIDEO, path="a\0b"))
+    no_file = Media(MediaKind.VIDEO, path="a\0b")
+    for seen in (at_path(tmp_path / "pipe"), at_path(tmp_path), no_file):
+        assert "cannot be read" in await reason()
 
 
 async def test_a_changed_file_and_a_uuid_are_keys_of_the_cache(

@@ -83,6 +83,27 @@ async def test_it_is_deleted(uploads: Uploads, tmp_path: Path) -> None:
         uploads.delete(upload.video_id, None)
 
 
+@pytest.mark.parametrize("expires", [False, True])
+async def test_what_a_request_uses_is_kept_until_its_end(
+    uploads: Uploads, clock: _Clock, tmp_path: Path, expires: bool
+) -> None:
+    upload = await uploads.add_upload(_reading(b"x" * 60), filename="", owner=None)
+    video_id = upload.video_id
+    with uploads.keeping([video_id, "data:,"]):
+        with uploads.keeping([video_id, video_id]):
+            if expires:
+                clock.now_s += TTL_S
+            else:
+                uploads.delete(video_id, None)
+            with pytest.raises(NotFoundError):
+                uploads.get(video_id, None)
+        assert [path.name for path in _files(tmp_path)] == [video_id]
+        with pytest.raises(UploadsFullError):  # its bytes count
+            await uploads.add_upload(_reading(b"x" * 60), filename="", owner=None)
+    assert _files(tmp_path) == []
+    await uploads.add_upload(_reading(b"x" * 60), filename="", owner=None)
+
+
 @pytest.mark.parametrize(("size", "is_taken"), [(0, False), (60, True), (61, False)])
 async def test_the_size_of_a_file_is_bounded(
     uploads: Uploads, tmp_path: Path, size: int, is_taken: bool
