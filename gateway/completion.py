@@ -41,7 +41,7 @@ from hippo.types import Block, Media, OpenRequest, PromptInfo, Selection, Timing
 
 logger = logging.getLogger("gateway.completion")
 
-CopyFiles = Callable[[Sequence[Media]], Awaitable[tuple[Media, ...]]]
+CopyFiles = Callable[[], Awaitable[tuple[Media, ...]]]
 
 # The services end a sequence this long after its limit, in case the gateway hangs.
 _SERVICES_GRACE_S = 1.0
@@ -56,8 +56,8 @@ class Completion:
 
     ``async with`` starts both streams; leaving it cancels them, which frees their slots. ``news``
     is set when the prompt was read, when there is text to take, and at the end. A slow reader of
-    the text does not delay the streams. ``copy_files`` returns media with the bytes of their files,
-    for a service that cannot open a file by its path.
+    the text does not delay the streams. ``copy_files`` returns the request's media with the bytes of
+    their files, for a service that cannot open a file by its path.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class Completion:
 
         Raises MediaError for files that are too large for a message."""
         logger.warning("files are sent as bytes: %s", error.message)
-        media = await self._copy_files(self._request.media)
+        media = await self._copy_files()
         self._request = dataclasses.replace(self._request, media=media)
 
     async def _on_verdict(self, verdict: Verdict) -> None:

@@ -259,6 +259,24 @@ class MediaReader:
             return file.read(item.num_bytes)
 
 
+class CopiedFiles:
+    """The media of one request with the bytes of their files, which are read once for all its
+    choices."""
+
+    def __init__(self, reader: MediaReader, media: Sequence[Media]) -> None:
+        self._reader = reader
+        self._media = media
+        self._copied: tuple[Media, ...] | None = None
+        self._reading = asyncio.Lock()
+
+    async def read(self) -> tuple[Media, ...]:
+        """Returns the media; raises as ``MediaReader.copy_files`` does."""
+        async with self._reading:
+            if self._copied is None:
+                self._copied = await self._reader.copy_files(self._media)
+            return self._copied
+
+
 def _frame_list(payload: str, times: FrameTimes) -> bytes:
     """Packs the frames of ``<jpg>,<jpg>,...`` (base64) into one file."""
     num_frames = payload.count(",") + 1

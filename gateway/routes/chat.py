@@ -19,6 +19,7 @@ from gateway.choices import Choices
 from gateway.completion import Completion
 from gateway.errors import describe_error
 from gateway.keys import Allowance
+from gateway.media import CopiedFiles
 from gateway.openapi import CHAT_ANSWERED, answers
 from gateway.report import AnswerRecord, Timeline
 from gateway.schemas import ChatCompletionRequest, StreamOptions
@@ -161,11 +162,14 @@ class ChatResponse(Response):
                 info,
                 ceiling=settings.max_visual_tokens,
             )
+        in_bytes = CopiedFiles(state.media, request.media)
         counted = state.metrics.model(info.name)
         news = asyncio.Event()
         choices = Choices(
             [
-                self._completion(one, plan, pair, is_calibration=is_calibration, news=news)
+                self._completion(
+                    one, plan, pair, is_calibration=is_calibration, news=news, in_bytes=in_bytes
+                )
                 for one in translate.choice_requests(request, count)
             ],
             news=news,
@@ -210,6 +214,7 @@ class ChatResponse(Response):
         *,
         is_calibration: bool,
         news: asyncio.Event,
+        in_bytes: CopiedFiles,
     ) -> Completion:
         body, settings = self._body, self._state.settings
         return Completion(
@@ -227,7 +232,7 @@ class ChatResponse(Response):
                 timeline=Timeline() if body.return_timeline else None,
             ),
             news=news,
-            copy_files=self._state.media.copy_files,
+            copy_files=in_bytes.read,
         )
 
     async def _collect(self, choices: Choices) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from time import perf_counter_ns
@@ -83,7 +83,7 @@ def with_tokenizer(model: ToyModel) -> ToyModel:
     return model
 
 
-async def no_files(media: Sequence[Media]) -> tuple[Media, ...]:
+async def no_files() -> tuple[Media, ...]:
     """Stands for the gateway's copying of files, where no media are files."""
     raise AssertionError("no service was given a path")
 

@@ -38,24 +38,24 @@ async def test_a_file_that_was_changed_meanwhile_may_come_as_bytes(
     """The error is the one at which the gateway sends the file's bytes instead."""
     seen = at_path(path)
 
-    async def reason() -> str:
+    async def reason(media: Media) -> str:
         with pytest.raises(MediaPathError) as caught:
-            await decoder.decode(seen, FramePlan())
+            await decoder.decode(media, FramePlan())
         return caught.value.message
 
     os.utime(path, ns=(0, seen.modified_ns + 1))
-    assert "its size or time" in await reason()
+    assert "its size or time" in await reason(seen)
     path.write_bytes(path.read_bytes() + b"\0")
     os.utime(path, ns=(0, seen.modified_ns))
-    assert "its size or time" in await reason()
+    assert "its size or time" in await reason(seen)
     path.unlink()
-    assert "it is missing" in await reason()
+    assert "it is missing" in await reason(seen)
     path.symlink_to(tmp_path_factory.mktemp("private"))
-    assert "not under a directory" in await reason()
+    assert "not under a directory" in await reason(seen)
     os.mkfifo(tmp_path / "pipe")
-    no_file = Media(MediaKind.VIDEO, path="a\0b")
-    for seen in (at_path(tmp_path / "pipe"), at_path(tmp_path), no_file):
-        assert "cannot be read" in await reason()
+    no_name = Media(MediaKind.VIDEO, path="a\0b")
+    for no_file in (at_path(tmp_path / "pipe"), at_path(tmp_path), no_name):
+        assert "cannot be read" in await reason(no_file)
 
 
 async def test_a_changed_file_and_a_uuid_are_keys_of_the_cache(

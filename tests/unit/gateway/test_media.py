@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.config import GatewaySettings
-from gateway.media import FrameTimes, MediaReader, MediaSource
+from gateway.media import CopiedFiles, FrameTimes, MediaReader, MediaSource
 from gateway.uploads import Uploads
 from hippo.errors import (
     ForbiddenError,
@@ -161,6 +161,15 @@ async def test_a_file_is_not_read_where_every_service_opens_it(
     with pytest.raises(MediaError, match="cannot be read") as caught:
         await reader.copy_files(media)
     assert caught.value.param == "media[0]"
+
+
+async def test_choices_share_one_copy_of_their_files(reader: MediaReader, inside: Path) -> None:
+    (inside / "clip.mp4").write_bytes(b"a video")
+    source = MediaSource(MediaKind.VIDEO, str(inside / "clip.mp4"), "field")
+    in_bytes = CopiedFiles(reader, await reader.read_media([source]))
+    first, second = await asyncio.gather(in_bytes.read(), in_bytes.read())
+    assert first[0].data == b"a video"
+    assert first is second
 
 
 async def test_what_a_request_holds_in_memory_is_bounded(uploads: Uploads, inside: Path) -> None:
