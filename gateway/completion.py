@@ -56,8 +56,8 @@ class Completion:
 
     ``async with`` starts both streams; leaving it cancels them, which frees their slots. ``news``
     is set when the prompt was read, when there is text to take, and at the end. A slow reader of
-    the text does not delay the streams. ``copy_files`` returns the request's media with the bytes of
-    their files, for a service that cannot open a file by its path.
+    the text does not delay the streams. ``copy_files`` returns the request's media with the bytes
+    of their files, for a service that cannot open a file by its path.
     """
 
     def __init__(

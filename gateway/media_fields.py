@@ -186,7 +186,9 @@ def frame_fields(request: ChatCompletionRequest) -> dict[str, str]:
     frames = request.mm_processor_kwargs or MediaProcessing()
     loading = (request.media_io_kwargs or MediaLoading()).video
     names = {
-        field.name: f"mm_processor_kwargs.{field.name}" for field in dataclasses.fields(FramePlan)
+        field.name: f"mm_processor_kwargs.{field.name}"
+        for field in dataclasses.fields(FramePlan)
+        if field.name != "max_visual_tokens"  # the gateway's own
     }
     if frames.fps is None and loading.fps is not None:
         names["fps"] = "media_io_kwargs.video.fps"

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from hippo.errors import MediaError, UnavailableError
+from hippo.errors import ContextLengthError, MediaError, UnavailableError
 from hippo.local_files import LocalFiles
 from hippo.models.base import DecodedMedia
 from hippo.types import FramePlan, Media
@@ -81,8 +81,9 @@ class MediaDecoder:
         their memory is freed with the tensor. ``shared`` frames are found under the same ``salt``.
 
         Raises MediaError for media that cannot be read or exceed a limit, MediaPathError for a path
-        that cannot be opened, InvalidRequestError for a plan out of range, UnavailableError if the
-        decoder is closed or its worker cannot start.
+        that cannot be opened, InvalidRequestError for a plan out of range, ContextLengthError if
+        the plan has too little room, UnavailableError if the decoder is closed or its worker cannot
+        start.
         """
         kind = media.kind.value
         resolved = resolve_plan(plan, self.limits, self.frame_limits, media.kind)
@@ -113,6 +114,8 @@ class MediaDecoder:
                 reply, result = worker.ask(request, file)
             if "is_out_of_memory" in reply:
                 raise WorkerDiedError(reply["error"])
+            if "is_too_long" in reply:
+                raise ContextLengthError(reply["error"], param="messages")
             if "error" in reply:
                 raise MediaError(reply["error"])
             return _decoded(media, reply, result)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hippo.errors import MediaError
+from hippo.errors import ContextLengthError, MediaError
 from hippo.types import FramePlan
 
 _MAX_ASPECT_RATIO = 200  # of qwen-vl-utils
@@ -35,6 +35,19 @@ class FrameLimits:
     resample: int = 3  # Pillow's number of the filter; 3: bicubic
 
 
+def check_room(budget: int, least_tokens: int) -> None:
+    """Raises ContextLengthError if a video that takes at least ``least_tokens`` visual tokens has
+    only room for ``budget``."""
+    if budget < least_tokens:
+        raise ContextLengthError(
+            f"there is room for at most {budget} visual tokens of a video, and the fewest and "
+            f"smallest frames take {least_tokens}: shorten the text or the answer (max_tokens), "
+            "send fewer videos, lower min_pixels if it is set, or start the services with a larger "
+            "--max-context-length and the gateway with a larger --max-visual-tokens",
+            param="messages",
+        )
+
+
 def fit_frames(
     num_frames: int, height: int, width: int, plan: FramePlan, limits: FrameLimits
 ) -> int:
@@ -57,7 +70,8 @@ def fit_size(
 ) -> tuple[int, int]:
     """Returns the height and width of each of ``num_frames`` frames of a video after resizing.
 
-    Raises MediaError for too narrow a frame.
+    Raises MediaError for too narrow a frame, and ContextLengthError if the least frames of the
+    model or of the plan's ``min_pixels`` exceed ``max_visual_tokens``.
     """
     if limits.fixed_size is not None:
         return limits.fixed_size
@@ -68,8 +82,8 @@ def fit_size(
     share = plan.max_visual_tokens * side**2 // grids
     most = max(min(plan.max_pixels, share), int(plan.min_pixels * _LEAST_RANGE))
     size = smart_resize(height, width, side, plan.min_pixels, most)
-    if grids == 1 and math.prod(size) > share:  # fewer frames are not possible
-        return smart_resize(height, width, side, 0, share)
+    if grids == 1:  # fewer frames are not possible
+        check_room(plan.max_visual_tokens, math.prod(size) // side**2)
     return size
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from hippo.errors import InvalidRequestError
 from hippo.types import FramePlan, MediaKind
 from hippo.video.limits import DecodeLimits
-from hippo.video.resizing import FrameLimits
+from hippo.video.resizing import FrameLimits, check_room
 
 MAX_FPS = 240.0
 
@@ -25,7 +25,7 @@ def resolve_plan(
     kind: MediaKind = MediaKind.VIDEO,
 ) -> FramePlan:
     """Fills in the model's defaults and limits; raises InvalidRequestError for a field out of
-    range. The fields that do not concern the kind are 0; ``max_pixels`` 0: the stored size.
+    range, and ContextLengthError for less room than a frame takes. The fields that do not concern the kind are 0; ``max_pixels`` 0: the stored size.
 
     ``num_frames`` is 0 if ``fps`` decides. ``max_visual_tokens`` are those of this video.
     """
@@ -80,12 +80,8 @@ def _check_range(plan: FramePlan, limits: DecodeLimits, frames: FrameLimits) -> 
             f"min_frames is {plan.min_frames}, more than max_frames, {max_frames}",
             param="min_frames",
         )
-    if 0 < plan.max_visual_tokens < frames.fixed_tokens:
-        raise InvalidRequestError(
-            f"max_visual_tokens leaves {plan.max_visual_tokens} tokens to a video, but a frame of "
-            f"this model has {frames.fixed_tokens}",
-            param="max_visual_tokens",
-        )
+    if plan.max_visual_tokens:
+        check_room(plan.max_visual_tokens, frames.fixed_tokens)
     if frames.fixed_size is None:
         return
     height, width = frames.fixed_size

@@ -23,7 +23,7 @@ import traceback
 
 import numpy as np
 
-from hippo.errors import MediaError
+from hippo.errors import ContextLengthError, MediaError
 from hippo.types import FramePlan
 from hippo.video.canvas import Canvas, Frames, Pixels
 from hippo.video.frame_list import MAGIC
@@ -88,6 +88,8 @@ def reply_to(
         frames = decode(request, media, limits, num_threads, result)
     except MediaError as error:
         return {"error": error.message}
+    except ContextLengthError as error:
+        return {"error": error.message, "is_too_long": True}
     except Exception as error:
         is_short = isinstance(error, OSError) and error.errno == errno.ENOMEM
         if isinstance(error, MemoryError) or is_short:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hippo.config import SettingsError
 from hippo.engine.settings import EngineSettings
-from hippo.errors import InvalidRequestError, MediaError
+from hippo.errors import ContextLengthError, InvalidRequestError, MediaError
 from hippo.models.base import DecodedMedia
 from hippo.models.qwen_prompt import frame_limits
 from hippo.models.resizing import resized
@@ -112,8 +112,23 @@ def test_videos_stay_within_the_budget(
 def test_frames_are_made_smaller_before_they_are_dropped() -> None:
     assert fitted(64, 1080, 1920, max_visual_tokens=6400)[0] == 64
     assert fitted(64, 1080, 1920, max_visual_tokens=1000)[0] < 64
-    _, (rows, columns) = fitted(2, 1080, 1920, max_visual_tokens=50)
-    assert rows * columns // 28**2 <= 50
+    assert fitted(8, 1080, 1920, max_visual_tokens=128) == (2, (224, 420))
+
+
+@pytest.mark.parametrize(
+    ("limits", "plan", "words"),
+    [
+        (QWEN, {"max_visual_tokens": 100}, "100 visual tokens of a video, and .* take 120: "),
+        (QWEN, {"max_visual_tokens": 126, "min_pixels": 300_000}, "lower min_pixels"),
+        (LLAVA, {"max_visual_tokens": 195}, "195 visual tokens of a video, and .* take 196: "),
+    ],
+)
+def test_frames_do_not_become_smaller_than_the_least(
+    limits: FrameLimits, plan: dict[str, int], words: str
+) -> None:
+    with pytest.raises(ContextLengthError, match=words) as caught:
+        fitted(8, 1080, 1920, limits, **plan)
+    assert caught.value.param == "messages"
 
 
 def test_the_requests_pixels_count_within_the_limits() -> None:
@@ -127,8 +142,6 @@ def test_the_requests_pixels_count_within_the_limits() -> None:
 def test_frames_of_one_size() -> None:
     assert fitted(32, 1080, 1920, LLAVA) == (32, (384, 384))
     assert fitted(32, 1080, 1920, LLAVA, max_visual_tokens=2000)[0] == 10
-    with pytest.raises(InvalidRequestError, match="a frame of this model has 196"):
-        fitted(32, 1080, 1920, LLAVA, max_visual_tokens=195)
     for plan in (FramePlan(max_pixels=384 * 384 - 1), FramePlan(min_pixels=384 * 384 + 1)):
         with pytest.raises(InvalidRequestError, match="every frame at 384 x 384"):
             resolve_plan(plan, DecodeLimits(), LLAVA)

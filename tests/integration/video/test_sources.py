@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hippo.engine.media_cache import MediaCache
-from hippo.errors import MediaPathError
+from hippo.errors import ContextLengthError, MediaPathError
 from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
 from hippo.video.resizing import FrameLimits
@@ -95,6 +95,9 @@ async def test_frames_and_images_are_resized_by_the_worker(decoder: MediaDecoder
     )
     few = await decoder.decode(data, FramePlan(max_visual_tokens=8))
     assert few.frames.shape == (4, 56, 28, 3)
+    with pytest.raises(ContextLengthError, match="take 2: shorten the text") as caught:
+        await decoder.decode(data, FramePlan(max_visual_tokens=1))
+    assert caught.value.param == "messages"
 
 
 async def test_a_budget_takes_fewer_of_the_frames(decoder: MediaDecoder) -> None:
