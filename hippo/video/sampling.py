@@ -41,7 +41,8 @@ def resolve_plan(
     least = min(plan.min_pixels or least, most)
     if kind is MediaKind.IMAGE:
         return FramePlan(min_pixels=least, max_pixels=most)
-    max_frames = plan.max_frames or limits.max_frames
+    # A video has at least the frames of one grid, as with num_frames.
+    max_frames = max(plan.max_frames or limits.max_frames, frames.frame_multiple)
     num_frames = plan.num_frames
     if num_frames:
         grids = max(round(num_frames / frames.frame_multiple), 1)
@@ -67,11 +68,9 @@ def _check_range(plan: FramePlan, limits: DecodeLimits, frames: FrameLimits) -> 
         )
     for name in ("max_frames", "min_frames", "num_frames"):
         value = getattr(plan, name)
-        least = 1 if name == "num_frames" else frames.frame_multiple
-        if value != 0 and not least <= value <= limits.max_frames:
+        if value != 0 and not 1 <= value <= limits.max_frames:
             raise InvalidRequestError(
-                f"{name} is {value}; this service takes {least} to {limits.max_frames} frames of a "
-                "video",
+                f"{name} is {value}; this service takes 1 to {limits.max_frames} frames of a video",
                 param=name,
             )
     max_frames = plan.max_frames or limits.max_frames

@@ -158,6 +158,7 @@ def test_numbers_of_frames_are_the_models_and_the_requests() -> None:
     assert count(LLAVA, min_frames=48) == 48
     assert count(QWEN, num_frames=7) == 8  # as transformers rounds
     assert count(QWEN, num_frames=1) == 2
+    assert count(QWEN, max_frames=1) == count(QWEN, fps=5.0, max_frames=3) == 2
     assert count(QWEN, 3, num_frames=8) == 2
     assert count(LLAVA, num_frames=1) == 1
     assert count(QWEN, num_frames=10, fps=5.0) == 10

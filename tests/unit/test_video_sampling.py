@@ -118,9 +118,8 @@ def test_a_plan_left_open_takes_the_models_defaults_and_the_operators_limit() ->
         (FramePlan(fps=-1.0), "fps", "greater than 0 and at most 240"),
         (FramePlan(fps=1e9), "fps", "greater than 0 and at most 240"),
         (FramePlan(fps=float("nan")), "fps", "greater than 0 and at most 240"),
-        (FramePlan(max_frames=65), "max_frames", "2 to 64 frames"),
-        (FramePlan(max_frames=1), "max_frames", "2 to 64 frames"),
-        (FramePlan(min_frames=-4), "min_frames", "2 to 64 frames"),
+        (FramePlan(max_frames=65), "max_frames", "1 to 64 frames"),
+        (FramePlan(min_frames=-4), "min_frames", "1 to 64 frames"),
         (FramePlan(min_frames=20, max_frames=10), "min_frames", "more than max_frames"),
     ],
 )
