@@ -53,14 +53,15 @@ _CODES: dict[type[HippoError], str] = {
 
 
 class BodyTooLargeError(HTTPException):
-    """The request body exceeds the operator's limit."""
+    """The request body, or the video of an upload, exceeds the operator's ``limit``, in bytes."""
 
     def __init__(self, limit: int, *, is_upload: bool) -> None:
-        remedy = "" if is_upload else "; upload a large video (POST /v1/videos), or name its path"
-        flag = "--max-media-bytes" if is_upload else "--max-body-bytes"
+        what, flag = "request body", "--max-body-bytes"
+        remedy = "; upload a large video (POST /v1/videos), or name its path"
+        if is_upload:
+            what, flag, remedy = "video", "--max-media-bytes", ""
         super().__init__(
-            413,
-            f"the request body is larger than {limit} bytes, this server's limit ({flag}){remedy}",
+            413, f"the {what} is larger than {limit} bytes, this server's limit ({flag}){remedy}"
         )
 
 

@@ -247,7 +247,7 @@ class MediaReader:
                 kind,
                 path=str(file.path),
                 num_bytes=file.num_bytes,
-                modified_ns=max(file.modified_ns, 0),
+                modified_ns=file.modified_ns,
             )
 
     def _read_file(self, item: Media) -> bytes:

@@ -42,7 +42,7 @@ class RequestMiddleware:
         """``max_file_bytes`` limits the file of an upload, whose body is not held in memory."""
         self._app = app
         self._max_body_bytes = max_body_bytes
-        self._max_form_bytes = max_file_bytes + _FORM_OVERHEAD_BYTES
+        self._max_file_bytes = max_file_bytes
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,7 +59,8 @@ class RequestMiddleware:
         status = _LEFT
         num_received = 0
         is_upload = (scope["method"], scope["path"]) == ("POST", UPLOADS)
-        max_bytes = self._max_form_bytes if is_upload else self._max_body_bytes
+        limit = self._max_file_bytes if is_upload else self._max_body_bytes
+        max_bytes = limit + _FORM_OVERHEAD_BYTES if is_upload else limit
 
         async def limited_receive() -> Message:
             nonlocal num_received
@@ -67,7 +68,7 @@ class RequestMiddleware:
             if message["type"] == "http.request":
                 num_received += len(message.get("body", b""))
                 if num_received > max_bytes:
-                    raise BodyTooLargeError(max_bytes, is_upload=is_upload)
+                    raise BodyTooLargeError(limit, is_upload=is_upload)
             return message
 
         async def named_send(message: Message) -> None:
@@ -79,7 +80,7 @@ class RequestMiddleware:
 
         try:
             if _declared_length(headers) > max_bytes:
-                error = BodyTooLargeError(max_bytes, is_upload=is_upload)
+                error = BodyTooLargeError(limit, is_upload=is_upload)
                 body = error_body(
                     error.detail, type_name="invalid_request_error", code="body_too_large"
                 )

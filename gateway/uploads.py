@@ -63,9 +63,7 @@ class Uploads:
     ) -> None:
         parent = Path(settings.upload_dir or tempfile.gettempdir()).resolve()
         _delete_abandoned(parent)
-        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        self._lock = os.open(self.folder, os.O_RDONLY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.folder, self._lock = _make_folder(parent)
         self._max_bytes = settings.max_upload_bytes  # of all uploads together
         self._max_file_bytes = settings.max_media_bytes
         self._ttl_s = settings.upload_ttl_s
@@ -183,6 +181,19 @@ class Uploads:
         self._num_bytes -= upload.num_bytes
         with contextlib.suppress(OSError):
             (self.folder / upload.video_id).unlink()
+
+
+def _make_folder(parent: Path) -> tuple[Path, int]:
+    """Returns a new folder in ``parent``, and the descriptor that has it locked."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        with contextlib.suppress(FileNotFoundError):
+            lock = os.open(folder, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if folder.exists():
+                return folder, lock
+            os.close(lock)
+        # Another gateway that started has deleted the folder, which was not locked yet.
 
 
 def _delete_abandoned(parent: Path) -> None:

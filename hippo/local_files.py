@@ -20,7 +20,7 @@ class LocalFile:
     path: Path
     descriptor: int
     num_bytes: int
-    modified_ns: int  # since the epoch
+    modified_ns: int  # since the epoch, modulo 2**64: files may be older
 
 
 class LocalFiles:
@@ -56,7 +56,7 @@ class LocalFiles:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise MediaError(f"{shown} is not a regular file")
-            yield LocalFile(resolved, descriptor, status.st_size, status.st_mtime_ns)
+            yield LocalFile(resolved, descriptor, status.st_size, status.st_mtime_ns % 2**64)
         finally:
             os.close(descriptor)
 

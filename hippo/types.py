@@ -52,7 +52,7 @@ class Media:
     data: bytes = field(default=b"", repr=False)
     path: str = ""
     num_bytes: int = 0  # of the file at ``path``
-    modified_ns: int = 0  # of the file at ``path``, since the epoch
+    modified_ns: int = 0  # of the file at ``path``, since the epoch, modulo 2**64
     uuid: str = ""  # empty: the content is the key of caches
 
 

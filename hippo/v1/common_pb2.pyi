@@ -140,7 +140,7 @@ class Media(_message.Message):
     num_bytes: _builtins.int
     """Size of the file at path; a service refuses a file of another size or time."""
     modified_ns: _builtins.int
-    """Time of the last change of the file at path, in nanoseconds since the epoch."""
+    """Time of the last change of the file at path, in nanoseconds since the epoch, modulo 2^64."""
     uuid: _builtins.str
     """The client's name of the content, the key of caches of decoded media; empty: the content itself."""
     def __init__(

@@ -24,10 +24,12 @@ def resolve_plan(
     frames: FrameLimits | None = None,
     kind: MediaKind = MediaKind.VIDEO,
 ) -> FramePlan:
-    """Fills in the model's defaults and limits; raises InvalidRequestError for a field out of
-    range, and ContextLengthError for less room than a frame takes. The fields that do not concern the kind are 0; ``max_pixels`` 0: the stored size.
+    """Fills in the model's defaults and limits. The fields that do not concern the kind are 0;
+    ``max_pixels`` 0: the stored size.
 
-    ``num_frames`` is 0 if ``fps`` decides. ``max_visual_tokens`` are those of this video.
+    ``num_frames`` is 0 if ``fps`` decides. ``max_visual_tokens`` are those of this video. Raises
+    InvalidRequestError for a field out of range, and ContextLengthError for less room than a frame
+    takes.
     """
     frames = frames or FrameLimits()
     _check_range(plan, limits, frames)

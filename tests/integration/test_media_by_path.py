@@ -46,7 +46,7 @@ def _file(path: Path) -> Media:
         MediaKind.VIDEO,
         path=str(path),
         num_bytes=status.st_size,
-        modified_ns=status.st_mtime_ns,
+        modified_ns=status.st_mtime_ns % 2**64,
     )
 
 
@@ -85,7 +85,7 @@ async def test_a_file_that_changed_is_read_again(folder: Path) -> None:
     async with serving_target(ToyModel(), allowed_local_media_path=(str(folder),)) as (_, client):
         for num_frames in (4, 8):
             path.write_bytes(b"toy:%d" % num_frames)
-            os.utime(path, ns=(0, num_frames * 10**9))
+            os.utime(path, ns=(0, (num_frames - 6) * 10**9))  # the first is older than 1970
             with_bytes = _about(Media(MediaKind.VIDEO, path.read_bytes()))
             answers = [
                 await target_only(client, each) for each in (with_bytes, _about(_file(path)))

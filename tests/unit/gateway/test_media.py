@@ -163,6 +163,13 @@ async def test_a_file_is_not_read_where_every_service_opens_it(
     assert caught.value.param == "media[0]"
 
 
+async def test_a_file_older_than_1970_has_a_time(reader: MediaReader, inside: Path) -> None:
+    (inside / "old.mp4").write_bytes(b"a video")
+    os.utime(inside / "old.mp4", ns=(0, -3))
+    source = MediaSource(MediaKind.VIDEO, str(inside / "old.mp4"), "field")
+    assert (await reader.read_media([source]))[0].modified_ns == 2**64 - 3
+
+
 async def test_choices_share_one_copy_of_their_files(reader: MediaReader, inside: Path) -> None:
     (inside / "clip.mp4").write_bytes(b"a video")
     source = MediaSource(MediaKind.VIDEO, str(inside / "clip.mp4"), "field")

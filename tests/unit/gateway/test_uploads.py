@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -154,6 +157,24 @@ async def test_what_a_killed_gateway_left_is_deleted_and_anothers_is_not(
     first, second = _uploads(tmp_path, clock), _uploads(tmp_path, clock)
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"kept", first.folder.name, second.folder.name}
+
+
+@pytest.mark.parametrize("moment", ["gateway.uploads.os.open", "gateway.uploads.fcntl.flock"])
+async def test_a_folder_that_another_gateway_deletes_before_it_is_locked_is_made_again(
+    tmp_path: Path, clock: _Clock, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    real = os.open if moment.endswith("open") else fcntl.flock
+
+    def deleted_before(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        for folder in tmp_path.iterdir():
+            folder.rmdir()
+        return real(*arguments)
+
+    monkeypatch.setattr(moment, deleted_before)
+    uploads = _uploads(tmp_path, clock)
+    upload = await uploads.add_upload(_reading(b"x"), filename="", owner=None)
+    assert [path.name for path in _files(tmp_path)] == [upload.video_id]
 
 
 async def test_a_full_disk_is_told(uploads: Uploads, tmp_path: Path) -> None:
