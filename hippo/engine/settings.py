@@ -179,6 +179,7 @@ class EngineSettings:
             budget_bytes=self.memory_bytes,
             cuda_graphs=self.cuda_graphs,
             exact_rows=exact_rows,
+            limits_pixels=bool(self.max_video_pixels or self.max_image_pixels),
             log_level=self.log_level,
         )
 
@@ -234,13 +235,7 @@ class EngineSettings:
             ) from None
 
     def frame_limits(self, model: FrameLimits) -> FrameLimits:
-        """Returns the model's limits with the operator's in their place; raises SettingsError for
-        limits of pixels if the model takes frames of one size only."""
-        if model.fixed_size is not None and (self.max_video_pixels or self.max_image_pixels):
-            raise SettingsError(
-                f"{self.model} takes frames of {model.fixed_size[1]} x {model.fixed_size[0]} "
-                "pixels only: leave out --max-video-pixels and --max-image-pixels"
-            )
+        """Returns the model's limits with the operator's in their place."""
         if self.video_fps:
             model = replace(model, fps=self.video_fps, num_frames=0)
         if self.max_video_pixels:

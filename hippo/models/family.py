@@ -1,5 +1,4 @@
-"""The description of a model family, and the model of every family: slots, prefill by layer groups
-and chunks, forward, rotary tables."""
+"""The description of a model family, and the model of every family: slots, prefill, forward."""
 
 from __future__ import annotations
 
@@ -27,6 +26,7 @@ from hippo.models.checkpoint import Checkpoint
 from hippo.models.content import cached_places
 from hippo.models.eager import EagerRunner
 from hippo.models.pixels import PixelScale
+from hippo.models.plan import LoadPlan
 from hippo.models.pretrained import Pretrained
 from hippo.models.prompts import PromptBuilder
 from hippo.models.rows import PlacedRows, layer_groups
@@ -69,15 +69,15 @@ class VisionTower(ABC):
 class Family:
     """The parts that are particular to a model family with a Qwen2-style language model.
 
-    ``check_configuration`` raises ModelLoadError for an unsupported checkpoint before its weights
-    are read; ``make_tower`` may raise ModelLoadError after that.
+    ``check_configuration`` raises ModelLoadError for an unsupported checkpoint or plan before the
+    weights are read; ``make_tower`` may raise ModelLoadError after that.
     """
 
     architecture: str  # name of the class in transformers
     num_axes: int  # axes of a position
     make_prompts: Callable[[Pretrained], PromptBuilder]
     make_tower: Callable[[Pretrained], VisionTower]
-    check_configuration: Callable[[Checkpoint], None] | None = None
+    check_configuration: Callable[[Checkpoint, LoadPlan], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

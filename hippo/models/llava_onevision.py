@@ -11,6 +11,7 @@ from hippo.models.base import Prompt, VisualItem
 from hippo.models.checkpoint import Checkpoint
 from hippo.models.family import Family, VisionTower
 from hippo.models.llava_prompt import LlavaPromptBuilder
+from hippo.models.plan import LoadPlan
 from hippo.models.pretrained import Pretrained
 from hippo.models.vision import replace_products
 from hippo.sizes import VISION_FRAMES
@@ -52,8 +53,14 @@ class LlavaTower(VisionTower):
         return (self.model.image_newline.expand(len(prompt.visual_grids), -1),)
 
 
-def _check_configuration(checkpoint: Checkpoint) -> None:
-    """Raises ModelLoadError for an unsupported language model or feature selection."""
+def _check_configuration(checkpoint: Checkpoint, plan: LoadPlan) -> None:
+    """Raises ModelLoadError for an unsupported language model or feature selection, and for a plan
+    that limits pixels."""
+    if plan.limits_pixels:
+        raise ModelLoadError(
+            f"{checkpoint.name} takes frames of one size, and images of sizes of its own: leave "
+            "out --max-video-pixels and --max-image-pixels"
+        )
     language = (checkpoint.config.get("text_config") or {}).get("model_type", "qwen2")
     if language != "qwen2":
         raise ModelLoadError(

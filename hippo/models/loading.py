@@ -57,7 +57,7 @@ def load_model(
     report("loading", 0.0)
     family = FAMILIES[checkpoint.model_type]
     if family.check_configuration is not None:
-        family.check_configuration(checkpoint)
+        family.check_configuration(checkpoint, plan)
     pretrained = load_pretrained(checkpoint, family.architecture, plan, report, shards)
     model = CachedModel(pretrained, family)
     report("loading", 1.0)

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hippo.config import SettingsError
+from hippo.engine.settings import EngineSettings
 from hippo.errors import IncompatiblePairError, ModelLoadError
 from hippo.models import placement
 from hippo.models.linear import has_half_linear
@@ -167,6 +168,16 @@ def test_a_llava_onevision_that_cannot_work_is_refused(
         load_model(LoadPlan(str(path.parent), max_context_length=256))
 
 
+@pytest.mark.parametrize("name", ["max_video_pixels", "max_image_pixels"])
+def test_limits_of_pixels_are_refused_before_weights_are_read(
+    llava_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.delattr("hippo.models.loading.load_pretrained")
+    settings = EngineSettings(model=str(llava_checkpoint), **{name: 50_000})  # type: ignore[arg-type]
+    with pytest.raises(ModelLoadError, match=r"frames of one size.*leave out --max-video-pixels"):
+        load_model(settings.load_plan)
+
+
 @pytest.mark.parametrize("name", ["/nowhere/at/all", "./nothing", "some/deep/path"])
 def test_a_missing_folder_is_said_to_be_missing(name: str) -> None:
     with pytest.raises(ModelLoadError, match="does not exist"):
@@ -239,6 +250,7 @@ def test_settings_that_cannot_be_are_refused(
 
 HUB_SCRIPT = """
 import sys
+from hippo.engine.settings import EngineSettings
 from hippo.errors import ModelLoadError
 from hippo.models.checkpoint import find_checkpoint
 for name in sys.argv[1:]:
