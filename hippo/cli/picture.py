@@ -39,7 +39,8 @@ def draw(
     """Returns a picture with the frames in its first row, and then ``rows``.
 
     ``frames`` is uint8 ``[num_frames, height, width, 3]``, one for each frame of the rows'
-    grids; ``seconds`` are their times.
+    grids, in the size and shape in which the model sees them (a model of square frames distorts a
+    wide clip); ``seconds`` are their times.
     """
     _, grid_rows, grid_columns = rows[0].values.shape
     token = max(_LEAST_TOKEN_PIXELS, round(_FRAME_PIXELS / grid_columns))
@@ -57,7 +58,11 @@ def draw(
     for left, second in zip(lefts, seconds, strict=True):
         pen.text((left, _HEAD), f"{second:.1f} s", _FAINT, _font(13))
     top = _HEAD + 22
-    _label(pen, top, "the clip", (f"{grid_rows} x {grid_columns} tokens a frame",))
+    notes = (
+        f"{grid_rows} x {grid_columns} tokens a frame,",
+        f"seen at {frames.shape[2]} x {frames.shape[1]} pixels",
+    )
+    _label(pen, top, "the clip", notes)
     for left, image in zip(lefts, images, strict=True):
         page.paste(image, (left, top))
     for row in rows:

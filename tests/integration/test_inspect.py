@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
-from hippo.cli import main
+from hippo.cli import main, picture
 from hippo.cli.stack import BUNDLED_PAIR
 
 CLIPS = BUNDLED_PAIR.parent / "clips"
@@ -22,14 +23,25 @@ def test_a_picture_has_a_row_a_strategy_and_a_row_a_score(
         arguments = ["inspect", str(CLIPS / "tray.mp4"), "--out", str(out), "--ratio", "0.75"]
         assert main([*arguments, "--strategies", "holistic,uniform,blind", *extra]) == 0
         assert str(out) in capsys.readouterr().out.replace("\n", "")
-        with Image.open(out) as picture:
-            assert picture.mode == "RGB"
-            sizes.append(picture.size)
-            colours = picture.getcolors(maxcolors=1 << 24)
+        with Image.open(out) as drawn:
+            assert drawn.mode == "RGB"
+            sizes.append(drawn.size)
+            colours = drawn.getcolors(maxcolors=1 << 24)
             assert colours is not None and len(colours) > 1000
     (width, height), (same_width, taller) = sizes
     assert same_width == width
     assert (taller - height) / (height - 100) == pytest.approx(3 / 4, abs=0.1)
+
+
+def test_the_size_in_which_a_model_sees_frames_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    monkeypatch.setattr(
+        picture, "_label", lambda pen, top, title, notes: written.extend((title, *notes))
+    )
+    row = picture.PictureRow("kept", (), torch.ones(1, 2, 2, dtype=torch.bool))
+    frames = torch.zeros(1, 384, 380, 3, dtype=torch.uint8)
+    picture.draw(title="", subtitle="", frames=frames, seconds=[0.0], rows=[row])
+    assert written[:3] == ["the clip", "2 x 2 tokens a frame,", "seen at 380 x 384 pixels"]
 
 
 @pytest.mark.parametrize(
