@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from tests.e2e.support import (
     wait_until,
     web_server,
 )
+from tests.fuzz.corpus import encode
+from tests.support.clips import picture
 
 
 def test_a_video_in_a_data_url_is_described(client: openai.OpenAI, clip: Path) -> None:
@@ -161,6 +164,32 @@ def test_frames_sent_one_by_one_are_a_video(client: openai.OpenAI) -> None:
     assert whole.choices[0].message.content == answer("off", fps=2).choices[0].message.content
     fewer = answer("off", fps=2, num_frames=2)
     assert fewer.usage.prompt_tokens < whole.usage.prompt_tokens
+
+
+def test_a_screen_recording_is_seen_as_it_was_on_the_screen(client: openai.OpenAI) -> None:
+    """Frames come only when the screen changes; a clip of the same pictures, two in each second,
+    gives the same answer."""
+
+    def answer(policy: str, screens: Sequence[int], **rate: Any) -> Any:
+        recording = encode(
+            "mp4",
+            "libx264",
+            width=112,
+            height=112,
+            options={"qp": "0"},  # lossless
+            paint=lambda number, width, height: picture(screens[number], width, height),
+            **rate,
+        )
+        extra = {"ignore_eos": True, "speculative": {"policy": policy}}
+        return ask(client, data_url(recording), max_tokens=16, extra_body=extra)
+
+    times_ms = [0, 40, 80, 120, 1000, 1040, 3000, 3750]
+    recorded = answer("vpsd", range(8), ticks=times_ms)
+    shown = answer("off", (0, 3, 4, 5, 5, 5, 6, 6), fps=2)
+    assert recorded.choices[0].message.content == shown.choices[0].message.content
+    assert recorded.usage.prompt_tokens == shown.usage.prompt_tokens
+    media = recorded.usage.prompt_tokens_details.model_extra["media"]
+    assert [item["num_frames"] for item in media] == [8]
 
 
 def test_the_question_may_stand_before_the_video(client: openai.OpenAI, clip: Path) -> None:
