@@ -21,11 +21,10 @@ from hippo.models.attention import AttentionPlan
 from hippo.models.cache import KeyValueCache
 from hippo.models.decoder import DecoderStack
 from hippo.models.fixed import ExactRunner, FixedRunner
-from hippo.models.flash import has_flash
 from hippo.models.graphs import Capture, CudaGraphs, Replay
 from hippo.models.kernels import difference_of
 from hippo.models.plan import MAX_GROUPED_ROWS, LoadPlan
-from hippo.models.ranges import RangesPart, has_ranges
+from hippo.models.ranges import FlashUse, RangesPart
 from hippo.models.rows import PlacedRows
 
 _log = logging.getLogger(__name__)
@@ -269,17 +268,19 @@ class CapturedRunner:
 
 
 def make_fixed_runner(
-    plan: LoadPlan, stack: DecoderStack, cache: KeyValueCache, embedding: torch.Tensor
+    plan: LoadPlan,
+    stack: DecoderStack,
+    cache: KeyValueCache,
+    embedding: torch.Tensor,
+    flash: FlashUse,
 ) -> FixedRunner | None:
     """Returns the runner of captured or exact steps, if the plan asks for one; logs a warning if
     the device cannot have graphs."""
     if plan.has_graphs:
-        if has_flash(cache, stack.groups) and has_ranges(cache, stack.groups):
+        if flash.has_ranges:
             capture = CudaGraphs(cache.device).capture_graph
             return CapturedRunner(stack, cache, embedding, capture, exact_rows=plan.exact_rows)
-        _log.warning(
-            "CUDA graphs are off: they need bfloat16 or float16 on an NVIDIA GPU from Ampere on"
-        )
+        _log.warning("CUDA graphs are off: they need FlashAttention, and %s", flash.reason)
     if plan.exact_rows is not None:
         return ExactRunner(stack, cache, embedding, num_rows=plan.exact_rows)
     return None

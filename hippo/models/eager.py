@@ -10,9 +10,8 @@ from hippo.models.attention import AttentionPlan, Part, plan_sequence
 from hippo.models.batch import group_rows, plan_batch
 from hippo.models.cache import KeyValueCache
 from hippo.models.decoder import DecoderStack
-from hippo.models.flash import has_flash
 from hippo.models.plan import MAX_GROUPED_ROWS
-from hippo.models.ranges import has_ranges, plan_ranges
+from hippo.models.ranges import FlashUse, plan_ranges
 from hippo.models.rows import PlacedRows, lay_out
 from hippo.transfer import to_device
 
@@ -28,6 +27,7 @@ class EagerRunner:
         stack: DecoderStack,
         cache: KeyValueCache,
         embedding: torch.Tensor,
+        flash: FlashUse,
         *,
         padded: Callable[[int], int],
     ) -> None:
@@ -35,8 +35,8 @@ class EagerRunner:
         self._cache = cache
         self._embedding = embedding
         self._padded = padded
-        self.has_flash = has_flash(cache, stack.groups)
-        self._has_ranges = self.has_flash and has_ranges(cache, stack.groups)
+        self.has_flash = flash.has_flash
+        self._has_ranges = flash.has_ranges
 
     def forward(self, sequences: Sequence[PlacedRows]) -> torch.Tensor:
         """Returns float32 logits ``[all rows, num_token_ids]``, in the order of ``sequences``."""

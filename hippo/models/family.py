@@ -107,7 +107,7 @@ class CachedModel:
         self.feature_bytes = pretrained.feature_bytes
         self._slots: dict[int, _Slot] = {}
         self._eager = EagerRunner(
-            self._stack, self._cache, self.embedding, padded=pretrained.padded
+            self._stack, self._cache, self.embedding, pretrained.flash, padded=pretrained.padded
         )
         with torch.inference_mode():
             self._rotary_table = self._text_rotary(min(2048, self.info.max_context_length))

@@ -15,17 +15,23 @@ from hippo.models.cache import KeyValueCache
 _operator = torch.ops.aten._flash_attention_forward.default
 
 
-def has_flash(cache: KeyValueCache, groups: int) -> bool:
-    """Whether the cache's device has the kernel for its heads, each with ``groups`` query heads:
-    NVIDIA GPUs from Ampere on do, in bfloat16 and float16."""
+def why_no_flash(cache: KeyValueCache, groups: int) -> str | None:
+    """Returns why the cache's device lacks the kernel for its heads, each with ``groups`` query
+    heads; None: it has it. NVIDIA GPUs from Ampere on do, in bfloat16 and float16."""
     device, num_heads, head_dim = cache.device, cache.shape.num_kv_heads, cache.shape.head_dim
-    if device.type != "cuda" or head_dim % 8:
-        return False
+    if device.type != "cuda":
+        return f"it needs an NVIDIA GPU, not {device}"
+    if head_dim % 8:
+        return f"it needs heads of a multiple of 8 numbers, not of {head_dim}"
     with torch.cuda.device(device):  # the query below is about the current device
         query = torch.empty(1, num_heads * groups, 2, head_dim, dtype=cache.dtype, device=device)
         key = torch.empty(1, num_heads, 4, head_dim, dtype=cache.dtype, device=device)
         parameters = torch.backends.cuda.SDPAParams(query, key, key, None, 0.0, False, True)
-        return bool(torch.backends.cuda.can_use_flash_attention(parameters))
+        if torch.backends.cuda.can_use_flash_attention(parameters):
+            return None
+    if cache.dtype not in (torch.bfloat16, torch.float16):
+        return f"it needs bfloat16 or float16, not {str(cache.dtype).removeprefix('torch.')}"
+    return f"{device} does not run it with heads of {head_dim} numbers (it needs Ampere or later)"
 
 
 def attend_flash(

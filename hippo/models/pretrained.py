@@ -39,6 +39,7 @@ from hippo.models.memory import (
 from hippo.models.placement import device_of
 from hippo.models.plan import LoadPlan
 from hippo.models.quantized import find_quantization
+from hippo.models.ranges import FlashUse, find_flash
 from hippo.models.weights import read_weights
 from hippo.types import ModelInfo
 
@@ -60,6 +61,7 @@ class Pretrained:
     stack: DecoderStack  # holds the weights of the text model's layers, which are empty in model
     cache: KeyValueCache
     info: ModelInfo
+    flash: FlashUse
     make_linear: MakeLinear  # makes products for the vision tower
     padded: Callable[[int], int]  # from a number of rows to the number to run, padding included
     fixed: FixedRunner | None = None  # None: the plan asks for no forwards of fixed shape
@@ -116,13 +118,15 @@ def load_pretrained(
     info = _model_info(
         plan, checkpoint, sizes, processor.tokenizer, num_ids, end_ids, cache.shape.num_slots
     )
-    fixed = make_fixed_runner(plan, stack, cache, model.get_input_embeddings().weight)
+    flash = find_flash(cache, stack.groups)
+    fixed = make_fixed_runner(plan, stack, cache, model.get_input_embeddings().weight, flash)
     return Pretrained(
         model,
         processor,
         stack,
         cache,
         info,
+        flash,
         make_product,
         padded,
         fixed,

@@ -25,14 +25,14 @@ import torch
 
 from hippo.models.batch import BatchPart, plan_batch
 from hippo.models.cache import CacheShape, KeyValueCache
-from hippo.models.flash import attend_ranges
+from hippo.models.flash import attend_ranges, why_no_flash
 from hippo.models.kernels import difference_of
 from hippo.models.rows import PlacedRows
 from hippo.transfer import to_device
 
 _log = logging.getLogger(__name__)
 
-# Slots, starts and numbers of rows of the forwards that has_ranges tries: blocks, and single rows.
+# Slots, starts and numbers of rows of the forwards that are tried: blocks, and single rows.
 _TRIED = (((0, 150, 4), (1, 301, 2), (2, 3, 1)), ((0, 150, 1), (1, 301, 1), (2, 3, 1)))
 
 
@@ -154,17 +154,30 @@ def plan_ranges(cache: KeyValueCache, rows: Sequence[PlacedRows], *, first_row: 
     )
 
 
-def has_ranges(cache: KeyValueCache, groups: int) -> bool:
-    """Whether RangesPart gives the results of plain attention on the cache's device, which has
-    FlashAttention; logs a warning if not. ``groups`` query heads share a key-value head."""
+@dataclass(frozen=True, slots=True)
+class FlashUse:
+    """Which attention is computed by FlashAttention: that of one sequence, and that of several
+    (RangesPart). ``reason`` says why one of them is not."""
+
+    has_flash: bool
+    has_ranges: bool
+    reason: str = ""
+
+
+def find_flash(cache: KeyValueCache, groups: int) -> FlashUse:
+    """Returns what the cache's device has; logs a warning if it has FlashAttention, but RangesPart
+    does not give the results of plain attention. ``groups`` query heads share a key-value head."""
+    reason = why_no_flash(cache, groups)
+    if reason is not None:
+        return FlashUse(has_flash=False, has_ranges=False, reason=reason)
     for tried in _TRIED:
         reason = _difference(cache, groups, tried)
         if reason is not None:
             _log.warning(
                 "attention of several sequences uses masks, not FlashAttention: %s", reason
             )
-            return False
-    return True
+            return FlashUse(has_flash=True, has_ranges=False, reason=f"it fails here: {reason}")
+    return FlashUse(has_flash=True, has_ranges=True)
 
 
 def _difference(

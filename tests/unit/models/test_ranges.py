@@ -16,10 +16,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hippo.models import flash
+from hippo.models import flash, ranges
 from hippo.models.attention import AttentionPlan, attend, plan_sequence
 from hippo.models.cache import CacheShape, KeyValueCache
-from hippo.models.ranges import has_ranges, plan_ranges
+from hippo.models.ranges import find_flash, plan_ranges
 from hippo.models.rows import PlacedRows
 from tests.support.flash_operator import flash_operator
 
@@ -182,7 +182,8 @@ def test_a_cache_counts_its_rows_as_the_operator_does() -> None:
 def test_a_kernel_that_gives_something_else_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert has_ranges(new_cache(dtype=torch.bfloat16), 7) and not caplog.records
+    monkeypatch.setattr(ranges, "why_no_flash", lambda *_: None)
+    assert find_flash(new_cache(dtype=torch.bfloat16), 7).has_ranges and not caplog.records
     operator = flash._operator
 
     def without_sums(*args: Any, **kwargs: Any) -> Any:
@@ -199,7 +200,8 @@ def test_a_kernel_that_gives_something_else_is_not_used(
         caplog.clear()
         monkeypatch.setattr(flash, "_operator", instead)
         with caplog.at_level(logging.WARNING):
-            assert not has_ranges(new_cache(dtype=torch.bfloat16), 7)
+            found = find_flash(new_cache(dtype=torch.bfloat16), 7)
+        assert found.has_flash and not found.has_ranges and reason in found.reason
         (record,) = caplog.records
         assert reason in record.getMessage() and "\n" not in record.getMessage()
 
@@ -210,7 +212,7 @@ def test_a_kernel_that_gives_something_else_is_not_used(
 def test_a_gpus_kernel_sees_what_plain_arithmetic_sees(num_rows: int, head_dim: int) -> None:
     device = torch.device("cuda:0")
     cache = new_cache(4, dtype=torch.bfloat16, device=device, capacity=5000, head_dim=head_dim)
-    assert flash.has_flash(cache, 7) and has_ranges(cache, 7)
+    assert find_flash(cache, 7).has_ranges
     rows = [placed(4, 4900, num_rows), placed(1, 3, num_rows), placed(5, 700, num_rows)]
     step = RandomRows(cache, rows, 7, 0)
     found = step.attend(plan_ranges(cache, rows, first_row=0))

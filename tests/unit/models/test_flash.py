@@ -1,0 +1,40 @@
+"""Where there is no FlashAttention, the log says why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hippo.models.cache import CacheShape, KeyValueCache
+from hippo.models.captured import make_fixed_runner
+from hippo.models.plan import LoadPlan
+from hippo.models.ranges import find_flash
+from tests.support.pretend_cuda import CUDA, pretend_cuda
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "reason"),
+    [
+        (torch.float32, 8, "bfloat16 or float16, not float32"),
+        (torch.bfloat16, 12, "multiple of 8 numbers, not of 12"),
+        (torch.bfloat16, 8, "cuda:0 does not run it with heads of 8 numbers"),
+    ],
+)
+def test_the_warning_says_why_graphs_are_off(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    dtype: torch.dtype,
+    head_dim: int,
+    reason: str,
+) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "can_use_flash_attention", lambda _: False)
+    with pretend_cuda():
+        shape = CacheShape(num_layers=1, num_slots=1, num_kv_heads=1, capacity=8, head_dim=head_dim)
+        cache = KeyValueCache(shape, dtype=dtype, device=CUDA)
+        found = find_flash(cache, 7)
+    plan = LoadPlan("m", device="cuda", cuda_graphs="auto")
+    nothing: Any = None
+    assert make_fixed_runner(plan, nothing, cache, nothing, found) is None
+    assert reason in caplog.text and "CUDA graphs are off" in caplog.text
