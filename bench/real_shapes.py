@@ -6,9 +6,8 @@
 Random weights in bfloat16 (bench/random_pair.py) are written to --work, 11 GB. The services load
 them, and the gateway is asked about a clip of 1920 x 1080 pixels: target-only, then with the draft.
 Exits with 1 if the answers differ, or if a service's memory exceeds by more than 10 % what `hippo
-sizes` computes for the same slots and context, and the CPU's packed copy of the tied head (not with
---small, where the interpreter and its libraries take most). Memory is the resident memory without
-pages of files.
+sizes --cpu` computes for the same slots, context and caches (not with --small, where the libraries
+take most). Memory is the resident memory without pages of files.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ _SHARE = 0.9
 _SYSTEMS = ("serial γ=5", "adaptive")
 _MAX_PIXELS = 768 * 28 * 28  # of a frame, as in the model's reference code
 _NUM_TOKENS = 4096  # of a slot
+_CACHES_MB = 64  # of the features of earlier media, and of their frames: more than the clip has
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,10 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = _options(target, draft)
         table = section.add_table("answers", ANSWER_COLUMNS)
         rows = []
-        with watched_stack(options, section, num_tokens=_NUM_TOKENS, num_slots=1) as (
-            stack,
-            memories,
-        ):
+        with watched_stack(
+            options, section, num_tokens=_NUM_TOKENS, num_slots=1, caches_mb=_CACHES_MB
+        ) as (stack, memories):
             chosen = [each for each in systems("holistic", 0.9) if each.name in _SYSTEMS]
             for row in answer_rows(
                 stack.url, [clip], (_SHARE,), chosen, max_tokens=args.max_tokens
@@ -82,7 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _options(target: Path, draft: Path) -> StackOptions:
-    common = ("--slots", "1", "--max-context-length", str(_NUM_TOKENS), "--media-cache-mb", "64")
+    common = ("--slots", "1", "--max-context-length", str(_NUM_TOKENS))
+    common += ("--vision-cache-mb", str(_CACHES_MB), "--media-cache-mb", str(_CACHES_MB))
     # A draft of this size may need more than the default 5 s for a step on a busy CPU.
     patient = ("--draft-stall-s", "120", "--request-timeout-s", "0")
     return StackOptions(

@@ -21,9 +21,11 @@ from bench.runs import running_stack
 from bench.systems import TARGET_ONLY, System
 from hippo.benchmark.answers import Answer
 from hippo.cli.stack import Stack, StackOptions
+from hippo.models.cache import cache_dtype
+from hippo.models.linear import packs_weights
 from hippo.models.placement import DTYPES
 from hippo.shapes import find_shape
-from hippo.sizes import RESERVED_BYTES, memory_of
+from hippo.sizes import PROCESS_BYTES, RESERVED_BYTES, memory_of
 
 _EVERY_S = 0.1
 _WARM_UP_TOKENS = 24
@@ -76,12 +78,18 @@ class PeakMemory:
 
 @contextmanager
 def watched_stack(
-    options: StackOptions, section: Section, *, num_tokens: int, num_slots: int
+    options: StackOptions,
+    section: Section,
+    *,
+    num_tokens: int,
+    num_slots: int,
+    caches_mb: int | None = None,
 ) -> Iterator[tuple[Stack, list[dict[str, Any]]]]:
     """Starts a stack and watches its memory from its start on; yields it when it is ready.
 
     When the block is left, in whatever way, the memory that was seen goes beside that which
-    hippo.sizes computes into a table of the section and into the second value.
+    hippo.sizes computes into a table of the section and into the second value. ``caches_mb`` is the
+    services' --vision-cache-mb and --media-cache-mb.
     """
     memory = PeakMemory((options.target_device, options.draft_device))
     rows: list[dict[str, Any]] = []
@@ -97,7 +105,7 @@ def watched_stack(
     finally:
         stop.set()
         table = section.add_table("memory", MEMORY_COLUMNS)
-        computed = _computed_bytes(options, num_tokens, num_slots)
+        computed = _computed_bytes(options, num_tokens, num_slots, caches_mb)
         for name, seen in memory.peaks.items():
             rows.append({"where": name, "computed": computed.get(name), "seen": seen})
             table.add_row(_memory_cells(rows[-1]), rows[-1])
@@ -108,24 +116,31 @@ def _used_bytes(device: str) -> int:
     return total - free
 
 
-def _computed_bytes(options: StackOptions, num_tokens: int, num_slots: int) -> dict[str, float]:
-    """Returns the memory that hippo.sizes computes, by device or, on a CPU, by service.
-
-    On a CPU the packed copy of a tied head is added, as the service itself adds it.
-    """
-    bytes_each = DTYPES[options.dtype].itemsize
+def _computed_bytes(
+    options: StackOptions, num_tokens: int, num_slots: int, caches_mb: int | None
+) -> dict[str, float]:
+    """Returns the memory that hippo.sizes computes, by device or, on a CPU, by service."""
+    dtype = DTYPES[options.dtype]
+    cache_bytes = None if caches_mb is None else caches_mb * 1_000_000
     computed: dict[str, float] = {}
     for role, device, model in (
         ("target", options.target_device, options.target_model),
         ("draft", options.draft_device, options.draft_model),
     ):
-        shape = find_shape(model)
-        memory = memory_of(shape, num_tokens=num_tokens, num_slots=num_slots, bytes_each=bytes_each)
         on_gpu = device.startswith("cuda")
-        head = shape.num_head_parameters * bytes_each if shape.is_tied else 0
+        memory = memory_of(
+            find_shape(model),
+            num_tokens=num_tokens,
+            num_slots=num_slots,
+            bytes_each=dtype.itemsize,
+            cache_each=cache_dtype(dtype, torch.device(device)).itemsize,
+            packs_weights=packs_weights(torch.device(device)),
+            vision_cache_bytes=cache_bytes,
+            media_cache_bytes=0 if on_gpu else cache_bytes,
+            process_bytes=RESERVED_BYTES if on_gpu else PROCESS_BYTES,
+        )
         place = device if on_gpu else role
-        total = memory.total + (RESERVED_BYTES if on_gpu else head)
-        computed[place] = computed.get(place, 0) + total
+        computed[place] = computed.get(place, 0) + memory.total
     return computed
 
 

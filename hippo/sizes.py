@@ -26,6 +26,10 @@ DEVICE_BYTES: Mapping[int, int] = MappingProxyType(
 RESERVED_BYTES = GIB
 """Memory that the driver, CUDA's context and CUDA's libraries use on each device."""
 
+PROCESS_BYTES = 350_000_000
+"""Memory of a service's process before it reads weights: the interpreter, torch, transformers and a
+tokenizer of 150,000 ids, without pages of files (342 to 352 MB were measured)."""
+
 CACHE_BYTES = 256_000_000
 """Least size of a cache of earlier media with ``--vision-cache-mb auto`` or
 ``--media-cache-mb auto``."""
@@ -163,6 +167,23 @@ class ModelShape:
         columns, rows = (max(1, round(side / self.token_pixels)) for side in (width, height))
         return math.ceil(num_frames / self.token_frames) * rows * columns
 
+    def weight_bytes(
+        self, *, num_devices: int = 1, bytes_each: int = 2, packs_weights: bool = False
+    ) -> int:
+        """Returns the bytes of all weights on each of ``num_devices``; see ``head_copy_bytes``."""
+        each = bytes_each if self.layer_bits is None else self.layer_bits / 8
+        shared = self.num_shared_parameters
+        held = (self.num_parameters - shared) * bytes_each + shared * each / num_devices
+        return math.ceil(held) + self.head_copy_bytes(
+            num_devices=num_devices, bytes_each=bytes_each, packs_weights=packs_weights
+        )
+
+    def head_copy_bytes(self, *, num_devices: int, bytes_each: int, packs_weights: bool) -> int:
+        """Returns the bytes of a tied head on each device, beside the embedding: a CPU's products
+        pack their weights, and a tensor-parallel rank copies its rows of the head."""
+        is_copied = self.is_tied and (packs_weights or num_devices > 1)
+        return math.ceil(is_copied * self.num_head_parameters * bytes_each / num_devices)
+
     def host_bytes(self, bytes_each: int = 2) -> int:
         """Returns the most bytes of host memory that reading the weights to a GPU takes.
 
@@ -191,11 +212,12 @@ class Memory:
     weights: int
     work: int  # peak of activations during prefill of the longest prompt
     cache: int
-    vision_cache: int
+    earlier_media: int  # most that is kept of them: features and, on a CPU, frames
+    process: int = 0  # PROCESS_BYTES where they count
 
     @property
     def total(self) -> int:
-        return self.weights + self.work + self.cache + self.vision_cache
+        return self.weights + self.work + self.cache + self.earlier_media + self.process
 
     def fits(self, device_bytes: int) -> bool:
         """Whether the model fits by the rule of ``--slots auto``, which leaves a share free."""
@@ -210,18 +232,32 @@ def memory_of(
     num_slots: int,
     num_devices: int = 1,
     bytes_each: int = 2,
+    cache_each: int | None = None,
+    packs_weights: bool = False,
+    vision_cache_bytes: int | None = None,
+    media_cache_bytes: int | None = 0,
+    process_bytes: int = 0,
 ) -> Memory:
-    """Returns the memory on each of ``num_devices``; ``bytes_each`` is a dtype's item size."""
-    shared = shape.num_shared_parameters
-    each = bytes_each if shape.layer_bits is None else shape.layer_bits / 8
-    weights = (shape.num_parameters - shared) * bytes_each + shared * each / num_devices
-    cache = shape.cache_bytes(num_tokens, num_slots=num_slots, bytes_each=bytes_each)
-    work = shape.work_bytes(num_tokens, bytes_each=bytes_each, cache_each=bytes_each)
+    """Returns the memory on each of ``num_devices``.
+
+    ``bytes_each`` is the item size of the weights' dtype and ``cache_each`` of the cache's (None:
+    the same one). ``packs_weights`` is ModelShape.head_copy_bytes'. ``vision_cache_bytes`` and
+    ``media_cache_bytes`` are the settings of the caches of earlier media (None: as cache_limit has
+    it); with a GPU, frames are in the host's memory. A service counts no ``process_bytes``, as its
+    process is there when it measures how much memory is free.
+    """
+    cache_each = bytes_each if cache_each is None else cache_each
+    cache = shape.cache_bytes(num_tokens, num_slots=num_slots, bytes_each=cache_each)
+    features = shape.feature_bytes(num_tokens, bytes_each=bytes_each)
     return Memory(
-        weights=math.ceil(weights),
-        work=work,
+        weights=shape.weight_bytes(
+            num_devices=num_devices, bytes_each=bytes_each, packs_weights=packs_weights
+        ),
+        work=shape.work_bytes(num_tokens, bytes_each=bytes_each, cache_each=cache_each),
         cache=math.ceil(cache / num_devices),
-        vision_cache=cache_limit(None, shape.feature_bytes(num_tokens, bytes_each=bytes_each)),
+        earlier_media=cache_limit(vision_cache_bytes, features)
+        + cache_limit(media_cache_bytes, shape.frame_bytes(num_tokens)),
+        process=process_bytes,
     )
 
 
@@ -232,7 +268,7 @@ def most_slots(
     one = memory_of(shape, num_tokens=num_tokens, num_slots=1, num_devices=num_devices)
     free = device_bytes - RESERVED_BYTES - one.weights
     return slots_that_fit(
-        free, slot_bytes=one.cache, work_bytes=one.work, reserved_bytes=one.vision_cache
+        free, slot_bytes=one.cache, work_bytes=one.work, reserved_bytes=one.earlier_media
     )
 
 

@@ -19,6 +19,7 @@ from hippo.sizes import (
     CACHE_BYTES,
     DEVICE_BYTES,
     GIB,
+    PROCESS_BYTES,
     RESERVED_BYTES,
     USED_SHARE,
     Memory,
@@ -44,6 +45,7 @@ examples:
   hippo sizes --target Qwen/Qwen2.5-VL-72B-Instruct --frames 128 --concurrency 8
   hippo sizes --target Qwen/Qwen2.5-VL-72B-Instruct --weights-bits 4.2      AWQ
   hippo sizes --target /models/my-target --device-memory 24,48
+  hippo sizes --target Qwen/Qwen2.5-VL-3B-Instruct --cpu  the memory of a CPU's services
   hippo sizes --all --markdown                            the table of docs/operations.md
 
 Nothing is loaded or downloaded: shapes come from a table of public configurations, or from the
@@ -79,11 +81,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--concurrency", type=int, default=4, help="sequences at once (default: %(default)s)"
     )
-    parser.add_argument(
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
         "--device-memory",
         default=",".join(map(str, DEVICE_BYTES)),
         metavar="GB,...",
         help="devices by the size they are sold under (default: %(default)s)",
+    )
+    where.add_argument(
+        "--cpu",
+        action="store_true",
+        help="of services on a CPU: counts also the packed copy of a tied head, frames of earlier "
+        "media and the process; the cache is in float32, as on a processor without AMX",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object")
@@ -97,7 +106,8 @@ def run(arguments: argparse.Namespace) -> int:
         frame_size=_frame_size(arguments.frame_size),
         num_other_tokens=arguments.text_tokens + arguments.max_tokens,
         num_slots=arguments.concurrency,
-        devices=_devices(arguments.device_memory),
+        devices={} if arguments.cpu else _devices(arguments.device_memory),
+        is_cpu=arguments.cpu,
         weights_bits=arguments.weights_bits,
     )
     if arguments.all and arguments.draft:
@@ -123,7 +133,8 @@ class _Plan:
     frame_size: tuple[int, int] | None
     num_other_tokens: int
     num_slots: int
-    devices: dict[int, int]  # bytes by the size in the name
+    devices: dict[int, int]  # bytes by the size in the name; none for a CPU
+    is_cpu: bool
     weights_bits: float | None  # of the target's layers; None: 16, or by their files
 
     def __post_init__(self) -> None:
@@ -131,6 +142,23 @@ class _Plan:
             raise InvalidRequestError("--weights-bits must be 1 to 16")
         if self.num_slots < 1 or self.num_other_tokens < 1:
             raise InvalidRequestError("--concurrency and the tokens must be at least 1")
+
+    @property
+    def cache_each(self) -> int:
+        """Bytes of a number in the cache."""
+        return 4 if self.is_cpu else 2
+
+    def memory_of(self, shape: ModelShape, num_tokens: int) -> Memory:
+        """Returns the memory of all slots on one device."""
+        return memory_of(
+            shape,
+            num_tokens=num_tokens,
+            num_slots=self.num_slots,
+            cache_each=self.cache_each,
+            packs_weights=self.is_cpu,
+            media_cache_bytes=None if self.is_cpu else 0,
+            process_bytes=PROCESS_BYTES if self.is_cpu else 0,
+        )
 
     def num_tokens(self, shape: ModelShape) -> int:
         """Returns the tokens of prompt and answer, rounded up to a multiple of 256."""
@@ -168,8 +196,7 @@ def _rows(target: str, draft: str | None, plan: _Plan) -> Iterator[_Row]:
             size: _fit(shape, num_bytes, num_tokens, plan.num_slots, counts)
             for size, num_bytes in plan.devices.items()
         }
-        whole = memory_of(shape, num_tokens=num_tokens, num_slots=plan.num_slots)
-        yield _Row(role, shape, num_tokens, whole, fits)
+        yield _Row(role, shape, num_tokens, plan.memory_of(shape, num_tokens), fits)
 
 
 def _fit(
@@ -191,13 +218,13 @@ def _show(fit: _Fit) -> str:
     return f"{fit.num_devices} x, {fit.most_slots} slots"
 
 
-def _cells(row: _Row) -> list[str]:
+def _cells(row: _Row, plan: _Plan) -> list[str]:
     whole = row.whole
     return [
         row.role,
         row.shape.name,
         f"{whole.weights / GIB:.1f}",
-        f"{row.shape.cache_bytes(1) / 1024:.0f}",
+        f"{row.shape.cache_bytes(1, bytes_each=plan.cache_each) / 1024:.0f}",
         f"{row.num_tokens:,}",
         f"{whole.work / GIB:.1f}",
         f"{whole.total / GIB:.1f}",
@@ -218,11 +245,20 @@ def _note(plan: _Plan) -> str:
     quantized = ""
     if plan.weights_bits is not None:
         quantized = f", the target's layers in {plan.weights_bits:g} bits a weight"
-    return (
+    workload = (
         f"bfloat16{quantized}; {plan.num_frames} frames (Qwen2.5-VL: of {size}), "
         f"{plan.num_other_tokens} tokens of question and answer, "
         f"{plan.num_slots} sequences at once; "
-        "the devices that are needed also have room for "
+    )
+    if plan.is_cpu:
+        return (
+            f"{workload}on a CPU, with the packed copy of a tied head and the cache in float32; "
+            f"the total includes {PROCESS_BYTES / 1e6:.0f} MB of Python's libraries and twice "
+            f"{CACHE_BYTES // 1_000_000} MB (or one context) for features and frames of earlier "
+            "media"
+        )
+    return (
+        f"{workload}the devices that are needed also have room for "
         f"{1 - USED_SHARE:.0%} of what the weights leave free, "
         f"{CACHE_BYTES // 1_000_000} MB (or one context) for features of earlier media, "
         f"{RESERVED_BYTES // GIB} GiB of each device for the driver; "
@@ -235,7 +271,7 @@ def _markdown(rows: Sequence[_Row], plan: _Plan) -> Iterator[str]:
     yield "| " + " | ".join(headings) + " |"
     yield "|" + "---|" * len(headings)
     for row in rows:
-        yield "| " + " | ".join(_cells(row)) + " |"
+        yield "| " + " | ".join(_cells(row, plan)) + " |"
     yield ""
     yield f"({_note(plan)}.)"
 
@@ -247,12 +283,15 @@ def _print_table(rows: Sequence[_Row], plan: _Plan) -> None:
         is_text = index < 2
         table.add_column(heading, justify="left" if is_text else "right", overflow="fold")
     for row in rows:
-        table.add_row(*_cells(row))
+        table.add_row(*_cells(row, plan))
     console.print(table)
     for row in rows:
+        loading = ""
+        if not plan.is_cpu:
+            loading = f"; loading needs {row.shape.host_bytes() / GIB + 4:.0f} GiB of the machine's"
+            loading += " own memory for each device"
         console.print(
-            f"{row.role}: --slots {plan.num_slots} --max-context-length {row.num_tokens}; "
-            f"loading needs {row.shape.host_bytes() / GIB + 4:.0f} GiB of the machine's own memory",
+            f"{row.role}: --slots {plan.num_slots} --max-context-length {row.num_tokens}{loading}",
             highlight=False,
             soft_wrap=True,
         )

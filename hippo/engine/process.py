@@ -20,6 +20,7 @@ from hippo.engine.device_thread import settle
 from hippo.engine.service import EngineService
 from hippo.engine.settings import EngineSettings
 from hippo.errors import HippoError, UnavailableError
+from hippo.heap import trim_heap
 from hippo.local_files import LocalFiles
 from hippo.logs import setup_logging
 from hippo.models.base import VideoLanguageModel
@@ -157,6 +158,7 @@ async def _load_and_serve(
     # Without freezing, a full garbage collection scans the loaded objects: 0.2 s in a step.
     gc.collect()
     gc.freeze()
+    trim_heap()  # of what loading and warming up have left there, hundreds of megabytes
     info = model.info
     _log.info(
         "serving %s: %.1f M parameters, %s on %s, %d slots of %d tokens",

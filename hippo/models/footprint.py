@@ -17,7 +17,7 @@ from hippo.models.placement import device_of, dtype_of
 from hippo.models.plan import MAX_GROUPED_ROWS, LoadPlan
 from hippo.models.quantized import Quantization
 from hippo.shapes import shape_of
-from hippo.sizes import MOST_AUTO_SLOTS, cache_limit
+from hippo.sizes import MOST_AUTO_SLOTS, memory_of
 
 if TYPE_CHECKING:
     from hippo.parallel.shards import Shards
@@ -60,28 +60,32 @@ class ModelSizes:
         cache = _slot_shape(plan, text, len(devices), context_length)
         slot_bytes = cache.num_bytes(kept_dtype)
         shape = shape_of(checkpoint.name, config.to_dict())
-        bytes_each, cache_each = working_dtype.itemsize, kept_dtype.itemsize
-        work_bytes = shape.work_bytes(context_length, bytes_each=bytes_each, cache_each=cache_each)
+        bytes_each = working_dtype.itemsize
+        packs = packs_weights(device) and not is_half_on_cpu
+        memory = memory_of(
+            shape,
+            num_tokens=context_length,
+            num_slots=1,
+            num_devices=len(devices),
+            bytes_each=bytes_each,
+            cache_each=kept_dtype.itemsize,
+            packs_weights=packs,
+            vision_cache_bytes=plan.vision_cache_bytes,
+            media_cache_bytes=plan.media_cache_bytes,
+        )
+        work_bytes = memory.work
         if plan.has_graphs:
             work_bytes += graph_bytes(text.num_hidden_layers, plan.num_slots or MOST_AUTO_SLOTS)
             work_bytes += MOST_ROWS * text.vocab_size * torch.float32.itemsize
         num_processes = devices.count(device)
         form = ", in float32 till they are packed" if is_half_on_cpu else ""
-        if quantization is None:
-            num_shared = shape.num_shared_parameters
-            num_held = checkpoint.num_floats - num_shared + num_shared / len(devices)
-            weight_bytes = int(num_processes * num_held * bytes_each)
-        else:
+        weight_bytes = num_processes * memory.weights
+        if quantization is not None:
             form += quantization.form
             weight_bytes = quantization.weight_bytes(checkpoint, shape, bytes_each)
-        if not is_half_on_cpu and packs_weights(device) and shape.is_tied:
-            weight_bytes += (
-                num_processes * shape.num_head_parameters * bytes_each
-            )  # the packed head
-        frame_bytes = shape.frame_bytes(context_length)
-        feature_bytes = shape.feature_bytes(context_length, bytes_each=bytes_each)
-        reserved_bytes = cache_limit(plan.vision_cache_bytes, feature_bytes)
-        reserved_bytes += cache_limit(plan.media_cache_bytes, frame_bytes)
+            weight_bytes += shape.head_copy_bytes(
+                num_devices=1, bytes_each=bytes_each, packs_weights=packs
+            )
         needs = MemoryNeeds(
             name=checkpoint.name,
             context_length=context_length,
@@ -92,8 +96,9 @@ class ModelSizes:
             slot_bytes=slot_bytes,
             work_bytes=work_bytes,
             packing_bytes=shape.packing_bytes(bytes_each),
-            host_bytes=shape.host_bytes(bytes_each) if device.type == "cuda" else 0,
-            reserved_bytes=reserved_bytes,
+            # All ranks read at once.
+            host_bytes=len(devices) * shape.host_bytes(bytes_each) if device.type == "cuda" else 0,
+            reserved_bytes=memory.earlier_media,
             num_processes=num_processes,
         )
         return cls(
@@ -103,8 +108,8 @@ class ModelSizes:
             kept_dtype,
             cache,
             shape.num_parameters,
-            frame_bytes,
-            feature_bytes,
+            shape.frame_bytes(context_length),
+            shape.feature_bytes(context_length, bytes_each=bytes_each),
         )
 
 

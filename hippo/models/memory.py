@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from hippo.errors import ModelLoadError
+from hippo.heap import trim_heap
 from hippo.models.plan import LoadPlan
 from hippo.sizes import GIB, MOST_AUTO_SLOTS, USED_SHARE, slots_that_fit
 
@@ -34,7 +35,7 @@ class MemoryNeeds:
     work_bytes: int  # activations
     packing_bytes: int = 0  # of the copies of a weight while it is packed, before any activations
     reserved_bytes: int = 0  # of caches of earlier media
-    host_bytes: int = 0  # of the host while weights are read to a GPU
+    host_bytes: int = 0  # of the host while all ranks read weights to GPUs
 
 
 def check_fits(plan: LoadPlan, needs: MemoryNeeds) -> None:
@@ -79,17 +80,20 @@ def _check_host(needs: MemoryNeeds) -> None:
     available = available_bytes(torch.device("cpu"))
     if needs.host_bytes > available:
         raise ModelLoadError(
-            f"{needs.name} cannot be read: reading its weights to {needs.device} takes about "
-            f"{_gib(needs.host_bytes)} of this machine's memory, of which {_gib(available)} are "
-            "free: end other processes, or give the service more memory"
+            f"{needs.name} cannot be read: reading its weights takes about "
+            f"{_gib(needs.host_bytes)} of this machine's own memory, of which {_gib(available)} "
+            "are free: end other processes, or give the service more memory"
         )
 
 
 def left_for_slots(plan: LoadPlan, needs: MemoryNeeds) -> int:
     """Returns the bytes that each process on the device may allocate beside its loaded weights."""
     gc.collect()
+    # Otherwise free blocks that the allocator keeps would count as used.
     if needs.device.type == "cuda":
-        torch.cuda.empty_cache()  # cached blocks would count as used
+        torch.cuda.empty_cache()
+    else:
+        trim_heap()
     return _left_bytes(needs.device, plan.budget_bytes) // needs.num_processes
 
 

@@ -69,15 +69,22 @@ def place_beside_first(_module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def replace_products(module: Any, make_linear: MakeLinear) -> None:
     """Replaces every plain linear layer below ``module`` and every convolution that cuts an image
-    into patches, in place."""
+    into patches, in place. A weight is freed before the next one is packed."""
+    places = [
+        (parent, name)
+        for parent in module.modules()
+        for name, child in parent.named_children()
+        if is_plain(child) or _cuts_patches(child)
+    ]
     with torch.inference_mode():
-        for parent in list(module.modules()):
-            for name, child in list(parent.named_children()):
-                if is_plain(child):
-                    linear = make_linear(child.weight, child.bias)
-                    setattr(parent, name, _LinearModule(linear, child.weight.dtype))
-                elif _cuts_patches(child):
-                    setattr(parent, name, _PatchProduct(child, make_linear))
+        for parent, name in places:
+            setattr(parent, name, _product_of(getattr(parent, name), make_linear))
+
+
+def _product_of(module: Any, make_linear: MakeLinear) -> torch.nn.Module:
+    if _cuts_patches(module):
+        return _PatchProduct(module, make_linear)
+    return _LinearModule(make_linear(module.weight, module.bias), module.weight.dtype)
 
 
 def _cuts_patches(module: torch.nn.Module) -> TypeGuard[torch.nn.Conv2d]:

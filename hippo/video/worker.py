@@ -10,7 +10,6 @@ processes dies. The process imports neither torch nor a model.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import json
 import math
@@ -24,6 +23,7 @@ import traceback
 import numpy as np
 
 from hippo.errors import ContextLengthError, MediaError
+from hippo.heap import trim_heap
 from hippo.types import FramePlan
 from hippo.video.canvas import Canvas, Frames, Pixels
 from hippo.video.frame_list import MAGIC
@@ -121,13 +121,6 @@ def limit_memory(num_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (in_use + num_bytes, in_use + num_bytes))
 
 
-def trim_heap() -> None:
-    """Returns the heap's free memory to the system (glibc only): frames of many sizes fragment the
-    heap, which otherwise grows by some kilobytes with each item."""
-    with contextlib.suppress(AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 def main() -> None:
     """Serves a socket: the arguments are its descriptor and the settings as JSON."""
     # Signals may reach a whole process group; this process ends when its parent's socket closes.
@@ -151,7 +144,7 @@ def main() -> None:
             finally:
                 result.close()
                 os.close(media)
-            trim_heap()
+            trim_heap()  # frames of many sizes fragment it, by some kilobytes an item
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.public_models import PUBLIC_CONFIGS
 from hippo.shapes import find_shape, shape_of
-from hippo.sizes import DEVICE_BYTES, cache_limit, memory_of, most_slots
+from hippo.sizes import DEVICE_BYTES, PROCESS_BYTES, cache_limit, memory_of, most_slots
 from tests.support.hub_forms import HUB_FORMS, write_hub_form
 from tests.support.quantized import AWQ_CONFIG, FORMS, add_config
 
@@ -82,8 +82,8 @@ def test_the_room_for_earlier_media_is_one_longest_prompts_and_at_least_256_mb()
     shape = find_shape(QWEN_72B)
     short = memory_of(shape, num_tokens=8960, num_slots=1)
     long = memory_of(shape, num_tokens=102_400, num_slots=1)
-    assert short.vision_cache == 256_000_000
-    assert long.vision_cache == 102_400 * 8192 * 2
+    assert short.earlier_media == 256_000_000
+    assert long.earlier_media == 102_400 * 8192 * 2
     assert cache_limit(0, 1000) == 0
     assert cache_limit(5, 1000) == 5
 
@@ -144,6 +144,23 @@ def test_the_command_shows_a_pair_on_three_sizes_of_devices(
     assert draft["devices"]["40"]["most_slots"] >= 2
     assert main(arguments) == 0
     assert "loading needs" in capsys.readouterr().out
+
+
+def test_on_a_cpu_the_head_the_process_and_frames_count_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = "Qwen/Qwen2.5-VL-3B-Instruct"
+    sizes = []
+    for further in ([], ["--cpu"]):
+        assert main(["sizes", "--target", name, "--json", *further]) == 0
+        sizes.append(json.loads(capsys.readouterr().out)["models"][0])
+    gpu, cpu = sizes
+    assert cpu["weight_bytes"] - gpu["weight_bytes"] == 2 * find_shape(name).num_head_parameters
+    assert cpu["cache_bytes"] == 2 * gpu["cache_bytes"] and cpu["devices"] == {}
+    parts = sum(cpu[f"{part}_bytes"] for part in ("weight", "work", "cache"))
+    assert cpu["total_bytes"] == parts + 2 * 256_000_000 + PROCESS_BYTES
+    assert main(["sizes", "--target", name, "--cpu"]) == 0
+    assert "on a CPU, with the packed copy" in capsys.readouterr().out
 
 
 def test_a_quantised_72b_fits_on_one_device(capsys: pytest.CaptureFixture[str]) -> None:

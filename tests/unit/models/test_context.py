@@ -54,7 +54,7 @@ def test_published_models_on_80_gb(
     def num_fitting(tokens: int) -> int:
         one = memory_of(shape, num_tokens=tokens, num_slots=1)
         return slots_that_fit(
-            left, slot_bytes=one.cache, work_bytes=one.work, reserved_bytes=one.vision_cache
+            left, slot_bytes=one.cache, work_bytes=one.work, reserved_bytes=one.earlier_media
         )
 
     chosen = choose_context(128_000, None, lambda tokens, slots: num_fitting(tokens) >= slots)

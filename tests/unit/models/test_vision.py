@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
 import torch
 
-from hippo.models.linear import MakeLinear, make_half_linear, make_linear
+from hippo.models.linear import Linear, MakeLinear, make_half_linear, make_linear
 from hippo.models.vision import replace_products
 
 
@@ -65,3 +66,16 @@ def test_a_convolution_of_another_kind_stays(options: dict[str, int]) -> None:
     replace_products(tower, make_linear)
     assert isinstance(tower.patch_embedding, torch.nn.Conv2d)
     torch.testing.assert_close(tower(images), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_weight_is_freed_before_the_next_is_packed() -> None:
+    tower = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
+    weights = [weakref.ref(product) for product in tower]
+    num_alive = []
+
+    def make(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        num_alive.append(sum(each() is not None for each in weights))
+        return make_linear(weight.clone(), bias)
+
+    replace_products(tower, make)
+    assert num_alive == [3, 2, 1]

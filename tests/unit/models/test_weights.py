@@ -77,7 +77,7 @@ def test_the_host_must_hold_what_is_read_to_a_gpu(
     monkeypatch.setattr(memory, "available_bytes", available)
     with (
         pretended_device(),
-        pytest.raises(ModelLoadError, match=r"to cuda:0 takes about .* of this machine's memory"),
+        pytest.raises(ModelLoadError, match=r"weights takes about .* of this machine's own memory"),
     ):
         load_model(LoadPlan(str(target_checkpoint), device="cuda", max_context_length=64))
 
