@@ -50,8 +50,9 @@ class EngineService:
     """One service: call ``start``, ``serve_model``, ``drain`` and ``stop``, in this order.
 
     The caller registers its servicer with ``rpc.server`` before ``start``. At most ``max_waiting``
-    sequences wait for a slot. ``check_model`` raises ModelLoadError for a model that does not fit
-    the settings. ``stop`` may be called at any time. Only for the event loop.
+    sequences wait for a slot. ``num_tapped`` says how many of a model's layers score visual tokens,
+    and raises ModelLoadError for a model that does not fit the settings. ``stop`` may be called at
+    any time. Only for the event loop.
     """
 
     def __init__(
@@ -60,13 +61,13 @@ class EngineService:
         settings: EngineSettings,
         *,
         max_waiting: int,
-        check_model: Callable[[VideoLanguageModel], object] | None = None,
+        num_tapped: Callable[[VideoLanguageModel], int] = lambda model: 0,
     ) -> None:
         self.rpc = RpcServer(
             service_name, tls=settings.tls, max_message_bytes=settings.max_message_bytes
         )
         self._settings = settings
-        self._check_model = check_model
+        self._num_tapped = num_tapped
         self._max_waiting = max_waiting
         self._state = ServiceState.LOADING
         self.backend: Backend | None = None  # once the model is loaded
@@ -117,13 +118,12 @@ class EngineService:
         settings = self._settings
         files = LocalFiles(settings.allowed_local_media_path)
         info = replace(model.info, media_dirs=tuple(map(str, files.directories)))
-        if self._check_model is not None:
-            self._check_model(model)
         engine = Engine(
             model,
             on_failure=self.fail,
             vision_cache_bytes=cache_limit(settings.vision_cache_bytes, model.feature_bytes),
             keeps_prefixes=settings.keeps_prefixes,
+            num_tapped=self._num_tapped(model),
         )
         self.backend = Backend(
             info=info,

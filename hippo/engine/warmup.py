@@ -23,7 +23,6 @@ from hippo.models.base import (
 )
 from hippo.models.family import CachedModel
 from hippo.models.linear import padded_rows
-from hippo.pruning.select import default_score_layers
 from hippo.types import ChatMessage, FramePlan, MediaKind, MediaPart, TextPart
 
 _log = logging.getLogger(__name__)
@@ -39,9 +38,12 @@ async def warm_up_model(
     model: VideoLanguageModel,
     device: torch.device,
     call: Callable[[Callable[[], Any]], Awaitable[Any]],
+    *,
+    num_tapped: int,
 ) -> Prompt:
     """Runs a prompt with a video and forwards of different sizes, and returns the prompt. ``call``
-    runs a function on the device thread. Raises ModelLoadError if a forward fails."""
+    runs a function on the device thread. The first ``num_tapped`` layers score visual tokens, as in
+    the service's own prefills; 0: none does. Raises ModelLoadError if a forward fails."""
 
     def prepare() -> Prompt:
         if device.type == "cpu":
@@ -54,10 +56,10 @@ async def warm_up_model(
             capturing = model.capture_steps()
             while await call(partial(next, capturing, 0)):
                 pass
-        await call(partial(warm_up, model, prompt, slot=0))
+        await call(partial(warm_up, model, prompt, slot=0, num_tapped=num_tapped))
         if device.type == "cuda":  # on a CPU a lack of memory ends the process, with no error
             longest = await asyncio.to_thread(longest_prompt, model, prompt)
-            await call(partial(run_longest, model, longest, slot=0))
+            await call(partial(run_longest, model, longest, slot=0, num_tapped=num_tapped))
     except HippoError:
         raise
     except Exception as error:
@@ -96,11 +98,11 @@ def _grey_prompt(
     return model.prepare_prompt([message], [media], FramePlan())
 
 
-def run_longest(model: VideoLanguageModel, prompt: Prompt, *, slot: int) -> None:
+def run_longest(model: VideoLanguageModel, prompt: Prompt, *, slot: int, num_tapped: int) -> None:
     """Runs the prefill of ``longest_prompt`` (device thread), so that a lack of memory shows at the
     start. Raises ModelLoadError if the device's memory does not suffice."""
     began_s = perf_counter()
-    tap = AttentionTap(default_score_layers(model.num_layers))
+    tap = AttentionTap(num_tapped) if num_tapped else None
     try:
         for _ in model.prefill(slot, prompt, model.embed_visual(prompt), None, tap):
             pass
@@ -119,10 +121,15 @@ def run_longest(model: VideoLanguageModel, prompt: Prompt, *, slot: int) -> None
 
 
 def warm_up(
-    model: VideoLanguageModel, prompt: Prompt, *, slot: int, max_rows: int = _MAX_ROWS
+    model: VideoLanguageModel,
+    prompt: Prompt,
+    *,
+    slot: int,
+    num_tapped: int,
+    max_rows: int = _MAX_ROWS,
 ) -> None:
     """Runs a prefill of ``slot``, then forwards of up to ``max_rows`` rows (device thread)."""
-    tap = AttentionTap(1)  # because a target's prefill scores visual tokens
+    tap = AttentionTap(num_tapped) if num_tapped else None
     *_, logits = model.prefill(slot, prompt, model.embed_visual(prompt), None, tap)
     assert logits is not None, "a prefill ends with logits"
     token_id = int(logits.argmax())

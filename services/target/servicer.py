@@ -32,7 +32,7 @@ def build_service(settings: TargetSettings) -> EngineService:
     options = SelectionOptions(spatial=spatial, spread=settings.spread)
     scoring = Scoring(settings.score_layers, options)
     service = EngineService(
-        TARGET_SERVICE, settings, max_waiting=settings.max_queue, check_model=scoring.num_layers_for
+        TARGET_SERVICE, settings, max_waiting=settings.max_queue, num_tapped=scoring.num_layers_for
     )
     servicer = TargetServicer(
         service, target_pb2.VerifyResponse, partial(TargetSequence, scoring=scoring)

@@ -13,10 +13,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from hippo.engine.warmup import run_longest, warm_prompt
 from hippo.errors import ModelLoadError, UnavailableError
 from hippo.metrics import SERVICE_METRICS
 from hippo.models.base import StepPlan
 from hippo.models.linear import padded_rows
+from hippo.pruning.select import default_score_layers
 from hippo.rpc.client import DRAFT_SERVICE, TARGET_SERVICE, DraftClient, TargetClient
 from hippo.types import PromptInfo
 from tests.support.metrics import check_exported
@@ -75,6 +77,18 @@ async def test_warming_up_runs_forwards_of_every_size_on_the_device_thread() -> 
     sizes = [plan.num_rows for plan in model.plans]
     assert sizes == sorted({padded_rows(number) for number in range(1, 129)})
     assert model.threads == {"device"}
+
+
+async def test_a_first_prompt_is_scored_by_the_layers_that_score_later_ones() -> None:
+    draft, target, half = ToyModel(), ToyModel(), ToyModel()
+    async with serving_draft(draft), serving_target(target, score_layers=1), serving_target(half):
+        pass
+    assert (draft.tapped, target.tapped) == ([None], [1])
+    assert half.tapped == [default_score_layers(half.num_layers)]
+    longest = warm_prompt(draft)
+    for num_tapped in (0, 2):
+        run_longest(draft, longest, slot=0, num_tapped=num_tapped)
+    assert draft.tapped == [None, None, 2]
 
 
 async def test_a_model_that_fails_its_first_forward_is_a_load_error() -> None:

@@ -25,7 +25,7 @@ def test_the_longest_prompt_fills_the_context_up_to_a_grid(family: VideoLanguage
     per_grid = num_tokens // longest.visual_grids[0][0]
     left = family.info.max_context_length - 1 - longest.length
     assert short.length < longest.length and 0 <= left < per_grid
-    run_longest(family, longest, slot=1)
+    run_longest(family, longest, slot=1, num_tapped=1)
 
 
 def test_a_lack_of_memory_names_the_flags_that_help(family: VideoLanguageModel) -> None:
@@ -38,7 +38,7 @@ def test_a_lack_of_memory_names_the_flags_that_help(family: VideoLanguageModel) 
         mock.patch.object(type(family), "prefill", fails),
         pytest.raises(ModelLoadError, match=r"CUDA out of memory\): lower --max-context-length"),
     ):
-        run_longest(family, longest, slot=0)
+        run_longest(family, longest, slot=0, num_tapped=0)
 
 
 @pytest.mark.parametrize("num_slots", [1, None])

@@ -97,7 +97,7 @@ def test_steps(pair: Pair) -> None:
     for model in visual:
         model.copy_rows(0, 1, 5)
     pair.agree(partial(step, plan=several))
-    warm_up(pair.there, prompt, slot=1, max_rows=9)
+    warm_up(pair.there, prompt, slot=1, num_tapped=1, max_rows=9)
     check_sampling(pair, logits, prompt)
 
 
