@@ -66,8 +66,9 @@ VISION_PATCHES, VISION_FRAMES = 4096, 6
 Qwen2.5-VL's patches, LLaVA-OneVision's frames (of 729 patches). A part has enough rows for a GPU;
 on one CPU core, parts of 4,096 patches take two thirds of the time of parts of 16,384."""
 
-IMAGE_PATCHES = 16_384
-"""Patches of an image for which memory is planned; the vision towers do not split an image."""
+IMAGE_TOKENS = 4096
+"""Tokens of an image for which memory is planned; the vision towers do not split an image. A larger
+image is made smaller, unless the operator allows more pixels (``--max-image-pixels``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +110,31 @@ class ModelShape:
         three a pixel."""
         return round(num_tokens * self.patches_per_token * self.patch_values)
 
-    def work_bytes(self, num_tokens: int, *, bytes_each: int = 2, cache_each: int = 2) -> int:
+    def image_tokens(self, max_pixels: int) -> int:
+        """Returns the tokens of an image for which memory is planned if the operator allows images
+        and frames of ``max_pixels``; 0: the operator says nothing."""
+        return max(IMAGE_TOKENS, max_pixels // self.token_pixels**2 if self.token_pixels else 0)
+
+    def work_bytes(
+        self,
+        num_tokens: int,
+        *,
+        bytes_each: int = 2,
+        cache_each: int = 2,
+        image_tokens: int = IMAGE_TOKENS,
+    ) -> int:
         """Returns the peak of activations in bytes during prefill of a prompt of ``num_tokens``.
 
         Nearly all tokens are assumed to be of a video or an image. The peak is that of the vision
         tower on an image, that of joining a video's features, that of the layers on one chunk, or
         that of scoring a layer, from the tensors that are held at once (a test compares it with
         measured peaks). Meanwhile features of one longest prompt are held as well: on a draft those
-        that wait for their selections, on a target those that the selection needs. An image of more
-        than IMAGE_PATCHES patches takes more. ``bytes_each`` and ``cache_each`` are the item sizes
-        of the weights' and the cache's dtype.
+        that wait for their selections, on a target those that the selection needs. An image has at
+        most ``image_tokens`` tokens. ``bytes_each`` and ``cache_each`` are the item sizes of the
+        weights' and the cache's dtype.
         """
         features = self.feature_bytes(num_tokens, bytes_each=bytes_each)
-        num_patches = min(math.ceil(num_tokens * self.patches_per_token), IMAGE_PATCHES)
+        num_patches = math.ceil(min(num_tokens, image_tokens) * self.patches_per_token)
         vision = num_patches * self._patch_bytes(bytes_each)
         chunk = min(num_tokens, CHUNK_ROWS)
         queries = self.num_heads * self.head_dim
@@ -237,6 +250,7 @@ def memory_of(
     vision_cache_bytes: int | None = None,
     media_cache_bytes: int | None = 0,
     process_bytes: int = 0,
+    max_pixels: int = 0,
 ) -> Memory:
     """Returns the memory on each of ``num_devices``.
 
@@ -244,7 +258,8 @@ def memory_of(
     the same one). ``packs_weights`` is ModelShape.head_copy_bytes'. ``vision_cache_bytes`` and
     ``media_cache_bytes`` are the settings of the caches of earlier media (None: as cache_limit has
     it); with a GPU, frames are in the host's memory. A service counts no ``process_bytes``, as its
-    process is there when it measures how much memory is free.
+    process is there when it measures how much memory is free. ``max_pixels`` is
+    ModelShape.image_tokens'.
     """
     cache_each = bytes_each if cache_each is None else cache_each
     cache = shape.cache_bytes(num_tokens, num_slots=num_slots, bytes_each=cache_each)
@@ -253,7 +268,12 @@ def memory_of(
         weights=shape.weight_bytes(
             num_devices=num_devices, bytes_each=bytes_each, packs_weights=packs_weights
         ),
-        work=shape.work_bytes(num_tokens, bytes_each=bytes_each, cache_each=cache_each),
+        work=shape.work_bytes(
+            num_tokens,
+            bytes_each=bytes_each,
+            cache_each=cache_each,
+            image_tokens=shape.image_tokens(max_pixels),
+        ),
         cache=math.ceil(cache / num_devices),
         earlier_media=cache_limit(vision_cache_bytes, features)
         + cache_limit(media_cache_bytes, shape.frame_bytes(num_tokens)),

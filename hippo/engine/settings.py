@@ -10,7 +10,7 @@ from hippo.config import SettingsError, require_least, setting
 from hippo.local_files import check_directories
 from hippo.models.plan import QUANTIZATION_NAMES, LoadPlan
 from hippo.rpc.options import TlsFiles
-from hippo.sizes import CACHE_BYTES, GIB, MOST_AUTO_SLOTS, USED_SHARE
+from hippo.sizes import CACHE_BYTES, GIB, IMAGE_TOKENS, MOST_AUTO_SLOTS, USED_SHARE
 from hippo.video.limits import DecodeLimits
 from hippo.video.resizing import FrameLimits
 from hippo.video.sampling import MAX_FPS
@@ -100,7 +100,9 @@ class EngineSettings:
         0, help="most pixels of a sampled frame after resizing; 0: the model's limit"
     )
     max_image_pixels: int = setting(
-        0, help="most pixels of an image after resizing; 0: the model's limit"
+        0,
+        help="most pixels of an image after resizing; memory is planned for them; 0: the model's "
+        f"limit, and at most {IMAGE_TOKENS:,} tokens",
     )
     max_frame_pixels: int = setting(7680 * 4320, help="most pixels of one frame as stored")
     max_video_seconds: float = setting(4 * 3600.0, help="longest video, in seconds")
@@ -179,7 +181,7 @@ class EngineSettings:
             budget_bytes=self.memory_bytes,
             cuda_graphs=self.cuda_graphs,
             exact_rows=exact_rows,
-            limits_pixels=bool(self.max_video_pixels or self.max_image_pixels),
+            max_pixels=max(self.max_image_pixels, self.max_video_pixels),
             log_level=self.log_level,
         )
 

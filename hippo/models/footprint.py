@@ -72,6 +72,7 @@ class ModelSizes:
             packs_weights=packs,
             vision_cache_bytes=plan.vision_cache_bytes,
             media_cache_bytes=plan.media_cache_bytes,
+            max_pixels=plan.max_pixels,
         )
         work_bytes = memory.work
         if plan.has_graphs:

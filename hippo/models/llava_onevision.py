@@ -56,7 +56,7 @@ class LlavaTower(VisionTower):
 def _check_configuration(checkpoint: Checkpoint, plan: LoadPlan) -> None:
     """Raises ModelLoadError for an unsupported language model or feature selection, and for a plan
     that limits pixels."""
-    if plan.limits_pixels:
+    if plan.max_pixels:
         raise ModelLoadError(
             f"{checkpoint.name} takes frames of one size, and images of sizes of its own: leave "
             "out --max-video-pixels and --max-image-pixels"

@@ -35,8 +35,8 @@ class LoadPlan:
     ``media_cache_bytes`` (None: see hippo.sizes.cache_limit). ``budget_bytes`` limits the memory
     that a process uses on its device. ``cuda_graphs`` captures steps: auto (on one GPU), on or off.
     With ``exact_rows`` every step has that many rows, so that a token's logits do not depend on the
-    other tokens fed. ``limits_pixels``: the operator limits the pixels of frames or images, which a
-    model of one frame size refuses.
+    other tokens fed. ``max_pixels`` is the most that the operator allows an image or a frame (0:
+    the operator says nothing): memory is planned for it, and a model of one frame size refuses it.
     """
 
     model: str
@@ -58,7 +58,7 @@ class LoadPlan:
     budget_bytes: int | None = None
     cuda_graphs: str = "off"
     exact_rows: int | None = None
-    limits_pixels: bool = False
+    max_pixels: int = 0
     log_level: str = "info"  # of the followers' log records
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ from hippo.models.base import DecodedMedia
 from hippo.models.layout import Layout, MediaMark, VisualGrid
 from hippo.models.prompts import PromptBuilder
 from hippo.models.qwen_pixels import PatchCutter
+from hippo.sizes import IMAGE_TOKENS
 from hippo.types import MediaKind
 from hippo.video.resizing import FrameLimits
 
@@ -131,17 +132,19 @@ def frame_limits(processor: Any) -> FrameLimits:
 
     Its limits for a video's frames apply if the largest is at most the reference's; larger ones are
     the limits for images or whole videos in the files of the public checkpoints, which have no
-    others, and the reference's apply.
+    others, and the reference's apply. Images have at most IMAGE_TOKENS tokens, for which memory is
+    planned.
     """
     video, image = processor.video_processor, processor.image_processor
     side = int(video.patch_size * video.merge_size)
+    least, most = int(image.size["shortest_edge"]), int(image.size["longest_edge"])
     pixels = (int(video.size["shortest_edge"]), int(video.size["longest_edge"]))
     reference = (_FRAME_TOKENS[0] * side**2, _FRAME_TOKENS[1] * side**2)
     return FrameLimits(
         frame_multiple=int(video.temporal_patch_size),
         side_multiple=side,
         video_pixels=pixels if pixels[1] <= reference[1] else reference,
-        image_pixels=(int(image.size["shortest_edge"]), int(image.size["longest_edge"])),
+        image_pixels=(least, min(most, IMAGE_TOKENS * side**2)),
         max_video_tokens=_MAX_VIDEO_TOKENS,
         resample=int(video.resample),
     )

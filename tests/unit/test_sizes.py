@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hippo.cli import main
+from hippo.engine.settings import EngineSettings
 from hippo.errors import InvalidRequestError
 from hippo.models.cache import CacheShape
 from hippo.models.checkpoint import find_checkpoint
@@ -108,6 +109,20 @@ def test_frames_become_as_many_tokens_as_the_processors_make_of_them() -> None:
     assert llava.num_visual_tokens(32, None) == 32 * 14 * 14 + 1
     with pytest.raises(InvalidRequestError, match="at one size"):
         llava.num_visual_tokens(32, (448, 448))
+
+
+def test_memory_is_planned_for_the_pixels_that_the_operator_allows() -> None:
+    plan = EngineSettings(model="m", max_image_pixels=9, max_video_pixels=12_845_056).load_plan
+    shape = find_shape(QWEN_32B)
+
+    def work(num_tokens: int, max_pixels: int) -> int:
+        return memory_of(shape, num_tokens=num_tokens, num_slots=1, max_pixels=max_pixels).work
+
+    per_patch = shape._patch_bytes(2)
+    assert work(4096, 9) == work(4096, 0) == work(4096, plan.max_pixels) > 16_384 * per_patch
+    assert work(16_384, plan.max_pixels) - 2 * shape.feature_bytes(16_384) == 65_536 * per_patch
+    assert work(16_384, 0) < 65_536 * per_patch
+    assert find_shape(LLAVA).image_tokens(plan.max_pixels) == 4096
 
 
 def test_as_many_slots_are_promised_as_fit_and_no_more() -> None:

@@ -26,7 +26,7 @@ from hippo.video.sampling import count_frames, resolve_plan
 QWEN = FrameLimits(
     side_multiple=28,
     video_pixels=(128 * 28 * 28, 768 * 28 * 28),
-    image_pixels=(3136, 12845056),
+    image_pixels=(3136, 4096 * 28 * 28),  # the public checkpoints': up to 16,384 tokens
     max_video_tokens=115_200,
 )
 LLAVA = FrameLimits(num_frames=32, frame_multiple=1, fixed_size=(384, 384), fixed_tokens=196)
@@ -170,7 +170,7 @@ def test_limits_for_images_are_not_those_of_videos(transformers_processor: Any) 
     public = transformers_processor(min_pixels=3136, max_pixels=12845056)
     assert frame_limits(public) == QWEN
     own = frame_limits(transformers_processor(min_pixels=3136, max_pixels=602112))
-    assert own.video_pixels == (3136, 602112)
+    assert own.video_pixels == own.image_pixels == (3136, 602112)
 
 
 def test_an_operators_limits_replace_the_models() -> None:
