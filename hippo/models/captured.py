@@ -26,12 +26,15 @@ from hippo.models.kernels import difference_of
 from hippo.models.plan import MAX_GROUPED_ROWS, LoadPlan
 from hippo.models.ranges import FlashUse, RangesPart
 from hippo.models.rows import PlacedRows
+from hippo.transfer import to_device
 
 _log = logging.getLogger(__name__)
 
 # Padding is almost free while products take as long as reading their weights: on the supported GPU
 # with the least arithmetic for its bandwidth, an A100, up to 312 TFLOP/s / 2.04 TB/s = 153 rows.
 MOST_ROWS = 128
+
+_PERIOD = 257  # tokens after which the numbers that fill the cache repeat; a prime
 _GRAPH_LAYER_BYTES = 27 * (16 << 10)  # 27 launches of 16 KiB: an estimate, not a measurement
 
 
@@ -204,18 +207,31 @@ class CapturedRunner:
             shapes = [CapturedShape(self._exact_rows, 1)]
         if self._capture is None:
             return
+        self._fill_cache()
         for shape in shapes:
+            slots = range(min(shape.num_sequences, cache.num_slots))
             count = shape.rows_each
-            start = cache.capacity - count
-            sequences = [
-                PlacedRows(slot, start, (0,) * count, rotary[:count])
-                for slot in range(min(shape.num_sequences, cache.num_slots))
-            ]
-            with torch.inference_mode():
-                self._run_step(shape, sequences)
-            if self._capture is None:  # a capture failed
-                return
+            longest = cache.capacity - count
+            # Captured with the longest sequences; then others are where these were.
+            for start, order in ((longest, slots), (longest // 2 + 1, reversed(slots))):
+                rows = [PlacedRows(slot, start, (0,) * count, rotary[:count]) for slot in order]
+                with torch.inference_mode():
+                    self._check_step(shape, rows)
+                if self._capture is None:
+                    return
             yield len(self._steps)
+
+    @torch.inference_mode()
+    def _fill_cache(self) -> None:
+        """Fills all slots with random numbers, so that a step that reads other tokens than it
+        should gives other logits."""
+        places = torch.arange(self._cache.shape.num_places, device=self._cache.device)
+        generator = torch.Generator().manual_seed(0)
+        for slot in range(self._cache.shape.num_slots):
+            for view in self._cache.slot(slot):
+                numbers = torch.randn(*view.shape[:2], _PERIOD, view.shape[3], generator=generator)
+                own = to_device(numbers.to(view.dtype), view.device)
+                view.copy_(own.index_select(2, places % _PERIOD))
 
     def _shape(self, sequences: Sequence[PlacedRows]) -> CapturedShape | None:
         """Returns the shape for these rows; None if they are too many."""
@@ -251,15 +267,29 @@ class CapturedRunner:
                 step = self._new_step(shape, sequences[0].rotary)
                 step.fill_buffers(sequences)
             replay = self._capture(step.run)
-            difference = difference_of(replay(), expected, self._embedding.dtype)
         except RuntimeError as error:
-            difference = f"it cannot be captured: {error}"
-        if difference is not None:
-            _log.warning("CUDA graphs are off from here on: %s: %s", shape, difference)
-            self._capture = None
-            self._steps.clear()
+            self._give_up(shape, f"it cannot be captured: {error}")
             return step, step.run
-        return step, replay
+        return step, replay if self._agrees(shape, replay(), expected) else step.run
+
+    def _check_step(self, shape: CapturedShape, sequences: Sequence[PlacedRows]) -> None:
+        """Runs a step as captured, and gives graphs up if the plain run differs from the replay."""
+        self._run_step(shape, sequences)
+        if self._capture is not None:
+            step, replay = self._steps[shape]
+            self._agrees(shape, replay().clone(), step.run())
+
+    def _agrees(self, shape: CapturedShape, found: torch.Tensor, expected: torch.Tensor) -> bool:
+        """Whether a replay gave the plain run's logits; gives graphs up if not."""
+        difference = difference_of(found, expected, self._embedding.dtype)
+        if difference is not None:
+            self._give_up(shape, difference)
+        return difference is None
+
+    def _give_up(self, shape: CapturedShape, reason: str) -> None:
+        _log.warning("CUDA graphs are off from here on: %s: %s", shape, reason)
+        self._capture = None
+        self._steps.clear()
 
     def _new_step(self, shape: CapturedShape, rotary: torch.Tensor) -> CapturedForward:
         return CapturedForward(

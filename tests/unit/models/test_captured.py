@@ -193,14 +193,46 @@ class _Refusing:
 
 class _Wrong:
     def capture_graph(self, run: Callable[[], torch.Tensor]) -> Replay:
-        output = run() * 1.01
-        return lambda: output
+        return lambda: run() * 1.01
 
 
 class _Undefined:
     def capture_graph(self, run: Callable[[], torch.Tensor]) -> Replay:
-        output = run() * torch.nan
+        return lambda: run() * torch.nan
+
+
+class _Fixed:
+    """Always reads the tokens of the capture."""
+
+    def capture_graph(self, run: Callable[[], torch.Tensor]) -> Replay:
+        output = run().clone()
         return lambda: output
+
+
+class _Swapped:
+    """Reads the tokens of other slots."""
+
+    def capture_graph(self, run: Any) -> Replay:
+        ranges = run.__self__._ranges
+        starts = ranges[: ranges.shape[0] // 2]
+
+        def replay() -> torch.Tensor:
+            starts.copy_(starts.flip(0))
+            output: torch.Tensor = run().clone()
+            starts.copy_(starts.flip(0))
+            return output
+
+        return replay
+
+
+@pytest.mark.parametrize("graphs", [_Fixed(), _Swapped()])
+def test_a_graph_that_reads_other_tokens_is_found_before_the_first_prompt(
+    target_checkpoint: Path, caplog: pytest.LogCaptureFixture, graphs: Any
+) -> None:
+    _with_spare_places(target_checkpoint, "bfloat16")._cache._data.zero_()
+    model, runner = _captured(target_checkpoint, graphs, dtype="bfloat16")
+    assert list(model.capture_steps()) == [] and runner._capture is None
+    assert "differs by" in caplog.text
 
 
 @pytest.mark.parametrize(
