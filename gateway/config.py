@@ -118,9 +118,9 @@ class GatewaySettings:
     max_media_bytes: int = setting(4 << 30, help="largest video or image file, in bytes")
     max_message_mib: int = setting(
         256,
-        help="largest gRPC message in MiB, the services' --max-message-mib; bounds the media of a "
-        "request that the gateway holds in memory: data: URLs, fetched URLs, and files that the "
-        "services cannot open by path",
+        help="most MiB of media in a gRPC message, the services' --max-message-mib; bounds the "
+        "media of a request that the gateway holds in memory: data: URLs, fetched URLs, and files "
+        "that the services cannot open by path",
     )
     media_timeout_s: float = setting(30.0, help="most seconds to fetch one media URL")
     allowed_local_media_path: tuple[str, ...] = setting(

@@ -85,7 +85,7 @@ class EngineSettings:
     metrics_port: int | None = setting(None, help="port for Prometheus metrics, on --host")
     drain_seconds: float = setting(30.0, help="seconds for running sequences after SIGTERM")
     max_message_mib: int = setting(
-        256, help="largest gRPC message in MiB, with the media that are not opened by path"
+        256, help="most MiB of media in a gRPC message: of those that are not opened by path"
     )
     allowed_local_media_path: tuple[str, ...] = setting(
         (),

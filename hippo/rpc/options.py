@@ -13,6 +13,10 @@ DEFAULT_MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 
 DEFAULT_SILENCE_SECONDS = 20.0
 
+# Of a message, beside its media: text and token ids. The longest contexts have 131,072 tokens, and
+# the longest tokens about 128 characters.
+_OTHER_BYTES = 131_072 * 128
+
 _KEEPALIVE_MS = 30_000
 _KEEPALIVE_TIMEOUT_MS = 10_000
 
@@ -52,10 +56,10 @@ class TlsFiles:
 
 
 def server_options(max_message_bytes: int) -> ChannelOptions:
-    """Options that permit pings at any time, and exclude sharing a port between processes."""
+    """Options that permit pings at any time, and exclude sharing a port between processes;
+    ``max_message_bytes`` is the most bytes of a message's media."""
     return (
-        ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.max_send_message_length", max_message_bytes),
+        *_message_limits(max_message_bytes),
         ("grpc.so_reuseport", 0),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
@@ -70,8 +74,7 @@ def client_options(max_message_bytes: int, silence_seconds: float) -> ChannelOpt
     (because it hangs or its host is lost), and that try to reconnect at least every two seconds."""
     half_ms = max(round(silence_seconds * 500), 1)
     return (
-        ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.max_send_message_length", max_message_bytes),
+        *_message_limits(max_message_bytes),
         ("grpc.keepalive_time_ms", half_ms),
         ("grpc.keepalive_timeout_ms", half_ms),
         ("grpc.http2.ping_timeout_ms", half_ms),  # by default a minute, which would prevail
@@ -82,6 +85,11 @@ def client_options(max_message_bytes: int, silence_seconds: float) -> ChannelOpt
         ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.use_local_subchannel_pool", 1),
     )
+
+
+def _message_limits(max_message_bytes: int) -> ChannelOptions:
+    limit = min(max_message_bytes + _OTHER_BYTES, 2**31 - 1)  # of protobuf
+    return ("grpc.max_receive_message_length", limit), ("grpc.max_send_message_length", limit)
 
 
 def _read(name: str) -> bytes:

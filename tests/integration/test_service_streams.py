@@ -284,11 +284,12 @@ async def test_a_failing_device_ends_all_sequences_and_the_service_stops_serving
             await target_only(client, toy_request())
 
 
-async def test_a_request_above_the_message_limit_is_an_invalid_request() -> None:
-    request = toy_request(media=(Media(MediaKind.VIDEO, bytes(3 * 1024 * 1024)),))
+async def test_a_request_above_the_message_limit_is_invalid_and_one_at_the_limit_arrives() -> None:
     async with serving_target(ToyModel(), max_message_mib=2) as (_, client):
-        with pytest.raises(InvalidRequestError, match="larger than max"):
-            await target_only(client, request)
+        for num_mib, reason in ((19, "larger than max"), (2, "not a toy video")):
+            request = toy_request(media=(Media(MediaKind.VIDEO, bytes(num_mib << 20)),))
+            with pytest.raises(InvalidRequestError, match=reason):
+                await target_only(client, request)
 
 
 async def test_blocks_sent_after_the_end_are_ignored() -> None:
