@@ -10,9 +10,6 @@ import time
 
 request_id_var: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
 
-# transformers imports torchao if it is installed, which warns about kernels for other devices.
-_NOISY = ("torchao", "torch.utils._pytree")
-
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -61,5 +58,3 @@ def setup_logging(service: str, *, level: str = "info", style: str = "text") -> 
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for name in _NOISY:
-        logging.getLogger(name).setLevel(logging.ERROR)

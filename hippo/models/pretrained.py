@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# transformers imports torchao if it is installed, which warns about kernels for other devices.
+_NOISY = ("torchao", "torch.utils._pytree")
+
 # The part of "loading" in which weights are read; layers are packed after it.
 _READ_FROM, _READ_TO = 0.1, 0.8
 
@@ -82,6 +85,8 @@ def load_pretrained(
     Raises ModelLoadError.
     """
     ensure_torchvision()
+    for name in _NOISY:
+        logging.getLogger(name).setLevel(logging.ERROR)
     transformers: Any = importlib.import_module("transformers")  # its own hints are partial
     config, processor = _read_configuration(transformers, checkpoint)
     limit = _context_limit(checkpoint.name, config.text_config, plan.max_context_length)

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -313,3 +314,22 @@ assert shares[0] == 0.0 and shares[-1] == 1.0, shares
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
+def test_nothing_is_said_of_torchao_in_any_process(target_checkpoint: Path) -> None:
+    plan = f"LoadPlan({str(target_checkpoint)!r}, max_context_length=64)"
+    imports = "from hippo.models.loading import load_model; from hippo.models.plan import LoadPlan"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"{imports}; load_model({plan}); import sys; sys.modules['torchao']",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not [word for word in ("torchao", "_pytree") if word in done.stderr], done.stderr
