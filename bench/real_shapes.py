@@ -81,8 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _options(target: Path, draft: Path) -> StackOptions:
-    common = ("--slots", "1", "--max-context-length", str(_NUM_TOKENS))
-    common += ("--vision-cache-mb", str(_CACHES_MB), "--media-cache-mb", str(_CACHES_MB))
+    caches = ("--vision-cache-mb", str(_CACHES_MB), "--media-cache-mb", str(_CACHES_MB))
+    common = ("--slots", "1", "--max-context-length", str(_NUM_TOKENS), *caches)
     # A draft of this size may need more than the default 5 s for a step on a busy CPU.
     patient = ("--draft-stall-s", "120", "--request-timeout-s", "0")
     return StackOptions(
