@@ -57,9 +57,7 @@ class Engine:
         on_failure: Callable[[Exception], None],
         vision_cache_bytes: int,
         keeps_prefixes: bool,
-        num_tapped: int = 0,
     ) -> None:
-        """The first ``num_tapped`` layers score visual tokens in prefills."""
         self.model = model
         self.counters = EngineCounters()
         self.vision_cache = VisionCache(vision_cache_bytes)
@@ -74,7 +72,6 @@ class Engine:
         self._num_stepped = 0  # sequences of the last forward; 0: no sequence had a step
         self._forward_ns = 0  # duration of the last forward
         self._tokens_each = 1.0  # mean tokens per sequence of the last forward
-        self._num_tapped = num_tapped
         self._warm_prompt: Prompt | None = None
         self._failure: Exception | None = None
 
@@ -83,11 +80,9 @@ class Engine:
     def start(self) -> None:
         self._thread.start()
 
-    async def warm_up(self) -> None:
+    async def warm_up(self, num_tapped: int) -> None:
         """See :func:`hippo.engine.warmup.warm_up_model`."""
-        self._warm_prompt = await warm_up_model(
-            self.model, self.device, self.call, num_tapped=self._num_tapped
-        )
+        self._warm_prompt = await warm_up_model(self.model, self.device, self.call, num_tapped)
 
     async def call(self, function: Callable[[], ResultT]) -> ResultT:
         """See DeviceThread.call."""
@@ -340,8 +335,7 @@ class Engine:
         ``slot`` is the failed sequence's, which no other sequence uses yet.
         """
         if not isinstance(error, HippoError) and self._warm_prompt is not None:
-            prompt, num_tapped = self._warm_prompt, self._num_tapped
-            warm_up(self.model, prompt, slot=slot, num_tapped=num_tapped, max_rows=1)
+            warm_up(self.model, self._warm_prompt, slot=slot, max_rows=1)
 
     def _fail_device(self, error: Exception) -> None:
         _log.critical("the device failed; the service stops serving", exc_info=error)

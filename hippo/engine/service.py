@@ -118,12 +118,12 @@ class EngineService:
         settings = self._settings
         files = LocalFiles(settings.allowed_local_media_path)
         info = replace(model.info, media_dirs=tuple(map(str, files.directories)))
+        num_tapped = self._num_tapped(model)
         engine = Engine(
             model,
             on_failure=self.fail,
             vision_cache_bytes=cache_limit(settings.vision_cache_bytes, model.feature_bytes),
             keeps_prefixes=settings.keeps_prefixes,
-            num_tapped=self._num_tapped(model),
         )
         self.backend = Backend(
             info=info,
@@ -140,7 +140,7 @@ class EngineService:
             files=files,
         )
         engine.start()
-        await engine.warm_up()
+        await engine.warm_up(num_tapped)
         self._state = ServiceState.SERVING
         await self.rpc.set_serving(True)
 

@@ -38,7 +38,6 @@ async def warm_up_model(
     model: VideoLanguageModel,
     device: torch.device,
     call: Callable[[Callable[[], Any]], Awaitable[Any]],
-    *,
     num_tapped: int,
 ) -> Prompt:
     """Runs a prompt with a video and forwards of different sizes, and returns the prompt. ``call``
@@ -125,7 +124,7 @@ def warm_up(
     prompt: Prompt,
     *,
     slot: int,
-    num_tapped: int,
+    num_tapped: int = 0,
     max_rows: int = _MAX_ROWS,
 ) -> None:
     """Runs a prefill of ``slot``, then forwards of up to ``max_rows`` rows (device thread)."""
