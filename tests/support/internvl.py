@@ -1,0 +1,108 @@
+"""Small random InternVL checkpoints."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from hippo.models._torchvision import ensure_torchvision
+from tests.support.checkpoints import byte_tokenizer, seeded_model
+
+NAMED_TOKENS = {
+    "start_image_token": "<img>",
+    "end_image_token": "</img>",
+    "context_image_token": "<IMG_CONTEXT>",
+    "video_token": "<video>",
+}
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *NAMED_TOKENS.values())
+
+# That of the hub's repositories.
+CHAT_TEMPLATE = """\
+{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}\
+{% if message['content'] is string %}{{ message['content'] }}{% else %}\
+{% for content in message['content'] %}{% if content['type'] == 'image' %}{{ '<IMG_CONTEXT>\\n' }}\
+{% elif content['type'] == 'video' %}{{ '<video>\\n' }}\
+{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}{% endfor %}{% endif %}\
+{{ '<|im_end|>\\n' }}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+IMAGE_SIZE, PATCH_SIZE = 28, 7  # 4 x 4 patches, 2 x 2 tokens
+
+
+def write_internvl_checkpoint(
+    folder: Path, *, seed: int = 0, vocab_size: int | None = None, noise: float = 0.0
+) -> Path:
+    """Saves a seeded random model with its processor to ``folder`` and returns it.
+
+    The arguments are those of tests.support.checkpoints.write_checkpoint. The language model has
+    Qwen3's layers, with heads larger than hidden_size / num_heads; the processor cuts an image
+    into at most 4 tiles.
+    """
+    ensure_torchvision()
+    transformers: Any = importlib.import_module("transformers")
+    processor = internvl_processor()
+    tokenizer = processor.tokenizer
+    end_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    config = transformers.InternVLConfig(
+        text_config={
+            "model_type": "qwen3",
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "vocab_size": len(tokenizer),
+            "max_position_embeddings": 4096,
+            "initializer_range": 0.2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "bos_token_id": None,
+            "eos_token_id": end_id,
+            "tie_word_embeddings": False,
+        },
+        vision_config={
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_attention_heads": 2,
+            "num_hidden_layers": 2,
+            "attention_bias": True,
+            "image_size": [IMAGE_SIZE, IMAGE_SIZE],
+            "patch_size": [PATCH_SIZE, PATCH_SIZE],
+            "initializer_range": 0.12,
+            "layer_scale_init_value": 0.5,
+        },
+        image_token_id=processor.image_token_id,
+        image_seq_length=processor.image_seq_length,
+        tie_word_embeddings=False,
+    )
+    model = seeded_model(
+        transformers.InternVLForConditionalGeneration, config, seed, noise, vocab_size
+    )
+    model.generation_config = transformers.GenerationConfig(eos_token_id=end_id)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+def internvl_processor(
+    *, image_size: int = IMAGE_SIZE, patch_size: int = PATCH_SIZE, max_patches: int = 4
+) -> Any:
+    """A processor with the hub's settings but for the sizes; 448, 14 and 12 are the hub's."""
+    ensure_torchvision()
+    transformers: Any = importlib.import_module("transformers")
+    settings: dict[str, Any] = {
+        "size": {"height": image_size, "width": image_size},
+        "image_mean": [0.485, 0.456, 0.406],
+        "image_std": [0.229, 0.224, 0.225],
+    }
+    tokenizer = byte_tokenizer(
+        transformers, ("t h", "th e", "i n", "a n"), SPECIAL_TOKENS, named_tokens=NAMED_TOKENS
+    )
+    return transformers.InternVLProcessor(
+        image_processor=transformers.GotOcr2ImageProcessor(max_patches=max_patches, **settings),
+        tokenizer=tokenizer,
+        video_processor=transformers.InternVLVideoProcessor(**settings),
+        image_seq_length=(image_size // patch_size // 2) ** 2,
+        chat_template=CHAT_TEMPLATE,
+    )
