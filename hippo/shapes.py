@@ -118,6 +118,7 @@ def _shape(name: str, config: Mapping[str, Any]) -> ModelShape:
         token_pixels=tower.token_pixels,
         token_frames=tower.token_frames,
         num_separators=tower.num_separators,
+        frame_text_tokens=tower.frame_text_tokens,
         feature_parts=tower.feature_parts,
     )
 
@@ -135,6 +136,7 @@ class _Tower:
     token_pixels: int = 0
     token_frames: int = 1
     num_separators: int = 0
+    frame_text_tokens: int = 0
     feature_parts: int = 1
 
 
@@ -236,6 +238,7 @@ def _internvl_tower(vision: Mapping[str, Any], width: int) -> _Tower:
         patch_values=3 * patch**2,
         patches_per_token=4,
         tokens_per_side=num_sides // 2,
+        frame_text_tokens=10,  # </img> \n Frame 9 9 9 9 : space <img>
     )
 
 
