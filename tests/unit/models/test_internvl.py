@@ -19,24 +19,18 @@ from hippo.models.pixels import PixelScale
 from hippo.models.plan import LoadPlan
 from hippo.types import ChatMessage, FramePlan, MediaKind
 from hippo.video.resizing import fit_frames
-from tests.support.families import write_family
 from tests.support.internvl import internvl_processor
 from tests.support.reference import Reference, arranged, clip, image, prepare, user
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_family(tmp_path_factory.mktemp("internvl") / "tiny", "internvl")
+def reference(internvl_checkpoint: Path) -> Reference:
+    return Reference(internvl_checkpoint)
 
 
 @pytest.fixture(scope="module")
-def reference(checkpoint: Path) -> Reference:
-    return Reference(checkpoint)
-
-
-@pytest.fixture(scope="module")
-def internvl(checkpoint: Path) -> VideoLanguageModel:
-    return load_model(LoadPlan(str(checkpoint), dtype="float32", max_context_length=512))
+def internvl(internvl_checkpoint: Path) -> VideoLanguageModel:
+    return load_model(LoadPlan(str(internvl_checkpoint), dtype="float32", max_context_length=512))
 
 
 def build(processor: Any, messages: list[ChatMessage], *media: DecodedMedia) -> Prompt:
@@ -113,10 +107,10 @@ def test_a_frames_tokens_are_ordered_by_row_and_column(
 
 
 def test_a_tower_takes_a_few_pictures_at_once(
-    checkpoint: Path, internvl: VideoLanguageModel, monkeypatch: pytest.MonkeyPatch
+    internvl_checkpoint: Path, internvl: VideoLanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hippo.models.internvl.VISION_PATCHES", 2 * 16 + 15)
-    model = load_model(LoadPlan(str(checkpoint), dtype="float32", max_context_length=512))
+    model = load_model(LoadPlan(str(internvl_checkpoint), dtype="float32", max_context_length=512))
     prompt = prepare(model, user(0, 1, "?"), clip(num_frames=5), image(height=30, width=120))
     assert [len(item.pixels) for item in prompt.items if item.pixels is not None] == [5, 5]
     assert len(list(model.embed_pieces(prompt))) == 3 + 3
@@ -179,9 +173,9 @@ Change = Callable[[dict[str, Any]], object]
     ],
 )
 def test_an_internvl_that_cannot_work_is_refused(
-    checkpoint: Path, tmp_path: Path, file: str, change: Change, said: str
+    internvl_checkpoint: Path, tmp_path: Path, file: str, change: Change, said: str
 ) -> None:
-    path = Path(shutil.copytree(checkpoint, tmp_path / "copy")) / file
+    path = Path(shutil.copytree(internvl_checkpoint, tmp_path / "copy")) / file
     config = json.loads(path.read_text())
     change(config)
     path.write_text(json.dumps(config))
