@@ -31,13 +31,18 @@ IMAGE_SIZE, PATCH_SIZE = 28, 7  # 4 x 4 patches, 2 x 2 tokens
 
 
 def write_internvl_checkpoint(
-    folder: Path, *, seed: int = 0, vocab_size: int | None = None, noise: float = 0.0
+    folder: Path,
+    *,
+    seed: int = 0,
+    vocab_size: int | None = None,
+    noise: float = 0.0,
+    language: str = "qwen3",
 ) -> Path:
     """Saves a seeded random model with its processor to ``folder`` and returns it.
 
-    The arguments are those of tests.support.checkpoints.write_checkpoint. The language model has
-    Qwen3's layers, with heads larger than hidden_size / num_heads; the processor cuts an image
-    into at most 4 tiles.
+    The arguments are those of tests.support.checkpoints.write_checkpoint, and the language model:
+    of "qwen3" with heads larger than hidden_size / num_heads, or of "qwen2" as in InternVL3. The
+    processor cuts an image into at most 4 tiles.
     """
     ensure_torchvision()
     transformers: Any = importlib.import_module("transformers")
@@ -46,11 +51,11 @@ def write_internvl_checkpoint(
     end_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
     config = transformers.InternVLConfig(
         text_config={
-            "model_type": "qwen3",
+            "model_type": language,
             "num_hidden_layers": 3,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
-            "head_dim": 32,
+            **({"head_dim": 32} if language == "qwen3" else {}),
             "hidden_size": 64,
             "intermediate_size": 128,
             "vocab_size": len(tokenizer),

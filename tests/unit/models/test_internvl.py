@@ -19,8 +19,17 @@ from hippo.models.pixels import PixelScale
 from hippo.models.plan import LoadPlan
 from hippo.types import ChatMessage, FramePlan, MediaKind
 from hippo.video.resizing import fit_frames
-from tests.support.internvl import internvl_processor
-from tests.support.reference import Reference, arranged, clip, image, prepare, user
+from tests.support.internvl import internvl_processor, write_internvl_checkpoint
+from tests.support.reference import (
+    Reference,
+    arranged,
+    assert_close,
+    clip,
+    image,
+    prefill,
+    prepare,
+    user,
+)
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +126,14 @@ def test_a_tower_takes_a_few_pictures_at_once(
     parts, whole = model.embed_visual(prompt), internvl.embed_visual(prompt)
     assert parts is not None and whole is not None
     torch.testing.assert_close(parts, whole)
+
+
+def test_a_language_model_of_internvl3_gives_transformers_own_logits(tmp_path: Path) -> None:
+    folder = write_internvl_checkpoint(tmp_path / "tiny", language="qwen2")
+    model = load_model(LoadPlan(str(folder), dtype="float32", max_context_length=512))
+    prompt = prepare(model, user(0, "what?"), clip())
+    kept = torch.tensor([1, 5, 6])
+    assert_close(prefill(model, 0, prompt, kept), Reference(folder).recompute(prompt, kept, ())[0])
 
 
 def test_as_many_frames_as_fit_with_their_text(internvl: VideoLanguageModel) -> None:
