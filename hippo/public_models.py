@@ -44,6 +44,50 @@ def _public(
     return MappingProxyType({"model_type": family, "text_config": text, "vision_config": vision})
 
 
+def _internvl(
+    width: int, layers: int, num_heads: int, mlp: int, vision: Mapping[str, Any] | None = None
+) -> Mapping[str, Any]:
+    """InternVL3.5: layers of Qwen3 with untied embeddings, and a tower of 300M parameters."""
+    text = {
+        "model_type": "qwen3",
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": mlp,
+        "vocab_size": 151936,
+        "tie_word_embeddings": False,
+    }
+    tower = {
+        "attention_bias": True,
+        "hidden_size": 1024,
+        "image_size": [448, 448],
+        "intermediate_size": 4096,
+        "norm_type": "layer_norm",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 24,
+        "patch_size": [14, 14],
+        "use_qk_norm": False,
+    }
+    vision = {**tower, **(vision or {})}
+    return MappingProxyType(
+        {"model_type": "internvl", "text_config": text, "vision_config": vision}
+    )
+
+
+_INTERNVIT_6B: Mapping[str, Any] = MappingProxyType(
+    {
+        "attention_bias": False,
+        "hidden_size": 3200,
+        "intermediate_size": 12800,
+        "norm_type": "rms_norm",
+        "num_attention_heads": 25,
+        "num_hidden_layers": 45,
+        "use_qk_norm": True,
+    }
+)
+
 PUBLIC_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "Qwen/Qwen2.5-VL-3B-Instruct": _public(
@@ -65,6 +109,12 @@ PUBLIC_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "llava-hf/llava-onevision-qwen2-72b-ov-hf": _public(
             "llava_onevision", 8192, 80, (64, 8), 29568, 152128
         ),
+        "OpenGVLab/InternVL3_5-1B-HF": _internvl(1024, 28, 16, 3072),
+        "OpenGVLab/InternVL3_5-2B-HF": _internvl(2048, 28, 16, 6144),
+        "OpenGVLab/InternVL3_5-4B-HF": _internvl(2560, 36, 32, 9728),
+        "OpenGVLab/InternVL3_5-8B-HF": _internvl(4096, 36, 32, 12288),
+        "OpenGVLab/InternVL3_5-14B-HF": _internvl(5120, 40, 40, 17408),
+        "OpenGVLab/InternVL3_5-38B-HF": _internvl(5120, 64, 64, 25600, _INTERNVIT_6B),
     }
 )
 """By repository name: the part of its config.json (https://huggingface.co/NAME) that sets sizes."""

@@ -117,6 +117,8 @@ def _shape(name: str, config: Mapping[str, Any]) -> ModelShape:
         tokens_per_side=tower.tokens_per_side,
         token_pixels=tower.token_pixels,
         token_frames=tower.token_frames,
+        num_separators=tower.num_separators,
+        frame_text_tokens=tower.frame_text_tokens,
         feature_parts=tower.feature_parts,
     )
 
@@ -133,6 +135,8 @@ class _Tower:
     tokens_per_side: int = 0
     token_pixels: int = 0
     token_frames: int = 1
+    num_separators: int = 0
+    frame_text_tokens: int = 0
     feature_parts: int = 1
 
 
@@ -204,11 +208,43 @@ def _siglip_tower(vision: Mapping[str, Any], width: int) -> _Tower:
         patch_values=3 * vision["patch_size"] ** 2,
         patches_per_token=(num_sides / side) ** 2,
         tokens_per_side=side,
+        num_separators=1,
+    )
+
+
+def _internvl_tower(vision: Mapping[str, Any], width: int) -> _Tower:
+    """Describes InternVL's vision tower and projector; four patches become one token."""
+    hidden, mlp = vision["hidden_size"], vision["intermediate_size"]
+    patch, side = (
+        value if isinstance(value, int) else value[0]
+        for value in (vision["patch_size"], vision["image_size"])
+    )
+    num_sides, merged = side // patch, 4 * hidden
+    norm = hidden if vision.get("norm_type") == "rms_norm" else 2 * hidden
+    attention = 4 * hidden * hidden + hidden
+    attention += 3 * hidden if vision.get("attention_bias") else 0
+    attention += 2 * hidden if vision.get("use_qk_norm") else 0
+    # Each half of a layer also has a scale.
+    block = 2 * norm + 2 * hidden + attention + 2 * hidden * mlp + mlp + hidden
+    embeddings = 3 * patch**2 * hidden + hidden + hidden + (num_sides**2 + 1) * hidden
+    last_norm = 0 if vision.get("use_mean_pooling", True) else 2 * hidden
+    projector = 2 * merged + merged * width + width + width * width + width
+    return _Tower(
+        num_parameters=int(
+            embeddings + vision["num_hidden_layers"] * block + last_norm + projector
+        ),
+        width=hidden,
+        mlp_width=mlp,
+        patch_values=3 * patch**2,
+        patches_per_token=4,
+        tokens_per_side=num_sides // 2,
+        frame_text_tokens=10,  # </img> \n Frame 9 9 9 9 : space <img>
     )
 
 
 _TOWERS: Mapping[str, Callable[[Mapping[str, Any], int], _Tower]] = MappingProxyType(
     {
+        "internvl": _internvl_tower,
         "llava_onevision": _siglip_tower,
         "qwen2_5_vl": _qwen2_5_tower,
         "qwen2_vl": _qwen2_tower,

@@ -63,8 +63,9 @@ SCORED_LOGITS = 1 << 23
 
 VISION_PATCHES, VISION_FRAMES = 4096, 6
 """The part of a video in one run of the vision tower, between which other sequences step:
-Qwen2.5-VL's patches, LLaVA-OneVision's frames (of 729 patches). A part has enough rows for a GPU;
-on one CPU core, parts of 4,096 patches take two thirds of the time of parts of 16,384."""
+Qwen-VL's and InternVL's patches, LLaVA-OneVision's frames (of 729 patches). A part has enough rows
+for a GPU; on one CPU core, parts of 4,096 patches take two thirds of the time of
+parts of 16,384."""
 
 IMAGE_TOKENS = 4096
 """Tokens of an image for which memory is planned; the vision towers do not split an image. A larger
@@ -90,9 +91,11 @@ class ModelShape:
     vision_mlp_width: int
     patch_values: int  # numbers in a patch's pixels
     patches_per_token: float
-    tokens_per_side: int  # LLaVA-OneVision: side of a frame's pooled grid; Qwen2.5-VL: 0
-    token_pixels: int  # side of the square that one token covers; LLaVA-OneVision: 0
+    tokens_per_side: int  # of the grid of a frame of fixed size; 0: frames have any size
+    token_pixels: int  # side of the square that one token covers; 0: frames have a fixed size
     token_frames: int  # frames that one token covers
+    num_separators: int = 0  # visual tokens at the end of a video, beside its grid
+    frame_text_tokens: int = 0  # most tokens of the text of a frame
     feature_parts: int = 1  # hidden-sized parts of a visual row: more than 1 with deepstack
     layer_bits: float | None = None  # of a layer's weight, scales included; None: not quantised
 
@@ -157,14 +160,15 @@ class ModelShape:
     def _patch_bytes(self, bytes_each: int) -> int:
         """Returns the bytes that a patch takes in the vision tower, including its pixels."""
         width, mlp = self.vision_width, self.vision_mlp_width
-        if self.tokens_per_side:  # SigLIP
-            layer = bytes_each * (4 * width + 2 * mlp)
+        if self.tokens_per_side:  # SigLIP; InternViT holds its own input as well
+            layer = bytes_each * max(5 * width + 2 * mlp, width + self.patch_values)
         else:  # queries and keys are rotated in float32
             layer = max(width * (5 * bytes_each + 25), bytes_each * (2 * width + 3 * mlp)) + 700
         return layer + self.patch_values * bytes_each
 
     def num_visual_tokens(self, num_frames: int, frame_size: tuple[int, int] | None) -> int:
-        """Returns the tokens of a video; ``frame_size`` is a resized frame's width and height.
+        """Returns the tokens of a video with the text of its frames; ``frame_size`` is a resized
+        frame's width and height.
 
         Raises InvalidRequestError without frames, and for a size if the model's frames are fixed.
         """
@@ -175,7 +179,8 @@ class ModelShape:
                 raise InvalidRequestError(
                     f"{self.name} looks at every frame at one size: leave --frame-size out"
                 )
-            return num_frames * self.tokens_per_side**2 + 1  # and the newline
+            per_frame = self.tokens_per_side**2 + self.frame_text_tokens
+            return num_frames * per_frame + self.num_separators
         width, height = frame_size or (448, 448)
         columns, rows = (max(1, round(side / self.token_pixels)) for side in (width, height))
         return math.ceil(num_frames / self.token_frames) * rows * columns

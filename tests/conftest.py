@@ -53,6 +53,23 @@ def llava_draft_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def internvl_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random InternVL checkpoint in the target's role."""
+    from tests.support.families import write_family
+
+    return write_family(tmp_path_factory.mktemp("internvl") / "tiny-internvl-target", "internvl")
+
+
+@pytest.fixture(scope="session")
+def internvl_draft_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with noise: agrees with it on some tokens; a larger vocabulary size."""
+    from tests.support.families import write_family
+
+    folder = tmp_path_factory.mktemp("internvl-draft") / "tiny-internvl-draft"
+    return write_family(folder, "internvl", noise=0.02, vocab_size=320)
+
+
+@pytest.fixture(scope="session")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An authority, and a certificate for 127.0.0.1 and one.example that it signed."""
     folder = tmp_path_factory.mktemp("pki")

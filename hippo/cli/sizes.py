@@ -35,6 +35,8 @@ _PAIRS = (
     ("Qwen/Qwen2.5-VL-72B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct"),
     ("llava-hf/llava-onevision-qwen2-7b-ov-hf", "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"),
     ("llava-hf/llava-onevision-qwen2-72b-ov-hf", "llava-hf/llava-onevision-qwen2-7b-ov-hf"),
+    ("OpenGVLab/InternVL3_5-8B-HF", "OpenGVLab/InternVL3_5-1B-HF"),
+    ("OpenGVLab/InternVL3_5-38B-HF", "OpenGVLab/InternVL3_5-2B-HF"),
 )
 
 HELP = "work out the memory that a pair takes"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from functools import partial
 from time import perf_counter
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from hippo.engine.cpu import compute_alone
-from hippo.errors import HippoError, ModelLoadError
+from hippo.errors import ContextLengthError, HippoError, ModelLoadError
 from hippo.models.base import (
     AttentionTap,
     DecodedMedia,
@@ -79,12 +80,20 @@ def longest_prompt(model: VideoLanguageModel, prompt: Prompt) -> Prompt:
     the model's warm_prompt. Any thread may call it."""
     limits = model.frame_limits
     side = _GRID_SIDE * limits.side_multiple
-    size, num_tokens = limits.fixed_size or (side, side), limits.fixed_tokens or _GRID_SIDE**2
+    size, num_tokens = (side, side), _GRID_SIDE**2
+    if limits.fixed_size is not None:
+        size, num_tokens = limits.fixed_size, math.prod(prompt.visual_grids[0][1:])
     num_others = prompt.length - int(prompt.visual_indices.shape[0])
-    num_grids = (model.info.max_context_length - 1 - num_others) // num_tokens
-    if not num_grids:
-        return prompt
-    return _grey_prompt(model, num_grids * limits.frame_multiple, size, is_resized=True)
+    fitting, most = 0, (model.info.max_context_length - 1 - num_others) // num_tokens
+    tried = most
+    while fitting < most:
+        try:
+            prompt = _grey_prompt(model, tried * limits.frame_multiple, size, is_resized=True)
+            fitting = tried
+        except ContextLengthError:  # some families write text before each frame
+            most = tried - 1
+        tried = (fitting + most + 1) // 2
+    return prompt
 
 
 def _grey_prompt(

@@ -12,6 +12,7 @@ from hippo.errors import ModelLoadError
 from hippo.models.base import VideoLanguageModel
 from hippo.models.checkpoint import Progress, find_checkpoint
 from hippo.models.family import CachedModel, Family
+from hippo.models.internvl import INTERNVL
 from hippo.models.llava_onevision import LLAVA_ONEVISION
 from hippo.models.placement import device_of
 from hippo.models.plan import LoadPlan
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
+        "internvl": INTERNVL,
         "llava_onevision": LLAVA_ONEVISION,
         "qwen2_5_vl": QWEN2_5_VL,
         "qwen2_vl": QWEN2_VL,

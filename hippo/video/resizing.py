@@ -28,7 +28,7 @@ class FrameLimits:
     frame_multiple: int = 2  # number of frames of one grid of tokens
     side_multiple: int = 1  # both sides are multiples of it; a token is a square of this side
     fixed_size: tuple[int, int] | None = None  # (height, width) of each frame of a video
-    fixed_tokens: int = 0  # of a frame of ``fixed_size``
+    fixed_tokens: int = 0  # of a frame of ``fixed_size``, the text before it included
     video_pixels: tuple[int, int] = (0, 0)  # least and most of a frame; most 0: the stored size
     image_pixels: tuple[int, int] = (0, 0)
     max_video_tokens: int = 0  # of one video; 0: no limit

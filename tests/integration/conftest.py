@@ -27,8 +27,9 @@ def _no_engine_thread_is_left() -> Iterator[None]:
     params=[
         ("target_checkpoint", "draft_checkpoint"),
         ("llava_checkpoint", "llava_draft_checkpoint"),
+        ("internvl_checkpoint", "internvl_draft_checkpoint"),
     ],
-    ids=["qwen2.5-vl", "llava-onevision"],
+    ids=["qwen2.5-vl", "llava-onevision", "internvl"],
 )
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """Of each family one, computing with one thread."""

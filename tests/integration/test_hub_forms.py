@@ -77,6 +77,11 @@ def test_configurations_are_read_as_the_hub_means_them(
         assert rope["mrope_section"] == [2, 3, 3]
         size = reference.processor.video_processor.size
         assert (size["shortest_edge"], size["longest_edge"]) == (3136, 12845056)
+    elif name.startswith("OpenGVLab/"):
+        assert reference.processor.image_seq_length == 256
+        own = reference.processor.image_processor
+        assert (own.min_patches, own.max_patches, own.size["height"]) == (1, 12, 448)
+        assert reference.processor.video_processor.image_mean == (0.485, 0.456, 0.406)
     else:
         assert config.vision_aspect_ratio == "anyres_max_9"
         assert len(config.image_grid_pinpoints) == 36
@@ -88,10 +93,10 @@ def test_configurations_are_read_as_the_hub_means_them(
 def test_the_dtype_is_the_repositorys_own(repositories: dict[str, Path], name: str) -> None:
     model = _load(repositories[name], "auto")
     half = "float16" if has_half_linear() else "float32"
-    assert model.info.dtype == ("bfloat16" if name.startswith("Qwen/") else half)
+    assert model.info.dtype == (half if name.startswith("llava-hf/") else "bfloat16")
     prompt = prepare(model, user(0, QUESTION), clip(num_frames=2))
-    grid = (1, 12, 12) if name.startswith("Qwen/") else (2, 14, 14)
-    assert prompt.visual_grids == (grid,)
+    grids = {"Qwen": (1, 12, 12), "llava-hf": (2, 14, 14), "OpenGVLab": (2, 16, 16)}
+    assert prompt.visual_grids == (grids[name.partition("/")[0]],)
     assert prefill(model, 0, prompt).isfinite().all()
 
 
@@ -108,6 +113,7 @@ def test_the_dtype_is_the_repositorys_own(repositories: dict[str, Path], name: s
             "llava-hf/llava-onevision-qwen2-7b-ov-hf",
             "llava-hf/llava-onevision-qwen2-72b-ov-hf",
         ),
+        ("OpenGVLab/InternVL3_5-1B-HF", "OpenGVLab/InternVL3_5-38B-HF"),
     ],
 )
 def test_models_of_a_family_are_a_pair_whatever_vocabulary_size_they_declare(
@@ -117,11 +123,15 @@ def test_models_of_a_family_are_a_pair_whatever_vocabulary_size_they_declare(
     check_pair(models[0].info, models[1].info)
 
 
+@pytest.mark.parametrize(
+    "name", ["llava-hf/llava-onevision-qwen2-0.5b-ov-hf", "OpenGVLab/InternVL3_5-1B-HF"]
+)
 def test_an_image_of_the_hubs_sizes_gives_transformers_own_logits(
-    repositories: dict[str, Path],
+    repositories: dict[str, Path], name: str
 ) -> None:
-    folder = repositories["llava-hf/llava-onevision-qwen2-0.5b-ov-hf"]
-    model, reference = _load(folder), Reference(folder)
+    folder = repositories[name]
+    plan = LoadPlan(str(folder), dtype="float32", max_context_length=4096)
+    model, reference = load_model(plan), Reference(folder)
     media = image(height=300, width=400)
     inputs = reference.inputs([{"type": "image"}, {"type": "text", "text": QUESTION}], [media])
     prompt = prepare(model, user(0, QUESTION), media)

@@ -107,9 +107,9 @@ def seeded_model(
         torch.manual_seed(seed)
         model = architecture(config)
         for name, weight in model.named_parameters():
-            if name.endswith("norm.weight") or "norm1" in name or "norm2" in name:
+            if name.endswith("norm.weight") or any(n in name for n in ("norm1", "norm2", "norm_")):
                 weight.data.uniform_(0.5, 1.5)
-            elif name.endswith("bias"):
+            elif name.endswith(("bias", "cls_token", "position_embeddings")):
                 weight.data.normal_(0.0, 0.1)
         if noise:
             torch.manual_seed(seed + 1)
@@ -125,9 +125,10 @@ def byte_tokenizer(
     merges: tuple[str, ...],
     special_tokens: tuple[str, ...],
     num_words: int = 0,
+    named_tokens: Mapping[str, str] | None = None,
 ) -> Any:
     """A tokenizer of bytes, a few merges, words that no text is encoded to, and the special
-    tokens."""
+    tokens; ``named_tokens`` are those that the tokenizer has as attributes."""
     tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens += [merge.replace(" ", "") for merge in merges]
     tokens += [f"Ġw{number}" for number in range(num_words)]
@@ -137,7 +138,10 @@ def byte_tokenizer(
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens([AddedToken(token, special=True) for token in special_tokens])
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+        tokenizer_object=core,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        extra_special_tokens=dict(named_tokens or {}),
     )
 
 

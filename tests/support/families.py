@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.checkpoints import write_checkpoint
+from tests.support.internvl import write_internvl_checkpoint
 from tests.support.llava import ORDERED_TEMPLATE, write_llava_checkpoint
 
 QWEN_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-ALL_FAMILIES = (*QWEN_FAMILIES, "llava_onevision")
+ALL_FAMILIES = (*QWEN_FAMILIES, "llava_onevision", "internvl")
 ORDERED_LLAVA = "llava_onevision, parts in order"
 
 
@@ -19,6 +20,8 @@ def write_family(
     are those of write_checkpoint."""
     if family in QWEN_FAMILIES:
         return write_checkpoint(folder, family=family, noise=noise, vocab_size=vocab_size)
+    if family == "internvl":
+        return write_internvl_checkpoint(folder, noise=noise, vocab_size=vocab_size)
     if family == ORDERED_LLAVA:
         return write_llava_checkpoint(folder, chat_template=ORDERED_TEMPLATE)
     return write_llava_checkpoint(folder, noise=noise, vocab_size=vocab_size)

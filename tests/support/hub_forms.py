@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from hippo.models._torchvision import ensure_torchvision
 from hippo.public_models import PUBLIC_CONFIGS
-from tests.support import checkpoints, llava
+from tests.support import checkpoints, internvl, llava
 
 _HEAD_DIM = 16
 _NUM_LAYERS = 2
@@ -46,6 +46,9 @@ HUB_FORMS = {
     "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": HubForm(7, 1, 39, is_tied=True, is_sharded=False),
     "llava-hf/llava-onevision-qwen2-7b-ov-hf": HubForm(14, 2, 55),
     "llava-hf/llava-onevision-qwen2-72b-ov-hf": HubForm(8, 1, 55),
+    "OpenGVLab/InternVL3_5-1B-HF": HubForm(4, 2, 45, is_sharded=False),
+    "OpenGVLab/InternVL3_5-8B-HF": HubForm(8, 2, 45),
+    "OpenGVLab/InternVL3_5-38B-HF": HubForm(8, 1, 45),
 }
 
 
@@ -54,6 +57,8 @@ def write_hub_form(folder: Path, name: str) -> Path:
     ensure_torchvision()
     transformers: Any = importlib.import_module("transformers")
     form = HUB_FORMS[name]
+    if name.startswith("OpenGVLab/"):
+        return _write_internvl_form(folder, form, is_large="38B" in name)
     is_qwen = name.startswith("Qwen/")
     special_tokens = checkpoints.SPECIAL_TOKENS if is_qwen else llava.SPECIAL_TOKENS
     tokenizer = checkpoints.byte_tokenizer(transformers, ("t h", "th e"), special_tokens)
@@ -304,10 +309,52 @@ _HUB_PREFIXES = {
 
 def hub_name(key: str, *, is_qwen: bool) -> str:
     """The hub's name of a weight that the installed transformers calls ``key``."""
-    for prefix, replacement in _HUB_PREFIXES[is_qwen].items():
+    return _renamed(key, _HUB_PREFIXES[is_qwen])
+
+
+def _renamed(key: str, prefixes: dict[str, str]) -> str:
+    for prefix, replacement in prefixes.items():
         if key.startswith(prefix):
             return replacement + key.removeprefix(prefix)
     return key
+
+
+def _write_internvl_form(folder: Path, form: HubForm, *, is_large: bool) -> Path:
+    transformers: Any = importlib.import_module("transformers")
+    tokenizer = checkpoints.byte_tokenizer(
+        transformers,
+        ("t h", "th e"),
+        internvl.SPECIAL_TOKENS,
+        named_tokens=internvl.NAMED_TOKENS,
+    )
+    ids = tokenizer.get_vocab()
+    config = internvl.hub_config(
+        ids,
+        heads=(form.num_heads, form.num_kv_heads),
+        num_padding_ids=form.num_padding_ids,
+        is_large=is_large,
+    )
+    folder.mkdir(parents=True)
+    tokenizer.save_pretrained(folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    extra = {"tokenizer_class": "Qwen2Tokenizer", "extra_special_tokens": internvl.NAMED_TOKENS}
+    _write(folder, "tokenizer_config.json", settings | extra)
+    (folder / "chat_template.jinja").write_text(internvl.CHAT_TEMPLATE)
+    generation = {"bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"]}
+    files = {"config.json": config, "generation_config.json": generation}
+    for file, content in (files | internvl.HUB_PROCESSORS).items():
+        _write(folder, file, content)
+    model = checkpoints.seeded_model(
+        transformers.InternVLForConditionalGeneration,
+        transformers.AutoConfig.from_pretrained(folder, tie_word_embeddings=False),
+        seed=0,
+    )
+    weights = {
+        _renamed(key, internvl.HUB_PREFIXES): weight.to(torch.bfloat16).contiguous()
+        for key, weight in model.state_dict().items()
+    }
+    _write_weights(folder, weights, is_sharded=form.is_sharded)
+    return folder
 
 
 def _write_weights(folder: Path, weights: dict[str, torch.Tensor], *, is_sharded: bool) -> None:

@@ -160,6 +160,9 @@ class Reference:
             output = embed(pixels, torch.tensor([item.grid]), return_dict=True)
             deepstack = [each[0] for each in getattr(output, "deepstack_features", None) or ()]
             return torch.cat((output.pooler_output[0], *deepstack), 1)
+        if model.config.model_type == "internvl":
+            shown: torch.Tensor = model.get_image_features(pixels, return_dict=True).pooler_output
+            return shown.flatten(0, 1)
         if is_video:
             found: torch.Tensor = model.get_video_features(
                 pixels[None], return_dict=True

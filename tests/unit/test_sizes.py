@@ -26,6 +26,7 @@ from tests.support.quantized import AWQ_CONFIG, FORMS, add_config
 ROOT = Path(__file__).resolve().parents[2]
 QWEN_32B, QWEN_72B = "Qwen/Qwen2.5-VL-32B-Instruct", "Qwen/Qwen2.5-VL-72B-Instruct"
 LLAVA = "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"
+INTERNVL_38B = "OpenGVLab/InternVL3_5-38B-HF"
 
 
 @pytest.mark.parametrize("name", HUB_FORMS)
@@ -56,9 +57,24 @@ def test_a_public_llava_has_as_many_parameters_as_transformers_builds() -> None:
     assert sum(weight.numel() for weight in model.parameters()) == find_shape(LLAVA).num_parameters
 
 
+@pytest.mark.parametrize("name", ["OpenGVLab/InternVL3_5-4B-HF", INTERNVL_38B])
+def test_a_public_internvl_has_as_many_parameters_as_transformers_builds(name: str) -> None:
+    transformers: Any = importlib.import_module("transformers")
+    public = PUBLIC_CONFIGS[name]
+    config = transformers.InternVLConfig(
+        text_config=public["text_config"],
+        vision_config=public["vision_config"],
+        tie_word_embeddings=False,
+    )
+    with torch.device("meta"):
+        model = transformers.InternVLForConditionalGeneration(config)
+    assert sum(weight.numel() for weight in model.parameters()) == find_shape(name).num_parameters
+
+
 @pytest.mark.parametrize(
     ("name", "num_parameters"),
     [
+        ("OpenGVLab/InternVL3_5-1B-HF", 1_060_897_792),
         ("Qwen/Qwen2.5-VL-3B-Instruct", 3_754_622_976),
         ("Qwen/Qwen2.5-VL-7B-Instruct", 8_292_166_656),
         (QWEN_32B, 33_452_718_336),
@@ -92,6 +108,7 @@ def test_the_room_for_earlier_media_is_one_longest_prompts_and_at_least_256_mb()
 def test_frames_take_three_bytes_a_pixel() -> None:
     assert find_shape(QWEN_72B).frame_bytes(256) == 448 * 448 * 2 * 3
     assert find_shape(LLAVA).frame_bytes(196) == 378 * 378 * 3  # of 384 x 384: the whole patches
+    assert find_shape(INTERNVL_38B).frame_bytes(256) == 448 * 448 * 3
 
 
 def test_a_loaded_model_has_room_for_a_longest_prompts_media(target_checkpoint: Path) -> None:
@@ -107,6 +124,7 @@ def test_frames_become_as_many_tokens_as_the_processors_make_of_them() -> None:
     assert qwen.num_visual_tokens(64, None) == 32 * 16 * 16
     assert qwen.num_visual_tokens(63, (1288, 728)) == 32 * 46 * 26
     assert llava.num_visual_tokens(32, None) == 32 * 14 * 14 + 1
+    assert find_shape(INTERNVL_38B).num_visual_tokens(32, None) == 32 * (16 * 16 + 10)
     with pytest.raises(InvalidRequestError, match="at one size"):
         llava.num_visual_tokens(32, (448, 448))
 

@@ -47,7 +47,7 @@ def model(target_checkpoint: Path) -> VideoLanguageModel:
     )
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "llava_onevision"])
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "llava_onevision", "internvl"])
 def family(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> VideoLanguageModel:

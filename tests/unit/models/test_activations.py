@@ -16,6 +16,7 @@ from hippo.models.placement import DTYPES
 from hippo.models.plan import LoadPlan
 from hippo.shapes import find_shape
 from hippo.sizes import SCORED_ROWS
+from tests.support.hub_forms import write_hub_form
 from tests.support.reference import clip, image, prepare, user
 from tests.support.tensor_trace import peak_bytes
 
@@ -76,3 +77,11 @@ def test_llava_onevisions_frames_take_no_more_than_is_computed(llava_checkpoint:
     model = load_model(LoadPlan(str(llava_checkpoint), dtype="float32", max_context_length=4096))
     peak, num_tokens = measured(model, LONG_QUESTION, clip(num_frames=200))
     assert peak <= computed(llava_checkpoint, num_tokens, "float32") <= 1.6 * peak
+
+
+@pytest.mark.parametrize("name", ["OpenGVLab/InternVL3_5-1B-HF", "OpenGVLab/InternVL3_5-38B-HF"])
+def test_internvls_towers_take_what_is_computed_and_little_less(name: str, tmp_path: Path) -> None:
+    folder = write_hub_form(tmp_path / "model", name)
+    model = load_model(LoadPlan(str(folder), dtype="float32", max_context_length=2048))
+    peak, num_tokens = measured(model, "what?", clip(num_frames=4, size=448))
+    assert peak <= computed(folder, num_tokens, "float32") <= 1.2 * peak

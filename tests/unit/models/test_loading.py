@@ -192,7 +192,9 @@ def test_a_folder_without_a_configuration_is_no_checkpoint(tmp_path: Path) -> No
 
 def test_an_unsupported_architecture_names_the_supported_ones(copy: Path) -> None:
     change_config(copy, model_type="llama")
-    with pytest.raises(ModelLoadError, match=r"'llama'; supported: llava_onevision, qwen2_5_vl"):
+    with pytest.raises(
+        ModelLoadError, match=r"'llama'; supported: internvl, llava_onevision, qwen2_5_vl"
+    ):
         load_model(LoadPlan(str(copy)))
 
 

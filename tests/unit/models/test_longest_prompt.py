@@ -16,16 +16,25 @@ from hippo.models.base import VideoLanguageModel
 from hippo.models.family import CachedModel
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
+from tests.support.families import write_family
 
 
 def test_the_longest_prompt_fills_the_context_up_to_a_grid(family: VideoLanguageModel) -> None:
     short = warm_prompt(family)
     longest = longest_prompt(family, short)
     num_tokens = int(longest.visual_indices.shape[0])
-    per_grid = num_tokens // longest.visual_grids[0][0]
+    per_grid = family.frame_limits.fixed_tokens or num_tokens // longest.visual_grids[0][0]
     left = family.info.max_context_length - 1 - longest.length
     assert short.length < longest.length and 0 <= left < per_grid
     run_longest(family, longest, slot=1, num_tapped=1)
+
+
+def test_the_times_between_frames_fit_into_the_context_as_well(tmp_path: Path) -> None:
+    folder = write_family(tmp_path / "tiny", "qwen3_vl")
+    model = load_model(LoadPlan(str(folder), dtype="float32", max_context_length=4000))
+    longest = longest_prompt(model, warm_prompt(model))
+    per_grid = longest.length // longest.visual_grids[0][0]
+    assert per_grid > 256 and 0 <= 3999 - longest.length < per_grid
 
 
 def test_a_lack_of_memory_names_the_flags_that_help(family: VideoLanguageModel) -> None:
