@@ -213,6 +213,7 @@ _TOWERS: Mapping[str, Callable[[Mapping[str, Any], int], _Tower]] = MappingProxy
         "qwen2_5_vl": _qwen2_5_tower,
         "qwen2_vl": _qwen2_tower,
         "qwen3_vl": _qwen3_tower,
+        "qwen3_vl_moe": _qwen3_tower,
     }
 )
 """By ``model_type``."""

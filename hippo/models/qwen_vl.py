@@ -74,3 +74,9 @@ QWEN3_VL = Family(
     make_prompts=_prompts(TimedPromptBuilder),
     make_tower=QwenTower,
 )
+QWEN3_VL_MOE = Family(
+    architecture="Qwen3VLMoeForConditionalGeneration",
+    num_axes=3,
+    make_prompts=_prompts(TimedPromptBuilder),
+    make_tower=QwenTower,
+)
