@@ -16,6 +16,7 @@ from hippo.models.placement import DTYPES
 from hippo.models.plan import LoadPlan
 from hippo.shapes import find_shape
 from hippo.sizes import SCORED_ROWS
+from tests.support.checkpoints import write_checkpoint
 from tests.support.reference import clip, image, prepare, user
 from tests.support.tensor_trace import peak_bytes
 
@@ -76,3 +77,11 @@ def test_llava_onevisions_frames_take_no_more_than_is_computed(llava_checkpoint:
     model = load_model(LoadPlan(str(llava_checkpoint), dtype="float32", max_context_length=4096))
     peak, num_tokens = measured(model, LONG_QUESTION, clip(num_frames=200))
     assert peak <= computed(llava_checkpoint, num_tokens, "float32") <= 1.6 * peak
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_take_no_more_than_is_computed(dtype: str, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model", family="qwen3_vl_moe", num_layers=1)
+    model = load_model(LoadPlan(str(folder), dtype=dtype, max_context_length=4096))
+    peak, num_tokens = measured(model, "what?", clip(num_frames=24, size=280))
+    assert peak <= computed(folder, num_tokens, dtype) <= 1.3 * peak
