@@ -154,7 +154,7 @@ class ModelShape:
         attention = (queries + keys_values) * (bytes_each + 4 + cache_each) + (
             2 * queries * cache_each + 3 * self.hidden_size * bytes_each
         )
-        mlp = (self._mlp_values() + 5 * self.hidden_size) * bytes_each
+        mlp = self._mlp_bytes(bytes_each) + 5 * self.hidden_size * bytes_each
         num_chunks = math.ceil(num_tokens / chunk)
         # One mask for all chunks, as wide as whole chunks.
         mask = chunk * num_chunks * chunk * cache_each if num_chunks > 1 else 0
@@ -166,15 +166,16 @@ class ModelShape:
         layers = max(chunk * max(attention, mlp), keys + 8 * logits) + rotary + mask + kept
         return math.ceil(2 * features + max(vision, features, layers))
 
-    def _mlp_values(self) -> int:
-        """Returns the numbers that the MLP holds for each row at once. Each chosen expert has its
-        own copy of the row, and the results are weighted and put back into the order of the rows;
-        the router's float32 probabilities count as two numbers."""
-        dense = 3 * self.mlp_width
+    def _mlp_bytes(self, bytes_each: int) -> int:
+        """Returns the bytes that the MLP holds for each row at once. Each chosen expert has its own
+        copy of the row; the results are weighted and put back into the order of the rows."""
+        dense = 3 * self.mlp_width * bytes_each
         if self.experts is None:
             return dense
         copy = self.hidden_size + max(3 * self.hidden_size, 4 * self.experts.width)
-        return max(dense, self.experts.num_chosen * copy + 6 * self.experts.num_experts)
+        order = 4 * 8 + 4 * 4  # of the rows by their experts: int64 and float32
+        chosen = self.experts.num_chosen * (copy * bytes_each + order)
+        return max(dense, chosen + 8 * self.experts.num_experts)
 
     def _patch_bytes(self, bytes_each: int) -> int:
         """Returns the bytes that a patch takes in the vision tower, including its pixels."""
