@@ -90,7 +90,7 @@ def _shape(name: str, config: Mapping[str, Any]) -> ModelShape:
     places = (config, text) if kind.startswith("qwen3_vl") else (text, config)
     is_tied = next((d["tie_word_embeddings"] for d in places if "tie_word_embeddings" in d), False)
     attention = 2 * width * head_dim * (num_heads + num_kv_heads)
-    experts = _experts(text)
+    experts = find_experts(text)
     num_dense = num_layers - (experts.num_layers if experts else 0)
     mlp = text["intermediate_size"] if num_dense else 0
     products = num_layers * attention + 3 * width * num_dense * mlp
@@ -136,9 +136,11 @@ def _shape(name: str, config: Mapping[str, Any]) -> ModelShape:
     )
 
 
-def _experts(text: Mapping[str, Any]) -> Experts | None:
-    """Reads the settings of mixtures of experts; transformers saves their number under its own
-    name."""
+def find_experts(text: Mapping[str, Any]) -> Experts | None:
+    """Returns the mixtures of experts of a text model's configuration; None: it has none.
+
+    The number of experts has another name where transformers has saved the configuration.
+    """
     count = text.get("num_experts") or text.get("num_local_experts")
     if not count:
         return None

@@ -220,10 +220,9 @@ class ModelShape:
 
     def can_divide(self, num_devices: int) -> bool:
         """Whether ``num_devices`` tensor-parallel ranks can share the layers."""
-        if self.layer_bits is not None:
+        if self.layer_bits is not None or self.experts is not None:
             return num_devices == 1
-        width = self.experts.width if self.experts else 0
-        counts = (self.num_kv_heads, self.num_heads, self.mlp_width, width)
+        counts = (self.num_kv_heads, self.num_heads, self.mlp_width)
         return not any(count % num_devices for count in counts)
 
 

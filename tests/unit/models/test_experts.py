@@ -16,11 +16,13 @@ from hippo.models.base import VideoLanguageModel
 from hippo.models.checkpoint import find_checkpoint
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
+from hippo.parallel.source import ParallelSource
 from hippo.public_models import PUBLIC_CONFIGS
 from hippo.shapes import find_shape, shape_of
 from hippo.sizes import Experts
 from tests.support.families import write_family
-from tests.support.reference import assert_close, clip, prefill, prepare, step, user
+from tests.support.quantized import add_config
+from tests.support.reference import clip, prefill, prepare, step, user
 
 PUBLIC = "Qwen/Qwen3-VL-30B-A3B-Instruct"
 
@@ -109,3 +111,33 @@ def test_layers_without_experts_are_counted_as_dense(
     layer = 3 * 2048 * (6144 - 128 * 768)  # a dense one in place of experts
     change = (48 - num_layers) * layer
     assert shape.num_shared_parameters == all_experts.num_shared_parameters + change
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"quantization": "int8"}, "leave --quantization out"),
+        ({"exact_rows": 8}, "leave --deterministic out"),
+    ],
+)
+def test_what_does_not_go_with_experts_is_refused(
+    folder: Path, changes: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hippo.models.pretrained.read_weights", None)  # not even begun
+    with pytest.raises(ModelLoadError, match=said):
+        load(folder, **changes)
+
+
+def test_a_quantised_checkpoint_with_experts_is_refused(folder: Path, tmp_path: Path) -> None:
+    published = as_published(folder, tmp_path / "published")
+    add_config(published, {"quant_method": "fp8", "fmt": "e4m3"})
+    with pytest.raises(ModelLoadError, match="use the form of the model that is not quantised"):
+        load(published)
+
+
+def test_no_rank_is_started_for_experts(folder: Path) -> None:
+    source = ParallelSource(LoadPlan(str(folder), tensor_parallel=2))
+    with pytest.raises(ModelLoadError, match="leave --tensor-parallel out"):
+        source.load(lambda stage, share: None)
+    source.close()
+    assert not find_shape(PUBLIC).can_divide(2)
