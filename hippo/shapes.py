@@ -108,12 +108,7 @@ def _shape(name: str, config: Mapping[str, Any]) -> ModelShape:
     return ModelShape(
         name=name,
         num_parameters=(
-            embeddings
-            + products
-            + routers
-            + num_layers * others
-            + width
-            + tower.num_parameters
+            embeddings + products + routers + num_layers * others + width + tower.num_parameters
         ),
         num_shared_parameters=products,
         num_head_parameters=text["vocab_size"] * width,

@@ -13,23 +13,20 @@ from safetensors.torch import load_file, save_file
 
 from hippo.errors import ModelLoadError
 from hippo.models.base import VideoLanguageModel
+from hippo.models.captured import CapturedRunner
 from hippo.models.checkpoint import find_checkpoint
+from hippo.models.family import CachedModel
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.parallel.source import ParallelSource
 from hippo.public_models import PUBLIC_CONFIGS
 from hippo.shapes import find_shape, shape_of
 from hippo.sizes import Experts
-from tests.support.families import write_family
+from tests.support.graphs import RecordedGraphs
 from tests.support.quantized import add_config
-from tests.support.reference import clip, prefill, prepare, step, user
+from tests.support.reference import assert_close, clip, prefill, prepare, step, user
 
 PUBLIC = "Qwen/Qwen3-VL-30B-A3B-Instruct"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_family(tmp_path_factory.mktemp("experts") / "tiny", "qwen3_vl_moe")
 
 
 def load(folder: Path, **changes: Any) -> VideoLanguageModel:
@@ -62,10 +59,10 @@ def as_published(folder: Path, new: Path) -> Path:
     return new
 
 
-def test_the_published_form_gives_the_same(folder: Path, tmp_path: Path) -> None:
-    published = as_published(folder, tmp_path / "published")
-    assert torch.equal(answer(load(published)), answer(load(folder)))
-    for each in (folder, published):
+def test_the_published_form_gives_the_same(experts_checkpoint: Path, tmp_path: Path) -> None:
+    published = as_published(experts_checkpoint, tmp_path / "published")
+    assert torch.equal(answer(load(published)), answer(load(experts_checkpoint)))
+    for each in (experts_checkpoint, published):
         stored = find_checkpoint(str(each), progress=lambda stage, share: None)
         shape = find_shape(str(each))
         assert shape.num_parameters == stored.num_floats
@@ -74,8 +71,8 @@ def test_the_published_form_gives_the_same(folder: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_fewer_bits_of_a_weight_give_nearly_the_same(folder: Path, dtype: str) -> None:
-    expected, found = answer(load(folder)), answer(load(folder, dtype=dtype))
+def test_fewer_bits_of_a_weight_give_nearly_the_same(experts_checkpoint: Path, dtype: str) -> None:
+    expected, found = (answer(load(experts_checkpoint, dtype=each)) for each in ("float32", dtype))
     assert float((found - expected).norm() / expected.norm()) < 0.1
 
 
@@ -121,23 +118,44 @@ def test_layers_without_experts_are_counted_as_dense(
     ],
 )
 def test_what_does_not_go_with_experts_is_refused(
-    folder: Path, changes: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+    experts_checkpoint: Path, changes: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hippo.models.pretrained.read_weights", None)  # not even begun
     with pytest.raises(ModelLoadError, match=said):
-        load(folder, **changes)
+        load(experts_checkpoint, **changes)
 
 
-def test_a_quantised_checkpoint_with_experts_is_refused(folder: Path, tmp_path: Path) -> None:
-    published = as_published(folder, tmp_path / "published")
+def test_a_quantised_checkpoint_with_experts_is_refused(
+    experts_checkpoint: Path, tmp_path: Path
+) -> None:
+    published = as_published(experts_checkpoint, tmp_path / "published")
     add_config(published, {"quant_method": "fp8", "fmt": "e4m3"})
     with pytest.raises(ModelLoadError, match="use the form of the model that is not quantised"):
         load(published)
 
 
-def test_no_rank_is_started_for_experts(folder: Path) -> None:
-    source = ParallelSource(LoadPlan(str(folder), tensor_parallel=2))
+def test_no_rank_is_started_for_experts(experts_checkpoint: Path) -> None:
+    source = ParallelSource(LoadPlan(str(experts_checkpoint), tensor_parallel=2))
     with pytest.raises(ModelLoadError, match="leave --tensor-parallel out"):
         source.load(lambda stage, share: None)
     source.close()
     assert not find_shape(PUBLIC).can_divide(2)
+
+
+def test_steps_with_experts_can_be_captured(
+    experts_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay sees nothing of the host, so other tokens choose their own experts."""
+    monkeypatch.setattr("hippo.models.quantized.find_experts", lambda _: None)
+    model = load(experts_checkpoint, exact_rows=32)  # for the spare places that graphs need
+    assert isinstance(model, CachedModel)
+    graphs = RecordedGraphs()
+    runner = CapturedRunner(model._stack, model._cache, model.embedding, graphs.capture_graph)
+    prefill(model, 0, prepare(model, user(0, "what is it?"), clip()))
+    for start in (0, 3, 7):
+        plan = step(0, start, *range(5 + start, 8 + start))
+        model._fixed = None
+        expected = model.forward(plan).clone()
+        model._fixed = runner
+        assert_close(model.forward(plan), expected)
+    assert (graphs.num_captured, graphs.num_replays) == (1, 4)
