@@ -22,6 +22,7 @@ from hippo.parallel.source import ParallelSource
 from hippo.public_models import PUBLIC_CONFIGS
 from hippo.shapes import find_shape, shape_of
 from hippo.sizes import Experts
+from tests.support.flash_operator import flash_operator
 from tests.support.graphs import RecordedGraphs
 from tests.support.quantized import add_config
 from tests.support.reference import assert_close, clip, prefill, prepare, step, user
@@ -152,10 +153,11 @@ def test_steps_with_experts_can_be_captured(
     graphs = RecordedGraphs()
     runner = CapturedRunner(model._stack, model._cache, model.embedding, graphs.capture_graph)
     prefill(model, 0, prepare(model, user(0, "what is it?"), clip()))
-    for start in (0, 3, 7):
-        plan = step(0, start, *range(5 + start, 8 + start))
-        model._fixed = None
-        expected = model.forward(plan).clone()
-        model._fixed = runner
-        assert_close(model.forward(plan), expected)
+    with flash_operator():
+        for start in (0, 3, 6):
+            plan = step(0, start, *range(5 + start, 8 + start))
+            model._fixed = None
+            expected = model.forward(plan).clone()
+            model._fixed = runner
+            assert_close(model.forward(plan), expected)
     assert (graphs.num_captured, graphs.num_replays) == (1, 4)
