@@ -59,8 +59,9 @@ class NoiseDecoder:
     params=[
         ("target_checkpoint", "draft_checkpoint"),
         ("llava_checkpoint", "llava_draft_checkpoint"),
+        ("qwen3_checkpoint", "qwen3_draft_checkpoint"),
     ],
-    ids=["qwen2.5-vl", "llava-onevision"],
+    ids=["qwen2.5-vl", "llava-onevision", "qwen3-vl"],
 )
 def models(request: pytest.FixtureRequest) -> Iterator[Models]:
     target, draft = request.param

@@ -18,7 +18,6 @@ from hippo.models.fixed import split_rows, stretch
 from hippo.models.linear import has_half_linear
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
-from tests.support.families import write_family
 from tests.support.reference import clip, prefill, prepare, step, user
 
 CONTEXT = 600  # two stretches, and a last one that is no multiple
@@ -141,11 +140,10 @@ def test_a_tokens_logits_have_the_same_bits_however_it_was_fed(
         assert torch.equal(feed(slot, cuts, other), alone)
 
 
-def test_heads_may_be_wider_than_their_share_of_a_row(tmp_path: Path) -> None:
-    folder = write_family(tmp_path / "tiny", "qwen3_vl")
+def test_heads_may_be_wider_than_their_share_of_a_row(qwen3_checkpoint: Path) -> None:
     outputs = []
     for exact_rows in (None, 5):
-        model = _load(folder, exact_rows=exact_rows)
+        model = _load(qwen3_checkpoint, exact_rows=exact_rows)
         prefill(model, 0, prepare(model, user(0, "what?"), clip()))
         alone = torch.cat([model.forward(step(0, row, row + 1)).clone() for row in range(12)])
         outputs += [alone, model.forward(step(0, 0, *range(1, 13)))]
