@@ -151,7 +151,12 @@ class _FusedLayer:
 
 
 def _make_mlp(mlp: Any, make_linear: MakeLinear, make_output: MakeLinear) -> Linear:
-    """Makes the layer's MLP; a mixture of experts runs as transformers' own module."""
+    """Makes the layer's MLP; a mixture of experts runs as transformers' own module.
+
+    transformers multiplies all chosen experts by torch's grouped product. In bfloat16 on GPUs from
+    Hopper on, the host does not wait in it; elsewhere torch reads the groups' sizes back (ATen's
+    GroupedBlas.cpp).
+    """
     if not hasattr(mlp, "gate_proj"):
         return lambda x: mlp(x[None])[0]
     gate_up = _make_product((mlp.gate_proj, mlp.up_proj), make_linear)

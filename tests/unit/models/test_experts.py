@@ -102,7 +102,7 @@ def test_layers_without_experts_are_counted_as_dense(
     settings: dict[str, Any], num_layers: int
 ) -> None:
     public = PUBLIC_CONFIGS[PUBLIC]
-    shape = shape_of("m", public | {"text_config": public["text_config"] | settings})
+    shape = shape_of("m", {**public, "text_config": public["text_config"] | settings})
     assert shape.experts is not None and shape.experts.num_layers == num_layers
     assert shape.mlp_width == (0 if num_layers == 48 else 6144)
     all_experts = find_shape(PUBLIC)

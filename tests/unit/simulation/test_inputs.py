@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hippo.errors import InvalidRequestError
+from hippo.shapes import find_shape
 from hippo.simulation.hardware import GPUS, Placement, read_parameters
 from hippo.simulation.pairs import PAIRS
 from hippo.simulation.traces import (
@@ -16,7 +17,6 @@ from hippo.simulation.traces import (
     mean_agreement,
     read_traces,
 )
-from hippo.shapes import find_shape
 
 H200 = GPUS["h200"]
 
