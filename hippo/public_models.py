@@ -100,6 +100,36 @@ PUBLIC_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "Qwen/Qwen2.5-VL-72B-Instruct": _public(
             "qwen2_5_vl", 8192, 80, (64, 8), 29568, 152064, vision={"intermediate_size": 3456}
         ),
+        "Qwen/Qwen3-VL-30B-A3B-Instruct": MappingProxyType(
+            {
+                "model_type": "qwen3_vl_moe",
+                "tie_word_embeddings": False,
+                "text_config": {
+                    "hidden_size": 2048,
+                    "num_hidden_layers": 48,
+                    "num_attention_heads": 32,
+                    "num_key_value_heads": 4,
+                    "head_dim": 128,
+                    "intermediate_size": 6144,
+                    "moe_intermediate_size": 768,
+                    "num_experts": 128,
+                    "num_experts_per_tok": 8,
+                    "decoder_sparse_step": 1,
+                    "mlp_only_layers": [],
+                    "vocab_size": 151936,
+                },
+                "vision_config": {
+                    "deepstack_visual_indexes": (8, 16, 24),
+                    "depth": 27,
+                    "hidden_size": 1152,
+                    "intermediate_size": 4304,
+                    "num_position_embeddings": 2304,
+                    "patch_size": 16,
+                    "spatial_merge_size": 2,
+                    "temporal_patch_size": 2,
+                },
+            }
+        ),
         "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": _public(
             "llava_onevision", 896, 24, (14, 2), 4864, 152000, is_tied=True
         ),

@@ -12,7 +12,7 @@ from typing import Any
 
 from hippo.errors import InvalidRequestError
 from hippo.public_models import PUBLIC_CONFIGS
-from hippo.sizes import ModelShape
+from hippo.sizes import Experts, ModelShape
 
 
 def find_shape(name: str, *, layer_bits: float | None = None) -> ModelShape:
@@ -85,11 +85,20 @@ def _shape(name: str, config: Mapping[str, Any]) -> ModelShape:
     width, num_layers = text["hidden_size"], text["num_hidden_layers"]
     num_heads, num_kv_heads = text["num_attention_heads"], text["num_key_value_heads"]
     head_dim = text.get("head_dim") or width // num_heads
-    is_tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
-    attention = 2 * width * head_dim * (num_heads + num_kv_heads)
-    mlp = text["intermediate_size"]
-    products = attention + 3 * width * mlp
     kind = text.get("model_type") or config["model_type"]
+    # In older families the text model's setting counts, if there is one.
+    places = (config, text) if kind.startswith("qwen3_vl") else (text, config)
+    is_tied = next((d["tie_word_embeddings"] for d in places if "tie_word_embeddings" in d), False)
+    attention = 2 * width * head_dim * (num_heads + num_kv_heads)
+    experts = find_experts(text)
+    num_dense = num_layers - (experts.num_layers if experts else 0)
+    mlp = text["intermediate_size"] if num_dense else 0
+    products = num_layers * attention + 3 * width * num_dense * mlp
+    routers = 0
+    if experts:
+        each = 3 * width * experts.width
+        products += experts.num_layers * experts.num_experts * each
+        routers = experts.num_layers * experts.num_experts * width
     if kind.startswith("qwen3"):  # norms of queries and keys
         others = 2 * head_dim + 2 * width
     else:  # biases of queries, keys and values
@@ -99,9 +108,9 @@ def _shape(name: str, config: Mapping[str, Any]) -> ModelShape:
     return ModelShape(
         name=name,
         num_parameters=(
-            embeddings + num_layers * (products + others) + width + tower.num_parameters
+            embeddings + products + routers + num_layers * others + width + tower.num_parameters
         ),
-        num_shared_parameters=num_layers * products,
+        num_shared_parameters=products,
         num_head_parameters=text["vocab_size"] * width,
         is_tied=is_tied,
         num_layers=num_layers,
@@ -120,7 +129,23 @@ def _shape(name: str, config: Mapping[str, Any]) -> ModelShape:
         num_separators=tower.num_separators,
         frame_text_tokens=tower.frame_text_tokens,
         feature_parts=tower.feature_parts,
+        experts=experts,
     )
+
+
+def find_experts(text: Mapping[str, Any]) -> Experts | None:
+    """Returns the mixtures of experts of a text model's configuration; None: it has none.
+
+    The number of experts has another name where transformers has saved the configuration.
+    """
+    count = text.get("num_experts") or text.get("num_local_experts")
+    if not count:
+        return None
+    step, dense = text.get("decoder_sparse_step", 1), text.get("mlp_only_layers") or ()
+    layers = range(text["num_hidden_layers"])
+    num_layers = sum((index + 1) % step == 0 and index not in dense for index in layers)
+    chosen, width = text["num_experts_per_tok"], text["moe_intermediate_size"]
+    return Experts(num_layers, count, chosen, width) if num_layers else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +274,7 @@ _TOWERS: Mapping[str, Callable[[Mapping[str, Any], int], _Tower]] = MappingProxy
         "qwen2_5_vl": _qwen2_5_tower,
         "qwen2_vl": _qwen2_tower,
         "qwen3_vl": _qwen3_tower,
+        "qwen3_vl_moe": _qwen3_tower,
     }
 )
 """By ``model_type``."""

@@ -73,6 +73,16 @@ image is made smaller, unless the operator allows more pixels (``--max-image-pix
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """The mixtures of experts that stand in place of some layers' MLPs."""
+
+    num_layers: int  # that have one
+    num_experts: int  # in each of them
+    num_chosen: int  # by each row
+    width: int  # of an expert's MLP
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
     """The dimensions that determine a model's memory."""
 
@@ -86,7 +96,7 @@ class ModelShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    mlp_width: int
+    mlp_width: int  # of the layers that have no experts
     vision_width: int
     vision_mlp_width: int
     patch_values: int  # numbers in a patch's pixels
@@ -98,6 +108,25 @@ class ModelShape:
     frame_text_tokens: int = 0  # most tokens of the text of a frame
     feature_parts: int = 1  # hidden-sized parts of a visual row: more than 1 with deepstack
     layer_bits: float | None = None  # of a layer's weight, scales included; None: not quantised
+    experts: Experts | None = None
+
+    @property
+    def _largest_experts(self) -> int:
+        """Parameters of a layer's largest stored tensor of experts: all gate and up projections."""
+        experts = self.experts
+        return 2 * experts.num_experts * experts.width * self.hidden_size if experts else 0
+
+    def num_read_parameters(self, num_rows: int) -> float:
+        """Returns the parameters of the layers' products that a forward of ``num_rows`` reads.
+
+        Rows choose their experts independently of each other and equally often: an assumption.
+        """
+        if self.experts is None:
+            return self.num_shared_parameters
+        chosen, count = self.experts.num_chosen, self.experts.num_experts
+        unread = (1 - chosen / count) ** num_rows
+        held = self.experts.num_layers * self._largest_experts * 3 / 2
+        return self.num_shared_parameters - held * unread
 
     def cache_bytes(self, num_tokens: int, *, num_slots: int = 1, bytes_each: int = 2) -> int:
         """Returns the bytes of keys and values of ``num_slots`` sequences of ``num_tokens``."""
@@ -145,7 +174,7 @@ class ModelShape:
         attention = (queries + keys_values) * (bytes_each + 4 + cache_each) + (
             2 * queries * cache_each + 3 * self.hidden_size * bytes_each
         )
-        mlp = (3 * self.mlp_width + 5 * self.hidden_size) * bytes_each
+        mlp = self._mlp_bytes(bytes_each) + 5 * self.hidden_size * bytes_each
         num_chunks = math.ceil(num_tokens / chunk)
         # One mask for all chunks, as wide as whole chunks.
         mask = chunk * num_chunks * chunk * cache_each if num_chunks > 1 else 0
@@ -156,6 +185,17 @@ class ModelShape:
         kept = SCORED_ROWS * math.ceil(self.num_layers / LEAST_LAYER_GROUPS) * queries * cache_each
         layers = max(chunk * max(attention, mlp), keys + 8 * logits) + rotary + mask + kept
         return math.ceil(2 * features + max(vision, features, layers))
+
+    def _mlp_bytes(self, bytes_each: int) -> int:
+        """Returns the bytes that the MLP holds for each row at once. Each chosen expert has its own
+        copy of the row; the results are weighted and put back into the order of the rows."""
+        dense = 3 * self.mlp_width * bytes_each
+        if self.experts is None:
+            return dense
+        copy = self.hidden_size + max(3 * self.hidden_size, 4 * self.experts.width)
+        order = 4 * 8 + 4 * 4  # of the rows by their experts: int64 and float32
+        chosen = self.experts.num_chosen * (copy * bytes_each + order)
+        return max(dense, chosen + 8 * self.experts.num_experts)
 
     def _patch_bytes(self, bytes_each: int) -> int:
         """Returns the bytes that a patch takes in the vision tower, including its pixels."""
@@ -206,18 +246,20 @@ class ModelShape:
         """Returns the most bytes of host memory that reading the weights to a GPU takes.
 
         transformers' four threads hold a tensor each; the largest are the embedding, the head and
-        two of the MLP's.
+        two of the MLP's, or all experts of two layers.
         """
-        return 2 * (self.num_head_parameters + self.mlp_width * self.hidden_size) * bytes_each
+        dense = 2 * (self.num_head_parameters + self.mlp_width * self.hidden_size)
+        return max(dense, 3 * self._largest_experts) * bytes_each
 
     def packing_bytes(self, bytes_each: int = 2) -> int:
         """Returns the most bytes that copies take while one product's weights are joined (gate and
-        up projection) and packed."""
-        return max(self.num_head_parameters, 4 * self.mlp_width * self.hidden_size) * bytes_each
+        up projection) and packed, or experts are read, which are stored transposed."""
+        joined = 4 * self.mlp_width * self.hidden_size
+        return max(self.num_head_parameters, joined, self._largest_experts) * bytes_each
 
     def can_divide(self, num_devices: int) -> bool:
         """Whether ``num_devices`` tensor-parallel ranks can share the layers."""
-        if self.layer_bits is not None:
+        if self.layer_bits is not None or self.experts is not None:
             return num_devices == 1
         counts = (self.num_kv_heads, self.num_heads, self.mlp_width)
         return not any(count % num_devices for count in counts)

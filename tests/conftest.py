@@ -70,6 +70,24 @@ def internvl_draft_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def qwen3_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random Qwen3-VL checkpoint in the target's role."""
+    from tests.support.checkpoints import write_checkpoint
+
+    folder = tmp_path_factory.mktemp("qwen3") / "tiny-qwen3-target"
+    return write_checkpoint(folder, family="qwen3_vl")
+
+
+@pytest.fixture(scope="session")
+def qwen3_draft_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with noise: agrees with it on some tokens; a larger vocabulary size."""
+    from tests.support.checkpoints import write_checkpoint
+
+    folder = tmp_path_factory.mktemp("qwen3-draft") / "tiny-qwen3-draft"
+    return write_checkpoint(folder, family="qwen3_vl", noise=0.02, vocab_size=320)
+
+
+@pytest.fixture(scope="session")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An authority, and a certificate for 127.0.0.1 and one.example that it signed."""
     folder = tmp_path_factory.mktemp("pki")

@@ -125,6 +125,15 @@ class _FusedLayer:
     def __call__(
         self, hidden: torch.Tensor, rotary: torch.Tensor, step: AttentionPlan, index: int
     ) -> torch.Tensor:
+        attended = self._attend(hidden, rotary, step, index)
+        hidden = attended.add_(hidden[-attended.shape[0] :])  # all rows, or the last one
+        return self._mlp(self._post_norm(hidden)).add_(hidden)
+
+    def _attend(
+        self, hidden: torch.Tensor, rotary: torch.Tensor, step: AttentionPlan, index: int
+    ) -> torch.Tensor:
+        """Returns what attention adds to ``hidden``, or to its last row; a method of its own, so
+        that no query, key or value is held during the MLP."""
         qkv = self._qkv(self._input_norm(hidden)).to(torch.float32)
         if self._head_norm is not None:
             self._head_norm(qkv.view(self._head_shape))
@@ -138,13 +147,16 @@ class _FusedLayer:
             index,
             self._scaling,
         )
-        hidden = hidden[-attended.shape[0] :]  # all rows, or the last one
-        hidden = self._output(attended.to(hidden.dtype)).add_(hidden)
-        return self._mlp(self._post_norm(hidden)).add_(hidden)
+        return self._output(attended.to(hidden.dtype))
 
 
 def _make_mlp(mlp: Any, make_linear: MakeLinear, make_output: MakeLinear) -> Linear:
-    """Makes the layer's MLP; a mixture of experts runs as transformers' own module."""
+    """Makes the layer's MLP; a mixture of experts runs as transformers' own module.
+
+    transformers multiplies all chosen experts by torch's grouped product. In bfloat16 on GPUs from
+    Hopper on, the host does not wait in it; elsewhere torch reads the groups' sizes back (ATen's
+    GroupedBlas.cpp).
+    """
     if not hasattr(mlp, "gate_proj"):
         return lambda x: mlp(x[None])[0]
     gate_up = _make_product((mlp.gate_proj, mlp.up_proj), make_linear)

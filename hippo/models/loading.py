@@ -17,7 +17,7 @@ from hippo.models.llava_onevision import LLAVA_ONEVISION
 from hippo.models.placement import device_of
 from hippo.models.plan import LoadPlan
 from hippo.models.pretrained import load_pretrained
-from hippo.models.qwen_vl import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
+from hippo.models.qwen_vl import QWEN2_5_VL, QWEN2_VL, QWEN3_VL, QWEN3_VL_MOE
 
 if TYPE_CHECKING:
     from hippo.parallel.shards import Shards
@@ -30,6 +30,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "qwen2_5_vl": QWEN2_5_VL,
         "qwen2_vl": QWEN2_VL,
         "qwen3_vl": QWEN3_VL,
+        "qwen3_vl_moe": QWEN3_VL_MOE,
     }
 )
 """By the ``model_type`` of a checkpoint's config.json."""

@@ -22,7 +22,7 @@ from hippo.errors import ModelLoadError
 from hippo.models.checkpoint import Checkpoint
 from hippo.models.linear import is_quantized
 from hippo.models.plan import LoadPlan
-from hippo.shapes import quantization_settings
+from hippo.shapes import find_experts, quantization_settings
 from hippo.sizes import QUANTIZED_BITS, ModelShape
 
 _log = logging.getLogger(__name__)
@@ -98,9 +98,12 @@ def find_quantization(
     """Returns how the weights are quantised; None: not at all.
 
     Raises ModelLoadError for a form that the device or the installed packages cannot run, for
-    tensor parallelism, and for a quantised checkpoint that the plan would quantise again.
+    experts, for tensor parallelism, and for a quantised checkpoint that the plan would quantise
+    again.
     """
     settings = quantization_settings(checkpoint.config)
+    if find_experts(checkpoint.config.get("text_config") or {}) is not None:
+        _refuse_with_experts(plan, checkpoint, settings)
     if settings is None:
         if plan.quantization is None:
             return None
@@ -136,6 +139,28 @@ def find_quantization(
             reason,
         )
     return found
+
+
+def _refuse_with_experts(
+    plan: LoadPlan, checkpoint: Checkpoint, settings: dict[str, Any] | None
+) -> None:
+    """Raises ModelLoadError for what does not go with a mixture of experts."""
+    if settings is not None:
+        raise ModelLoadError(
+            f"{checkpoint.name} is quantised and has a mixture of experts, which only runs "
+            "unquantised: use the form of the model that is not quantised"
+        )
+    if plan.quantization is not None:
+        raise ModelLoadError(
+            f"{checkpoint.name} has a mixture of experts, which is not quantised at load: leave "
+            "--quantization out"
+        )
+    if plan.exact_rows is not None:
+        raise ModelLoadError(
+            f"{checkpoint.name} has a mixture of experts, where the last bits of a token's logits "
+            "depend on how many tokens of a forward choose the same expert: leave --deterministic "
+            "out"
+        )
 
 
 def is_installed(package: str) -> bool:

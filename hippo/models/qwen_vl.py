@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -13,6 +15,7 @@ from hippo.models.qwen_prompt import QwenPromptBuilder, TimedPromptBuilder
 from hippo.models.vision import place_beside_first, speed_up_vision
 from hippo.models.windows import WINDOWS_NAME, register_windows
 from hippo.sizes import VISION_PATCHES
+from hippo.transfer import to_device
 
 
 class QwenTower(VisionTower):
@@ -42,10 +45,31 @@ class QwenTower(VisionTower):
             yield self._embed_part(self.on_device(part, item.kind), grid)
 
     def _embed_part(self, patches: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
-        output = self.model.visual(patches, grid_thw=grid)
+        visual = self.model.visual
+        resampling = {}
+        if hasattr(visual, "pos_embed"):  # of Qwen3-VL
+            resampling = _learned_positions(visual, grid, patches.device)
+        output = visual(patches, grid_thw=grid, **resampling)
         embedded: torch.Tensor = output.pooler_output
         deepstack = getattr(output, "deepstack_features", None)
         return torch.cat((embedded, *deepstack), 1) if deepstack else embedded
+
+
+def _learned_positions(
+    visual: Any, grid: torch.Tensor, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """Returns the places and weights by which a tower resamples its learned positions to a grid;
+    the tower itself would leave them on the host, where the grid is."""
+    vision_utils: Any = importlib.import_module("transformers.vision_utils")
+    found = vision_utils.get_vision_interpolation_indices_and_weights(
+        grid,
+        num_grid_per_side=visual.num_grid_per_side,
+        mode=visual.interpolation_mode,
+        align_corners=visual.interpolation_align_corners,
+        spatial_merge_size=visual.spatial_merge_size,
+    )
+    indices, weights = (to_device(each, device) for each in found)
+    return {"interp_indices": indices, "interp_weights": weights}
 
 
 def _prompts(kind: type[QwenPromptBuilder]) -> Callable[[Pretrained], QwenPromptBuilder]:
@@ -70,6 +94,12 @@ QWEN2_5_VL = Family(
 )
 QWEN3_VL = Family(
     architecture="Qwen3VLForConditionalGeneration",
+    num_axes=3,
+    make_prompts=_prompts(TimedPromptBuilder),
+    make_tower=QwenTower,
+)
+QWEN3_VL_MOE = Family(
+    architecture="Qwen3VLMoeForConditionalGeneration",
     num_axes=3,
     make_prompts=_prompts(TimedPromptBuilder),
     make_tower=QwenTower,

@@ -35,7 +35,13 @@ _PLAN = {
 
 
 def check_divisible(shape: ModelShape, size: int) -> None:
-    """Raises ModelLoadError if ``size`` ranks cannot share heads and MLP equally."""
+    """Raises ModelLoadError if ``size`` ranks cannot share heads and MLP equally, and for experts:
+    transformers cuts their weights as they are stored, transposed, along the wrong dimension."""
+    if shape.experts is not None:
+        raise ModelLoadError(
+            f"--tensor-parallel {size}: {shape.name} has a mixture of experts, which runs on one "
+            "device only: leave --tensor-parallel out"
+        )
     for noun, count in (
         ("key-value heads", shape.num_kv_heads),
         ("attention heads", shape.num_heads),

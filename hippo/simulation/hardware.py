@@ -67,7 +67,7 @@ class Placement:
 
     def step_ms(self, shape: ModelShape, num_rows: int, context: int) -> float:
         """Returns the milliseconds of a forward after ``context`` cached tokens."""
-        read = _BYTES * read_parameters(shape) + shape.cache_bytes(1) * context
+        read = _BYTES * read_parameters(shape, num_rows) + shape.cache_bytes(1) * context
         memory_ms = 1e3 * read / self._bandwidth
         compute_ms = 1e3 * self._flops_of(shape, num_rows, context) / self._flops
         device_ms = max(memory_ms, compute_ms) + self._small_ms(shape)
@@ -83,7 +83,7 @@ class Placement:
 
     def prefill_ms(self, shape: ModelShape, num_tokens: int) -> float:
         """Returns milliseconds of a prefill: its arithmetic, without the vision tower."""
-        linear = 2 * shape.num_shared_parameters * num_tokens
+        linear = 2 * shape.num_read_parameters(1) * num_tokens
         attention = 2 * shape.num_layers * shape.num_heads * shape.head_dim * num_tokens**2
         arithmetic_ms = 1e3 * (linear + attention) / self._flops
         return arithmetic_ms + self._small_ms(shape) + self.step_us / 1e3
@@ -121,7 +121,7 @@ class Placement:
 
     def _flops_of(self, shape: ModelShape, num_rows: int, context: int) -> float:
         attention = 4 * shape.num_layers * shape.num_heads * shape.head_dim * context
-        return num_rows * (2 * read_parameters(shape) + attention)
+        return num_rows * (2 * read_parameters(shape, 1) + attention)
 
     def _small_ms(self, shape: ModelShape) -> float:
         sums_us = 2 * self.sum_us if self.num_gpus > 1 else 0.0
@@ -135,6 +135,7 @@ class Placement:
         return shape.num_layers * launches * self.launch_us / 1e3
 
 
-def read_parameters(shape: ModelShape) -> int:
-    """Returns the parameters that a decode step reads: matrices of all layers and the head."""
-    return shape.num_shared_parameters + shape.num_head_parameters
+def read_parameters(shape: ModelShape, num_rows: int) -> float:
+    """Returns the parameters that a decode step of ``num_rows`` reads: matrices of all layers and
+    the head."""
+    return shape.num_read_parameters(num_rows) + shape.num_head_parameters

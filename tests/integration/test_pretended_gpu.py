@@ -24,7 +24,7 @@ SAMPLED = SamplingParams(
 )
 PRUNING = Pruning(PruningStrategy.HYBRID, 0.5, min_visual_tokens=1)
 # For tokens; for the order of a tower's windows; for what warms up.
-_MAY_WAIT = ("tolist at sampler.py", "index at qwen2_5_vl.py", "int at warmup.py")
+_MAY_WAIT = ("tolist at sampler.py", "index at qwen_vl.py", "int at warmup.py")
 
 
 @dataclass(frozen=True)

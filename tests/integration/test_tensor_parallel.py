@@ -60,8 +60,9 @@ class NoiseDecoder:
         ("target_checkpoint", "draft_checkpoint"),
         ("llava_checkpoint", "llava_draft_checkpoint"),
         ("internvl_checkpoint", "internvl_draft_checkpoint"),
+        ("qwen3_checkpoint", "qwen3_draft_checkpoint"),
     ],
-    ids=["qwen2.5-vl", "llava-onevision", "internvl"],
+    ids=["qwen2.5-vl", "llava-onevision", "internvl", "qwen3-vl"],
 )
 def models(request: pytest.FixtureRequest) -> Iterator[Models]:
     target, draft = request.param

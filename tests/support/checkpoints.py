@@ -165,6 +165,12 @@ _DEEP_TOWER = {
     "num_position_embeddings": 16,
     "deepstack_visual_indexes": [0, 1],
 }
+_EXPERTS = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "mlp_only_layers": [1],  # a dense layer in between
+}
 _FORMS: Mapping[str, _Form] = {
     "qwen2_vl": _Form("Qwen2VL", {**_SMALL_TOWER, "embed_dim": 32, "mlp_ratio": 2}, {}),
     "qwen2_5_vl": _Form(
@@ -180,6 +186,7 @@ _FORMS: Mapping[str, _Form] = {
         {},
     ),
     "qwen3_vl": _Form("Qwen3VL", _DEEP_TOWER, {}, patch_size=16, head_factor=2),
+    "qwen3_vl_moe": _Form("Qwen3VLMoe", _DEEP_TOWER, _EXPERTS, patch_size=16, head_factor=2),
 }
 
 
@@ -190,10 +197,11 @@ def _processor(transformers: Any, form: _Form, merges: tuple[str, ...]) -> Any:
         "size": {"shortest_edge": side**2, "longest_edge": side**2 * 256},
         "patch_size": form.patch_size,
     }
-    videos = "Qwen3VLVideoProcessor" if form.prefix == "Qwen3VL" else "Qwen2VLVideoProcessor"
-    if form.prefix == "Qwen3VL":
+    kind = form.prefix.removesuffix("Moe")  # without a processor of its own
+    videos = "Qwen3VLVideoProcessor" if kind == "Qwen3VL" else "Qwen2VLVideoProcessor"
+    if kind == "Qwen3VL":
         settings |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-    return getattr(transformers, f"{form.prefix}Processor")(
+    return getattr(transformers, f"{kind}Processor")(
         image_processor=transformers.Qwen2VLImageProcessor(**settings),
         tokenizer=tokenizer,
         video_processor=getattr(transformers, videos)(**settings, cap_pixels_per_frame=False),

@@ -8,7 +8,7 @@ from tests.support.checkpoints import write_checkpoint
 from tests.support.internvl import write_internvl_checkpoint
 from tests.support.llava import ORDERED_TEMPLATE, write_llava_checkpoint
 
-QWEN_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+QWEN_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 ALL_FAMILIES = (*QWEN_FAMILIES, "llava_onevision", "internvl")
 ORDERED_LLAVA = "llava_onevision, parts in order"
 

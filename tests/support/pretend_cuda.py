@@ -107,7 +107,11 @@ def run_pretended(func: Any, args: Any, kwargs: Any, waits: list[str]) -> Any:
         return pinned
     args, kwargs = tree_unflatten([_really(each) for each in flat], spec)
     kwargs.pop("pin_memory", None)
+    if name == "histc":  # a CPU counts no integers
+        args = (args[0].double(), *args[1:])
     result = func(*args, **kwargs)
+    if name == "histc":
+        result = result.int()
     if not (goes_there or is_made_there):
         return result
     known = {id(each.numbers): each for each in pretended}  # what an operation in place gives back
@@ -258,7 +262,9 @@ def pretend_cuda() -> Iterator[list[str]]:
 @contextlib.contextmanager
 def pretended_device() -> Iterator[None]:
     """torch finds a CUDA device meanwhile."""
-    properties = SimpleNamespace(uuid="GPU-pretended", name="pretended", total_memory=80 * _GIB)
+    properties = SimpleNamespace(
+        uuid="GPU-pretended", name="pretended", total_memory=80 * _GIB, major=9, minor=0
+    )
     instead: dict[str, Any] = {
         "is_available": lambda: True,
         "device_count": lambda: 1,

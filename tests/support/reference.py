@@ -28,7 +28,10 @@ class Reference:
         ensure_torchvision()
         transformers: Any = importlib.import_module("transformers")
         self.model = transformers.AutoModelForImageTextToText.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager"
+            folder,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            experts_implementation="eager",
         ).eval()
         self.processor = transformers.AutoProcessor.from_pretrained(folder)
         self._is_qwen = self.model.config.model_type.startswith("qwen")

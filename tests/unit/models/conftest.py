@@ -56,6 +56,12 @@ def family(
     return load_model(LoadPlan(str(folder), dtype="float32", num_slots=3, max_context_length=512))
 
 
+@pytest.fixture(scope="session")
+def experts_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random checkpoint with mixtures of experts."""
+    return write_family(tmp_path_factory.mktemp("experts") / "tiny", "qwen3_vl_moe")
+
+
 class Held(NamedTuple):
     """A model, and what it is held against."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from hippo.models.placement import DTYPES
 from hippo.models.plan import LoadPlan
 from hippo.shapes import find_shape
 from hippo.sizes import SCORED_ROWS
+from tests.support.checkpoints import write_checkpoint
 from tests.support.hub_forms import write_hub_form
 from tests.support.reference import clip, image, prepare, user
 from tests.support.tensor_trace import peak_bytes
@@ -85,3 +88,21 @@ def test_internvls_towers_take_what_is_computed_and_little_less(name: str, tmp_p
     model = load_model(LoadPlan(str(folder), dtype="float32", max_context_length=2048))
     peak, num_tokens = measured(model, "what?", clip(num_frames=4, size=448))
     assert peak <= computed(folder, num_tokens, "float32") <= 1.2 * peak
+
+
+def test_experts_take_no_more_than_is_computed(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model", family="qwen3_vl_moe")
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["text_config"]["num_experts_per_tok"] = 8  # so that experts take more than attention
+    path.write_text(json.dumps(config))
+    model = load_model(LoadPlan(str(folder), dtype="float32", max_context_length=4096))
+    prompt = prepare(model, user(LONG_QUESTION))
+
+    def read() -> None:
+        deque(model.prefill(0, prompt, None, None), maxlen=1)
+
+    read()  # whatever happens only once
+    shape = replace(find_shape(str(folder)), patches_per_token=0, feature_parts=0)
+    planned = shape.work_bytes(prompt.length, bytes_each=4, cache_each=4)
+    assert peak_bytes(read, CPU) <= planned <= 1.2 * peak_bytes(read, CPU)

@@ -140,6 +140,18 @@ def test_a_tokens_logits_have_the_same_bits_however_it_was_fed(
         assert torch.equal(feed(slot, cuts, other), alone)
 
 
+def test_heads_may_be_wider_than_their_share_of_a_row(qwen3_checkpoint: Path) -> None:
+    outputs = []
+    for exact_rows in (None, 5):
+        model = _load(qwen3_checkpoint, exact_rows=exact_rows)
+        prefill(model, 0, prepare(model, user(0, "what?"), clip()))
+        alone = torch.cat([model.forward(step(0, row, row + 1)).clone() for row in range(12)])
+        outputs += [alone, model.forward(step(0, 0, *range(1, 13)))]
+    for found in outputs[1:]:
+        torch.testing.assert_close(found, outputs[0], rtol=1e-4, atol=5e-5)
+    assert torch.equal(outputs[2], outputs[3])
+
+
 @pytest.mark.parametrize("num_left", [1, 3, 9])
 def test_a_slot_can_be_filled_to_its_last_place(
     ordinary: VideoLanguageModel, exact: VideoLanguageModel, prompts: list[Prompt], num_left: int

@@ -160,19 +160,23 @@ def test_the_common_length_is_that_of_comparing_row_by_row(seed: int) -> None:
         assert one.common_length(other) == expected
 
 
+@pytest.mark.parametrize("is_pruned", [False, True], ids=["all tokens", "some tokens"])
 @pytest.mark.parametrize("chunk_rows", [2048, 7], ids=["whole", "in chunks"])
 @pytest.mark.parametrize("cut", [1, 9, 30, -40, -2, -1])
 def test_a_prefill_behind_reused_rows_equals_one_from_the_first(
-    family: Model, cut: int, chunk_rows: int, monkeypatch: pytest.MonkeyPatch
+    family: Model, cut: int, chunk_rows: int, is_pruned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt = prepare(family, user(0, "what is in", 1, "the thing?"), clip(), image())
-    expected = run(family, 0, prompt)
+    num_visual = prompt.visual_indices.shape[0]
+    kept = torch.arange(0, num_visual, 3) if is_pruned else None
+    num_rows = prompt.length - (0 if kept is None else num_visual - kept.shape[0])
+    expected = run(family, 0, prompt, kept=kept)
     plan = StepPlan((SequenceRows(0, 0, tuple(range(40, 45))),))
     following = family.forward(plan)
-    run(family, 1, prompt)
-    num_reused = cut % prompt.length
+    run(family, 1, prompt, kept=kept)
+    num_reused = cut % num_rows
     monkeypatch.setattr("hippo.models.family._CHUNK_ROWS", chunk_rows)
-    assert_close(run(family, 1, prompt, num_reused), expected)
+    assert_close(run(family, 1, prompt, num_reused, kept=kept), expected)
     plan = StepPlan((SequenceRows(1, 0, tuple(range(40, 45))),))
     assert_close(family.forward(plan), following)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hippo.engine.warmup import warm_up
-from hippo.models.base import AttentionTap, Prompt, SequenceRows, StepPlan
+from hippo.models.base import AttentionTap, Prompt, SequenceRows, StepPlan, prunable_embeddings
 from hippo.models.base import VideoLanguageModel as Model
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
@@ -28,6 +28,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2.5-vl": ("target_checkpoint", {}),
     "qwen2.5-vl, steps of fixed shape": ("target_checkpoint", {"exact_rows": 8}),
     "llava-onevision": ("llava_checkpoint", {}),
+    "qwen3-vl with experts": ("experts_checkpoint", {}),
 }
 FLASH = "qwen2.5-vl, without masks"
 SAMPLING = (
@@ -145,7 +146,9 @@ def select(
     model: Model, strategy: PruningStrategy, prompt: Prompt, visual: torch.Tensor | None
 ) -> tuple[int, ...]:
     pruning = Pruning(strategy, ratio=0.5, min_visual_tokens=1)
-    selection = ScoredSelection(pruning, prompt, visual, score_layers=2)
+    assert visual is not None
+    embeddings = prunable_embeddings(model, prompt, visual)
+    selection = ScoredSelection(pruning, prompt, embeddings, score_layers=2)
     pieces = model.prefill(3, prompt, visual, None, selection.tap)
     taken = [selection.take_selection() for _ in pieces]
     taken.append(selection.take_selection(is_last=True))

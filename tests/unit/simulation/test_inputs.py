@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hippo.errors import InvalidRequestError
+from hippo.shapes import find_shape
 from hippo.simulation.hardware import GPUS, Placement, read_parameters
 from hippo.simulation.pairs import PAIRS
 from hippo.simulation.traces import (
@@ -67,14 +68,22 @@ def test_a_run_length_is_turned_into_a_rate() -> None:
 
 def test_a_step_reads_the_weights_and_the_cache_once() -> None:
     shape = PAIRS["qwen-7b-72b"].target
-    assert read_parameters(shape) == pytest.approx(71.4e9, rel=0.01)  # 72.7e9 and an embedding
+    assert read_parameters(shape, 1) == pytest.approx(71.4e9, rel=0.01)  # 72.7e9 and an embedding
     place = Placement(
         gpu=H200, num_gpus=2, bandwidth_share=1, layer_us=0, sum_us=0, step_us=0, launch_us=0
     )
-    expected = 1e3 * (2 * read_parameters(shape) + shape.cache_bytes(1000)) / 9.6e12
+    expected = 1e3 * (2 * read_parameters(shape, 1) + shape.cache_bytes(1000)) / 9.6e12
     assert place.step_ms(shape, 1, 1000) == pytest.approx(expected)
     assert place.step_ms(shape, 16, 1000) == pytest.approx(expected)  # still the memory
     assert place.step_ms(shape, 512, 1000) > 1.5 * expected  # arithmetic by now
+
+
+def test_rows_read_the_experts_that_they_choose() -> None:
+    shape = find_shape("Qwen/Qwen3-VL-30B-A3B-Instruct")
+    experts = 48 * 3 * 2048 * 768  # parameters of one expert of each layer
+    others = shape.num_shared_parameters - 128 * experts + shape.num_head_parameters
+    assert read_parameters(shape, 1) == pytest.approx(others + 8 * experts)
+    assert read_parameters(shape, 2) == pytest.approx(others + (16 - 8 / 16) * experts)
 
 
 def test_a_line_meets_the_roofline_at_one_and_sixteen_rows() -> None:
