@@ -93,7 +93,10 @@ def test_pruned_rows_are_shared_while_the_same_ones_are_kept(family: Model) -> N
         return rows.at(cached_places(prompt, torch.tensor(kept)))
 
     first = int(prompt.visual_indices[0])
-    assert pruned(0, 3, 5).common_length(pruned(0, 3, 7)) == first + 2
+    places = cached_places(prompt, torch.tensor([0, 3]))
+    assert places is not None
+    same = int((places < prompt.visual_indices[5]).sum())  # with any text between frames
+    assert pruned(0, 3, 5).common_length(pruned(0, 3, 7)) == same >= first + 2
     assert pruned(0, 3, 5).common_length(pruned(0, 3, 5)) == len(pruned(0, 3, 5))
     assert rows.common_length(pruned(0, 1, 2, 4)) == first + 3
     assert pruned(2, 3).common_length(rows) == first
