@@ -189,7 +189,11 @@ def _qwen3_tower(vision: Mapping[str, Any], width: int) -> _Tower:
     # The mergers of deepstack normalise merged patches.
     others += num_added * (_merger(vision, hidden, width) - hidden + 2 * merged)
     others += hidden + vision["num_position_embeddings"] * hidden  # bias of the patch embedding
-    return replace(_patch_tower(vision, hidden, mlp, block, others), feature_parts=1 + num_added)
+    return replace(
+        _patch_tower(vision, hidden, mlp, block, others),
+        feature_parts=1 + num_added,
+        frame_text_tokens=12,  # < 1 2 3 4 5 . 6 seconds > <|vision_start|> <|vision_end|>
+    )
 
 
 def _merger(vision: Mapping[str, Any], hidden: int, width: int) -> int:

@@ -223,7 +223,8 @@ class ModelShape:
             return num_frames * per_frame + self.num_separators
         width, height = frame_size or (448, 448)
         columns, rows = (max(1, round(side / self.token_pixels)) for side in (width, height))
-        return math.ceil(num_frames / self.token_frames) * rows * columns
+        per_frame = rows * columns + self.frame_text_tokens
+        return math.ceil(num_frames / self.token_frames) * per_frame
 
     def weight_bytes(
         self, *, num_devices: int = 1, bytes_each: int = 2, packs_weights: bool = False

@@ -14,6 +14,7 @@ from hippo.models.checkpoint import Checkpoint
 from hippo.models.family import Family, VisionTower
 from hippo.models.layout import Layout, MediaMark
 from hippo.models.pixels import byte_options
+from hippo.models.plan import LoadPlan
 from hippo.models.pretrained import Pretrained
 from hippo.models.prompts import PromptBuilder
 from hippo.models.vision import replace_products
@@ -112,8 +113,10 @@ class InternVLTower(VisionTower):
             yield embedded.pooler_output.flatten(0, 1)
 
 
-def _check_configuration(checkpoint: Checkpoint) -> None:
-    """Raises ModelLoadError for an unsupported language model or form of visual tokens."""
+def _check_configuration(checkpoint: Checkpoint, plan: LoadPlan) -> None:
+    """Raises ModelLoadError for an unsupported language model or form of visual tokens, and for a
+    plan that limits pixels."""
+    plan.refuse_pixel_limits(checkpoint.name)
     language = (checkpoint.config.get("text_config") or {}).get("model_type", "qwen2")
     if language not in _LANGUAGE_MODELS:
         raise ModelLoadError(

@@ -56,11 +56,7 @@ class LlavaTower(VisionTower):
 def _check_configuration(checkpoint: Checkpoint, plan: LoadPlan) -> None:
     """Raises ModelLoadError for an unsupported language model or feature selection, and for a plan
     that limits pixels."""
-    if plan.max_pixels:
-        raise ModelLoadError(
-            f"{checkpoint.name} takes frames of one size, and images of sizes of its own: leave "
-            "out --max-video-pixels and --max-image-pixels"
-        )
+    plan.refuse_pixel_limits(checkpoint.name)
     language = (checkpoint.config.get("text_config") or {}).get("model_type", "qwen2")
     if language != "qwen2":
         raise ModelLoadError(

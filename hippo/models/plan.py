@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, replace
 
 from hippo.config import SettingsError
+from hippo.errors import ModelLoadError
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
@@ -122,6 +123,15 @@ class LoadPlan:
             )
         if self.tensor_parallel > 1:
             raise SettingsError("--deterministic is for one device; leave --tensor-parallel out")
+
+    def refuse_pixel_limits(self, name: str) -> None:
+        """Raises ModelLoadError if the plan limits pixels, for a family whose frames have one
+        size."""
+        if self.max_pixels:
+            raise ModelLoadError(
+                f"{name} takes frames of one size, and images of sizes of its own: leave out "
+                "--max-video-pixels and --max-image-pixels"
+            )
 
     @property
     def has_graphs(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ _TOKEN_TYPES = {MediaKind.IMAGE: 1, MediaKind.VIDEO: 2}  # transformers' mm_toke
 # MODEL_SEQ_LEN that a video may take.
 _FRAME_TOKENS = (128, 768)
 _MAX_VIDEO_TOKENS = int(128_000 * 0.9)
+_LONGEST_SECONDS = 99_999.9  # about a day, to whose text a frame has room
 
 
 class QwenPromptBuilder(PromptBuilder):
@@ -33,9 +35,8 @@ class QwenPromptBuilder(PromptBuilder):
             MediaKind.IMAGE: self._mark(processor, MediaKind.IMAGE),
             MediaKind.VIDEO: self._mark(processor, MediaKind.VIDEO),
         }
-        super().__init__(
-            processor, frame_limits(processor), marks, max_context_length=max_context_length
-        )
+        limits = replace(frame_limits(processor), grid_text_tokens=self.count_grid_text(processor))
+        super().__init__(processor, limits, marks, max_context_length=max_context_length)
         self._rope_index = rope_index
         self._cutters = {
             MediaKind.IMAGE: PatchCutter(processor.image_processor),
@@ -45,6 +46,10 @@ class QwenPromptBuilder(PromptBuilder):
     def _mark(self, processor: Any, kind: MediaKind) -> MediaMark:
         token: str = getattr(processor, f"{kind.value}_token")
         return MediaMark(token, token, getattr(processor, f"{kind.value}_token_id"))
+
+    def count_grid_text(self, processor: Any) -> int:
+        """Returns FrameLimits.grid_text_tokens."""
+        return 0
 
     def lay_out(self, media: Sequence[DecodedMedia]) -> Sequence[Layout]:
         """See PromptBuilder.lay_out."""
@@ -107,6 +112,11 @@ class TimedPromptBuilder(QwenPromptBuilder):
         placeholder = processor.vision_start_token + mark.token + processor.vision_end_token
         return MediaMark(placeholder, mark.token, mark.token_id)
 
+    def count_grid_text(self, processor: Any) -> int:
+        """See QwenPromptBuilder.count_grid_text."""
+        text = _time_text(_LONGEST_SECONDS, processor) + processor.vision_end_token
+        return len(processor.tokenizer(text)["input_ids"])
+
     def video_pieces(self, item: DecodedMedia, grid: VisualGrid) -> tuple[str | int, ...]:
         """See QwenPromptBuilder.video_pieces; a time is the mean of the first and last frame's."""
         num_frames, rows, columns = grid
@@ -117,10 +127,14 @@ class TimedPromptBuilder(QwenPromptBuilder):
         for first in range(0, len(seconds), depth):
             last = min(first + depth, len(seconds)) - 1
             time = (seconds[first] + seconds[last]) / 2
-            start = f"{behind}<{time:.1f} seconds>{processor.vision_start_token}"
-            pieces += [start, rows * columns]
+            pieces += [behind + _time_text(time, processor), rows * columns]
             behind = processor.vision_end_token
         return (*pieces, behind)
+
+
+def _time_text(seconds: float, processor: Any) -> str:
+    text: str = f"<{seconds:.1f} seconds>{processor.vision_start_token}"
+    return text
 
 
 def _given(grids: torch.Tensor) -> torch.Tensor | None:

@@ -27,6 +27,7 @@ class FrameLimits:
     min_frames: int = 4  # with ``fps``
     frame_multiple: int = 2  # number of frames of one grid of tokens
     side_multiple: int = 1  # both sides are multiples of it; a token is a square of this side
+    grid_text_tokens: int = 0  # most tokens of the text beside a grid of tokens
     fixed_size: tuple[int, int] | None = None  # (height, width) of each frame of a video
     fixed_tokens: int = 0  # of a frame of ``fixed_size``, the text before it included
     video_pixels: tuple[int, int] = (0, 0)  # least and most of a frame; most 0: the stored size
@@ -61,7 +62,7 @@ def fit_frames(
     if limits.side_multiple == 1:
         return num_frames
     rows, columns = fit_size(num_frames, height, width, plan, limits)
-    tokens = rows * columns // limits.side_multiple**2
+    tokens = rows * columns // limits.side_multiple**2 + limits.grid_text_tokens
     return min(num_frames, max(budget // tokens, 1) * limits.frame_multiple)
 
 
@@ -79,11 +80,12 @@ def fit_size(
     if side == 1 or not plan.max_visual_tokens:
         return fit_image(height, width, plan, limits)
     grids = math.ceil(num_frames / limits.frame_multiple)
-    share = plan.max_visual_tokens * side**2 // grids
+    share = (plan.max_visual_tokens - grids * limits.grid_text_tokens) * side**2 // grids
     most = max(min(plan.max_pixels, share), int(plan.min_pixels * _LEAST_RANGE))
     size = smart_resize(height, width, side, plan.min_pixels, most)
     if grids == 1:  # fewer frames are not possible
-        check_room(plan.max_visual_tokens, math.prod(size) // side**2)
+        least_tokens = math.prod(size) // side**2 + limits.grid_text_tokens
+        check_room(plan.max_visual_tokens, least_tokens)
     return size
 
 

@@ -94,18 +94,21 @@ def test_ten_seconds_in_1080p_are_7200_tokens() -> None:
     height=st.integers(32, 4320),
     width=st.integers(32, 4320),
     budget=st.integers(300, 150_000),
+    num_text=st.sampled_from([0, 11]),
 )
 def test_videos_stay_within_the_budget(
-    num_frames: int, height: int, width: int, budget: int
+    num_frames: int, height: int, width: int, budget: int, num_text: int
 ) -> None:
+    limits = dataclasses.replace(QWEN, grid_text_tokens=num_text)
     if not 0.1 < height / width < 10:  # a narrow frame has a side of its own
         return
-    count, (rows, columns) = fitted(num_frames, height, width, max_visual_tokens=budget)
+    count, (rows, columns) = fitted(num_frames, height, width, limits, max_visual_tokens=budget)
     assert 2 <= count <= num_frames and count % 2 == 0
     assert rows % 28 == columns % 28 == 0
-    assert count // 2 * (rows * columns // 28**2) <= budget
+    assert count // 2 * (rows * columns // 28**2 + num_text) <= budget
     # Turning the frame, as its rotation may say, changes neither.
-    assert fitted(num_frames, width, height, max_visual_tokens=budget) == (count, (columns, rows))
+    turned = fitted(num_frames, width, height, limits, max_visual_tokens=budget)
+    assert turned == (count, (columns, rows))
 
 
 def test_frames_are_made_smaller_before_they_are_dropped() -> None:
