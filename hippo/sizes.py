@@ -59,7 +59,7 @@ SCORED_LOGITS = 1 << 23
 
 VISION_PATCHES, VISION_FRAMES = 4096, 6
 """The part of a video in one run of the vision tower, between which other sequences step:
-Qwen2.5-VL's patches, LLaVA-OneVision's frames (of 729 patches). A part has enough rows for a GPU;
+Qwen-VL's patches, LLaVA-OneVision's frames (of 729 patches). A part has enough rows for a GPU;
 on one CPU core, parts of 4,096 patches take two thirds of the time of parts of 16,384."""
 
 IMAGE_PATCHES = 16_384
@@ -85,7 +85,7 @@ class ModelShape:
     vision_mlp_width: int
     patch_values: int  # numbers in a patch's pixels
     patches_per_token: float
-    tokens_per_side: int  # LLaVA-OneVision: side of a frame's pooled grid; Qwen2.5-VL: 0
+    tokens_per_side: int  # LLaVA-OneVision: side of a frame's pooled grid; Qwen-VL: 0
     token_pixels: int  # side of the square that one token covers; LLaVA-OneVision: 0
     token_frames: int  # frames that one token covers
     feature_parts: int = 1  # hidden-sized parts of a visual row: more than 1 with deepstack
@@ -144,7 +144,8 @@ class ModelShape:
             layer = bytes_each * (4 * width + 2 * mlp)
         else:  # queries and keys are rotated in float32
             layer = max(width * (5 * bytes_each + 25), bytes_each * (2 * width + 3 * mlp)) + 700
-        return layer + self.patch_values * bytes_each
+        converted = self.patch_values * (1 + 4)  # from bytes, by way of float32
+        return max(layer, converted) + self.patch_values * bytes_each
 
     def num_visual_tokens(self, num_frames: int, frame_size: tuple[int, int] | None) -> int:
         """Returns the tokens of a video; ``frame_size`` is a resized frame's width and height.
