@@ -93,7 +93,6 @@ class CachedModel:
 
     def __init__(self, pretrained: Pretrained, family: Family) -> None:
         self.model = pretrained.model
-        self.info = pretrained.info
         self.num_layers = pretrained.stack.num_layers
         self.hidden_size: int = pretrained.model.get_input_embeddings().weight.shape[1]
         self.frame_bytes = pretrained.frame_bytes
@@ -103,6 +102,7 @@ class CachedModel:
         self._num_axes = family.num_axes
         self._prompts = family.make_prompts(pretrained)
         self._tower = family.make_tower(pretrained)
+        self.info = replace(pretrained.info, video_hash=self._prompts.video_hash())
         self.embedding: torch.Tensor = pretrained.model.get_input_embeddings().weight
         self.feature_bytes = pretrained.feature_bytes
         self._slots: dict[int, _Slot] = {}

@@ -121,6 +121,7 @@ def test_models_of_a_family_are_a_pair_whatever_vocabulary_size_they_declare(
 ) -> None:
     models = [_load(repositories[name]) for name in (draft, target)]
     check_pair(models[0].info, models[1].info)
+    assert models[0].info.video_hash == models[1].info.video_hash != b""
 
 
 def test_an_image_of_the_hubs_sizes_gives_transformers_own_logits(
