@@ -73,10 +73,12 @@ class Family:
     are read; ``make_tower`` may raise ModelLoadError after that.
     """
 
+    title: str  # for readers
     architecture: str  # name of the class in transformers
     num_axes: int  # axes of a position
     make_prompts: Callable[[Pretrained], PromptBuilder]
     make_tower: Callable[[Pretrained], VisionTower]
+    video_tokens: str  # what the tokens of a video are, for readers
     check_configuration: Callable[[Checkpoint], None] | None = None
 
 
