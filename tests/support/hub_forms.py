@@ -56,8 +56,13 @@ HUB_FORMS = {
 }
 
 
-def write_hub_form(folder: Path, name: str) -> Path:
-    """Saves the small counterpart of the hub's repository ``name`` to ``folder``."""
+FAMILY_FORMS = {str(PUBLIC_CONFIGS[name]["model_type"]): name for name in reversed(HUB_FORMS)}
+"""Of each family its smallest repository."""
+
+
+def write_hub_form(folder: Path, name: str, *, noise: float = 0.0) -> Path:
+    """Saves the small counterpart of the hub's repository ``name`` to ``folder``; ``noise`` is that
+    of write_checkpoint."""
     ensure_torchvision()
     transformers: Any = importlib.import_module("transformers")
     form, family = HUB_FORMS[name], family_of(name)
@@ -70,7 +75,7 @@ def write_hub_form(folder: Path, name: str) -> Path:
     _write_files(folder, tokenizer, template, config)
     architecture = getattr(transformers, config["architectures"][0])
     model = checkpoints.seeded_model(
-        architecture, transformers.AutoConfig.from_pretrained(folder), seed=0
+        architecture, transformers.AutoConfig.from_pretrained(folder), seed=0, noise=noise
     )
     dtype = torch.bfloat16 if is_qwen else torch.float16
     weights = {
