@@ -19,13 +19,19 @@ _TABLES: dict[str, tuple[Metric, ...]] = {
 def with_tables(text: str) -> str:
     """Returns the page with new tables. Raises ValueError if a table's markers are missing."""
     for name, metrics in _TABLES.items():
-        begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
-        before, has_begin, rest = text.partition(begin)
-        _, has_end, after = rest.partition(end)
-        if not (has_begin and has_end):
-            raise ValueError(f"{begin.strip()} and {end.strip()} are missing")
-        text = before + begin + _table(metrics) + end + after
+        text = between_markers(text, name, _table(metrics))
     return text
+
+
+def between_markers(text: str, name: str, body: str) -> str:
+    """Returns ``text`` with ``body`` between the markers of ``name``. Raises ValueError if they are
+    missing."""
+    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
+    before, has_begin, rest = text.partition(begin)
+    _, has_end, after = rest.partition(end)
+    if not (has_begin and has_end):
+        raise ValueError(f"{begin.strip()} and {end.strip()} are missing")
+    return before + begin + body + end + after
 
 
 def _table(metrics: Sequence[Metric]) -> str:

@@ -123,7 +123,7 @@ def _write_weights(folder: Path, table: AnswerTable, seed: int) -> Iterator[str]
     with torch.device("meta"):
         model = transformers.Qwen2_5_VLForConditionalGeneration(config)
     shapes = {
-        hub_name(key, is_qwen=True): weight.shape
+        hub_name(key, "qwen2_5_vl"): weight.shape
         for key, weight in model.state_dict().items()
         if not (config.tie_word_embeddings and key == "lm_head.weight")
     }

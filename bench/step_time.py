@@ -24,7 +24,7 @@ from rich.table import Table
 from bench.environment import describe_environment
 from hippo.config import load_settings, setting
 from hippo.models.base import DecodedMedia, SequenceRows, StepPlan
-from hippo.models.family import CachedModel
+from hippo.models.cached import CachedModel
 from hippo.models.loading import load_model
 from hippo.models.placement import DTYPES
 from hippo.models.plan import LoadPlan

@@ -6,23 +6,51 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-_QWEN_VISION: Mapping[str, Any] = MappingProxyType(
+PUBLIC_TOWERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        "depth": 32,
-        "hidden_size": 1280,
-        "intermediate_size": 3420,
-        "patch_size": 14,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
+        "llava_onevision": {
+            "hidden_size": 1152,
+            "image_size": 384,
+            "intermediate_size": 4304,
+            "num_hidden_layers": 26,
+            "patch_size": 14,
+        },
+        "qwen2_5_vl": {
+            "depth": 32,
+            "hidden_size": 1280,
+            "intermediate_size": 3420,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+        },
+        "qwen2_vl": {
+            "depth": 32,
+            "embed_dim": 1280,
+            "mlp_ratio": 4,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+        },
+        "qwen3_vl": {
+            "deepstack_visual_indexes": (8, 16, 24),
+            "depth": 27,
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "num_position_embeddings": 2304,
+            "patch_size": 16,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+        },
     }
 )
-_SIGLIP_VISION: Mapping[str, Any] = MappingProxyType(
+"""The part of the vision configuration that sets sizes, by family; some models have others."""
+
+_SMALL_QWEN3_VISION: Mapping[str, Any] = MappingProxyType(
     {
-        "hidden_size": 1152,
-        "image_size": 384,
-        "intermediate_size": 4304,
-        "num_hidden_layers": 26,
-        "patch_size": 14,
+        "deepstack_visual_indexes": (5, 11, 17),
+        "depth": 24,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
     }
 )
 
@@ -38,9 +66,10 @@ def _public(
         "intermediate_size": mlp,
         "vocab_size": ids,
         "tie_word_embeddings": more.get("is_tied", False),
+        **({"head_dim": 128} if family.startswith("qwen3_vl") else {}),
+        **more.get("text", {}),
     }
-    vision = _QWEN_VISION if family == "qwen2_5_vl" else _SIGLIP_VISION
-    vision = {**vision, **more.get("vision", {})}
+    vision = {**PUBLIC_TOWERS[family.removesuffix("_moe")], **more.get("vision", {})}
     return MappingProxyType({"model_type": family, "text_config": text, "vision_config": vision})
 
 
@@ -90,6 +119,11 @@ _INTERNVIT_6B: Mapping[str, Any] = MappingProxyType(
 
 PUBLIC_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
+        "Qwen/Qwen2-VL-2B-Instruct": _public(
+            "qwen2_vl", 1536, 28, (12, 2), 8960, 151936, is_tied=True
+        ),
+        "Qwen/Qwen2-VL-7B-Instruct": _public("qwen2_vl", 3584, 28, (28, 4), 18944, 152064),
+        "Qwen/Qwen2-VL-72B-Instruct": _public("qwen2_vl", 8192, 80, (64, 8), 29568, 152064),
         "Qwen/Qwen2.5-VL-3B-Instruct": _public(
             "qwen2_5_vl", 2048, 36, (16, 2), 11008, 151936, is_tied=True
         ),
@@ -100,35 +134,27 @@ PUBLIC_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "Qwen/Qwen2.5-VL-72B-Instruct": _public(
             "qwen2_5_vl", 8192, 80, (64, 8), 29568, 152064, vision={"intermediate_size": 3456}
         ),
-        "Qwen/Qwen3-VL-30B-A3B-Instruct": MappingProxyType(
-            {
-                "model_type": "qwen3_vl_moe",
-                "tie_word_embeddings": False,
-                "text_config": {
-                    "hidden_size": 2048,
-                    "num_hidden_layers": 48,
-                    "num_attention_heads": 32,
-                    "num_key_value_heads": 4,
-                    "head_dim": 128,
-                    "intermediate_size": 6144,
-                    "moe_intermediate_size": 768,
-                    "num_experts": 128,
-                    "num_experts_per_tok": 8,
-                    "decoder_sparse_step": 1,
-                    "mlp_only_layers": [],
-                    "vocab_size": 151936,
-                },
-                "vision_config": {
-                    "deepstack_visual_indexes": (8, 16, 24),
-                    "depth": 27,
-                    "hidden_size": 1152,
-                    "intermediate_size": 4304,
-                    "num_position_embeddings": 2304,
-                    "patch_size": 16,
-                    "spatial_merge_size": 2,
-                    "temporal_patch_size": 2,
-                },
-            }
+        "Qwen/Qwen3-VL-2B-Instruct": _public(
+            *("qwen3_vl", 2048, 28, (16, 8), 6144, 151936),
+            is_tied=True,
+            vision=_SMALL_QWEN3_VISION,
+        ),
+        "Qwen/Qwen3-VL-4B-Instruct": _public(
+            *("qwen3_vl", 2560, 36, (32, 8), 9728, 151936),
+            is_tied=True,
+            vision=_SMALL_QWEN3_VISION,
+        ),
+        "Qwen/Qwen3-VL-8B-Instruct": _public("qwen3_vl", 4096, 36, (32, 8), 12288, 151936),
+        "Qwen/Qwen3-VL-32B-Instruct": _public("qwen3_vl", 5120, 64, (64, 8), 25600, 151936),
+        "Qwen/Qwen3-VL-30B-A3B-Instruct": _public(
+            *("qwen3_vl_moe", 2048, 48, (32, 4), 6144, 151936),
+            text={
+                "moe_intermediate_size": 768,
+                "num_experts": 128,
+                "num_experts_per_tok": 8,
+                "decoder_sparse_step": 1,
+                "mlp_only_layers": [],
+            },
         ),
         "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": _public(
             "llava_onevision", 896, 24, (14, 2), 4864, 152000, is_tied=True

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hippo.errors import InvalidRequestError
-from hippo.public_models import PUBLIC_CONFIGS
+from hippo.public_models import PUBLIC_CONFIGS, PUBLIC_TOWERS
 from hippo.sizes import Experts, ModelShape
 
 
@@ -166,6 +166,7 @@ class _Tower:
 
 
 def _qwen2_tower(vision: Mapping[str, Any], width: int) -> _Tower:
+    vision = {**PUBLIC_TOWERS["qwen2_vl"], **vision}  # AWQ and GPTQ repositories leave them out
     hidden = vision["embed_dim"]
     mlp = int(hidden * vision["mlp_ratio"])
     # Norms with biases, and an MLP of two products with biases.

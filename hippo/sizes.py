@@ -204,7 +204,8 @@ class ModelShape:
             layer = bytes_each * max(5 * width + 2 * mlp, width + self.patch_values)
         else:  # queries and keys are rotated in float32
             layer = max(width * (5 * bytes_each + 25), bytes_each * (2 * width + 3 * mlp)) + 700
-        return layer + self.patch_values * bytes_each
+        converted = self.patch_values * (1 + 4)  # from bytes, by way of float32
+        return max(layer, converted) + self.patch_values * bytes_each
 
     def num_visual_tokens(self, num_frames: int, frame_size: tuple[int, int] | None) -> int:
         """Returns the tokens of a video with the text of its frames; ``frame_size`` is a resized

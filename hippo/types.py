@@ -297,3 +297,4 @@ class ModelInfo:
     protocol_version: int = PROTOCOL_VERSION
     device_uuids: tuple[str, ...] = ()  # of the GPUs, equal in all processes and containers
     media_dirs: tuple[str, ...] = ()  # whose files the service opens by Media.path
+    video_hash: bytes = b""  # of how a video becomes prompt ids; empty: not told

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hippo.models.base import Prompt, SequenceRows, StepPlan
-from hippo.models.family import CachedModel
+from hippo.models.cached import CachedModel
 from hippo.models.loading import load_model
 from hippo.models.placement import parse_device
 from hippo.models.plan import LoadPlan

@@ -30,9 +30,13 @@ from hippo.sizes import (
 
 _MOST_DEVICES = 8
 _PAIRS = (
+    ("Qwen/Qwen2-VL-7B-Instruct", "Qwen/Qwen2-VL-2B-Instruct"),
+    ("Qwen/Qwen2-VL-72B-Instruct", "Qwen/Qwen2-VL-7B-Instruct"),
     ("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-VL-3B-Instruct"),
     ("Qwen/Qwen2.5-VL-32B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct"),
     ("Qwen/Qwen2.5-VL-72B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct"),
+    ("Qwen/Qwen3-VL-8B-Instruct", "Qwen/Qwen3-VL-2B-Instruct"),
+    ("Qwen/Qwen3-VL-32B-Instruct", "Qwen/Qwen3-VL-4B-Instruct"),
     ("llava-hf/llava-onevision-qwen2-7b-ov-hf", "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"),
     ("llava-hf/llava-onevision-qwen2-72b-ov-hf", "llava-hf/llava-onevision-qwen2-7b-ov-hf"),
     ("OpenGVLab/InternVL3_5-8B-HF", "OpenGVLab/InternVL3_5-1B-HF"),
@@ -72,7 +76,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--frame-size",
         metavar="WxH",
-        help="pixels of a frame as the model sees it (default: 448x448; Qwen2.5-VL only)",
+        help="pixels of a frame as the model sees it (default: 448x448; Qwen-VL only)",
     )
     parser.add_argument(
         "--text-tokens", type=int, default=256, help="of the question (default: %(default)s)"
@@ -248,7 +252,7 @@ def _note(plan: _Plan) -> str:
     if plan.weights_bits is not None:
         quantized = f", the target's layers in {plan.weights_bits:g} bits a weight"
     workload = (
-        f"bfloat16{quantized}; {plan.num_frames} frames (Qwen2.5-VL: of {size}), "
+        f"bfloat16{quantized}; {plan.num_frames} frames (Qwen-VL: of {size}), "
         f"{plan.num_other_tokens} tokens of question and answer, "
         f"{plan.num_slots} sequences at once; "
     )

@@ -22,7 +22,7 @@ from hippo.models.base import (
     StepPlan,
     VideoLanguageModel,
 )
-from hippo.models.family import CachedModel
+from hippo.models.cached import CachedModel
 from hippo.models.linear import padded_rows
 from hippo.types import ChatMessage, FramePlan, MediaKind, MediaPart, TextPart
 

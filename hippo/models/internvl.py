@@ -155,11 +155,13 @@ def _check_processor(pretrained: Pretrained) -> None:
 
 
 INTERNVL = Family(
+    title="InternVL",
     architecture="InternVLForConditionalGeneration",
     num_axes=1,
     make_prompts=lambda pretrained: InternVLPromptBuilder(
         pretrained.processor, max_context_length=pretrained.info.max_context_length
     ),
     make_tower=InternVLTower,
+    video_tokens='16 x 16 a frame, four patches each, behind the text "Frame1: "',
     check_configuration=_check_configuration,
 )

@@ -90,11 +90,13 @@ def _check_processor(pretrained: Pretrained) -> None:
 
 
 LLAVA_ONEVISION = Family(
+    title="LLaVA-OneVision",
     architecture="LlavaOnevisionForConditionalGeneration",
     num_axes=1,
     make_prompts=lambda pretrained: LlavaPromptBuilder(
         pretrained.processor, max_context_length=pretrained.info.max_context_length
     ),
     make_tower=LlavaTower,
+    video_tokens="14 x 14 a frame, pooled from 27 x 27, and one newline at the end of the video",
     check_configuration=_check_configuration,
 )

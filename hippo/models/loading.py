@@ -10,8 +10,9 @@ import torch
 
 from hippo.errors import ModelLoadError
 from hippo.models.base import VideoLanguageModel
+from hippo.models.cached import CachedModel
 from hippo.models.checkpoint import Progress, find_checkpoint
-from hippo.models.family import CachedModel, Family
+from hippo.models.family import Family
 from hippo.models.internvl import INTERNVL
 from hippo.models.llava_onevision import LLAVA_ONEVISION
 from hippo.models.placement import device_of

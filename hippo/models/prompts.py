@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -85,6 +88,19 @@ class PromptBuilder(ABC):
             items=items,
             media=_media_use(media, ordered, items),
         )
+
+    def video_hash(self) -> bytes:
+        """Returns ModelInfo.video_hash, of the limits of a video and of an example's layout."""
+        frames = torch.zeros(5, 240, 320, 3, dtype=torch.uint8)
+        clip = DecodedMedia(MediaKind.VIDEO, frames, (0.0, 0.5, 1.0, 1.5, 2.0), 2.0)
+        (layout,) = self.lay_out([resized(clip, FramePlan(), self.frame_limits)])
+        limits = {
+            field.name: getattr(self.frame_limits, field.name)
+            for field in fields(self.frame_limits)
+            if field.name not in ("image_pixels", "resample")  # decide no ids of a video
+        }
+        described = json.dumps([limits, layout.pieces, layout.visual_grid])
+        return hashlib.sha256(described.encode()).digest()
 
     @abstractmethod
     def lay_out(self, media: Sequence[DecodedMedia]) -> Sequence[Layout]:

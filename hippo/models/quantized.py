@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -297,15 +297,24 @@ def _with_current_names(settings: dict[str, Any], model_class: Any, config: Any)
 
     Checkpoints of older versions of transformers name them as in their weight files, as ``visual``
     for ``model.visual``. transformers renames the weights, and these names for one method only.
+    Older versions also took the last part of a module's name for the module.
     """
     mapping: Any = importlib.import_module("transformers.conversion_mapping")
     with torch.device("meta"):
-        renamings = mapping.get_model_conversion_mapping(model_class(config))
-    renamed = {}
+        model = model_class(config)
+    renamings = mapping.get_model_conversion_mapping(model)
+    modules = [name for name, _ in model.named_modules()]
+    current = {}
     for key in _SKIP_LISTS:
         if settings.get(key):
-            renamed[key] = [_renamed(name, renamings) for name in settings[key]]
-    return settings | renamed
+            names = [_renamed(name, renamings) for name in settings[key]]
+            current[key] = [whole for name in names for whole in _whole_names(name, modules)]
+    return settings | current
+
+
+def _whole_names(name: str, modules: Iterable[str]) -> Sequence[str]:
+    """Returns the modules whose name is ``name`` or ends with it; ``name`` itself if none does."""
+    return [module for module in modules if f".{module}".endswith(f".{name}")] or [name]
 
 
 def _renamed(name: str, renamings: Iterable[Any]) -> str:

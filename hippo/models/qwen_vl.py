@@ -80,27 +80,38 @@ def _prompts(kind: type[QwenPromptBuilder]) -> Callable[[Pretrained], QwenPrompt
     )
 
 
+_PATCHES = "2 x 2 merged patches of two frames"
+_BY_SIZE = "the frame size sets the number"
+
 QWEN2_VL = Family(
+    title="Qwen2-VL",
     architecture="Qwen2VLForConditionalGeneration",
     num_axes=3,
     make_prompts=_prompts(QwenPromptBuilder),
     make_tower=QwenTower,
+    video_tokens=f"{_PATCHES}; {_BY_SIZE}",
 )
 QWEN2_5_VL = Family(
+    title="Qwen2.5-VL",
     architecture="Qwen2_5_VLForConditionalGeneration",
     num_axes=3,
     make_prompts=_prompts(QwenPromptBuilder),
     make_tower=QwenTower,
+    video_tokens=f"{_PATCHES}; {_BY_SIZE}",
 )
 QWEN3_VL = Family(
+    title="Qwen3-VL",
     architecture="Qwen3VLForConditionalGeneration",
     num_axes=3,
     make_prompts=_prompts(TimedPromptBuilder),
     make_tower=QwenTower,
+    video_tokens=f"{_PATCHES}, behind their time as text; {_BY_SIZE}",
 )
 QWEN3_VL_MOE = Family(
+    title="Qwen3-VL with experts",
     architecture="Qwen3VLMoeForConditionalGeneration",
     num_axes=3,
     make_prompts=_prompts(TimedPromptBuilder),
     make_tower=QwenTower,
+    video_tokens="as `qwen3_vl`",
 )

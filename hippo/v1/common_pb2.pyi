@@ -961,6 +961,7 @@ class GetModelResponse(_message.Message):
     NUM_PARAMETERS_FIELD_NUMBER: _builtins.int
     DEVICE_UUIDS_FIELD_NUMBER: _builtins.int
     MEDIA_DIRS_FIELD_NUMBER: _builtins.int
+    VIDEO_HASH_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol; 1."""
     name: _builtins.str
@@ -983,6 +984,8 @@ class GetModelResponse(_message.Message):
     """Sequences at once."""
     num_parameters: _builtins.int
     """Parameters of the model."""
+    video_hash: _builtins.bytes
+    """SHA-256 of how a video becomes prompt ids; equal for the two of a pair, empty if not told."""
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """End tokens of the generation configuration."""
@@ -1012,10 +1015,11 @@ class GetModelResponse(_message.Message):
         num_parameters: _builtins.int = ...,
         device_uuids: _abc.Iterable[_builtins.str] | None = ...,
         media_dirs: _abc.Iterable[_builtins.str] | None = ...,
+        video_hash: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_uuids", b"device_uuids", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "family", b"family", "max_context_length", b"max_context_length", "media_dirs", b"media_dirs", "name", b"name", "num_parameters", b"num_parameters", "num_slots", b"num_slots", "num_token_ids", b"num_token_ids", "protocol_version", b"protocol_version", "tokenizer_hash", b"tokenizer_hash", "tokenizer_json", b"tokenizer_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_uuids", b"device_uuids", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "family", b"family", "max_context_length", b"max_context_length", "media_dirs", b"media_dirs", "name", b"name", "num_parameters", b"num_parameters", "num_slots", b"num_slots", "num_token_ids", b"num_token_ids", "protocol_version", b"protocol_version", "tokenizer_hash", b"tokenizer_hash", "tokenizer_json", b"tokenizer_json", "video_hash", b"video_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -226,7 +226,7 @@ def test_an_exhausted_block_may_be_empty() -> None:
 def test_model_info_survives_the_wire_and_another_version_is_refused() -> None:
     info = ModelInfo(
         "m", "toy", "cpu", "float32", b"h", b"{}", 50, (1, 2), 512, 4, 10**10,
-        device_uuids=("0a1b", "2c3d"),
+        device_uuids=("0a1b", "2c3d"), video_hash=b"v",
     )  # fmt: skip
     message = codec.encode(info)
 

@@ -17,7 +17,7 @@ from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.pair import check_pair
 from tests.support.hub import HubServer
-from tests.support.hub_forms import HUB_FORMS, resave, write_hub_form
+from tests.support.hub_forms import HUB_FORMS, family_of, resave, write_hub_form
 from tests.support.reference import Reference, clip, image, prefill, prepare, user
 
 QUESTION = "what is in the thing?"
@@ -68,20 +68,24 @@ def test_configurations_are_read_as_the_hub_means_them(
     reference = Reference(repositories[name])
     config = reference.model.config
     rope = config.text_config.rope_parameters
-    assert (rope["rope_type"], rope["rope_theta"]) == ("default", 1e6)
-    assert set(config.text_config.layer_types) == {"full_attention"}
+    family = family_of(name)
+    theta = 5e6 if family == "qwen3_vl" else 1e6
+    assert (rope["rope_type"], rope["rope_theta"]) == ("default", theta)
+    if family != "qwen3_vl":  # whose text model knows no windows
+        assert set(config.text_config.layer_types) == {"full_attention"}
     head = reference.model.lm_head.weight
     embedding = reference.model.get_input_embeddings().weight
     assert (head.data_ptr() == embedding.data_ptr()) == HUB_FORMS[name].is_tied
-    if name.startswith("Qwen/"):
-        assert rope["mrope_section"] == [2, 3, 3]
-        size = reference.processor.video_processor.size
-        assert (size["shortest_edge"], size["longest_edge"]) == (3136, 12845056)
-    elif name.startswith("OpenGVLab/"):
+    if family == "internvl":
         assert reference.processor.image_seq_length == 256
         own = reference.processor.image_processor
         assert (own.min_patches, own.max_patches, own.size["height"]) == (1, 12, 448)
         assert reference.processor.video_processor.image_mean == (0.485, 0.456, 0.406)
+    elif family != "llava_onevision":
+        assert rope["mrope_section"] == ([4, 2, 2] if family == "qwen3_vl" else [2, 3, 3])
+        size = reference.processor.video_processor.size
+        pixels = (4096, 25165824) if family == "qwen3_vl" else (3136, 12845056)
+        assert (size["shortest_edge"], size["longest_edge"]) == pixels
     else:
         assert config.vision_aspect_ratio == "anyres_max_9"
         assert len(config.image_grid_pinpoints) == 36
@@ -95,16 +99,18 @@ def test_the_dtype_is_the_repositorys_own(repositories: dict[str, Path], name: s
     half = "float16" if has_half_linear() else "float32"
     assert model.info.dtype == (half if name.startswith("llava-hf/") else "bfloat16")
     prompt = prepare(model, user(0, QUESTION), clip(num_frames=2))
-    grids = {"Qwen": (1, 12, 12), "llava-hf": (2, 14, 14), "OpenGVLab": (2, 16, 16)}
-    assert prompt.visual_grids == (grids[name.partition("/")[0]],)
+    grids = {"qwen3_vl": (1, 12, 12), "llava_onevision": (2, 14, 14), "internvl": (2, 16, 16)}
+    assert prompt.visual_grids == (grids.get(family_of(name), (1, 12, 12)),)
     assert prefill(model, 0, prompt).isfinite().all()
 
 
 @pytest.mark.parametrize(
     ("draft", "target"),
     [
+        ("Qwen/Qwen2-VL-2B-Instruct", "Qwen/Qwen2-VL-72B-Instruct"),
         ("Qwen/Qwen2.5-VL-3B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct"),
         ("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-VL-32B-Instruct"),
+        ("Qwen/Qwen3-VL-2B-Instruct", "Qwen/Qwen3-VL-32B-Instruct"),
         (
             "llava-hf/llava-onevision-qwen2-0.5b-ov-hf",
             "llava-hf/llava-onevision-qwen2-7b-ov-hf",
@@ -121,6 +127,7 @@ def test_models_of_a_family_are_a_pair_whatever_vocabulary_size_they_declare(
 ) -> None:
     models = [_load(repositories[name]) for name in (draft, target)]
     check_pair(models[0].info, models[1].info)
+    assert models[0].info.video_hash == models[1].info.video_hash != b""
 
 
 @pytest.mark.parametrize(

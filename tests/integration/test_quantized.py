@@ -17,6 +17,7 @@ from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.shapes import find_shape
 from hippo.types import Pruning, PruningStrategy
+from tests.support.hub_forms import write_hub_form
 from tests.support.pairs import NoiseDecoder
 from tests.support.quantized import FORMS, has_packages, write_quantized
 from tests.support.reference import (
@@ -38,12 +39,18 @@ from tests.support.services import (
 )
 
 QWEN = "Qwen/Qwen2.5-VL-72B-Instruct"
+QWEN3 = "Qwen/Qwen3-VL-4B-Instruct"  # tied and in two files
 LLAVA = "llava-hf/llava-onevision-qwen2-72b-ov-hf"
 WEIGHT_ONLY = [form for form in FORMS if form != "LLM.int8()"]
 
 pytestmark = pytest.mark.skipif(
     not has_packages(), reason="bitsandbytes, compressed-tensors and torchao are not installed"
 )
+
+
+@pytest.fixture(scope="module")
+def qwen3_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hub_form(tmp_path_factory.mktemp("qwen3") / "model", QWEN3)
 
 
 def load(folder: Path, **changes: Any) -> VideoLanguageModel:
@@ -72,7 +79,11 @@ def head_of(model: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    [*((QWEN, form) for form in WEIGHT_ONLY), (LLAVA, "unsloth bnb-4bit"), (LLAVA, "Qwen FP8")],
+    [
+        *((QWEN, form) for form in WEIGHT_ONLY),
+        *((QWEN3, form) for form in ("unsloth bnb-4bit", "Qwen FP8", "RedHatAI FP8-dynamic")),
+        *((LLAVA, form) for form in ("unsloth bnb-4bit", "Qwen FP8")),
+    ],
 )
 def test_a_form_of_the_hub_gives_transformers_logits_of_the_same_weights(
     name: str, form: str, tmp_path: Path
@@ -117,7 +128,9 @@ def test_layers_stay_in_fp8_where_the_device_multiplies_it(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("quantization", "limit"), [("int8", 0.15), ("nf4", 1.2)])
-@pytest.mark.parametrize("checkpoint", ["target_checkpoint", "llava_checkpoint"])
+@pytest.mark.parametrize(
+    "checkpoint", ["target_checkpoint", "qwen3_checkpoint", "llava_checkpoint"]
+)
 def test_layers_are_quantised_while_a_plain_checkpoint_is_loaded(
     request: pytest.FixtureRequest, checkpoint: str, quantization: str, limit: float
 ) -> None:
@@ -149,15 +162,34 @@ def test_a_checkpoint_that_torchao_quantised_gives_transformers_logits(
     assert_close(prefill(model, 0, prompt), expected)
 
 
-@pytest.mark.parametrize(("target", "draft"), [("int8", "nf4"), ("nf4", "int8")])
+@pytest.mark.parametrize(
+    ("checkpoint", "target", "draft"),
+    [("target_checkpoint", "int8", "nf4"), ("qwen3_checkpoint", "nf4", "int8")],
+)
 async def test_the_output_of_a_quantised_pair_is_that_of_its_target_alone(
-    target_checkpoint: Path, target: str, draft: str
+    request: pytest.FixtureRequest, checkpoint: str, target: str, draft: str
 ) -> None:
-    models = [load(target_checkpoint, quantization=name, num_slots=2) for name in (target, draft)]
+    folder: Path = request.getfixturevalue(checkpoint)
+    models = [load(folder, quantization=name, num_slots=2) for name in (target, draft)]
+    await assert_equal_to_target_only(*models)
+
+
+async def test_the_output_with_published_fp8_is_that_of_the_target_alone(
+    qwen3_checkpoint: Path, tmp_path: Path
+) -> None:
+    target, _ = write_quantized(tmp_path, QWEN3, "RedHatAI FP8-dynamic")
+    await assert_equal_to_target_only(
+        load(target, num_slots=2), load(qwen3_checkpoint, num_slots=2)
+    )
+
+
+async def assert_equal_to_target_only(
+    target_model: VideoLanguageModel, draft_model: VideoLanguageModel
+) -> None:
     request = toy_request(pruning=Pruning(PruningStrategy.NONE), max_tokens=40, end_token_ids=())
     async with (
-        serving_target(models[0], NoiseDecoder()) as (_, target_client),
-        serving_draft(models[1], NoiseDecoder()) as (_, draft_client),
+        serving_target(target_model, NoiseDecoder()) as (_, target_client),
+        serving_draft(draft_model, NoiseDecoder()) as (_, draft_client),
     ):
         alone = await target_only(target_client, request)
         assert len(alone.token_ids) == 40

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -58,6 +59,7 @@ def write_checkpoint(
     noise: float = 0.0,
     dtype: torch.dtype = torch.float32,
     max_shard_size: str = "50GB",
+    vision: Mapping[str, int] = MappingProxyType({}),
 ) -> Path:
     """Saves a seeded random model with its processor to ``folder`` and returns it.
 
@@ -65,10 +67,12 @@ def write_checkpoint(
     ``vocab_size`` above the tokenizer's length leaves rows that no token has; other ``merges``
     make another tokenizer. ``noise`` (a share of each weight's spread) perturbs the seed's
     weights: a pair of seed-equal models, one of them noisy, agrees on some of its tokens.
+    ``vision`` sets other sizes of the vision tower.
     """
     ensure_torchvision()
     transformers: Any = importlib.import_module("transformers")
     form = _FORMS[family]
+    form = replace(form, vision={**form.vision, **vision})
     processor = _processor(transformers, form, merges)
     tokenizer = processor.tokenizer
     text = {

@@ -20,9 +20,8 @@ from safetensors.torch import save_file
 from hippo.models._torchvision import ensure_torchvision
 from hippo.public_models import PUBLIC_CONFIGS
 from tests.support import checkpoints, internvl, llava
+from tests.support.hub_qwen import NUM_LAYERS, QWEN_PREPROCESSORS, qwen_config, text_settings
 
-_HEAD_DIM = 16
-_NUM_LAYERS = 2
 NUM_QWEN_IDS = 151_665  # of the published tokenizer, special tokens included
 
 
@@ -36,13 +35,21 @@ class HubForm:
     is_tied: bool = False
     is_sharded: bool = True
     rope_scaling_type: str = "mrope"  # of Qwen2.5-VL
+    width: int = 0  # of the text model, if it is not that of all heads
 
 
 HUB_FORMS = {
+    "Qwen/Qwen2-VL-2B-Instruct": HubForm(6, 1, 44, is_tied=True),
+    "Qwen/Qwen2-VL-7B-Instruct": HubForm(7, 1, 60),
+    "Qwen/Qwen2-VL-72B-Instruct": HubForm(8, 1, 60),
     "Qwen/Qwen2.5-VL-3B-Instruct": HubForm(8, 1, 36, is_tied=True),
     "Qwen/Qwen2.5-VL-7B-Instruct": HubForm(7, 1, 52),
     "Qwen/Qwen2.5-VL-32B-Instruct": HubForm(10, 2, 52, rope_scaling_type="default"),
     "Qwen/Qwen2.5-VL-72B-Instruct": HubForm(8, 1, 52),
+    "Qwen/Qwen3-VL-2B-Instruct": HubForm(6, 3, 32, is_tied=True, is_sharded=False),
+    "Qwen/Qwen3-VL-4B-Instruct": HubForm(16, 4, 32, is_tied=True, width=128),
+    "Qwen/Qwen3-VL-8B-Instruct": HubForm(8, 2, 32),
+    "Qwen/Qwen3-VL-32B-Instruct": HubForm(16, 2, 32, width=128),
     "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": HubForm(7, 1, 39, is_tied=True, is_sharded=False),
     "llava-hf/llava-onevision-qwen2-7b-ov-hf": HubForm(14, 2, 55),
     "llava-hf/llava-onevision-qwen2-72b-ov-hf": HubForm(8, 1, 55),
@@ -52,34 +59,42 @@ HUB_FORMS = {
 }
 
 
-def write_hub_form(folder: Path, name: str) -> Path:
-    """Saves the small counterpart of the hub's repository ``name`` to ``folder``."""
+FAMILY_FORMS = {str(PUBLIC_CONFIGS[name]["model_type"]): name for name in reversed(HUB_FORMS)}
+"""Of each family its smallest repository."""
+
+
+def write_hub_form(folder: Path, name: str, *, noise: float = 0.0) -> Path:
+    """Saves the small counterpart of the hub's repository ``name`` to ``folder``; ``noise`` is that
+    of write_checkpoint."""
     ensure_torchvision()
     transformers: Any = importlib.import_module("transformers")
-    form = HUB_FORMS[name]
-    if name.startswith("OpenGVLab/"):
-        return _write_internvl_form(folder, form, is_large="38B" in name)
-    is_qwen = name.startswith("Qwen/")
+    form, family = HUB_FORMS[name], family_of(name)
+    if family == "internvl":
+        return _write_internvl_form(folder, form, is_large="38B" in name, noise=noise)
+    is_qwen = family != "llava_onevision"
     special_tokens = checkpoints.SPECIAL_TOKENS if is_qwen else llava.SPECIAL_TOKENS
     tokenizer = checkpoints.byte_tokenizer(transformers, ("t h", "th e"), special_tokens)
     template = checkpoints.CHAT_TEMPLATE if is_qwen else llava.CHAT_TEMPLATE
-    make_config = _qwen_config if is_qwen else _llava_config
-    _write_files(folder, tokenizer, template, make_config(form, tokenizer.get_vocab()), is_qwen)
-    architecture = (
-        "Qwen2_5_VLForConditionalGeneration"
-        if is_qwen
-        else "LlavaOnevisionForConditionalGeneration"
+    ids = tokenizer.get_vocab()
+    config = qwen_config(family, form, ids) if is_qwen else _llava_config(form, ids)
+    _write_files(folder, tokenizer, template, config)
+    architecture = getattr(transformers, config["architectures"][0])
+    model = checkpoints.seeded_model(
+        architecture, transformers.AutoConfig.from_pretrained(folder), seed=0, noise=noise
     )
-    config = transformers.AutoConfig.from_pretrained(folder)
-    model = checkpoints.seeded_model(getattr(transformers, architecture), config, seed=0)
     dtype = torch.bfloat16 if is_qwen else torch.float16
     weights = {
-        hub_name(key, is_qwen=is_qwen): weight.to(dtype).contiguous()
+        hub_name(key, family): weight.to(dtype).contiguous()
         for key, weight in model.state_dict().items()
         if not (form.is_tied and key == "lm_head.weight")
     }
     _write_weights(folder, weights, is_sharded=form.is_sharded)
     return folder
+
+
+def family_of(name: str) -> str:
+    """The ``model_type`` of a repository."""
+    return str(PUBLIC_CONFIGS[name]["model_type"])
 
 
 def write_qwen_files(
@@ -103,7 +118,7 @@ def write_qwen_files(
     if is_published_size:
         num_words = NUM_QWEN_IDS - 256 - len(merges) - len(special_tokens)
     tokenizer = checkpoints.byte_tokenizer(transformers, merges, special_tokens, num_words)
-    config = _qwen_config(HUB_FORMS[name], tokenizer.get_vocab())
+    config = qwen_config(family_of(name), HUB_FORMS[name], tokenizer.get_vocab())
     if is_published_size:
         public = PUBLIC_CONFIGS[name]
         config |= public["text_config"]
@@ -116,13 +131,11 @@ def write_qwen_files(
         }
     if num_layers is not None:
         config["num_hidden_layers"] = num_layers
-    _write_files(folder, tokenizer, chat_template, config, is_qwen=True)
+    _write_files(folder, tokenizer, chat_template, config)
     return tokenizer
 
 
-def _write_files(
-    folder: Path, tokenizer: Any, chat_template: str, config: dict[str, Any], is_qwen: bool
-) -> None:
+def _write_files(folder: Path, tokenizer: Any, chat_template: str, config: dict[str, Any]) -> None:
     folder.mkdir(parents=True)
     tokenizer.save_pretrained(folder)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
@@ -130,11 +143,8 @@ def _write_files(
     ids = tokenizer.get_vocab()
     _write(folder, "chat_template.json", {"chat_template": chat_template})
     _write(folder, "config.json", config)
-    if is_qwen:
-        _write(folder, "preprocessor_config.json", _QWEN_PREPROCESSOR)
-    else:
-        for kind, settings in _LLAVA_PREPROCESSORS.items():
-            _write(folder, kind, settings)
+    for kind, settings in _PREPROCESSORS[config["model_type"]].items():
+        _write(folder, kind, settings)
     generation = {"bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"]}
     _write(folder, "generation_config.json", generation)
 
@@ -148,76 +158,16 @@ def resave(folder: Path, new_folder: Path) -> Path:
     return new_folder
 
 
-def _text(form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
-    return {
-        "hidden_act": "silu",
-        "hidden_size": form.num_heads * _HEAD_DIM,
-        "intermediate_size": 128,
-        "initializer_range": 0.12,  # the hub's 0.02 makes small models say one thing
-        "max_window_layers": _NUM_LAYERS,
-        "num_attention_heads": form.num_heads,
-        "num_hidden_layers": _NUM_LAYERS,
-        "num_key_value_heads": form.num_kv_heads,
-        "rms_norm_eps": 1e-06,
-        "rope_theta": 1000000.0,
-        "use_cache": True,
-        "use_sliding_window": False,
-        "vocab_size": len(ids) + form.num_padding_ids,
-        "bos_token_id": ids["<|endoftext|>"],
-        "eos_token_id": ids["<|im_end|>"],
-    }
-
-
-def _qwen_config(form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
-    """Flat: the text model's settings stand beside the others."""
-    vision: dict[str, Any] = {
-        "depth": 2,
-        "fullatt_block_indexes": [1],
-        "hidden_act": "silu",
-        "hidden_size": 32,
-        "in_chans": 3,
-        "intermediate_size": 64,
-        "num_heads": 2,
-        "out_hidden_size": form.num_heads * _HEAD_DIM,
-        "patch_size": 14,
-        "spatial_merge_size": 2,
-        "spatial_patch_size": 14,
-        "temporal_patch_size": 2,
-        "tokens_per_second": 2,
-        "window_size": 112,
-    }
-    rope: dict[str, Any] = {"mrope_section": [2, 3, 3], "type": form.rope_scaling_type}
-    if form.rope_scaling_type == "default":  # of the later repositories
-        rope["rope_type"] = "default"
-        vision["model_type"] = "qwen2_5_vl"
-    return {
-        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
-        "model_type": "qwen2_5_vl",
-        "attention_dropout": 0.0,
-        "vision_start_token_id": ids["<|vision_start|>"],
-        "vision_end_token_id": ids["<|vision_end|>"],
-        "vision_token_id": ids["<|vision_pad|>"],
-        "image_token_id": ids["<|image_pad|>"],
-        "video_token_id": ids["<|video_pad|>"],
-        **_text(form, ids),
-        "max_position_embeddings": 128000,
-        "sliding_window": 32768,
-        "tie_word_embeddings": form.is_tied,
-        "torch_dtype": "bfloat16",
-        "transformers_version": "4.41.2",
-        "rope_scaling": rope,
-        "vision_config": vision,
-    }
-
-
 def _llava_config(form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
     """Nested; whether embeddings are tied stands with the text model and not at the top."""
-    text = _text(form, ids) | {
+    text = text_settings(form, ids) | {
         "_name_or_path": "Qwen/Qwen2-7B-Instruct",
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
         "max_position_embeddings": 32768,
+        "max_window_layers": NUM_LAYERS,
         "sliding_window": 131072,
+        "use_sliding_window": False,
         "torch_dtype": "bfloat16",
     }
     if form.is_tied:
@@ -250,18 +200,6 @@ def _llava_config(form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
         "vision_feature_select_strategy": "full",
     }
 
-
-_QWEN_PREPROCESSOR = {
-    "min_pixels": 3136,
-    "max_pixels": 12845056,
-    "patch_size": 14,
-    "temporal_patch_size": 2,
-    "merge_size": 2,
-    "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "image_std": [0.26862954, 0.26130258, 0.27577711],
-    "image_processor_type": "Qwen2VLImageProcessor",
-    "processor_class": "Qwen2_5_VLProcessor",
-}
 
 _LLAVA_SETTINGS: dict[str, Any] = {
     "do_convert_rgb": True,
@@ -296,9 +234,14 @@ _LLAVA_PREPROCESSORS: dict[str, dict[str, Any]] = {
     },
 }
 
+_PREPROCESSORS = QWEN_PREPROCESSORS | {"llava_onevision": _LLAVA_PREPROCESSORS}
+
+_EARLIER_QWEN = {"model.visual.": "visual.", "model.language_model.": "model."}
 _HUB_PREFIXES = {
-    True: {"model.visual.": "visual.", "model.language_model.": "model."},
-    False: {
+    "qwen2_5_vl": _EARLIER_QWEN,
+    "qwen2_vl": _EARLIER_QWEN,
+    "qwen3_vl": {},
+    "llava_onevision": {
         "model.language_model.": "language_model.model.",
         "lm_head.": "language_model.lm_head.",
         "model.vision_tower.": "vision_tower.vision_model.",
@@ -307,9 +250,9 @@ _HUB_PREFIXES = {
 }
 
 
-def hub_name(key: str, *, is_qwen: bool) -> str:
+def hub_name(key: str, family: str) -> str:
     """The hub's name of a weight that the installed transformers calls ``key``."""
-    return _renamed(key, _HUB_PREFIXES[is_qwen])
+    return _renamed(key, _HUB_PREFIXES[family])
 
 
 def _renamed(key: str, prefixes: dict[str, str]) -> str:
@@ -319,7 +262,7 @@ def _renamed(key: str, prefixes: dict[str, str]) -> str:
     return key
 
 
-def _write_internvl_form(folder: Path, form: HubForm, *, is_large: bool) -> Path:
+def _write_internvl_form(folder: Path, form: HubForm, *, is_large: bool, noise: float) -> Path:
     transformers: Any = importlib.import_module("transformers")
     tokenizer = checkpoints.byte_tokenizer(
         transformers,
@@ -348,6 +291,7 @@ def _write_internvl_form(folder: Path, form: HubForm, *, is_large: bool) -> Path
         transformers.InternVLForConditionalGeneration,
         transformers.AutoConfig.from_pretrained(folder, tie_word_embeddings=False),
         seed=0,
+        noise=noise,
     )
     weights = {
         _renamed(key, internvl.HUB_PREFIXES): weight.to(torch.bfloat16).contiguous()

@@ -62,7 +62,7 @@ class Reference:
             arguments["videos_kwargs"] = {
                 "video_metadata": metadata,
                 "do_sample_frames": False,
-                "size": self._video_size(),
+                "size": self._video_size(len(videos[0].frames)),
             }
         if images:
             arguments["images"] = images if self._is_qwen else [images]
@@ -70,11 +70,13 @@ class Reference:
         inputs.pop("video_metadata", None)
         return inputs
 
-    def _video_size(self) -> dict[str, int]:
-        """The file's limits, or qwen-vl-utils' if the file's are those of images."""
+    def _video_size(self, num_frames: int) -> dict[str, int]:
+        """The file's limits, or qwen-vl-utils' if the file's are not those of a frame."""
         processor = self.processor.video_processor
         token = (processor.patch_size * processor.merge_size) ** 2
         if processor.size["longest_edge"] > 768 * token:
+            if self.model.config.model_type.startswith("qwen3"):  # whose limits are of all frames
+                token *= num_frames
             return {"shortest_edge": 128 * token, "longest_edge": 768 * token}
         return dict(processor.size)
 

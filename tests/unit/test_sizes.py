@@ -37,24 +37,33 @@ def test_parameters_are_counted_as_the_checkpoint_holds_them(name: str, tmp_path
     assert stored.num_packed_bytes == 0
 
 
-def test_a_public_llava_has_as_many_parameters_as_transformers_builds() -> None:
+_SIGLIP = {"model_type": "siglip_vision_model", "num_attention_heads": 16, "vision_use_head": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix", "vision"),
+    [
+        (LLAVA, "LlavaOnevision", _SIGLIP),
+        ("Qwen/Qwen2-VL-72B-Instruct", "Qwen2VL", {"hidden_size": 8192}),
+        ("Qwen/Qwen3-VL-2B-Instruct", "Qwen3VL", {"out_hidden_size": 2048}),
+        ("Qwen/Qwen3-VL-32B-Instruct", "Qwen3VL", {"out_hidden_size": 5120}),
+    ],
+)
+def test_a_public_model_has_as_many_parameters_as_transformers_builds(
+    name: str, prefix: str, vision: dict[str, Any]
+) -> None:
     transformers: Any = importlib.import_module("transformers")
-    public = PUBLIC_CONFIGS[LLAVA]
-    vision = {
-        **public["vision_config"],
-        "model_type": "siglip_vision_model",
-        "num_attention_heads": 16,
-        "vision_use_head": False,
-    }
-    config = transformers.LlavaOnevisionConfig(
-        text_config=public["text_config"] | {"model_type": "qwen2"},
-        vision_config=vision,
+    public = PUBLIC_CONFIGS[name]
+    kind = {"model_type": "qwen2"} if name == LLAVA else {}
+    config = getattr(transformers, f"{prefix}Config")(
+        text_config=public["text_config"] | kind,
+        vision_config=public["vision_config"] | vision,
         tie_word_embeddings=public["text_config"]["tie_word_embeddings"],
     )
     with torch.device("meta"):
-        model = transformers.LlavaOnevisionForConditionalGeneration(config)
+        model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config)
     model.tie_weights()
-    assert sum(weight.numel() for weight in model.parameters()) == find_shape(LLAVA).num_parameters
+    assert sum(weight.numel() for weight in model.parameters()) == find_shape(name).num_parameters
 
 
 @pytest.mark.parametrize("name", ["OpenGVLab/InternVL3_5-4B-HF", INTERNVL_38B])
@@ -75,16 +84,32 @@ def test_a_public_internvl_has_as_many_parameters_as_transformers_builds(name: s
     ("name", "num_parameters"),
     [
         ("OpenGVLab/InternVL3_5-1B-HF", 1_060_897_792),
+        ("Qwen/Qwen2-VL-2B-Instruct", 2_208_985_600),
+        ("Qwen/Qwen2-VL-7B-Instruct", 8_291_375_616),
+        ("Qwen/Qwen2-VL-72B-Instruct", 73_405_560_320),
         ("Qwen/Qwen2.5-VL-3B-Instruct", 3_754_622_976),
         ("Qwen/Qwen2.5-VL-7B-Instruct", 8_292_166_656),
         (QWEN_32B, 33_452_718_336),
         (QWEN_72B, 73_410_777_344),
+        ("Qwen/Qwen3-VL-2B-Instruct", 2_127_532_032),
+        ("Qwen/Qwen3-VL-4B-Instruct", 4_437_815_808),
+        ("Qwen/Qwen3-VL-8B-Instruct", 8_767_123_696),
+        ("Qwen/Qwen3-VL-32B-Instruct", 33_357_390_064),
     ],
 )
 def test_public_models_have_as_many_parameters_as_the_hub_says(
     name: str, num_parameters: int
 ) -> None:
     assert find_shape(name).num_parameters == num_parameters
+
+
+def test_a_configuration_may_leave_out_what_is_qwen2_vls_own() -> None:
+    """As those of the AWQ and GPTQ repositories."""
+    name = "Qwen/Qwen2-VL-2B-Instruct"
+    public = PUBLIC_CONFIGS[name]
+    flat = {"model_type": "qwen2_vl", **public["text_config"]}
+    vision = {"hidden_size": 1536, "in_chans": 3, "model_type": "qwen2_vl"}
+    assert shape_of(name, flat | {"vision_config": vision}) == find_shape(name)
 
 
 def test_the_cache_is_that_which_is_allocated() -> None:
@@ -123,6 +148,7 @@ def test_frames_become_as_many_tokens_as_the_processors_make_of_them() -> None:
     assert qwen.num_visual_tokens(64, (448, 448)) == 32 * 16 * 16
     assert qwen.num_visual_tokens(64, None) == 32 * 16 * 16
     assert qwen.num_visual_tokens(63, (1288, 728)) == 32 * 46 * 26
+    assert find_shape("Qwen/Qwen3-VL-8B-Instruct").num_visual_tokens(64, None) == 32 * 14 * 14
     assert llava.num_visual_tokens(32, None) == 32 * 14 * 14 + 1
     assert find_shape(INTERNVL_38B).num_visual_tokens(32, None) == 32 * (16 * 16 + 10)
     with pytest.raises(InvalidRequestError, match="at one size"):

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
-from bench import env_example, metrics_page
+import pytest
+
+from bench import env_example, families, metrics_page
 
 
 def test_the_page_on_metrics_is_the_codes() -> None:
     text = metrics_page.PAGE.read_text(encoding="utf-8")
     assert text == metrics_page.with_tables(text), "run: python -m bench.metrics_page"
+
+
+@pytest.mark.parametrize("page", [families.README, families.PAGE], ids=lambda page: page.name)
+def test_the_tables_of_families_are_the_codes(page: Path) -> None:
+    assert page.read_text(encoding="utf-8") == families.with_table(page), (
+        "run: python -m bench.families"
+    )
 
 
 def test_the_file_of_all_knobs_is_up_to_date_and_explains_each() -> None:

@@ -62,6 +62,26 @@ def test_videos_and_images_take_what_is_computed_and_little_less(dtype: str) -> 
     assert peak <= computed(folder, num_tokens, dtype) <= 1.3 * peak
 
 
+@pytest.mark.parametrize(
+    ("family", "vision"),
+    [
+        ("qwen2_vl", {"embed_dim": 256, "mlp_ratio": 4, "num_heads": 4}),
+        ("qwen3_vl", {"hidden_size": 256, "intermediate_size": 1024, "num_heads": 4}),
+        ("qwen3_vl", {}),  # narrow: its pixels are wider than its layers
+    ],
+)
+def test_images_of_each_tower_take_what_is_computed(
+    family: str, vision: dict[str, int], tmp_path: Path
+) -> None:
+    folder = write_checkpoint(tmp_path / "model", family=family, vision=vision)
+    model = load_model(LoadPlan(str(folder), dtype="bfloat16", max_context_length=2048))
+    limits = replace(model.frame_limits, image_pixels=(0, 1 << 30))
+    model._prompts.frame_limits = limits  # type: ignore[attr-defined]
+    peak, num_tokens = measured(model, "what?", image(height=980, width=980))
+    assert num_tokens > 900
+    assert peak <= computed(folder, num_tokens, "bfloat16") <= 1.3 * peak
+
+
 def test_a_long_video_passes_the_tower_in_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = BUNDLED_PAIR / "draft"
     model = load_model(LoadPlan(str(folder), dtype="float32", max_context_length=2048))

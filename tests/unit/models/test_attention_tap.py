@@ -59,7 +59,7 @@ def test_scores_equal_those_of_transformers_layers(
     content, parts, media = arranged(TURNS[turn])
     inputs = held.reference.inputs(content, media)
     prompt = prepare(held.model, user(*parts), *media)
-    monkeypatch.setattr("hippo.models.family._CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr("hippo.models.cached._CHUNK_ROWS", chunk_rows)
     scopes: tuple[Scope, ...] = ("visual", "all")
     for scope in scopes:
         scores = tapped(held.model, prompt, scope=scope)
@@ -131,7 +131,7 @@ def test_weights_in_float16_score_nearly_the_same(
 def test_a_long_question_scores_by_evenly_spaced_rows(
     held: Held, chunk_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hippo.models.family._CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr("hippo.models.cached._CHUNK_ROWS", chunk_rows)
     monkeypatch.setattr("hippo.models.tap.SCORED_ROWS", 4)
     content, parts, media = arranged((CLIPS[0], QUESTION))
     prompt = prepare(held.model, user(*parts), *media)
@@ -156,7 +156,7 @@ def test_queries_are_kept_for_one_group_of_layers(
         num_layers.append(len(queries))
         score_layers(tap, queries, *args, **options)
 
-    monkeypatch.setattr("hippo.models.family.score_layers", note)
+    monkeypatch.setattr("hippo.models.cached.score_layers", note)
     prompt = prepare(model, user(0, "what?"), clip())
     assert tapped(model, prompt, num_layers=3).shape[0] == 3
     assert num_layers == [1, 1, 1]

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hippo.models.base import DecodedMedia, Prompt, SequenceRows, StepPlan, VideoLanguageModel
+from hippo.models.cached import CachedModel
 from hippo.models.captured import MOST_ROWS, CapturedRunner, CapturedShape, shapes_of
-from hippo.models.family import CachedModel
 from hippo.models.graphs import CudaGraphs, Replay
 from hippo.models.loading import load_model
 from hippo.models.plan import MAX_GROUPED_ROWS, LoadPlan

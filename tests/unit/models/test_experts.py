@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from hippo.errors import ModelLoadError
 from hippo.models.base import VideoLanguageModel
+from hippo.models.cached import CachedModel
 from hippo.models.captured import CapturedRunner
 from hippo.models.checkpoint import find_checkpoint
-from hippo.models.family import CachedModel
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.parallel.source import ParallelSource

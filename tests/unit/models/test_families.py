@@ -151,7 +151,7 @@ def test_a_long_prompt_is_prefilled_in_chunks_with_the_same_result(
 ) -> None:
     assert prompt.length > 2 * 37
     expected = prefill(held.model, 0, prompt)
-    monkeypatch.setattr("hippo.models.family._CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr("hippo.models.cached._CHUNK_ROWS", chunk_rows)
     assert_close(prefill(held.model, 1, prompt), expected)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hippo.config import SettingsError
 from hippo.errors import ContextLengthError
 from hippo.models.base import DecodedMedia, Prompt, SequenceRows, StepPlan, VideoLanguageModel
-from hippo.models.family import CachedModel
+from hippo.models.cached import CachedModel
 from hippo.models.fixed import split_rows, stretch
 from hippo.models.linear import has_half_linear
 from hippo.models.loading import load_model

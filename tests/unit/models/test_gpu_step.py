@@ -15,8 +15,8 @@ import torch
 
 from hippo.models._torchvision import ensure_torchvision
 from hippo.models.base import SequenceRows, StepPlan
+from hippo.models.cached import CachedModel
 from hippo.models.decoder import DecoderStack
-from hippo.models.family import CachedModel
 from hippo.models.kernels import make_norm
 from hippo.models.linear import aligned_rows, make_linear
 from hippo.models.loading import load_model

@@ -88,6 +88,36 @@ def test_models_with_different_tokenizers_are_refused(
         check_pair(other.info, target.info)
 
 
+@pytest.mark.parametrize(("kind", "fits"), [("image", True), ("video", False)])
+def test_models_with_other_limits_of_videos_are_refused(
+    target_checkpoint: Path, copy: Path, kind: str, fits: bool
+) -> None:
+    path = copy / "processor_config.json"
+    settings = json.loads(path.read_text())
+    settings[f"{kind}_processor"]["size"]["longest_edge"] //= 2
+    path.write_text(json.dumps(settings))
+    target, other = (
+        load_model(LoadPlan(str(folder), max_context_length=64)).info
+        for folder in (target_checkpoint, copy)
+    )
+    if fits:  # the prompts of images are compared request by request
+        check_pair(other, target)
+    else:
+        with pytest.raises(IncompatiblePairError, match="different prompts of a video"):
+            check_pair(other, target)
+
+
+def test_models_that_write_other_texts_between_frames_are_refused(
+    target_checkpoint: Path, tmp_path: Path
+) -> None:
+    target = load_model(LoadPlan(str(target_checkpoint), max_context_length=64)).info
+    folder = write_checkpoint(tmp_path / "timed", family="qwen3_vl")
+    timed = load_model(LoadPlan(str(folder), max_context_length=64)).info
+    assert timed.tokenizer_hash == target.tokenizer_hash
+    with pytest.raises(IncompatiblePairError, match="different prompts of a video"):
+        check_pair(timed, target)
+
+
 @pytest.mark.parametrize(("dtype", "limit"), [("bfloat16", 0.05), ("float16", 0.005)])
 @pytest.mark.parametrize("checkpoint", ["target_checkpoint", "llava_checkpoint"])
 def test_narrower_weights_stay_near_float32(

@@ -13,7 +13,7 @@ import torch
 from hippo.engine.warmup import longest_prompt, run_longest, warm_prompt
 from hippo.errors import ModelLoadError
 from hippo.models.base import VideoLanguageModel
-from hippo.models.family import CachedModel
+from hippo.models.cached import CachedModel
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from tests.support.families import write_family

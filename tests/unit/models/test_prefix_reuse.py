@@ -178,7 +178,7 @@ def test_a_prefill_behind_reused_rows_equals_one_from_the_first(
     following = family.forward(plan)
     run(family, 1, prompt, kept=kept)
     num_reused = cut % num_rows
-    monkeypatch.setattr("hippo.models.family._CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr("hippo.models.cached._CHUNK_ROWS", chunk_rows)
     assert_close(run(family, 1, prompt, num_reused, kept=kept), expected)
     plan = StepPlan((SequenceRows(1, 0, tuple(range(40, 45))),))
     assert_close(family.forward(plan), following)
@@ -228,7 +228,7 @@ def test_the_early_layers_score_reused_rows_as_computed_ones(
     taps = [AttentionTap(2), AttentionTap(2)]
     run(family, 0, other, tap=taps[0])
     run(family, 1, one)
-    monkeypatch.setattr("hippo.models.family._CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr("hippo.models.cached._CHUNK_ROWS", chunk_rows)
     run(family, 1, other, shared(one, other), tap=taps[1], is_blind=True)
     expected, actual = (tap.layer_scores for tap in taps)
     assert expected is not None and actual is not None

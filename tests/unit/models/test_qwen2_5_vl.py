@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hippo.models.base import Prompt, VideoLanguageModel
-from hippo.models.family import CachedModel
+from hippo.models.cached import CachedModel
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.types import FramePlan
@@ -84,7 +84,7 @@ def test_the_last_layer_of_a_prompt_goes_on_with_its_last_row_only(
         rows.append(gate.shape[0])
         return torch.nn.functional.silu(gate)
 
-    monkeypatch.setattr("hippo.models.family._CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr("hippo.models.cached._CHUNK_ROWS", chunk_rows)
     monkeypatch.setattr("hippo.models.decoder.silu", silu)
     prefill(model, 0, prompt)
     chunks = [min(chunk_rows, prompt.length - i) for i in range(0, prompt.length, chunk_rows)]

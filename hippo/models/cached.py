@@ -1,0 +1,318 @@
+"""The model of every family: slots, prefill by layer groups and chunks, forward."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from hippo.errors import ContextLengthError
+from hippo.models.attention import AttentionPlan, ChunkMask, plan_sequence
+from hippo.models.base import (
+    AttentionTap,
+    DecodedMedia,
+    FeatureCache,
+    Prompt,
+    SequenceRows,
+    StepPlan,
+)
+from hippo.models.content import cached_places
+from hippo.models.eager import EagerRunner
+from hippo.models.family import Family
+from hippo.models.pretrained import Pretrained
+from hippo.models.rows import PlacedRows, layer_groups
+from hippo.models.tap import KeptQueries, score_layers, scored_rows, tap_question
+from hippo.sizes import CHUNK_ROWS as _CHUNK_ROWS
+from hippo.transfer import to_device
+from hippo.types import ChatMessage, FramePlan
+from hippo.video.resizing import FrameLimits
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """The length and next position of a slot's prompt."""
+
+    prompt_length: int  # cached tokens, without pruned ones
+    next_position: int
+
+
+class CachedModel:
+    """A loaded checkpoint with its KV cache; implements VideoLanguageModel."""
+
+    def __init__(self, pretrained: Pretrained, family: Family) -> None:
+        self.model = pretrained.model
+        self.num_layers = pretrained.stack.num_layers
+        self.hidden_size: int = pretrained.model.get_input_embeddings().weight.shape[1]
+        self.frame_bytes = pretrained.frame_bytes
+        self._stack = pretrained.stack
+        self._cache = pretrained.cache
+        self._fixed = pretrained.fixed
+        self._num_axes = family.num_axes
+        self._prompts = family.make_prompts(pretrained)
+        self._tower = family.make_tower(pretrained)
+        self.info = replace(pretrained.info, video_hash=self._prompts.video_hash())
+        self.embedding: torch.Tensor = pretrained.model.get_input_embeddings().weight
+        self.feature_bytes = pretrained.feature_bytes
+        self._slots: dict[int, _Slot] = {}
+        self._eager = EagerRunner(
+            self._stack, self._cache, self.embedding, pretrained.flash, padded=pretrained.padded
+        )
+        with torch.inference_mode():
+            self._rotary_table = self._text_rotary(min(2048, self.info.max_context_length))
+
+    def prepare_prompt(
+        self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
+    ) -> Prompt:
+        """See VideoLanguageModel.prepare_prompt."""
+        return self._prompts.build_prompt(messages, media, frame_plan)
+
+    @property
+    def frame_limits(self) -> FrameLimits:
+        """See VideoLanguageModel.frame_limits."""
+        return self._prompts.frame_limits
+
+    def capture_steps(self) -> Iterator[int]:
+        """Captures steps as CUDA graphs if the plan asks for them; called before any prefill.
+        Yields the number of graphs after each capture."""
+        if self._fixed is None:
+            return
+        count = 0
+        for count in self._fixed.capture_all(self._rotary_table):
+            yield count
+        if count:
+            _log.info("captured %d shapes of steps as CUDA graphs", count)
+
+    def embed_visual(
+        self, prompt: Prompt, cache: FeatureCache | None = None
+    ) -> torch.Tensor | None:
+        """See VideoLanguageModel.embed_visual."""
+        pieces = self.embed_pieces(prompt, cache)
+        while True:
+            try:
+                next(pieces)
+            except StopIteration as end:
+                features: torch.Tensor | None = end.value
+                return features
+
+    @torch.inference_mode()
+    def embed_pieces(
+        self, prompt: Prompt, cache: FeatureCache | None = None
+    ) -> Generator[None, None, torch.Tensor | None]:
+        """See VideoLanguageModel.embed_pieces.
+
+        The rows of videos, which are prunable, come first, followed by those of images and of
+        separators. The tower runs on one item at a time, so that the features of an item do not
+        depend on the other items of the prompt.
+        """
+        if not prompt.items:
+            return None
+        rows = []
+        for item in prompt.items:
+            features = None if cache is None else cache.get(item.digest)
+            if features is None:
+                parts = []
+                for part in self._tower.embed_item(item):
+                    parts.append(part)
+                    yield
+                features = _joined(parts)
+                if cache is not None:
+                    cache.put(item.digest, features)
+            rows.append(features)
+        return _joined([*rows, *self._tower.embed_others(prompt)])
+
+    @torch.inference_mode()
+    def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
+        """See VideoLanguageModel.copy_rows."""
+        self._cache.copy_rows(source, slot, num_rows)
+
+    def prefill(
+        self,
+        slot: int,
+        prompt: Prompt,
+        visual: torch.Tensor | None,
+        kept: torch.Tensor | None,
+        tap: AttentionTap | None = None,
+        num_reused: int = 0,
+    ) -> Generator[torch.Tensor | None]:
+        """See VideoLanguageModel.prefill; each layer group takes a long prompt in chunks.
+
+        Groups get smaller as prompts get longer, so that the engine can close the sequence or step
+        other sequences between two pieces. One group ends at the last tapped layer. The last layer
+        is a group of its own: its keys and values are cached for all rows, but its output is
+        computed for the last row only.
+        """
+        assert tap is None or kept is None, "scores are about all visual tokens"
+        assert tap is None or bool((prompt.question_indices >= num_reused).all())
+        with torch.inference_mode():
+            hidden, rotary, added = self._prompt_rows(prompt, visual, kept, num_reused)
+            del visual  # the caller may free it from here on
+            self._begin_slot(slot, prompt, num_reused + hidden.shape[0])
+            chunks = self._chunks(slot, num_reused, hidden.shape[0])
+        num_tapped = 0 if tap is None else tap.num_layers
+        assert tap is None or 0 < num_tapped <= self.num_layers, (num_tapped, self.num_layers)
+        queries: KeptQueries = {}
+        scores: list[torch.Tensor] = []
+        # Copied before any layer is queued: a later copy would wait for the queued layers.
+        device = self.embedding.device
+        taps = []
+        if tap is not None:
+            question = scored_rows(prompt.question_indices) - num_reused
+            if not question.shape[0]:  # as there are no visual tokens
+                tap.layer_scores = torch.empty(num_tapped, 0, device=device)
+            taps = [tap_question(question, rows, queries, device) for rows, _ in chunks]
+        visual_places = to_device(prompt.visual_indices, device)
+        bounds = layer_groups(self.num_layers, num_tapped, hidden.shape[0], len(added))
+        for first, last in itertools.pairwise(bounds):
+            for index, (rows, step) in enumerate(chunks):
+                if first < num_tapped and (query_tap := taps[index]) is not None:
+                    step = replace(step, tap=query_tap)
+                if first == self.num_layers - 1:
+                    step = replace(step, wants_last_row=True)
+                with torch.inference_mode():
+                    self._run_chunk(hidden[rows], rotary[rows], step, first, last)
+                    if last <= len(added) and index == len(chunks) - 1:
+                        hidden.index_add_(0, *added[last - 1])
+                    if tap is not None and queries and index == len(chunks) - 1:
+                        score_layers(
+                            tap,
+                            queries,
+                            scores,
+                            self._cache,
+                            slot,
+                            prompt_length=prompt.length,
+                            visual=visual_places,
+                            scaling=self._stack.scaling,
+                        )
+                yield None
+        with torch.inference_mode():
+            logits = self._stack.logits(hidden[-1:])[0]
+        self._slots[slot] = _Slot(num_reused + hidden.shape[0], prompt.next_position)
+        yield logits
+
+    def _run_chunk(
+        self, hidden: torch.Tensor, rotary: torch.Tensor, step: AttentionPlan, first: int, last: int
+    ) -> None:
+        """Runs layers ``first:last`` on a chunk of a prompt, in place."""
+        output = self._stack.run(hidden, rotary, step, first, last)
+        hidden[-output.shape[0] :] = output
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        """See VideoLanguageModel.forward; raises ContextLengthError if a slot is full."""
+        placed = [self._place_rows(sequence) for sequence in plan.sequences]
+        if self._fixed is not None and self._fixed.covers(placed):
+            return self._fixed.forward(placed)
+        return self._eager.forward(placed)
+
+    def _place_rows(self, sequence: SequenceRows) -> PlacedRows:
+        """Locates a step's rows in the cache; raises ContextLengthError if the slot is full."""
+        slot = self._slots[sequence.slot]
+        num_rows = len(sequence.token_ids)
+        start = slot.prompt_length + sequence.start_index
+        if start + num_rows > self._cache.shape.capacity:
+            raise ContextLengthError(
+                f"{start + num_rows} tokens do not fit in a context of {self._cache.shape.capacity}"
+            )
+        position = slot.next_position + sequence.start_index
+        rotary = self._rotary_table[position : position + num_rows]
+        return PlacedRows(sequence.slot, start, sequence.token_ids, rotary)
+
+    def _begin_slot(self, slot: int, prompt: Prompt, num_cached: int) -> None:
+        """Prepares a slot for a prompt of ``num_cached`` cached rows; raises ContextLengthError if
+        no room is left for a completion."""
+        capacity = self._cache.shape.capacity
+        if num_cached >= capacity:
+            raise ContextLengthError(
+                f"a prompt of {num_cached} cached tokens leaves no room in a context of {capacity}"
+            )
+        self._slots.pop(slot, None)
+        self._cache.forget_slot(slot)
+        num_positions = prompt.next_position + capacity - num_cached
+        if num_positions > self._rotary_table.shape[0]:  # steps need not extend the table then
+            self._rotary_table = self._text_rotary(num_positions)
+
+    def _prompt_rows(
+        self,
+        prompt: Prompt,
+        visual: torch.Tensor | None,
+        kept: torch.Tensor | None,
+        num_reused: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
+        """Returns embeddings ``[rows, hidden]`` and rotary factors of the rows not reused, and for
+        each of the first layers the rows (int64) to which features are added behind that layer,
+        with these features."""
+        device = self.embedding.device
+        hidden = torch.embedding(self.embedding, to_device(prompt.input_ids, device))
+        width = hidden.shape[1]
+        places = torch.cat((prompt.visual_indices, prompt.other_indices))
+        if visual is not None:
+            embedded = visual[:, :width].to(hidden.dtype)
+            hidden.index_copy_(0, to_device(places, device), embedded)
+        positions = to_device(prompt.positions, device)
+        cached = cached_places(prompt, kept)
+        if cached is not None:
+            cached = cached[num_reused:]
+            there = to_device(cached, device)
+            hidden, positions = hidden[there], positions[:, there]
+        elif num_reused:
+            hidden, positions = hidden[num_reused:].clone(), positions[:, num_reused:]
+        assert hidden.shape[0] > 0, "the last row is never reused: its logits are needed"
+        added: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if visual is not None and visual.shape[1] > width:
+            if cached is None:
+                cached = torch.arange(num_reused, prompt.length)
+            is_run = torch.isin(places, cached)
+            rows = to_device(torch.searchsorted(cached, places[is_run]), device)
+            features = visual[:, width:]
+            if not is_run.all():
+                features = features[to_device(is_run.nonzero()[:, 0], device)]
+            added = [(rows, part) for part in torch.split(features.to(hidden.dtype), width, 1)]
+        return hidden, self._rotary(positions), added
+
+    def _chunks(
+        self, slot: int, num_reused: int, num_rows: int
+    ) -> list[tuple[slice, AttentionPlan]]:
+        """Cuts the ``num_rows`` rows to run into chunks, and returns each with its step."""
+        end = num_reused + num_rows
+        chunks = []
+        starts = range(num_reused, end, _CHUNK_ROWS)
+        mask = None
+        if starts[-1] > 0 and not self._eager.has_flash:
+            mask = ChunkMask(
+                self._cache, num_rows=min(_CHUNK_ROWS, num_rows), last_start=starts[-1]
+            )
+        for start in starts:
+            rows = slice(start - num_reused, min(start - num_reused + _CHUNK_ROWS, num_rows))
+            sequence = plan_sequence(
+                self._cache,
+                slot,
+                first_row=0,
+                start=start,
+                num_rows=rows.stop - rows.start,
+                groups=self._stack.groups,
+                chunk_mask=mask,
+                is_flash=self._eager.has_flash,
+            )
+            chunks.append((rows, AttentionPlan((sequence,), self._cache.dtype)))
+        return chunks
+
+    def _text_rotary(self, length: int) -> torch.Tensor:
+        """Returns rotary factors of text positions ``0:length``, which are equal on all axes."""
+        positions = torch.arange(length, device=self.embedding.device)
+        return self._rotary(positions.expand(self._num_axes, length))
+
+    def _rotary(self, positions: torch.Tensor) -> torch.Tensor:
+        """Returns DecoderStack.rotary of ``positions``, chunk by chunk: its intermediate results
+        take several times as much memory."""
+        parts = [self._stack.rotary(part) for part in torch.split(positions, _CHUNK_ROWS, 1)]
+        return _joined(parts)
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Returns the rows of all parts; the rows of a single part are not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
