@@ -15,7 +15,7 @@ def reference_scores(
 ) -> torch.Tensor:
     """Scores of the first ``num_layers`` layers, ``[num_layers, num_visual_tokens]``.
 
-    ``model`` is transformers' with Qwen2-style layers; ``inputs`` are its processor's for
+    ``model`` is transformers' with layers of Qwen2 or Qwen3; ``inputs`` are its processor's for
     ``prompt``. Every layer's whole ``[heads, length, length]`` product is computed, head by head.
     """
     qwen2: Any = importlib.import_module("transformers.models.qwen2.modeling_qwen2")
@@ -41,8 +41,10 @@ def reference_scores(
         attention = layer.self_attn
         heads = (*hidden.shape[:-1], -1, attention.head_dim)
         with torch.no_grad():
-            query = attention.q_proj(hidden).view(heads).transpose(1, 2)
-            key = attention.k_proj(hidden).view(heads).transpose(1, 2)
+            query, key = attention.q_proj(hidden).view(heads), attention.k_proj(hidden).view(heads)
+            if hasattr(attention, "q_norm"):
+                query, key = attention.q_norm(query), attention.k_norm(key)
+            query, key = query.transpose(1, 2), key.transpose(1, 2)
             query, key = qwen2.apply_rotary_pos_emb(query, key, cosines, sines)
             key = qwen2.repeat_kv(key, attention.num_key_value_groups)
             logits = (query[0] @ key[0].transpose(-1, -2)) * attention.scaling  # [heads, n, n]
