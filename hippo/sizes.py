@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from hippo.errors import InvalidRequestError
+from hippo.public_models import Tower
 
 GIB = 2**30
 
@@ -39,13 +40,6 @@ USED_SHARE = 0.9
 
 MOST_AUTO_SLOTS = 32
 """Upper limit of the number of slots with ``--slots auto``."""
-
-QUANTIZED_BITS: Mapping[str, float] = MappingProxyType(
-    # int8: a scale for each row of a weight is negligible. nf4: 64 weights share a scale of 8 bits,
-    # and 256 scales share a float32.
-    {"int8": 8.0, "nf4": 4 + 8 / 64 + 32 / (64 * 256)}
-)
-"""Bits of a weight that a service quantises at load, scales included, by ``--quantization``."""
 
 CHUNK_ROWS = 2048
 """Rows of a prompt that run through the layers in one forward."""
@@ -97,16 +91,7 @@ class ModelShape:
     num_kv_heads: int
     head_dim: int
     mlp_width: int  # of the layers that have no experts
-    vision_width: int
-    vision_mlp_width: int
-    patch_values: int  # numbers in a patch's pixels
-    patches_per_token: float
-    tokens_per_side: int  # of the grid of a frame of fixed size; 0: frames have any size
-    token_pixels: int  # side of the square that one token covers; 0: frames have a fixed size
-    token_frames: int  # frames that one token covers
-    num_separators: int = 0  # visual tokens at the end of a video, beside its grid
-    frame_text_tokens: int = 0  # most tokens of the text of a frame
-    feature_parts: int = 1  # hidden-sized parts of a visual row: more than 1 with deepstack
+    tower: Tower
     layer_bits: float | None = None  # of a layer's weight, scales included; None: not quantised
     experts: Experts | None = None
 
@@ -135,17 +120,18 @@ class ModelShape:
 
     def feature_bytes(self, num_tokens: int, *, bytes_each: int = 2) -> int:
         """Returns the bytes of the vision tower's output for a prompt of ``num_tokens``."""
-        return num_tokens * self.hidden_size * self.feature_parts * bytes_each
+        return num_tokens * self.hidden_size * self.tower.feature_parts * bytes_each
 
     def frame_bytes(self, num_tokens: int) -> int:
         """Returns the bytes of the frames that ``num_tokens`` tokens cover, as the model sees them:
         three a pixel."""
-        return round(num_tokens * self.patches_per_token * self.patch_values)
+        return round(num_tokens * self.tower.patches_per_token * self.tower.patch_values)
 
     def image_tokens(self, max_pixels: int) -> int:
         """Returns the tokens of an image for which memory is planned if the operator allows images
         and frames of ``max_pixels``; 0: the operator says nothing."""
-        return max(IMAGE_TOKENS, max_pixels // self.token_pixels**2 if self.token_pixels else 0)
+        side = self.tower.token_pixels
+        return max(IMAGE_TOKENS, max_pixels // side**2 if side else 0)
 
     def work_bytes(
         self,
@@ -166,7 +152,7 @@ class ModelShape:
         weights' and the cache's dtype.
         """
         features = self.feature_bytes(num_tokens, bytes_each=bytes_each)
-        num_patches = math.ceil(min(num_tokens, image_tokens) * self.patches_per_token)
+        num_patches = math.ceil(min(num_tokens, image_tokens) * self.tower.patches_per_token)
         vision = num_patches * self._patch_bytes(bytes_each)
         chunk = min(num_tokens, CHUNK_ROWS)
         queries = self.num_heads * self.head_dim
@@ -199,13 +185,13 @@ class ModelShape:
 
     def _patch_bytes(self, bytes_each: int) -> int:
         """Returns the bytes that a patch takes in the vision tower, including its pixels."""
-        width, mlp = self.vision_width, self.vision_mlp_width
-        if self.tokens_per_side:  # SigLIP; InternViT holds its own input as well
-            layer = bytes_each * max(5 * width + 2 * mlp, width + self.patch_values)
+        width, mlp = self.tower.width, self.tower.mlp_width
+        if self.tower.tokens_per_side:  # SigLIP; InternViT holds its own input as well
+            layer = bytes_each * max(5 * width + 2 * mlp, width + self.tower.patch_values)
         else:  # queries and keys are rotated in float32
             layer = max(width * (5 * bytes_each + 25), bytes_each * (2 * width + 3 * mlp)) + 700
-        converted = self.patch_values * (1 + 4)  # from bytes, by way of float32
-        return max(layer, converted) + self.patch_values * bytes_each
+        converted = self.tower.patch_values * (1 + 4)  # from bytes, by way of float32
+        return max(layer, converted) + self.tower.patch_values * bytes_each
 
     def num_visual_tokens(self, num_frames: int, frame_size: tuple[int, int] | None) -> int:
         """Returns the tokens of a video with the text of its frames; ``frame_size`` is a resized
@@ -213,19 +199,20 @@ class ModelShape:
 
         Raises InvalidRequestError without frames, and for a size if the model's frames are fixed.
         """
+        tower = self.tower
         if num_frames < 1:
             raise InvalidRequestError(f"a video of {num_frames} frames: at least 1 is needed")
-        if self.tokens_per_side:
+        if tower.tokens_per_side:
             if frame_size is not None:
                 raise InvalidRequestError(
                     f"{self.name} looks at every frame at one size: leave --frame-size out"
                 )
-            per_frame = self.tokens_per_side**2 + self.frame_text_tokens
-            return num_frames * per_frame + self.num_separators
+            per_frame = tower.tokens_per_side**2 + tower.frame_text_tokens
+            return num_frames * per_frame + tower.num_separators
         width, height = frame_size or (448, 448)
-        columns, rows = (max(1, round(side / self.token_pixels)) for side in (width, height))
-        per_frame = rows * columns + self.frame_text_tokens
-        return math.ceil(num_frames / self.token_frames) * per_frame
+        columns, rows = (max(1, round(side / tower.token_pixels)) for side in (width, height))
+        per_frame = rows * columns + tower.frame_text_tokens
+        return math.ceil(num_frames / tower.token_frames) * per_frame
 
     def weight_bytes(
         self, *, num_devices: int = 1, bytes_each: int = 2, packs_weights: bool = False

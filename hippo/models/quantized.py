@@ -23,7 +23,7 @@ from hippo.models.checkpoint import Checkpoint
 from hippo.models.linear import is_quantized
 from hippo.models.plan import LoadPlan
 from hippo.shapes import find_experts, quantization_settings
-from hippo.sizes import QUANTIZED_BITS, ModelShape
+from hippo.sizes import ModelShape
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +32,10 @@ _FP8_CAPABILITY = (8, 9)  # of GPUs that multiply FP8: Ada Lovelace, Hopper and 
 # Matches the name of every module that is not in a layer of the text model: the vision tower, the
 # projector and the head are never quantised at load.
 _OUTSIDE_LAYERS = r"(?!model\.language_model\.layers\.).*"
+
+# Bits of a weight that is quantised at load, scales included. int8: a scale for each row of it is
+# negligible. nf4: 64 weights share a scale of 8 bits, and 256 scales share a float32.
+_BITS = {"int8": 8.0, "nf4": 4 + 8 / 64 + 32 / (64 * 256)}
 
 _SKIP_LISTS = ("modules_to_not_convert", "llm_int8_skip_modules", "ignore")
 
@@ -61,7 +65,7 @@ class Quantization:
         """Returns the bytes of all weights; ``bytes_each`` is the item size of plain weights."""
         if self.settings is None:
             others = shape.num_parameters - shape.num_shared_parameters
-            bits = QUANTIZED_BITS[self.name]
+            bits = _BITS[self.name]
             return int(shape.num_shared_parameters * bits / 8) + others * bytes_each
         if not self.is_kept:
             return shape.num_parameters * bytes_each
