@@ -148,7 +148,9 @@ def test_frames_become_as_many_tokens_as_the_processors_make_of_them() -> None:
     assert qwen.num_visual_tokens(64, (448, 448)) == 32 * 16 * 16
     assert qwen.num_visual_tokens(64, None) == 32 * 16 * 16
     assert qwen.num_visual_tokens(63, (1288, 728)) == 32 * 46 * 26
-    assert find_shape("Qwen/Qwen3-VL-8B-Instruct").num_visual_tokens(64, None) == 32 * 14 * 14
+    assert find_shape("Qwen/Qwen3-VL-8B-Instruct").num_visual_tokens(64, None) == 32 * (
+        14 * 14 + 12
+    )
     assert llava.num_visual_tokens(32, None) == 32 * 14 * 14 + 1
     assert find_shape(INTERNVL_38B).num_visual_tokens(32, None) == 32 * (16 * 16 + 10)
     with pytest.raises(InvalidRequestError, match="at one size"):

@@ -107,7 +107,7 @@ def test_internvls_towers_take_what_is_computed_and_little_less(name: str, tmp_p
     folder = write_hub_form(tmp_path / "model", name)
     model = load_model(LoadPlan(str(folder), dtype="float32", max_context_length=2048))
     peak, num_tokens = measured(model, "what?", clip(num_frames=4, size=448))
-    assert peak <= computed(folder, num_tokens, "float32") <= 1.2 * peak
+    assert peak <= computed(folder, num_tokens, "float32") <= 1.25 * peak
 
 
 def test_experts_take_no_more_than_is_computed(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_the_public_model_has_as_many_parameters_as_transformers_builds() -> Non
     config = transformers.Qwen3VLMoeConfig(
         text_config=dict(public["text_config"]),
         vision_config={**public["vision_config"], "num_heads": 16, "out_hidden_size": 2048},
-        tie_word_embeddings=public["tie_word_embeddings"],
+        tie_word_embeddings=public["text_config"]["tie_word_embeddings"],
     )
     with torch.device("meta"):
         model = transformers.Qwen3VLMoeForConditionalGeneration(config)
