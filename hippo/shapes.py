@@ -97,10 +97,11 @@ def _shape(name: str, config: Mapping[str, Any]) -> ModelShape:
         each = 3 * width * experts.width
         products += experts.num_layers * experts.num_experts * each
         routers = experts.num_layers * experts.num_experts * width
-    if kind.startswith("qwen3"):  # norms of queries and keys
-        others = 2 * head_dim + 2 * width
-    else:  # biases of queries, keys and values
-        others = head_dim * (num_heads + 2 * num_kv_heads) + 2 * width
+    others = 2 * width  # norms, and below norms of heads, and biases of queries, keys and values
+    if kind.startswith("qwen3"):
+        others += 2 * head_dim
+    elif kind.startswith(("qwen2", "llava_onevision", "internvl")):  # Qwen2 if nothing else is said
+        others += head_dim * (num_heads + 2 * num_kv_heads)
     embeddings = text["vocab_size"] * width * (1 if is_tied else 2)
     tower = TOWERS[config["model_type"]](config["vision_config"], width)
     return ModelShape(

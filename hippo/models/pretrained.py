@@ -154,8 +154,9 @@ def _read_configuration(transformers: Any, checkpoint: Checkpoint) -> tuple[Any,
 def _context_limit(name: str, text: Any, given: int | None) -> int:
     """Returns the most tokens of a sequence that the checkpoint allows; raises ModelLoadError if
     the context given is longer than its sliding window."""
-    kinds = getattr(text, "layer_types", ())
-    window: int = text.sliding_window if "sliding_attention" in kinds else 0
+    kinds = getattr(text, "layer_types", None)
+    has_windows = kinds is None or "sliding_attention" in kinds
+    window: int = (getattr(text, "sliding_window", None) or 0) if has_windows else 0
     if given is not None and 0 < window < given:
         raise ModelLoadError(
             f"{name}: its layers attend over a sliding window of {window} tokens, which is not "

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from hippo.models import placement
 from hippo.models.linear import has_half_linear
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
+from hippo.models.pretrained import _context_limit
 from hippo.pair import check_pair
 from tests.support.checkpoints import write_checkpoint
 from tests.support.reference import clip, prefill, prepare, step, user
@@ -156,6 +158,15 @@ def test_end_tokens_fall_back_to_the_tokenizers(copy: Path) -> None:
     (copy / "generation_config.json").unlink()
     change_config(copy, text_config=_without(copy, "eos_token_id"))
     assert load_model(LoadPlan(str(copy), max_context_length=64)).info.end_token_ids == (262,)
+
+
+def test_a_window_counts_where_the_configuration_does_not_list_the_layers() -> None:
+    text = SimpleNamespace(sliding_window=128, max_position_embeddings=4096)  # Mistral's form
+    assert _context_limit("m", text, None) == _context_limit("m", text, 128) == 128
+    with pytest.raises(ModelLoadError, match="sliding window of 128 tokens"):
+        _context_limit("m", text, 129)
+    text.layer_types = ["full_attention"]
+    assert _context_limit("m", text, None) == 4096
 
 
 def _without(folder: Path, key: str) -> dict[str, object]:
