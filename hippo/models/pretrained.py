@@ -153,7 +153,8 @@ def _read_configuration(transformers: Any, checkpoint: Checkpoint) -> tuple[Any,
 
 def _context_limit(name: str, text: Any, given: int | None) -> int:
     """Returns the most tokens of a sequence that the checkpoint allows; raises ModelLoadError if
-    the context given is longer than its sliding window."""
+    the context given is longer than its sliding window, or than what it was trained on if all
+    positions would then be rotated in another way."""
     kinds = getattr(text, "layer_types", None)
     has_windows = kinds is None or "sliding_attention" in kinds
     window: int = (getattr(text, "sliding_window", None) or 0) if has_windows else 0
@@ -164,6 +165,12 @@ def _context_limit(name: str, text: Any, given: int | None) -> int:
         )
     trained: int = text.max_position_embeddings
     if given is not None and given > trained:
+        if text.rope_parameters.get("rope_type") == "dynamic":
+            raise ModelLoadError(
+                f"{name}: its rotary positions ('dynamic') change with the length of a sequence of "
+                f"more than {trained} tokens, which is not supported: set --max-context-length to "
+                f"at most {trained}"
+            )
         _log.warning(
             "%s was trained on %d tokens; the context of %d allows longer prompts, and answers to "
             "them may be wrong",

@@ -147,6 +147,7 @@ def test_as_many_frames_as_fit_with_their_text(internvl: VideoLanguageModel) -> 
 
 
 Change = Callable[[dict[str, Any]], object]
+ROTARY = {"rope_theta": 10000.0, "factor": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -161,6 +162,13 @@ Change = Callable[[dict[str, Any]], object]
             "config.json",
             lambda config: config["text_config"].update(model_type="qwen3_moe"),
             "language model is a 'qwen3_moe'",
+        ),
+        (
+            "config.json",
+            lambda config: config["text_config"].update(
+                max_position_embeddings=255, rope_parameters={**ROTARY, "rope_type": "dynamic"}
+            ),
+            r"rotary positions \('dynamic'\) .* at most 255",
         ),
         (
             "config.json",
