@@ -16,9 +16,9 @@ from hippo.types import FramePlan, Media, MediaKind, ModelInfo, OpenRequest, Tex
 
 # vLLM's default for frames sent one by one: one frame per second.
 DEFAULT_LISTED_FPS = 1.0
-# Upper bounds of what a chat template of the two families adds to the text: once, for each message,
-# and for each item beside its visual tokens. Qwen2.5-VL's adds 14 (the default system message and
-# the generation prompt), 5 and 2; LLaVA-OneVision's 3, 5 and 1.
+# Upper bounds of what a family's chat template adds to the text: once, for each message, and for
+# each item beside its visual tokens and the text of its frames. Qwen2.5-VL's adds 14 (the default
+# system message and the generation prompt), 5 and 2; LLaVA-OneVision's 3, 5 and 1.
 TEMPLATE_TOKENS, MESSAGE_TOKENS, ITEM_TOKENS = 16, 6, 3
 
 

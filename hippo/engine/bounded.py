@@ -55,7 +55,7 @@ class VisionCache(BoundedCache[bytes, torch.Tensor]):
     """Caches the vision tower's output by content, so that a second question about a clip does
     not run the vision tower again. Only the device thread uses the cache.
 
-    SHA-256 of pixels and grid  ──►  features [num_tokens, hidden], on the model's device
+    SHA-256 of pixels and grid  ──►  features [num_tokens, width], on the model's device
     """
 
     def __init__(self, max_bytes: int) -> None:

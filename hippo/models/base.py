@@ -134,7 +134,7 @@ class FeatureCache(Protocol):
     """A cache of the vision tower's outputs by content; only the device thread uses it."""
 
     def get(self, digest: bytes, /) -> torch.Tensor | None:
-        """Returns the features ``[num_tokens, hidden]`` of an item, read-only, or None."""
+        """Returns the features ``[num_tokens, width]`` of an item, read-only, or None."""
 
     def put(self, digest: bytes, features: torch.Tensor, /) -> None:
         """Stores the features of an item; the caller must not change them afterwards."""

@@ -47,7 +47,8 @@ class VisionTower(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The parts that are particular to a model family with a Qwen2-style language model.
+    """The parts that are particular to a model family with a language model of Qwen2's or Qwen3's
+    layers.
 
     ``check_configuration`` raises ModelLoadError for an unsupported checkpoint or plan before the
     weights are read; ``make_tower`` may raise ModelLoadError after that.

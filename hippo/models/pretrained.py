@@ -79,7 +79,8 @@ def load_pretrained(
     progress: Progress,
     shards: Shards | None,
 ) -> Pretrained:
-    """Loads a checkpoint as ``transformers.<architecture>``, whose text model is Qwen2-style.
+    """Loads a checkpoint as ``transformers.<architecture>``, whose text model has Qwen2's or
+    Qwen3's layers.
 
     With ``shards`` this process is one of several ranks and loads its part of layers and cache.
     Raises ModelLoadError.

@@ -46,7 +46,7 @@ class _PatchProduct(torch.nn.Module):
 
 
 def speed_up_vision(visual: Any, make_linear: MakeLinear) -> None:
-    """Replaces the products in a Qwen2.5-VL vision tower, in place.
+    """Replaces the products in a Qwen-VL vision tower, in place.
 
     The patch embedding is a three-dimensional convolution whose stride equals its kernel. The
     equivalent product of flattened patches with a matrix takes a small part of the time.
