@@ -29,6 +29,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2.5-vl, steps of fixed shape": ("target_checkpoint", {"exact_rows": 8}),
     "llava-onevision": ("llava_checkpoint", {}),
     "qwen3-vl with experts": ("experts_checkpoint", {}),
+    "internvl": ("internvl_checkpoint", {}),
 }
 FLASH = "qwen2.5-vl, without masks"
 SAMPLING = (
