@@ -89,4 +89,5 @@ def layer_groups(num_layers: int, num_tapped: int, num_rows: int, num_added: int
     num_groups = min(LEAST_LAYER_GROUPS * -(-num_rows // _GROUP_ROWS), num_layers)
     num_groups = max(num_groups, LEAST_LAYER_GROUPS)
     bounds = {round(num_layers * i / num_groups) for i in range(num_groups)}
-    return sorted(bounds | {*range(num_added + 1), num_tapped, num_layers - 1, num_layers})
+    first = range(min(num_added, num_layers) + 1)  # shallow models have fewer layers than features
+    return sorted(bounds | {*first, num_tapped, num_layers - 1, num_layers})

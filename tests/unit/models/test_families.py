@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,8 +11,12 @@ from hypothesis import strategies as st
 
 from hippo.errors import ContextLengthError, InvalidRequestError
 from hippo.models.base import DecodedMedia, Prompt, SequenceRows, StepPlan, VideoLanguageModel
+from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
 from hippo.types import ChatMessage, MediaKind
+from tests.support.checkpoints import write_checkpoint
 from tests.support.reference import (
+    Reference,
     arranged,
     assert_close,
     clip,
@@ -188,3 +194,10 @@ def test_messages_that_do_not_fit_the_media_are_refused(
 ) -> None:
     with pytest.raises(InvalidRequestError, match=said):
         prepare(held.model, messages, clip())
+
+
+def test_features_for_more_layers_than_there_are_are_ignored(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "tiny", family="qwen3_vl", num_layers=1)
+    model = load_model(LoadPlan(str(folder), dtype="float32", max_context_length=512))
+    prompt = prepare(model, user(0, QUESTION), clip())
+    assert_close(prefill(model, 0, prompt), Reference(folder).recompute(prompt, None, ())[0])
