@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 IGNORE = -100
 IntArray = npt.NDArray[np.int64]
+Grid = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Size:
     max_objects: int = 6
 
     @property
-    def grid(self) -> tuple[int, int, int]:
+    def grid(self) -> Grid:
         """Merged tokens along time, height and width."""
         side = pixels.PATCH * pixels.MERGE
         return self.num_frames // pixels.TEMPORAL_PATCH, self.height // side, self.width // side
@@ -85,9 +86,15 @@ class Batch:
 
 
 class Encoder:
-    """Encodes conversations to the same ids as the chat template."""
+    """Encodes conversations to the same ids as the chat template.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, ids: SpecialIds) -> None:
+    With `is_timed`, each frame pair of a clip stands behind its time, as in Qwen3-VL.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, ids: SpecialIds, *, is_timed: bool = False
+    ) -> None:
+        self.is_timed = is_timed
         self._backend: Any = tokenizer.backend_tokenizer
         self._cache: dict[str, list[int]] = {}
         self.special = ids
@@ -102,16 +109,34 @@ class Encoder:
             self._cache[text] = self._backend.encode(text, add_special_tokens=False).ids
         return self._cache[text]
 
+    def clip_ids(self, grid: Grid) -> list[int]:
+        """Returns the ids of a clip: a run of visual tokens, or one for each frame pair."""
+        time, rows, cols = grid
+        if not self.is_timed:
+            return self._run(time * rows * cols)
+        ids: list[int] = []
+        for second in range(time):
+            # Of two frames a second, half a second apart.
+            ids += [*self.text_ids(f"<{second + 0.25:.1f} seconds>"), *self._run(rows * cols)]
+        return ids
+
+    def _run(self, count: int) -> list[int]:
+        special = self.special
+        return [special.vision_start, *[special.video_pad] * count, special.vision_end]
+
     def conversation(
         self,
         exchanges: Sequence[Exchange],
         *,
-        num_visual: int,
+        grid: Grid | None,
         is_video_first: bool = True,
         system: str | None = None,
         open_end: bool = False,
     ) -> tuple[list[int], list[bool]]:
-        """Returns ids, and whether each is the assistant's; `open_end` omits the last answer."""
+        """Returns ids, and whether each is the assistant's; `open_end` omits the last answer.
+
+        grid: the merged tokens along time, height and width of the clip, if there is one.
+        """
         special = self.special
         ids: list[int] = []
         said: list[bool] = []
@@ -124,8 +149,7 @@ class Encoder:
         if system is not None:
             add([self.im_start, *self.text_ids(f"system\n{system}"), special.im_end, *newline])
         for turn, exchange in enumerate(exchanges):
-            clip = [special.vision_start, *[special.video_pad] * num_visual, special.vision_end]
-            clip = clip if turn == 0 and num_visual else []
+            clip = self.clip_ids(grid) if turn == 0 and grid is not None else []
             if clip and is_video_first:
                 body = [*self.text_ids("user\n"), *clip, *self.text_ids(exchange.question)]
             else:
@@ -144,7 +168,7 @@ def answered_rows(
     questions: Sequence[str],
     answers: Sequence[list[int]],
     *,
-    num_visual: int,
+    grid: Grid,
     is_video_first: bool,
 ) -> list[tuple[list[int], list[bool]]]:
     """Returns a conversation for each question with the ids of its answer, for ``pack``."""
@@ -152,7 +176,7 @@ def answered_rows(
     for question, answer in zip(questions, answers, strict=True):
         prompt, said = encoder.conversation(
             [Exchange("", question, "")],
-            num_visual=num_visual,
+            grid=grid,
             is_video_first=is_video_first,
             open_end=True,
         )
@@ -160,30 +184,28 @@ def answered_rows(
     return rows
 
 
-def positions_of(
-    ids: IntArray, grid: tuple[int, int, int], video_pad: int, interval: int = 2
-) -> IntArray:
-    """Returns the M-RoPE positions [3, length] of a row with at most one clip."""
-    length = len(ids)
-    out = np.empty((3, length), np.int64)
-    where = np.flatnonzero(ids == video_pad)
-    if not len(where):
-        out[:] = np.arange(length)
-        return out
-    start, end = int(where[0]), int(where[-1]) + 1
-    time, rows, cols = grid
-    assert end - start == time * rows * cols
-    out[:, :start] = np.arange(start)
-    places = np.stack(
-        np.meshgrid(np.arange(time) * interval, np.arange(rows), np.arange(cols), indexing="ij")
-    )
-    out[:, start:end] = start + places.reshape(3, -1)
-    out[:, end:] = start + max(rows, cols) + np.arange(length - end)
+def positions_of(ids: IntArray, grid: Grid, video_pad: int, interval: int = 2) -> IntArray:
+    """Returns the M-RoPE positions [3, length] of a row with at most one clip; a run of visual
+    tokens has one or more frame pairs."""
+    _, rows, cols = grid
+    out = np.empty((3, len(ids)), np.int64)
+    edges = np.flatnonzero(np.diff(ids == video_pad, prepend=False, append=False))
+    end = first = 0  # the place behind the last run, and its position
+    for start, following in edges.reshape(-1, 2).tolist():
+        out[:, end:start] = first + np.arange(start - end)
+        first, end = first + start - end, following
+        time = (end - start) // (rows * cols)
+        places = np.meshgrid(
+            np.arange(time) * interval, np.arange(rows), np.arange(cols), indexing="ij"
+        )
+        out[:, start:end] = first + np.stack(places).reshape(3, -1)
+        first += max(rows, cols)
+    out[:, end:] = first + np.arange(len(ids) - end)
     return out
 
 
 def pack(
-    rows: Sequence[tuple[list[int], list[bool]]], grid: tuple[int, int, int], special: SpecialIds
+    rows: Sequence[tuple[list[int], list[bool]]], grid: Grid, special: SpecialIds
 ) -> Sequences:
     """Pads the conversations on the right and adds labels and positions."""
     length = -(-max(len(ids) for ids, _ in rows) // 16) * 16
@@ -245,14 +267,14 @@ def sample_batch(recipe: Recipe, encoder: Encoder, seed: int, index: int) -> Bat
             and rng.random() < recipe.talk_share
         ):
             talk = texts.SMALL_TALK[int(rng.integers(len(texts.SMALL_TALK)))]
-            rows.append(encoder.conversation([talk], num_visual=0))
+            rows.append(encoder.conversation([talk], grid=None))
             continue
         scene = sample_scene(recipe, size, rng)
         clips.append(pixels.augment(world.render(scene, clip_times(size, rng)), rng))
         rows.append(
             encoder.conversation(
                 _choose_exchanges(plan, scene, rng),
-                num_visual=size.num_visual,
+                grid=size.grid,
                 is_video_first=bool(rng.random() < 0.6),
                 system=str(rng.choice(SYSTEMS)) if rng.random() < 0.15 else None,
             )

@@ -115,9 +115,7 @@ def _as_batch(
     answers: list[list[int]],
     is_video_first: bool,
 ) -> Batch:
-    rows = answered_rows(
-        encoder, questions, answers, num_visual=size.num_visual, is_video_first=is_video_first
-    )
+    rows = answered_rows(encoder, questions, answers, grid=size.grid, is_video_first=is_video_first)
     return Batch(size, frames, pack(rows, size.grid, encoder.special), None)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from demo.models import SpecialIds
+from demo import pixels
+from demo.models import Family, SpecialIds
 from hippo.models._torchvision import ensure_torchvision
 
 if TYPE_CHECKING:
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
 
 MODELS = Path(__file__).parent / "models"
 FRAMES_PER_SECOND = 2.0
+PROCESSORS: Mapping[Family, tuple[str, str]] = {
+    "qwen2_5_vl": ("Qwen2_5_VLProcessor", "Qwen2VLVideoProcessor"),
+    "qwen3_vl": ("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
+}
 MIN_PIXELS, MAX_PIXELS = 56 * 56, 28 * 28 * 768
 
 
@@ -35,12 +41,18 @@ def export(
         do_sample=False, eos_token_id=[ids.im_end, ids.end_of_text], pad_token_id=ids.end_of_text
     )
     copy.save_pretrained(str(folder))
-    size = {"shortest_edge": MIN_PIXELS, "longest_edge": MAX_PIXELS}
-    processor = hf.Qwen2_5_VLProcessor(
-        image_processor=hf.Qwen2VLImageProcessor(size=size),
+    settings: dict[str, Any] = {
+        "size": {"shortest_edge": MIN_PIXELS, "longest_edge": MAX_PIXELS},
+        "patch_size": pixels.PATCH,
+        "image_mean": list(pixels.MEAN),
+        "image_std": list(pixels.STD),
+    }
+    name, videos = PROCESSORS[inner.config.model_type]
+    processor = getattr(hf, name)(
+        image_processor=hf.Qwen2VLImageProcessor(**settings),
         tokenizer=tokenizer,
-        video_processor=hf.Qwen2VLVideoProcessor(
-            size=size, do_sample_frames=True, fps=FRAMES_PER_SECOND, cap_pixels_per_frame=False
+        video_processor=getattr(hf, videos)(
+            **settings, do_sample_frames=True, fps=FRAMES_PER_SECOND, cap_pixels_per_frame=False
         ),
         chat_template=tokenizer.chat_template,
     )

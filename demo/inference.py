@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from demo.batches import Encoder, IntArray, answered_rows, keep_some, pack
 from demo.fast import language_hidden
-from demo.language import visual_features
+from demo.language import visual_features, with_features
 from demo.texts import Exchange
 from demo.tokenizer import special_ids
 from hippo.models._torchvision import ensure_torchvision
@@ -44,11 +44,13 @@ class Asked:
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Loaded:
     """Loads a checkpoint folder with transformers."""
     ensure_torchvision()
-    from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
+    from transformers import AutoModelForImageTextToText, AutoTokenizer
 
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(folder))
-    model: Any = Qwen2_5_VLForConditionalGeneration.from_pretrained(str(folder), dtype=dtype)
-    return Loaded(model.eval(), tokenizer, Encoder(tokenizer, special_ids(tokenizer)))
+    model: Any = AutoModelForImageTextToText.from_pretrained(str(folder), dtype=dtype)
+    is_timed = model.config.model_type == "qwen3_vl"
+    encoder = Encoder(tokenizer, special_ids(tokenizer), is_timed=is_timed)
+    return Loaded(model.eval(), tokenizer, encoder)
 
 
 def grid_of(frames: npt.NDArray[np.uint8]) -> tuple[int, int, int]:
@@ -74,11 +76,10 @@ def greedy(
     inner: Any = loaded.model
     encoder, special = loaded.encoder, loaded.encoder.special
     grid = grid_of(asked.frames)
-    num_visual = grid[0] * grid[1] * grid[2]
     rows = [
         encoder.conversation(
             [Exchange("", question, "")],
-            num_visual=num_visual,
+            grid=grid,
             is_video_first=is_video_first,
             open_end=True,
         )
@@ -89,22 +90,25 @@ def greedy(
     sequences = pack(rows, grid, special)
     ids = torch.from_numpy(sequences.ids[:, :length])
     positions = torch.from_numpy(sequences.positions[:, :, :length])
-    next_position = (
-        positions.amax(dim=(0, 2)) if num_visual == 0 else positions[:, :, -1].amax(dim=0)
-    )
+    next_position = positions[:, :, -1].amax(dim=0)
     features = visual_features(inner.model.visual, torch.from_numpy(asked.frames))
     language = inner.model.language_model
-    embeds = language.embed_tokens(ids).masked_scatter(
-        (ids == special.video_pad)[..., None], features
-    )
+    embeds = with_features(language, ids, features, special.video_pad)
+    is_visual = ids == special.video_pad
     if keep is not None:
         chosen = keep_some(sequences, keep, special.video_pad, np.random.default_rng(seed))
         select = torch.from_numpy(chosen[:, chosen[0] < length])
+        is_visual = is_visual.gather(1, select)
         embeds = embeds.gather(1, select[..., None].expand(-1, -1, embeds.shape[-1]))
         positions = positions.gather(2, select.expand(3, -1, -1))
     answers: list[list[int]] = [[] for _ in rows]
     running = [True] * len(rows)
     cache: Any = None
+    embeds, *deep = embeds.split(language.config.hidden_size, dim=-1)
+    deepstack = {
+        "visual_pos_masks": is_visual,
+        "deepstack_visual_embeds": [part[is_visual] for part in deep],
+    }
     for _ in range(max_new_tokens):
         mask = torch.ones(
             len(rows), embeds.shape[1] + (cache.get_seq_length() if cache is not None else 0)
@@ -115,6 +119,7 @@ def greedy(
             attention_mask=mask.long(),
             past_key_values=cache,
             use_cache=True,
+            **(deepstack if deep and cache is None else {}),
         )
         cache = out.past_key_values
         logits = functional.linear(out.last_hidden_state[:, -1], inner.lm_head.weight)
@@ -153,7 +158,7 @@ def greedy_along(
         encoder,
         asked.questions,
         answers,
-        num_visual=grid[0] * grid[1] * grid[2],
+        grid=grid,
         is_video_first=is_video_first,
     )
     sequences = pack(rows, grid, special)
@@ -161,9 +166,7 @@ def greedy_along(
     positions = torch.from_numpy(sequences.positions)
     features = visual_features(inner.model.visual, torch.from_numpy(asked.frames))
     language = inner.model.language_model
-    embeds: Tensor = language.embed_tokens(ids).masked_scatter(
-        (ids == special.video_pad)[..., None], features
-    )
+    embeds = with_features(language, ids, features, special.video_pad)
     if keep is not None:
         select = torch.from_numpy(
             keep_some(sequences, keep, special.video_pad, np.random.default_rng(seed))

@@ -57,7 +57,7 @@ GROWN = Recipe("grown", _mixed(0.65), tokens=4000, talk_share=0.03, stream=8)
 
 
 def visual_features(visual: nn.Module, frames: Tensor) -> Tensor:
-    """Returns the visual tokens [batch, num_visual, hidden] of clips of equal size.
+    """Returns the visual tokens of clips of equal size, as tower_features does for a frame pair.
 
     frames: uint8 [batch, num_frames, height, width, 3].
     """
@@ -68,12 +68,23 @@ def visual_features(visual: nn.Module, frames: Tensor) -> Tensor:
     return features.reshape(batch, pairs * features.shape[1], -1)
 
 
+def with_features(language: nn.Module, ids: Tensor, features: Tensor, video_pad: int) -> Tensor:
+    """Returns input embeddings in the dtype of `features`, [batch, length, columns of `features`].
+
+    The columns of deepstack are zero where there is text.
+    """
+    inner: Any = language
+    embeds = inner.embed_tokens(ids).to(features.dtype)
+    embeds = functional.pad(embeds, (0, features.shape[-1] - embeds.shape[-1]))
+    return embeds.masked_scatter((ids == video_pad)[..., None], features)
+
+
 def embed(
     model: nn.Module, batch: Batch, video_pad: int, dtype: torch.dtype = torch.bfloat16
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns input embeddings, positions and labels of the tokens that the model sees.
 
-    Their shapes are [batch, length, hidden], [3, batch, length] and [batch, length].
+    Their shapes are [batch, length, hidden and columns of deepstack], [3, batch, length] and [batch, length].
     """
     inner: Any = model
     with (
@@ -84,8 +95,7 @@ def embed(
     sequences = batch.sequences
     ids = torch.from_numpy(sequences.ids)
     labels, positions = torch.from_numpy(sequences.labels), torch.from_numpy(sequences.positions)
-    embeds = inner.model.language_model.embed_tokens(ids).to(dtype)
-    embeds = embeds.masked_scatter((ids == video_pad)[..., None], features.to(embeds.dtype))
+    embeds = with_features(inner.model.language_model, ids, features.to(dtype), video_pad)
     if batch.select is not None:
         select = torch.from_numpy(batch.select)
         embeds = embeds.gather(1, select[..., None].expand(-1, -1, embeds.shape[-1]))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from demo import distill, export, growth, language, models, tokenizer, tower
+from demo import distill, export, growth, language, models, qwen3, tokenizer, tower
 from demo.batches import Encoder
 from demo.inference import Loaded
 
@@ -43,8 +43,9 @@ On two cores, target and draft stages can run in parallel:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The folder, seed and settings of a training run."""
+    """The family, folder, seed and settings of a training run."""
 
+    family: models.Family
     folder: Path
     seed: int
     render_core: int | None
@@ -52,9 +53,8 @@ class Run:
     def state(self, name: str) -> dict[str, Any]:
         """Returns the saved state of a finished stage. Raises SystemExit if it has not run."""
         if not (self.folder / f"{name}.done").exists():
-            raise SystemExit(
-                f"stage {name!r} has not been run: python -m demo.train --stages {name}"
-            )
+            command = f"python -m demo.train --family {self.family} --stages {name}"
+            raise SystemExit(f"stage {name!r} has not been run: {command}")
         state: dict[str, Any] = torch.load(self.folder / f"{name}.pt", weights_only=False)
         return state
 
@@ -209,6 +209,10 @@ STAGES: dict[str, Callable[[Run], None]] = {
     "draft": run_draft,
     "export": run_export,
 }
+FAMILIES: Mapping[models.Family, Mapping[str, Callable[[Run], None]]] = {
+    "qwen2_5_vl": STAGES,
+    "qwen3_vl": qwen3.STAGES,
+}
 
 
 def main() -> None:
@@ -219,11 +223,17 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--run", type=Path, default=Path(".demo-train"), help="folder for the training state"
+        "--family",
+        choices=FAMILIES,
+        default="qwen2_5_vl",
+        help="of the models; qwen3_vl is made from the bundled pair (default: qwen2_5_vl)",
     )
     parser.add_argument(
-        "--stages", default=",".join(STAGES), help="which stages to run, in order (default: all)"
+        "--run",
+        type=Path,
+        help="folder for the training state (default: .demo-train/FAMILY)",
     )
+    parser.add_argument("--stages", help="which stages to run, in order (default: all)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="torch threads of this process")
     parser.add_argument(
@@ -231,13 +241,15 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    run = Run(arguments.run, arguments.seed, arguments.render_core)
-    names = arguments.stages.split(",")
-    unknown = [name for name in names if name not in STAGES]
+    family, stages = arguments.family, FAMILIES[arguments.family]
+    folder = arguments.run or Path(".demo-train") / family
+    run = Run(family, folder, arguments.seed, arguments.render_core)
+    names = arguments.stages.split(",") if arguments.stages else list(stages)
+    unknown = [name for name in names if name not in stages]
     if unknown:
-        parser.error(f"unknown stage {unknown[0]!r}; choose from {', '.join(STAGES)}")
+        parser.error(f"unknown stage {unknown[0]!r} of {family}; choose from {', '.join(stages)}")
     for name in names:
-        STAGES[name](run)
+        stages[name](run)
 
 
 if __name__ == "__main__":

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen2VLVideoProcessor
+from transformers import PreTrainedTokenizerBase, Qwen2VLVideoProcessor
 from transformers.video_utils import VideoMetadata
 
-from demo import batches, clips, growth, language, models, pixels
+from demo import batches, clips, export, growth, language, models, pixels, tokenizer
 from demo.batches import Batch, Encoder
 from demo.fast import tower_features
 from demo.language import answer_logits
+from demo.texts import Exchange
+from hippo.models.base import DecodedMedia
+from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
+from hippo.types import ChatMessage, FramePlan, MediaKind, MediaPart, TextPart
 
-SHAPE = models.DemoShape(num_layers=2, vocab_size=512)
+
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
+def shape(request: pytest.FixtureRequest) -> models.DemoShape:
+    """A small model of each family."""
+    return models.DemoShape(num_layers=2, vocab_size=512, family=request.param)
+
+
+@pytest.fixture(scope="module")
+def encoder(trained: PreTrainedTokenizerBase, shape: models.DemoShape) -> Encoder:
+    """The encoder of the family's prompts."""
+    is_timed = shape.family == "qwen3_vl"
+    return Encoder(trained, tokenizer.special_ids(trained), is_timed=is_timed)
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +76,11 @@ def test_frames_are_sampled_as_the_processor_samples_them(frame_rate: int) -> No
     assert own.ravel().tolist() == indices.tolist()
 
 
-def test_the_tower_and_the_whole_forward_equal_transformers(encoder: Encoder, batch: Batch) -> None:
+def test_the_tower_and_the_whole_forward_equal_transformers(
+    shape: models.DemoShape, encoder: Encoder, batch: Batch
+) -> None:
     torch.manual_seed(0)
-    model = models.build(SHAPE, encoder.special)
+    model = models.build(shape, encoder.special)
     pad = encoder.special.video_pad
     with torch.no_grad():
         logits, _ = answer_logits(model, batch, pad, torch.float32)
@@ -74,8 +95,9 @@ def test_the_tower_and_the_whole_forward_equal_transformers(encoder: Encoder, ba
             own = tower_features(model.model.visual, patches, rows, cols).flatten(0, 1)
             theirs = model.model.visual(
                 inputs["pixel_values_videos"], grid_thw=inputs["video_grid_thw"]
-            ).pooler_output
-            assert torch.allclose(own, theirs, atol=1e-5)
+            )
+            columns = [theirs.pooler_output, *getattr(theirs, "deepstack_features", ())]
+            assert torch.allclose(own, torch.cat(columns, dim=1), atol=1e-5)
             out = model(input_ids=ids, mm_token_type_ids=(ids == pad).int() * 2, **inputs).logits[0]
             places = torch.from_numpy(batch.sequences.labels[row, : ids.shape[1]]) >= 0
             end = start + int(places.sum())
@@ -83,8 +105,10 @@ def test_the_tower_and_the_whole_forward_equal_transformers(encoder: Encoder, ba
             start = end
 
 
-def test_positions_equal_the_models_own(encoder: Encoder, batch: Batch) -> None:
-    model = models.build(SHAPE, encoder.special)
+def test_positions_equal_the_models_own(
+    shape: models.DemoShape, encoder: Encoder, batch: Batch
+) -> None:
+    model = models.build(shape, encoder.special)
     for row, length in enumerate(batch.sequences.lengths.tolist()):
         ids = torch.from_numpy(batch.sequences.ids[row : row + 1, :length])
         positions, _ = model.model.get_rope_index(
@@ -97,12 +121,12 @@ def test_positions_equal_the_models_own(encoder: Encoder, batch: Batch) -> None:
 
 
 def test_dropped_tokens_leave_the_others_positions_as_they_were(
-    encoder: Encoder, batch: Batch
+    shape: models.DemoShape, encoder: Encoder, batch: Batch
 ) -> None:
     pad = encoder.special.video_pad
     rng = np.random.default_rng(0)
     select = batches.keep_some(batch.sequences, 7, pad, rng)
-    model = models.build(SHAPE, encoder.special)
+    model = models.build(shape, encoder.special)
     thinned = Batch(batch.size, batch.frames, batch.sequences, select)
     embeds, positions, labels = language.embed(model, thinned, pad, torch.float32)
     whole, all_positions, all_labels = language.embed(model, batch, pad, torch.float32)
@@ -115,7 +139,7 @@ def test_dropped_tokens_leave_the_others_positions_as_they_were(
 
 def test_a_grown_model_computes_the_same(encoder: Encoder, batch: Batch) -> None:
     torch.manual_seed(0)
-    shallow = models.build(SHAPE, encoder.special)
+    shallow = models.build(models.DemoShape(num_layers=2, vocab_size=512), encoder.special)
     deep = growth.grow(shallow, models.DemoShape(num_layers=5, vocab_size=512), encoder.special)
     pad = encoder.special.video_pad
     with torch.no_grad():
@@ -123,3 +147,37 @@ def test_a_grown_model_computes_the_same(encoder: Encoder, batch: Batch) -> None
         after, _ = answer_logits(deep, batch, pad, torch.float32)
     assert torch.allclose(before, after, atol=1e-5)
     assert growth.depth_map(2, 5) == [0, None, 1, None, None]
+
+
+@pytest.mark.parametrize("is_video_first", [True, False])
+def test_an_exported_model_sees_in_hippo_what_it_was_trained_on(
+    trained: Any,
+    shape: models.DemoShape,
+    encoder: Encoder,
+    batch: Batch,
+    is_video_first: bool,
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    model = models.build(shape, encoder.special)
+    export.export(model, trained, encoder.special, tmp_path)
+    served = load_model(LoadPlan(str(tmp_path), dtype="float32"))
+    frames = torch.from_numpy(batch.frames[0])
+    seconds = tuple(place / 2 for place in range(len(frames)))
+    parts: tuple[MediaPart | TextPart, ...] = (MediaPart(0), TextPart("What is it?"))
+    message = ChatMessage("user", parts if is_video_first else parts[::-1])
+    media = [DecodedMedia(MediaKind.VIDEO, frames, seconds, 2.0)]
+    prompt = served.prepare_prompt([message], media, FramePlan())
+    row = encoder.conversation(
+        [Exchange("", "What is it?", "")],
+        grid=batch.size.grid,
+        is_video_first=is_video_first,
+        open_end=True,
+    )
+    assert prompt.input_ids.tolist() == row[0]
+    own = batches.positions_of(np.array(row[0]), batch.size.grid, encoder.special.video_pad)
+    assert np.array_equal(prompt.positions.numpy(), own)
+    features = language.visual_features(
+        model.to(torch.bfloat16).float().model.visual, torch.from_numpy(batch.frames[:1])
+    )
+    assert torch.allclose(served.embed_visual(prompt), features[0], atol=1e-4)

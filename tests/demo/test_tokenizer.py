@@ -38,7 +38,7 @@ def test_a_conversation_is_encoded_as_by_the_chat_template(
         ]
         text = str(trained.apply_chat_template(messages, tokenize=False))  # type: ignore[arg-type]
         ids, said = encoder.conversation(
-            exchanges, num_visual=1, is_video_first=is_video_first, system="Be precise."
+            exchanges, grid=(1, 1, 1), is_video_first=is_video_first, system="Be precise."
         )
         assert trained.decode(ids) == text
         assert trained(text).input_ids == ids

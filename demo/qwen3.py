@@ -1,0 +1,177 @@
+"""Makes a Qwen3-VL pair from the bundled pair: weights that fit are taken over, then trained on.
+
+The tower learns the bundled tower's features, the language models the prompts with times and what
+their layers lack: biases are dropped, queries and keys are normalised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from demo import export, language, loop, models, pixels, tower
+from demo.batches import Encoder, sample_batch
+from demo.fast import tower_features
+from demo.inference import Loaded, load
+from demo.optim import Optimizers, schedule
+
+if TYPE_CHECKING:
+    from demo.train import Run
+
+TIMED = replace(language.GROWN, name="timed", tokens=2500, stream=15)
+TIMED_DROPPED = replace(language.SIZED_DROPPED, name="timed-dropped", tokens=2500, stream=16)
+HEAD = 64
+# Of the merger in Qwen2.5-VL and in Qwen3-VL.
+_RENAMED = {
+    "merger.ln_q.": "merger.norm.",
+    "merger.mlp.0.": "merger.linear_fc1.",
+    "merger.mlp.2.": "merger.linear_fc2.",
+}
+
+
+def encoder_of(bundled: Loaded) -> Encoder:
+    """Returns the encoder for prompts with times, of the bundled pair's tokenizer."""
+    return Encoder(bundled.tokenizer, bundled.encoder.special, is_timed=True)
+
+
+def converted(bundled: Loaded) -> nn.Module:
+    """Returns a Qwen3-VL model with the bundled model's weights where their shapes are the same.
+
+    The norms of queries and keys have the mean size of the bundled model's, on a training batch.
+    """
+    source: dict[str, Tensor] = {}
+    for name, value in bundled.model.state_dict().items():
+        for old, new in _RENAMED.items():
+            name = name.replace(old, new)
+        source[name] = value
+    text: Any = bundled.model.config.text_config
+    shape = models.DemoShape(text.num_hidden_layers, text.vocab_size, family="qwen3_vl")
+    torch.manual_seed(0)
+    model = models.build(shape, bundled.encoder.special)
+    goal = model.state_dict()
+    goal["model.visual.pos_embed.weight"] = torch.zeros_like(goal["model.visual.pos_embed.weight"])
+    for name, value in goal.items():
+        if name in source and source[name].shape == value.shape:
+            goal[name] = source[name]
+    for name, size in _head_sizes(bundled).items():
+        goal[name] = torch.full_like(goal[name], size)
+    model.load_state_dict(goal)
+    converted_model: nn.Module = model
+    return converted_model
+
+
+@torch.no_grad()
+def _head_sizes(bundled: Loaded) -> dict[str, float]:
+    """Returns the mean of queries' and keys' root mean squares, by name of the new norm."""
+    inner: Any = bundled.model
+    sizes: dict[str, float] = {}
+
+    def watch(norm: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        def record(module: nn.Module, inputs: Any, out: Tensor) -> None:
+            sizes[norm] = float(out.unflatten(-1, (-1, HEAD)).pow(2).mean(-1).sqrt().mean())
+
+        return record
+
+    handles = [
+        getattr(layer.self_attn, f"{part}_proj").register_forward_hook(
+            watch(f"model.language_model.layers.{number}.self_attn.{part}_norm.weight")
+        )
+        for number, layer in enumerate(inner.model.language_model.layers)
+        for part in "qk"
+    ]
+    batch = sample_batch(TIMED, bundled.encoder, 0, 0)
+    embeds, positions, _ = language.embed(
+        inner, batch, bundled.encoder.special.video_pad, torch.float32
+    )
+    inner.model.language_model(inputs_embeds=embeds, position_ids=positions)
+    for handle in handles:
+        handle.remove()
+    return sizes
+
+
+def run_tower(run: Run) -> None:
+    """The tower: a token's own features are the first half of the bundled tower's columns, those
+    for the first layer bring the other half, those for the second layer correct both."""
+    bundled: Any = load(export.MODELS / "target")
+    teacher, visual = bundled.model.model.visual, converted(bundled).model.visual
+    optimizers = Optimizers(visual.named_parameters(), matrix_lr=1e-3, other_lr=1e-3)
+    is_first = torch.arange(models.HIDDEN) < models.HIDDEN // 2
+
+    def draw(index: int) -> tower.TowerBatch:
+        return tower.sample_batch(run.seed, index, 3200, tower.WIDER_SIZES, stream=14)
+
+    batches = None
+
+    def step(index: int) -> dict[str, float]:
+        nonlocal batches
+        batches = batches or loop.prefetched(draw, index, TOWER_STEPS, run.render_core)
+        frames = torch.from_numpy(next(batches).frames)
+        rows, cols = frames.shape[2] // pixels.PATCH, frames.shape[3] // pixels.PATCH
+        patches = pixels.patchify(frames)[:, 0]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            with torch.no_grad():
+                goal = tower_features(teacher, patches, rows, cols).float()
+            own = tower_features(visual, patches, rows, cols).float()
+        sums = own.unflatten(-1, (-1, models.HIDDEN)).cumsum(-2).unbind(-2)
+        size = goal.pow(2).mean()
+        losses = [
+            functional.mse_loss(ours, theirs) / size
+            for ours, theirs in zip(sums, (goal * is_first, goal, goal), strict=True)
+        ]
+        loss = torch.stack(losses).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizers.step(schedule(index, TOWER_STEPS, decay_share=0.5))
+        return {f"sum{place}": float(part.detach()) for place, part in enumerate(losses)}
+
+    parts: dict[str, loop.Stateful] = {"visual": visual, "optimizers": optimizers}
+    loop.run_steps("tower", run.folder, num_steps=TOWER_STEPS, parts=parts, step=step)
+
+
+TOWER_STEPS, TARGET_STEPS, DRAFT_STEPS = 400, 200, 400
+
+
+def _with_tower(run: Run, name: str) -> tuple[Any, Encoder]:
+    bundled = load(export.MODELS / name)
+    model: Any = converted(bundled)
+    model.model.visual.load_state_dict(run.state("tower")["visual"])
+    return model, encoder_of(bundled)
+
+
+def run_target(run: Run) -> None:
+    """The target, on the true texts."""
+    model, encoder = _with_tower(run, "target")
+    language.train_language(
+        model, [(TIMED, TARGET_STEPS)], encoder, run.folder, "target",
+        seed=run.seed, matrix_lr=1.5e-3, other_lr=1e-3, warmup=10, decay_share=0.5, save_every=10,
+    )  # fmt: skip
+
+
+def run_draft(run: Run) -> None:
+    """The draft, on the true texts, with visual tokens dropped at random."""
+    model, encoder = _with_tower(run, "draft")
+    language.train_language(
+        model, [(TIMED_DROPPED, DRAFT_STEPS)], encoder, run.folder, "draft",
+        seed=run.seed + 1, matrix_lr=2e-3, other_lr=1.5e-3, warmup=20, decay_share=0.5,
+    )  # fmt: skip
+
+
+def run_export(run: Run) -> None:
+    """Both checkpoints, in the run's folder."""
+    for name in ("target", "draft"):
+        bundled = load(export.MODELS / name)
+        model = converted(bundled)
+        model.load_state_dict(run.state(name)["model"])
+        export.export(model, bundled.tokenizer, bundled.encoder.special, run.folder / "pair" / name)
+
+
+STAGES: Mapping[str, Callable[[Run], None]] = {
+    "tower": run_tower,
+    "target": run_target,
+    "draft": run_draft,
+    "export": run_export,
+}
