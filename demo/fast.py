@@ -64,7 +64,7 @@ def tower_features(visual: nn.Module, patches: Tensor, rows: int, cols: int) -> 
             rows, cols, tower.num_grid_per_side, tower.spatial_merge_size
         )
         x = x + (tower.pos_embed(indices) * shares[..., None]).sum(1)
-    deep = []
+    deep: list[Tensor] = []
     with torch.autocast("cpu", enabled=False):
         cos, sin = tower.rotary_pos_emb(x, _axial_positions(rows, cols, tower.spatial_merge_size))
     cos, sin = cos.view(1, 1, per_pair, -1), sin.view(1, 1, per_pair, -1)
@@ -124,7 +124,7 @@ def language_hidden(language_model: nn.Module, embeds: Tensor, positions: Tensor
     dtype = embeds.dtype
     cos, sin = model.rotary_emb(embeds, positions)
     cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)  # [batch, length, 1, head_dim]
-    x, *deep = embeds.split(model.config.hidden_size, dim=-1)
+    x, *deep = torch.split(embeds, model.config.hidden_size, dim=-1)
     batch, length, hidden = x.shape
     heads = model.config.num_attention_heads
     bias = torch.full((length, length), -1e9, dtype=dtype).triu(1).repeat(heads, 1)

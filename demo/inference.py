@@ -104,7 +104,7 @@ def greedy(
     answers: list[list[int]] = [[] for _ in rows]
     running = [True] * len(rows)
     cache: Any = None
-    embeds, *deep = embeds.split(language.config.hidden_size, dim=-1)
+    embeds, *deep = torch.split(embeds, language.config.hidden_size, dim=-1)
     deepstack = {
         "visual_pos_masks": is_visual,
         "deepstack_visual_embeds": [part[is_visual] for part in deep],

@@ -84,7 +84,8 @@ def embed(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns input embeddings, positions and labels of the tokens that the model sees.
 
-    Their shapes are [batch, length, hidden and columns of deepstack], [3, batch, length] and [batch, length].
+    Their shapes are [batch, length, hidden and columns of deepstack], [3, batch, length] and
+    [batch, length].
     """
     inner: Any = model
     with (

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from demo import export, language, loop, models, pixels, tower
+from demo import export, language, models, tower
 from demo.batches import Encoder, sample_batch
-from demo.fast import tower_features
 from demo.inference import Loaded, load
-from demo.optim import Optimizers, schedule
 
 if TYPE_CHECKING:
     from demo.train import Run
@@ -39,17 +38,18 @@ def encoder_of(bundled: Loaded) -> Encoder:
     return Encoder(bundled.tokenizer, bundled.encoder.special, is_timed=True)
 
 
-def converted(bundled: Loaded) -> nn.Module:
+def converted(bundled: Loaded) -> Any:
     """Returns a Qwen3-VL model with the bundled model's weights where their shapes are the same.
 
     The norms of queries and keys have the mean size of the bundled model's, on a training batch.
     """
+    inner: Any = bundled.model
     source: dict[str, Tensor] = {}
-    for name, value in bundled.model.state_dict().items():
+    for name, value in inner.state_dict().items():
         for old, new in _RENAMED.items():
             name = name.replace(old, new)
         source[name] = value
-    text: Any = bundled.model.config.text_config
+    text = inner.config.text_config
     shape = models.DemoShape(text.num_hidden_layers, text.vocab_size, family="qwen3_vl")
     torch.manual_seed(0)
     model = models.build(shape, bundled.encoder.special)
@@ -61,8 +61,7 @@ def converted(bundled: Loaded) -> nn.Module:
     for name, size in _head_sizes(bundled).items():
         goal[name] = torch.full_like(goal[name], size)
     model.load_state_dict(goal)
-    converted_model: nn.Module = model
-    return converted_model
+    return model
 
 
 @torch.no_grad()
@@ -73,7 +72,7 @@ def _head_sizes(bundled: Loaded) -> dict[str, float]:
 
     def watch(norm: str) -> Callable[[nn.Module, Any, Tensor], None]:
         def record(module: nn.Module, inputs: Any, out: Tensor) -> None:
-            sizes[norm] = float(out.unflatten(-1, (-1, HEAD)).pow(2).mean(-1).sqrt().mean())
+            sizes[norm] = float(out.view(-1, HEAD).pow(2).mean(-1).sqrt().mean())
 
         return record
 
@@ -97,42 +96,30 @@ def _head_sizes(bundled: Loaded) -> dict[str, float]:
 def run_tower(run: Run) -> None:
     """The tower: a token's own features are the first half of the bundled tower's columns, those
     for the first layer bring the other half, those for the second layer correct both."""
-    bundled: Any = load(export.MODELS / "target")
-    teacher, visual = bundled.model.model.visual, converted(bundled).model.visual
-    optimizers = Optimizers(visual.named_parameters(), matrix_lr=1e-3, other_lr=1e-3)
+    bundled = load(export.MODELS / "target")
+    inner: Any = bundled.model
+    teacher, visual = inner.model.visual, converted(bundled).model.visual
     is_first = torch.arange(models.HIDDEN) < models.HIDDEN // 2
 
-    def draw(index: int) -> tower.TowerBatch:
-        return tower.sample_batch(run.seed, index, 3200, tower.WIDER_SIZES, stream=14)
-
-    batches = None
-
-    def step(index: int) -> dict[str, float]:
-        nonlocal batches
-        batches = batches or loop.prefetched(draw, index, TOWER_STEPS, run.render_core)
-        frames = torch.from_numpy(next(batches).frames)
-        rows, cols = frames.shape[2] // pixels.PATCH, frames.shape[3] // pixels.PATCH
-        patches = pixels.patchify(frames)[:, 0]
+    def loss_of(batch: tower.TowerBatch) -> tuple[Tensor, dict[str, float]]:
+        frames = torch.from_numpy(batch.frames)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             with torch.no_grad():
-                goal = tower_features(teacher, patches, rows, cols).float()
-            own = tower_features(visual, patches, rows, cols).float()
-        sums = own.unflatten(-1, (-1, models.HIDDEN)).cumsum(-2).unbind(-2)
+                goal = language.visual_features(teacher, frames).float()
+            own = language.visual_features(visual, frames).float()
+        sums = own.view(*goal.shape[:2], -1, models.HIDDEN).cumsum(-2).unbind(-2)
         size = goal.pow(2).mean()
         losses = [
             functional.mse_loss(ours, theirs) / size
             for ours, theirs in zip(sums, (goal * is_first, goal, goal), strict=True)
         ]
-        loss = torch.stack(losses).sum()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizers.step(schedule(index, TOWER_STEPS, decay_share=0.5))
-        return {f"sum{place}": float(part.detach()) for place, part in enumerate(losses)}
+        figures = {f"missing{place}": float(loss.detach()) for place, loss in enumerate(losses)}
+        return torch.stack(losses).sum(), figures
 
-    parts: dict[str, loop.Stateful] = {"visual": visual, "optimizers": optimizers}
-    loop.run_steps("tower", run.folder, num_steps=TOWER_STEPS, parts=parts, step=step)
-
-
-TOWER_STEPS, TARGET_STEPS, DRAFT_STEPS = 400, 200, 400
+    draw = partial(tower.sample_batch, run.seed, patches=3200, sizes=tower.WIDER_SIZES, stream=14)
+    tower.train_on_frames(
+        {"visual": visual}, loss_of, run.folder, "tower", draw, 400, 1e-3, run.render_core
+    )
 
 
 def _with_tower(run: Run, name: str) -> tuple[Any, Encoder]:
@@ -146,7 +133,7 @@ def run_target(run: Run) -> None:
     """The target, on the true texts."""
     model, encoder = _with_tower(run, "target")
     language.train_language(
-        model, [(TIMED, TARGET_STEPS)], encoder, run.folder, "target",
+        model, [(TIMED, 200)], encoder, run.folder, "target",
         seed=run.seed, matrix_lr=1.5e-3, other_lr=1e-3, warmup=10, decay_share=0.5, save_every=10,
     )  # fmt: skip
 
@@ -155,7 +142,7 @@ def run_draft(run: Run) -> None:
     """The draft, on the true texts, with visual tokens dropped at random."""
     model, encoder = _with_tower(run, "draft")
     language.train_language(
-        model, [(TIMED_DROPPED, DRAFT_STEPS)], encoder, run.folder, "draft",
+        model, [(TIMED_DROPPED, 400)], encoder, run.folder, "draft",
         seed=run.seed + 1, matrix_lr=2e-3, other_lr=1.5e-3, warmup=20, decay_share=0.5,
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ both frames of the pair, shape, size, direction, event state, home cell) and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -208,8 +208,30 @@ def _train(
     rate: float,
     render_core: int | None,
 ) -> None:
-    named = list(visual.named_parameters()) + [
-        (f"read.{name}", value) for name, value in probe.named_parameters()
+    def loss_of(batch: TowerBatch) -> tuple[Tensor, dict[str, float]]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = tower_logits(visual, probe, torch.from_numpy(batch.frames))
+        return dense_loss(logits, torch.from_numpy(batch.labels))
+
+    modules = {"visual": visual, "probe": probe}
+    train_on_frames(modules, loss_of, folder, name, draw, num_steps, rate, render_core)
+
+
+def train_on_frames(
+    modules: Mapping[str, nn.Module],
+    loss_of: Callable[[TowerBatch], tuple[Tensor, dict[str, float]]],
+    folder: Path,
+    name: str,
+    draw: Callable[[int], TowerBatch],
+    num_steps: int,
+    rate: float,
+    render_core: int | None,
+) -> None:
+    """Train modules in place on the batches that `draw` makes in another process."""
+    named = [
+        (f"{part}.{key}", value)
+        for part, module in modules.items()
+        for key, value in module.named_parameters()
     ]
     optimizers = Optimizers(named, matrix_lr=rate, other_lr=rate)
     batches: Iterator[TowerBatch] | None = None
@@ -218,13 +240,10 @@ def _train(
         nonlocal batches
         if batches is None:
             batches = loop.prefetched(draw, index, num_steps, render_core)
-        batch = next(batches)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            logits = tower_logits(visual, probe, torch.from_numpy(batch.frames))
-        loss, figures = dense_loss(logits, torch.from_numpy(batch.labels))
+        loss, figures = loss_of(next(batches))
         loss.backward()  # type: ignore[no-untyped-call]
         optimizers.step(schedule(index, num_steps))
         return {"loss": float(loss.detach()), **figures}
 
-    parts: dict[str, loop.Stateful] = {"visual": visual, "probe": probe, "optimizers": optimizers}
+    parts: dict[str, loop.Stateful] = {**modules, "optimizers": optimizers}
     loop.run_steps(name, folder, num_steps=num_steps, parts=parts, step=step)

@@ -79,9 +79,10 @@ def encoder_of(run: Run) -> Encoder:
 def new_model(run: Run, shape: models.DemoShape) -> nn.Module:
     """Returns a new model of this shape with the trained tower."""
     torch.manual_seed(run.seed)
-    model = models.build(shape, encoder_of(run).special)
+    model: Any = models.build(shape, encoder_of(run).special)
     model.model.visual.load_state_dict(run.state("tower")["visual"])
-    return model
+    new: nn.Module = model
+    return new
 
 
 SHALLOW = models.DemoShape(num_layers=4, vocab_size=models.TARGET.vocab_size)

@@ -180,4 +180,5 @@ def test_an_exported_model_sees_in_hippo_what_it_was_trained_on(
     features = language.visual_features(
         model.to(torch.bfloat16).float().model.visual, torch.from_numpy(batch.frames[:1])
     )
-    assert torch.allclose(served.embed_visual(prompt), features[0], atol=1e-4)
+    seen = served.embed_visual(prompt)
+    assert seen is not None and torch.allclose(seen, features[0], atol=1e-4)

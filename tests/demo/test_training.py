@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from demo import batches, language, loop, models, tower
+from demo import batches, export, inference, language, loop, models, qwen3, tower
 from demo.batches import Encoder
 
 SHAPE = models.DemoShape(num_layers=1, vocab_size=512)
@@ -78,3 +78,13 @@ def test_labels_of_the_dense_loss_name_the_object_under_each_patch() -> None:
         assert set(values[values < 0].tolist()) <= {tower.IGNORE}
     again = tower.sample_batch(0, 5, patches=600)
     assert (again.frames == batch.frames).all() and (again.labels == batch.labels).all()
+
+
+def test_a_converted_model_still_talks() -> None:
+    bundled = inference.load(export.MODELS / "draft")
+    batch = batches.sample_batch(RECIPE, qwen3.encoder_of(bundled), 0, 0)
+    with torch.no_grad():
+        logits, truth = language.answer_logits(
+            qwen3.converted(bundled), batch, bundled.encoder.special.video_pad, torch.float32
+        )
+    assert torch.nn.functional.cross_entropy(logits, truth) < 3  # 6.4 if all ids were alike
