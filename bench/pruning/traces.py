@@ -56,7 +56,7 @@ class ClipTrace:
     clip: Clip
     grids: tuple[tuple[int, int, int], ...]
     target_features: torch.Tensor  # float32 [num_visual_tokens, hidden]
-    draft_features: torch.Tensor  # the target's tensor if both towers are equal
+    draft_features: torch.Tensor  # embed_visual's rows, as the draft's prefill takes them
     samples: tuple[SampleTrace, ...]
 
 
@@ -143,22 +143,20 @@ def trace_clip(
     media = [decoded_frames(clip)]
     tokenizer = Tokenizer.from_str(target.info.tokenizer_json.decode())
     features: torch.Tensor | None = None
-    target_features: torch.Tensor | None = None
     draft_features: torch.Tensor | None = None
     traced = []
     for sample in samples:
         prompt = target.prepare_prompt(messages_of(sample), media, FramePlan())
         if features is None:
-            features, of_draft = target.embed_visual(prompt), draft.embed_visual(prompt)
-            assert features is not None and of_draft is not None
-            target_features = prunable_embeddings(target, prompt, features)
-            draft_features = prunable_embeddings(draft, prompt, of_draft)
-            if torch.equal(target_features, draft_features):
-                draft_features = target_features
+            features, draft_features = target.embed_visual(prompt), draft.embed_visual(prompt)
+            assert features is not None and draft_features is not None
+            if torch.equal(features, draft_features):
+                draft_features = features
         traced.append(_trace_sample(target, tokenizer, sample, prompt, features))
-    assert target_features is not None and draft_features is not None
-    grids = traced[0].prompt.visual_grids
-    return ClipTrace(clip, grids, target_features, draft_features, tuple(traced))
+    assert features is not None and draft_features is not None
+    prompt = traced[0].prompt
+    scored = prunable_embeddings(target, prompt, features)  # shares its storage on disk too
+    return ClipTrace(clip, prompt.visual_grids, scored, draft_features, tuple(traced))
 
 
 def _trace_sample(

@@ -18,12 +18,17 @@ from bench.pruning.traces import (
     ClipTrace,
     SampleTrace,
     TraceStore,
+    decoded_frames,
     greedy_output,
     messages_of,
     stored_traces,
+    trace_clip,
 )
 from hippo.models.base import DecodedMedia, SequenceRows, StepPlan
+from hippo.models.loading import load_model
+from hippo.models.plan import LoadPlan
 from hippo.types import FramePlan, MediaKind, PruningStrategy
+from tests.support.families import write_family
 from tests.support.toy_model import NUM_TOKEN_IDS, ToyModel
 
 NONE = Choice(strategy=PruningStrategy.NONE, ratio=0.0, num_layers=1)
@@ -89,6 +94,16 @@ def test_a_draft_like_the_target_agrees_on_every_token_and_a_noisy_one_does_not(
     assert same.agreement(clip, clip.samples[0], NONE, kept) == "1" * length
     noisy = DraftRunner(ToyModel(noise=4.0), AgreementCache(tmp_path / "noisy.jsonl"))
     assert "0" in noisy.agreement(clip, clip.samples[0], NONE, kept)
+
+
+def test_a_trace_has_all_parts_of_the_visual_rows_for_the_draft(tmp_path: Path) -> None:
+    model = load_model(LoadPlan(str(write_family(tmp_path, "qwen3_vl")), dtype="float32"))
+    clip = next(held_out_clips(1))
+    trace = trace_clip(model, model, clip, [some_sample()])
+    prompt = model.prepare_prompt(messages_of(some_sample()), [decoded_frames(clip)], FramePlan())
+    rows = model.embed_visual(prompt)
+    assert rows is not None and torch.equal(trace.draft_features, rows)
+    assert torch.equal(trace.target_features, rows[:, : model.hidden_size])
 
 
 def test_what_is_known_is_not_run_again_even_after_a_break(tmp_path: Path) -> None:
