@@ -1,4 +1,4 @@
-"""Trains the bundled pair from scratch in stages: `python -m demo.train --help`."""
+"""Trains the bundled pair, or a pair of another family: `python -m demo.train --help`."""
 
 from __future__ import annotations
 
@@ -32,6 +32,13 @@ Trains the bundled target and draft from scratch on the synthetic world, in stag
   outputs    the target's own greedy answers about new clips
   draft      the draft, distilled: those answers, and the target's distribution over the next token
   export     both checkpoints in bfloat16, as standard Hugging Face folders
+
+With --family qwen3_vl a Qwen3-VL pair is made from the bundled one:
+
+  tower      a tower with deepstack learns the bundled tower's features
+  target     the bundled target's layers, on that tower, on prompts with times between the frames
+  draft      the same for the draft, visual tokens dropped at random
+  export     both checkpoints, into the folder pair/ of the run folder
 
 Every stage saves its state every 100 steps or more often, and resumes from it: to continue, run the
 same command again. A finished stage is skipped; to repeat it, delete its files in the run folder.
