@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TIMED = replace(language.GROWN, name="timed", tokens=2500, stream=15)
 TIMED_DROPPED = replace(language.SIZED_DROPPED, name="timed-dropped", tokens=2500, stream=16)
 HEAD = 64
-# Of the merger in Qwen2.5-VL and in Qwen3-VL.
+# Of the merger: Qwen2.5-VL's names and Qwen3-VL's.
 _RENAMED = {
     "merger.ln_q.": "merger.norm.",
     "merger.mlp.0.": "merger.linear_fc1.",
@@ -119,14 +119,15 @@ def run_tower(run: Run) -> None:
 
     draw = partial(tower.sample_batch, run.seed, patches=3200, sizes=tower.WIDER_SIZES, stream=14)
     tower.train_on_frames(
-        {"visual": visual}, loss_of, run.folder, "tower", draw, 400, 1e-3, run.render_core
+        {"visual": visual}, loss_of, run.folder, "tower", draw, 400, 1e-3, run.render_core, 0.5
     )
 
 
 def _with_tower(run: Run, name: str) -> tuple[Any, Encoder]:
+    visual = run.state("tower")["visual"]
     bundled = load(export.MODELS / name)
-    model: Any = converted(bundled)
-    model.model.visual.load_state_dict(run.state("tower")["visual"])
+    model = converted(bundled)
+    model.model.visual.load_state_dict(visual)
     return model, encoder_of(bundled)
 
 
@@ -143,7 +144,7 @@ def run_draft(run: Run) -> None:
     """The draft, on the true texts, with visual tokens dropped at random."""
     model, encoder = _with_tower(run, "draft")
     language.train_language(
-        model, [(TIMED_DROPPED, 400)], encoder, run.folder, "draft",
+        model, [(TIMED_DROPPED, 300)], encoder, run.folder, "draft",
         seed=run.seed + 1, matrix_lr=2e-3, other_lr=1.5e-3, warmup=20, decay_share=0.5,
     )  # fmt: skip
 

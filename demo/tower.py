@@ -226,6 +226,7 @@ def train_on_frames(
     num_steps: int,
     rate: float,
     render_core: int | None,
+    decay_share: float = 0.35,
 ) -> None:
     """Train modules in place on the batches that `draw` makes in another process."""
     named = [
@@ -242,7 +243,7 @@ def train_on_frames(
             batches = loop.prefetched(draw, index, num_steps, render_core)
         loss, figures = loss_of(next(batches))
         loss.backward()  # type: ignore[no-untyped-call]
-        optimizers.step(schedule(index, num_steps))
+        optimizers.step(schedule(index, num_steps, decay_share=decay_share))
         return {"loss": float(loss.detach()), **figures}
 
     parts: dict[str, loop.Stateful] = {**modules, "optimizers": optimizers}

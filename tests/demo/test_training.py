@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from demo import batches, export, inference, language, loop, models, qwen3, tower
+from demo import batches, export, inference, language, loop, models, qwen3, tower, train
 from demo.batches import Encoder
 
 SHAPE = models.DemoShape(num_layers=1, vocab_size=512)
@@ -21,7 +21,7 @@ class _Stop(Exception):
     pass
 
 
-def train(encoder: Encoder, folder: Path, *, stop_after: int | None = None) -> dict[str, Any]:
+def train_tiny(encoder: Encoder, folder: Path, *, stop_after: int | None = None) -> dict[str, Any]:
     """Four steps of a small language model; returns its weights."""
     torch.manual_seed(0)
     model = models.build(SHAPE, encoder.special)
@@ -46,10 +46,10 @@ def train(encoder: Encoder, folder: Path, *, stop_after: int | None = None) -> d
 def test_a_resumed_stage_equals_one_that_was_never_stopped(
     encoder: Encoder, tmp_path: Path
 ) -> None:
-    whole = train(encoder, tmp_path / "whole")
-    train(encoder, tmp_path / "broken", stop_after=3)
+    whole = train_tiny(encoder, tmp_path / "whole")
+    train_tiny(encoder, tmp_path / "broken", stop_after=3)
     assert not (tmp_path / "broken" / "tiny.done").exists()
-    resumed = train(encoder, tmp_path / "broken")
+    resumed = train_tiny(encoder, tmp_path / "broken")
     assert (tmp_path / "broken" / "tiny.done").exists()
     for name, value in whole.items():
         assert torch.equal(value, resumed[name]), name
@@ -100,3 +100,12 @@ def test_a_converted_model_has_the_weights_that_fit_and_norms_of_the_largest_siz
         keys = layers[0].self_attn.k_proj(layers[0].input_layernorm(embeds))
     size = keys.pow(2).mean(-1).max().sqrt()
     assert torch.allclose(layers[1].self_attn.k_norm.weight, size)
+
+
+def test_a_stage_names_the_stage_that_it_needs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    options = ["--family", "qwen3_vl", "--run", str(tmp_path), "--stages", "draft"]
+    monkeypatch.setattr("sys.argv", ["demo.train", *options])
+    with pytest.raises(SystemExit, match="--family qwen3_vl --stages tower"):
+        train.main()
