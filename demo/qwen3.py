@@ -95,12 +95,13 @@ def _head_sizes(bundled: Loaded) -> dict[str, float]:
 
 
 def run_tower(run: Run) -> None:
-    """The tower: a token's own features are the first half of the bundled tower's columns, those
-    for the first layer bring the other half, those for the second layer correct both."""
+    """The tower: a token's own features are the first eighth of the bundled tower's columns, those
+    for the first layer bring the others, those for the second layer correct all; with half of the
+    columns as its own, the answers hardly change without deepstack."""
     bundled = load(export.MODELS / "target")
     inner: Any = bundled.model
     teacher, visual = inner.model.visual, converted(bundled).model.visual
-    is_first = torch.arange(models.HIDDEN) < models.HIDDEN // 2
+    is_first = torch.arange(models.HIDDEN) < models.HIDDEN // 8
 
     def loss_of(batch: tower.TowerBatch) -> tuple[Tensor, dict[str, float]]:
         frames = torch.from_numpy(batch.frames)
@@ -119,7 +120,7 @@ def run_tower(run: Run) -> None:
 
     draw = partial(tower.sample_batch, run.seed, patches=3200, sizes=tower.WIDER_SIZES, stream=14)
     tower.train_on_frames(
-        {"visual": visual}, loss_of, run.folder, "tower", draw, 400, 1e-3, run.render_core, 0.5
+        {"visual": visual}, loss_of, run.folder, "tower", draw, 800, 2e-3, run.render_core, 0.5
     )
 
 
