@@ -136,7 +136,7 @@ def run_target(run: Run) -> None:
     """The target, on the true texts."""
     model, encoder = _with_tower(run, "target")
     language.train_language(
-        model, [(TIMED, 120)], encoder, run.folder, "target",
+        model, [(TIMED, 80)], encoder, run.folder, "target",
         seed=run.seed, matrix_lr=1.5e-3, other_lr=1e-3, warmup=10, decay_share=0.5, save_every=10,
     )  # fmt: skip
 
@@ -145,7 +145,7 @@ def run_draft(run: Run) -> None:
     """The draft, on the true texts, with visual tokens dropped at random."""
     model, encoder = _with_tower(run, "draft")
     language.train_language(
-        model, [(TIMED_DROPPED, 300)], encoder, run.folder, "draft",
+        model, [(TIMED_DROPPED, 200)], encoder, run.folder, "draft",
         seed=run.seed + 1, matrix_lr=2e-3, other_lr=1.5e-3, warmup=20, decay_share=0.5,
     )  # fmt: skip
 
