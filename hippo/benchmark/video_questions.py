@@ -87,7 +87,7 @@ def read_questions(path: Path, videos: str | None = None) -> list[VideoQuestion]
     occurs twice, or a local video that is no file.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise InvalidRequestError(f"{path} cannot be read: {reason}") from None
