@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,11 @@ class AnswerLog:
         self._prompts: dict[tuple[str, str], str] = {}
         self.answers: dict[tuple[str, str], Answer] = {}
         try:
-            self._file = path.open("a+b")
-            self._file.seek(0)
-            data = self._file.read()
+            data = path.read_bytes()
+        except FileNotFoundError:
+            data = b""
         except OSError as error:
-            raise InvalidRequestError(f"{path} cannot be written: {error.strerror}") from None
+            raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from None
         if not data:
             self._append(settings)
             return
@@ -47,9 +48,9 @@ class AnswerLog:
                 break
             num_whole += len(line) + 1
         if num_whole > len(data):  # only the last line's end is missing
-            self._file.write(b"\n")
-        else:
-            self._file.truncate(num_whole)
+            self._write(b"\n")
+        elif num_whole < len(data):
+            os.truncate(path, num_whole)
 
     def has(self, question: VideoQuestion, system: str) -> bool:
         """Returns whether the system's answer is there.
@@ -81,13 +82,15 @@ class AnswerLog:
             }
         )
 
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
-
     def _append(self, line: Line) -> None:
-        self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
-        self._file.flush()
+        self._write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+
+    def _write(self, data: bytes) -> None:
+        try:
+            with self._path.open("ab") as file:
+                file.write(data)
+        except OSError as error:
+            raise InvalidRequestError(f"{self._path} cannot be written: {error.strerror}") from None
 
     def _check(self, head: bytes, settings: Line) -> None:
         try:

@@ -73,20 +73,18 @@ class QuestionRun:
             "seed": file.seed,
             "fields": list(form.optional),
         }
-        with closing(AnswerLog(file.answers, settings)) as log:
-            todo = [
-                (number, question, system)
-                for number, question in enumerate(file.questions)
-                for system in turned(self.systems, number)
-                if not log.has(question, system.name)
-            ]
-            num_known = len(file.questions) * len(self.systems) - len(todo)
-            if num_known:
-                self._say(f"{num_known} answers were in {file.answers} already")
-            tables.watched(
-                self._ask(todo, log), self.progress, title=file.path.name, total=len(todo)
-            )
-            return self._results(log)
+        log = AnswerLog(file.answers, settings)
+        todo = [
+            (number, question, system)
+            for number, question in enumerate(file.questions)
+            for system in turned(self.systems, number)
+            if not log.has(question, system.name)
+        ]
+        num_known = len(file.questions) * len(self.systems) - len(todo)
+        if num_known:
+            self._say(f"{num_known} answers were in {file.answers} already")
+        tables.watched(self._ask(todo, log), self.progress, title=file.path.name, total=len(todo))
+        return self._results(log)
 
     def _ask(
         self, todo: Sequence[tuple[int, VideoQuestion, System]], log: AnswerLog
