@@ -105,7 +105,8 @@ def load_table(title: str, lines: Sequence[Row]) -> Table:
 
 def questions_table(title: str, table: Sequence[Sequence[str]]) -> Table:
     """Returns a table of a head and rows, as ``question_figures.table_of`` has them, that fits into
-    a terminal: without intervals, and with each category on a line above its systems."""
+    a terminal: without intervals and counts of right answers, and with each category on a line
+    above its systems."""
     (_, system, *head), *rows = table
     found = _table(title, [system, *(name.replace("/", "/\n").replace(" ", "\n") for name in head)])
     shown = ""
@@ -113,7 +114,8 @@ def questions_table(title: str, table: Sequence[Sequence[str]]) -> Table:
         if category != shown:
             found.add_row(category)
             shown = category
-        found.add_row(f"  {system}", *(cell.partition(" [")[0] for cell in cells))
+        means = (cell.partition(" [")[0].rpartition(" ")[2] for cell in cells)
+        found.add_row(f"  {system}", *means)
     return found
 
 
