@@ -105,6 +105,15 @@ def summarise_alone(name: str, answers: Sequence[Answer]) -> Row:
     }
 
 
+def distributions(answers: Sequence[Answer]) -> dict[str, list[float]]:
+    """Returns the answers' times in milliseconds, by the label of their axis."""
+    return {
+        "ms to the first token": [1e3 * each.ttft_s for each in answers],
+        "ms a token after it": [1e3 * each.tpot_s for each in answers],
+        "ms end to end": [1e3 * each.end_to_end_s for each in answers],
+    }
+
+
 def summarise_load(run: LoadRun, references: Mapping[int, tuple[int, ...]]) -> Row:
     """Returns a row of the table of loads.
 

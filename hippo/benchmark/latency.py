@@ -9,7 +9,7 @@ from typing import Any
 
 from hippo.benchmark.answers import Answer
 from hippo.benchmark.requests import Question, RequestForm
-from hippo.benchmark.server import Server
+from hippo.benchmark.server import Connection, Server
 
 TARGET_ONLY = "target-only"
 _WARM_UP_TOKENS = 24
@@ -99,13 +99,10 @@ def measure(
             request = form.request(question, system.speculative)
             return _typical([connection.ask(request.body()) for _ in range(num_repeats)])
 
-        warm_up = replace(form, max_tokens=min(_WARM_UP_TOKENS, form.max_tokens))
-        for system in (off, *others):
-            connection.ask(warm_up.request(questions[0], system.speculative).body())
+        warm_up(connection, form, questions[0], (off, *others))
         for number, question in enumerate(questions):
-            shift = number % len(others) if others else 0
             before = run(off, question)
-            answers = [(system, run(system, question)) for system in _turned(others, shift)]
+            answers = [(system, run(system, question)) for system in turned(others, number)]
             after = run(off, question)
             for system, answer in [(off, before), (off, after), *answers]:
                 yield Record(
@@ -129,12 +126,23 @@ def measure_alone(
             yield connection.ask(form.request(question).body())
 
 
+def warm_up(
+    connection: Connection, form: RequestForm, question: Question, systems: Sequence[System]
+) -> None:
+    """Asks each system once for a few tokens."""
+    short = replace(form, max_tokens=min(_WARM_UP_TOKENS, form.max_tokens))
+    for system in systems:
+        connection.ask(short.request(question, system.speculative).body())
+
+
+def turned(systems: Sequence[System], number: int) -> list[System]:
+    """Returns the systems in the order in which question ``number`` is asked of them."""
+    shift = number % len(systems) if systems else 0
+    return [*systems[shift:], *systems[:shift]]
+
+
 def _others(systems: Sequence[System]) -> list[System]:
     return [system for system in systems if system.name != TARGET_ONLY]
-
-
-def _turned(systems: list[System], shift: int) -> list[System]:
-    return systems[shift:] + systems[:shift]
 
 
 def _typical(answers: Sequence[Answer]) -> Answer:

@@ -103,6 +103,22 @@ def load_table(title: str, lines: Sequence[Row]) -> Table:
     return table
 
 
+def questions_table(title: str, table: Sequence[Sequence[str]]) -> Table:
+    """Returns a table of a head and rows, as ``question_figures.table_of`` has them, that fits into
+    a terminal: without intervals and counts of right answers, and with each category on a line
+    above its systems."""
+    (_, system, *head), *rows = table
+    found = _table(title, [system, *(name.replace("/", "/\n").replace(" ", "\n") for name in head)])
+    shown = ""
+    for category, system, *cells in rows:
+        if category != shown:
+            found.add_row(category)
+            shown = category
+        means = (cell.partition(" [")[0].rpartition(" ")[2] for cell in cells)
+        found.add_row(f"  {system}", *means)
+    return found
+
+
 def interval(value: Mapping[str, float]) -> str:
     """Formats a ``figures.spread`` as ``mean [low, high]``."""
     return f"{value['mean']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"

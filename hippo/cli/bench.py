@@ -20,17 +20,20 @@ from hippo.benchmark.latency import TARGET_ONLY, System
 from hippo.benchmark.plots import check_plot
 from hippo.benchmark.requests import Question, RequestForm, question_about
 from hippo.benchmark.server import KEY_VARIABLE, Server
+from hippo.benchmark.video_questions import read_questions
+from hippo.cli.bench_questions import QuestionFile, write_text
 from hippo.cli.bench_run import Bench, Plan
 from hippo.cli.stack import BUNDLED_CLIPS
 from hippo.errors import InvalidRequestError
 from hippo.simulation.replay import parse_policies
 
-HELP = "measure a running server: latency side by side, or many clients at once"
+HELP = "measure a running server: latency side by side, many clients, or a file of questions"
 DESCRIPTION = """\
 Measures a running server over REST, as its users see it. A hippo gateway is asked the same
 questions target-only and with its draft in turn: how many times as fast, and whether the answers
 are equal, token for token. Any other OpenAI-compatible server is timed alone. With --concurrency,
-that many clients ask at once, again and again.
+that many clients ask at once, again and again. With --questions, the questions of a file are asked
+once each and the answers are scored.
 """
 EXAMPLES = """\
 examples:
@@ -43,6 +46,16 @@ examples, many clients:
   hippo bench --concurrency 1,2,4,8 --out load.json --plot load.png
   hippo bench --concurrency 16 --policies adaptive --requests 200
   HIPPO_API_KEY=... hippo bench --url https://example.com/v1 --concurrency 1,4 --seconds 60
+
+examples, questions of a file:
+  hippo bench --questions mvbench.jsonl --videos MVBench/video --answers mvbench.answers.jsonl
+  hippo bench --questions q.jsonl --answers a.jsonl --policies adaptive,vpsd:7 --limit 100
+  hippo bench --questions q.jsonl --answers a.jsonl --videos file:///data --max-tokens 16
+
+A line of the file: {"id": "1", "video": "a.mp4", "question": "What colour is it?",
+"options": ["red", "blue"], "answer": "A", "category": "colour"}. The last three may be missing; an
+answer may also be an option's text. `prompt`, if there, is sent in place of question and options.
+`hippo questions` makes such files of benchmarks. The same command goes on after a stop.
 
 The client takes processor time, too: run it on a core that draft and target do not use.
 """
@@ -69,6 +82,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     videos = group.add_mutually_exclusive_group().add_argument
     videos("--video", nargs="+", metavar="VIDEO", help="files or URLs (default: bundled clips)")
     videos("--no-video", action="store_true", help="text only, for a server without videos")
+    videos("--questions", type=Path, metavar="FILE", help="a JSONL file of questions; see below")
     add("--prompt", action="append", help="may be given several times; each is asked of each video")
     add("--max-tokens", type=int, default=256, help="longest answer (default: %(default)s)")
     add("--temperature", type=float, default=0.0, help="default: 0, greedy")
@@ -89,6 +103,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="of a hippo gateway, such as adaptive,vpsd:7,serial:10,off (default: adaptive; with "
         "--concurrency off,adaptive)",
     )
+    group = parser.add_argument_group("questions of a file")
+    add = group.add_argument
+    add("--answers", type=Path, metavar="FILE", help="each answer is appended; those there stay")
+    add(
+        "--videos",
+        metavar="FOLDER",
+        help="of the file's videos, or the URL before their names, such as file:///data for a "
+        "server that may open them itself (default: the file's folder)",
+    )
+    add("--limit", type=int, help="ask only the first so many")
+    add("--markdown", type=Path, metavar="FILE", help="write the table by category")
     group = parser.add_argument_group("latency, one question at a time")
     add = group.add_argument
     add("--rounds", type=int, help="times that all questions are asked (default: 1)")
@@ -114,12 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
     if is_json_shown:
         sys.stdout.write(text)
     elif arguments.out is not None:
-        try:
-            Path(arguments.out).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise InvalidRequestError(
-                f"{arguments.out} cannot be written: {error.strerror}"
-            ) from None
+        write_text(Path(arguments.out), text)
         bench.say(f"written to {arguments.out}")
     return 0
 
@@ -131,7 +151,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     """
     concurrency = _concurrency(arguments.concurrency)
     _check(arguments, has_load=bool(concurrency))
-    for option in ("out", "plot"):
+    for option in ("out", "plot", "answers", "markdown"):
         path = getattr(arguments, option)
         if path not in (None, "-") and not Path(path).parent.is_dir():
             raise InvalidRequestError(f"--{option}: there is no folder {Path(path).parent}")
@@ -148,6 +168,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     if arguments.allow_cache:
         optional = tuple(name for name in form.optional if name != "cache_salt")
         form = replace(form, optional=optional)
+    file = None if arguments.questions is None else _file(arguments)
     return Plan(
         server=Server(
             arguments.url,
@@ -155,12 +176,25 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
             timeout_s=arguments.timeout,
         ),
         form=form,
-        questions=_questions(arguments),
+        questions=_questions(arguments) if file is None else (file.first,),
         policies=_policies(arguments.policies),
         rounds=arguments.rounds or 1,
         concurrency=concurrency,
         requests=arguments.requests,
         seconds=seconds,
+        plot=arguments.plot,
+        file=file,
+    )
+
+
+def _file(arguments: argparse.Namespace) -> QuestionFile:
+    questions = read_questions(arguments.questions, arguments.videos)
+    return QuestionFile(
+        path=arguments.questions,
+        questions=tuple(questions[: arguments.limit]),
+        seed=arguments.seed,
+        answers=arguments.answers,
+        markdown=arguments.markdown,
         plot=arguments.plot,
     )
 
@@ -168,6 +202,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
 def _check(arguments: argparse.Namespace, *, has_load: bool) -> None:
     for name, least in (
         ("max_tokens", 1), ("rounds", 1), ("requests", 1), ("seed", 0), ("temperature", 0),
+        ("limit", 1),
     ):  # fmt: skip
         value = getattr(arguments, name)
         if value is not None and value < least:
@@ -180,6 +215,18 @@ def _check(arguments: argparse.Namespace, *, has_load: bool) -> None:
         if getattr(arguments, name) is not None:
             where = "has no effect with" if has_load else "needs"
             raise InvalidRequestError(f"--{name} {where} --concurrency")
+    if arguments.questions is None:
+        for name in ("answers", "videos", "limit", "markdown"):
+            if getattr(arguments, name) is not None:
+                raise InvalidRequestError(f"--{name} needs --questions")
+    else:
+        for name in ("prompt", "rounds", "concurrency"):
+            if getattr(arguments, name) is not None:
+                raise InvalidRequestError(f"--{name} has no effect with --questions")
+        if arguments.answers is None:
+            raise InvalidRequestError(
+                "--questions needs --answers FILE, to which each answer is appended"
+            )
     if arguments.no_video and not arguments.prompt:
         raise InvalidRequestError("--no-video needs a --prompt")
 

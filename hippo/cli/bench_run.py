@@ -14,7 +14,7 @@ from rich.console import Console
 
 from hippo.benchmark import tables
 from hippo.benchmark.answers import Answer
-from hippo.benchmark.figures import summarise, summarise_alone, summarise_load
+from hippo.benchmark.figures import distributions, summarise, summarise_alone, summarise_load
 from hippo.benchmark.latency import (
     TARGET_ONLY,
     Record,
@@ -27,6 +27,7 @@ from hippo.benchmark.load import ClosedLoop, LoadRun
 from hippo.benchmark.plots import draw_answers, draw_load, draw_speedups
 from hippo.benchmark.requests import Question, RequestForm, probe
 from hippo.benchmark.server import Server
+from hippo.cli.bench_questions import QuestionFile, QuestionRun
 from hippo.errors import ForbiddenError, HippoError, InvalidRequestError, NotFoundError
 
 Document = dict[str, Any]
@@ -48,6 +49,7 @@ class Plan:
     requests: int | None  # per load
     seconds: float | None  # per load
     plot: Path | None
+    file: QuestionFile | None = None  # then its questions are asked, each once
 
     @property
     def asked(self) -> list[Question]:
@@ -83,7 +85,12 @@ class Bench:
                 "are not those of one"
             )
         measured: Document
-        if plan.concurrency:
+        if plan.file is not None:
+            run = QuestionRun(
+                plan.file, plan.server, form, self._systems(), self._console, self._progress
+            )
+            measured = {"questions": run.run()}
+        elif plan.concurrency:
             measured = {"load": self._measure_load()}
         elif form.is_hippo:
             measured = {"latency": self._measure_side_by_side()}
@@ -135,10 +142,13 @@ class Bench:
         except HippoError:
             return "and it does not tell what it serves"
 
+    def _systems(self) -> Sequence[System]:
+        """Returns the systems to measure side by side with target-only."""
+        return self._plan.policies or (System("adaptive", {"policy": "adaptive"}),)
+
     def _measure_side_by_side(self) -> Document:
         """Measures target-only and the policies in turn on a hippo gateway."""
-        plan = self._plan
-        systems = plan.policies or (System("adaptive", {"policy": "adaptive"}),)
+        plan, systems = self._plan, self._systems()
         records = tables.watched(
             measure(plan.server, self._form, plan.asked, systems),
             self._progress,
@@ -168,12 +178,7 @@ class Bench:
         self._console.print(tables.alone_table(title, row))
         self._print_counted_by(row["counted_by"])
         if plan.plot is not None:
-            values = {
-                "ms to the first token": [1e3 * each.ttft_s for each in answers],
-                "ms a token after it": [1e3 * each.tpot_s for each in answers],
-                "ms end to end": [1e3 * each.end_to_end_s for each in answers],
-            }
-            draw_answers(name, values, plan.plot, title=title)
+            draw_answers(name, distributions(answers), plan.plot, title=title)
         records = [_record(*pair) for pair in zip(plan.asked, answers, strict=True)]
         return {"summary": [row], "records": records}
 

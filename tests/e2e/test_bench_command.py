@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hippo.cli.stack import BUNDLED_CLIPS
 from tests.e2e.support import Running, free_port, hippo, wait_until
 from tests.support.plain_server import PlainServer, serving
 
@@ -168,3 +169,67 @@ def test_an_interrupt_ends_a_load_at_once() -> None:
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output.decode()
     assert b"Traceback" not in output
+
+
+def written_questions(folder: Path, **videos: str) -> Path:
+    """Questions about the bundled clips with their answers, by file; or about ``videos``."""
+    path = folder / "questions.jsonl"
+    facts = json.loads((BUNDLED_CLIPS / "facts.json").read_text())[:3]
+    lines = [
+        {**fact, "id": fact["file"], "video": fact["file"], "category": str(fact["height"])}
+        for fact in facts
+    ]
+    lines += [
+        {"id": name, "video": url, "question": "What?", "options": ["One and two.", "Three."],
+         "answer": "A"}
+        for name, url in videos.items()
+    ]  # fmt: skip
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def test_questions_of_a_file_have_equal_scores_and_go_on_after_a_stop(
+    running: Running, tmp_path: Path
+) -> None:
+    answers, page, plot = (tmp_path / name for name in ("a.jsonl", "a.md", "a.svg"))
+    arguments = (
+        "--url", running.url, "--questions", str(written_questions(tmp_path)), "--videos",
+        str(BUNDLED_CLIPS), "--answers", str(answers), "--policies", "adaptive,vpsd:3",
+    )  # fmt: skip
+    first = found(*arguments, "--limit", "1")["questions"]
+    assert {row["num_answers"] for row in first["summary"]} == {1}
+    kept = answers.read_bytes()
+    answers.write_bytes(kept + b'{"id": "handful.mp4", "sys')  # as a stop leaves it
+    done = bench(*arguments, "--markdown", str(page), "--plot", str(plot))
+    assert done.returncode == 0, done.stderr
+    assert f"3 answers were in {answers} already" in done.stdout
+    assert answers.read_bytes().startswith(kept)
+    document = found(*arguments)["questions"]
+    assert len(answers.read_text().splitlines()) == 1 + 9
+    rows = document["summary"][-3:]
+    assert [row["system"] for row in rows] == ["target-only", "adaptive", "vpsd γ=3"]
+    assert all(row["num_equal"] == row["num_answers"] == row["num_scored"] == 3 for row in rows)
+    assert len({row["num_right"] for row in rows}) == 1
+    assert all(row["num_unlike"] == 0 for row in document["summary"])
+    assert all(row["mean_tokens_per_forward"] >= 1 <= row["mean_run_length"] for row in rows[1:])
+    texts = {record["text"] for record in document["records"]}
+    assert len(texts) == 3 and "" not in texts
+    assert "| all questions | adaptive | 3 |" in page.read_text() and "<svg" in plot.read_text()
+
+
+def test_questions_of_a_file_are_asked_of_any_server(tmp_path: Path) -> None:
+    path = written_questions(tmp_path, url="https://example.com/a.mp4")
+    arguments = ("--questions", str(path), "--videos", str(BUNDLED_CLIPS), "--answers")
+    # Request 0 is the probe, 1 the warm-up, 2 the first question.
+    with serving(PlainServer(failing=(2,), failing_status=400)) as plain:
+        answers = str(tmp_path / "a.jsonl")
+        document = found("--url", plain.url, *arguments, answers)["questions"]
+        done = bench("--url", plain.url, *arguments, answers)
+        other = bench("--url", plain.url, *arguments, answers, "--max-tokens", "7")
+    assert document["failed"] == {"tray.mp4": "the server answered 400: all slots are taken"}
+    (*_, row) = document["summary"]
+    assert (row["system"], row["num_answers"]) == ("plain", 3)
+    assert (row["num_right"], row["num_scored"]) == (1, 3)
+    assert done.returncode == 0 and "3 answers were in" in done.stdout  # the first is asked again
+    assert "all questions" in done.stdout and "25.0%" in done.stdout
+    assert other.returncode == 1 and "holds answers measured with max_tokens 256" in other.stderr

@@ -16,7 +16,8 @@ from hippo.benchmark.figures import summarise, summarise_alone, summarise_load
 from hippo.benchmark.latency import TARGET_ONLY
 from hippo.benchmark.load import LoadRun
 from hippo.benchmark.plots import check_plot, draw_answers, draw_load, draw_speedups
-from hippo.benchmark.tables import alone_table, latency_table, load_table
+from hippo.benchmark.question_figures import markdown, table_of
+from hippo.benchmark.tables import alone_table, latency_table, load_table, questions_table
 from hippo.errors import InvalidRequestError
 from tests.unit.benchmark.test_figures import ended, record
 
@@ -41,6 +42,20 @@ def test_speedups_stand_with_their_intervals_and_fit_into_80_columns() -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
     assert re.search(r"adaptive .*3\.00", text) and "[2.00, 4.00]" in text
+
+
+def test_rows_of_questions_fit_into_80_columns_by_category() -> None:
+    row = {"num_right": 1234, "num_scored": 2700, "category": "short", "system": TARGET_ONLY}
+    rows = [{**ROWS[1], **row, "num_answers": 2700, "num_equal": 2700}]
+    rows += [{**rows[0], "system": "vpsd γ=15"}, {**rows[0], "category": "long", "num_scored": 0}]
+    table = table_of(rows)
+    text = shown(questions_table("many", table), width=80)
+    assert max(map(len, text.splitlines())) <= 80 and "…" not in text
+    assert text.count("short") == 1 and "45.7%" in text
+    page = markdown("many", table).splitlines()
+    assert page[3] == "|---|---|" + "---:|" * (len(table[0]) - 2)
+    assert "1234/2700 45.7%" in page[4] and "3.00 [2.00, 4.00]" in page[4]
+    assert page[6].startswith("| long |") and page[6].endswith("| - |")
 
 
 def test_a_load_has_a_line_and_shows_only_what_is_known() -> None:

@@ -79,6 +79,17 @@ def test_an_allowed_cache_is_one_without_salts() -> None:
     assert "cache_salt" not in plan(*TEXT, "--allow-cache").form.optional
 
 
+def test_the_questions_of_a_file_are_asked_of_the_named_systems(tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    line = {"id": "1", "video": "file:///a.mp4", "question": "What?"}
+    path.write_text("".join(json.dumps({**line, "id": number}) + "\n" for number in range(3)))
+    given = ("--questions", str(path), "--answers", str(tmp_path / "a.jsonl"))
+    file = plan(*given, "--limit", "2", "--seed", "4").file
+    assert file is not None and [each.id for each in file.questions] == ["0", "1"]
+    assert (file.first.name, file.first.seed) == ("0", 4)
+    assert command_line(parsed(*given)) == f"hippo bench {' '.join(given)}"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -101,6 +112,15 @@ def test_an_allowed_cache_is_one_without_salts() -> None:
         (["--policies", "off,off"], "one stands there twice"),
         (["--plot", "a.pdf"], r"ends in \.svg or \.png"),
         (["--plot", "none/a.svg"], "--plot: there is no folder none"),
+        (["--questions", "q.jsonl"], "--questions needs --answers FILE"),
+        (["--questions", "q.jsonl", "--answers", "a", "--prompt", "A?"], "--prompt has no effect"),
+        (
+            ["--questions", "q.jsonl", "--answers", "a", "--limit", "0"],
+            "--limit must be at least 1",
+        ),
+        (["--questions", "q.jsonl", "--answers", "a"], "q.jsonl cannot be read"),
+        (["--answers", "a.jsonl"], "--answers needs --questions"),
+        (["--markdown", "none/a.md"], "--markdown needs --questions"),
         (["--out", "none/a.json"], "--out: there is no folder none"),
     ],
 )
