@@ -22,7 +22,7 @@ _SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 
 
 @dataclass(frozen=True, slots=True)
-class Benchmark:
+class PublishedBenchmark:
     """How a data set's records become questions.
 
     ``lines`` gets a record, its number and the name of its file without the suffix; it yields
@@ -36,7 +36,7 @@ class Benchmark:
 
 
 def convert(
-    benchmark: Benchmark, annotations: Sequence[Path], videos: Path
+    benchmark: PublishedBenchmark, annotations: Sequence[Path], videos: Path
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Returns the questions about videos below a folder, and the names of the missing videos.
 
@@ -214,19 +214,19 @@ def _video_detail_caption(record: Record, number: int, stem: str) -> Iterator[di
     yield {"id": str(number), "video": record["video_name"], "question": record["question"]}
 
 
-BENCHMARKS: Mapping[str, Benchmark] = {
-    "video-mme": Benchmark(
+BENCHMARKS: Mapping[str, PublishedBenchmark] = {
+    "video-mme": PublishedBenchmark(
         "Video-MME", "videomme/test-00000-of-00001.parquet of lmms-lab/Video-MME", _video_mme
     ),
-    "mvbench": Benchmark("MVBench", "json/*.json of OpenGVLab/MVBench", _mvbench),
-    "mlvu": Benchmark("MLVU", "MLVU/json/*.json of MLVU/MVLU", _mlvu),
-    "longvideobench": Benchmark(
+    "mvbench": PublishedBenchmark("MVBench", "json/*.json of OpenGVLab/MVBench", _mvbench),
+    "mlvu": PublishedBenchmark("MLVU", "MLVU/json/*.json of MLVU/MVLU", _mlvu),
+    "longvideobench": PublishedBenchmark(
         "LongVideoBench",
         "lvb_val.json or validation-00000-of-00001.parquet of longvideobench/LongVideoBench",
         _long_video_bench,
     ),
-    "lvbench": Benchmark("LVBench", "video_info.meta.jsonl of zai-org/LVBench", _lvbench),
-    "video-detail-caption": Benchmark(
+    "lvbench": PublishedBenchmark("LVBench", "video_info.meta.jsonl of zai-org/LVBench", _lvbench),
+    "video-detail-caption": PublishedBenchmark(
         "VideoDetailCaption",
         "data/test-00000-of-00001.parquet of lmms-lab/VideoDetailCaption",
         _video_detail_caption,
