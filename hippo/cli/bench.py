@@ -60,6 +60,7 @@ answer may also be an option's text. `prompt`, if there, is sent in place of que
 The client takes processor time, too: run it on a core that draft and target do not use.
 """
 _PROMPT = "Describe the video in detail."
+_GREETING = "Hello."  # for the probe where a file has the questions
 _SECONDS = 20.0
 
 
@@ -176,7 +177,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
             timeout_s=arguments.timeout,
         ),
         form=form,
-        questions=_questions(arguments) if file is None else (file.first,),
+        questions=_questions(arguments) if file is None else (question_about(_GREETING),),
         policies=_policies(arguments.policies),
         rounds=arguments.rounds or 1,
         concurrency=concurrency,

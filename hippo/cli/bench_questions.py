@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from hippo.benchmark.answer_log import AnswerLog
 from hippo.benchmark.figures import Row, distributions
 from hippo.benchmark.latency import TARGET_ONLY, System, turned, warm_up
 from hippo.benchmark.plots import draw_answers, draw_speedups
-from hippo.benchmark.requests import Question, RequestForm
+from hippo.benchmark.requests import RequestForm
 from hippo.benchmark.server import Server
 from hippo.benchmark.video_questions import VideoQuestion
 from hippo.errors import HippoError, InvalidRequestError
@@ -31,11 +31,6 @@ class QuestionFile:
     answers: Path
     markdown: Path | None
     plot: Path | None
-
-    @property
-    def first(self) -> Question:
-        """The first question to ask."""
-        return self.questions[0].asked(seed=self.seed)
 
 
 @dataclass(slots=True)
@@ -91,17 +86,20 @@ class QuestionRun:
     ) -> Iterator[None]:
         with closing(self.server.connect()) as connection:
             if todo:
-                first = todo[0][1].asked(seed=self.file.seed)
                 systems = [each for each in self.systems if any(each == item[2] for item in todo)]
-                warm_up(connection, self.form, first, systems)
+                with suppress(InvalidRequestError):  # is told below
+                    first = todo[0][1].asked(seed=self.file.seed)
+                    warm_up(connection, self.form, first, systems)
             for number, question, system in todo:
                 if question.id not in self._failed:
-                    asked = question.asked(seed=self.file.seed + number)
-                    request = self.form.request(asked, system.speculative)
                     try:
-                        log.add(question, system.name, connection.ask(request.body()))
+                        asked = question.asked(seed=self.file.seed + number)
+                        request = self.form.request(asked, system.speculative)
+                        answer = connection.ask(request.body())
                     except InvalidRequestError as error:
                         self._failed[question.id] = error.message
+                    else:
+                        log.add(question, system.name, answer)
                 yield
 
     def _results(self, log: AnswerLog) -> dict[str, Any]:

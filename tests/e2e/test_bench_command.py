@@ -220,8 +220,8 @@ def test_questions_of_a_file_have_equal_scores_and_go_on_after_a_stop(
 def test_questions_of_a_file_are_asked_of_any_server(tmp_path: Path) -> None:
     path = written_questions(tmp_path, url="https://example.com/a.mp4")
     arguments = ("--questions", str(path), "--videos", str(BUNDLED_CLIPS), "--answers")
-    # Request 0 is the probe, 1 the warm-up, 2 the first question.
-    with serving(PlainServer(failing=(2,), failing_status=400)) as plain:
+    # Request 0 is the probe, 1 the warm-up with the first question, 2 the first question.
+    with serving(PlainServer(failing=(1, 2), failing_status=400)) as plain:
         answers = str(tmp_path / "a.jsonl")
         document = found("--url", plain.url, *arguments, answers)["questions"]
         done = bench("--url", plain.url, *arguments, answers)
@@ -232,4 +232,5 @@ def test_questions_of_a_file_are_asked_of_any_server(tmp_path: Path) -> None:
     assert (row["num_right"], row["num_scored"]) == (1, 3)
     assert done.returncode == 0 and "3 answers were in" in done.stdout  # the first is asked again
     assert "all questions" in done.stdout and "25.0%" in done.stdout
+    assert plain.bodies[0]["messages"][0]["content"] == [{"type": "text", "text": "Hello."}]
     assert other.returncode == 1 and "holds answers measured with max_tokens 256" in other.stderr
