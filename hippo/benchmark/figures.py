@@ -90,6 +90,23 @@ def summarise(records: Sequence[Record]) -> list[Row]:
     return rows
 
 
+def notes_on(records: Sequence[Record]) -> list[str]:
+    """Returns sentences on unequal answers, and on answers in which no draft took part."""
+    notes = []
+    if unequal := sum(not record.is_equal for record in records):
+        notes.append(
+            f"{unequal} of {len(records)} answers differ from target-only's: expected in "
+            "bfloat16 at times, never in float32"
+        )
+    problems = dict.fromkeys(
+        record.figures["draft_problem"]
+        for record in records
+        if record.figures["policy"] != "off" and not record.figures["draft_used"]
+    )
+    notes += [f"no draft took part in some answers: {each}" for each in problems if each]
+    return notes
+
+
 def summarise_alone(name: str, answers: Sequence[Answer]) -> Row:
     """Returns a row for any server, with times on the client's clock."""
     return {

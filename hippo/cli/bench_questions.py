@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from itertools import product, repeat
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from hippo.benchmark import question_figures, tables
 from hippo.benchmark.answer_log import AnswerLog
-from hippo.benchmark.figures import Row, distributions
+from hippo.benchmark.figures import distributions, notes_on
 from hippo.benchmark.latency import TARGET_ONLY, System, turned, warm_up
 from hippo.benchmark.plots import draw_answers, draw_speedups
 from hippo.benchmark.requests import RequestForm
@@ -108,11 +109,11 @@ class QuestionRun:
         answered = [each for each in file.questions if each.id not in self._failed]
         if not answered:
             raise HippoError(f"no question was answered: {next(iter(self._failed.values()))}")
-        records = None
-        if form.is_hippo:
-            records = question_figures.records_of(
-                answered, log.answers, names, temperature=form.temperature
-            )
+        records = (
+            question_figures.records_of(answered, log.answers, names, temperature=form.temperature)
+            if form.is_hippo
+            else None
+        )
         rows = question_figures.summarise_questions(answered, log.answers, names, records=records)
         title = (
             f"{form.model} at {self.server.url}, {len(answered)} questions of {file.path.name}, "
@@ -120,7 +121,13 @@ class QuestionRun:
         )
         table = question_figures.table_of(rows)
         self.console.print(tables.questions_table(title, table))
-        self._print_notes(rows)
+        for question, reason in self._failed.items():
+            self._say(f"not answered: {question}: {reason}")
+        for note in notes_on(records or ()):
+            self._say(note)
+        for row in rows[-len(names) :]:
+            if row["num_unlike"]:
+                self._say(f"{row['num_unlike']} answers of {row['system']} have another score")
         if file.markdown is not None:
             write_text(file.markdown, question_figures.markdown(title, table))
             self._say(f"written to {file.markdown}")
@@ -143,21 +150,13 @@ class QuestionRun:
                     "system": name,
                     "text": log.answers[each.id, name].text,
                     "is_right": each.is_right(log.answers[each.id, name].text),
+                    **({} if record is None else record.as_dict()),
                 }
-                for each in answered
-                for name in names
+                for (each, name), record in zip(
+                    product(answered, names), records or repeat(None), strict=False
+                )
             ],
         }
-
-    def _print_notes(self, rows: Sequence[Row]) -> None:
-        for question, reason in self._failed.items():
-            self._say(f"not answered: {question}: {reason}")
-        for row in rows[-len(self.systems) :]:
-            if row["num_unlike"]:
-                self._say(
-                    f"{row['num_unlike']} answers of {row['system']} are scored otherwise than "
-                    "target-only's: expected in bfloat16 at times, never in float32"
-                )
 
     def _say(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True, markup=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import product
@@ -14,10 +14,15 @@ from rich.console import Console
 
 from hippo.benchmark import tables
 from hippo.benchmark.answers import Answer
-from hippo.benchmark.figures import distributions, summarise, summarise_alone, summarise_load
+from hippo.benchmark.figures import (
+    distributions,
+    notes_on,
+    summarise,
+    summarise_alone,
+    summarise_load,
+)
 from hippo.benchmark.latency import (
     TARGET_ONLY,
-    Record,
     System,
     measure,
     measure_alone,
@@ -158,7 +163,8 @@ class Bench:
         rows = summarise(records)
         title = f"{self._form.model} at {plan.server.url}, {len(plan.asked)} questions, {plan.how}"
         self._console.print(tables.latency_table(title, rows))
-        self._print_notes(records)
+        for note in notes_on(records):
+            self.say(note)
         result: Document = {"summary": rows, "records": [each.as_dict() for each in records]}
         if plan.plot is not None:
             draw_speedups(rows, plan.plot, title=title)
@@ -250,29 +256,12 @@ class Bench:
                 on_answer=advance,
             ).run()
 
-    def _print_notes(self, records: Sequence[Record]) -> None:
-        unequal = sum(not record.is_equal for record in records)
-        if unequal:
-            self.say(
-                f"{unequal} of {len(records)} answers differ from target-only's: expected in "
-                "bfloat16 at times, never in float32"
-            )
-        for problem in dict.fromkeys(_draft_problems(records)):
-            self.say(f"no draft took part in some answers: {problem}")
-
     def _print_counted_by(self, counted_by: Sequence[str]) -> None:
         if "pieces" in counted_by:
             self.say(
                 "the server does not tell how many tokens an answer has: its pieces of text were "
                 "counted, which may hold several tokens"
             )
-
-
-def _draft_problems(records: Sequence[Record]) -> Iterator[str]:
-    for record in records:
-        figures = record.figures
-        if figures["policy"] != "off" and not figures["draft_used"] and figures["draft_problem"]:
-            yield figures["draft_problem"]
 
 
 def _record(question: Question, answer: Answer) -> Document:

@@ -212,6 +212,7 @@ def test_questions_of_a_file_have_equal_scores_and_go_on_after_a_stop(
     assert len({row["num_right"] for row in rows}) == 1
     assert all(row["num_unlike"] == 0 for row in document["summary"])
     assert all(row["mean_tokens_per_forward"] >= 1 <= row["mean_run_length"] for row in rows[1:])
+    assert all(record["is_equal"] and record["decode_speedup"] for record in document["records"])
     texts = {record["text"] for record in document["records"]}
     assert len(texts) == 3 and "" not in texts
     assert "| all questions | adaptive | 3 |" in page.read_text() and "<svg" in plot.read_text()

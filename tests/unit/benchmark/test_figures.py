@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from hippo.benchmark.answers import Answer
 from hippo.benchmark.figures import (
+    notes_on,
     percentile,
     spread,
     summarise,
@@ -73,6 +75,21 @@ def test_equal_values_have_an_interval_without_width() -> None:
 
 def test_an_answer_of_one_token_has_no_speedup_of_decoding() -> None:
     assert record("adaptive", 0.0, ids=(1,)).decode_speedup == 1.0
+
+
+def test_unequal_answers_and_missing_drafts_are_told() -> None:
+    def told(**fields: Any) -> list[str]:
+        one = record("adaptive", 1.0, ids=fields.pop("ids", (1, 2, 3)))
+        figures = {**one.figures, "policy": "adaptive", "draft_used": True, "draft_problem": ""}
+        return notes_on([replace(one, answer=replace(one.answer, figures={**figures, **fields}))])
+
+    assert told() == []
+    assert told(ids=(1,)) == [
+        "1 of 1 answers differ from target-only's: expected in bfloat16 at times, never in float32"
+    ]
+    lost = {"draft_used": False, "draft_problem": "it stalled"}
+    assert told(**lost) == ["no draft took part in some answers: it stalled"]
+    assert told(**lost, policy="off") == []
 
 
 def test_speedups_are_against_target_only_on_the_same_question() -> None:
