@@ -53,6 +53,14 @@ CAPTION = {
     "video_name": "v_Sm9f8ZDbJJ8", "question": "Please provide a detailed description.",
     "answer": "A man plays the drums.",
 }  # fmt: skip
+RECORDS: dict[str, dict[str, Any]] = {
+    "video-mme": VIDEO_MME,
+    "mvbench": MVBENCH,
+    "mlvu": MLVU,
+    "longvideobench": {**LONG_VIDEO_BENCH, "candidates": ["hi", "ho"]},
+    "lvbench": LVBENCH,
+    "video-detail-caption": CAPTION,
+}
 
 
 def converted(
