@@ -68,7 +68,7 @@ class Prompt:
 
     input_ids: torch.Tensor  # int64 [length]
     positions: torch.Tensor  # int64 [num_axes, length]
-    next_position: int  # rotary position of completion token 0, on every axis
+    next_position: int  # rotary position of completion token 0, on every axis: the last row's + 1
     visual_indices: torch.Tensor  # int64 [num_visual_tokens]
     visual_grids: tuple[tuple[int, int, int], ...]  # (frames, rows, columns) of each video
     question_indices: torch.Tensor  # int64 [num_question_tokens], ascending

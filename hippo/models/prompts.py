@@ -79,7 +79,7 @@ class PromptBuilder(ABC):
         return Prompt(
             input_ids=text.input_ids,
             positions=positions,
-            next_position=int(positions.max()) + 1,
+            next_position=int(positions[:, -1].max()) + 1,
             visual_indices=visual,
             visual_grids=tuple(videos),
             question_indices=question,

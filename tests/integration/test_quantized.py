@@ -38,9 +38,11 @@ from tests.support.services import (
     toy_request,
 )
 
+QWEN2 = "Qwen/Qwen2-VL-2B-Instruct"  # tied and in two files
 QWEN = "Qwen/Qwen2.5-VL-72B-Instruct"
 QWEN3 = "Qwen/Qwen3-VL-4B-Instruct"  # tied and in two files
 LLAVA = "llava-hf/llava-onevision-qwen2-72b-ov-hf"
+INTERNVL = "OpenGVLab/InternVL3_5-8B-HF"
 WEIGHT_ONLY = [form for form in FORMS if form != "LLM.int8()"]
 
 pytestmark = pytest.mark.skipif(
@@ -83,6 +85,7 @@ def head_of(model: Any) -> Any:
         *((QWEN, form) for form in WEIGHT_ONLY),
         *((QWEN3, form) for form in ("unsloth bnb-4bit", "Qwen FP8", "RedHatAI FP8-dynamic")),
         *((LLAVA, form) for form in ("unsloth bnb-4bit", "Qwen FP8")),
+        *((name, "unsloth bnb-4bit") for name in (QWEN2, INTERNVL)),
     ],
 )
 def test_a_form_of_the_hub_gives_transformers_logits_of_the_same_weights(
@@ -129,7 +132,8 @@ def test_layers_stay_in_fp8_where_the_device_multiplies_it(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("quantization", "limit"), [("int8", 0.15), ("nf4", 1.2)])
 @pytest.mark.parametrize(
-    "checkpoint", ["target_checkpoint", "qwen3_checkpoint", "llava_checkpoint"]
+    "checkpoint",
+    ["target_checkpoint", "qwen3_checkpoint", "llava_checkpoint", "internvl_checkpoint"],
 )
 def test_layers_are_quantised_while_a_plain_checkpoint_is_loaded(
     request: pytest.FixtureRequest, checkpoint: str, quantization: str, limit: float
@@ -164,7 +168,11 @@ def test_a_checkpoint_that_torchao_quantised_gives_transformers_logits(
 
 @pytest.mark.parametrize(
     ("checkpoint", "target", "draft"),
-    [("target_checkpoint", "int8", "nf4"), ("qwen3_checkpoint", "nf4", "int8")],
+    [
+        ("target_checkpoint", "int8", "nf4"),
+        ("qwen3_checkpoint", "nf4", "int8"),
+        ("internvl_checkpoint", "int8", "nf4"),
+    ],
 )
 async def test_the_output_of_a_quantised_pair_is_that_of_its_target_alone(
     request: pytest.FixtureRequest, checkpoint: str, target: str, draft: str

@@ -50,6 +50,7 @@ HUB_FORMS = {
     "Qwen/Qwen3-VL-4B-Instruct": HubForm(16, 4, 32, is_tied=True, width=128),
     "Qwen/Qwen3-VL-8B-Instruct": HubForm(8, 2, 32),
     "Qwen/Qwen3-VL-32B-Instruct": HubForm(16, 2, 32, width=128),
+    "Qwen/Qwen3-VL-30B-A3B-Instruct": HubForm(8, 1, 32, width=64),
     "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": HubForm(7, 1, 39, is_tied=True, is_sharded=False),
     "llava-hf/llava-onevision-qwen2-7b-ov-hf": HubForm(14, 2, 55),
     "llava-hf/llava-onevision-qwen2-72b-ov-hf": HubForm(8, 1, 55),
@@ -84,7 +85,7 @@ def write_hub_form(folder: Path, name: str, *, noise: float = 0.0) -> Path:
     )
     dtype = torch.bfloat16 if is_qwen else torch.float16
     weights = {
-        hub_name(key, family): weight.to(dtype).contiguous()
+        hub_name(key, family): _as_stored(key, weight).to(dtype).contiguous()
         for key, weight in model.state_dict().items()
         if not (form.is_tied and key == "lm_head.weight")
     }
@@ -241,6 +242,7 @@ _HUB_PREFIXES = {
     "qwen2_5_vl": _EARLIER_QWEN,
     "qwen2_vl": _EARLIER_QWEN,
     "qwen3_vl": {},
+    "qwen3_vl_moe": {},
     "llava_onevision": {
         "model.language_model.": "language_model.model.",
         "lm_head.": "language_model.lm_head.",
@@ -248,6 +250,11 @@ _HUB_PREFIXES = {
         "model.": "",
     },
 }
+
+
+def _as_stored(key: str, weight: torch.Tensor) -> torch.Tensor:
+    """Experts are ``[experts, in, out]`` on the hub, the other way round in transformers."""
+    return weight.transpose(1, 2) if ".experts." in key else weight
 
 
 def hub_name(key: str, family: str) -> str:

@@ -16,6 +16,7 @@ _ARCHITECTURES = {
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
+    "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
 }
 
 
@@ -49,8 +50,8 @@ def qwen_config(family: str, form: HubForm, ids: dict[str, int]) -> dict[str, An
         "video_token_id": ids["<|video_pad|>"],
         "tie_word_embeddings": form.is_tied,
     }
-    if family == "qwen3_vl":
-        return common | _nested(form, ids)
+    if family.startswith("qwen3_vl"):
+        return common | _nested(family, form, ids)
     rope: dict[str, Any] = {"mrope_section": [2, 3, 3], "type": form.rope_scaling_type}
     vision = {
         **PUBLIC_TOWERS[family],
@@ -91,14 +92,24 @@ def qwen_config(family: str, form: HubForm, ids: dict[str, int]) -> dict[str, An
     }
 
 
-def _nested(form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
+_EXPERTS = {
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+    "num_experts": 16,
+    "num_experts_per_tok": 2,
+}
+
+
+def _nested(family: str, form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
     text = text_settings(form, ids) | {
         "attention_bias": False,
         "attention_dropout": 0.0,
         "dtype": "bfloat16",
         "head_dim": HEAD_DIM,
         "max_position_embeddings": 262144,
-        "model_type": "qwen3_vl_text",
+        "model_type": f"{family}_text",
         "rope_scaling": {
             "mrope_interleaved": True,
             "mrope_section": [4, 2, 2],
@@ -106,6 +117,8 @@ def _nested(form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
         },
         "rope_theta": 5000000,
     }
+    if family == "qwen3_vl_moe":
+        text |= _EXPERTS
     if form.is_tied:
         text["tie_word_embeddings"] = True
     vision = {
@@ -117,7 +130,7 @@ def _nested(form: HubForm, ids: dict[str, int]) -> dict[str, Any]:
         "in_channels": 3,
         "initializer_range": 0.12,
         "intermediate_size": 64,
-        "model_type": "qwen3_vl",
+        "model_type": family,
         "num_heads": 2,
         "out_hidden_size": text["hidden_size"],
     }
@@ -147,20 +160,23 @@ _QWEN3_PREPROCESSOR: dict[str, Any] = {
     "processor_class": "Qwen3VLProcessor",
 }
 
+_QWEN3_PREPROCESSORS: dict[str, dict[str, Any]] = {
+    "preprocessor_config.json": {
+        **_QWEN3_PREPROCESSOR,
+        "size": {"longest_edge": 16777216, "shortest_edge": 65536},
+        "image_processor_type": "Qwen2VLImageProcessorFast",
+    },
+    "video_preprocessor_config.json": {
+        **_QWEN3_PREPROCESSOR,
+        "size": {"longest_edge": 25165824, "shortest_edge": 4096},
+        "video_processor_type": "Qwen3VLVideoProcessor",
+    },
+}
+
 QWEN_PREPROCESSORS: dict[str, dict[str, dict[str, Any]]] = {
     "qwen2_5_vl": {"preprocessor_config.json": _preprocessor("Qwen2_5_VLProcessor")},
     "qwen2_vl": {"preprocessor_config.json": _preprocessor("Qwen2VLProcessor")},
-    "qwen3_vl": {
-        "preprocessor_config.json": {
-            **_QWEN3_PREPROCESSOR,
-            "size": {"longest_edge": 16777216, "shortest_edge": 65536},
-            "image_processor_type": "Qwen2VLImageProcessorFast",
-        },
-        "video_preprocessor_config.json": {
-            **_QWEN3_PREPROCESSOR,
-            "size": {"longest_edge": 25165824, "shortest_edge": 4096},
-            "video_processor_type": "Qwen3VLVideoProcessor",
-        },
-    },
+    "qwen3_vl": _QWEN3_PREPROCESSORS,
+    "qwen3_vl_moe": _QWEN3_PREPROCESSORS,
 }
 """Files by family and name."""

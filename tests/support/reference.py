@@ -71,20 +71,34 @@ class Reference:
         return inputs
 
     def _video_size(self, num_frames: int) -> dict[str, int]:
-        """The file's limits, or qwen-vl-utils' if the file's are not those of a frame."""
+        """The file's limits, or qwen-vl-utils' if the file's are not those of a frame; of all
+        frames for Qwen3-VL, whose processor takes them so."""
         processor = self.processor.video_processor
         token = (processor.patch_size * processor.merge_size) ** 2
-        if processor.size["longest_edge"] > 768 * token:
-            if self.model.config.model_type.startswith("qwen3"):  # whose limits are of all frames
-                token *= num_frames
-            return {"shortest_edge": 128 * token, "longest_edge": 768 * token}
-        return dict(processor.size)
+        limits = dict(processor.size)
+        if limits["longest_edge"] > 768 * token:
+            limits = {"shortest_edge": 128 * token, "longest_edge": 768 * token}
+        if self.model.config.model_type.startswith("qwen3"):
+            limits = {edge: pixels * num_frames for edge, pixels in limits.items()}
+        return limits
 
-    def forward(self, inputs: Any) -> torch.Tensor:
-        """Logits of every row, ``[length, vocab_size]``; positions computed by transformers."""
+    def forward(self, inputs: Any, completion: Sequence[int] = ()) -> torch.Tensor:
+        """Logits of every row of the prompt and of ``completion`` behind it, ``[length,
+        vocab_size]``; positions computed by transformers."""
         self.model.model.rope_deltas = None
+        ids = torch.tensor([completion], dtype=torch.int64)
+        tails = {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "mm_token_type_ids": torch.zeros_like(ids),
+        }
+        longer = {
+            name: torch.cat((inputs[name], tail), 1)
+            for name, tail in tails.items()
+            if name in inputs
+        }
         with torch.no_grad():
-            logits: torch.Tensor = self.model(**inputs, use_cache=False).logits[0]
+            logits: torch.Tensor = self.model(**{**inputs, **longer}, use_cache=False).logits[0]
         return logits
 
     def generate(self, inputs: Any, num_tokens: int) -> list[int]:

@@ -67,6 +67,7 @@ class Held(NamedTuple):
 
     model: VideoLanguageModel
     reference: Reference
+    folder: Path
 
 
 @pytest.fixture(scope="session", params=[*ALL_FAMILIES, ORDERED_LLAVA])
@@ -74,7 +75,7 @@ def held(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """Each family, LLaVA-OneVision also with a template that keeps the order of a turn's parts."""
     folder = write_family(tmp_path_factory.mktemp("held") / "tiny", request.param)
     plan = LoadPlan(str(folder), dtype="float32", num_slots=3, max_context_length=512)
-    return Held(load_model(plan), Reference(folder))
+    return Held(load_model(plan), Reference(folder), folder)
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from hippo.errors import ModelLoadError
 from hippo.models.base import VideoLanguageModel
@@ -24,6 +23,7 @@ from hippo.shapes import find_shape, shape_of
 from hippo.sizes import Experts
 from tests.support.flash_operator import flash_operator
 from tests.support.graphs import RecordedGraphs
+from tests.support.hub_forms import resave, write_hub_form
 from tests.support.quantized import add_config
 from tests.support.reference import assert_close, clip, prefill, prepare, step, user
 
@@ -31,7 +31,7 @@ PUBLIC = "Qwen/Qwen3-VL-30B-A3B-Instruct"
 
 
 def load(folder: Path, **changes: Any) -> VideoLanguageModel:
-    options = {"dtype": "float32", "num_slots": 1, "max_context_length": 512, **changes}
+    options = {"dtype": "float32", "num_slots": 1, "max_context_length": 1024, **changes}
     return load_model(LoadPlan(str(folder), **options))
 
 
@@ -41,34 +41,24 @@ def answer(model: VideoLanguageModel) -> torch.Tensor:
     return torch.cat((logits[None], model.forward(step(0, 0, 5, 6, 7))))
 
 
-def as_published(folder: Path, new: Path) -> Path:
-    """The hub's form: experts ``[experts, in, out]``, their number under the name that it has in
-    the hub's configuration, and nothing of tied embeddings beside the text model."""
-    new.mkdir()
-    for file in folder.iterdir():
-        (new / file.name).write_bytes(file.read_bytes())
-    config = json.loads((folder / "config.json").read_text())
-    text = config["text_config"]
-    text["num_experts"] = text.pop("num_local_experts")
-    del text["tie_word_embeddings"]
-    (new / "config.json").write_text(json.dumps(config))
-    weights = load_file(folder / "model.safetensors")
-    for name, weight in weights.items():
-        if ".experts." in name:
-            weights[name] = weight.transpose(1, 2).contiguous()
-    save_file(weights, new / "model.safetensors", metadata={"format": "pt"})
-    return new
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hub_form(tmp_path_factory.mktemp("published") / "model", PUBLIC)
 
 
-def test_the_published_form_gives_the_same(experts_checkpoint: Path, tmp_path: Path) -> None:
-    published = as_published(experts_checkpoint, tmp_path / "published")
-    assert torch.equal(answer(load(published)), answer(load(experts_checkpoint)))
-    for each in (experts_checkpoint, published):
-        stored = find_checkpoint(str(each), progress=lambda stage, share: None)
-        shape = find_shape(str(each))
-        assert shape.num_parameters == stored.num_floats
-        assert not shape.is_tied
-        assert shape.experts == Experts(num_layers=2, num_experts=8, num_chosen=3, width=24)
+def test_the_published_and_the_saved_form_give_the_same(published: Path, tmp_path: Path) -> None:
+    saved = resave(published, tmp_path / "saved")
+    assert torch.equal(answer(load(published)), answer(load(saved)))
+    for each in (published, saved):
+        assert find_shape(str(each)).experts == Experts(2, num_experts=16, num_chosen=2, width=24)
+
+
+def test_a_shape_counts_experts_beside_a_dense_layer(experts_checkpoint: Path) -> None:
+    stored = find_checkpoint(str(experts_checkpoint), progress=lambda stage, share: None)
+    shape = find_shape(str(experts_checkpoint))
+    assert shape.num_parameters == stored.num_floats
+    assert not shape.is_tied
+    assert shape.experts == Experts(num_layers=2, num_experts=8, num_chosen=3, width=24)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -129,10 +119,10 @@ def test_what_does_not_go_with_experts_is_refused(
 def test_a_quantised_checkpoint_with_experts_is_refused(
     experts_checkpoint: Path, tmp_path: Path
 ) -> None:
-    published = as_published(experts_checkpoint, tmp_path / "published")
-    add_config(published, {"quant_method": "fp8", "fmt": "e4m3"})
+    folder = Path(shutil.copytree(experts_checkpoint, tmp_path / "copy"))
+    add_config(folder, {"quant_method": "fp8", "fmt": "e4m3"})
     with pytest.raises(ModelLoadError, match="use the form of the model that is not quantised"):
-        load(published)
+        load(folder)
 
 
 def test_no_rank_is_started_for_experts(experts_checkpoint: Path) -> None:

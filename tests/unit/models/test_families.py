@@ -13,6 +13,7 @@ from hippo.errors import ContextLengthError, InvalidRequestError
 from hippo.models.base import DecodedMedia, Prompt, SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
+from hippo.sizes import CHUNK_ROWS
 from hippo.types import ChatMessage, MediaKind
 from tests.support.checkpoints import write_checkpoint
 from tests.support.reference import (
@@ -33,12 +34,21 @@ COMPLETION = tuple(range(1, 66))
 TURNS: dict[str, tuple[str | DecodedMedia, ...]] = {
     "video first": (clip(), QUESTION),
     "question first": (QUESTION, clip()),
+    "frames far apart": (clip(fps=0.05), QUESTION),
     "two videos": (clip(num_frames=3), QUESTION, clip(num_frames=3, size=112, fps=0.7, seed=1)),
     "image": (image(), QUESTION),
     "image of 16 tiles, resized": (image(height=200, width=200), "what?"),
     "two images": (image(), image(height=90, width=40, seed=1), QUESTION),
     "video and image": (clip(), QUESTION, image()),
     "text only": (QUESTION,),
+}
+LONG_VIDEOS = {  # frames, a second each, of how many pixels a side; the text before the last
+    "qwen2_vl": (128, 168, "<|video_pad|>"),
+    "qwen2_5_vl": (128, 168, "<|video_pad|>"),
+    "qwen3_vl": (128, 140, "<126.5 seconds>"),
+    "qwen3_vl_moe": (128, 140, "<126.5 seconds>"),
+    "llava_onevision": (240, 84, "<video>"),
+    "internvl": (128, 84, "Frame128: "),
 }
 
 
@@ -159,6 +169,27 @@ def test_a_long_prompt_is_prefilled_in_chunks_with_the_same_result(
     expected = prefill(held.model, 0, prompt)
     monkeypatch.setattr("hippo.models.cached._CHUNK_ROWS", chunk_rows)
     assert_close(prefill(held.model, 1, prompt), expected)
+
+
+def test_a_long_video_equals_transformers_own(held: Held) -> None:
+    plan = LoadPlan(str(held.folder), dtype="float32", max_context_length=4096)
+    model, family = load_model(plan), held.reference.model.config.model_type
+    num_frames, size, last_text = LONG_VIDEOS[family]
+    media = clip(num_frames=num_frames, size=size, fps=1.0)
+    content, parts, _ = arranged((media, QUESTION))
+    inputs = held.reference.inputs(content, [media])
+    prompt = prepare(model, user(*parts), media)
+    assert prompt.input_ids.tolist() == inputs["input_ids"][0].tolist()
+    assert prompt.length > CHUNK_ROWS
+    assert last_text in held.reference.processor.tokenizer.decode(prompt.input_ids)
+    block = COMPLETION[:4]
+    logits = prefill(model, 0, prompt)[None]
+    expected = held.reference.forward(inputs, block)[prompt.length - 1 :]
+    assert_close(torch.cat((logits, model.forward(step(0, 0, *block)))), expected)
+    kept = torch.arange(0, prompt.visual_indices.shape[0], 10)
+    logits = prefill(model, 0, prompt, kept)[None]
+    expected = held.reference.recompute(prompt, kept, block)
+    assert_close(torch.cat((logits, model.forward(step(0, 0, *block)))), expected)
 
 
 def test_prompts_differ_in_their_hash(held: Held) -> None:
