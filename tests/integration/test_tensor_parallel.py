@@ -73,7 +73,7 @@ of_all_families = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(scope="module", params=PAIRS.values(), ids=PAIRS)
+@pytest.fixture(scope="module", params=PAIRS.values(), ids=[*PAIRS])
 def models(request: pytest.FixtureRequest) -> Iterator[Models]:
     target, draft = request.param
     folder: Path = request.getfixturevalue(target)
