@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -72,46 +72,29 @@ def _learned_positions(
     return {"interp_indices": indices, "interp_weights": weights}
 
 
-def _prompts(kind: type[QwenPromptBuilder]) -> Callable[[Pretrained], QwenPromptBuilder]:
-    return lambda pretrained: kind(
-        pretrained.processor,
-        pretrained.model.model.get_rope_index,
-        max_context_length=pretrained.info.max_context_length,
+def _family(
+    title: str, classes: str, prompts: type[QwenPromptBuilder], video_tokens: str
+) -> Family:
+    """``classes`` is the beginning of the names of the family's classes in transformers."""
+    return Family(
+        title=title,
+        architecture=f"{classes}ForConditionalGeneration",
+        num_axes=3,
+        make_prompts=lambda pretrained: prompts(
+            pretrained.processor,
+            pretrained.model.model.get_rope_index,
+            max_context_length=pretrained.info.max_context_length,
+        ),
+        make_tower=QwenTower,
+        video_tokens=video_tokens,
     )
 
 
 _PATCHES = "2 x 2 merged patches of two frames"
 _BY_SIZE = "the frame size sets the number"
+_TIMED = f"{_PATCHES}, behind their time as text; {_BY_SIZE}"
 
-QWEN2_VL = Family(
-    title="Qwen2-VL",
-    architecture="Qwen2VLForConditionalGeneration",
-    num_axes=3,
-    make_prompts=_prompts(QwenPromptBuilder),
-    make_tower=QwenTower,
-    video_tokens=f"{_PATCHES}; {_BY_SIZE}",
-)
-QWEN2_5_VL = Family(
-    title="Qwen2.5-VL",
-    architecture="Qwen2_5_VLForConditionalGeneration",
-    num_axes=3,
-    make_prompts=_prompts(QwenPromptBuilder),
-    make_tower=QwenTower,
-    video_tokens=f"{_PATCHES}; {_BY_SIZE}",
-)
-QWEN3_VL = Family(
-    title="Qwen3-VL",
-    architecture="Qwen3VLForConditionalGeneration",
-    num_axes=3,
-    make_prompts=_prompts(TimedPromptBuilder),
-    make_tower=QwenTower,
-    video_tokens=f"{_PATCHES}, behind their time as text; {_BY_SIZE}",
-)
-QWEN3_VL_MOE = Family(
-    title="Qwen3-VL with experts",
-    architecture="Qwen3VLMoeForConditionalGeneration",
-    num_axes=3,
-    make_prompts=_prompts(TimedPromptBuilder),
-    make_tower=QwenTower,
-    video_tokens="as `qwen3_vl`",
-)
+QWEN2_VL = _family("Qwen2-VL", "Qwen2VL", QwenPromptBuilder, f"{_PATCHES}; {_BY_SIZE}")
+QWEN2_5_VL = _family("Qwen2.5-VL", "Qwen2_5_VL", QwenPromptBuilder, f"{_PATCHES}; {_BY_SIZE}")
+QWEN3_VL = _family("Qwen3-VL", "Qwen3VL", TimedPromptBuilder, _TIMED)
+QWEN3_VL_MOE = _family("Qwen3-VL with experts", "Qwen3VLMoe", TimedPromptBuilder, "as `qwen3_vl`")
