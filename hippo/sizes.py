@@ -58,7 +58,7 @@ SCORED_LOGITS = 1 << 23
 VISION_PATCHES, VISION_FRAMES = 4096, 6
 """The part of a video in one run of the vision tower, between which other sequences step:
 Qwen-VL's and InternVL's patches, LLaVA-OneVision's frames (of 729 patches). A part has enough rows
-for a GPU; on one CPU core, parts of 4,096 patches take two thirds of the time of parts of 16,384."""
+for a GPU; on a CPU core, parts of 4,096 patches take two thirds of the time of parts of 16,384."""
 
 IMAGE_TOKENS = 4096
 """Tokens of an image for which memory is planned; the vision towers do not split an image. A larger
