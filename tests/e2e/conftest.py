@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from hippo.cli.stack import BUNDLED_PAIR, StackOptions
-from tests.e2e.support import Running, write_clip
+from tests.e2e.support import Running, official_client, plain_client, write_clip
 from tests.support.stack import run_stack
 
 MAX_CONTEXT_LENGTH = 4096
@@ -90,16 +90,14 @@ def mended(running: Running) -> Iterator[None]:
 @pytest.fixture
 def client(running: Running) -> Iterator[openai.OpenAI]:
     """The official client."""
-    with openai.OpenAI(
-        base_url=f"{running.url}/v1", api_key="unused", max_retries=0, timeout=60
-    ) as client:
+    with official_client(running.url) as client:
         yield client
 
 
 @pytest.fixture
 def http(running: Running) -> Iterator[httpx.Client]:
     """A plain client, for what the official one cannot say wrongly."""
-    with httpx.Client(base_url=running.url, trust_env=False, timeout=60) as client:
+    with plain_client(running.url) as client:
         yield client
 
 

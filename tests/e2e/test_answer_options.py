@@ -19,8 +19,9 @@ def _answer(client: openai.OpenAI, clip: Path, policy: str = "adaptive", **field
     return ask(client, data_url(clip), extra_body=extra, **({"max_tokens": 40} | fields))
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "T"])
-@pytest.mark.parametrize("policy", ["off", "vpsd", "adaptive"])
+@pytest.mark.parametrize(
+    ("policy", "sampling"), [("off", GREEDY), ("vpsd", SAMPLED), ("adaptive", GREEDY)]
+)
 def test_nothing_ends_an_answer_before_min_tokens(
     client: openai.OpenAI, clip: Path, policy: str, sampling: dict[str, Any]
 ) -> None:
@@ -46,8 +47,7 @@ def test_min_tokens_beyond_the_limit_are_refused_by_name(client: openai.OpenAI, 
         _answer(client, clip, max_tokens=40, extra_body={"min_tokens": 50})
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "T"])
-@pytest.mark.parametrize("policy", ["vpsd", "adaptive"])
+@pytest.mark.parametrize(("policy", "sampling"), [("vpsd", GREEDY), ("adaptive", SAMPLED)])
 def test_log_probabilities_are_the_targets_own_whatever_the_policy(
     client: openai.OpenAI, clip: Path, policy: str, sampling: dict[str, Any]
 ) -> None:
@@ -95,8 +95,7 @@ def test_answers_without_log_probabilities_say_so(client: openai.OpenAI, clip: P
         _answer(client, clip, top_logprobs=2)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "T"])
-@pytest.mark.parametrize("policy", ["vpsd", "adaptive"])
+@pytest.mark.parametrize(("policy", "sampling"), [("vpsd", GREEDY), ("adaptive", SAMPLED)])
 def test_every_choice_is_the_targets_own_and_the_first_is_that_of_one(
     client: openai.OpenAI, clip: Path, policy: str, sampling: dict[str, Any]
 ) -> None:

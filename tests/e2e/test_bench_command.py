@@ -198,6 +198,7 @@ def test_questions_of_a_file_have_equal_scores_and_go_on_after_a_stop(
     arguments = (
         "--url", running.url, "--questions", str(written_questions(tmp_path)), "--videos",
         str(BUNDLED_CLIPS), "--answers", str(answers), "--policies", "adaptive,vpsd:3",
+        "--max-tokens", "24",
     )  # fmt: skip
     first = found(*arguments, "--limit", "1")["questions"]
     assert {row["num_answers"] for row in first["summary"]} == {1}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from bench.gpu import __main__ as gpu
 from bench.gpu.parts import cuda_test_files
 from bench.runs import STACK_LOG
+from tests.e2e.support import Running
 
 _SMALL = ["--small", "--device", "cpu"]
 
@@ -32,7 +34,11 @@ def _sections(out: Path) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(300)
-def test_the_small_form_measures_every_part(tmp_path: Path) -> None:
+def test_the_small_form_measures_every_part(
+    running: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # "serve" starts its own; "bundled" would start what runs already.
+    monkeypatch.setattr("bench.gpu.parts.running_stack", lambda options: nullcontext(running.stack))
     parts = ("tests", "bundled", "steps", "serve")
     chosen = [flag for part in parts for flag in ("--part", part)]
     out = tmp_path / "out"

@@ -24,6 +24,8 @@ from tests.e2e.support import (
     Running,
     data_url,
     further_gateway,
+    official_client,
+    plain_client,
     video_message,
     wait_until,
 )
@@ -74,7 +76,7 @@ def guarded(running: Running, keys_file: Path, lines: list[str]) -> Iterator[str
 
 @pytest.fixture
 def http(guarded: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=guarded, trust_env=False, timeout=60) as client:
+    with plain_client(guarded) as client:
         yield client
 
 
@@ -84,10 +86,6 @@ def _as(key: str) -> dict[str, str]:
 
 def _hello(**fields: Any) -> dict[str, Any]:
     return {"model": "hippo", "messages": HELLO, "max_tokens": 4, **GREEDY, **fields}
-
-
-def _openai(url: str, key: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -134,10 +132,10 @@ def test_a_head_without_end_is_refused(guarded: str, http: httpx.Client) -> None
 
 
 def test_the_official_client_says_who_it_is(guarded: str, lines: list[str]) -> None:
-    with _openai(guarded, ALICE) as client:
+    with official_client(guarded, ALICE) as client:
         answer = client.chat.completions.create(**_hello())
         assert answer.choices[0].message.content is not None
-    with _openai(guarded, "sk-mallory-0123456789") as client:
+    with official_client(guarded, "sk-mallory-0123456789") as client:
         with pytest.raises(openai.AuthenticationError):
             client.chat.completions.create(**_hello())
     wait_until(lambda: any('"key": "alice"' in line for line in lines))
@@ -275,7 +273,7 @@ def test_what_is_no_text_or_token_is_refused(
 
 def test_usage_comes_with_every_chunk_if_wanted(guarded: str) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
-    with _openai(guarded, ALICE) as client:
+    with official_client(guarded, ALICE) as client:
         create: Any = client.chat.completions.create  # whose types know no further options
         fields = _hello(max_tokens=24, stream=True, stream_options=options)
         chunks = list(create(**fields, extra_body={"ignore_eos": True}))
@@ -307,7 +305,7 @@ def test_a_stream_is_kept_open_while_nothing_comes(running: Running, guarded: st
 
     def ask() -> None:
         with (
-            httpx.Client(base_url=guarded, trust_env=False, timeout=60) as client,
+            plain_client(guarded) as client,
             client.stream("POST", CHAT, json=_hello(stream=True), headers=_as(ALICE)) as response,
         ):
             assert response.status_code == 200

@@ -19,12 +19,16 @@ from tests.e2e.support import (
     data_url,
     free_port,
     further_gateway,
+    plain_client,
     process,
     readiness,
+    streamed,
+    text_of,
     video_message,
     wait_until,
     write_clip,
 )
+from tests.support.stack import fetch
 
 
 @dataclass
@@ -33,17 +37,19 @@ class Several:
 
     url: str
     other: Child
+    other_address: str
 
     def ask(self, **fields: Any) -> httpx.Response:
         body = chat_body(None, 16, **fields)
-        return httpx.post(self.url + CHAT, json=body, trust_env=False, timeout=60)
+        with plain_client(self.url) as client:
+            return client.post(CHAT, json=body)
 
     def num_targets_up(self) -> int:
         ready = readiness(self.url)
         return 0 if ready is None else int(ready["num_targets"]["up"])
 
     def services(self) -> dict[str, dict[str, Any]]:
-        (card,) = httpx.get(f"{self.url}/v1/models", trust_env=False).json()["data"]
+        (card,) = fetch(f"{self.url}/v1/models").json()["data"]
         return {service["address"]: service for service in card["hippo"]["services"]}
 
 
@@ -59,13 +65,14 @@ def several(running: Running, pair: dict[str, str]) -> Iterator[Several]:
         "--max-context-length", str(running.max_context_length),
         "--num-threads", "1",
     )  # fmt: skip
-    targets = f"127.0.0.1:{running.stack.port('target')},127.0.0.1:{port}"
+    other_address = f"127.0.0.1:{port}"
+    targets = f"127.0.0.1:{running.stack.port('target')},{other_address}"
     options = ("--target", targets, "--services-silence-s", "4")
     with (
         process("services.target", *arguments) as other,
         further_gateway(running, *options) as door,
     ):
-        found = Several(door.url, other)
+        found = Several(door.url, other, other_address)
         wait_until(lambda: found.num_targets_up() == 2)
         yield found
 
@@ -95,8 +102,8 @@ def test_clips_are_shared_out_and_each_stays_where_it_is(
 def test_answers_are_those_of_one_target(several: Several, running: Running) -> None:
     body = {"messages": [video_message(data_url(running.clip))], "temperature": 0.8, "seed": 3}
     answers = [several.ask(**body, cache_salt=str(number)).json() for number in range(4)]
-    url = running.url + CHAT
-    alone = httpx.post(url, json=chat_body(None, 16, **body), trust_env=False, timeout=60).json()
+    with plain_client(running.url) as client:
+        alone = client.post(CHAT, json=chat_body(None, 16, **body)).json()
     texts = {answer["choices"][0]["message"]["content"] for answer in [*answers, alone]}
     assert len(texts) == 1
 
@@ -108,8 +115,22 @@ def test_a_target_that_is_gone_is_left_out_and_taken_back(
     wait_until(lambda: several.num_targets_up() == 1)
     several.other.send_signal(signal.SIGCONT)
     wait_until(lambda: several.num_targets_up() == 2)
-    several.other.send_signal(signal.SIGKILL)
-    several.other.wait(10)
+
+
+def test_a_target_that_is_stopped_finishes_its_answers_and_is_left_out(
+    several: Several, running: Running
+) -> None:
+    body = chat_body(data_url(running.clip), 80)
+    with (
+        further_gateway(running, "--target", several.other_address) as door,
+        door.client() as client,
+    ):
+        expected = client.post(CHAT, json=body).json()["choices"][0]["message"]["content"]
+        chunks = streamed(client, body, lambda: several.other.send_signal(signal.SIGTERM))
+        assert text_of(chunks) == expected
+        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+        assert several.other.wait(20)
+        wait_until(lambda: client.get("/ready").status_code == 503)
     wait_until(lambda: several.num_targets_up() == 1)
     down = [each for each in several.services().values() if not each["is_up"]]
     assert len(down) == 1 and down[0]["problem"]

@@ -15,6 +15,7 @@ from rich.console import Console
 from hippo.benchmark.requests import Question, RequestForm
 from hippo.benchmark.server import Server
 from hippo.cli.compare import compare
+from hippo.cli.processes import Child
 from tests.e2e.support import (
     CHAT,
     Running,
@@ -25,7 +26,7 @@ from tests.e2e.support import (
     streamed,
     wait_until,
 )
-from tests.e2e.watched import Watched
+from tests.e2e.watched import NUM_TOKENS, Watched
 from tests.support.dashboards import PANEL_WINDOW, PANELS
 from tests.support.prometheus import BINARY, WINDOW, hurried_rules, prometheus
 from tests.support.random_draft import write_random_draft
@@ -72,7 +73,7 @@ def test_the_first_question_is_run_target_only_and_then_their_share(watched: Wat
     assert {(answer["policy"], answer["pruning"]["strategy"]) for answer in figures[0:11:5]} == {
         ("off", "none")
     }
-    assert not figures[0]["draft_used"] and figures[0]["num_forwards"] == 47
+    assert not figures[0]["draft_used"] and figures[0]["num_forwards"] == NUM_TOKENS - 1
     assert not named["is_calibration"]
     assert figures[0]["estimated_speedup"] is None  # it was the first to show the baseline
     assert all(answer["estimated_speedup"] > 0 for answer in [*figures[1:], named])
@@ -131,7 +132,7 @@ def test_draft_tokens_add_up(watched: Watched) -> None:
 
 def test_a_comparison_leaves_calibrations_out(watched: Watched) -> None:
     question = Question("", watched.body()["messages"])
-    form = RequestForm(model="hippo", max_tokens=48, is_hippo=True)
+    form = RequestForm(model="hippo", max_tokens=NUM_TOKENS, is_hippo=True)
     console = Console(stderr=True)
     records = compare(Server(watched.running.url), form, question, {}, repeats=2, console=console)
     pair = [record for record in records if record.system != "target-only"]
@@ -139,60 +140,66 @@ def test_a_comparison_leaves_calibrations_out(watched: Watched) -> None:
     assert len(pair) == 2 and all(record.is_equal for record in records)
 
 
-def _draft_arguments(running: Running, model: Path) -> list[str]:
-    return [
-        "--port", str(running.stack.port("draft")),
+@pytest.fixture(scope="module")
+def random_draft(
+    watched: Watched, pair: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Child]:
+    """A draft that is never right, in the place of the stack's; a test may end it."""
+    running, stack = watched.running, watched.running.stack
+    model = write_random_draft(Path(pair["draft"]), tmp_path_factory.mktemp("draft") / "random")
+    arguments = (
+        "--port", str(stack.port("draft")),
         "--metrics-port", str(running.metrics_ports["draft"]),
         "--model", str(model),
         "--dtype", "float32",
         "--slots", "2",
         "--max-context-length", str(running.max_context_length),
         "--num-threads", "1",
-    ]  # fmt: skip
-
-
-def test_a_draft_that_is_never_right_is_told(
-    watched: Watched, pair: dict[str, str], tmp_path: Path
-) -> None:
-    stack, server = watched.running.stack, watched.prometheus
-    model = write_random_draft(Path(pair["draft"]), tmp_path / "random")
+    )  # fmt: skip
     stack.child("draft").send_signal(signal.SIGKILL)
     stack.child("draft").wait(10)
-    expected = {"HippoAcceptanceCollapsed", "HippoRunsShort", "HippoSpeedupBelowOne"}
     try:
-        with process("services.draft", *_draft_arguments(watched.running, model)):
+        with process("services.draft", *arguments) as draft:
             wait_until(watched.is_ready)
-            with watched.door.client() as client:  # the machine may be faster than when first asked
-                for _ in range(11):
-                    watched.ask(client, speculative={"policy": "off"})
-            with watched.traffic(policy="serial", gamma=4):
-                wait_until(lambda: expected <= server.firing())
-                wait_until(lambda: server.value("hippo:acceptance:ratio") < 0.1)
-                wait_until(lambda: 1 <= server.value("hippo:run_length:tokens") < 2)
-                for title, least, most in (
-                    ("How many times as fast as the target alone is decoding now?", 0.01, 1),
-                    ("How much of what the draft proposes is accepted?", 0, 0.1),
-                    ("How many tokens pass from one rejection to the next?", 1, 2),
-                ):
-                    while not least <= watched.panel(title) < most:
-                        time.sleep(0.05)
-                assert "HippoAcceptedButSlow" not in server.firing()
-                told = hippo("doctor", watched.door.url, "--seconds", "3")
-            assert told.returncode == 1
-            assert "draft and target are badly aligned" in told.stdout
-            assert "speculation costs time" in told.stdout
+            yield draft
     finally:
-        stack.start_service("draft")
-    wait_until(watched.is_ready)
+        if not stack.child("draft").is_running:
+            stack.start_service("draft")
 
 
-def test_a_draft_that_is_killed_is_told_and_so_is_its_return(watched: Watched) -> None:
+def test_a_draft_that_is_never_right_is_told(watched: Watched, random_draft: Child) -> None:
+    server = watched.prometheus
+    expected = {"HippoAcceptanceCollapsed", "HippoRunsShort", "HippoSpeedupBelowOne"}
+    with watched.door.client() as client:  # the machine may be faster than when first asked
+        for _ in range(5):
+            watched.ask(client, speculative={"policy": "off"})
+    with watched.traffic(policy="serial", gamma=4):
+        wait_until(lambda: expected <= server.firing())
+        wait_until(lambda: server.value("hippo:acceptance:ratio") < 0.1)
+        wait_until(lambda: 1 <= server.value("hippo:run_length:tokens") < 2)
+        for title, least, most in (
+            ("How many times as fast as the target alone is decoding now?", 0.01, 1),
+            ("How much of what the draft proposes is accepted?", 0, 0.1),
+            ("How many tokens pass from one rejection to the next?", 1, 2),
+        ):
+            while not least <= watched.panel(title) < most:
+                time.sleep(0.05)
+        assert "HippoAcceptedButSlow" not in server.firing()
+        told = hippo("doctor", watched.door.url, "--seconds", "3")
+    assert told.returncode == 1
+    assert "draft and target are badly aligned" in told.stdout
+    assert "speculation costs time" in told.stdout
+
+
+def test_a_draft_that_is_killed_is_told_and_so_is_its_return(
+    watched: Watched, random_draft: Child
+) -> None:
     stack, server = watched.running.stack, watched.prometheus
     losses = "sum(hippo_draft_losses_total{cause='unavailable'})"
     before = server.value(losses)
-    body = watched.body(400, speculative={"policy": "optimistic"})
+    body = watched.body(100, speculative={"policy": "optimistic"})
     with watched.door.client() as client:
-        streamed(client, body, lambda: stack.child("draft").send_signal(signal.SIGKILL))
+        streamed(client, body, lambda: random_draft.send_signal(signal.SIGKILL))
     why = "How often is the draft lost, and why?"
     wait_until(lambda: watched.panel(why, cause="unavailable") > 0)
     wait_until(lambda: server.value(losses) == before + 1)
@@ -214,7 +221,8 @@ def test_a_draft_that_is_killed_is_told_and_so_is_its_return(watched: Watched) -
 def test_a_queue_that_fills_is_told_and_so_are_refusals(watched: Watched) -> None:
     server = watched.prometheus
     leave = threading.Event()
-    body = watched.body(3000, stream=True)
+    # The draft takes no part, which would be work for nothing.
+    body = watched.body(3000, stream=True, speculative={"policy": "off"})
 
     def ask() -> None:
         with watched.door.client() as client, client.stream("POST", CHAT, json=body) as response:

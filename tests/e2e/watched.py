@@ -16,6 +16,8 @@ from tests.e2e.support import CHAT, Door, Running, chat_body, data_url, readines
 from tests.support.dashboards import PANEL_WINDOW, PANELS
 from tests.support.prometheus import WINDOW, Prometheus
 
+NUM_TOKENS = 24  # of an answer, if a test says nothing else
+
 
 @dataclass(slots=True)
 class Watched:
@@ -26,7 +28,7 @@ class Watched:
     prometheus: Prometheus
     answers: list[dict[str, Any]] = field(default_factory=list)  # their `hippo` objects
 
-    def body(self, num_tokens: int = 48, **fields: Any) -> dict[str, Any]:
+    def body(self, num_tokens: int = NUM_TOKENS, **fields: Any) -> dict[str, Any]:
         return chat_body(data_url(self.running.clip), num_tokens, **fields)
 
     def ask(self, client: httpx.Client, **fields: Any) -> dict[str, Any]:
@@ -46,7 +48,8 @@ class Watched:
     @contextmanager
     def traffic(self, **speculative: Any) -> Iterator[None]:
         """Questions one after another, of a few kinds or as said; every second one reuses nothing
-        that is cached, so that something is left to compute."""
+        that is cached, so that something is left to compute. With pauses: each window of the
+        rules needs some of them, and no more."""
         kinds: list[dict[str, Any]] = [speculative] if speculative else [
             {"pruning": {"strategy": "uniform", "ratio": 0.5}},
             {"policy": "vpsd", "gamma": 4},
@@ -58,7 +61,7 @@ class Watched:
         def work() -> None:
             try:
                 with self.door.client() as client:
-                    while not leave.is_set():
+                    while not leave.wait(0.2):
                         for kind in kinds:
                             self.ask(client, speculative=kind)
                             self.ask(client, speculative=kind, cache_salt=uuid.uuid4().hex)

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 
 def write_random_draft(draft: Path, folder: Path, *, seed: int = 0) -> Path:
     """Writes a checkpoint of ``draft``'s configuration and tokenizer with weights drawn anew."""
-    from hippo.models._torchvision import ensure_torchvision
-
-    ensure_torchvision()
-    import torch
-    from transformers import AutoConfig, Qwen2_5_VLForConditionalGeneration
-
-    model_class: Any = Qwen2_5_VLForConditionalGeneration
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = model_class(AutoConfig.from_pretrained(draft))
-        # Untied in effect: with tied embeddings a random model just repeats its last token.
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.2)
+    generator = np.random.default_rng(seed)
     shutil.copytree(draft, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    model.to(torch.bfloat16).save_pretrained(folder)
+    with safe_open(draft / "model.safetensors", framework="numpy") as file:
+        # Norms too: with tied embeddings a model that is random otherwise repeats its last token.
+        weights = {
+            name: generator.normal(scale=0.2, size=file.get_slice(name).get_shape())
+            for name in file.keys()
+        }
+    save_file(
+        {name: weight.astype(np.float32) for name, weight in weights.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     return folder
