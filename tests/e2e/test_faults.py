@@ -26,7 +26,7 @@ from tests.e2e.support import (
 pytestmark = pytest.mark.usefixtures("mended")
 
 # More than the target alone gives while it is noticed that the draft is gone or hangs.
-NUM_TOKENS = 400
+NUM_TOKENS = 300
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ def test_the_demo_runs_from_the_wheel_in_an_empty_folder(installed: Path, tmp_pa
     assert not (installed / "demo").exists()
     assert (installed / "hippo/bundled/models/target/model.safetensors").is_file()
     done = subprocess.run(
-        [sys.executable, "-m", "hippo.cli", "demo", "--repeats", "1", "--max-tokens", "24"],
+        [sys.executable, "-m", "hippo.cli", "demo", "--repeats", "1", "--max-tokens", "12"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(installed), "COLUMNS": "120"},
         capture_output=True,
