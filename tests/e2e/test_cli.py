@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from hippo.cli import main
+from hippo.cli.processes import Child, StackError
 from tests.e2e.support import Running, free_port, hippo, wait_until
 
 
@@ -40,7 +41,10 @@ def _up(log: Path, pair: dict[str, str], *arguments: str) -> Iterator[subprocess
 
 
 def _children(pid: int) -> list[int]:
-    return [child.pid for child in psutil.Process(pid).children()]
+    """Those that it has; none after its end."""
+    with suppress(psutil.NoSuchProcess):
+        return [child.pid for child in psutil.Process(pid).children()]
+    return []
 
 
 def _is_alive(pid: int) -> bool:
@@ -110,7 +114,7 @@ def test_up_shows_the_last_lines_of_a_process_that_ends_and_leaves_nothing(
     (broken / "config.json").write_text("{}")
     log = tmp_path / "log"
     with _up(log, {**pair, "draft": str(broken)}, "--port", "0") as process:
-        wait_until(lambda: len(_children(process.pid)) == 2 or process.poll() is not None)
+        wait_until(lambda: len(_children(process.pid)) >= 2 or process.poll() is not None)
         children = _children(process.pid)
         assert children, log.read_text()
         process.wait(60)
@@ -118,6 +122,15 @@ def test_up_shows_the_last_lines_of_a_process_that_ends_and_leaves_nothing(
     assert process.returncode == 1
     assert "the draft process ended" in log.read_text()
     assert "its last lines:" in log.read_text()
+
+
+def test_a_process_that_is_killed_is_named_with_its_signal() -> None:
+    child = Child("draft", lambda name, line: None)
+    child.start("http.server", ["0"])
+    child.send_signal(signal.SIGKILL)
+    assert child.wait(20)
+    with pytest.raises(StackError, match=r"the draft process ended \(signal 9\)"):
+        child.check_running()
 
 
 def test_up_serves_until_it_is_stopped_and_leaves_nothing(
