@@ -292,8 +292,8 @@ async def test_a_failing_device_ends_what_a_draft_drafts_and_it_stops_serving() 
     async with serving_draft(model) as (service, client):
         model.on_forward = fail
         with pytest.raises(HippoError, match="inside the service"):
-            async with client.draft(toy_request(end_token_ids=())) as stream:
-                await stream.send_message(Selection((0,), 16))
+            async with client.draft(toy_request(pace=DRAFTS, end_token_ids=())) as stream:
+                await stream.send_message(Selection(tuple(range(16)), 16))
                 async for _ in stream:
                     pass
         await until_free(service)
