@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hippo.config import SettingsError, require_least, setting
 from hippo.local_files import check_directories
@@ -14,7 +15,9 @@ from hippo.sizes import CACHE_BYTES, GIB, IMAGE_TOKENS, MOST_AUTO_SLOTS, USED_SH
 from hippo.video.limits import DecodeLimits
 from hippo.video.resizing import FrameLimits
 from hippo.video.sampling import MAX_FPS
-from hippo.video.shared import SharedFrames
+
+if TYPE_CHECKING:
+    from hippo.video.shared import SharedFrames
 
 _MIB = 1024 * 1024
 _MB = 1_000_000
@@ -229,6 +232,9 @@ class EngineSettings:
         cannot be made."""
         if not self.shared_frames_dir:
             return None
+        # Imported here, because --help and a wrong flag need not wait for torch.
+        from hippo.video.shared import SharedFrames
+
         try:
             return SharedFrames(Path(self.shared_frames_dir), self.shared_frames_mb * _MB)
         except OSError as error:

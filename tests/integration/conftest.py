@@ -22,6 +22,15 @@ def _no_engine_thread_is_left() -> Iterator[None]:
     assert not left, f"threads outlived their service: {left}"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small models are no faster with more threads, which would take cores from other tests."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(
     scope="module",
     params=[
@@ -31,9 +40,6 @@ def _no_engine_thread_is_left() -> Iterator[None]:
     ],
     ids=["qwen2.5-vl", "llava-onevision", "internvl"],
 )
-def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    """Of each family one, computing with one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield Pair(*(load(request.getfixturevalue(name)) for name in request.param))
-    torch.set_num_threads(threads)
+def pair(request: pytest.FixtureRequest) -> Pair:
+    """Of each kind of prompt one."""
+    return Pair(*(load(request.getfixturevalue(name)) for name in request.param))

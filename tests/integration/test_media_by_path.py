@@ -102,7 +102,6 @@ async def test_where_a_service_cannot_open_a_file_its_bytes_are_sent(
         name: () if refuses in (name, "both") else (str(folder),) for name in ("target", "draft")
     }
     target, draft = (with_tokenizer(ToyModel(num_slots=2)) for _ in range(2))
-    target.on_forward = lambda plan: time.sleep(0.05)  # the draft comes back in time
     num_copies = 0
     record = AnswerRecord(policy="vpsd", received_ns=time.monotonic_ns())
 

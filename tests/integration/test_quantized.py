@@ -30,7 +30,6 @@ from tests.support.reference import (
     user,
 )
 from tests.support.services import (
-    POLICIES,
     relay,
     serving_draft,
     serving_target,
@@ -83,9 +82,8 @@ def head_of(model: Any) -> Any:
     ("name", "form"),
     [
         *((QWEN, form) for form in WEIGHT_ONLY),
-        *((QWEN3, form) for form in ("unsloth bnb-4bit", "Qwen FP8", "RedHatAI FP8-dynamic")),
-        *((LLAVA, form) for form in ("unsloth bnb-4bit", "Qwen FP8")),
-        *((name, "unsloth bnb-4bit") for name in (QWEN2, INTERNVL)),
+        *((QWEN3, form) for form in ("unsloth bnb-4bit", "Qwen FP8")),
+        *((name, "unsloth bnb-4bit") for name in (LLAVA, QWEN2, INTERNVL)),
     ],
 )
 def test_a_form_of_the_hub_gives_transformers_logits_of_the_same_weights(
@@ -130,10 +128,14 @@ def test_layers_stay_in_fp8_where_the_device_multiplies_it(tmp_path: Path) -> No
     assert relative(torch.cat(one_by_one), together[1:]) < 0.02
 
 
-@pytest.mark.parametrize(("quantization", "limit"), [("int8", 0.15), ("nf4", 1.2)])
 @pytest.mark.parametrize(
-    "checkpoint",
-    ["target_checkpoint", "qwen3_checkpoint", "llava_checkpoint", "internvl_checkpoint"],
+    ("checkpoint", "quantization", "limit"),
+    [
+        ("target_checkpoint", "int8", 0.15),
+        ("internvl_checkpoint", "int8", 0.15),
+        ("qwen3_checkpoint", "nf4", 1.2),
+        ("llava_checkpoint", "nf4", 1.2),
+    ],
 )
 def test_layers_are_quantised_while_a_plain_checkpoint_is_loaded(
     request: pytest.FixtureRequest, checkpoint: str, quantization: str, limit: float
@@ -171,7 +173,6 @@ def test_a_checkpoint_that_torchao_quantised_gives_transformers_logits(
     [
         ("target_checkpoint", "int8", "nf4"),
         ("qwen3_checkpoint", "nf4", "int8"),
-        ("internvl_checkpoint", "int8", "nf4"),
     ],
 )
 async def test_the_output_of_a_quantised_pair_is_that_of_its_target_alone(
@@ -194,13 +195,13 @@ async def test_the_output_with_published_fp8_is_that_of_the_target_alone(
 async def assert_equal_to_target_only(
     target_model: VideoLanguageModel, draft_model: VideoLanguageModel
 ) -> None:
-    request = toy_request(pruning=Pruning(PruningStrategy.NONE), max_tokens=40, end_token_ids=())
+    request = toy_request(pruning=Pruning(PruningStrategy.NONE), max_tokens=24, end_token_ids=())
     async with (
         serving_target(target_model, NoiseDecoder()) as (_, target_client),
         serving_draft(draft_model, NoiseDecoder()) as (_, draft_client),
     ):
         alone = await target_only(target_client, request)
-        assert len(alone.token_ids) == 40
-        for policy in POLICIES:
+        assert len(alone.token_ids) == 24
+        for policy in ("serial", "vpsd", "optimistic"):  # blocks of all kinds
             answer = await relay(draft_client, target_client, request, policy)
             assert answer.token_ids == alone.token_ids, policy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +33,6 @@ def _prefill(model: VideoLanguageModel, letter: str) -> tuple[int, int]:
 def _step(model: VideoLanguageModel, index: int, token: int) -> int:
     """The model's token after ``token``, which is fed at the index of the answer."""
     return int(model.forward(StepPlan((SequenceRows(0, index, (token,)),)))[-1].argmax())
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The models are too small for more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_an_answer_is_a_cycle_on_which_the_draft_agrees_at_the_chosen_share(

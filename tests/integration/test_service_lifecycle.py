@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from hippo.engine.warmup import run_longest, warm_prompt
-from hippo.errors import ModelLoadError, UnavailableError
+from hippo.errors import HippoError, ModelLoadError, UnavailableError
 from hippo.metrics import SERVICE_METRICS
 from hippo.models.base import StepPlan
 from hippo.models.linear import padded_rows
@@ -145,6 +146,17 @@ async def test_stopping_before_a_model_is_there_works() -> None:
     service = build_draft()
     await service.start("127.0.0.1", 0)
     await service.stop()
+
+
+async def test_a_taken_port_is_said() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        service = build_target()
+        with pytest.raises(HippoError, match=f"cannot listen on 127.0.0.1:{port}"):
+            await service.start("127.0.0.1", port)
+        await service.stop()
 
 
 async def test_reflection_lists_the_service_and_health() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,7 +16,8 @@ import pytest
 
 from hippo.errors import HippoError
 from hippo.rpc.client import DraftClient, TargetClient
-from hippo.types import Block, ChatMessage, Commit, Pace, Selection, TextPart
+from hippo.types import ChatMessage, Pace, TextPart
+from services.target.__main__ import main as target_main
 from tests.support.services import target_only, toy_request
 
 ROOT = Path(__file__).parents[2]
@@ -111,40 +111,18 @@ def test_a_missing_model_is_one_clear_line(tmp_path: Path) -> None:
     assert len([line for line in log.splitlines() if " error " in line]) == 1
 
 
-def test_a_core_that_is_not_there_is_one_clear_line(target_checkpoint: Path) -> None:
-    flags = ("--model", str(target_checkpoint), "--port", "0", "--cpu-core", "1000")
-    with process("draft", *flags) as child:
-        _, log = child.communicate(timeout=60)
-
-    assert child.returncode == 1
-    assert "--cpu-core 1000: this process may run on cores" in log
-    assert "Traceback" not in log
-
-
-def test_a_taken_port_is_one_clear_line(target_checkpoint: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        flags = ("--model", str(target_checkpoint), "--port", str(port))
-        with process("target", *flags) as child:
-            _, log = child.communicate(timeout=60)
-
-    assert child.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in log
-    assert "Traceback" not in log
-
-
-@pytest.mark.parametrize("service", ["draft", "target"])
 def test_a_device_that_fails_ends_the_service_when_its_answers_have_got_the_error(
-    service: str, target_checkpoint: Path, tmp_path: Path
+    target_checkpoint: Path, tmp_path: Path
 ) -> None:
     flags = ("--model", str(target_checkpoint), "--port", "0", "--port-file", f"{tmp_path}/port")
     small = ("--slots", "2", "--max-context-length", "512", "--num-threads", "1")
     failure_file = tmp_path / "failed"
-    pace = Pace(max_ahead=1)
     request = toy_request(
-        media=(), messages=_text_only(), max_tokens=400, end_token_ids=(), pace=pace
+        media=(),
+        messages=_text_only(),
+        max_tokens=400,
+        end_token_ids=(),
+        pace=Pace(max_ahead=1),
     )
 
     async def verify(client: TargetClient, begun: asyncio.Semaphore) -> None:
@@ -152,27 +130,12 @@ def test_a_device_that_fails_ends_the_service_when_its_answers_have_got_the_erro
             async for _ in stream:
                 begun.release()
 
-    async def draft(client: DraftClient, begun: asyncio.Semaphore) -> None:
-        async with client.draft(request) as stream:
-            await stream.send_message(Selection((), 0))
-            num_settled = 0
-            async for message in stream:
-                begun.release()
-                if isinstance(message, Block):
-                    await stream.send_message(Commit(message.epoch, num_settled, (5,)))
-                    num_settled += 1
-
     async def use(port: int) -> list[str]:
-        client = (DraftClient if service == "draft" else TargetClient)(f"127.0.0.1:{port}")
+        client = TargetClient(f"127.0.0.1:{port}")
         try:
             await client.wait_ready(90)
             begun = [asyncio.Semaphore(0), asyncio.Semaphore(0)]
-            answers = [
-                asyncio.create_task(
-                    draft(client, one) if isinstance(client, DraftClient) else verify(client, one)
-                )
-                for one in begun
-            ]
+            answers = [asyncio.create_task(verify(client, one)) for one in begun]
             for one in begun:
                 await one.acquire()
             failure_file.touch()
@@ -182,7 +145,7 @@ def test_a_device_that_fails_ends_the_service_when_its_answers_have_got_the_erro
         finally:
             await client.close()
 
-    arguments = (service, str(failure_file), *flags, *small)
+    arguments = (str(failure_file), *flags, *small)
     with module_process("tests.support.failing_service", *arguments) as child:
         ends = asyncio.run(use(_port(child, tmp_path / "port")))
         _, log = child.communicate(timeout=60)
@@ -204,14 +167,10 @@ def test_a_device_that_fails_ends_the_service_when_its_answers_have_got_the_erro
     ],
 )
 def test_unsuitable_settings_are_refused_before_anything_is_loaded(
-    flags: tuple[str, ...], words: str
+    flags: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with process("target", *flags) as child:
-        _, log = child.communicate(timeout=60)
-
-    assert child.returncode == 2
-    assert words in log
-    assert "Traceback" not in log
+    assert target_main(flags, {}) == 2
+    assert words in capsys.readouterr().err
 
 
 def _text_only() -> tuple[ChatMessage, ...]:

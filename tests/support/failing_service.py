@@ -1,14 +1,12 @@
-"""A service whose device fails for good as soon as a file is there.
+"""A target whose device fails for good as soon as a file is there.
 
-``python -m tests.support.failing_service SERVICE FILE FLAGS...``, with the flags of that service.
+``python -m tests.support.failing_service FILE FLAGS...``, with the flags of the target service.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +14,11 @@ import torch
 
 from hippo.config import load_settings
 from hippo.engine.process import LocalSource, run_process
-from hippo.engine.service import EngineService
 from hippo.engine.settings import EngineSettings
 from hippo.models.base import StepPlan, VideoLanguageModel
 from hippo.models.checkpoint import Progress
-from services.draft import servicer as draft_servicer
-from services.draft.config import DraftSettings
-from services.target import servicer as target_servicer
 from services.target.config import TargetSettings
+from services.target.servicer import build_service
 
 
 class FailingSource(LocalSource):
@@ -48,17 +43,14 @@ class FailingSource(LocalSource):
         return loaded
 
 
-def main(service: str, failure_file: str, flags: list[str]) -> int:
+def main(failure_file: str, flags: list[str]) -> int:
     """Serves until SIGTERM or its failure; the exit code."""
-    kind: type[Any] = DraftSettings if service == "draft" else TargetSettings
     settings = load_settings(
-        kind, flags, os.environ, env_prefix="HIPPO_TEST_", prog=service, description=""
+        TargetSettings, flags, os.environ, env_prefix="HIPPO_TEST_", prog="target", description=""
     )
-    module: Any = draft_servicer if service == "draft" else target_servicer
-    build: Callable[[], EngineService] = partial(module.build_service, settings)
     source = FailingSource(settings, Path(failure_file))
-    return run_process(service, build, settings, settings.port, source)
+    return run_process("target", lambda: build_service(settings), settings, settings.port, source)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

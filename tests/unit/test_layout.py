@@ -52,11 +52,12 @@ def test_the_speculation_cores_import_only_the_standard_library_and_types() -> N
     assert wrong == []
 
 
-def test_the_gateway_and_the_command_line_start_with_torch_absent() -> None:
+def test_the_gateway_the_command_line_and_settings_need_no_torch() -> None:
     program = (
         "import sys\n"
         "for name in ('torch', 'transformers', 'av', 'numpy', 'torchvision'):\n"
         "    sys.modules[name] = None\n"
         "import gateway.app, gateway.__main__, hippo.cli\n"
+        "import services.draft.__main__, services.target.__main__\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
-from hippo.engine.cpu import compute_alone, set_threads_here
+from hippo.engine.cpu import compute_alone, prepare_cpu, set_threads_here
+from hippo.errors import HippoError
 
 
 @pytest.fixture
@@ -50,3 +52,11 @@ def test_the_device_thread_keeps_its_threads_when_another_one_computes_alone() -
 @pytest.mark.usefixtures("two_threads")
 def test_a_thread_that_computes_alone_stays_so() -> None:
     assert seen_in_a_thread(compute_alone, then=lambda: set_threads_here(2)) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux' affinities")
+def test_a_core_that_is_not_there_is_refused_with_those_that_are() -> None:
+    before = os.sched_getaffinity(0)
+    with pytest.raises(HippoError, match="--cpu-core 1000: this process may run on cores"):
+        prepare_cpu(1000, None)
+    assert os.sched_getaffinity(0) == before

@@ -13,7 +13,7 @@ import torch
 from hippo.models.base import VideoLanguageModel
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
-from tests.support.families import ALL_FAMILIES, ORDERED_LLAVA, write_family
+from tests.support.families import ALL_FAMILIES, write_family
 from tests.support.hub import HubServer
 from tests.support.reference import Reference
 
@@ -70,9 +70,9 @@ class Held(NamedTuple):
     folder: Path
 
 
-@pytest.fixture(scope="session", params=[*ALL_FAMILIES, ORDERED_LLAVA])
+@pytest.fixture(scope="session", params=ALL_FAMILIES)
 def held(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Held:
-    """Each family, LLaVA-OneVision also with a template that keeps the order of a turn's parts."""
+    """Each family."""
     folder = write_family(tmp_path_factory.mktemp("held") / "tiny", request.param)
     plan = LoadPlan(str(folder), dtype="float32", num_slots=3, max_context_length=512)
     return Held(load_model(plan), Reference(folder), folder)

@@ -16,6 +16,7 @@ from hippo.models.plan import LoadPlan
 from hippo.sizes import CHUNK_ROWS
 from hippo.types import ChatMessage, MediaKind
 from tests.support.checkpoints import write_checkpoint
+from tests.support.families import ALL_FAMILIES, ORDERED_LLAVA
 from tests.support.reference import (
     Reference,
     arranged,
@@ -42,11 +43,12 @@ TURNS: dict[str, tuple[str | DecodedMedia, ...]] = {
     "video and image": (clip(), QUESTION, image()),
     "text only": (QUESTION,),
 }
-LONG_VIDEOS = {  # frames, a second each, of how many pixels a side; the text before the last
+# Frames, a second each, of how many pixels a side; the text before the last. With experts Qwen3-VL
+# reads a video as it does without.
+LONG_VIDEOS = {
     "qwen2_vl": (128, 168, "<|video_pad|>"),
     "qwen2_5_vl": (128, 168, "<|video_pad|>"),
     "qwen3_vl": (128, 140, "<126.5 seconds>"),
-    "qwen3_vl_moe": (128, 140, "<126.5 seconds>"),
     "llava_onevision": (240, 84, "<video>"),
     "internvl": (128, 84, "Frame128: "),
 }
@@ -64,6 +66,7 @@ def greedy(model: VideoLanguageModel, logits: torch.Tensor, num_tokens: int) -> 
     return ids
 
 
+@pytest.mark.parametrize("held", [*ALL_FAMILIES, ORDERED_LLAVA], indirect=True)
 @pytest.mark.parametrize("turn", TURNS)
 def test_prefill_and_greedy_output_equal_transformers_own(held: Held, turn: str) -> None:
     content, parts, media = arranged(TURNS[turn])
@@ -72,7 +75,7 @@ def test_prefill_and_greedy_output_equal_transformers_own(held: Held, turn: str)
     assert prompt.input_ids.tolist() == inputs["input_ids"][0].tolist()
     logits = prefill(held.model, 0, prompt)
     assert_close(logits, held.reference.forward(inputs)[-1])
-    generated = held.reference.generate(inputs, 24)
+    generated = held.reference.generate(inputs, 16)
     assert greedy(held.model, logits, len(generated)) == generated
 
 
@@ -104,7 +107,7 @@ def test_rolling_back_then_stepping_equals_recomputing(held: Held, prompt: Promp
 
 
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=3), data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_blocks_of_any_lengths_in_one_forward_equal_each_alone(
     held: Held, lengths: list[int], data: st.DataObject
 ) -> None:
@@ -171,6 +174,7 @@ def test_a_long_prompt_is_prefilled_in_chunks_with_the_same_result(
     assert_close(prefill(held.model, 1, prompt), expected)
 
 
+@pytest.mark.parametrize("held", LONG_VIDEOS, indirect=True)
 def test_a_long_video_equals_transformers_own(held: Held) -> None:
     plan = LoadPlan(str(held.folder), dtype="float32", max_context_length=4096)
     model, family = load_model(plan), held.reference.model.config.model_type

@@ -50,8 +50,7 @@ def test_target_only_takes_one_step_a_token() -> None:
     assert outcome.decode_ns == pytest.approx(40 * 10e6)
 
 
-@pytest.mark.parametrize("gamma", [1, 3, 6])
-@pytest.mark.parametrize("rate", [0.5, 0.8])
+@pytest.mark.parametrize(("gamma", "rate"), [(1, 0.8), (3, 0.5), (6, 0.8)])
 def test_serial_settles_as_many_tokens_a_round_as_independent_agreement_gives(
     gamma: int, rate: float
 ) -> None:
