@@ -8,6 +8,7 @@ answer is against target-only on the same clip.
     python -m bench --quick               three clips per kind, float32, no rivals
     python -m bench --kinds short --dtypes float32 --temperatures 0,0.8 --no-rivals
     python -m bench --draft-model random --systems adaptive    a draft that is never right
+    python -m bench --draft-model 85%     a draft that agrees on about 85 % of tokens
 
 `python -m bench.page` writes the figures into docs/results.md.
 """
@@ -28,13 +29,13 @@ from typing import Any, cast
 from rich.console import Console
 
 from bench.clips import ClipFile, Kind, held_out_clips
+from bench.drafts import BUNDLED, HELP, find_draft
 from bench.environment import ROOT, describe_environment
-from bench.options import names, parser_of
+from bench.options import names, numbers, parser_of
 from bench.runs import differences, run_systems, run_transformers, running_stack
 from bench.systems import TARGET_ONLY, System, systems
 from bench.tables import wide_console
 from hippo.cli.stack import BUNDLED_PAIR, StackOptions, default_cores
-from tests.support.random_draft import write_random_draft
 
 RIVAL_DTYPES = ("float32", "bfloat16")  # that transformers supports on a CPU
 
@@ -53,12 +54,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     console = wide_console()
     with tempfile.TemporaryDirectory() as folder:
-        draft_model = args.draft_model
-        if draft_model == "random":
-            random_draft = Path(folder) / "random-draft"
-            draft_model = str(write_random_draft(BUNDLED_PAIR / "draft", random_draft))
         for kind in args.kinds:
             clips_folder = Path(folder) / kind
+            draft_model = find_draft(args.draft_model, Path(folder), cast(Kind, kind))
             clips = held_out_clips(clips_folder, kind=cast(Kind, kind), num_clips=args.num_clips)
             for dtype in args.dtypes:
                 options = StackOptions(
@@ -94,7 +92,7 @@ def _measure_engine(
         "dtype": options.dtype,
         "draft_dtype": options.dtype_of_draft,
         "pruning": {"strategy": strategy, "ratio": ratio},
-        "draft": args.draft_model.removeprefix(f"{ROOT}/"),
+        "draft": args.draft_model,
     }
     runs = []
     with running_stack(options) as stack:
@@ -162,16 +160,12 @@ def _chosen(wanted: Sequence[str], every: Sequence[System]) -> list[System]:
     return chosen
 
 
-def _numbers(text: str) -> list[float]:
-    return [float(part) for part in names(text)]
-
-
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of("bench", __doc__)
     add = parser.add_argument
     add("--kinds", type=names, default=["short", "long"], help="short, long")
     add("--dtypes", type=names, default=["float32", "bfloat16", "float16"])
-    add("--temperatures", type=_numbers, default=[0.0], help="such as 0,0.8")
+    add("--temperatures", type=numbers, default=[0.0], help="such as 0,0.8")
     add("--systems", type=names, default=[], help="beginnings of names, without spaces")
     add("--num-clips", type=int, default=20, help="held-out clips per kind")
     add("--repeats", type=int, default=1, help="runs of each answer; the median one counts")
@@ -180,7 +174,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--ratio", type=float, default=0.9, help="share pruned on long prompts")
     add("--short-ratio", type=float, default=0.0, help="share pruned on short prompts")
     add("--target-model", default=str(BUNDLED_PAIR / "target"))
-    add("--draft-model", default=str(BUNDLED_PAIR / "draft"), help="a folder, or 'random'")
+    add("--draft-model", default=BUNDLED, help=HELP)
     add("--draft-dtype", help="default: the draft service's own, float16 on a CPU")
     add("--rivals", action=argparse.BooleanOptionalAction, default=True)
     add("--quick", action="store_true", help="three clips, float32, no rivals")

@@ -1,4 +1,4 @@
-"""Agreement traces of the bundled pair on the bench's clips: ``python -m bench.agreement``.
+"""Agreement traces of the bundled target on the bench's clips: ``python -m bench.agreement``.
 
 The draft is teacher-forced along the target's greedy answers to the prompts of ``python -m bench``;
 `hippo simulate --traces` replays the traces. They depend on the models and the dtypes, not on the
@@ -18,6 +18,7 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from bench.clips import ClipFile, Kind, held_out_clips
+from bench.drafts import BUNDLED, HELP, find_draft
 from bench.environment import ROOT
 from bench.options import parser_of
 from bench.pruning.traces import MAX_TOKENS, greedy_output
@@ -51,6 +52,7 @@ _RATIOS = {"short": 0.0, "long": 0.9}  # as in `python -m bench`
 def main(argv: Sequence[str] | None = None) -> None:
     """Writes a line for each clip, dtype and kind of prompt."""
     parser = parser_of("bench.agreement", __doc__)
+    parser.add_argument("--draft-model", default=BUNDLED, help=HELP)
     parser.add_argument("--kinds", default="short", help="short, long (default: short)")
     parser.add_argument("--dtypes", default="float32,bfloat16,float16")
     parser.add_argument("--num-clips", type=int, default=20)
@@ -60,25 +62,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     known = {_key(line) for line in read_agreement(args.out)} if args.out.exists() else set()
     console = Console()
     torch.set_num_threads(1)
-    # As the draft service loads it:
-    draft = load_model(LoadPlan(str(BUNDLED_PAIR / "draft"), auto_is_half=True))
     for dtype in args.dtypes.split(","):
         target = load_model(LoadPlan(str(BUNDLED_PAIR / "target"), dtype=dtype))
         for kind in args.kinds.split(","):
             with tempfile.TemporaryDirectory() as folder, progress_bar(console) as progress:
                 clips = held_out_clips(
-                    Path(folder), kind=cast(Kind, kind), num_clips=args.num_clips
+                    Path(folder) / "clips", kind=cast(Kind, kind), num_clips=args.num_clips
                 )
-                answers = [facts.answer for facts in read_facts(Path(folder))]
+                answers = [facts.answer for facts in read_facts(Path(folder) / "clips")]
+                model = find_draft(args.draft_model, Path(folder), cast(Kind, kind))
+                draft = load_model(LoadPlan(model, auto_is_half=True))  # as the draft service does
                 todo = list(zip(clips, answers, strict=True))
                 for clip, answer in progress.track(todo, description=f"{kind}, {dtype}"):
-                    line = {"kind": kind, "dtype": dtype, "draft_dtype": draft.info.dtype}
-                    line["clip"] = clip.path.name
+                    line = {"draft": args.draft_model, "kind": kind, "dtype": dtype}
+                    line |= {"draft_dtype": draft.info.dtype, "clip": clip.path.name}
                     if _key(line) in known:
                         continue
                     line |= agreement(target, draft, clip, answer, ratio=_RATIOS[kind])
                     with args.out.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(line) + "\n")
+    marks: dict[tuple[str, ...], str] = {}
+    for line in read_agreement(args.out):
+        marks[_key(line)[:-1]] = marks.get(_key(line)[:-1], "") + line["agrees"]
+    for key, agrees in marks.items():
+        console.print(f"{' '.join(key)}: {agrees.count('1') / len(agrees):.1%}")
     console.print(f"written to {args.out}")
 
 
@@ -133,7 +140,7 @@ def agreement(
 
 
 def _key(line: dict[str, Any]) -> tuple[str, ...]:
-    return line["kind"], line["dtype"], line.get("draft_dtype", ""), line["clip"]
+    return line["draft"], line["kind"], line["dtype"], line["draft_dtype"], line["clip"]
 
 
 if __name__ == "__main__":

@@ -1,15 +1,18 @@
 """Measures decoding of videos of real sizes, as the services decode them for Qwen2.5-VL.
 
     python -m bench.decode
+    python -m bench.decode --torchcodec    beside it: torchcodec (0.13 loads with torch 2.13)
 
 Makes the files with ffmpeg (5 GB, in --folder, where later runs find them) and prints a table. A
-long file is one of 20 s repeated, with a key frame every 250 frames.
+long file is one of 20 s repeated, with a key frame every 250 frames. torchcodec decodes the same
+number of frames, evenly spaced, and resizes them to the same size, with one thread for each core.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import resource
 import subprocess
 import sys
@@ -17,10 +20,13 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import av
 
 from hippo.errors import MediaError
+from hippo.local_files import LocalFiles
+from hippo.models._torchvision import ensure_torchvision
 from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
 from hippo.video.resizing import FrameLimits
@@ -72,16 +78,29 @@ CLIPS = (
 
 def main() -> None:
     """Makes the files and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "hippo-decode")
-    folder = parser.parse_args().folder
-    folder.mkdir(exist_ok=True)
+    parser.add_argument("--torchcodec", action="store_true", help="measure torchcodec as well")
+    args = parser.parse_args()
+    args.folder.mkdir(exist_ok=True)
+    columns = ["video", "MB", "frames", "size", "visual tokens", "seconds"]
+    columns += ["torchcodec"] if args.torchcodec else []
     write = sys.stdout.write
-    write("| video | MB | frames | size | visual tokens | seconds |\n|---|---|---|---|---|---|\n")
+    write(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|\n")
     for clip in CLIPS:
-        path = make(clip, folder)
-        size = path.stat().st_size / 1e6
-        write(f"| {clip.title} | {size:,.0f} | {asyncio.run(measure(path, clip))}\n")
+        path = make(clip, args.folder)
+        row = [clip.title, f"{path.stat().st_size / 1e6:,.0f}"]
+        try:
+            count, height, width, seconds = asyncio.run(measure(path, clip))
+            tokens = count // 2 * height * width // 28**2
+            row += [f"{count}", f"{width} x {height}", f"{tokens:,}", f"{seconds:.2f}"]
+            row += [torchcodec_seconds(path, count, (height, width))] if args.torchcodec else []
+        except MediaError as error:
+            row += [error.message, *[""] * (len(columns) - 3)]
+        write(f"| {' | '.join(row)} |\n")
+        sys.stdout.flush()
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     write(f"\nLargest process: {peak:,.0f} MiB\n")
 
@@ -118,23 +137,40 @@ def ffmpeg(*arguments: str) -> None:
     subprocess.run(["ffmpeg", "-v", "error", "-y", *arguments], check=True)
 
 
-async def measure(path: Path, clip: VideoFile) -> str:
-    """Returns the cells of the table's row."""
+async def measure(path: Path, clip: VideoFile) -> tuple[int, int, int, float]:
+    """Returns the number of frames, their height and width, and the seconds. Raises MediaError."""
     status = path.stat()
     media = Media(
         MediaKind.VIDEO, b"", str(path), num_bytes=status.st_size, modified_ns=status.st_mtime_ns
     )
-    async with MediaDecoder() as decoder:
+    async with MediaDecoder(files=LocalFiles([path.parent])) as decoder:
         decoder.frame_limits = LIMITS
         began_s = time.perf_counter()
-        try:
-            decoded = await decoder.decode(media, FramePlan(num_frames=clip.num_frames))
-        except MediaError as error:
-            return f"{error.message} | | | {time.perf_counter() - began_s:.2f} |"
+        decoded = await decoder.decode(media, FramePlan(num_frames=clip.num_frames))
         seconds = time.perf_counter() - began_s
     count, height, width, _ = decoded.frames.shape
-    tokens = count // 2 * height * width // 28**2
-    return f"{count} | {width} x {height} | {tokens:,} | {seconds:.2f} |"
+    return count, height, width, seconds
+
+
+def torchcodec_seconds(path: Path, count: int, size: tuple[int, int]) -> str:
+    """Returns the seconds that torchcodec takes for ``count`` frames of this height and width."""
+    ensure_torchvision()  # torchcodec's resizing is torchvision's
+    decoders: Any = importlib.import_module("torchcodec.decoders")
+    transforms: Any = importlib.import_module("torchcodec.transforms")
+    began_s = time.perf_counter()
+    try:
+        decoder = decoders.VideoDecoder(
+            str(path),
+            dimension_order="NHWC",
+            num_ffmpeg_threads=0,
+            seek_mode="approximate",
+            transforms=[transforms.Resize(size)],
+        )
+        last = decoder.metadata.num_frames - 1
+        decoder.get_frames_at([round(last * i / max(1, count - 1)) for i in range(count)])
+    except (RuntimeError, ValueError) as error:
+        return str(error).splitlines()[0]
+    return f"{time.perf_counter() - began_s:.2f}"
 
 
 if __name__ == "__main__":

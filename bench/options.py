@@ -22,3 +22,8 @@ def names(text: str) -> list[str]:
 def integers(text: str) -> list[int]:
     """Parses a comma-separated list of integers."""
     return [int(part) for part in names(text)]
+
+
+def numbers(text: str) -> list[float]:
+    """Parses a comma-separated list of numbers."""
+    return [float(part) for part in names(text)]

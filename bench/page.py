@@ -17,13 +17,13 @@ from bench.environment import ROOT
 from bench.options import parser_of
 from bench.pruning.plots import DRAWERS
 from bench.systems import TARGET_ONLY
-from hippo.benchmark.plots import draw_load, draw_speedups
+from hippo.benchmark.plots import draw_levels, draw_load, draw_speedups
 from hippo.benchmark.tables import interval, number
 
 Result = Mapping[str, Any]
 
 NAMES = (
-    *("short", "half", "long", "random"),
+    *("levels", "short", "half", "long", "random"),
     *("load", "load-bfloat16", "load-long"),
     *("ratio", "ablation", "confirm", "services"),
 )
@@ -37,6 +37,11 @@ LATENCY_COLUMNS = (
     *("system", "decode", "slowest clip", "end to end", "ms/token", "TTFT ms", "tokens/forward"),
     *("run length", "acceptance", "target waits ms", "dropped", "transport ms/round"),
     *("step ms, target / draft", "equal"),
+)
+LEVEL_COLUMNS = (
+    *("draft", "prompts, dtype, T", "agreement", "run length", "tokens/forward"),
+    *("target-only ms/token", "serial (γ)", "vpsd (γ)", "adaptive", "end to end"),
+    *("over serial", "over vpsd", "least over the better", "ideal", "of the ideal", "equal"),
 )
 _BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
 _DOCS = ROOT / "docs"
@@ -75,6 +80,15 @@ def draw(results: Mapping[str, Result], folder: Path) -> None:
     draw_speedups(picture["summary"], folder / "speedup.svg", title=_run_title(picture))
     if "load" in results:
         draw_load(results["load"]["loads"], folder / "load.svg", title=load_title(results["load"]))
+    if "levels" in results:
+        levels, simulated = results["levels"]["levels"], results["levels"]["simulated"]
+        first = levels[0]
+        shown = [
+            row
+            for row in levels
+            if (row["dtype"], row["temperature"]) == (first["dtype"], first["temperature"])
+        ]
+        draw_levels(shown, simulated, folder / "levels.svg")
     for name, drawer in DRAWERS.items():
         if name in results:
             drawer(results[name], folder / f"pruning-{name}.svg")
@@ -189,6 +203,31 @@ def latency_rows(summary: Iterable[Result]) -> Iterator[list[str]]:
         ]
 
 
+def level_rows(result: Result) -> Iterator[list[str]]:
+    """Yields a row, as in ``LEVEL_COLUMNS``, for each draft and setting."""
+    for line in result["levels"]:
+        yield [
+            line["draft"],
+            f"{line['kind']}, {line['dtype']}, {line['temperature']:g}",
+            f"{line['agreement']:.1%}",
+            f"{line['run_length']:.1f}",
+            f"{line['tokens_per_forward']:.2f}",
+            f"{line['target_only_ms']:.2f}",
+            *(
+                f"{line[name]['decode']['mean']:.2f} ({line[name]['gamma']})"
+                for name in ("serial", "vpsd")
+            ),
+            interval(line["adaptive"]["decode"]),
+            f"{line['end_to_end']['mean']:.2f}",
+            interval(line["over_serial"]),
+            interval(line["over_vpsd"]),
+            f"{line['least_over_better']:.2f}",
+            f"{line['ideal']:.2f}",
+            f"{line['of_ideal']:.0%}",
+            f"{line['num_equal']}/{line['num_answers']}",
+        ]
+
+
 def _section(name: str, result: Result) -> str:
     """Returns the heading with the command, the environment, and the tables."""
     parts = [f"## `{result['command'].strip()}`", environment_line(result["environment"])]
@@ -200,6 +239,13 @@ def _section(name: str, result: Result) -> str:
         for title, rows in titles.items():
             parts += [title, _markdown(("dtype, T", *LATENCY_COLUMNS), rows)]
         parts += _differences(result["runs"]) + _rivals(result["runs"])
+    elif "levels" in result:
+        count = result["levels"][0]["num_clips"]
+        parts += [
+            f"{count} clips for each kind of prompt.",
+            "![Speedup over agreement](levels.svg)",
+        ]
+        parts += [_markdown(LEVEL_COLUMNS, list(level_rows(result)))]
     elif "loads" in result:
         parts += [f"### {load_title(result)}", _markdown(LOAD_COLUMNS, list(load_rows(result)))]
     else:

@@ -1,0 +1,180 @@
+"""Speedups at three levels of agreement between draft and target: ``python -m bench.levels``.
+
+The drafts are the bundled one and two weaker ones made from it (bench.drafts). Each answers short
+and long prompts, greedily and at a temperature, in float32 and bfloat16, under serial and vpsd
+decoding at several draft lengths and under adaptive. A row of the table compares adaptive with both
+at their best lengths, and with the ideal pipeline (bench.ideal) for the same answers.
+
+    python -m bench.levels                    all: 20 minutes on two idle cores
+    python -m bench.levels --drafts 93% --kinds short --dtypes float32 --temperatures 0
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.clips import Kind, held_out_clips
+from bench.drafts import BUNDLED, HELP, find_draft
+from bench.environment import ROOT, describe_environment
+from bench.ideal import ideal_speedup, measured_machine, simulated_lines, trace_of
+from bench.measure import measure
+from bench.options import names, numbers, parser_of
+from bench.page import LEVEL_COLUMNS, level_rows
+from bench.runs import bundled_pair, running_stack
+from bench.systems import policy_of, systems
+from bench.tables import wide_console, wide_table
+from hippo.benchmark.figures import spread
+from hippo.benchmark.latency import TARGET_ONLY, Record, System, num_answers
+from hippo.benchmark.tables import watched
+from hippo.simulation.machine import ForwardTime, Machine
+from hippo.simulation.traces import mean_agreement
+
+_RATIO = 0.9  # share pruned on long prompts
+_GAMMAS = (5, 7, 10, 15)  # the best of either policy is among them between 85 and 98 % agreement
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures, prints the table and writes JSON."""
+    args = _parse(argv)
+    console = wide_console()
+    result: dict[str, Any] = {
+        "command": " ".join(["python -m bench.levels", *(sys.argv[1:] if argv is None else argv)]),
+        "environment": describe_environment(),
+        "levels": [],
+    }
+    for draft, kind, dtype in _stacks(args):
+        with tempfile.TemporaryDirectory() as folder:
+            clips = held_out_clips(Path(folder) / "clips", kind=kind, num_clips=args.num_clips)
+            options = bundled_pair(dtype, draft_model=find_draft(draft, Path(folder), kind))
+            with running_stack(options) as stack:
+                for temperature in args.temperatures:
+                    chosen = _systems(kind)
+                    measured = measure(
+                        stack.url, clips, chosen, temperature=temperature,
+                        num_repeats=args.repeats, has_timeline=True,
+                    )  # fmt: skip
+                    title = f"{draft}, {kind} prompts, {dtype}, T={temperature:g}"
+                    total = num_answers(chosen, len(clips))
+                    records = watched(measured, console, title=title, total=total)
+                    facts = {"draft": draft, "kind": kind, "dtype": dtype}
+                    sizes = {"temperature": temperature, "num_clips": len(clips)}
+                    result["levels"].append({**facts, **sizes, **level(records)})
+                    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    result["simulated"] = _simulated(result["levels"])
+    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    console.print(wide_table("levels of agreement", LEVEL_COLUMNS, level_rows(result)))
+    console.print(f"written to {args.out}")
+
+
+def level(records: Sequence[Record]) -> dict[str, Any]:
+    """Returns the figures of one draft at one setting, from records with timelines."""
+    by_system: dict[str, dict[str, Record]] = {}  # then by clip
+    for record in records:
+        by_system.setdefault(record.system, {})[record.clip] = record
+    policies: dict[str, list[str]] = {}
+    for system in by_system:
+        policies.setdefault(policy_of(system).name, []).append(system)
+
+    def speedups(system: str) -> list[float]:
+        return [record.decode_speedup for record in by_system[system].values()]
+
+    best = {
+        policy: max(found, key=lambda system: statistics.fmean(speedups(system)))
+        for policy, found in policies.items()
+    }
+    adaptive, serial, vpsd = (by_system[best[name]] for name in ("adaptive", "serial", "vpsd"))
+
+    def ratios(others: dict[str, Record]) -> list[float]:
+        return [adaptive[clip].decode_speedup / others[clip].decode_speedup for clip in adaptive]
+
+    traces = [trace_of(record) for record in vpsd.values()]
+    machine = measured_machine(records)
+    seconds = [(each.baseline_decode_s, each.answer.decode_s) for each in adaptive.values()]
+    alone_s, together_s = map(sum, zip(*seconds, strict=True))
+    ideal = ideal_speedup(traces, machine)
+    figures = [record.figures for record in adaptive.values()]
+    return {
+        "agreement": mean_agreement(traces),
+        "run_length": statistics.fmean(each["mean_run_length"] for each in figures),
+        "tokens_per_forward": statistics.fmean(each["mean_tokens_per_forward"] for each in figures),
+        "target_only_ms": 1e3
+        * statistics.fmean(
+            record.answer.decode_s_per_token for record in records if record.system == TARGET_ONLY
+        ),
+        "step_ms": {
+            "one_row": machine.target.one_row_ms,
+            "row": machine.target.row_ms,
+            "draft": machine.draft.one_row_ms,
+        },
+        **{
+            name: {"gamma": policy_of(best[name]).gamma, "decode": spread(speedups(best[name]))}
+            for name in ("serial", "vpsd", "adaptive")
+        },
+        "end_to_end": spread([record.end_to_end_speedup for record in adaptive.values()]),
+        "over_serial": spread(ratios(serial)),
+        "over_vpsd": spread(ratios(vpsd)),
+        "least_over_better": min(map(min, zip(ratios(serial), ratios(vpsd), strict=True))),
+        "ideal": ideal,
+        "of_ideal": alone_s / together_s / ideal,
+        "num_equal": sum(record.is_equal for record in records if record.system != TARGET_ONLY),
+        "num_answers": sum(record.system != TARGET_ONLY for record in records),
+    }
+
+
+def _simulated(levels: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the simulator's lines for each kind of prompt, with the step times of its first row
+    and without overhead."""
+    shares = (0.8, 0.85, 0.88, 0.91, 0.94, 0.97, 0.985)
+    lines: dict[str, Any] = {}
+    for row in levels:
+        steps = row["step_ms"]
+        machine = Machine(
+            name="measured",
+            target=ForwardTime(one_row_ms=steps["one_row"], row_ms=steps["row"]),
+            draft=ForwardTime(one_row_ms=steps["draft"]),
+        )
+        if row["kind"] not in lines:
+            lines[row["kind"]] = {"agreement": shares, **simulated_lines(machine, shares)}
+    return lines
+
+
+def _stacks(args: argparse.Namespace) -> Iterator[tuple[str, Kind, str]]:
+    return (
+        (draft, kind, dtype)
+        for draft in args.drafts
+        for kind in args.kinds
+        for dtype in args.dtypes
+    )
+
+
+def _systems(kind: Kind) -> list[System]:
+    every = systems(*(("holistic", _RATIO) if kind == "long" else ("none", 0.0)))
+    lengths = [f"{policy} γ={gamma}" for policy in ("serial", "vpsd") for gamma in _GAMMAS]
+    chosen = (TARGET_ONLY, *lengths, "adaptive")
+    return [system for system in every if system.name in chosen]
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = parser_of("bench.levels", __doc__)
+    add = parser.add_argument
+    add("--drafts", type=names, default=[BUNDLED, "93%", "85%"], help=HELP)
+    add("--kinds", type=names, default=["short", "long"], help="short, long")
+    add("--dtypes", type=names, default=["float32", "bfloat16"])
+    add("--temperatures", type=numbers, default=[0.0, 0.8])
+    add("--num-clips", type=int, default=6, help="held-out clips per kind")
+    add("--repeats", type=int, default=1, help="runs of each answer; the median one counts")
+    add("--out", type=Path, default=ROOT / "bench/out/levels.json")
+    args = parser.parse_args(argv)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    return args
+
+
+if __name__ == "__main__":
+    main()
