@@ -11,7 +11,7 @@ __all__ = ["TARGET_ONLY", "System", "policy_of", "systems"]
 
 
 def systems(strategy: str, ratio: float) -> tuple[System, ...]:
-    """Returns target-only and every policy, with the given pruning."""
+    """Returns target-only, every policy with the given pruning, and the published systems."""
     pruning = {"strategy": strategy, "ratio": ratio}
 
     def system(name: str, policy: str, **extra: Any) -> System:
@@ -27,6 +27,9 @@ def systems(strategy: str, ratio: float) -> tuple[System, ...]:
         system("always optimistic", "optimistic"),
         system("always conservative", "conservative"),
         system("adaptive", "adaptive"),
+        # As published, but for what docs/algorithms.md names; specvlm decodes a chain, not a tree.
+        System("preset hippo", {"preset": "hippo"}),
+        System("preset specvlm, chain", {"preset": "specvlm"}),
     )
 
 

@@ -69,6 +69,21 @@ class PruningOptions(Model):
     min_visual_tokens: int | None = Field(
         default=None, ge=0, lt=2**32, description="Prompts with fewer are not pruned."
     )
+    spatial_score: Literal["contrast", "variance"] | None = Field(
+        default=None, description="Of holistic and hybrid; the HIPPO paper has variance."
+    )
+    spread: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Share of holistic's kept tokens that is spaced evenly; the HIPPO paper has 0.",
+    )
+    score_layer_share: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Share of the target's layers, from the first on, whose attention scores.",
+    )
 
 
 class SpeculationOptions(Model):
@@ -76,13 +91,17 @@ class SpeculationOptions(Model):
 
     preset: Literal["hippo", "specvlm"] | None = Field(
         default=None,
-        description="A published system: hippo (holistic pruning of 0.9, vpsd) or specvlm "
-        "(specvlm pruning of 0.9, serial). Other fields override the preset.",
+        description="A published system, with all its options; other fields override them. hippo: "
+        "holistic pruning of 0.9 by the published scores, vpsd. specvlm: two-stage pruning of 0.9 "
+        "and serial decoding of a chain (the publication decodes a tree of 25 nodes).",
     )
     policy: Literal["off", "serial", "vpsd", "adaptive", "optimistic", "conservative"] | None = None
     gamma: int | None = Field(default=None, ge=1, description="Draft length of serial and vpsd.")
     max_draft_tokens: int | None = Field(
         default=None, ge=1, description="Maximum number of draft tokens that one forward verifies."
+    )
+    guesses: bool | None = Field(
+        default=None, description="Whether the draft feeds guesses by n-grams; by default it does."
     )
     pruning: PruningOptions = PruningOptions()
 

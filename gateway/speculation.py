@@ -10,23 +10,35 @@ from gateway.schemas import SpeculationOptions
 from hippo.errors import InvalidRequestError
 from hippo.speculation.estimates import PairTimes
 from hippo.speculation.policies import Policy, make_policy
-from hippo.types import Pruning, PruningStrategy
+from hippo.types import Pruning, PruningStrategy, SpatialScore
 
 ValueT = TypeVar("ValueT")
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """The options of a published system; they override the operator's defaults."""
+    """The options of a published system; they override the operator's defaults.
+
+    docs/algorithms.md says how hippo's form of each system differs from its publication.
+    """
 
     policy_name: str
-    pruning_strategy: PruningStrategy
-    pruning_ratio: float
+    gamma: int
+    pruning: Pruning
+    guesses: bool
 
 
+_HOLISTIC = Pruning(
+    PruningStrategy.HOLISTIC,
+    ratio=0.9,
+    spatial_score=SpatialScore.VARIANCE,
+    spread=0.0,
+    score_layer_share=1.0,
+)
+_TWO_STAGES = Pruning(PruningStrategy.SPECVLM, ratio=0.9, score_layer_share=1.0)
 PRESETS = {
-    "hippo": Preset("vpsd", PruningStrategy.HOLISTIC, 0.9),
-    "specvlm": Preset("serial", PruningStrategy.SPECVLM, 0.9),
+    "hippo": Preset("vpsd", 5, _HOLISTIC, guesses=False),
+    "specvlm": Preset("serial", 5, _TWO_STAGES, guesses=False),
 }
 
 
@@ -38,6 +50,7 @@ class SpeculationPlan:
     gamma: int
     max_draft_tokens: int
     pruning: Pruning
+    guesses: bool = True  # the draft feeds guesses
     is_default: bool = False  # the request sets no policy, preset or draft length
 
     def make_policy(self, times: PairTimes | None = None) -> Policy:
@@ -71,24 +84,33 @@ def speculation_plan(
                 f"speculative.{name} is {value}; this server allows {most}",
                 param=f"speculative.{name}",
             )
-    default = Preset(
-        settings.policy, PruningStrategy(settings.pruning_strategy), settings.pruning_ratio
-    )
+    by_default = Pruning(PruningStrategy(settings.pruning_strategy), settings.pruning_ratio)
+    default = Preset(settings.policy, settings.gamma, by_default, guesses=True)
     preset = PRESETS[options.preset] if options.preset else default
     policy_name = options.policy or preset.policy_name
     return SpeculationPlan(
         policy_name=policy_name,
-        gamma=min(given_or(options.gamma, settings.gamma), most),
+        gamma=min(given_or(options.gamma, preset.gamma), most),
         max_draft_tokens=given_or(options.max_draft_tokens, most),
-        pruning=Pruning(
-            strategy=_pruning_strategy(options, preset, settings),
-            ratio=given_or(options.pruning.ratio, preset.pruning_ratio),
-            seed=options.pruning.seed,
-            min_visual_tokens=_min_visual_tokens(options, settings),
-        ),
+        pruning=_pruning(options, preset, settings),
+        guesses=given_or(options.guesses, preset.guesses),
         is_default=not (
             options.preset or options.policy or options.gamma or options.max_draft_tokens
         ),
+    )
+
+
+def _pruning(options: SpeculationOptions, preset: Preset, settings: GatewaySettings) -> Pruning:
+    given, published = options.pruning, preset.pruning
+    spatial = SpatialScore(given.spatial_score) if given.spatial_score else None
+    return Pruning(
+        strategy=_pruning_strategy(options, preset, settings),
+        ratio=given_or(given.ratio, published.ratio),
+        seed=given.seed,
+        min_visual_tokens=_min_visual_tokens(options, settings),
+        spatial_score=given_or(spatial, published.spatial_score),
+        spread=given_or(given.spread, published.spread),
+        score_layer_share=given_or(given.score_layer_share, published.score_layer_share),
     )
 
 
@@ -105,7 +127,7 @@ def _pruning_strategy(
     options: SpeculationOptions, preset: Preset, settings: GatewaySettings
 ) -> PruningStrategy:
     given = options.pruning.strategy
-    strategy = PruningStrategy(given) if given else preset.pruning_strategy
+    strategy = PruningStrategy(given) if given else preset.pruning.strategy
     if strategy.value not in settings.allowed_pruning_strategies:
         # The operator's default is always allowed, so the request named this strategy.
         field = "pruning.strategy" if given else "preset"

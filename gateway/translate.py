@@ -87,6 +87,7 @@ def open_request(
     pruning: Pruning,
     info: ModelInfo,
     settings: GatewaySettings,
+    without_guesses: bool = False,
 ) -> OpenRequest:
     """Returns the first message for both services, without the media and the coordinator's pace.
 
@@ -111,6 +112,7 @@ def open_request(
         end_token_ids=_end_token_ids(request, info),
         cache_salt=request.cache_salt or "",
         num_top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        without_guesses=without_guesses,
         is_max_tokens_default=is_default,
     )
 

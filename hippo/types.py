@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Literal
 
 PROTOCOL_VERSION = 1
 
@@ -36,8 +35,11 @@ class PruningStrategy(enum.Enum):
     HYBRID = "hybrid"
 
 
-SpatialScore = Literal["contrast", "variance"]
-"""How a visual token is compared with its surroundings; see hippo.pruning.scores."""
+class SpatialScore(enum.StrEnum):
+    """How a visual token is compared with its surroundings; see hippo.pruning.scores."""
+
+    CONTRAST = "contrast"
+    VARIANCE = "variance"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +130,18 @@ class Pruning:
     """Which visual tokens the draft sees.
 
     ``ratio`` is the share of dropped tokens, 0 to 0.99. If a prompt has fewer than
-    ``min_visual_tokens`` visual tokens, all are kept.
+    ``min_visual_tokens`` visual tokens, all are kept. The last three are the target's own if they
+    are None: the spatial score; the share of holistic's kept tokens that is spaced evenly; the
+    share of the layers, from the first on, whose attention scores tokens.
     """
 
     strategy: PruningStrategy = PruningStrategy.UNIFORM
     ratio: float = 0.9
     seed: int = 0
     min_visual_tokens: int = 0
+    spatial_score: SpatialScore | None = None
+    spread: float | None = None
+    score_layer_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +283,7 @@ class OpenRequest:
     epoch: int = 0
     cache_salt: str = ""  # cached data is shared only among requests with the same salt
     num_top_logprobs: int | None = None  # per token; None: no log-probabilities
+    without_guesses: bool = False  # the draft feeds no guesses
     is_max_tokens_default: bool = False  # lower max_tokens to the rest of the context if necessary
 
 

@@ -10,7 +10,7 @@ from bench.pruning.choices import Choice
 from bench.pruning.statistics import difference, interval
 from bench.pruning.teacher import ChoiceOutcome
 from hippo.pruning.select import SelectionOptions
-from hippo.types import PruningStrategy
+from hippo.types import PruningStrategy, SpatialScore
 
 RATIOS = (0.5, 0.75, 0.9, 0.95, 0.98)
 STRATEGIES = (
@@ -69,7 +69,7 @@ def ablation_choices(num_layers: int, ratio: float, most_layers: int) -> dict[st
         "scores: raw attention, not normalised": attention,
         **{
             f"spatial: {name}": varied(spatial=score, weights=weights)
-            for score in ("contrast", "variance")
+            for score in SpatialScore
             for name, weights in (
                 (f"{score}", (1.0, 1.0, 1.0)),
                 (f"{score} alone", (0.0, 0.0, 1.0)),

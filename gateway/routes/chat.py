@@ -143,6 +143,7 @@ class ChatResponse(Response):
             pruning=plan.pruning if plan.wants_draft and settings.draft else _NO_PRUNING,
             info=info,
             settings=settings,
+            without_guesses=not plan.guesses,
         )
         media = await self._read_media(info)
         pair = backends.pair(info.name, await self._affinity_key(media))

@@ -65,7 +65,7 @@ def distinctness(
     grids: Sequence[VisualGrid],
     *,
     crop: int = 5,
-    spatial: SpatialScore = "contrast",
+    spatial: SpatialScore = SpatialScore.CONTRAST,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns temporal and spatial distinctness of ``features`` ``[N, hidden]``: float32 ``[N]``
     each.
@@ -83,7 +83,6 @@ def distinctness(
 
     Each frame is upcast and normalised once. Raises ValueError for a crop that is even or below 1.
     """
-    assert spatial in ("contrast", "variance"), spatial
     if crop < 1 or crop % 2 == 0:
         raise ValueError(f"crop is {crop}; it must be odd, and at least 1")
     changes, contrasts = [], []
@@ -189,7 +188,7 @@ def _spatial(unit: torch.Tensor, exists: torch.Tensor, how: SpatialScore) -> tor
     number = exists.sum((-1, -2))  # [rows, columns]
     distances = _distance(cosines) * exists
     mean = distances.sum((-1, -2)) / number.clamp(min=1)
-    if how == "contrast":
+    if how is SpatialScore.CONTRAST:
         return mean
     deviations = (distances - mean[..., None, None]) * exists
     return deviations.square().sum((-1, -2)) / (number - 1).clamp(min=1)

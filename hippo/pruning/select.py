@@ -26,7 +26,7 @@ class VisualScores:
 class SelectionOptions:
     """Choices that the papers leave open, for ablation; docs/algorithms.md gives the reasons."""
 
-    spatial: SpatialScore = "contrast"  # HIPPO: "variance"
+    spatial: SpatialScore = SpatialScore.CONTRAST  # HIPPO: VARIANCE
     crop: int = 5  # rows and columns of the spatial score's window
     normalisation: Normalisation = "min-max"
     per_frame: bool = False  # attention, holistic: keep an equal share of each frame's tokens

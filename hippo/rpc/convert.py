@@ -188,6 +188,13 @@ def _checked_pruning(pruning: Pruning) -> Pruning:
             f"pruning.ratio is {ratio}; it must be 0 to {MAX_PRUNING_RATIO}",
             param="pruning.ratio",
         )
+    for name, least in (("spread", 0.0), ("score_layer_share", 1e-6)):
+        share = getattr(pruning, name)
+        if share is not None and not least <= share <= 1.0:
+            bounds = "0 to 1" if least == 0.0 else "above 0 and at most 1"
+            raise InvalidRequestError(
+                f"pruning.{name} is {share}; it must be {bounds}", param=f"pruning.{name}"
+            )
     return replace(pruning, ratio=ratio)
 
 

@@ -119,6 +119,28 @@ FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """The token limit was reached."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
+class _SpatialScore:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SpatialScoreEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SpatialScore.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SPATIAL_SCORE_UNSPECIFIED: _SpatialScore.ValueType  # 0
+    SPATIAL_SCORE_CONTRAST: _SpatialScore.ValueType  # 1
+    """Mean distance to the neighbours."""
+    SPATIAL_SCORE_VARIANCE: _SpatialScore.ValueType  # 2
+    """Variance of the cosines with the neighbours."""
+
+class SpatialScore(_SpatialScore, metaclass=_SpatialScoreEnumTypeWrapper):
+    """How a visual token is compared with its surroundings."""
+
+SPATIAL_SCORE_UNSPECIFIED: SpatialScore.ValueType  # 0
+SPATIAL_SCORE_CONTRAST: SpatialScore.ValueType  # 1
+"""Mean distance to the neighbours."""
+SPATIAL_SCORE_VARIANCE: SpatialScore.ValueType  # 2
+"""Variance of the cosines with the neighbours."""
+Global___SpatialScore: _TypeAlias = SpatialScore  # noqa: Y015
+
 @_typing.final
 class Media(_message.Message):
     """One compressed video or image, as the client sent it."""
@@ -408,6 +430,9 @@ class Pruning(_message.Message):
     RATIO_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     MIN_VISUAL_TOKENS_FIELD_NUMBER: _builtins.int
+    SPATIAL_SCORE_FIELD_NUMBER: _builtins.int
+    SPREAD_FIELD_NUMBER: _builtins.int
+    SCORE_LAYER_SHARE_FIELD_NUMBER: _builtins.int
     strategy: Global___PruningStrategy.ValueType
     """How they are chosen."""
     ratio: _builtins.float
@@ -416,6 +441,14 @@ class Pruning(_message.Message):
     """Seed of the random strategy."""
     min_visual_tokens: _builtins.int
     """A prompt with fewer visual tokens is not pruned."""
+    spatial_score: Global___SpatialScore.ValueType
+    """The spatial score of holistic and hybrid; unspecified: the target's own."""
+    spread: _builtins.float
+    """Share of holistic's kept tokens that is spaced evenly, 0 to 1; unset: the target's own."""
+    score_layer_share: _builtins.float
+    """Share of the target's layers, from the first on, whose attention scores tokens, above 0 and at
+    most 1; unset: the target's own.
+    """
     def __init__(
         self,
         *,
@@ -423,12 +456,22 @@ class Pruning(_message.Message):
         ratio: _builtins.float = ...,
         seed: _builtins.int = ...,
         min_visual_tokens: _builtins.int = ...,
+        spatial_score: Global___SpatialScore.ValueType = ...,
+        spread: _builtins.float | None = ...,
+        score_layer_share: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score_layer_share", b"_score_layer_share", "_spread", b"_spread", "score_layer_share", b"score_layer_share", "spread", b"spread"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_visual_tokens", b"min_visual_tokens", "ratio", b"ratio", "seed", b"seed", "strategy", b"strategy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score_layer_share", b"_score_layer_share", "_spread", b"_spread", "min_visual_tokens", b"min_visual_tokens", "ratio", b"ratio", "score_layer_share", b"score_layer_share", "seed", b"seed", "spatial_score", b"spatial_score", "spread", b"spread", "strategy", b"strategy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__score_layer_share: _TypeAlias = _typing.Literal["score_layer_share"]  # noqa: Y015
+    _WhichOneofArgType__score_layer_share: _TypeAlias = _typing.Literal["_score_layer_share", b"_score_layer_share"]  # noqa: Y015
+    _WhichOneofReturnType__spread: _TypeAlias = _typing.Literal["spread"]  # noqa: Y015
+    _WhichOneofArgType__spread: _TypeAlias = _typing.Literal["_spread", b"_spread"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__score_layer_share) -> _WhichOneofReturnType__score_layer_share | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__spread) -> _WhichOneofReturnType__spread | None: ...
 
 Global___Pruning: _TypeAlias = Pruning  # noqa: Y015
 
@@ -525,6 +568,7 @@ class Open(_message.Message):
     NUM_TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     IS_MAX_TOKENS_DEFAULT_FIELD_NUMBER: _builtins.int
+    WITHOUT_GUESSES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Names the request in logs on every side."""
     max_tokens: _builtins.int
@@ -543,6 +587,8 @@ class Open(_message.Message):
     """The client set no limit: max_tokens becomes what is left of a service's context where that is
     less, instead of being refused.
     """
+    without_guesses: _builtins.bool
+    """The draft feeds no guesses of the next tokens. A target ignores it."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """The conversation."""
@@ -593,10 +639,11 @@ class Open(_message.Message):
         num_top_logprobs: _builtins.int | None = ...,
         cache_salt: _builtins.str = ...,
         is_max_tokens_default: _builtins.bool = ...,
+        without_guesses: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_top_logprobs", b"_num_top_logprobs", "frame_plan", b"frame_plan", "num_top_logprobs", b"num_top_logprobs", "pace", b"pace", "pruning", b"pruning", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_top_logprobs", b"_num_top_logprobs", "cache_salt", b"cache_salt", "committed_ids", b"committed_ids", "end_token_ids", b"end_token_ids", "epoch", b"epoch", "frame_plan", b"frame_plan", "is_max_tokens_default", b"is_max_tokens_default", "max_tokens", b"max_tokens", "media", b"media", "messages", b"messages", "num_top_logprobs", b"num_top_logprobs", "pace", b"pace", "protocol_version", b"protocol_version", "pruning", b"pruning", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_top_logprobs", b"_num_top_logprobs", "cache_salt", b"cache_salt", "committed_ids", b"committed_ids", "end_token_ids", b"end_token_ids", "epoch", b"epoch", "frame_plan", b"frame_plan", "is_max_tokens_default", b"is_max_tokens_default", "max_tokens", b"max_tokens", "media", b"media", "messages", b"messages", "num_top_logprobs", b"num_top_logprobs", "pace", b"pace", "protocol_version", b"protocol_version", "pruning", b"pruning", "request_id", b"request_id", "sampling", b"sampling", "without_guesses", b"without_guesses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_top_logprobs: _TypeAlias = _typing.Literal["num_top_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_top_logprobs: _TypeAlias = _typing.Literal["_num_top_logprobs", b"_num_top_logprobs"]  # noqa: Y015

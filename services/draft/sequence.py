@@ -32,7 +32,7 @@ class DraftSequence(EngineSequence):
             pace=request.pace,
             committed_ids=request.committed_ids,
             epoch=request.epoch,
-            max_guessed=max_guessed,
+            max_guessed=0 if request.without_guesses else max_guessed,
         )
         super().__init__(request, slots, self.drafter)
         self.selection: Selection | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
 
 from hippo.config import SettingsError, require_least, setting
 from hippo.engine.settings import EngineSettings
@@ -26,7 +25,7 @@ class TargetSettings(EngineSettings):
     spatial_score: str = setting(
         "contrast",
         help="spatial score of a visual token; variance is the formula of the HIPPO paper",
-        choices=get_args(SpatialScore),
+        choices=tuple(SpatialScore),
     )
     spread: float = setting(
         0.05,

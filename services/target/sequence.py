@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hippo.engine.engine import Engine
 from hippo.engine.jobs import Job
@@ -18,7 +18,7 @@ from hippo.pruning.select import (
     needs_features,
 )
 from hippo.speculation.verifier import Verifier
-from hippo.types import OpenRequest, PromptInfo
+from hippo.types import OpenRequest, PromptInfo, Pruning
 from services.target.selection import ScoredSelection, needs_scores, select_without_scores
 
 
@@ -30,14 +30,25 @@ class Scoring:
     score_layers: int | None = None
     options: SelectionOptions = DEFAULT_OPTIONS
 
-    def num_layers_for(self, model: VideoLanguageModel) -> int:
-        """Returns how many layers score; raises ModelLoadError if the model has fewer layers."""
+    def num_layers_for(self, model: VideoLanguageModel, share: float | None = None) -> int:
+        """Returns how many layers score, by default or for a request's ``share`` of the layers.
+
+        Raises ModelLoadError if the model has fewer layers than the setting says.
+        """
+        if share is not None:
+            return max(1, round(share * model.num_layers))
         if self.score_layers is not None and self.score_layers > model.num_layers:
             raise ModelLoadError(
                 f"--score-layers is {self.score_layers}, but {model.info.name} has "
                 f"{model.num_layers}"
             )
         return self.score_layers or default_score_layers(model.num_layers)
+
+    def options_for(self, pruning: Pruning) -> SelectionOptions:
+        """Returns the options of a request, which override the service's."""
+        own = self.options
+        spread = own.spread if pruning.spread is None else pruning.spread
+        return replace(own, spatial=pruning.spatial_score or own.spatial, spread=spread)
 
 
 class TargetSequence(EngineSequence):
@@ -85,8 +96,8 @@ class TargetSequence(EngineSequence):
                 pruning,
                 self.prompt,
                 None if visual is None else prunable_embeddings(model, self.prompt, visual),
-                score_layers=self._scoring.num_layers_for(model),
-                options=self._scoring.options,
+                score_layers=self._scoring.num_layers_for(model, pruning.score_layer_share),
+                options=self._scoring.options_for(pruning),
             )
             tap = selection.tap
         pieces = model.prefill(self.slot, self.prompt, visual, None, tap, num_reused)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from hippo.engine.service import EngineService
 from hippo.engine.streams import SequenceStreams
@@ -28,8 +28,7 @@ class TargetServicer(SequenceStreams, target_pb2_grpc.TargetServiceServicer):
 
 def build_service(settings: TargetSettings) -> EngineService:
     """Returns the service with its servicer registered; needs a running event loop."""
-    spatial = cast(SpatialScore, settings.spatial_score)
-    options = SelectionOptions(spatial=spatial, spread=settings.spread)
+    options = SelectionOptions(SpatialScore(settings.spatial_score), spread=settings.spread)
     scoring = Scoring(settings.score_layers, options)
     service = EngineService(
         TARGET_SERVICE, settings, max_waiting=settings.max_queue, num_tapped=scoring.num_layers_for

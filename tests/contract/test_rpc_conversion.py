@@ -29,6 +29,7 @@ from hippo.types import (
     PruningStrategy,
     SamplingParams,
     Selection,
+    SpatialScore,
     StepLimits,
     TextPart,
     Timing,
@@ -59,7 +60,14 @@ REQUEST = OpenRequest(
         min_tokens=30,
     ),
     frame_plan=FramePlan(fps=1.5, min_frames=4, max_frames=64, max_pixels=100_000),
-    pruning=Pruning(PruningStrategy.RANDOM, 0.9, seed=2**63),
+    pruning=Pruning(
+        PruningStrategy.RANDOM,
+        0.9,
+        seed=2**63,
+        spatial_score=SpatialScore.VARIANCE,
+        spread=0.0,
+        score_layer_share=0.5,
+    ),
     max_tokens=100,
     end_token_ids=(7, 9),
     pace=Pace(StepLimits(1, 8, 10**12), StepLimits(0, 1, 5), max_ahead=16, block_size=3),
@@ -67,6 +75,7 @@ REQUEST = OpenRequest(
     epoch=4,
     cache_salt="tenant 7",
     num_top_logprobs=5,
+    without_guesses=True,
     is_max_tokens_default=True,
 )
 
@@ -132,6 +141,8 @@ def test_what_a_bare_open_leaves_out_gets_the_defaults() -> None:
         ("pruning.strategy", lambda m: setattr(m.pruning, "strategy", 77)),
         ("pruning.ratio", lambda m: setattr(m.pruning, "ratio", 0.995)),
         ("pruning.ratio", lambda m: setattr(m.pruning, "ratio", float("nan"))),
+        ("pruning.spread", lambda m: setattr(m.pruning, "spread", 1.5)),
+        ("pruning.score_layer_share", lambda m: setattr(m.pruning, "score_layer_share", 0.0)),
         ("pace.block_size", lambda m: m.pace.ClearField("block_size")),
         (
             "pace.optimistic.min_draft_tokens",

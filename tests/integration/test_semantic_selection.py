@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from hippo.config import SettingsError
@@ -13,6 +15,7 @@ from hippo.types import (
     PruningStrategy,
     SamplingParams,
     Selection,
+    SpatialScore,
     TextPart,
     Verdict,
 )
@@ -107,6 +110,26 @@ async def test_half_of_the_layers_is_tapped_unless_the_operator_says_otherwise()
             answer = await target_only(client, request)
         assert model.tapped[-1] == tapped
         assert answer.selection is not None
+
+
+async def test_a_request_says_how_many_layers_score_and_how() -> None:
+    given: list[dict[str, Any]] = [
+        {"score_layer_share": 1.0},
+        {"spatial_score": SpatialScore.VARIANCE},
+        {"spread": 1.0},
+        {},
+    ]
+    model, kept, tapped = ToyModel(), [], []
+    async with serving_target(model) as (_, client):
+        for options in given:
+            pruning = Pruning(PruningStrategy.HOLISTIC, 0.5, **options)
+            answer = await target_only(client, toy_request(pruning=pruning, max_tokens=1))
+            assert answer.selection is not None
+            kept.append(answer.selection.kept_indices)
+            tapped.append(model.tapped[-1])
+    assert tapped == [3, 1, 1, 1]
+    assert kept[2] == tuple(range(1, NUM_TOY_TOKENS, 2))  # evenly spaced
+    assert len(set(kept)) > 2
 
 
 async def test_more_layers_than_the_model_has_are_refused() -> None:

@@ -13,7 +13,7 @@ from gateway.schemas import SpeculationOptions
 from gateway.speculation import PRESETS, SpeculationPlan, speculation_plan
 from hippo.config import load_settings
 from hippo.errors import InvalidRequestError
-from hippo.types import Pruning, PruningStrategy
+from hippo.types import Pruning, PruningStrategy, SpatialScore
 
 SETTINGS = GatewaySettings(target=("localhost:1",))
 
@@ -35,24 +35,35 @@ def test_every_strategy_can_be_asked_for(strategy: PruningStrategy) -> None:
     assert _settings("--pruning-strategy", strategy.value).pruning_strategy == strategy.value
 
 
+HIPPO = Pruning(
+    PruningStrategy.HOLISTIC,
+    0.9,
+    spatial_score=SpatialScore.VARIANCE,
+    spread=0.0,
+    score_layer_share=1.0,
+)
+SPECVLM = Pruning(PruningStrategy.SPECVLM, 0.9, score_layer_share=1.0)
+
+
 @pytest.mark.parametrize(
-    ("preset", "policy_name", "strategy"),
-    [("hippo", "vpsd", PruningStrategy.HOLISTIC), ("specvlm", "serial", PruningStrategy.SPECVLM)],
+    ("preset", "policy_name", "pruning"),
+    [("hippo", "vpsd", HIPPO), ("specvlm", "serial", SPECVLM)],
 )
 def test_a_published_system_goes_before_the_operators_defaults(
-    preset: str, policy_name: str, strategy: PruningStrategy
+    preset: str, policy_name: str, pruning: Pruning
 ) -> None:
     settings = replace(
         SETTINGS, policy="adaptive", pruning_strategy="random", pruning_ratio=0.2, gamma=2
     )
     plan = _plan(settings, preset=preset)
-    assert (plan.policy_name, plan.pruning) == (policy_name, Pruning(strategy, 0.9))
-    assert plan.make_policy().pace.optimistic.max_draft_tokens == 2  # what it does not name stays
+    assert (plan.policy_name, plan.pruning, plan.guesses) == (policy_name, pruning, False)
+    assert plan.make_policy().pace.optimistic.max_draft_tokens == 5
     default = _plan(settings)
     assert (default.policy_name, default.pruning) == (
         "adaptive",
         Pruning(PruningStrategy.RANDOM, 0.2, min_visual_tokens=512),
     )
+    assert default.guesses
 
 
 def test_the_operators_threshold_is_for_requests_that_say_nothing_about_pruning() -> None:
@@ -69,10 +80,17 @@ def test_what_the_request_gives_goes_before_its_preset() -> None:
     plan = _plan(preset="hippo", policy="adaptive")
     assert (plan.policy_name, plan.pruning.strategy) == ("adaptive", PruningStrategy.HOLISTIC)
     plan = _plan(preset="hippo", pruning={"ratio": 0.0})
-    assert (plan.policy_name, plan.pruning) == ("vpsd", Pruning(PruningStrategy.HOLISTIC, 0.0))
+    assert (plan.policy_name, plan.pruning) == ("vpsd", replace(HIPPO, ratio=0.0))
     plan = _plan(preset="specvlm", gamma=3, pruning={"strategy": "none"})
-    assert (plan.policy_name, plan.pruning) == ("serial", Pruning(PruningStrategy.NONE, 0.9))
+    everything = replace(SPECVLM, strategy=PruningStrategy.NONE)
+    assert (plan.policy_name, plan.pruning) == ("serial", everything)
     assert plan.make_policy().pace.optimistic.max_draft_tokens == 3
+    own = {"spatial_score": "contrast", "spread": 0.1, "score_layer_share": 0.5}
+    plan = _plan(preset="hippo", guesses=True, pruning=own)
+    assert plan.guesses
+    assert plan.pruning == replace(
+        HIPPO, spatial_score=SpatialScore.CONTRAST, spread=0.1, score_layer_share=0.5
+    )
 
 
 def test_strategies_that_the_operator_does_not_allow_are_refused_by_name() -> None:

@@ -26,7 +26,7 @@ GRIDS = st.lists(
     st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=3
 ).map(tuple)
 NORMALISATIONS = ("min-max", "z-score")
-SPATIAL_SCORES = ("contrast", "variance")
+SPATIAL_SCORES = tuple(SpatialScore)
 
 
 def size_of(grids: Grids) -> int:
@@ -197,9 +197,9 @@ def test_contrast_is_highest_on_a_small_object_and_variance_beside_it() -> None:
     scene[..., 0] = 1.0
     scene[0, 3, 3] = torch.tensor([0.0, 1.0])
     grids = ((1, 7, 7),)
-    contrast = distinctness(scene.view(-1, 2), grids, spatial="contrast")[1].view(7, 7)
+    contrast = distinctness(scene.view(-1, 2), grids, spatial=SpatialScore.CONTRAST)[1].view(7, 7)
     assert int(contrast.argmax()) == 3 * 7 + 3
-    variance = distinctness(scene.view(-1, 2), grids, spatial="variance")[1].view(7, 7)
+    variance = distinctness(scene.view(-1, 2), grids, spatial=SpatialScore.VARIANCE)[1].view(7, 7)
     assert variance[3, 3] == 0 < variance[3, 2]
 
 

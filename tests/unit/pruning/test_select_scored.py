@@ -95,7 +95,7 @@ def test_attention_keeps_the_most_attended_to_and_of_equal_ones_the_first(
     seed=SEEDS,
     how=st.sampled_from(["min-max", "z-score"]),
     crop=st.sampled_from([3, 5]),
-    spatial_score=st.sampled_from(["contrast", "variance"]),
+    spatial_score=st.sampled_from(SpatialScore),
     spread=st.sampled_from([0.0, 0.05, 0.3, 1.0]),
     weights=st.sampled_from([(1.0, 1.0, 1.0), (1.0, 0.0, 0.0), (0.5, 2.0, 1.0)]),
 )
