@@ -23,7 +23,7 @@ from hippo.benchmark.tables import interval, number
 Result = Mapping[str, Any]
 
 NAMES = (
-    *("levels", "short", "half", "long", "random"),
+    *("levels", "servers", "short", "half", "long", "random"),
     *("load", "load-bfloat16", "load-long"),
     *("ratio", "ablation", "confirm", "services"),
 )
@@ -42,6 +42,10 @@ LEVEL_COLUMNS = (
     *("draft", "prompts, dtype, T", "agreement", "run length", "tokens/forward"),
     *("target-only ms/token", "serial (γ)", "vpsd (γ)", "adaptive", "end to end"),
     *("over serial", "over vpsd", "least over the better", "ideal", "of the ideal", "equal"),
+)
+SERVER_COLUMNS = (
+    *("server", "cores of the target", "first token, ms", "ms/token", "end to end, ms"),
+    *("equal text", "8 clients: tokens/s", "8 clients: first token, ms", "8 clients: ms/token"),
 )
 _BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
 _DOCS = ROOT / "docs"
@@ -228,6 +232,22 @@ def level_rows(result: Result) -> Iterator[list[str]]:
         ]
 
 
+def server_rows(result: Result) -> Iterator[list[str]]:
+    """Yields a row, as in ``SERVER_COLUMNS``, for each server."""
+    for line in result["servers"]:
+        yield [
+            line["name"],
+            line["devices"],
+            f"{line['ttft_ms']['mean']:.0f}",
+            interval(line["tpot_ms"]),
+            f"{line['end_to_end_ms']['mean']:.0f}",
+            f"{line['num_equal']}/{result['num_clips']}",
+            f"{line['loaded_tokens_per_s']:.0f}",
+            f"{line['loaded_ttft_ms']:.0f}",
+            f"{line['loaded_tpot_ms']:.2f}",
+        ]
+
+
 def _section(name: str, result: Result) -> str:
     """Returns the heading with the command, the environment, and the tables."""
     parts = [f"## `{result['command'].strip()}`", environment_line(result["environment"])]
@@ -246,6 +266,11 @@ def _section(name: str, result: Result) -> str:
             "![Speedup over agreement](levels.svg)",
         ]
         parts += [_markdown(LEVEL_COLUMNS, list(level_rows(result)))]
+    elif "servers" in result:
+        title = (
+            f"One client, then eight; {result['num_clips']} short clips, {result['dtype']}, T=0."
+        )
+        parts += [title, _markdown(SERVER_COLUMNS, list(server_rows(result)))]
     elif "loads" in result:
         parts += [f"### {load_title(result)}", _markdown(LOAD_COLUMNS, list(load_rows(result)))]
     else:

@@ -1,0 +1,120 @@
+"""What a row of the table of agreement levels says."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.drafts import find_draft
+from bench.ideal import ideal_speedup, measured_machine, simulated_lines, trace_of
+from bench.levels import level
+from hippo.benchmark.answers import Answer
+from hippo.benchmark.latency import TARGET_ONLY, Record
+from hippo.simulation.machine import ForwardTime, Machine
+from hippo.simulation.replay import PolicyChoice, replay_all
+from hippo.simulation.traces import Trace, agreement_trace
+
+MACHINE = Machine(
+    name="test",
+    target=ForwardTime(one_row_ms=8.0, row_ms=0.1),
+    draft=ForwardTime(one_row_ms=1.0),
+    leg_ms=0.2,
+)
+
+
+def _verdict(tokens: int, rows: int, *, is_rejection: bool = False) -> dict[str, Any]:
+    forward = 8.0 + 0.1 * (rows - 1)
+    return {"tokens": tokens, "rows": rows, "forward": forward, "is_rejection": is_rejection}
+
+
+def _record(clip: str, system: str, decode_s: float, verdicts: list[dict[str, Any]]) -> Record:
+    count = sum(verdict["tokens"] for verdict in verdicts)
+    figures = {
+        "timeline_ms": {"verdicts": verdicts},
+        "timings_ms": {
+            "draft_step": None if system == TARGET_ONLY else 1.0,
+            "decode": 1e3 * decode_s,
+        },
+        "mean_run_length": 5.0,
+        "mean_tokens_per_forward": 3.0,
+    }
+    answer = Answer(
+        text="text",
+        asked_s=0.0,
+        piece_s=(0.1, 0.1 + decode_s),
+        token_ids=tuple(range(count)),
+        figures=figures,
+    )
+    return Record(clip, system, 0.0, answer, 1.0, 1.1, tuple(range(count)))
+
+
+def _records() -> list[Record]:
+    alone = [_verdict(1, 50), *[_verdict(1, 1)] * 9]
+    together = [_verdict(1, 50), _verdict(4, 6, is_rejection=True), _verdict(5, 5)]
+    return [
+        record
+        for clip, factor in (("a", 1.0), ("b", 2.0))
+        for record in (
+            _record(clip, TARGET_ONLY, 1.0, alone),
+            _record(clip, "serial γ=5", 0.5 * factor, together),
+            _record(clip, "serial γ=10", 0.4 * factor, together),
+            _record(clip, "vpsd γ=5", 0.3 * factor, together),
+            _record(clip, "adaptive", 0.2, together),
+        )
+    ]
+
+
+def test_a_row_compares_adaptive_with_the_best_lengths_and_the_ideal() -> None:
+    found = level(_records())
+    assert found["agreement"] == 0.9
+    assert (found["serial"]["gamma"], found["vpsd"]["gamma"]) == (10, 5)
+    assert found["over_serial"]["mean"] == pytest.approx((2 + 4) / 2)
+    assert found["over_vpsd"]["mean"] == pytest.approx((1.5 + 3) / 2)
+    assert found["least_over_better"] == pytest.approx(1.5)
+    assert found["of_ideal"] == pytest.approx(5.0 / found["ideal"])
+    assert (found["num_equal"], found["num_answers"]) == (8, 8)
+
+
+def test_step_times_and_traces_are_those_of_the_answers() -> None:
+    machine = measured_machine(_records())
+    assert machine.target.one_row_ms == pytest.approx(8.0)
+    assert machine.target.row_ms == pytest.approx(0.1)
+    assert machine.draft.one_row_ms == 1.0
+    trace = trace_of(_records()[1])
+    assert trace.agrees == (True, True, True, True, False, True, True, True, True, True)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.85, 1.0])
+def test_no_policy_is_faster_than_the_ideal(share: float) -> None:
+    traces = [
+        Trace(tuple(agreement_trace(random.Random(number), 80, share, 0.0))) for number in range(4)
+    ]
+    ideal = ideal_speedup(traces, MACHINE)
+    off = replay_all(PolicyChoice("off"), traces, MACHINE).decode_ns
+    for choice in (
+        PolicyChoice("adaptive"),
+        PolicyChoice("optimistic"),
+        *(PolicyChoice(name, gamma) for name in ("serial", "vpsd") for gamma in (3, 7, 15)),
+    ):
+        assert off / replay_all(choice, traces, MACHINE).decode_ns <= ideal * 1.001, choice
+    # Whole blocks of which every token is right take as long as the slower side.
+    assert ideal <= 8.0 / min(1.0, (8.0 + 31 * 0.1) / 32) + 1e-6
+
+
+def test_a_better_draft_is_predicted_to_be_faster() -> None:
+    lines = simulated_lines(MACHINE, (0.6, 0.9))
+    assert set(lines) == {"serial", "vpsd", "adaptive"}
+    assert all(weak < strong for weak, strong in lines.values())
+
+
+def test_a_weaker_draft_differs_from_the_bundled_one_in_its_weights(tmp_path: Path) -> None:
+    bundled = find_draft("bundled", tmp_path, "short")
+    made = find_draft("85%", tmp_path, "short")
+    assert find_draft(made, tmp_path, "short") == made
+    files = {path.name for path in Path(bundled).iterdir()}
+    assert files == {path.name for path in Path(made).iterdir()}
+    differ = [n for n in files if (Path(bundled) / n).read_bytes() != (Path(made) / n).read_bytes()]
+    assert differ == ["model.safetensors"]
