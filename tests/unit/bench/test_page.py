@@ -49,7 +49,7 @@ def test_a_new_measurement_takes_the_place_of_the_old_one_alone(
 
 
 def test_a_file_of_another_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="none of short"):
+    with pytest.raises(SystemExit, match="none of levels"):
         page.main([str(tmp_path / "other.json")])
 
 
