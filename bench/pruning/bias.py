@@ -63,8 +63,8 @@ def bias_rows(
                     share, of_all = float(mask[kept].float().mean()), float(mask.float().mean())
                     values = {"": share, ", all": of_all, ", over all": share / of_all}
                     for reading, value in values.items():
-                        key = label, name + reading
-                        counts = by_size[is_large].setdefault(key, Counts.empty())
+                        place = label, name + reading
+                        counts = by_size[is_large].setdefault(place, Counts.empty())
                         counts.add_hits(clip.name, value, 1)
     found = by_size[bool(by_size[True])]
     rows: dict[str, dict[str, Any]] = {label: {"label": label} for label in choices}

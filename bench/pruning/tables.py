@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.page import percent
 
-_LEFT_OUT = ("strategy", "ratio")  # the label tells
+_LEFT_OUT = ("strategy", "ratio", "num_clips", "num_samples")  # the label or the title tells
 
 
 def table_of(result: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
@@ -18,12 +18,14 @@ def table_of(result: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]
     facts += [f"grid {grid}: {number} clips" for grid, number in result.get("grids", {}).items()]
     heads = []
     for key, value in rows[0].items():
+        if key in _LEFT_OUT:
+            continue
         if isinstance(value, int | float) and all(row[key] == value for row in rows):
             facts.append(f"{_cell(key, value)} {key.replace('_', ' ')}")
-        elif key not in _LEFT_OUT:
+        else:
             heads.append(key)
     cells = [[_cell(key, row[key]) for key in heads] for row in rows]
-    return "; ".join(facts), [key.replace("_", " ") for key in heads], cells
+    return "; ".join([*facts, "shares in %"]), [key.replace("_", " ") for key in heads], cells
 
 
 def _cell(key: str, value: Any) -> str:
