@@ -136,7 +136,8 @@ class ExperimentRun:
         """Runs the draft with every choice; returns a row for each (experiments.agreement_rows)."""
         traces = self.traces(name, num_frames=num_frames)
         cache = AgreementCache(self.args.out / f"agreement-{self._key(num_frames)}.jsonl")
-        records = self.args.out / f"{name}-records.jsonl" if self.args.records else None
+        file = self.args.out / f"{name}{num_frames or ''}-records.jsonl"
+        records = file if self.args.records else None
         outcomes = run_choices(traces, DraftRunner(self.draft, cache), choices, records=records)
         return experiments.agreement_rows(outcomes, references=["none", *references])
 
