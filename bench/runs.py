@@ -30,9 +30,11 @@ STACK_LOG = ROOT / "bench/out/stack.log"
 
 
 def bundled_pair(dtype: str, **changes: Any) -> StackOptions:
-    """Returns options for the bundled pair, with ``changes``, and pins this process to the draft's
-    core; the target has the other core."""
-    target_core, draft_core = default_cores("cpu", "cpu")
+    """Returns options for the bundled pair, with ``changes``, and if both models are on a CPU pins
+    this process to the draft's core; the target has the other core."""
+    target_core, draft_core = default_cores(
+        changes.get("target_device", "cpu"), changes.get("draft_device", "cpu")
+    )
     if draft_core is not None:
         os.sched_setaffinity(0, {draft_core})
     options = StackOptions(

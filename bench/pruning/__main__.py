@@ -1,17 +1,25 @@
-"""Experiments on visual token pruning, on held-out clips of the bundled pair's world.
+"""Experiments on visual token pruning: by default the bundled pair, on held-out clips of its world.
 
-Each experiment writes bench/out/pruning/NAME.json; `python -m bench.page` puts them into
-docs/results.md. `ratio` and `ablation` run only the draft along the target's outputs, which
-`traces` stores under bench/out/pruning; an interrupted run continues.
+Each experiment writes NAME.json; `python -m bench.page` puts the bundled pair's into
+docs/results.md. All but `services` run only the draft along the target's outputs, which are stored
+beside the results; an interrupted run continues.
 
     traces      the target's greedy outputs, visual features and attention of each layer
     ratio       agreement by strategy and ratio
     ablation    holistic with one option changed at a time
-    confirm     strategies on other clips, on which no default was chosen (traces them first)
-    services    speedup and acceptance rate by strategy and ratio, through the services
+    bias        the share of the highest scores at the frames' edges and the sequence's ends
+    frames      agreement and prompt length by number of frames
+    confirm     strategies on other clips of the world, on which no default was chosen
+    services    speedup and acceptance rate by strategy, ratio and policy, through the services
 
-    python -m bench.pruning traces --clips 200
     python -m bench.pruning ratio --clips 50 --records
+
+Any pair of supported checkpoints and any videos: name the models and a file of questions in the
+form of `hippo bench --questions` (docs/operations.md). Content words are known only of the world.
+
+    python -m bench.pruning bias --questions questions.jsonl --dtype bfloat16 \\
+        --target-model Qwen/Qwen2.5-VL-7B-Instruct --target-device cuda:0 \\
+        --draft-model Qwen/Qwen2.5-VL-3B-Instruct --draft-device cuda:1
 """
 
 from __future__ import annotations
@@ -20,7 +28,7 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,55 +38,67 @@ import torch
 from rich.console import Console
 
 from bench.environment import describe_environment
-from bench.options import parser_of
+from bench.options import integers, parser_of
 from bench.pruning import experiments, pair
 from bench.pruning.agreement import AgreementCache, DraftRunner
+from bench.pruning.bias import bias_choices, bias_rows
 from bench.pruning.choices import Choice
-from bench.pruning.samples import CONFIRM_SEED
-from bench.pruning.services import measure_strategies
-from bench.pruning.teacher import ChoiceOutcome, run_choices
-from bench.pruning.traces import CACHE, TraceStore, stored_traces, trace_clips
+from bench.pruning.samples import (
+    CONFIRM_SEED,
+    HeldOutWorld,
+    QuestionsFile,
+    SampleClip,
+    SampleSource,
+)
+from bench.pruning.services import measure_services
+from bench.pruning.tables import table_of
+from bench.pruning.teacher import run_choices
+from bench.pruning.traces import (
+    CACHE,
+    ClipTrace,
+    TraceStore,
+    stored_traces,
+    trace_clip,
+    trace_missing,
+)
+from bench.runs import bundled_pair
+from bench.tables import wide_console, wide_table
 from hippo.cli.stack import BUNDLED_PAIR
+from hippo.errors import HippoError, InvalidRequestError
 from hippo.models.base import VideoLanguageModel
+from hippo.models.checkpoint import Checkpoint, find_checkpoint
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.pruning.select import default_score_layers
 
+_PAIR_FLAGS = ("target_model", "draft_model", "target_device", "draft_device")
+
 
 @dataclass
 class ExperimentRun:
-    """One run of an experiment: the pair, the traces, and the output folder."""
+    """One run of an experiment: the pair, the source of samples, and the output folder."""
 
     args: argparse.Namespace
     command: str
     console: Console
+    source: SampleSource
+
+    @cached_property
+    def checkpoints(self) -> tuple[Checkpoint, Checkpoint]:
+        """Target and draft. Raises ModelLoadError for one that is missing or damaged."""
+        names = (self.args.target_model, self.args.draft_model)
+        target, draft = (find_checkpoint(name, progress=lambda *_: None) for name in names)
+        return target, draft
 
     @cached_property
     def target(self) -> VideoLanguageModel:
-        """The target in float32."""
-        return load_model(LoadPlan(str(self.args.target_model), dtype="float32"))
+        """The target."""
+        return self._load(self.args.target_model, self.args.target_device)
 
     @cached_property
     def draft(self) -> VideoLanguageModel:
-        """The draft in float32."""
-        return load_model(LoadPlan(str(self.args.draft_model), dtype="float32"))
-
-    @cached_property
-    def store(self) -> TraceStore:
-        """The traces of this pair."""
-        return TraceStore(self.args.out / f"traces-{self.pair_name}")
-
-    @cached_property
-    def runner(self) -> DraftRunner:
-        """The draft with its cache of agreement."""
-        cache = AgreementCache(self.args.out / f"agreement-{self.pair_name}.jsonl")
-        return DraftRunner(self.draft, cache)
-
-    @cached_property
-    def pair_name(self) -> str:
-        """A name of the pair for file names."""
-        models = (self.args.target_model, self.args.draft_model)
-        return "-".join(pair.fingerprint(model) for model in models)
+        """The draft."""
+        return self._load(self.args.draft_model, self.args.draft_device)
 
     @property
     def num_layers(self) -> int:
@@ -88,104 +108,182 @@ class ExperimentRun:
     @property
     def most_layers(self) -> int:
         """The number of layers of the target."""
-        return pair.num_layers(self.args.target_model)
+        return pair.num_layers(self.checkpoints[0])
 
-    def judge_choices(self, name: str, choices: Mapping[str, Choice]) -> dict[str, ChoiceOutcome]:
-        """Runs the draft with every choice on the traced clips; returns the outcome by label."""
-        return run_choices(
-            stored_traces(self.console, self.store, num_clips=self.args.clips, title=name),
-            self.runner,
-            choices,
-            records=self.args.out / f"{name}-records.jsonl" if self.args.records else None,
-        )
+    @cached_property
+    def clips(self) -> list[SampleClip]:
+        """The clips that are asked about."""
+        return self.source.clips(self.args.clips)
 
-    def write_result(self, name: str, result: Mapping[str, Any]) -> None:
+    def traces(self, title: str, *, num_frames: int = 0) -> Iterator[ClipTrace]:
+        """Traces the clips that have no trace, then yields all."""
+        store = TraceStore(self.args.out / f"traces-{self._key(num_frames)}")
+
+        def trace(clip: SampleClip) -> ClipTrace:
+            return trace_clip(self.target, self.draft, clip, self.source, num_frames=num_frames)
+
+        trace_missing(self.console, store, self.clips, trace)
+        device = self.args.draft_device
+        return stored_traces(self.console, store, self.clips, device=device, title=title)
+
+    def judge_choices(
+        self,
+        name: str,
+        choices: Mapping[str, Choice],
+        *references: str,
+        num_frames: int = 0,
+    ) -> list[dict[str, Any]]:
+        """Runs the draft with every choice; returns a row for each (experiments.agreement_rows)."""
+        traces = self.traces(name, num_frames=num_frames)
+        cache = AgreementCache(self.args.out / f"agreement-{self._key(num_frames)}.jsonl")
+        file = self.args.out / f"{name}{num_frames or ''}-records.jsonl"
+        records = file if self.args.records else None
+        outcomes = run_choices(traces, DraftRunner(self.draft, cache), choices, records=records)
+        return experiments.agreement_rows(outcomes, references=["none", *references])
+
+    def write_result(self, name: str, rows: Sequence[Mapping[str, Any]], **facts: Any) -> None:
         """Writes an experiment's JSON and prints its rows."""
+        target, draft = self.checkpoints
         document = {
             "experiment": name,
             "command": self.command,
             "environment": describe_environment(),
-            "num_clips": self.args.clips,
+            "target": target.name,
+            "draft": draft.name,
+            "devices": [self.args.target_device, self.args.draft_device],
+            "dtype": self.args.dtype,
+            "source": self.source.name,
+            "num_clips": len(self.clips),
             "num_layers_tapped": self.num_layers,
-            **result,
+            "rows": rows,
+            **facts,
         }
         path = self.args.out / f"{name}.json"
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        if name != "services":  # has printed its table
+            self.console.print(wide_table(*table_of(document)))
         self.console.print(f"written to {path}")
+
+    def _load(self, model: str, device: str) -> VideoLanguageModel:
+        limit = self.args.max_context_length
+        plan = LoadPlan(model, device=device, dtype=self.args.dtype, max_context_length=limit)
+        return load_model(plan)
+
+    def _key(self, num_frames: int) -> str:
+        """A name for files about the pair, the samples and the number of frames."""
+        parts = [*map(pair.fingerprint, self.checkpoints), self.args.dtype, self.source.name]
+        for number, name in ((self.args.max_context_length, "context"), (num_frames, "frames")):
+            parts += [f"{name}{number}"] if number else []
+        return "-".join(parts)
 
 
 def run_traces(run: ExperimentRun) -> None:
     """Traces the clips that have none yet."""
-    trace_clips(run.console, run.store, run.target, run.draft, num_clips=run.args.clips)
+    run.traces("traces")
 
 
 def run_ratio(run: ExperimentRun) -> None:
     """Measures every strategy at every ratio."""
-    outcomes = run.judge_choices("ratio", experiments.ratio_choices(run.num_layers))
-    rows = experiments.agreement_rows(outcomes, references=["none", "holistic 0.9"])
-    run.write_result("ratio", {"rows": rows})
+    choices = experiments.ratio_choices(run.num_layers)
+    run.write_result("ratio", run.judge_choices("ratio", choices, "holistic 0.9"))
 
 
 def run_ablation(run: ExperimentRun) -> None:
     """Measures holistic with one option changed at a time."""
     choices = experiments.ablation_choices(run.num_layers, run.args.ratio, run.most_layers)
-    outcomes = run.judge_choices("ablation", choices)
-    rows = experiments.agreement_rows(outcomes, references=["none", experiments.BASE])
-    run.write_result("ablation", {"rows": rows, "ratio": run.args.ratio})
+    rows = run.judge_choices("ablation", choices, experiments.BASE)
+    run.write_result("ablation", rows, ratio=run.args.ratio)
+
+
+def run_bias(run: ExperimentRun) -> None:
+    """Measures where the tokens with the highest scores lie."""
+    rows, grids = bias_rows(run.traces("bias"), bias_choices(run.num_layers, run.most_layers))
+    run.write_result("bias", rows, grids=grids)
+
+
+def run_frames(run: ExperimentRun) -> None:
+    """Measures holistic and no pruning at each number of frames asked for."""
+    choices = experiments.frames_choices(run.num_layers)
+    rows = [
+        {**row, "label": f"{number} frames, {row['label']}"}
+        for number in run.args.frames
+        for row in run.judge_choices("frames", choices, num_frames=number)
+    ]
+    run.write_result("frames", rows)
 
 
 def run_confirm(run: ExperimentRun) -> None:
     """Measures the strategies on the clips of another seed."""
-    name, count = "confirm", run.args.clips
-    store = TraceStore(run.args.out / f"traces-{name}-{run.pair_name}")
-    trace_clips(run.console, store, run.target, run.draft, num_clips=count, seed=CONFIRM_SEED)
-    cache = AgreementCache(run.args.out / f"agreement-{name}-{run.pair_name}.jsonl")
-    outcomes = run_choices(
-        stored_traces(run.console, store, num_clips=count, title=name, seed=CONFIRM_SEED),
-        DraftRunner(run.draft, cache),
-        experiments.confirmation_choices(run.num_layers),
-    )
-    rows = experiments.agreement_rows(outcomes, references=["none", "holistic 0.9"])
-    run.write_result(name, {"rows": rows})
+    if not isinstance(run.source, HeldOutWorld):
+        raise InvalidRequestError("confirm has clips of its own: leave --questions out")
+    run.source = HeldOutWorld(CONFIRM_SEED)
+    choices = experiments.confirmation_choices(run.num_layers)
+    run.write_result("confirm", run.judge_choices("confirm", choices, "holistic 0.9"))
 
 
 def run_services(run: ExperimentRun) -> None:
-    """Measures the strategies through the services."""
-    run.write_result("services", {"rows": measure_strategies(run.console, run.args.clips)})
+    """Measures the strategies and policies through the services."""
+    args = run.args
+    options = bundled_pair(
+        args.dtype,
+        draft_dtype=args.dtype,
+        max_context_length=args.max_context_length,
+        **{name: getattr(args, name) for name in _PAIR_FLAGS},
+    )
+    rows = measure_services(run.console, options, run.clips, ratio=args.ratio)
+    run.write_result("services", rows)
 
 
 EXPERIMENTS: Mapping[str, Callable[[ExperimentRun], None]] = {
     "traces": run_traces,
     "ratio": run_ratio,
     "ablation": run_ablation,
+    "bias": run_bias,
+    "frames": run_frames,
     "confirm": run_confirm,
     "services": run_services,
 }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs an experiment."""
+    """Runs an experiment. Raises SystemExit with a sentence for what cannot be run."""
     parser = parser_of("bench.pruning", __doc__)
     add = parser.add_argument
     add("experiment", choices=list(EXPERIMENTS))
-    add("--clips", type=int, help="held-out clips (default: 200; services 10)")
+    add("--clips", type=int, help="clips (default: 200, or all of --questions; services 10)")
     add("--layers", type=int, help="first layers tapped (default: as the target service)")
-    add("--ratio", type=float, default=0.9, help="share pruned in the ablation")
+    add("--ratio", type=float, default=0.9, help="share pruned in ablation, and by the policies")
+    add("--frames", type=integers, default=[4, 8, 16, 32], help="for frames (default: 4,8,16,32)")
     add("--records", action="store_true", help="also write kept indices and agreement by sample")
-    add("--target-model", type=Path, default=BUNDLED_PAIR / "target")
-    add("--draft-model", type=Path, default=BUNDLED_PAIR / "draft")
-    add("--out", type=Path, default=CACHE)
+    for model in ("target", "draft"):
+        default = str(BUNDLED_PAIR / model)
+        add(f"--{model}-model", default=default, help="folder or hub name (default: bundled)")
+        add(f"--{model}-device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
+    add("--dtype", default="float32", help="of both models (default: float32)")
+    add("--max-context-length", type=int, help="of both models (default: as the memory allows)")
+    add("--num-threads", type=int, default=1, help="of the models on a CPU (default: 1)")
+    add("--questions", type=Path, help="a file as for `hippo bench` (default: the bundled world)")
+    add("--videos", help="the folder of the questions' videos (default: beside the file)")
+    add("--out", type=Path, help="folder (default: bench/out/pruning, own/ in it with own flags)")
     args = parser.parse_args(argv)
-    if args.clips is None:
-        args.clips = 10 if args.experiment == "services" else 200
-    if args.clips < 1:
+    if args.clips is None and args.experiment == "services":
+        args.clips = 10
+    if args.clips is not None and args.clips < 1:
         parser.error("--clips must be at least 1")
+    if args.out is None:  # the page shows the figures of the bundled pair
+        names = (*_PAIR_FLAGS, "dtype", "questions", "max_context_length")
+        is_own = any(getattr(args, name) != parser.get_default(name) for name in names)
+        args.out = CACHE / "own" if is_own else CACHE
     args.out.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # services are stopped
-    torch.set_num_threads(1)
+    torch.set_num_threads(args.num_threads)
     given = argv if argv is not None else sys.argv[1:]
     command = " ".join(["python -m bench.pruning", *given])
-    EXPERIMENTS[args.experiment](ExperimentRun(args, command, Console()))
+    try:
+        source = QuestionsFile(args.questions, args.videos) if args.questions else HeldOutWorld()
+        EXPERIMENTS[args.experiment](ExperimentRun(args, command, wide_console(), source))
+    except HippoError as error:
+        raise SystemExit(f"bench.pruning: {error}") from None
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -18,7 +18,7 @@ from hippo.pruning.select import (
 from hippo.types import Pruning, PruningStrategy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Choice:
     """One way to choose tokens; the first ``num_layers`` layers of the target are tapped."""
 
@@ -30,10 +30,12 @@ class Choice:
     is_compacted: bool = False  # kept tokens get consecutive positions
 
     def kept(self, clip: ClipTrace, trace: SampleTrace, seed: int) -> torch.Tensor:
-        """Returns the ascending int64 indices of kept tokens; ``seed`` is for ``random``."""
+        """Returns the ascending int64 indices of kept tokens, on the CPU; ``seed`` is for
+        ``random``. Scores are computed in float32 on the features' device."""
         attention = features = None
         if needs_attention(self.strategy):
             attention = trace.attention[self.scope][: self.num_layers].mean(0)
+            attention = attention.to(clip.target_features.device)
         if needs_features(self.strategy):
             features = clip.target_features
         return select_tokens(
@@ -42,7 +44,7 @@ class Choice:
             clip.target_features.shape[0],
             VisualScores(attention, features),
             self.options,
-        )
+        ).cpu()
 
 
 def compacted(prompt: Prompt, kept: torch.Tensor) -> Prompt:
@@ -54,14 +56,5 @@ def compacted(prompt: Prompt, kept: torch.Tensor) -> Prompt:
     is_cached[prompt.visual_indices] = False
     is_cached[prompt.visual_indices[kept]] = True
     ranks = is_cached.long().cumsum(0) - 1
-    return Prompt(
-        input_ids=prompt.input_ids,
-        positions=ranks.clamp(min=0).expand(prompt.positions.shape[0], -1),
-        next_position=int(is_cached.sum()),
-        visual_indices=prompt.visual_indices,
-        visual_grids=prompt.visual_grids,
-        question_indices=prompt.question_indices,
-        prompt_hash=prompt.prompt_hash,
-        other_indices=prompt.other_indices,
-        items=prompt.items,
-    )
+    positions = ranks.clamp(min=0).expand(prompt.positions.shape[0], -1)
+    return replace(prompt, positions=positions, next_position=int(is_cached.sum()))

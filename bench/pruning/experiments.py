@@ -49,6 +49,12 @@ def confirmation_choices(num_layers: int) -> dict[str, Choice]:
     }
 
 
+def frames_choices(num_layers: int) -> dict[str, Choice]:
+    """Returns ``none``, and holistic at ratio 0.9."""
+    every = ratio_choices(num_layers)
+    return {label: every[label] for label in ("none", "holistic 0.9")}
+
+
 def ablation_choices(num_layers: int, ratio: float, most_layers: int) -> dict[str, Choice]:
     """Returns variants of holistic with one change each; the label begins with the option."""
     base = Choice(strategy=PruningStrategy.HOLISTIC, ratio=ratio, num_layers=num_layers)
@@ -108,7 +114,8 @@ def ablation_choices(num_layers: int, ratio: float, most_layers: int) -> dict[st
 def agreement_rows(
     outcomes: Mapping[str, ChoiceOutcome], *, references: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """Returns a row per choice: agreement on all tokens and on content words, and differences.
+    """Returns a row per choice: agreement on all tokens, on content words if they are known, and
+    differences.
 
     For each label in ``references`` a row has ``minus LABEL``, the difference from its agreement.
     """
@@ -120,10 +127,13 @@ def agreement_rows(
             "ratio": outcome.choice.ratio,
             "num_samples": outcome.num_samples,
             "num_clips": outcome.tokens.num_clips,
+            "num_frames": round(outcome.num_frames / outcome.num_samples, 1),
+            "prompt_tokens": round(outcome.num_prompt_tokens / outcome.num_samples, 1),
             "kept_tokens": round(outcome.num_kept / outcome.num_samples, 1),
             "agreement": interval(outcome.tokens).as_dict(),
-            "content_agreement": interval(outcome.content).as_dict(),
         }
+        if outcome.content.num_clips:
+            row["content_agreement"] = interval(outcome.content).as_dict()
         for reference in references:
             if reference in outcomes:
                 row[f"minus {reference}"] = difference(

@@ -148,7 +148,7 @@ def _dots(axes: Any, values: Sequence[Mapping[str, float]], labels: Sequence[str
 
 
 def _title(result: Mapping[str, Any], what: str) -> str:
-    return f"{what}; {result['num_clips']} clips, float32"
+    return f"{what}; {result['num_clips']} clips, {result.get('dtype', 'float32')}"
 
 
 def _finish(figure: Any, axes: Any, goal: Path, title: str, *, has_legend: bool = True) -> None:

@@ -1,52 +1,65 @@
-"""Speedup and acceptance rate of the pruning strategies, through the services."""
+"""Speedup and acceptance rate of strategies and policies, through the services."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from bench.clips import ClipFile
-from bench.pruning.samples import MIN_OBJECTS, SEED
-from bench.runs import bundled_pair, run_systems, running_stack
-from bench.systems import System
-from demo import clips as demo_clips
-from demo import texts
+from bench.pruning.samples import SampleClip
+from bench.runs import run_systems, running_stack
+from bench.systems import System, systems
+from hippo.cli.stack import StackOptions
 
 STRATEGIES = ("holistic", "hybrid", "attention", "specvlm", "uniform", "random")
 RATIOS = (0.5, 0.9, 0.98)
+_OTHER_POLICIES = ("serial", "vpsd", "always")  # beginnings of names; the default is adaptive
 
 
-def measure_strategies(console: Console, num_clips: int) -> list[dict[str, Any]]:
-    """Returns a row per strategy and ratio (adaptive policy) and per preset, in float32."""
-    options = bundled_pair("float32", draft_dtype="float32")
+def measure_services(
+    console: Console, options: StackOptions, clips: Sequence[SampleClip], *, ratio: float
+) -> list[dict[str, Any]]:
+    """Returns a row per strategy and ratio (adaptive policy), per other policy (holistic, at
+    ``ratio``) and per preset."""
     with tempfile.TemporaryDirectory() as folder, running_stack(options) as stack:
-        clips = write_long_clips(Path(folder), num_clips)
-        title = "strategies, float32, T=0"
-        _, run = run_systems(console, stack.url, clips, strategy_systems(), title=title)
+        files = write_clips(Path(folder), clips)
+        title = f"strategies and policies, {options.dtype}, T=0"
+        chosen = [*strategy_systems(), *policy_systems(ratio)]
+        _, run = run_systems(console, stack.url, files, chosen, title=title)
     rows: list[dict[str, Any]] = run["summary"]
     return rows
 
 
 def strategy_systems() -> list[System]:
     """Returns all visual tokens, none, every strategy at every ratio, and the two presets."""
-    systems = [System(name, {"pruning": {"strategy": name}}) for name in ("none", "blind")]
-    systems += [
+    found = [System(name, {"pruning": {"strategy": name}}) for name in ("none", "blind")]
+    found += [
         System(f"{strategy} {ratio:g}", {"pruning": {"strategy": strategy, "ratio": ratio}})
         for strategy in STRATEGIES
         for ratio in RATIOS
     ]
-    return systems + [System(f"preset {name}", {"preset": name}) for name in ("hippo", "specvlm")]
+    return found + [System(f"preset {name}", {"preset": name}) for name in ("hippo", "specvlm")]
 
 
-def write_long_clips(folder: Path, num_clips: int) -> list[ClipFile]:
-    """Writes held-out clips of 12 x 12 tokens per frame; every other question is video-first."""
-    written = []
-    for index in range(num_clips):
-        clip = demo_clips.held_out("long", index, seed=SEED, min_objects=MIN_OBJECTS)
+def policy_systems(ratio: float) -> list[System]:
+    """Returns the policies beside adaptive, at each draft length, with holistic pruning."""
+    return [
+        System(f"{system.name}, holistic {ratio:g}", system.speculative)
+        for system in systems("holistic", ratio)
+        if system.name.startswith(_OTHER_POLICIES)
+    ]
+
+
+def write_clips(folder: Path, clips: Sequence[SampleClip]) -> list[ClipFile]:
+    """Writes the videos; every other question is video-first."""
+    written: list[ClipFile] = []
+    for clip in clips:
         path = folder / f"{clip.name}.mp4"
-        demo_clips.write_mp4(clip.scene, path, frame_rate=clip.frame_rate)
-        written.append(ClipFile(path, texts.DETAILED[0], is_video_first=index % 2 == 0))
+        path.write_bytes(clip.read_video())
+        for question in dict.fromkeys(sample.question for sample in clip.samples):
+            written.append(ClipFile(path, question, is_video_first=len(written) % 2 == 0))
     return written

@@ -14,7 +14,6 @@ from bench.pruning.agreement import DraftRunner
 from bench.pruning.choices import Choice
 from bench.pruning.statistics import Counts
 from bench.pruning.traces import ClipTrace, SampleTrace
-from demo.figures import content_pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +31,10 @@ class Judged:
         return sum(self.agrees[place] == "1" for place in chosen), len(chosen)
 
     @property
-    def content_places(self) -> list[int]:
-        """Indices of output tokens in content words, which depend on the video."""
-        mask = content_pieces(self.trace.pieces[:-1])
-        return [place for place, is_content in enumerate(mask) if is_content]
+    def content_places(self) -> list[int] | None:
+        """Indices of output tokens that depend on the video; None: they are not known."""
+        mask = self.trace.content
+        return None if mask is None else [place for place, is_it in enumerate(mask) if is_it]
 
     def as_record(self, label: str) -> dict[str, Any]:
         """Returns a line for the records' file."""
@@ -58,14 +57,20 @@ class ChoiceOutcome:
     content: Counts = field(default_factory=Counts.empty)
     num_samples: int = 0
     num_kept: int = 0
+    num_prompt_tokens: int = 0  # of the target's prompts
+    num_frames: int = 0
 
     def add_sample(self, judged: Judged) -> None:
         """Adds the counts of one sample."""
-        clip = judged.clip.clip.name
+        clip = judged.clip.name
         self.tokens.add_hits(clip, *judged.hits())
-        self.content.add_hits(clip, *judged.hits(judged.content_places))
+        if (places := judged.content_places) is not None:
+            self.content.add_hits(clip, *judged.hits(places))
         self.num_samples += 1
         self.num_kept += judged.kept.shape[0]
+        prompt = judged.trace.prompt
+        self.num_prompt_tokens += prompt.length
+        self.num_frames += sum(use.num_frames for use in prompt.media)
 
 
 def run_choices(

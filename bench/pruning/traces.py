@@ -7,8 +7,8 @@ target's greedy output and its attention scores by layer. An interrupted run con
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -17,25 +17,26 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from bench.environment import ROOT
-from bench.pruning.samples import SEED, Sample, held_out_clips, samples_of
-from demo import clips
-from demo.clips import Clip
+from bench.pruning.samples import Sample, SampleClip, SampleSource
 from hippo.benchmark.tables import progress_bar
+from hippo.cli.scoring import decode
+from hippo.errors import InvalidRequestError
 from hippo.models.base import (
     AttentionTap,
-    DecodedMedia,
     Prompt,
     SequenceRows,
     StepPlan,
     VideoLanguageModel,
     prunable_embeddings,
 )
-from hippo.types import ChatMessage, FramePlan, MediaKind, MediaPart, TextPart
+from hippo.pair import check_pair
+from hippo.types import ChatMessage, FramePlan, MediaPart, TextPart
 
 Scope = Literal["visual", "all"]
 SCOPES: tuple[Scope, ...] = ("visual", "all")
 CACHE = ROOT / "bench/out/pruning"
 MAX_TOKENS = 256
+_TEMPLATE_TOKENS = 256  # more than the chat templates of the families have
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +46,27 @@ class SampleTrace:
     sample: Sample
     prompt: Prompt
     output_ids: tuple[int, ...]  # the end token included
-    pieces: tuple[str, ...]  # the text of each output token
+    content: tuple[bool, ...] | None  # of each token whether only the video determines it
     attention: dict[Scope, torch.Tensor]  # float32 [num_layers, num_visual_tokens] each
 
 
 @dataclass(frozen=True, slots=True)
 class ClipTrace:
-    """The visual features of a clip in both models, and the traces of its samples."""
+    """The visual features of a clip in both models, and the traces of its samples; on the CPU."""
 
-    clip: Clip
+    name: str
     grids: tuple[tuple[int, int, int], ...]
-    target_features: torch.Tensor  # float32 [num_visual_tokens, hidden]
+    target_features: torch.Tensor  # [num_visual_tokens, hidden], in the model's dtype
     draft_features: torch.Tensor  # embed_visual's rows, as the draft's prefill takes them
     samples: tuple[SampleTrace, ...]
+
+    def on_device(self, device: str) -> ClipTrace:
+        """Returns the trace with its features on the draft's device."""
+        return replace(
+            self,
+            target_features=self.target_features.to(device),
+            draft_features=self.draft_features.to(device),
+        )
 
 
 class TraceStore:
@@ -67,67 +76,50 @@ class TraceStore:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
-    def has_trace(self, clip: Clip) -> bool:
-        """Whether the clip has been traced."""
-        return self._path(clip).exists()
+    def has_trace(self, name: str) -> bool:
+        """Whether the clip of this name has been traced."""
+        return self._path(name).exists()
 
-    def load_trace(self, clip: Clip) -> ClipTrace:
+    def load_trace(self, name: str) -> ClipTrace:
         """Returns the clip's trace. Raises FileNotFoundError if it has not been traced."""
-        trace = torch.load(self._path(clip), weights_only=False)
+        trace = torch.load(self._path(name), weights_only=False)
         assert isinstance(trace, ClipTrace)
         return trace
 
     def save_trace(self, trace: ClipTrace) -> None:
         """Writes the trace atomically."""
-        path = self._path(trace.clip)
+        path = self._path(trace.name)
         partial = path.with_suffix(".partial")
         torch.save(trace, partial)
         os.replace(partial, path)
 
-    def _path(self, clip: Clip) -> Path:
-        return self._folder / f"{clip.name}.pt"
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.pt"
 
 
-def trace_clips(
+def trace_missing(
     console: Console,
     store: TraceStore,
-    target: VideoLanguageModel,
-    draft: VideoLanguageModel,
-    *,
-    num_clips: int,
-    seed: int = SEED,
+    clips: Sequence[SampleClip],
+    trace: Callable[[SampleClip], ClipTrace],
 ) -> None:
-    """Traces the clips of ``seed`` that are not in the store."""
-    missing = [
-        (index, clip)
-        for index, clip in enumerate(held_out_clips(num_clips, seed))
-        if not store.has_trace(clip)
-    ]
+    """Traces the clips that are not in the store. Raises HippoError that names the clip."""
+    missing = [clip for clip in clips if not store.has_trace(clip.name)]
     with progress_bar(console) as progress:
-        for index, clip in progress.track(missing, description="traces of the target"):
-            store.save_trace(trace_clip(target, draft, clip, samples_of(clip, index, seed)))
+        for clip in progress.track(missing, description="traces of the target"):
+            try:
+                store.save_trace(trace(clip))
+            except InvalidRequestError as error:  # of the video or the prompt
+                raise InvalidRequestError(f"{clip.name}: {error}") from error
 
 
 def stored_traces(
-    console: Console, store: TraceStore, *, num_clips: int, title: str, seed: int = SEED
+    console: Console, store: TraceStore, clips: Sequence[SampleClip], *, device: str, title: str
 ) -> Iterator[ClipTrace]:
-    """Yields the traces with a progress bar. Raises SystemExit if one is missing."""
+    """Yields the clips' traces with a progress bar, features on ``device``."""
     with progress_bar(console) as progress:
-        chosen = list(held_out_clips(num_clips, seed))
-        if absent := [clip.name for clip in chosen if not store.has_trace(clip)]:
-            raise SystemExit(
-                f"{len(absent)} of {num_clips} clips have no trace yet: run "
-                f"`python -m bench.pruning traces --clips {num_clips}` first"
-            )
-        for clip in progress.track(chosen, description=title):
-            yield store.load_trace(clip)
-
-
-def decoded_frames(clip: Clip) -> DecodedMedia:
-    """Returns the frames that a service sees after the clip was encoded to H.264."""
-    frames = torch.from_numpy(clips.through_codec(clip))
-    seconds = tuple(place / clips.SAMPLED_PER_SECOND for place in range(len(frames)))
-    return DecodedMedia(MediaKind.VIDEO, frames, seconds, float(clips.SAMPLED_PER_SECOND))
+        for clip in progress.track(clips, description=title):
+            yield store.load_trace(clip.name).on_device(device)
 
 
 def messages_of(sample: Sample) -> list[ChatMessage]:
@@ -137,26 +129,39 @@ def messages_of(sample: Sample) -> list[ChatMessage]:
 
 
 def trace_clip(
-    target: VideoLanguageModel, draft: VideoLanguageModel, clip: Clip, samples: Sequence[Sample]
+    target: VideoLanguageModel,
+    draft: VideoLanguageModel,
+    clip: SampleClip,
+    source: SampleSource,
+    *,
+    num_frames: int = 0,
 ) -> ClipTrace:
-    """Runs both vision towers once, and the target on every sample."""
-    media = [decoded_frames(clip)]
+    """Decodes the video, and runs both vision towers once and the target on every sample.
+
+    ``num_frames`` 0 is the model's default. Raises IncompatiblePairError for two models that a
+    gateway refuses, and InvalidRequestError for what the decoder or the model refuses.
+    """
+    check_pair(draft.info, target.info)
+    room = min(model.info.max_context_length for model in (target, draft)) - MAX_TOKENS
+    room -= _TEMPLATE_TOKENS + max(len(sample.question.encode()) for sample in clip.samples)
+    plan = FramePlan(num_frames=num_frames, max_visual_tokens=max(room, 1))
+    media = [decode(clip.read_video(), plan, target.frame_limits)]
     tokenizer = Tokenizer.from_str(target.info.tokenizer_json.decode())
     features: torch.Tensor | None = None
-    draft_features: torch.Tensor | None = None
     traced = []
-    for sample in samples:
+    for sample in clip.samples:
         prompt = target.prepare_prompt(messages_of(sample), media, FramePlan())
         if features is None:
             features, draft_features = target.embed_visual(prompt), draft.embed_visual(prompt)
             assert features is not None and draft_features is not None
-            if torch.equal(features, draft_features):
-                draft_features = features
-        traced.append(_trace_sample(target, tokenizer, sample, prompt, features))
+        traced.append(_trace_sample(target, tokenizer, sample, prompt, features, source))
     assert features is not None and draft_features is not None
+    features, draft_features = features.cpu(), draft_features.cpu()
+    if torch.equal(features, draft_features):
+        draft_features = features
     prompt = traced[0].prompt
     scored = prunable_embeddings(target, prompt, features)  # shares its storage on disk too
-    return ClipTrace(clip, prompt.visual_grids, scored, draft_features, tuple(traced))
+    return ClipTrace(clip.name, prompt.visual_grids, scored, draft_features, tuple(traced))
 
 
 def _trace_sample(
@@ -165,6 +170,7 @@ def _trace_sample(
     sample: Sample,
     prompt: Prompt,
     features: torch.Tensor,
+    source: SampleSource,
 ) -> SampleTrace:
     attention: dict[Scope, torch.Tensor] = {}
     first_id = -1
@@ -176,11 +182,12 @@ def _trace_sample(
         first_id = int(logits.argmax())
     guess = tokenizer.encode(sample.answer, add_special_tokens=False).ids
     output_ids = greedy_output(target, first_id, guess, max_tokens=MAX_TOKENS)
+    content = source.content_mask([tokenizer.decode([token_id]) for token_id in output_ids])
     return SampleTrace(
         sample=sample,
         prompt=prompt.without_pixels(),
         output_ids=output_ids,
-        pieces=tuple(tokenizer.decode([token_id]) for token_id in output_ids),
+        content=None if content is None else tuple(content),
         attention=attention,
     )
 

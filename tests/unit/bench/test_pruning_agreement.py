@@ -12,18 +12,20 @@ from rich.console import Console
 
 from bench.pruning.agreement import AgreementCache, DraftRunner
 from bench.pruning.choices import Choice, compacted
-from bench.pruning.samples import Sample, held_out_clips
+from bench.pruning.samples import HeldOutWorld, Sample, SampleClip
 from bench.pruning.teacher import run_choices
 from bench.pruning.traces import (
     ClipTrace,
     SampleTrace,
     TraceStore,
-    decoded_frames,
     greedy_output,
     messages_of,
     stored_traces,
     trace_clip,
+    trace_missing,
 )
+from hippo.cli.scoring import decode
+from hippo.errors import InvalidRequestError
 from hippo.models.base import DecodedMedia, SequenceRows, StepPlan
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
@@ -50,14 +52,13 @@ def start(model: ToyModel, sample: Sample, frames: int = 3) -> tuple[SampleTrace
     assert logits is not None
     output = greedy_output(model, int(logits.argmax()), (), max_tokens=24)
     attention = torch.arange(4.0 * frames).expand(2, -1)
-    pieces = tuple(f" w{token}" for token in output)
-    return SampleTrace(sample, prompt, output, pieces, {"visual": attention}), features
+    content = tuple(token % 2 == 0 for token in output)
+    return SampleTrace(sample, prompt, output, content, {"visual": attention}), features
 
 
 def clip_trace(model: ToyModel) -> ClipTrace:
     trace, features = start(model, some_sample())
-    clip = next(held_out_clips(1))
-    return ClipTrace(clip, trace.prompt.visual_grids, features, features, (trace,))
+    return ClipTrace("toy", trace.prompt.visual_grids, features, features, (trace,))
 
 
 def step_by_step(model: ToyModel, trace: SampleTrace, features: torch.Tensor) -> list[int]:
@@ -98,9 +99,12 @@ def test_a_draft_like_the_target_agrees_on_every_token_and_a_noisy_one_does_not(
 
 def test_a_trace_has_all_parts_of_the_visual_rows_for_the_draft(tmp_path: Path) -> None:
     model = load_model(LoadPlan(str(write_family(tmp_path, "qwen3_vl")), dtype="float32"))
-    clip = next(held_out_clips(1))
-    trace = trace_clip(model, model, clip, [some_sample()])
-    prompt = model.prepare_prompt(messages_of(some_sample()), [decoded_frames(clip)], FramePlan())
+    source = HeldOutWorld()
+    (clip,) = source.clips(1)
+    clip = replace(clip, samples=clip.samples[:1])
+    trace = trace_clip(model, model, clip, source)
+    media = decode(clip.read_video(), FramePlan(), model.frame_limits)
+    prompt = model.prepare_prompt(messages_of(clip.samples[0]), [media], FramePlan())
     rows = model.embed_visual(prompt)
     assert rows is not None and torch.equal(trace.draft_features, rows)
     assert torch.equal(trace.target_features, rows[:, : model.hidden_size])
@@ -161,14 +165,19 @@ def test_every_choice_is_judged_on_every_sample_and_recorded(tmp_path: Path) -> 
     assert {outcome.num_samples for outcome in outcomes.values()} == {1}
 
 
-def test_traces_are_read_back_and_missing_ones_are_named(tmp_path: Path) -> None:
+def test_traces_are_made_once_and_read_back_and_a_refused_clip_is_named(tmp_path: Path) -> None:
     store = TraceStore(tmp_path / "traces")
     trace = clip_trace(ToyModel())
-    assert not store.has_trace(trace.clip)
+    clip = SampleClip("toy", (some_sample(),), lambda: b"")
     console = Console(quiet=True)
-    with pytest.raises(SystemExit, match="1 of 1 clips"):
-        list(stored_traces(console, store, num_clips=1, title=""))
-    store.save_trace(trace)
-    (found,) = stored_traces(console, store, num_clips=1, title="")
+
+    def refuse(clip: SampleClip) -> ClipTrace:
+        raise InvalidRequestError("it is no video")
+
+    with pytest.raises(InvalidRequestError, match="toy: it is no video"):
+        trace_missing(console, store, [clip], refuse)
+    trace_missing(console, store, [clip], lambda clip: trace)
+    trace_missing(console, store, [clip], refuse)  # is there already
+    (found,) = stored_traces(console, store, [clip], device="cpu", title="")
     assert found.samples[0].output_ids == trace.samples[0].output_ids
     assert torch.equal(found.target_features, trace.target_features)
