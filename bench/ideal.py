@@ -8,6 +8,7 @@ that number beforehand, so a policy that measures it comes near the ideal at bes
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,24 +67,40 @@ def simulated_lines(machine: Machine, shares: Sequence[float]) -> dict[str, list
     return lines
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredForward(ForwardTime):
+    """The time of a forward by its rows: between two numbers of rows that were measured it lies on
+    a straight line; beyond them it stays as it is."""
+
+    rows: tuple[int, ...]
+    row_times_ms: tuple[float, ...]
+
+    def ms(self, num_rows: int, context: int) -> float:
+        return float(np.interp(num_rows, self.rows, self.row_times_ms))
+
+
 def measured_machine(records: Sequence[Record]) -> Machine:
     """Returns the step times of one pair from records with timelines, without any overhead.
 
-    The target's forward is a straight line over its rows, fitted by least squares; the draft's step
-    is the mean over the answers with a draft.
+    A forward takes the median over all forwards of as many rows. The draft's step is the mean over
+    adaptive's answers.
     """
-    forwards = [
-        (verdict["rows"], verdict["forward"])
-        for record in records
-        for verdict in _verdicts(record)[1:]  # the first is the prefill
-    ]
-    rows, forward_ms = np.array(forwards).T
-    row_ms, fixed_ms = np.polyfit(rows, forward_ms, 1)
-    steps = [record.figures["timings_ms"]["draft_step"] for record in records]
+    forwards: dict[int, list[float]] = {}
+    for record in records:
+        for verdict in _verdicts(record)[1:]:  # the first is the prefill
+            forwards.setdefault(verdict["rows"], []).append(verdict["forward"])
+    steps = [r.figures["timings_ms"]["draft_step"] for r in records if r.system == "adaptive"]
+    medians = {rows: statistics.median(found) for rows, found in sorted(forwards.items())}
+    return machine_of(medians, statistics.fmean(step for step in steps if step))
+
+
+def machine_of(forward_ms: Mapping[int, float], draft_ms: float) -> Machine:
+    """Returns the machine of a forward's times by rows, and the time of a draft step."""
+    times = tuple(forward_ms.values())
     return Machine(
         name="measured",
-        target=ForwardTime(one_row_ms=float(fixed_ms + row_ms), row_ms=max(float(row_ms), 0.0)),
-        draft=ForwardTime(one_row_ms=float(np.mean([step for step in steps if step]))),
+        target=MeasuredForward(one_row_ms=times[0], rows=tuple(forward_ms), row_times_ms=times),
+        draft=ForwardTime(one_row_ms=draft_ms),
     )
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from bench.clips import Kind, held_out_clips
 from bench.drafts import BUNDLED, HELP, find_draft
 from bench.environment import ROOT, describe_environment
-from bench.ideal import ideal_speedup, measured_machine, simulated_lines, trace_of
+from bench.ideal import ideal_speedup, machine_of, measured_machine, simulated_lines, trace_of
 from bench.measure import measure
 from bench.options import names, numbers, parser_of
 from bench.page import LEVEL_COLUMNS, level_rows
@@ -33,7 +33,6 @@ from bench.tables import wide_console, wide_table
 from hippo.benchmark.figures import spread
 from hippo.benchmark.latency import TARGET_ONLY, Record, System, num_answers
 from hippo.benchmark.tables import watched
-from hippo.simulation.machine import ForwardTime, Machine
 from hippo.simulation.traces import mean_agreement
 
 _RATIO = 0.9  # share pruned on long prompts
@@ -109,9 +108,8 @@ def level(records: Sequence[Record]) -> dict[str, Any]:
             record.answer.decode_s_per_token for record in records if record.system == TARGET_ONLY
         ),
         "step_ms": {
-            "one_row": machine.target.one_row_ms,
-            "row": machine.target.row_ms,
             "draft": machine.draft.one_row_ms,
+            "target": {str(rows): round(machine.target.ms(rows, 0), 3) for rows in range(1, 33)},
         },
         **{
             name: {"gamma": policy_of(best[name]).gamma, "decode": spread(speedups(best[name]))}
@@ -135,11 +133,7 @@ def _simulated(levels: Sequence[dict[str, Any]]) -> dict[str, Any]:
     lines: dict[str, Any] = {}
     for row in levels:
         steps = row["step_ms"]
-        machine = Machine(
-            name="measured",
-            target=ForwardTime(one_row_ms=steps["one_row"], row_ms=steps["row"]),
-            draft=ForwardTime(one_row_ms=steps["draft"]),
-        )
+        machine = machine_of({int(k): ms for k, ms in steps["target"].items()}, steps["draft"])
         if row["kind"] not in lines:
             lines[row["kind"]] = {"agreement": shares, **simulated_lines(machine, shares)}
     return lines
