@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     kept.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     replace_measured(_DOCS / "results.md", page(results))
     draw(results, _DOCS)
-    replace_measured(ROOT / "README.md", readme_lines(fastest_short_run(results)))
+    replace_measured(ROOT / "README.md", readme_lines(results))
 
 
 def page(results: Mapping[str, Result]) -> str:
@@ -137,8 +137,9 @@ def fastest_short_run(results: Mapping[str, Result]) -> Any:
     return min(runs, key=lambda run: float(_row(run, TARGET_ONLY)["decode_ms_per_token"]))
 
 
-def readme_lines(run: Result) -> str:
-    """Returns README's text about a run."""
+def readme_lines(results: Mapping[str, Result]) -> str:
+    """Returns README's text about the fastest target, and about weaker drafts."""
+    run = fastest_short_run(results)
     adaptive = _row(run, "adaptive")
     decode, total = adaptive["decode_speedup"], adaptive["end_to_end_speedup"]
     return (
@@ -146,9 +147,28 @@ def readme_lines(run: Result) -> str:
         f"**{decode['mean']:.2f}×** as fast as the target alone "
         f"[{decode['low']:.2f}, {decode['high']:.2f}], end to end **{total['mean']:.2f}×** "
         f"[{total['low']:.2f}, {total['high']:.2f}], with {adaptive['num_equal']} of "
-        f"{adaptive['num_answers']} answers equal token for token. All figures, and the command "
-        "beside each: [docs/results.md](docs/results.md)."
+        f"{adaptive['num_answers']} answers equal token for token. A forward of the target settles "
+        f"{adaptive['mean_tokens_per_forward']:.1f} tokens in the mean, and "
+        f"{adaptive['mean_run_length']:.0f} tokens lie between two rejections.{_weaker(results)} "
+        "All figures, and the command beside each: [docs/results.md](docs/results.md)."
     )
+
+
+def _weaker(results: Mapping[str, Result]) -> str:
+    """Returns a sentence on the drafts that agree on fewer tokens, greedily on short prompts."""
+    rows = results.get("levels", {}).get("levels", ())
+    first = rows[0] if rows else {}
+    setting = ("kind", "dtype", "temperature")
+    parts = [
+        f"{row['agreement']:.0%} of the tokens **{row['adaptive']['decode']['mean']:.2f}×** "
+        f"(end to end {row['end_to_end']['mean']:.2f}×; {row['tokens_per_forward']:.1f} tokens a "
+        "forward)"
+        for row in rows
+        if row["draft"] != first["draft"] and all(row[each] == first[each] for each in setting)
+    ]
+    if not parts:
+        return ""
+    return f" With a weaker draft in {first['dtype']}: on {', on '.join(parts)}."
 
 
 def load_title(result: Result) -> str:
