@@ -31,7 +31,10 @@ STACK_LOG = ROOT / "bench/out/stack.log"
 
 def bundled_pair(dtype: str, **changes: Any) -> StackOptions:
     """Returns options for the bundled pair, with ``changes``, and if both models are on a CPU pins
-    this process to the draft's core; the target has the other core."""
+    this process to the draft's core; the target has the other core. Raises SystemExit in a process
+    that is pinned already, because both models would share its core."""
+    if len(os.sched_getaffinity(0)) == 1 and (os.cpu_count() or 1) > 1:
+        raise SystemExit("bundled_pair: this process has one core only; two are needed")
     target_core, draft_core = default_cores(
         changes.get("target_device", "cpu"), changes.get("draft_device", "cpu")
     )
