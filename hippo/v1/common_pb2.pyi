@@ -126,6 +126,7 @@ class _SpatialScore:
 class _SpatialScoreEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SpatialScore.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     SPATIAL_SCORE_UNSPECIFIED: _SpatialScore.ValueType  # 0
+    """Not said: the target's own."""
     SPATIAL_SCORE_CONTRAST: _SpatialScore.ValueType  # 1
     """Mean distance to the neighbours."""
     SPATIAL_SCORE_VARIANCE: _SpatialScore.ValueType  # 2
@@ -135,6 +136,7 @@ class SpatialScore(_SpatialScore, metaclass=_SpatialScoreEnumTypeWrapper):
     """How a visual token is compared with its surroundings."""
 
 SPATIAL_SCORE_UNSPECIFIED: SpatialScore.ValueType  # 0
+"""Not said: the target's own."""
 SPATIAL_SCORE_CONTRAST: SpatialScore.ValueType  # 1
 """Mean distance to the neighbours."""
 SPATIAL_SCORE_VARIANCE: SpatialScore.ValueType  # 2
