@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from rich.table import Table
 
 from bench.client import Answer, ask, video_url
 from bench.clips import ClipFile, held_out_clips
+from bench.drafts import BUNDLED, HELP, find_draft
 from bench.environment import ROOT, describe_environment
 from bench.options import parser_of
 from bench.runs import bundled_pair, running_stack
@@ -45,16 +47,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     asked = set(args.systems.split(","))
     chosen = [
         each
-        for each in systems("none", 0.0)
+        for each in systems(*(("holistic", 0.9) if args.kind == "long" else ("none", 0.0)))
         if asked & {each.name.replace(" ", ""), policy_of(each.name).name}
     ]
     if not chosen:
         raise SystemExit(f"--systems {args.systems}: no such policy, such as serial or serialγ=7")
-    options = bundled_pair(args.dtype)
     console = Console()
-    with tempfile.TemporaryDirectory() as folder, running_stack(options) as stack:
-        clips = held_out_clips(Path(folder), kind="short", num_clips=args.num_clips)
-        results = measure(stack, clips, chosen, num_repeats=args.repeats)
+    with tempfile.TemporaryDirectory() as folder:
+        clips = held_out_clips(Path(folder) / "clips", kind=args.kind, num_clips=args.num_clips)
+        draft = find_draft(args.draft_model, Path(folder), args.kind)
+        with running_stack(replace(bundled_pair(args.dtype), draft_model=draft)) as stack:
+            results = measure(stack, clips, chosen, num_repeats=args.repeats)
     for result in results:
         console.print(table(result))
     given = sys.argv[1:] if argv is None else argv
@@ -206,7 +209,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="policies; without γ at all block lengths (default: %(default)s)",
     )
     add("--dtype", default="float32")
-    add("--num-clips", type=int, default=5, help="held-out clips with short prompts")
+    add("--draft-model", default=BUNDLED, help=HELP)
+    add("--kind", choices=("short", "long"), default="short", help="of prompts")
+    add("--num-clips", type=int, default=5, help="held-out clips")
     add("--repeats", type=int, default=2, help="times that each is asked about")
     add("--out", type=Path, default=ROOT / "bench/out/round_time.json")
     args = parser.parse_args(argv)

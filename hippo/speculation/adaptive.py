@@ -31,7 +31,7 @@ class AdaptivePolicy:
     def __init__(self, max_draft_tokens: int, times: PairTimes | None = None) -> None:
         self._max_draft_tokens = max_draft_tokens
         self._times = times or PairTimes()
-        self._acceptance = Acceptance(self._times.acceptance.rate)
+        self._acceptance = self._times.acceptance.of_next_sequence()
         self._rejected_ns: int | None = None  # time of the last rejection, until the next block
         self._pause = _FIRST_PAUSE  # length of the next rest in tokens
         self._num_paused = 0  # tokens to settle before the rest ends

@@ -25,13 +25,26 @@ _TYPICAL_SLOPE = 0.02  # assumed time of a row, as a share of the mean forward's
 class Acceptance:
     """Acceptance rate: the share of draft tokens that were right, weighted towards recent ones.
 
-    ``prior`` is the rate assumed at first. A token's weight is ``memory`` times that of the next.
+    ``prior`` is the rate assumed at first, with the weight of ``weight`` tokens. A token's weight
+    is ``memory`` times that of the next.
     """
 
-    def __init__(self, prior: float = _FIRST_RATE, *, memory: float = _SEQUENCE_MEMORY) -> None:
+    def __init__(
+        self,
+        prior: float = _FIRST_RATE,
+        *,
+        weight: float = _PRIOR_WEIGHT,
+        memory: float = _SEQUENCE_MEMORY,
+    ) -> None:
         self._memory = memory
-        self._right = prior * _PRIOR_WEIGHT
-        self._all = _PRIOR_WEIGHT
+        self._right = prior * weight
+        self._all = weight
+
+    def of_next_sequence(self) -> Acceptance:
+        """Returns the rate of a sequence that begins with this rate. Its prior has the weight of
+        all tokens seen here, but no more than a sequence remembers of its own tokens."""
+        weight = min(self._all, 1 / (1 - _SEQUENCE_MEMORY))
+        return Acceptance(self.rate, weight=weight)
 
     @property
     def rate(self) -> float:
