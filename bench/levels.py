@@ -21,13 +21,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench.cells import LEVEL_COLUMNS, level_rows
 from bench.clips import Kind, held_out_clips
 from bench.drafts import BUNDLED, HELP, find_draft
 from bench.environment import ROOT, describe_environment
 from bench.ideal import ideal_speedup, machine_of, measured_machine, simulated_lines, trace_of
 from bench.measure import measure
 from bench.options import names, numbers, parser_of
-from bench.page import LEVEL_COLUMNS, level_rows
 from bench.runs import bundled_pair, running_stack
 from bench.systems import policy_of, systems
 from bench.tables import wide_console, wide_table

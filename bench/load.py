@@ -42,13 +42,13 @@ from typing import Any, cast
 
 from rich.console import Console
 
+from bench.cells import LOAD_COLUMNS, load_rows, load_title
 from bench.clips import ClipFile, Kind, held_out_clips
 from bench.environment import ROOT, describe_environment
 from bench.load_figures import Reading, service_figures, typical_lines
 from bench.load_stack import LoadStack, load_stack
 from bench.measure import form_for, questions_about
 from bench.options import integers, names, parser_of
-from bench.page import LOAD_COLUMNS, load_rows, load_title
 from bench.systems import TARGET_ONLY
 from bench.tables import wide_console, wide_table
 from hippo.benchmark.figures import summarise_load

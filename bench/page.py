@@ -9,43 +9,34 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.cells import (
+    LATENCY_COLUMNS,
+    LEVEL_COLUMNS,
+    LOAD_COLUMNS,
+    SERVER_COLUMNS,
+    latency_rows,
+    level_rows,
+    load_rows,
+    load_title,
+    server_rows,
+)
 from bench.environment import ROOT
 from bench.options import parser_of
 from bench.pruning.plots import DRAWERS
+from bench.pruning.tables import markdown, markdown_tables
 from bench.systems import TARGET_ONLY
 from hippo.benchmark.plots import draw_levels, draw_load, draw_speedups
-from hippo.benchmark.tables import interval, number
 
 Result = Mapping[str, Any]
 
 NAMES = (
     *("levels", "servers", "short", "half", "long", "random"),
     *("load", "load-bfloat16", "load-long"),
-    *("ratio", "ablation", "confirm", "services"),
-)
-LOAD_COLUMNS = (
-    *("system", "clients", "tokens/s", "answers/s", "TTFT ms p50 / p99", "ms/token p50 / p99"),
-    *("gap ms p99 / max", "acceptance", "tokens/forward", "rows/forward", "sequences/forward"),
-    *("target busy (prefill)", "draft busy (prefill)", "CPU target, draft, gateway, clients"),
-    "equal",
-)
-LATENCY_COLUMNS = (
-    *("system", "decode", "slowest clip", "end to end", "ms/token", "TTFT ms", "tokens/forward"),
-    *("run length", "acceptance", "target waits ms", "dropped", "transport ms/round"),
-    *("step ms, target / draft", "equal"),
-)
-LEVEL_COLUMNS = (
-    *("draft", "prompts, dtype, T", "agreement", "run length", "tokens/forward"),
-    *("target-only ms/token", "serial (γ)", "vpsd (γ)", "adaptive", "end to end"),
-    *("over serial", "over vpsd", "least over the better", "ideal", "of the ideal", "equal"),
-)
-SERVER_COLUMNS = (
-    *("server", "cores of the target", "first token, ms", "ms/token", "end to end, ms"),
-    *("equal text", "8 clients: tokens/s", "8 clients: first token, ms", "8 clients: ms/token"),
+    *("ratio", "ablation", "bias", "frames", "confirm", "services"),
 )
 _BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
 _DOCS = ROOT / "docs"
@@ -171,103 +162,6 @@ def _weaker(results: Mapping[str, Result]) -> str:
     return f" With a weaker draft in {first['dtype']}: on {', on '.join(parts)}."
 
 
-def load_title(result: Result) -> str:
-    """Returns the title of a load measurement."""
-    count = result.get("questions_per_clip", 1)
-    questions = f"{count} questions a clip, " if count > 1 else ""
-    prompts = f"{result['kind']} prompts, {result['dtype']}, T={result['temperature']:g}"
-    return f"{prompts}, {questions}closed loop on two cores"
-
-
-def load_rows(result: Result) -> Iterator[list[str]]:
-    """Yields a row, as in ``LOAD_COLUMNS``, for each system and number of clients."""
-    for line in result["loads"]:
-        services = line["services"]
-        target, draft, cpu = services["target"], services["draft"], services["cpu"]
-        gaps = line["gap_ms"]
-        low, high = line["tokens_per_s_range"]
-        spread = f" [{low:.0f}, {high:.0f}]" if line["num_runs"] > 1 else ""
-        yield [
-            line["system"],
-            str(line["num_clients"]),
-            f"{line['tokens_per_s']:.0f}{spread}",
-            f"{line['answers_per_s']:.1f}",
-            f"{line['ttft_ms']['p50']:.0f} / {line['ttft_ms']['p99']:.0f}",
-            f"{line['tpot_ms']['p50']:.2f} / {line['tpot_ms']['p99']:.2f}",
-            "-" if gaps is None else f"{gaps['p99']:.0f} / {gaps['max']:.0f}",
-            number(line["acceptance_rate"], ".3f"),
-            f"{line['tokens_per_forward']:.2f}",
-            number(target["rows_per_forward"], ".1f"),
-            number(target["sequences_per_forward"], ".1f"),
-            f"{target['busy']:.0%} ({target['prefill']:.0%})",
-            f"{draft['busy']:.0%} ({draft['prefill']:.0%})",
-            " ".join(f"{cpu[name]:.2f}" for name in ("target", "draft", "gateway", "clients")),
-            f"{line['num_equal']}/{line['num_answers']}",
-        ]
-
-
-def latency_rows(summary: Iterable[Result]) -> Iterator[list[str]]:
-    """Yields a row, as in ``LATENCY_COLUMNS``, for each system."""
-    for row in summary:
-        yield [
-            row["system"],
-            interval(row["decode_speedup"]),
-            number(row["decode_speedup"]["minimum"], ".2f"),
-            interval(row["end_to_end_speedup"]),
-            f"{row['decode_ms_per_token']:.2f}",
-            f"{row['ttft_ms']:.0f}",
-            number(row["mean_tokens_per_forward"], ".2f"),
-            number(row["mean_run_length"], ".1f"),
-            number(row["acceptance_rate"], ".3f"),
-            number(row["target_wait_ms"], ".0f"),
-            number(row["dropped_tokens"], ".0f"),
-            number(row["transport_ms_per_round"], ".2f"),
-            f"{number(row['target_step_ms'], '.2f')} / {number(row['draft_step_ms'], '.2f')}",
-            f"{row['num_equal']}/{row['num_answers']}",
-        ]
-
-
-def level_rows(result: Result) -> Iterator[list[str]]:
-    """Yields a row, as in ``LEVEL_COLUMNS``, for each draft and setting."""
-    for line in result["levels"]:
-        yield [
-            line["draft"],
-            f"{line['kind']}, {line['dtype']}, {line['temperature']:g}",
-            f"{line['agreement']:.1%}",
-            f"{line['run_length']:.1f}",
-            f"{line['tokens_per_forward']:.2f}",
-            f"{line['target_only_ms']:.2f}",
-            *(
-                f"{line[name]['decode']['mean']:.2f} ({line[name]['gamma']})"
-                for name in ("serial", "vpsd")
-            ),
-            interval(line["adaptive"]["decode"]),
-            f"{line['end_to_end']['mean']:.2f}",
-            interval(line["over_serial"]),
-            interval(line["over_vpsd"]),
-            f"{line['least_over_better']:.2f}",
-            f"{line['ideal']:.2f}",
-            f"{line['of_ideal']:.0%}",
-            f"{line['num_equal']}/{line['num_answers']}",
-        ]
-
-
-def server_rows(result: Result) -> Iterator[list[str]]:
-    """Yields a row, as in ``SERVER_COLUMNS``, for each server."""
-    for line in result["servers"]:
-        yield [
-            line["name"],
-            line["devices"],
-            f"{line['ttft_ms']['mean']:.0f}",
-            interval(line["tpot_ms"]),
-            f"{line['end_to_end_ms']['mean']:.0f}",
-            f"{line['num_equal']}/{result['num_clips']}",
-            f"{line['loaded_tokens_per_s']:.0f}",
-            f"{line['loaded_ttft_ms']:.0f}",
-            f"{line['loaded_tpot_ms']:.2f}",
-        ]
-
-
 def _section(name: str, result: Result) -> str:
     """Returns the heading with the command, the environment, and the tables."""
     parts = [f"## `{result['command'].strip()}`", environment_line(result["environment"])]
@@ -277,7 +171,7 @@ def _section(name: str, result: Result) -> str:
             if "summary" in run:
                 titles.setdefault(_latency_title(run), []).extend(_latency_cells(run))
         for title, rows in titles.items():
-            parts += [title, _markdown(("dtype, T", *LATENCY_COLUMNS), rows)]
+            parts += [title, markdown(("dtype, T", *LATENCY_COLUMNS), rows)]
         parts += _differences(result["runs"]) + _rivals(result["runs"])
     elif "levels" in result:
         count = result["levels"][0]["num_clips"]
@@ -285,17 +179,17 @@ def _section(name: str, result: Result) -> str:
             f"{count} clips for each kind of prompt.",
             "![Speedup over agreement](levels.svg)",
         ]
-        parts += [_markdown(LEVEL_COLUMNS, list(level_rows(result)))]
+        parts += [markdown(LEVEL_COLUMNS, list(level_rows(result)))]
     elif "servers" in result:
         title = (
             f"One client, then eight; {result['num_clips']} short clips, {result['dtype']}, T=0."
         )
-        parts += [title, _markdown(SERVER_COLUMNS, list(server_rows(result)))]
+        parts += [title, markdown(SERVER_COLUMNS, list(server_rows(result)))]
     elif "loads" in result:
-        parts += [f"### {load_title(result)}", _markdown(LOAD_COLUMNS, list(load_rows(result)))]
+        parts += [f"### {load_title(result)}", markdown(LOAD_COLUMNS, list(load_rows(result)))]
     else:
-        parts += [f"{result['num_clips']} held-out clips.", f"![{name}](pruning-{name}.svg)"]
-        parts += _services(result) if name == "services" else _agreement(name, result)
+        plot = [f"![{name}](pruning-{name}.svg)"] if name in DRAWERS else []
+        parts += [f"{result['num_clips']} held-out clips.", *plot, *markdown_tables(name, result)]
     return "\n\n".join(parts)
 
 
@@ -336,7 +230,7 @@ def _differences(runs: Sequence[Result]) -> list[str]:
     if not cells:
         return []
     title = "First differences from target-only, and the margin of its best logit there:"
-    return [title, _markdown(("dtype", "clip", "system", "index", "margin"), cells)]
+    return [title, markdown(("dtype", "clip", "system", "index", "margin"), cells)]
 
 
 def _at_the_best_lengths(summary: Sequence[Result]) -> Iterator[Result]:
@@ -363,78 +257,7 @@ def _rivals(runs: Sequence[Result]) -> list[str]:
             clip_ms = f"{total_ms / len(run['records']):.0f}"
             rows.append([name, system, clip_ms, f"{total_ms / tokens:.2f}"])
     head = ("rival", "system", "request to last token, ms a clip", "ms a token")
-    return ["### Rivals", _markdown(head, rows)] if rows else []
-
-
-def _agreement(name: str, result: Result) -> list[str]:
-    """Returns the table of agreement: a row per strategy and a column per ratio, or for
-    ``ablation`` a row per variant, without the variants that equal the first row."""
-    if name != "ablation":
-        title = "Agreement in percent, and in brackets its difference from seeing every token:"
-        cells = {
-            row[
-                "label"
-            ]: f"{percent(row['agreement'])} ({percent(row['minus none'], is_signed=True)})"
-            for row in result["rows"]
-        }
-        return [title, _by_ratio(cells)]
-    keys = (key for key in result["rows"][0] if key.startswith("minus "))
-    reference = next(key for key in keys if key != "minus none")
-    shown = [
-        row
-        for row in result["rows"]
-        if row["label"] == reference.removeprefix("minus ") or any(row[reference].values())
-    ]
-    rows = [
-        [
-            row["label"],
-            percent(row["agreement"]),
-            percent(row["content_agreement"]),
-            percent(row[reference], is_signed=True),
-        ]
-        for row in shown
-    ]
-    head = ("choice of visual tokens", "agreement, %", "content words, %", "minus the first row")
-    return [_markdown(head, rows)]
-
-
-def _services(result: Result) -> list[str]:
-    rows = [row for row in result["rows"] if row["system"] != TARGET_ONLY]
-    num_equal = sum(row["num_equal"] for row in rows)
-    title = (
-        "Speedup of decoding with its 95 % interval, in brackets end to end, then the acceptance "
-        f"rate; {num_equal} of {sum(row['num_answers'] for row in rows)} answers equal:"
-    )
-    cells = {
-        row["system"]: f"{interval(row['decode_speedup'])} "
-        f"({row['end_to_end_speedup']['mean']:.2f}), {number(row['acceptance_rate'], '.2f')}"
-        for row in rows
-    }
-    return [title, _by_ratio(cells)]
-
-
-def _by_ratio(cells: Mapping[str, str]) -> str:
-    """Returns a table with a row per strategy and a column per ratio, from cells by
-    ``"STRATEGY RATIO"``; a system without a ratio has its cell in the first column."""
-    table: dict[str, dict[str, str]] = {}
-    for name, cell in cells.items():
-        strategy, _, last = name.rpartition(" ")
-        has_ratio = last.replace(".", "").isdecimal()
-        table.setdefault(strategy if has_ratio else name, {})[last if has_ratio else ""] = cell
-    ratios = sorted({ratio for row in table.values() for ratio in row})
-    rows = [[name, *(row.get(ratio, "") for ratio in ratios)] for name, row in table.items()]
-    return _markdown(["strategy, ratio", *(ratio or "as it is" for ratio in ratios)], rows)
-
-
-def percent(value: Mapping[str, float], *, is_signed: bool = False) -> str:
-    """Formats a share and half of its interval in percent."""
-    half = 50 * (value["high"] - value["low"])
-    return f"{100 * value['mean']:{'+.2f' if is_signed else '.2f'}} ±{half:.2f}"
-
-
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return ["### Rivals", markdown(head, rows)] if rows else []
 
 
 def _without_records(result: Any) -> Any:

@@ -14,11 +14,11 @@ from typing import Any
 
 from rich.console import Console
 
+from bench.cells import LATENCY_COLUMNS, latency_rows
 from bench.clips import ClipFile
 from bench.environment import ROOT
 from bench.margins import first_differences
 from bench.measure import Record, measure
-from bench.page import LATENCY_COLUMNS, latency_rows
 from bench.systems import System
 from bench.tables import wide_table
 from hippo.benchmark.figures import summarise

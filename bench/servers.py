@@ -35,11 +35,11 @@ from typing import Any
 
 import httpx
 
+from bench.cells import SERVER_COLUMNS, server_rows
 from bench.clips import held_out_clips
 from bench.environment import ROOT, describe_environment
 from bench.measure import questions_about
 from bench.options import parser_of
-from bench.page import SERVER_COLUMNS, server_rows
 from bench.runs import bundled_pair, running_stack
 from bench.tables import wide_console, wide_table
 from hippo.benchmark.answers import Answer

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
+from bench.cells import LATENCY_COLUMNS, latency_rows
 from bench.clips import filmed_clip, held_out_clips
 from bench.environment import ROOT
 from bench.gpu.steps import STEP_COLUMNS, copy_bandwidth, step_cells, step_rows
-from bench.page import LATENCY_COLUMNS, latency_rows
 from bench.random_pair import PairForm, write_pair
 from bench.report import Report, Section
 from bench.runs import run_systems, running_stack

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from bench.cells import load_rows
 from bench.load_figures import (
     Reading,
     parse_samples,
     service_figures,
     typical_lines,
 )
-from bench.page import load_rows
 from hippo.benchmark.figures import summarise_load
 from hippo.benchmark.load import LoadRun
 from tests.unit.benchmark.test_figures import ended

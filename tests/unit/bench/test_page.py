@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bench import page
+from bench.cells import percent
 from bench.environment import ROOT
 
 RESULTS: dict[str, Any] = json.loads((ROOT / "docs/results.json").read_text(encoding="utf-8"))
@@ -61,4 +62,4 @@ def test_a_file_of_another_name_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_shares_are_shown_in_percent(value: dict[str, float], is_signed: bool, text: str) -> None:
-    assert page.percent(value, is_signed=is_signed) == text
+    assert percent(value, is_signed=is_signed) == text
