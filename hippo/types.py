@@ -163,18 +163,21 @@ class Pace:
 
     The verifier steps under ``optimistic`` after a whole block was accepted and under
     ``conservative`` after a rejection. The drafter drafts at most ``max_ahead`` tokens beyond the
-    last commit that it received, and sends blocks of ``block_size`` tokens.
+    last commit that it received, and sends blocks of ``block_size`` tokens. After a rejection the
+    verifier does not wait, but verifies at most ``max_reused`` tokens that the broken run had
+    after its wrong token, if it has such tokens and none of the next run.
     """
 
     optimistic: StepLimits = StepLimits()
     conservative: StepLimits = StepLimits()
     max_ahead: int = 0
     block_size: int = 1
+    max_reused: int = 0
 
     @property
-    def for_target(self) -> tuple[StepLimits, StepLimits]:
+    def for_target(self) -> tuple[StepLimits, StepLimits, int]:
         """The fields that a verifier uses."""
-        return self.optimistic, self.conservative
+        return self.optimistic, self.conservative, self.max_reused
 
     @property
     def for_draft(self) -> tuple[int, int, int]:
@@ -226,13 +229,15 @@ class Verdict:
     epoch: int  # after this verdict
     start_index: int  # completion index of the first id
     token_ids: tuple[int, ...]
-    num_draft_tokens: int = 0  # in the forward
+    num_draft_tokens: int = 0  # in the forward, without reused ones
     num_accepted_tokens: int = 0
     is_rejection: bool = False  # the run ended here, and its queued tokens are dropped
     num_dropped_tokens: int = 0  # draft tokens dropped since the last verdict
     finish_reason: FinishReason | None = None
     timing: Timing = Timing()
     is_conservative: bool = False  # the forward ran under the conservative limits
+    num_reused_tokens: int = 0  # in the forward: tokens of a broken run
+    num_accepted_reused: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if the request asked for them
 
 

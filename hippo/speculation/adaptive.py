@@ -68,6 +68,7 @@ class AdaptivePolicy:
         timing = verdict.timing
         if verdict.start_index > 0 and timing.forward_ns:  # not the prefill
             self._times.observe_forward(timing)
+            self._times.observe_reuse(verdict.num_reused_tokens, verdict.num_accepted_reused)
             if self._is_drafting:
                 self._num_forwards += 1
                 self._forward_tokens *= _FORWARD_MEMORY
@@ -145,6 +146,7 @@ class AdaptivePolicy:
             conservative=StepLimits(min(first, most), most, wait_ns),
             max_ahead=2 * most,
             block_size=_kept_if_near(before.block_size, lengths.block),
+            max_reused=_kept_if_near(before.max_reused, lengths.reused),
         )
 
 

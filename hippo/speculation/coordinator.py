@@ -228,6 +228,8 @@ class Coordinator:
         stats.num_forwards += 1
         stats.num_draft_tokens += verdict.num_draft_tokens
         stats.num_accepted_tokens += verdict.num_accepted_tokens
+        stats.num_reused_tokens += verdict.num_reused_tokens
+        stats.num_accepted_reused += verdict.num_accepted_reused
         stats.forward_ns += timing.forward_ns
         while len(stats.verified_per_position) < verdict.num_draft_tokens:
             stats.verified_per_position.append(0)
@@ -238,7 +240,7 @@ class Coordinator:
         if verdict.is_conservative != self._was_conservative:
             self._was_conservative = verdict.is_conservative
             stats.num_mode_switches += 1
-        if verdict.num_draft_tokens == 0:
+        if verdict.num_draft_tokens + verdict.num_reused_tokens == 0:
             stats.num_one_row_forwards += 1
             stats.one_row_ns += timing.forward_ns
             stats.target_only_ns += timing.forward_ns + timing.wait_ns

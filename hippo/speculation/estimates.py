@@ -120,6 +120,10 @@ class PairTimes:
     # Time from a rejection to the first draft token after it.
     restart: RunningMean = field(default_factory=RunningMean)
     forwards: ForwardTimes = field(default_factory=ForwardTimes)
+    # Acceptance rates of the first token that a broken run had after its wrong token, and of the
+    # tokens after that one.
+    reuse_first: Acceptance = field(default_factory=lambda: Acceptance(memory=_PAIR_MEMORY))
+    reuse_later: Acceptance = field(default_factory=lambda: Acceptance(memory=_PAIR_MEMORY))
     num_sequences: float = 1.0  # mean number of sequences in a target forward
 
     @property
@@ -141,6 +145,12 @@ class PairTimes:
         # Each sequence of the forward reports it once, hence the division.
         self.num_sequences += _NEW * (shared - self.num_sequences) / shared
 
+    def observe_reuse(self, num_reused: int, num_accepted: int) -> None:
+        """Takes how many tokens of a broken run a target forward verified, and accepted."""
+        outcomes = [True] * num_accepted + [False] * (num_accepted < num_reused)
+        self.reuse_first.observe_outcomes(outcomes[:1])
+        self.reuse_later.observe_outcomes(outcomes[1:])
+
     def forwards_ns(self, most: int) -> list[float]:
         """Returns the nanoseconds of forwards with 0 to ``most`` draft tokens per sequence.
 
@@ -156,6 +166,7 @@ class Lengths(NamedTuple):
 
     most: int  # in one forward
     first: int  # that the idle target waits for after a rejection; 0: it decodes alone
+    reused: int  # of a broken run that the target verifies instead of waiting; 0: it waits
     block: int  # in one message from the draft
     speedup: float
 
@@ -180,9 +191,17 @@ def best_lengths(times: PairTimes, rate: float, most: int) -> Lengths:
     rest_ns = going_ns[going] / (1 - rate ** (going + 1))
     run_ns = [first_ns[num] + rate ** (num + 1) * rest_ns for num in range(longest + 1)]
     first = min(range(longest + 1), key=lambda num: run_ns[num])
+    # A reused token that is right saves the time that a token takes while a run goes on.
+    saved_ns, right, reused, least_ns = rest_ns * (1 - rate), 0.0, 0, run_ns[first]
+    for num in range(1, most + 1):
+        right += times.reuse_first.rate * times.reuse_later.rate ** (num - 1)
+        reuse_ns = forward[num] + rate * rest_ns - right * saved_ns
+        if reuse_ns < least_ns:
+            reused, least_ns = num, reuse_ns
     return Lengths(
         most=max(longest, 1),
         first=first,
+        reused=reused,
         block=max(1, min(going, int(forward[0] / (2 * step)))),
         speedup=forward[0] / (1 - rate) / run_ns[first],
     )

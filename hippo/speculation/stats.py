@@ -17,6 +17,8 @@ class SpeculationStats:
     num_forwards: int = 0  # of the target, without its prefill
     num_draft_tokens: int = 0  # verified draft tokens, over all forwards
     num_accepted_tokens: int = 0  # verified draft tokens that were accepted
+    num_reused_tokens: int = 0  # tokens of broken runs that were verified, over all forwards
+    num_accepted_reused: int = 0
     num_drafted_tokens: int = 0  # received from the draft, verified or not
     num_dropped_tokens: int = 0  # received, and rejected or never verified; among them ...
     num_rejected_tokens: int = 0  # ... tokens that differed from the target's
@@ -37,7 +39,7 @@ class SpeculationStats:
     forward_ns: int = 0
     optimistic_ns: int = 0  # forwards with draft tokens and the waits before them
     conservative_ns: int = 0
-    target_only_ns: int = 0  # forwards without draft tokens and the waits before them
+    target_only_ns: int = 0  # forwards of one row and the waits before them
     target_wait_ns: int = 0  # the target's device waited for the draft
     draft_wait_ns: int = 0
     draft_step_ns: int = 0  # time per draft token, the draft's latest running mean
@@ -52,8 +54,9 @@ class SpeculationStats:
 
     @property
     def mean_tokens_per_forward(self) -> float:
-        """1 + accepted / forwards; 0 when there was no forward."""
-        return 1 + self.num_accepted_tokens / self.num_forwards if self.num_forwards else 0.0
+        """1 + accepted / forwards, with accepted reused tokens; 0 when there was no forward."""
+        num_accepted = self.num_accepted_tokens + self.num_accepted_reused
+        return 1 + num_accepted / self.num_forwards if self.num_forwards else 0.0
 
     @property
     def mean_run_length(self) -> float:

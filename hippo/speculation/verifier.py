@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from hippo.speculation.continuations import BrokenRun
 from hippo.speculation.core import PROMPT_STEP, Step, Wait
 from hippo.types import Block, FinishReason, Pace, StepLimits, Timing, TokenLogprobs, Verdict
 
@@ -32,7 +33,9 @@ from hippo.types import Block, FinishReason, Pace, StepLimits, Timing, TokenLogp
 class Verifier:
     """Settles the tokens of one sequence; a :class:`hippo.speculation.core.Core`.
 
-    A step feeds the last settled id, and the queued draft tokens as its guess.
+    A step feeds the last settled id, and the queued draft tokens as its guess. After a rejection
+    the guess can be what the broken run had after its wrong token: often one word was wrong, and
+    the target need not wait for the draft to propose the rest of the sentence again.
     """
 
     def __init__(self, *, max_tokens: int, end_token_ids: Collection[int], pace: Pace) -> None:
@@ -44,13 +47,14 @@ class Verifier:
         self._committed: list[int] = []
         self._run: list[int] = []  # queued draft tokens, the first at index _run_start
         self._run_start = 0
+        self._broken_run = BrokenRun()  # what the last rejected run had after its wrong token
         self.epoch = 0
         self.is_conservative = False  # whether the last comparison was a rejection
         self._is_exhausted = False  # whether the draft sends nothing more before the next commit
         self.is_finished = False
         self._idle_since_ns: int | None = None
         self._step: Step | None = None
-        self._is_step_conservative = False
+        self._is_step_conservative = self._is_step_reuse = False
         self._num_dropped = 0  # since the last verdict
         self._verdicts: list[Verdict] = []  # for take_messages
 
@@ -134,14 +138,17 @@ class Verifier:
         limits = self._limits
         num_room = self._max_tokens - len(self._committed) - 1  # the target's own token takes one
         num_most = max(0, min(limits.max_draft_tokens, num_room))
-        num_wanted = min(limits.min_draft_tokens, num_most)
+        draft_ids = tuple(self._run[:num_most])
+        reused_ids = self._reusable_ids(num_room)
+        num_wanted = 0 if reused_ids else min(limits.min_draft_tokens, num_most)
         until_ns = self._idle_since_ns + limits.wait_ns
         if len(self._run) < num_wanted and not self._has_all() and now_ns < until_ns:
             return Wait(until_ns)
-        draft_ids = self._run[:num_most]
+        guess = reused_ids or draft_ids
         start_index = len(self._committed) - 1
-        self._step = Step(start_index, (self._committed[-1], *draft_ids), len(draft_ids))
+        self._step = Step(start_index, (self._committed[-1], *guess), len(guess))
         self._is_step_conservative = self.is_conservative
+        self._is_step_reuse = bool(reused_ids)
         return self._step
 
     def finish_step(
@@ -168,6 +175,13 @@ class Verifier:
     @property
     def _limits(self) -> StepLimits:
         return self._pace.conservative if self.is_conservative else self._pace.optimistic
+
+    def _reusable_ids(self, num_room: int) -> tuple[int, ...]:
+        """Returns tokens of the broken run to verify while the next run has none; often none."""
+        most = min(self._pace.max_reused, num_room)
+        if not self.is_conservative or self._run or most < 1:
+            return ()
+        return self._broken_run.guess_after(self._committed, most)
 
     def _has_all(self) -> bool:
         """Whether no further draft token can arrive before the next verdict."""
@@ -203,12 +217,16 @@ class Verifier:
         self._idle_since_ns = None
         self._is_exhausted = False
         num_dropped, self._num_dropped = self._num_dropped, 0
+        num_accepted = min(num_accepted, len(token_ids))
+        is_reuse, self._is_step_reuse = self._is_step_reuse, False
         verdict = Verdict(
             epoch=self.epoch,
             start_index=start_index,
             token_ids=token_ids,
-            num_draft_tokens=step.num_guessed,
-            num_accepted_tokens=min(num_accepted, len(token_ids)),
+            num_draft_tokens=0 if is_reuse else step.num_guessed,
+            num_accepted_tokens=0 if is_reuse else num_accepted,
+            num_reused_tokens=step.num_guessed if is_reuse else 0,
+            num_accepted_reused=num_accepted if is_reuse else 0,
             is_rejection=is_rejection,
             num_dropped_tokens=num_dropped,
             finish_reason=finish_reason,
@@ -253,6 +271,9 @@ class Verifier:
         return True
 
     def _reject_run(self) -> None:
+        end = len(self._committed)
+        if self._run:
+            self._broken_run = BrokenRun(self._run[end - self._run_start :], end)
         self._drop_run()
         self.epoch += 1
         self.is_conservative = True

@@ -521,10 +521,15 @@ class Pace(_message.Message):
     CONSERVATIVE_FIELD_NUMBER: _builtins.int
     MAX_AHEAD_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    MAX_REUSED_FIELD_NUMBER: _builtins.int
     max_ahead: _builtins.int
     """How many tokens beyond the last commit it knows the draft may go."""
     block_size: _builtins.int
     """How many tokens the draft collects before it sends a block."""
+    max_reused: _builtins.int
+    """How many tokens that a broken run had after its wrong token the target verifies after a
+    rejection, instead of waiting for the next run. 0: none.
+    """
     @_builtins.property
     def optimistic(self) -> Global___StepLimits:
         """Limits after a block was accepted whole."""
@@ -540,10 +545,11 @@ class Pace(_message.Message):
         conservative: Global___StepLimits | None = ...,
         max_ahead: _builtins.int = ...,
         block_size: _builtins.int = ...,
+        max_reused: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["conservative", b"conservative", "optimistic", b"optimistic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "conservative", b"conservative", "max_ahead", b"max_ahead", "optimistic", b"optimistic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "conservative", b"conservative", "max_ahead", b"max_ahead", "max_reused", b"max_reused", "optimistic", b"optimistic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -890,6 +896,8 @@ class Verdict(_message.Message):
     TIMING_FIELD_NUMBER: _builtins.int
     IS_CONSERVATIVE_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    NUM_REUSED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_REUSED_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch after this verdict."""
     start_index: _builtins.int
@@ -906,6 +914,10 @@ class Verdict(_message.Message):
     """Set with the last verdict."""
     is_conservative: _builtins.bool
     """The forward ran under the conservative limits."""
+    num_reused_tokens: _builtins.int
+    """Tokens of a broken run that were in the forward; num_draft_tokens is then 0."""
+    num_accepted_reused: _builtins.int
+    """How many of them were accepted."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Accepted draft tokens, then the target's own."""
@@ -932,10 +944,12 @@ class Verdict(_message.Message):
         timing: Global___Timing | None = ...,
         is_conservative: _builtins.bool = ...,
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
+        num_reused_tokens: _builtins.int = ...,
+        num_accepted_reused: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "finish_reason", b"finish_reason", "is_conservative", b"is_conservative", "is_rejection", b"is_rejection", "logprobs", b"logprobs", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_dropped_tokens", b"num_dropped_tokens", "start_index", b"start_index", "timing", b"timing", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "finish_reason", b"finish_reason", "is_conservative", b"is_conservative", "is_rejection", b"is_rejection", "logprobs", b"logprobs", "num_accepted_reused", b"num_accepted_reused", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_dropped_tokens", b"num_dropped_tokens", "num_reused_tokens", b"num_reused_tokens", "start_index", b"start_index", "timing", b"timing", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
