@@ -49,7 +49,7 @@ def _count_as_vllm_does(record: AnswerRecord, model: ModelMetrics) -> None:
     model.ended[record.outcome or "abort"].inc()
     model[vllm.NUM_PROMPT_TOKENS].inc(record.num_prompt_tokens)
     model[vllm.NUM_GENERATION_TOKENS].inc(record.num_completion_tokens)
-    model[vllm.NUM_DRAFTS].inc(stats.num_forwards - stats.num_one_row_forwards)
+    model[vllm.NUM_DRAFTS].inc(stats.num_drafts)
     model[vllm.NUM_DRAFT_TOKENS].inc(stats.num_draft_tokens)
     model[vllm.NUM_ACCEPTED_TOKENS].inc(stats.num_accepted_tokens)
     pairs = zip(model.accepted_per_position, stats.accepted_per_position, strict=False)

@@ -178,6 +178,8 @@ def figures(record: AnswerRecord, request: OpenRequest, baseline: Baseline) -> d
         "num_draft_tokens": stats.num_draft_tokens,
         "num_accepted_tokens": stats.num_accepted_tokens,
         "num_dropped_tokens": stats.num_dropped_tokens,
+        "num_reused_tokens": stats.num_reused_tokens,
+        "num_accepted_reused": stats.num_accepted_reused,
         "num_rejections": stats.num_rejections,
         "num_blocks": stats.num_blocks,
         "num_stale_blocks": stats.num_stale_blocks,
@@ -199,7 +201,7 @@ def client_metrics(record: AnswerRecord) -> dict[str, Any]:
     num_later = record.num_completion_tokens - 1
     decode_s = record.decode_ns / 1e9
     is_decoded = num_later > 0 and decode_s > 0
-    num_steps = stats.verified_per_position[0] if stats.verified_per_position else 0
+    num_steps = stats.num_drafts
     at_least = [num_steps, *stats.accepted_per_position, 0]  # steps that accepted k or more
     return {
         "time_to_first_token_ms": _ms(record.first_verdict_ns - record.received_ns),

@@ -126,6 +126,8 @@ class Figures(BaseModel):
     num_draft_tokens: int
     num_accepted_tokens: int
     num_dropped_tokens: int
+    num_reused_tokens: int
+    num_accepted_reused: int
     num_rejections: int
     num_blocks: int
     num_stale_blocks: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ from hippo.types import FinishReason
 
 _END, _WRONG = 1_000_000, 2_000_000
 _MS = 1e6
+# Share of rejections after which the rest of the broken run fits the answer. Of the bundled target
+# with drafts that agree on 85 %, 93 % and 98 % of the tokens it was 36 %, 61 % and 67 %.
+_FIT = 0.5
+_LOOK_BACK = 2 * MAX_DRAFT_TOKENS  # tokens of a run that a draft can be ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +104,27 @@ def replay(
 
 
 def _sides(agrees: Sequence[bool]) -> tuple[TokenFunction, TokenFunction]:
-    """Returns target and draft for a trace; the target's token at an index is that index."""
+    """Returns target and draft for a trace; the target's token at an index is that index.
+
+    After a wrong token of its own the draft continues either as along the target's tokens, or
+    wrong; which of the two, depends on the wrong token's place alone.
+    """
     length = len(agrees)
+    fits = [random.Random(place).random() < _FIT for place in range(length)]
 
     def target(history: Sequence[int]) -> int:
         return _END if len(history) == length - 1 else len(history)
 
     def draft(history: Sequence[int]) -> int:
         place = len(history)
-        return target(history) if place < length and agrees[place] else _WRONG + place
+        if place < length and agrees[place] and fits_after(history):
+            return target(history)
+        return _WRONG + place
+
+    def fits_after(history: Sequence[int]) -> bool:
+        last = history[-_LOOK_BACK:]
+        wrong = next((token for token in reversed(last) if token >= _WRONG), None)
+        return wrong is None or wrong - _WRONG >= length or fits[wrong - _WRONG]
 
     return target, draft
 

@@ -48,6 +48,11 @@ class SpeculationStats:
     one_row_ns: int = 0  # time of the one-row forwards
 
     @property
+    def num_drafts(self) -> int:
+        """Number of forwards that verified draft tokens, without those of reused tokens."""
+        return self.verified_per_position[0] if self.verified_per_position else 0
+
+    @property
     def acceptance_rate(self) -> float:
         """Accepted over verified draft tokens; 0 when none was verified."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0

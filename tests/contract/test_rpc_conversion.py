@@ -70,7 +70,9 @@ REQUEST = OpenRequest(
     ),
     max_tokens=100,
     end_token_ids=(7, 9),
-    pace=Pace(StepLimits(1, 8, 10**12), StepLimits(0, 1, 5), max_ahead=16, block_size=3),
+    pace=Pace(
+        StepLimits(1, 8, 10**12), StepLimits(0, 1, 5), max_ahead=16, block_size=3, max_reused=4
+    ),
     committed_ids=(5, 6),
     epoch=4,
     cache_salt="tenant 7",
@@ -187,6 +189,7 @@ LOGPROBS = (TokenLogprobs(-0.5), TokenLogprobs(-math.inf, ((3, -0.25), (9, -1.5)
         Verdict(2, 5, (1, 2), 3, 1, True, 2, None, Timing(1, 2, 3, 4, 5), True),
         Verdict(2, 5, (1,), finish_reason=FinishReason.STOP),
         Verdict(2, 5, (1,), finish_reason=FinishReason.LENGTH),
+        Verdict(2, 5, (1, 2), num_reused_tokens=4, num_accepted_reused=1),
         Verdict(0, 0, (1, 2), logprobs=LOGPROBS),
     ],
 )

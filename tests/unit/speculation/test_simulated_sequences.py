@@ -71,6 +71,7 @@ class RestlessPolicy:
             conservative=self._any_limits(),
             max_ahead=self._random.choice((0, 1, 2, 5, 16)),
             block_size=self._random.choice((0, 1, 2, 4)),
+            max_reused=self._random.choice((0, 1, 5)),
         )
 
     def _any_limits(self) -> StepLimits:
@@ -163,7 +164,9 @@ def check_verdicts(outcome: Outcome, max_tokens: int) -> None:
         assert verdict.start_index == len(ids)
         assert verdict.token_ids
         assert verdict.num_accepted_tokens <= verdict.num_draft_tokens
-        assert len(verdict.token_ids) - verdict.num_accepted_tokens in (0, 1)
+        assert verdict.num_accepted_reused <= verdict.num_reused_tokens
+        num_accepted = verdict.num_accepted_tokens + verdict.num_accepted_reused
+        assert len(verdict.token_ids) - num_accepted in (0, 1)
         assert verdict.epoch >= epoch + verdict.is_rejection
         assert verdict.num_dropped_tokens >= verdict.is_rejection
         epoch = verdict.epoch

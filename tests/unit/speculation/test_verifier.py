@@ -19,9 +19,13 @@ def make_verifier(
     max_tokens: int = 100,
     optimistic: StepLimits | None = None,
     conservative: StepLimits | None = None,
+    max_reused: int = 0,
 ) -> Verifier:
     pace = Pace(
-        optimistic or StepLimits(1, 8, 1000), conservative or StepLimits(1, 2, 500), max_ahead=16
+        optimistic or StepLimits(1, 8, 1000),
+        conservative or StepLimits(1, 2, 500),
+        max_ahead=16,
+        max_reused=max_reused,
     )
     verifier = Verifier(max_tokens=max_tokens, end_token_ids=[END], pace=pace)
     begin(verifier, first_id, Timing())
@@ -256,3 +260,42 @@ def test_a_step_without_draft_tokens_changes_no_mode() -> None:
 def test_an_impossible_limit_is_refused() -> None:
     with pytest.raises(ValueError, match="max_tokens"):
         Verifier(max_tokens=0, end_token_ids=[], pace=Pace())
+
+
+def test_after_a_rejection_the_rest_of_the_broken_run_is_verified_without_a_wait() -> None:
+    verifier = make_verifier(max_reused=3)
+    verifier.add_block(block(10, 11, 50, 13, 14, 15, 16, start=0))
+    assert verify(verifier, 11, 12, 13, 14, 15, 16, 17).is_rejection  # 50 should have been 12
+    step = start(verifier)
+    assert (step.start_index, step.token_ids) == (2, (12, 13, 14, 15))
+    verdict = finish(verifier, step, (13, 14, 99, 16))
+    assert verdict.token_ids == (13, 14, END)
+    assert (verdict.num_reused_tokens, verdict.num_accepted_reused) == (3, 2)
+    assert (verdict.num_draft_tokens, verdict.num_accepted_tokens) == (0, 0)
+    assert not verdict.is_rejection
+
+
+def test_the_next_run_is_compared_with_what_reuse_settled() -> None:
+    verifier = make_verifier(max_reused=3)
+    verifier.add_block(block(10, 11, 50, 13, 14, start=0))
+    epoch = verify(verifier, 11, 12, 13, 14, 15).epoch
+    step = start(verifier)
+    verifier.add_block(block(13, 14, 15, 16, start=3, epoch=epoch))  # arrives during the forward
+    assert not finish(verifier, step, (13, 14, 15)).is_rejection
+    assert not verifier.is_conservative
+    assert start(verifier).token_ids == (15, 16)
+
+
+def test_tokens_of_the_next_run_are_preferred_to_reuse() -> None:
+    verifier = make_verifier(max_reused=3)
+    verifier.add_block(block(10, 11, 50, 13, 14, start=0))
+    epoch = verify(verifier, 11, 12, 13, 14, 15).epoch
+    verifier.add_block(block(20, start=3, epoch=epoch))
+    assert start(verifier).token_ids == (12, 20)
+
+
+def test_reuse_keeps_to_what_is_left() -> None:
+    verifier = make_verifier(max_reused=9, max_tokens=5)
+    verifier.add_block(block(10, 11, 50, 13, 14, start=0))
+    verify(verifier, 11, 12, 13, 14)
+    assert start(verifier).token_ids == (12, 13)
