@@ -12,6 +12,7 @@ setup(
     package_dir={"hippo.bundled.models": "demo/models", "hippo.bundled.clips": "demo/clips"},
     package_data={
         "hippo": ["py.typed"],
+        "hippo.page": ["*.html", "*.css", "*.js", "*.svg"],
         "hippo.bundled.models": ["target/*", "draft/*"],
         "hippo.bundled.clips": ["*.mp4", "facts.json"],
     },

@@ -20,7 +20,7 @@ from gateway.media import MediaReader
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import KeyMiddleware, RequestMiddleware
 from gateway.openapi import describe_api
-from gateway.routes import chat, models, status, tokenize, videos
+from gateway.routes import chat, models, page, status, tokenize, videos
 from gateway.state import GatewayState
 from gateway.uploads import Uploads
 from hippo.tasks import cancel_all
@@ -87,6 +87,8 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
     app.include_router(videos.router)
     app.include_router(tokenize.router)
     app.include_router(status.router)
+    if settings.page:
+        app.include_router(page.router)
     # The last middleware added is the outermost: CORS preflight requests come without a key.
     app.add_middleware(KeyMiddleware, keyring=keyring)
     if settings.cors_origins:

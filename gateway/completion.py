@@ -149,10 +149,11 @@ class Completion:
         return self.record.target_prompt is not None
 
     def take_text(self) -> Piece:
-        """Returns the text that has settled since the last call."""
+        """Returns the text that has settled since the last call, and the events."""
         piece = join_pieces(self._pieces)
         self._pieces.clear()
-        return piece
+        events = self.record.events
+        return piece if events is None else dataclasses.replace(piece, events=events.take_events())
 
     async def _run(self) -> None:
         try:
@@ -198,10 +199,11 @@ class Completion:
                     if self.record.finish_reason is not None:
                         return True
                 elif isinstance(message, Selection):
-                    self.record.selection = message
+                    pruning = self._request.pruning
+                    self.record.add_selection(message, pruning, time.monotonic_ns())
                     await self._send_message(self._draft_stream, message)
                 else:
-                    self.record.target_prompt = message
+                    self.record.add_prompt("target", message, time.monotonic_ns())
                     self._news.set()
                     try:
                         self._check_prompts()
@@ -221,10 +223,10 @@ class Completion:
         now_ns = time.monotonic_ns()
         is_alone = self._coordinator.pace.max_ahead == 0
         await self._carry_out(self._coordinator.on_verdict(verdict, now_ns))
-        self.record.add_verdict(verdict, now_ns, is_alone=is_alone)
         piece = self._text.add_verdict(verdict)
         self.record.num_completion_tokens = self._text.num_tokens
         self.record.finish_reason = self._text.finish_reason
+        self.record.add_verdict(verdict, now_ns, is_alone=is_alone)
         if piece:
             self._pieces.append(piece)
             self._news.set()
@@ -291,11 +293,11 @@ class Completion:
             await self._carry_out(self._coordinator.on_block(message, now_ns))
             self._debt.note_owed_block(self._coordinator.owes_block, now_ns, is_heard=True)
         elif isinstance(message, Timing):
-            self.record.draft_prefill = message
+            self.record.add_draft_prefill(message, now_ns)
             await self._carry_out(self._coordinator.on_draft_ready())
             self._debt.note_owed_block(self._coordinator.owes_block, now_ns, is_heard=True)
         else:
-            self.record.draft_prompt = message
+            self.record.add_prompt("draft", message, now_ns)
             self._check_prompts()
 
     async def _carry_out(self, actions: Sequence[Action]) -> None:
@@ -336,7 +338,7 @@ class Completion:
     async def _lose_draft(self, problem: str, cause: DraftLoss) -> None:
         self._draft_stream = None
         self._debt.clear()
-        self.record.draft_problem = problem
+        self.record.add_draft_loss(problem, time.monotonic_ns())
         if self._coordinator.has_draft:
             self.record.draft_losses.append(cause)
         if self.record.finish_reason is None:

@@ -96,6 +96,12 @@ class GatewaySettings:
     cors_origins: tuple[str, ...] = setting(
         (), help="origins that may send browser requests (https://app.example); empty: none"
     )
+    page: bool = setting(
+        True, help="serve a web page at / that asks, and shows what both devices did"
+    )
+    page_samples: str = setting(
+        "", help="directory of sample videos that the page offers; empty: none"
+    )
 
     default_max_tokens: int = setting(512, help="max_tokens of requests that set none")
     max_choices: int = setting(8, help="most choices (n) of one request")
@@ -186,6 +192,7 @@ class GatewaySettings:
             is_origin = origin == "*" or re.fullmatch(r"https?://[^/\s]+", origin)
             self._require(bool(is_origin), "--cors-origins", "origins such as https://app.example")
         check_directories([self.upload_dir] if self.upload_dir else [], "--upload-dir")
+        check_directories([self.page_samples] if self.page_samples else [], "--page-samples")
         check_directories(self.allowed_local_media_path, "--allowed-local-media-path")
 
     @property

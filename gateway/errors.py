@@ -124,6 +124,16 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
     )
 
 
+def server_is_stopping() -> HippoError:
+    """Returns the error of an answer that a stopping server has ended."""
+    return UnavailableError("the server is stopping; it did not wait for the end of this answer")
+
+
+def request_took_too_long(limit_s: float) -> HippoError:
+    """Returns the error of an answer that exceeded the operator's time limit."""
+    return DeadlineError(f"the request took longer than {limit_s:g} s, this server's limit")
+
+
 def internal_error() -> JSONResponse:
     """Returns the answer to a request that failed unexpectedly, with status 500."""
     return JSONResponse(describe_error(HippoError(INTERNAL_ERROR)), status_code=500)

@@ -7,9 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.baseline import Baseline, OneRowTimes, StepsByContext, context_range
+from gateway.events import EventLog, Service
 from hippo.metrics.gateway import DraftLoss
 from hippo.speculation.stats import SpeculationStats
-from hippo.types import Block, FinishReason, OpenRequest, PromptInfo, Selection, Timing, Verdict
+from hippo.types import (
+    Block,
+    FinishReason,
+    OpenRequest,
+    PromptInfo,
+    Pruning,
+    Selection,
+    Timing,
+    Verdict,
+)
 
 
 @dataclass(slots=True)
@@ -75,9 +85,38 @@ class AnswerRecord:
     alone_steps: StepsByContext = field(default_factory=dict)  # sums of target-only steps
     was_alone: bool = False  # ``is_alone`` of the previous verdict
     timeline: Timeline | None = None
+    events: EventLog | None = None
+
+    def add_prompt(self, service: Service, info: PromptInfo, now_ns: int) -> None:
+        """Records that a service has read the prompt."""
+        if service == "target":
+            self.target_prompt = info
+        else:
+            self.draft_prompt = info
+        if self.events is not None:
+            self.events.add_prompt(service, info, now_ns)
+
+    def add_selection(self, selection: Selection, pruning: Pruning, now_ns: int) -> None:
+        """Records the target's choice of visual tokens."""
+        self.selection = selection
+        if self.events is not None:
+            self.events.add_selection(selection, pruning, now_ns)
+
+    def add_draft_prefill(self, timing: Timing, now_ns: int) -> None:
+        """Records the end of the draft's prefill."""
+        self.draft_prefill = timing
+        if self.events is not None:
+            self.events.add_draft_prefill(timing, now_ns)
+
+    def add_draft_loss(self, problem: str, now_ns: int) -> None:
+        """Records why the answer goes on without the draft."""
+        self.draft_problem = problem
+        if self.events is not None:
+            self.events.add_draft_loss(problem, now_ns)
 
     def add_verdict(self, verdict: Verdict, now_ns: int, *, is_alone: bool = False) -> None:
-        """Records a verdict; ``is_alone``: there was no draft, or the policy let the draft rest."""
+        """Records a verdict, whose tokens ``num_completion_tokens`` counts already; ``is_alone``:
+        there was no draft, or the policy let the draft rest."""
         if not self.first_verdict_ns:
             self.first_verdict_ns = now_ns
             self.target_prefill = verdict.timing
@@ -92,12 +131,16 @@ class AnswerRecord:
         self.last_verdict_ns = now_ns
         if self.timeline is not None:
             self.timeline.verdicts.append((now_ns, verdict))
+        if self.events is not None:
+            self.events.add_verdict(verdict, now_ns, num_tokens=self.num_completion_tokens)
 
     def add_block(self, block: Block, now_ns: int) -> None:
         """Records a block of draft tokens."""
         self.first_block_ns = self.first_block_ns or now_ns
         if self.timeline is not None:
             self.timeline.blocks.append((now_ns, block))
+        if self.events is not None:
+            self.events.add_block(block, now_ns)
 
     @property
     def outcome(self) -> str | None:

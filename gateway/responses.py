@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gateway.event_schemas import StreamEvent
 from hippo.validation import MAX_TOP_LOGPROBS
 
 
@@ -215,9 +216,8 @@ class ChunkChoice(BaseModel):
         description="Of the tokens that begin in this text; null without logprobs."
     )
     finish_reason: FinishReasonName | None
-    token_ids: list[int] = Field(
-        default=[], description="Only in the last chunk, with return_token_ids."
-    )
+    token_ids: list[int] = Field(default=[], description="In the last chunk; if asked for.")
+    events: list[StreamEvent] = Field(default=[], description="Only with return_events.")
 
 
 class ChatCompletionChunk(BaseModel):

@@ -194,6 +194,11 @@ class ChatCompletionRequest(Model):
     return_timeline: StrictBool | None = Field(
         default=None, description="Adds `timeline_ms`, every verdict and block, to `hippo`."
     )
+    return_events: StrictBool | None = Field(
+        default=None,
+        description="Adds `events` to the choices of a stream: what both services did, as it "
+        "happens.",
+    )
 
     cache_salt: str | None = Field(
         default=None,
@@ -248,6 +253,10 @@ class ChatCompletionRequest(Model):
         if self.stream_options is not None and not self.stream:
             raise _refusal_of(
                 "stream_options", "is only for streams; set stream to true or leave it out"
+            )
+        if self.return_events and not self.stream:
+            raise _refusal_of(
+                "return_events", "is only for streams; set stream to true or leave it out"
             )
         if self.top_logprobs and not self.logprobs:
             raise _refusal_of(

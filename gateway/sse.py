@@ -8,6 +8,11 @@ from typing import Any
 
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keep-alive\n\n"  # a comment, which clients skip
+HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # a proxy that collects the stream defeats it
+)
 
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -33,6 +38,7 @@ class ChunkWriter:
         token_ids: list[int] | None = None,
         usage: dict[str, Any] | None = None,
         reports: dict[str, Any] | None = None,
+        events: Sequence[dict[str, Any]] = (),
     ) -> bytes:
         """Returns a chunk with new text; a choice's last one has its finish reason and reports."""
         choice = choice_json(
@@ -42,6 +48,8 @@ class ChunkWriter:
             finish_reason=finish_reason,
             token_ids=token_ids,
         )
+        if events:
+            choice["events"] = list(events)
         return self._event({"choices": [choice], **(reports or {})}, usage)
 
     def end_stream(self, *, usage: dict[str, Any], metrics: dict[str, Any]) -> bytes:

@@ -24,9 +24,10 @@ class Piece:
 
     text: str = ""
     logprobs: tuple[dict[str, Any], ...] = ()  # in OpenAI's shape
+    events: tuple[dict[str, Any], ...] = ()  # only with return_events
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.logprobs)
+        return bool(self.text or self.logprobs or self.events)
 
 
 def join_pieces(pieces: Sequence[Piece]) -> Piece:

@@ -123,6 +123,8 @@ class MediaUse:
     width: int  # of a frame after resizing, in pixels
     height: int
     num_tokens: int  # visual tokens of the item
+    visual_grid: tuple[int, ...] = ()  # frames, rows, columns of a video's prunable tokens
+    frame_seconds: tuple[float, ...] = ()  # time of each sampled frame of a video
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +201,7 @@ class Block:
     is_exhausted: bool = False  # the draft sends nothing more until the next commit
     step_ns: int = 0  # device time per draft token, running mean
     wait_ns: int = 0  # idle time of the draft's device before this block
+    guessed_places: tuple[int, ...] = ()  # of the tokens that stood in a guess of the draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +215,7 @@ class Timing:
     context_length: int = 0  # cached tokens before the rows; of a prefill: reused tokens
     num_sequences: int = 0  # in the forward, including this sequence; 0: unknown
     num_batch_rows: int = 0  # of all sequences in the forward
+    vision_ns: int = 0  # of a prefill: the part of forward_ns that the vision tower took
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from starlette.types import Receive, Scope, Send
 from gateway import account, media_fields, report, speculation, sse, translate
 from gateway.choices import Choices
 from gateway.completion import Completion
-from gateway.errors import describe_error
+from gateway.errors import describe_error, request_took_too_long, server_is_stopping
+from gateway.events import EventLog
 from gateway.keys import Allowance
 from gateway.media import CopiedFiles
 from gateway.openapi import CHAT_ANSWERED, answers
@@ -26,13 +27,7 @@ from gateway.schemas import ChatCompletionRequest, StreamOptions
 from gateway.state import GatewayState, State
 from gateway.targets import Pair
 from gateway.text import Piece, join_pieces
-from hippo.errors import (
-    DeadlineError,
-    HippoError,
-    InvalidRequestError,
-    MediaError,
-    UnavailableError,
-)
+from hippo.errors import HippoError, InvalidRequestError, MediaError
 from hippo.metrics import vllm
 from hippo.tasks import cancel_all
 from hippo.types import Media, MediaKind, ModelInfo, OpenRequest, Pruning, PruningStrategy
@@ -41,11 +36,6 @@ router = APIRouter(prefix="/v1", tags=["chat"])
 
 _LAST_WORD_S = 1.0
 _NO_PRUNING = Pruning(PruningStrategy.NONE)
-_STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # a proxy that collects the stream defeats it
-]
 
 
 @router.post(
@@ -98,9 +88,9 @@ class ChatResponse(Response):
         finally:
             is_over = work.done()
             if stopping.done():
-                self._ending = _stopping()
+                self._ending = server_is_stopping()
             elif not leaving.done():
-                self._ending = _too_long(self._state.settings.request_timeout_s)
+                self._ending = request_took_too_long(self._state.settings.request_timeout_s)
             await cancel_all((work, leaving, stopping))
         if is_over:
             work.result()
@@ -231,6 +221,11 @@ class ChatResponse(Response):
                 opened_ns=time.monotonic_ns(),
                 is_calibration=is_calibration,
                 timeline=Timeline() if body.return_timeline else None,
+                events=(
+                    EventLog(pair.target.tokenizer, self._received_ns, news.set)
+                    if body.return_events
+                    else None
+                ),
             ),
             news=news,
             copy_files=in_bytes.read,
@@ -293,7 +288,7 @@ class ChatResponse(Response):
 
         has_begun = await choices.wait_begun(idle_s)
         self._has_begun = True
-        await send({"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})
+        await send({"type": "http.response.start", "status": 200, "headers": list(sse.HEADERS)})
         try:
             while not has_begun:
                 await send_bytes(sse.KEEPALIVE)
@@ -314,9 +309,13 @@ class ChatResponse(Response):
                         reports=completion.reports,
                     )
                 elif piece:
-                    delta = {"content": piece.text}
-                    logprobs = piece.logprobs or None
-                    chunk = writer.chunk(index, delta, logprobs=logprobs, usage=usage())
+                    chunk = writer.chunk(
+                        index,
+                        {"content": piece.text} if piece.text or piece.logprobs else {},
+                        logprobs=piece.logprobs or None,
+                        usage=usage(),
+                        events=piece.events,
+                    )
                 await send_bytes(chunk)
         except HippoError as error:
             choices.mark_failed()
@@ -339,11 +338,3 @@ class ChatResponse(Response):
 
     def _token_ids(self, completion: Completion) -> list[int] | None:
         return completion.token_ids if self._body.return_token_ids else None
-
-
-def _stopping() -> HippoError:
-    return UnavailableError("the server is stopping; it did not wait for the end of this answer")
-
-
-def _too_long(limit_s: float) -> HippoError:
-    return DeadlineError(f"the request took longer than {limit_s:g} s, this server's limit")

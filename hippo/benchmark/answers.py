@@ -27,6 +27,8 @@ class Answer:
     finish_reason: str = ""
     usage: Mapping[str, Any] = field(default_factory=dict)  # empty if the server does not send it
     figures: Mapping[str, Any] = field(default_factory=dict)  # a hippo gateway's `hippo` object
+    metrics: Mapping[str, Any] = field(default_factory=dict)  # and its `metrics` object
+    events: tuple[Mapping[str, Any], ...] = ()  # and its events, if they were asked for
 
     @property
     def counted_by(self) -> CountedBy:
@@ -102,6 +104,8 @@ class AnswerReader:
         self._finish_reason = ""
         self._usage: Mapping[str, Any] = {}
         self._figures: Mapping[str, Any] = {}
+        self._metrics: Mapping[str, Any] = {}
+        self._events: list[Mapping[str, Any]] = []
         self._is_complete = False
         self._last_s = 0.0
 
@@ -136,6 +140,8 @@ class AnswerReader:
             finish_reason=self._finish_reason,
             usage=self._usage,
             figures=self._figures,
+            metrics=self._metrics,
+            events=tuple(self._events),
         )
 
     def _take_chunk(self, chunk: Mapping[str, Any], at_s: float) -> list[str]:
@@ -150,9 +156,11 @@ class AnswerReader:
                     pieces.append(str(piece))
             # A hippo gateway sends all ids in the last chunk; vLLM sends those of each chunk.
             self._token_ids += tuple(choice.get("token_ids") or ())
+            self._events += choice.get("events") or ()
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
         self._usage = chunk.get("usage") or self._usage
         self._figures = chunk.get("hippo") or self._figures
+        self._metrics = chunk.get("metrics") or self._metrics
         return pieces
 
 

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -16,7 +17,8 @@ from hippo.benchmark.answers import Answer
 from hippo.benchmark.figures import summarise
 from hippo.benchmark.requests import Question, RequestForm, question_about
 from hippo.benchmark.server import KEY_VARIABLE, Server
-from hippo.cli.compare import compare, is_equal, show
+from hippo.cli.compare import compare, is_equal, own_policy, show
+from hippo.cli.record import Recorder, check_path
 from hippo.errors import InvalidRequestError
 from hippo.speculation.policies import POLICY_NAMES
 
@@ -30,6 +32,7 @@ examples:
   hippo ask clip.mp4 "Describe the video." --policy vpsd --gamma 5
   hippo ask clip.mp4 "Describe the video." --temperature 0.8 --seed 7
   hippo ask clip.mp4 "Describe the video." --json | jq .figures
+  hippo ask clip.mp4 "Describe the video." --record run.html    a file that replays the answer
   hippo ask "What can you do?"                             no video
 
 The gateway must run: `hippo up`. If it asks for a key, give one in HIPPO_API_KEY.
@@ -58,6 +61,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="then time this answer and the target alone, alternating, after a warm-up",
     )
     add("--repeats", type=int, default=3, help="timed runs of each, with --compare")
+    add(
+        "--record",
+        type=lambda text: Path(text).expanduser(),
+        metavar="FILE.html",
+        help="then ask the target alone as well, and write one HTML file that replays both answers "
+        "with the timeline of the devices and the kept visual tokens; it needs no server",
+    )
     add("--json", action="store_true", help="print one JSON object instead")
 
 
@@ -71,6 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
     question = question_about(text, *videos, seed=arguments.seed)
     wishes = {"policy": arguments.policy, "gamma": arguments.gamma}
     speculative = {name: value for name, value in wishes.items() if value is not None}
+    if arguments.record is not None:
+        check_path(arguments.record)
     server = Server(arguments.url, api_key=os.environ.get(KEY_VARIABLE) or None)
     form = RequestForm(
         model=server.models()[0],
@@ -80,9 +92,27 @@ def run(arguments: argparse.Namespace) -> int:
         further={} if arguments.fps is None else {"mm_processor_kwargs": {"fps": arguments.fps}},
     )
     console = Console()
-    answer = ask(server, form, question, speculative, is_shown=not arguments.json)
+    recorder = None
+    if arguments.record is not None:
+        # The gateway answers some requests without a policy target-only, to measure its baseline.
+        speculative.setdefault("policy", own_policy(server, form, question))
+        recorder = Recorder(server, form, question)
+    body = recorder.request_body(speculative) if recorder is not None else None
+    answer = ask(server, form, question, speculative, is_shown=not arguments.json, body=body)
     if not arguments.json:
         console.print(figures_line(answer), style="dim", highlight=False, soft_wrap=True)
+    if recorder is not None:
+        recorder.write(
+            arguments.record,
+            answer,
+            speculative,
+            text=text,
+            video=_local_file(videos),
+            note=f"{speculative['policy']}, temperature {form.temperature:g}, "
+            f"seed {arguments.seed}, at most {form.max_tokens} tokens",
+        )
+        note = f"written to {arguments.record}"
+        Console(stderr=True).print(note, style="dim", highlight=False, soft_wrap=True)
     records = []
     if arguments.compare:
         records = compare(
@@ -114,16 +144,18 @@ def ask(
     speculative: Mapping[str, Any],
     *,
     is_shown: bool = True,
+    body: bytes | None = None,
 ) -> Answer:
-    """Returns the answer; if ``is_shown``, also streams its text to stdout."""
+    """Returns the answer; if ``is_shown``, also streams its text to stdout. ``body`` is sent in
+    place of the request that ``form`` makes."""
 
     def show(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
 
-    request = form.request(question, speculative)
+    body = body or form.request(question, speculative).body()
     with closing(server.connect()) as connection:
-        answer = connection.ask(request.body(), on_text=show if is_shown else None)
+        answer = connection.ask(body, on_text=show if is_shown else None)
     if is_shown:
         sys.stdout.write("\n")
     return answer
@@ -150,6 +182,12 @@ def figures_line(answer: Answer) -> str:
     elif figures["is_calibration"]:
         parts.append("run target-only to measure the baseline, as a few requests are")
     return "; ".join(parts)
+
+
+def _local_file(videos: list[str]) -> str | None:
+    """Returns the path of the file that the question is about; None for a URL or no video."""
+    path = Path(videos[0]).expanduser() if videos else None
+    return str(path) if path is not None and path.is_file() else None
 
 
 def _as_json(answer: Answer) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def compare(
     Raises UnavailableError if the draft took no part in the last answer that asked for it.
     """
     # The gateway answers some requests without a policy target-only, to measure its baseline.
-    policy = speculative.get("policy") or _own_policy(server, form, question)
+    policy = speculative.get("policy") or own_policy(server, form, question)
     system = System(policy, {**speculative, "policy": policy})
     records = watched(
         measure(server, form, [question] * repeats, [system]),
@@ -61,7 +61,7 @@ def show(records: Sequence[Record], console: Console) -> None:
     )
 
 
-def _own_policy(server: Server, form: RequestForm, question: Question) -> str:
+def own_policy(server: Server, form: RequestForm, question: Question) -> str:
     """Returns the gateway's default policy, as a one-token answer reports it."""
     short = replace(form, max_tokens=1)
     with closing(server.connect()) as connection:

@@ -194,6 +194,7 @@ class Stack:
             for other in ("draft", "target"):
                 arguments += [f"--{other}", f"{options.host}:{self._ports[other]}"]
             arguments += ["--upload-dir", str(self._uploads), "--allowed-local-media-path", paths]
+            arguments += ["--page-samples", str(BUNDLED_CLIPS)]
             return [*arguments, *options.gateway_args]
         if self._frames is not None:
             arguments += ["--shared-frames-dir", self._frames.name]

@@ -137,7 +137,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             bring_up(stack, console)
             console.print(
-                f"[bold green]ready[/] at [bold]{stack.url}[/]; Ctrl-C stops it. Try:\n"
+                f"[bold green]ready[/] at [bold]{stack.url}[/]; Ctrl-C stops it. Open it, or:\n"
                 f'  hippo ask VIDEO "What happens?" --url {stack.url}',
                 highlight=False,
             )

@@ -183,6 +183,7 @@ class Engine:
             wait_ns=wait_ns,
             num_rows=len(rows) - num_reused,
             context_length=num_reused,
+            vision_ns=sequence.vision_ns,
         )
         if sequence.sends_prefill_timing:
             self.emit_message(sequence, timing)

@@ -55,6 +55,7 @@ class EngineSequence(ABC):
         self.is_submitted = False
         self.is_closed = False
         self.job_ns = 0  # device time of its prefill
+        self.vision_ns = 0  # the part of it that the vision tower took
         self.wait_ns = 0  # idle time of the device since the last take_wait_ns
         self.began_ns = 0  # start of its first device work
         self.ready_ns = 0  # end of its last step or prefill
@@ -97,7 +98,10 @@ class EngineSequence(ABC):
         prompt, self.prompt = self.prompt, self.prompt.without_pixels()
         if not is_needed:
             return None
-        return (yield from engine.model.embed_pieces(prompt, engine.vision_cache))
+        before_ns = engine.jobs.device_ns(self)
+        visual = yield from engine.model.embed_pieces(prompt, engine.vision_cache)
+        self.vision_ns = engine.jobs.device_ns(self) - before_ns
+        return visual
 
     def close(self) -> None:
         """Marks the sequence as ended (device thread); a subclass also frees what it holds."""

@@ -15,7 +15,7 @@ import torch
 from hippo.errors import MediaError
 from hippo.models.base import NO_INDICES, DecodedMedia, Prompt, VisualItem
 from hippo.models.content import visual_digest
-from hippo.models.layout import Layout, MediaMark, in_written_order, lay_out_text
+from hippo.models.layout import Layout, MediaMark, VisualGrid, in_written_order, lay_out_text
 from hippo.models.messages import (
     check_length,
     media_in_order,
@@ -86,7 +86,7 @@ class PromptBuilder(ABC):
             prompt_hash=prompt_hash(text.input_ids),
             other_indices=others,
             items=items,
-            media=_media_use(media, ordered, items),
+            media=_media_use(media, ordered, items, videos),
         )
 
     def video_hash(self) -> bytes:
@@ -139,15 +139,27 @@ def _place_items(
 
 
 def _media_use(
-    media: Sequence[DecodedMedia], ordered: Sequence[DecodedMedia], items: Sequence[VisualItem]
+    media: Sequence[DecodedMedia],
+    ordered: Sequence[DecodedMedia],
+    items: Sequence[VisualItem],
+    grids: Sequence[VisualGrid],
 ) -> tuple[MediaUse, ...]:
     """Describes the items of a request; ``ordered`` are those of the prompt, in its order."""
     shown = sorted(ordered, key=lambda item: item.kind is MediaKind.IMAGE)  # as Prompt.items
     num_tokens = {
         id(item): int(visual.places.shape[0]) for item, visual in zip(shown, items, strict=True)
     }
+    grid_of = {id(item): grid for item, grid in zip(shown, grids, strict=False)}  # of the videos
     return tuple(
-        MediaUse(item.kind, num_frames, width, height, num_tokens[id(item)])
+        MediaUse(
+            item.kind,
+            num_frames,
+            width,
+            height,
+            num_tokens[id(item)],
+            visual_grid=grid_of.get(id(item), ()),
+            frame_seconds=tuple(item.frame_seconds) if item.kind is MediaKind.VIDEO else (),
+        )
         for item in media
         for num_frames, height, width, _ in (item.frames.shape,)
     )

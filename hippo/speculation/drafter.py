@@ -63,6 +63,7 @@ class Drafter:
         self._ids = list(committed_ids)  # settled, then drafted
         self._num_committed = len(self._ids)
         self._num_sent = len(self._ids)  # leading ids that are settled or sent
+        self._guessed: set[int] = set()  # indices of drafted ids that stood in a guess
         self._num_fed = 0  # leading ids that are in the KV cache
         self.epoch = epoch
         self._has_begun = False
@@ -199,6 +200,7 @@ class Drafter:
         ):
             ids.append(token_ids[end - step.first_index])
             if num_right < len(step.token_ids) and step.token_ids[num_right] == ids[-1]:
+                self._guessed.add(end)
                 num_right += 1
         # The last id must be fed again, because its row's logits give the next token.
         self._num_fed = min(end, len(ids) - 1)
@@ -225,6 +227,11 @@ class Drafter:
             is_exhausted=is_exhausted,
             step_ns=self._step_mean.token_ns,
             wait_ns=self._wait_ns,
+            guessed_places=tuple(
+                index - self._num_sent
+                for index in range(self._num_sent, len(self._ids))
+                if index in self._guessed
+            ),
         )
         self._num_sent = len(self._ids)
         self._is_fresh = False
@@ -254,6 +261,7 @@ class Drafter:
                 end = commit.start_index + len(commit.token_ids)
                 self._broken_run = BrokenRun(self._ids[end:], end)
                 self._continuations.roll_back(index)
+                self._guessed.difference_update(range(index, len(self._ids)))
                 del self._ids[index:]
                 self._ids.extend(commit.token_ids[offset:])
                 self._num_fed = min(self._num_fed, index)

@@ -395,6 +395,8 @@ class MediaUse(_message.Message):
     WIDTH_FIELD_NUMBER: _builtins.int
     HEIGHT_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    VISUAL_GRID_FIELD_NUMBER: _builtins.int
+    FRAME_SECONDS_FIELD_NUMBER: _builtins.int
     kind: Global___MediaKind.ValueType
     """The item's kind."""
     num_frames: _builtins.int
@@ -405,6 +407,14 @@ class MediaUse(_message.Message):
     """Height of a frame after resizing, in pixels."""
     num_tokens: _builtins.int
     """Visual tokens of the item."""
+    @_builtins.property
+    def visual_grid(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Frames, rows and columns of a video's prunable visual tokens; empty for an image."""
+
+    @_builtins.property
+    def frame_seconds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Time of each sampled frame of a video, in seconds from its beginning."""
+
     def __init__(
         self,
         *,
@@ -413,10 +423,12 @@ class MediaUse(_message.Message):
         width: _builtins.int = ...,
         height: _builtins.int = ...,
         num_tokens: _builtins.int = ...,
+        visual_grid: _abc.Iterable[_builtins.int] | None = ...,
+        frame_seconds: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["height", b"height", "kind", b"kind", "num_frames", b"num_frames", "num_tokens", b"num_tokens", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame_seconds", b"frame_seconds", "height", b"height", "kind", b"kind", "num_frames", b"num_frames", "num_tokens", b"num_tokens", "visual_grid", b"visual_grid", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -672,6 +684,7 @@ class Timing(_message.Message):
     CONTEXT_LENGTH_FIELD_NUMBER: _builtins.int
     NUM_SEQUENCES_FIELD_NUMBER: _builtins.int
     NUM_BATCH_ROWS_FIELD_NUMBER: _builtins.int
+    VISION_NS_FIELD_NUMBER: _builtins.int
     queue_ns: _builtins.int
     """From arrival to the start of device work."""
     forward_ns: _builtins.int
@@ -686,6 +699,8 @@ class Timing(_message.Message):
     """Sequences that shared the forward, this one included; 0: not said."""
     num_batch_rows: _builtins.int
     """Rows of all of them; 0: not said."""
+    vision_ns: _builtins.int
+    """Of a prefill: the part of forward_ns that the vision tower took."""
     def __init__(
         self,
         *,
@@ -696,10 +711,11 @@ class Timing(_message.Message):
         context_length: _builtins.int = ...,
         num_sequences: _builtins.int = ...,
         num_batch_rows: _builtins.int = ...,
+        vision_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "forward_ns", b"forward_ns", "num_batch_rows", b"num_batch_rows", "num_rows", b"num_rows", "num_sequences", b"num_sequences", "queue_ns", b"queue_ns", "wait_ns", b"wait_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "forward_ns", b"forward_ns", "num_batch_rows", b"num_batch_rows", "num_rows", b"num_rows", "num_sequences", b"num_sequences", "queue_ns", b"queue_ns", "vision_ns", b"vision_ns", "wait_ns", b"wait_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -793,6 +809,7 @@ class Block(_message.Message):
     IS_EXHAUSTED_FIELD_NUMBER: _builtins.int
     STEP_NS_FIELD_NUMBER: _builtins.int
     WAIT_NS_FIELD_NUMBER: _builtins.int
+    GUESSED_PLACES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch in which they were drafted."""
     start_index: _builtins.int
@@ -807,6 +824,10 @@ class Block(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ids."""
 
+    @_builtins.property
+    def guessed_places(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Places in token_ids of the tokens that stood in a guess, which a forward of the draft confirmed."""
+
     def __init__(
         self,
         *,
@@ -816,10 +837,11 @@ class Block(_message.Message):
         is_exhausted: _builtins.bool = ...,
         step_ns: _builtins.int = ...,
         wait_ns: _builtins.int = ...,
+        guessed_places: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "is_exhausted", b"is_exhausted", "start_index", b"start_index", "step_ns", b"step_ns", "token_ids", b"token_ids", "wait_ns", b"wait_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "guessed_places", b"guessed_places", "is_exhausted", b"is_exhausted", "start_index", b"start_index", "step_ns", b"step_ns", "token_ids", b"token_ids", "wait_ns", b"wait_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -51,6 +51,8 @@ OPERATIONS = [
     "POST /v1/videos",
     "GET /v1/videos/{video_id}",
     "DELETE /v1/videos/{video_id}",
+    "GET /v1/samples",
+    "GET /v1/samples/{name}",
     "POST /tokenize",
     "POST /detokenize",
     "GET /health",
@@ -176,7 +178,8 @@ def test_every_event_of_a_stream_has_what_is_described_and_nothing_else(
     http: httpx.Client, clip: Path
 ) -> None:
     options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
-    options |= {"return_token_ids": True, "n": 2, "logprobs": True, "top_logprobs": 2}
+    options |= {"return_token_ids": True, "return_events": True}
+    options |= {"n": 2, "logprobs": True, "top_logprobs": 2}
     with http.stream("POST", CHAT, json=chat_body(data_url(clip), 16, **options)) as response:
         chunks = list(chunks_of(response))
     assert len(chunks) > 3

@@ -13,7 +13,7 @@ from hippo.models.messages import media_in_order, render
 from hippo.models.pixels import PixelScale
 from hippo.models.qwen_prompt import QwenPromptBuilder
 from hippo.models.resizing import resized
-from hippo.types import ChatMessage, FramePlan, MediaKind, MediaUse, TextPart
+from hippo.types import ChatMessage, FramePlan, MediaKind, TextPart
 from tests.support.reference import Reference, image, user
 
 
@@ -144,9 +144,15 @@ def test_a_prompt_says_what_the_model_sees_of_each_item(reference: Reference) ->
     first, *videos = prompt.media
     assert first.kind is MediaKind.IMAGE and first.num_frames == 1
     assert first.num_tokens == first.width * first.height // 28**2
-    assert videos == [
-        MediaUse(MediaKind.VIDEO, 4, 84, 56, 2 * 3 * 2),
-        MediaUse(MediaKind.VIDEO, 6, 140, 84, 3 * 5 * 3),
+    assert first.visual_grid == first.frame_seconds == ()
+    assert [(each.num_frames, each.width, each.height) for each in videos] == [
+        (4, 84, 56),
+        (6, 140, 84),
+    ]
+    assert [each.visual_grid for each in videos] == [(2, 2, 3), (3, 3, 5)]
+    assert [each.num_tokens for each in videos] == [12, 45]
+    assert [each.frame_seconds for each in videos] == [
+        tuple(item.frame_seconds) for item in media[1:]
     ]
     assert sum(use.num_tokens for use in videos) == prompt.visual_indices.shape[0]
 

@@ -270,6 +270,17 @@ def test_a_guess_that_is_right_brings_one_token_more() -> None:
     assert start(drafter).token_ids[0] == 11
 
 
+def test_a_block_tells_which_tokens_stood_in_a_guess() -> None:
+    drafter = make_guessing(prompt=[10, 11, 12, 13, 14])
+    drafter.finish_step(start(drafter), [11, 12, 77, 78])
+    block = take(drafter)
+    assert (block.token_ids, block.guessed_places) == ((10, 11, 12, 77), (1, 2))
+    drafter.add_commit(Commit(1, 0, (10, 11, 50)))  # the guess of 12 was wrong
+    step = start(drafter)
+    drafter.finish_step(step, [60] * (step.num_guessed + 1))
+    assert take(drafter).guessed_places == ()
+
+
 def test_what_a_broken_run_said_next_is_tried_first() -> None:
     drafter = make_guessing(max_guessed=1)
     draft(drafter, 11, 12, 13, 14, 15)

@@ -1,0 +1,165 @@
+"""``hippo ask --record``: an answer, the target's alone and the kept tokens as one HTML file."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hippo.benchmark.answers import Answer
+from hippo.benchmark.requests import Question, RequestForm, new_salt
+from hippo.benchmark.server import Server
+from hippo.errors import HippoError, InvalidRequestError
+from hippo.page import recording
+
+# As hippo/page/frames.js has them.
+STRATEGIES = ("holistic", "attention", "specvlm", "hybrid", "uniform", "random")
+MOST_FRAMES = 32
+FRAME_WIDTH = 192
+_QUALITY = 70  # of JPEG
+_ONE_TOKEN = 1
+_RATIO = 0.9
+
+
+def check_path(path: Path) -> None:
+    """Raises InvalidRequestError for a path that a recording cannot be written to."""
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise InvalidRequestError(f"--record is {path}; its name must end in .html")
+    if not path.parent.is_dir():
+        raise InvalidRequestError(f"--record: there is no folder {path.parent}")
+
+
+class Recorder:
+    """Asks with events, and writes what it was answered to an HTML file."""
+
+    def __init__(self, server: Server, form: RequestForm, question: Question) -> None:
+        self._server = server
+        self._form = replace(form, further={**form.further, "return_events": True})
+        self._question = question
+        self._salt = new_salt()  # of the pair; the target alone shares no cache with it
+
+    def write(
+        self,
+        path: Path,
+        pair: Answer,
+        speculative: Mapping[str, Any],
+        *,
+        text: str,
+        video: str | None,
+        note: str,
+    ) -> None:
+        """Asks the target alone and for the choices of the other strategies, and writes the file.
+
+        ``pair`` is the answer of ``ask``, and ``video`` the local file that it is about. Raises
+        HippoError if the gateway refuses, or if ``path`` cannot be written.
+        """
+        alone = self._ask({"policy": "off"}, new_salt())
+        media = _video_of(pair.events)
+        kept = dict(self._kept_by_strategy(speculative)) if media else {}
+        seconds = _shown_seconds(media) if media else []
+        now = datetime.datetime.now(datetime.UTC)
+        data = {
+            "version": 1,
+            "made_at": f"{now:%Y-%m-%d %H:%M}",
+            "model": self._form.model,
+            "turns": [
+                {
+                    "question": text,
+                    "note": note,
+                    "video": Path(video).name if video else "",
+                    "runs": {"pair": _run_of(pair), "alone": _run_of(alone)},
+                    "selections": kept,
+                    "pictures": pictures(video, seconds) if video and seconds else [],
+                }
+            ],
+        }
+        try:
+            path.write_text(recording(data), "utf-8")
+        except OSError as error:
+            raise InvalidRequestError(f"{path} cannot be written: {error.strerror}") from None
+
+    def request_body(self, speculative: Mapping[str, Any]) -> bytes:
+        """Returns the body of the request for the pair's answer."""
+        return self._form.request(self._question, speculative).body(self._salt)
+
+    def _ask(self, speculative: Mapping[str, Any], salt: str, **changes: Any) -> Answer:
+        form = replace(self._form, **changes)
+        with closing(self._server.connect()) as connection:
+            return connection.ask(form.request(self._question, speculative).body(salt))
+
+    def _kept_by_strategy(
+        self, speculative: Mapping[str, Any]
+    ) -> Iterator[tuple[str, Sequence[int]]]:
+        """Yields what each strategy keeps, as the target tells it with one token; a strategy that
+        the operator does not allow is left out."""
+        for strategy in STRATEGIES:
+            pruning = {"strategy": strategy, "ratio": _RATIO}
+            wishes = {"policy": speculative.get("policy", "serial"), "pruning": pruning}
+            try:
+                answer = self._ask(wishes, self._salt, max_tokens=_ONE_TOKEN)
+            except InvalidRequestError:
+                continue
+            for event in answer.events:
+                if event["type"] == "selection":
+                    yield strategy, event["kept"]
+
+
+def pictures(video: str, seconds: Sequence[float]) -> list[str]:
+    """Returns the frames of a video at ascending ``seconds`` as small JPEGs in data: URLs; none if
+    PyAV and Pillow (hippo-serve[engine]) are not installed."""
+    try:
+        import av
+    except ImportError:
+        return []
+    found = []
+    try:
+        with av.open(video) as container:
+            stream = container.streams.video[0]
+            for second in seconds:
+                assert stream.time_base is not None
+                container.seek(int(second / stream.time_base), stream=stream)
+                for frame in container.decode(stream):
+                    if frame.time is not None and frame.time >= second - 1e-3:
+                        found.append(_as_url(frame))
+                        break
+    except av.FFmpegError as error:
+        raise HippoError(f"{video} cannot be decoded for the recording: {error}") from None
+    return found if len(found) == len(seconds) else []
+
+
+def _as_url(frame: Any) -> str:
+    image = frame.to_image().rotate(frame.rotation, expand=True)
+    height = max(1, round(FRAME_WIDTH * image.height / image.width))
+    buffer = io.BytesIO()
+    image.resize((FRAME_WIDTH, height)).save(buffer, "JPEG", quality=_QUALITY)
+    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def _video_of(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Returns the first video that the target saw, with its grid."""
+    for event in events:
+        if event["type"] == "prompt" and event["service"] == "target":
+            return next((item for item in event["media"] if item["grid"]), None)
+    return None
+
+
+def _shown_seconds(media: Mapping[str, Any]) -> list[float]:
+    """Returns the times of the frames that the page shows."""
+    num_frames, seconds = media["grid"][0], media["frame_seconds"]
+    size = min(num_frames, MOST_FRAMES)
+    frames = [place * num_frames // size for place in range(size)]
+    return [seconds[frame * len(seconds) // num_frames] for frame in frames]
+
+
+def _run_of(answer: Answer) -> dict[str, Any]:
+    return {
+        "events": list(answer.events),
+        "hippo": dict(answer.figures),
+        "metrics": dict(answer.metrics),
+        "error": None,
+    }

@@ -1,0 +1,331 @@
+"""The page at / in a real browser: upload, race, errors, cancel, replay; and what it looks like."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from gateway.responses import ChatCompletionChunk
+from hippo.page import POLICY
+from tests.e2e.support import (
+    CHAT,
+    Running,
+    ask,
+    chat_body,
+    chunks_of,
+    data_url,
+    further_gateway,
+    hippo,
+    text_of,
+    wait_until,
+)
+
+CHROMIUM = shutil.which("chromium")
+KEY = "sk-alice-0123456789"
+QUESTION = "Describe the video."
+FAST_MS = 60_000
+
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None, reason="needs Debian's chromium (apt-get install chromium)"
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as library:
+        browser = library.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--no-first-run"]
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page that may not complain: neither errors of scripts nor breaches of the policy."""
+    context = browser.new_context(viewport={"width": 1200, "height": 900})
+    context.set_default_timeout(FAST_MS)
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on(
+        "console",
+        lambda message: (
+            message.type == "error"
+            and "Failed to load resource" not in message.text  # an answer of status 400
+            and complaints.append(message.text)
+        ),
+    )
+    yield page
+    shots = os.environ.get("HIPPO_SCREENSHOTS")
+    if shots:
+        name = os.environ["PYTEST_CURRENT_TEST"].split("::")[1].split(" ")[0]
+        page.screenshot(path=f"{shots}/{name}.png", full_page=True)
+    context.close()
+    assert complaints == []
+
+
+def _ask(page: Page, question: str = QUESTION, *, tokens: int = 24, race: bool = True) -> None:
+    page.get_by_label("Question").fill(question)
+    page.locator("#ask details").first.evaluate("node => node.open = true")
+    page.get_by_label("Most tokens").fill(str(tokens))
+    page.get_by_label("race against").set_checked(race)
+    page.get_by_role("button", name="Ask", exact=True).click()
+
+
+def _is_idle(page: Page) -> None:
+    expect(page.get_by_role("button", name="Cancel")).to_be_hidden(timeout=FAST_MS)
+
+
+# --- the events that the page is made of
+
+
+def test_events_tell_who_wrote_each_token_and_others_may_ignore_them(
+    running: Running, client: openai.OpenAI, http: httpx.Client, clip: Path
+) -> None:
+    body = chat_body(data_url(clip), 32, stream=True, return_events=True)
+    body["speculative"] = {"policy": "optimistic", "pruning": {"strategy": "holistic"}}
+    with http.stream("POST", CHAT, json=body) as response:
+        chunks = list(chunks_of(response))
+    for chunk in chunks:
+        described = ChatCompletionChunk.model_validate(chunk, strict=True)
+        assert described.model_dump(exclude_unset=True) == chunk
+    events = [event for chunk in chunks for event in chunk["choices"][0].get("events", ())]
+    kinds = [event["type"] for event in events]
+    assert {"prompt", "selection", "draft_prefill", "block", "verdict"} <= set(kinds)
+    tokens = [token for event in events if event["type"] == "verdict" for token in event["tokens"]]
+    assert [token["index"] for token in tokens] == list(range(32))
+    assert "".join(token["text"] for token in tokens) == text_of(chunks)
+    hippo_object = chunks[-1]["hippo"]
+    written = [token["source"] for token in tokens]
+    assert written.count("target") == 32 - hippo_object["num_accepted_tokens"]
+    blocks = {event["block"]: event for event in events if event["type"] == "block"}
+    for token in tokens:
+        if token["source"] != "target":
+            block = blocks[token["block"]]
+            assert block["token_ids"][token["place"]] == token["id"]
+            assert (token["place"] in block["guessed_places"]) == (token["source"] == "guess")
+    (video,) = next(event for event in events if event["type"] == "prompt")["media"]
+    frames, rows, columns = video["grid"]
+    (selection,) = [event for event in events if event["type"] == "selection"]
+    assert frames * rows * columns == selection["num_visual_tokens"] == video["num_tokens"]
+    assert 0 < len(selection["kept"]) < selection["num_visual_tokens"]
+
+    fields = {key: value for key, value in body.items() if key not in ("model", "messages")}
+    plain = {key: fields.pop(key) for key in ("max_tokens", "temperature")}
+    with client.chat.completions.stream(
+        model="hippo",
+        messages=body["messages"],
+        **plain,
+        extra_body={key: value for key, value in fields.items() if key != "stream"},
+    ) as stream:
+        whole = stream.get_final_completion()
+    assert whole.choices[0].message.content == text_of(chunks)
+    assert ask(client, data_url(clip), max_tokens=2).choices[0].message.content
+
+
+def test_several_choices_have_events_of_their_own(http: httpx.Client) -> None:
+    body = chat_body(None, 4, stream=True, return_events=True, n=2)
+    with http.stream("POST", CHAT, json=body) as response:
+        choices = [choice for chunk in chunks_of(response) for choice in chunk["choices"]]
+    for index in (0, 1):
+        events = [e for each in choices if each["index"] == index for e in each.get("events", ())]
+        verdicts = [event for event in events if event["type"] == "verdict"]
+        assert sum(len(verdict["tokens"]) for verdict in verdicts) == 4
+
+
+# --- what is served
+
+
+def test_the_page_has_a_strict_policy_and_can_be_left_out(running: Running) -> None:
+    with further_gateway(running, "--page", "false") as door, door.client() as client:
+        assert client.get("/").status_code == 404
+        assert client.get("/v1/samples").status_code == 404
+    answer = httpx.get(running.url + "/", trust_env=False)
+    assert answer.status_code == 200
+    assert answer.headers["content-security-policy"] == POLICY
+    assert httpx.get(running.url + "/page/none.js", trust_env=False).status_code == 404
+
+
+def test_samples_are_the_operators_videos_only(http: httpx.Client) -> None:
+    names = [sample["name"] for sample in http.get("/v1/samples").json()["data"]]
+    assert "handful.mp4" in names and "facts.json" not in names
+    assert http.get("/v1/samples/handful.mp4").headers["content-type"] == "video/mp4"
+    assert http.get("/v1/samples/facts.json").status_code == 404
+    assert http.get("/v1/samples/..%2Ffacts.json").status_code == 404
+
+
+# --- in the browser
+
+
+@needs_chromium
+def test_a_dropped_video_is_raced_over_and_the_race_is_saved_and_replayed(
+    running: Running, page: Page, clip: Path, tmp_path: Path
+) -> None:
+    bodies: list[Any] = []
+    page.on(
+        "request",
+        lambda request: request.url.endswith(CHAT) and bodies.append(request.post_data_json),
+    )
+    page.goto(running.url)
+    expect(page.locator("#about")).to_contain_text("target")
+    page.set_input_files("#file", str(clip))
+    expect(page.locator("#chosen")).to_contain_text("clip.mp4")
+    _ask(page)
+    _is_idle(page)
+    turn = page.locator(".turn")
+    expect(turn.locator(".verdict")).to_contain_text("token for token (24 tokens)")
+    answers = turn.locator(".answer").all_inner_texts()
+    assert len(answers) == 2 and answers[0] and answers[0] == answers[1]
+    assert turn.locator(".lane.alone .token.draft").count() == 0
+    expect(turn.locator(".figures")).to_contain_text("Mean accepted length")
+
+    # Who wrote a token, and its place, by keyboard alone.
+    turn.locator(".answer").first.focus()
+    page.keyboard.press("ArrowRight")
+    expect(turn.locator(".detail").first).to_contain_text("by its prefill")
+    turn.locator("canvas[role=img]").first.focus()
+    page.keyboard.press("ArrowRight")
+    expect(turn.locator(".timeline .detail")).to_contain_text("target")
+
+    # The frames, and another strategy's choice.
+    frames = turn.locator(".frames li")
+    assert frames.count() > 1
+    turn.get_by_role("button", name="uniform").click()
+    note = turn.locator(".frames-section .detail")
+    expect(note).to_contain_text(re.compile(r"uniform: \d+ of \d+"))
+    expect(note).not_to_contain_text("not at hand")
+
+    # A second turn, of the same conversation.
+    _ask(page, "What else?", tokens=8, race=False)
+    _is_idle(page)
+    assert page.locator(".turn").count() == 2
+    roles = [message["role"] for message in bodies[-1]["messages"]]
+    assert roles == ["user", "assistant", "user"]
+    assert bodies[-1]["messages"][1]["content"] == answers[0]
+
+    with page.expect_download() as started:
+        page.get_by_role("button", name="Save as one file").last.click()
+    saved = tmp_path / "saved.html"
+    started.value.save_as(saved)
+    page.route(re.compile("^http"), lambda route: route.abort())  # there is no server
+    page.goto(saved.as_uri())
+    replayed = page.locator(".turn")
+    assert replayed.count() == 2
+    assert replayed.first.locator(".answer").all_inner_texts() == answers
+    replayed.first.get_by_role("button", name="uniform").click()
+    expect(replayed.first.locator(".frames-section .detail")).to_contain_text("uniform")
+    slider = replayed.first.get_by_label("Time of the replay")
+    slider.fill("0")
+    assert replayed.first.locator(".lane.pair .token:visible").count() == 0
+    replayed.first.get_by_role("button", name="Replay the race").click()
+    expect(replayed.first.locator(".lane.alone .clock.done")).to_be_visible()
+
+
+@needs_chromium
+def test_errors_are_the_servers_own_words_and_a_cancelled_answer_frees_its_slots(
+    running: Running, page: Page, tmp_path: Path, mended: None
+) -> None:
+    broken = tmp_path / "broken.mp4"
+    broken.write_bytes(b"not a video at all")
+    page.goto(running.url)
+    page.set_input_files("#file", str(broken))
+    _ask(page)
+    _is_idle(page)
+    expect(page.locator(".lane .problem")).to_contain_text("(400, invalid_media)")
+
+    page.reload()
+    _ask(page, "Hello", tokens=100_000)
+    _is_idle(page)
+    expect(page.locator(".lane .problem")).to_contain_text("400")
+
+    page.reload()
+    page.get_by_role("button", name="handful.mp4").click()
+    expect(page.locator("#chosen")).to_contain_text("handful.mp4")
+    running.stack.child("target").send_signal(19)  # SIGSTOP: the answer cannot end before
+    _ask(page, tokens=200)
+    expect(page.locator(".lane")).to_be_visible()
+    page.get_by_role("button", name="Cancel").click()
+    _is_idle(page)
+    expect(page.locator(".lane .problem")).to_contain_text("Cancelled")
+    assert page.locator(".lane").count() == 1
+    running.stack.child("target").send_signal(18)
+    wait_until(lambda: running.slots_used() == 0)
+
+
+@needs_chromium
+def test_a_key_is_asked_for_where_the_gateway_wants_one(running: Running, page: Page) -> None:
+    with further_gateway(running, "--api-keys", f"alice={KEY}") as door:
+        page.goto(door.url)
+        key = page.get_by_label("API key")
+        expect(key).to_be_focused()
+        key.fill("sk-mallory-0123456789")
+        page.keyboard.press("Enter")
+        expect(page.locator("#problem")).to_contain_text("401")
+        key.fill(KEY)
+        page.keyboard.press("Enter")
+        expect(page.locator("#about")).to_contain_text("target")
+        _ask(page, "Hello", tokens=4, race=False)
+        _is_idle(page)
+        expect(page.locator(".answer")).not_to_be_empty()
+
+
+@needs_chromium
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_recording_of_the_command_line_fits_400_pixels_in_both_schemes(
+    running: Running, page: Page, recorded: Path, scheme: str
+) -> None:
+    page.set_viewport_size({"width": 400, "height": 800})
+    page.emulate_media(color_scheme=scheme)
+    page.goto(recorded.as_uri())
+    assert page.locator(".lane").count() == 2
+    assert page.locator(".frames li").count() > 1
+    assert _overflow(page) <= 0
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    channels = [int(each) for each in re.findall(r"\d+", background)[:3]]
+    assert (max(channels) < 60) == (scheme == "dark")
+    page.goto(running.url)
+    page.locator("#ask details").first.evaluate("node => node.open = true")
+    assert _overflow(page) <= 0
+
+
+def _overflow(page: Page) -> int:
+    """How much wider the document is than the window, in pixels."""
+    return int(page.evaluate("document.documentElement.scrollWidth - innerWidth"))
+
+
+@pytest.fixture(scope="module")
+def recorded(running: Running, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recorded") / "run.html"
+    done = hippo(
+        "ask", str(running.clip), QUESTION, "--url", running.url, "--max-tokens", "16",
+        "--record", str(path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def test_ask_records_both_answers_the_strategies_and_the_frames(recorded: Path) -> None:
+    held = re.search(r'id="recording">(.*?)</script>', recorded.read_text("utf-8"))
+    assert held is not None
+    (turn,) = json.loads(held.group(1))["turns"]
+    assert sorted(turn["runs"]) == ["alone", "pair"]
+    assert turn["runs"]["alone"]["hippo"]["policy"] == "off"
+    assert len(turn["selections"]) == 6 and len(turn["pictures"]) > 1
+    assert turn["pictures"][0].startswith("data:image/jpeg;base64,")
+
+
+def test_a_recording_is_refused_before_anything_is_asked(running: Running, tmp_path: Path) -> None:
+    for path in (tmp_path / "run.png", tmp_path / "none" / "run.html"):
+        done = hippo("ask", "Hello?", "--url", running.url, "--record", str(path))
+        assert done.returncode == 1 and "--record" in done.stderr
