@@ -96,6 +96,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.record is not None:
         # The gateway answers some requests without a policy target-only, to measure its baseline.
         speculative.setdefault("policy", own_policy(server, form, question))
+        if speculative["policy"] == "off":
+            raise InvalidRequestError(
+                "--record shows an answer with the draft beside the target's own; choose a --policy "
+                "other than off"
+            )
         recorder = Recorder(server, form, question)
     body = recorder.request_body(speculative) if recorder is not None else None
     answer = ask(server, form, question, speculative, is_shown=not arguments.json, body=body)

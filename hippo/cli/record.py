@@ -14,7 +14,7 @@ from typing import Any
 from hippo.benchmark.answers import Answer
 from hippo.benchmark.requests import Question, RequestForm, new_salt
 from hippo.benchmark.server import Server
-from hippo.errors import HippoError, InvalidRequestError
+from hippo.errors import HippoError, InvalidRequestError, OverloadedError
 from hippo.page import recording
 
 # As hippo/page/frames.js has them.
@@ -23,7 +23,6 @@ MOST_FRAMES = 32
 FRAME_WIDTH = 192
 _QUALITY = 70  # of JPEG
 _ONE_TOKEN = 1
-_RATIO = 0.9
 
 
 def check_path(path: Path) -> None:
@@ -60,7 +59,10 @@ class Recorder:
         """
         alone = self._ask({"policy": "off"}, new_salt())
         media = _video_of(pair.events)
-        kept = dict(self._kept_by_strategy(speculative)) if media else {}
+        selections = [event for event in pair.events if event["type"] == "selection"]
+        kept = {}
+        if media and selections:
+            kept = dict(self._kept_by_strategy(speculative["policy"], selections[0]["ratio"]))
         seconds = _shown_seconds(media) if media else []
         now = datetime.datetime.now(datetime.UTC)
         data = {
@@ -92,17 +94,15 @@ class Recorder:
         with closing(self._server.connect()) as connection:
             return connection.ask(form.request(self._question, speculative).body(salt))
 
-    def _kept_by_strategy(
-        self, speculative: Mapping[str, Any]
-    ) -> Iterator[tuple[str, Sequence[int]]]:
-        """Yields what each strategy keeps, as the target tells it with one token; a strategy that
-        the operator does not allow is left out."""
+    def _kept_by_strategy(self, policy: str, ratio: float) -> Iterator[tuple[str, Sequence[int]]]:
+        """Yields what each strategy keeps, as the target tells it with one token; a strategy is left
+        out if the operator does not allow it, or if the key may ask no more."""
         for strategy in STRATEGIES:
-            pruning = {"strategy": strategy, "ratio": _RATIO}
-            wishes = {"policy": speculative.get("policy", "serial"), "pruning": pruning}
+            pruning = {"strategy": strategy, "ratio": ratio}
+            wishes = {"policy": policy, "pruning": pruning}
             try:
                 answer = self._ask(wishes, self._salt, max_tokens=_ONE_TOKEN)
-            except InvalidRequestError:
+            except (InvalidRequestError, OverloadedError):
                 continue
             for event in answer.events:
                 if event["type"] == "selection":

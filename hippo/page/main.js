@@ -195,10 +195,11 @@ async function answerQuestion(question, signal) {
     ...changes,
   });
   const note = describeFields(fields);
+  const pair = new Run();
   const view = new TurnView(question, {
     video: video?.file.name,
     note,
-    ask: (strategy) => askSelection(request("pair"), strategy, fields),
+    ask: (strategy) => askSelection(request("pair"), strategy, pair.selection.ratio),
   });
   find("turns").append(view.node);
   view.node.scrollIntoView({ block: "start" });
@@ -206,7 +207,6 @@ async function answerQuestion(question, signal) {
   state.turns.push(turn);
 
   find("going").textContent = isRace ? "1 of 2: with the draft" : "";
-  const pair = new Run();
   view.addRun("pair", pair);
   await stream(request("pair"), pair, () => view.show(), signal);
   if (isRace && !pair.error && !pair.isCancelled) {
@@ -271,8 +271,7 @@ async function race(body, alone, view, signal) {
 }
 
 /** Returns the indices that a strategy keeps, as the target tells them with one token. */
-async function askSelection(body, strategy, fields) {
-  const ratio = fields.speculative.pruning.ratio ?? 0.9;
+async function askSelection(body, strategy, ratio) {
   const run = new Run();
   await api.ask(
     { ...body, max_tokens: 1, speculative: { policy: "serial", pruning: { strategy, ratio } } },

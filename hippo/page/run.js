@@ -131,6 +131,7 @@ export class Run {
   _takeSelection(event) {
     this.selection = event;
     const { kept, num_visual_tokens: total, strategy, score } = event;
+    if (kept.length === total) return; // nothing was chosen
     const note = `selection (${strategy}): ${kept.length} of ${total} visual tokens, ${score} ms`;
     this.marks.push({ device: "target", at: event.at, note });
   }

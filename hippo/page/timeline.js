@@ -29,7 +29,7 @@ export class Timeline {
     this._legend = el("ul", { className: "legend kinds" });
     this._detail = el("p", { className: "detail", "aria-live": "polite" });
     this._zoom = el("div");
-    this._totals = el("p", { className: "totals" });
+    this._totals = el("ul", { className: "totals" });
     this.node = el(
       "section",
       { className: "timeline", "aria-label": "Timeline of the devices" },
@@ -37,7 +37,7 @@ export class Timeline {
       el("div", { className: "timeline-body" }, this._labels, this._strip),
       this._detail,
       this._legend,
-      this._totals,
+      el("details", {}, el("summary", { textContent: "Sums" }), this._totals),
     );
     this._rows = [];
     this._runs = [];
@@ -215,9 +215,9 @@ export class Timeline {
       const busy = Object.entries(run.totals(device))
         .sort(([, one], [, other]) => other - one)
         .map(([kind, ms]) => `${KINDS[kind]} ${duration(ms)}`);
-      return `${device} ${title}: ${busy.join(", ")}.`;
+      return el("li", { textContent: `${device} ${title}: ${busy.join(", ")}` });
     });
-    this._totals.textContent = told.join(" ");
+    this._totals.replaceChildren(...told);
   }
 
   _onPointer(event) {

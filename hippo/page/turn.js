@@ -202,8 +202,10 @@ function verdictOf({ pair, alone }) {
     ? `The two answers are equal, token for token (${count(one.length, "token")}).`
     : `The answers differ from token ${(at < 0 ? Math.min(one.length, other.length) : at) + 1} on, ` +
       "as they may in bfloat16 or float16.";
-  const speedup = ratioOf(alone, pair, "decode");
-  return speedup ? `${number(speedup)}× as fast as the target alone. ${words}` : words;
+  const [decode, total] = ["decode", "total"].map((name) => ratioOf(alone, pair, name));
+  if (!decode || !total) return words;
+  const much = `Decodes ${number(decode)}× as fast as the target alone, the whole answer `;
+  return `${much}${number(total)}×. ${words}`;
 }
 
 function ratioOf(slow, fast, name) {

@@ -41,7 +41,7 @@ class Log:
         taken = list(self.events.take_events())
         for event in taken:
             described = TypeAdapter(StreamEvent).validate_python(event, strict=True)
-            assert described.model_dump(exclude_unset=True) == event  # type: ignore[attr-defined]
+            assert described.model_dump(exclude_unset=True) == event
         return taken
 
 
