@@ -83,6 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
     speculative = {name: value for name, value in wishes.items() if value is not None}
     if arguments.record is not None:
         check_path(arguments.record)
+        if arguments.policy == "off":
+            raise InvalidRequestError("--record compares with the target alone: --policy is off")
     server = Server(arguments.url, api_key=os.environ.get(KEY_VARIABLE) or None)
     form = RequestForm(
         model=server.models()[0],
@@ -95,12 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     recorder = None
     if arguments.record is not None:
         # The gateway answers some requests without a policy target-only, to measure its baseline.
-        speculative.setdefault("policy", own_policy(server, form, question))
-        if speculative["policy"] == "off":
-            raise InvalidRequestError(
-                "--record shows an answer with the draft beside the target's own; choose a --policy "
-                "other than off"
-            )
+        speculative["policy"] = arguments.policy or own_policy(server, form, question)
         recorder = Recorder(server, form, question)
     body = recorder.request_body(speculative) if recorder is not None else None
     answer = ask(server, form, question, speculative, is_shown=not arguments.json, body=body)

@@ -95,8 +95,8 @@ class Recorder:
             return connection.ask(form.request(self._question, speculative).body(salt))
 
     def _kept_by_strategy(self, policy: str, ratio: float) -> Iterator[tuple[str, Sequence[int]]]:
-        """Yields what each strategy keeps, as the target tells it with one token; a strategy is left
-        out if the operator does not allow it, or if the key may ask no more."""
+        """Yields what each strategy keeps, as the target tells it with one token; leaves out a
+        strategy that the operator does not allow, and all for which the key may ask no more."""
         for strategy in STRATEGIES:
             pruning = {"strategy": strategy, "ratio": ratio}
             wishes = {"policy": policy, "pruning": pruning}
