@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -80,6 +81,20 @@ def _ask(page: Page, question: str = QUESTION, *, tokens: int = 24, race: bool =
     page.get_by_label("Most tokens").fill(str(tokens))
     page.get_by_label("race against").set_checked(race)
     page.get_by_role("button", name="Ask", exact=True).click()
+
+
+def _drop(page: Page, clip: Path) -> None:
+    """Drops a file on the page, as from the desktop."""
+    transfer = page.evaluate_handle(
+        """([data, name]) => {
+            const bytes = Uint8Array.from(atob(data), (each) => each.charCodeAt(0));
+            const transfer = new DataTransfer();
+            transfer.items.add(new File([bytes], name, { type: "video/mp4" }));
+            return transfer;
+        }""",
+        [base64.b64encode(clip.read_bytes()).decode(), clip.name],
+    )
+    page.dispatch_event("#drop", "drop", {"dataTransfer": transfer})
 
 
 def _is_idle(page: Page) -> None:
@@ -183,7 +198,7 @@ def test_a_dropped_video_is_raced_over_and_the_race_is_saved_and_replayed(
     page.on("request", keep)
     page.goto(running.url)
     expect(page.locator("#about")).to_contain_text("target")
-    page.set_input_files("#file", str(clip))
+    _drop(page, clip)
     expect(page.locator("#chosen")).to_contain_text("clip.mp4")
     _ask(page)
     _is_idle(page)
@@ -268,7 +283,7 @@ def test_errors_are_the_servers_own_words_and_a_cancelled_answer_frees_its_slots
 
 
 @needs_chromium
-def test_a_key_is_asked_for_where_the_gateway_wants_one(running: Running, page: Page) -> None:
+def test_a_key_is_asked_for_and_the_keyboard_suffices(running: Running, page: Page) -> None:
     with further_gateway(running, "--api-keys", f"alice={KEY}") as door:
         page.goto(door.url)
         key = page.get_by_label("API key")
@@ -279,9 +294,14 @@ def test_a_key_is_asked_for_where_the_gateway_wants_one(running: Running, page: 
         key.fill(KEY)
         page.keyboard.press("Enter")
         expect(page.locator("#about")).to_contain_text("target")
-        _ask(page, "Hello", tokens=4, race=False)
-        _is_idle(page)
+        page.locator("summary", has_text="Options").press("Enter")
+        page.get_by_label("Most tokens").press("Control+a")
+        page.keyboard.type("4")
+        page.get_by_label("race against").press("Space")
+        page.get_by_label("Question").press_sequentially("Hello")
+        page.keyboard.press("Enter")
         expect(page.locator(".answer")).not_to_be_empty()
+        _is_idle(page)
 
 
 @needs_chromium

@@ -34,6 +34,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_demo_runs_from_the_wheel_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     assert not (installed / "demo").exists()
     assert (installed / "hippo/bundled/models/target/model.safetensors").is_file()
+    page = {path.name for path in (ROOT / "hippo/page").iterdir() if path.is_file()}
+    assert page == {path.name for path in (installed / "hippo/page").iterdir() if path.is_file()}
     done = subprocess.run(
         [sys.executable, "-m", "hippo.cli", "demo", "--repeats", "1", "--max-tokens", "12"],
         cwd=tmp_path,
