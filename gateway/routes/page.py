@@ -62,7 +62,7 @@ async def asset(name: str) -> Response:
 
 
 @router.get("/v1/samples", responses=answers(), tags=["videos"])
-async def list_samples(state: State) -> SampleList:
+def list_samples(state: State) -> SampleList:
     """Lists the operator's sample videos."""
     paths = _samples(state.settings.page_samples)
     return SampleList(
@@ -74,7 +74,7 @@ async def list_samples(state: State) -> SampleList:
     "/v1/samples/{name}", response_class=FileResponse, responses=answers(404, ok=_VIDEO),
     tags=["videos"],
 )  # fmt: skip
-async def get_sample(name: str, state: State) -> FileResponse:
+def get_sample(name: str, state: State) -> FileResponse:
     """Returns a sample video."""
     for path in _samples(state.settings.page_samples):
         if path.name == name:

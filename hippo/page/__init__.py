@@ -37,16 +37,19 @@ POLICY = (
 """The page's Content-Security-Policy: nothing from elsewhere, no script or style in the HTML."""
 
 
-@cache
 def page_file(name: str) -> tuple[bytes, str] | None:
     """Returns a file of the page and its media type; None if the page has no such file."""
-    if name == PLAYER:
-        return player().encode(), _KINDS[".html"]
-    kind = _KINDS.get(Path(name).suffix)
-    path = _FOLDER / name
-    if kind is None or path.parent != _FOLDER or not path.is_file():
-        return None
-    return path.read_bytes(), kind
+    return _files().get(name)
+
+
+@cache
+def _files() -> dict[str, tuple[bytes, str]]:
+    files = {
+        path.name: (path.read_bytes(), _KINDS[path.suffix])
+        for path in _FOLDER.iterdir()
+        if path.suffix in _KINDS
+    }
+    return {**files, PLAYER: (player().encode(), _KINDS[".html"])}
 
 
 def recording(data: dict[str, Any]) -> str:
@@ -69,8 +72,7 @@ def player() -> str:
         "require-trusted-types-for 'script'; trusted-types 'none'"
     )
     frame = (_FOLDER / "replay.html").read_text("utf-8")
-    filled = frame.replace("POLICY", policy).replace("STYLE", style).replace("SCRIPT", script)
-    return filled
+    return frame.replace("POLICY", policy).replace("STYLE", style).replace("SCRIPT", script)
 
 
 def _inlined(module: str) -> str:
