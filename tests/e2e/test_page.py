@@ -17,7 +17,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 from gateway.responses import ChatCompletionChunk
-from hippo.page import POLICY
+from hippo.page import POLICY, recording
 from tests.e2e.support import (
     CHAT,
     Running,
@@ -321,6 +321,23 @@ def test_a_recording_of_the_command_line_fits_400_pixels_in_both_schemes(
     page.goto(running.url)
     page.locator("#ask details").first.evaluate("node => node.open = true")
     assert _overflow(page) <= 0
+
+
+@needs_chromium
+def test_the_text_of_a_model_is_only_text(page: Page, tmp_path: Path) -> None:
+    text = "<img src=x onerror=alert(1)></script><b>bold</b>"
+    token = {"id": 1, "index": 0, "text": text, "source": "target"}
+    times = {"at": 9.0, "forward": 5.0, "wait": 0.0, "vision": 0.0, "context": 0}
+    counts = {"num_draft_tokens": 0, "num_accepted_tokens": 0, "is_rejection": False}
+    verdict = {"type": "verdict", "forward_number": 0, "mode": "prefill", "tokens": [token]}
+    run = {"events": [verdict | times | counts], "hippo": None, "metrics": None, "error": None}
+    turn = {"question": text, "note": text, "video": text, "runs": {"pair": run}}
+    path = tmp_path / "run.html"
+    turns = [turn | {"selections": {}, "pictures": []}]
+    path.write_text(recording({"model": text, "made_at": "", "turns": turns}), "utf-8")
+    page.goto(path.as_uri())
+    expect(page.locator(".answer")).to_have_text(text)
+    assert page.locator("main img, main b:not(.timeline-labels b), header b").count() == 0
 
 
 def _overflow(page: Page) -> int:
