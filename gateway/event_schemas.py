@@ -118,6 +118,10 @@ class VerdictEvent(BaseModel):
     num_sequences: int = Field(description="In the forward, of all requests; 0: not told.")
     num_draft_tokens: int
     num_accepted_tokens: int
+    num_reused_tokens: int = Field(
+        default=0, description="Verified tokens of a broken run; num_draft_tokens is then 0."
+    )
+    num_accepted_reused: int = 0
     is_rejection: bool
     num_dropped_tokens: int
     tokens: list[EventToken]

@@ -120,6 +120,8 @@ class EventLog:
             num_sequences=timing.num_sequences,
             num_draft_tokens=verdict.num_draft_tokens,
             num_accepted_tokens=verdict.num_accepted_tokens,
+            num_reused_tokens=verdict.num_reused_tokens,
+            num_accepted_reused=verdict.num_accepted_reused,
             is_rejection=verdict.is_rejection,
             num_dropped_tokens=verdict.num_dropped_tokens,
             tokens=[
@@ -137,7 +139,7 @@ class EventLog:
             text += self._detokenizer.flush_text()
         token = {"id": token_id, "text": text, "index": index, "source": "target"}
         proposal = self._proposed.pop(index, None)
-        if place >= verdict.num_accepted_tokens:
+        if place >= verdict.num_accepted_tokens + verdict.num_accepted_reused:
             return token
         token["source"] = "draft"
         if proposal is not None and proposal.token_id == token_id:
@@ -168,7 +170,7 @@ def _prefill_times(timing: Timing, *, has_vision: bool = True) -> dict[str, Any]
 def _mode(verdict: Verdict) -> str:
     if verdict.start_index == 0:
         return "prefill"
-    if verdict.num_draft_tokens == 0:
+    if verdict.num_draft_tokens + verdict.num_reused_tokens == 0:
         return "target_only"
     return "conservative" if verdict.is_conservative else "optimistic"
 

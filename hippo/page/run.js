@@ -160,9 +160,10 @@ export class Run {
   }
 
   _takeVerdict(event) {
-    const { at, mode, forward_number: forward, num_draft_tokens: drafted } = event;
+    const { at, mode, forward_number: forward } = event;
     const start = at - event.forward;
-    const accepted = event.num_accepted_tokens;
+    const drafted = event.num_draft_tokens + event.num_reused_tokens;
+    const accepted = event.num_accepted_tokens + event.num_accepted_reused;
     if (mode === "prefill") {
       const cached = event.context ? `, ${event.context} tokens cached` : "";
       const seen = start + event.vision;
@@ -173,6 +174,7 @@ export class Run {
       const note =
         `forward ${forward}: ` +
         (drafted ? `${accepted} of ${drafted} draft tokens accepted` : "no draft token") +
+        (event.num_reused_tokens ? ", of a broken run" : "") +
         (event.is_rejection ? ", the run rejected" : "");
       this._addSpan("target", mode, start, at, note, { forward });
     }
