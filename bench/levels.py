@@ -5,7 +5,7 @@ and long prompts, greedily and at a temperature, in float32 and bfloat16, under 
 decoding at several draft lengths and under adaptive. A row of the table compares adaptive with both
 at the best of these lengths, and with the ideal pipeline (bench.ideal) for the same answers.
 
-    python -m bench.levels                    all: about half an hour on two idle cores
+    python -m bench.levels                    all: forty minutes on two idle cores
     python -m bench.levels --drafts 93% --kinds short --dtypes float32 --temperatures 0
 """
 

@@ -261,6 +261,10 @@ def _rivals(runs: Sequence[Result]) -> list[str]:
 
 
 def _without_records(result: Any) -> Any:
+    """Returns what the tables and plots are made of."""
+    if "levels" in result:
+        rows = [{k: v for k, v in row.items() if k != "step_ms"} for row in result["levels"]]
+        return {**result, "levels": rows}
     runs = [
         {key: value for key, value in run.items() if key != "records" or "summary" not in run}
         for run in result.get("runs", ())
