@@ -11,6 +11,7 @@ import logging
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import numpy as np
 import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -24,7 +25,9 @@ GRAMMAR_PARAM = "sampling.grammar"
 _MAX_COMPILED = 16  # grammars kept, because the requests of a client mostly share one
 _SAMPLE = '{"a": 1}'
 _NO_TOKEN = "no token of the model's vocabulary continues it"
-_BITS = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8)
+
+Words = np.ndarray[tuple[int, ...], np.dtype[np.uint32]]
+"""A bit for each token id, whether it is allowed: bit ``id % 32`` of word ``id // 32``."""
 
 
 class GrammarCompiler:
@@ -114,12 +117,12 @@ class TokenMasks:
         InvalidRequestError if there is none."""
         self._compiled = compiled
         self._thread = thread
-        self._num_words = -(-num_token_ids // 32)
+        self._num_ids = num_token_ids
         self._end_ids = frozenset(end_token_ids)
         self._min_tokens = min_tokens
-        words = torch.zeros(self._num_words * 32, dtype=torch.bool)
-        words[list(self._end_ids)] = True
-        self._not_end_bits = ~_packed(words)
+        is_end = np.zeros(-(-num_token_ids // 32) * 32, dtype=bool)
+        is_end[list(self._end_ids)] = True
+        self._ends: Words = np.packbits(is_end, bitorder="little").view(np.uint32)
         self._matcher = compiled.deep_copy()
         self._consumed: list[int] = []
         self._failure: tuple[int, str] | None = None  # the first row without a mask, and why
@@ -134,7 +137,7 @@ class TokenMasks:
         self._masks = self._thread.submit(self._compute, list(output_ids), tuple(draft_ids))
 
     def take(self) -> torch.Tensor:
-        """Waits for the masks: int32 ``[rows, words]``, bit ``id % 32`` of word ``id // 32``.
+        """Waits for the masks: bool ``[rows, num_token_ids]``, true for allowed ids, on the CPU.
 
         Nothing is excluded in rows after a draft id that is not allowed, or that ends the
         completion; their tokens are never used.
@@ -160,16 +163,18 @@ class TokenMasks:
 
     def _compute(self, output_ids: list[int], draft_ids: tuple[int, ...]) -> torch.Tensor:
         self._follow(output_ids)
-        masks = torch.full((len(draft_ids) + 1, self._num_words), -1, dtype=torch.int32)
-        for row, mask in enumerate(masks):
-            self._failure = self._fill(mask, row, len(output_ids) + row)
+        rows = np.full((len(draft_ids) + 1, len(self._ends)), 0xFFFFFFFF, dtype=np.uint32)
+        for row, words in enumerate(rows):
+            self._failure = self._fill(words, row, len(output_ids) + row)
             if self._failure is not None or row == len(draft_ids):
                 break
             draft_id = draft_ids[row]
             if draft_id in self._end_ids or not self._matcher.try_consume_tokens([draft_id]):
                 break
             self._consumed.append(draft_id)
-        return masks
+        octets = rows.view(np.uint8)
+        flags = np.unpackbits(octets, axis=1, count=self._num_ids, bitorder="little")
+        return torch.from_numpy(flags.view(np.bool_))
 
     def _follow(self, output_ids: list[int]) -> None:
         """Brings the matcher to ``output_ids``, by their difference to the consumed ids."""
@@ -189,26 +194,24 @@ class TokenMasks:
             raise HippoError("the completion does not follow the request's grammar")
         self._consumed += new_ids
 
-    def _fill(self, mask: torch.Tensor, row: int, index: int) -> tuple[int, str] | None:
+    def _fill(self, words: Words, row: int, index: int) -> tuple[int, str] | None:
         """Writes the mask of completion index ``index``; returns a failure."""
         matcher = self._matcher
-        matcher.unsafe_compute_mask_ptr(mask.data_ptr(), mask.nbytes)
+        matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if matcher.is_error():
             told = one_line(matcher.get_error())
             return row, _NO_TOKEN if told.startswith("NoExtension") else told
         if index < self._min_tokens:
-            longer = mask & self._not_end_bits
+            longer = words & ~self._ends
             if longer.any():  # a complete grammar ends the completion all the same
-                mask.copy_(longer)
+                words[:] = longer
         return None
 
 
-def mask_logits(logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
-    """Returns ``logits`` ``[rows, num_ids]`` with minus infinity for the ids that ``masks`` (int32
-    ``[rows, words]``, on the CPU) exclude; does not change ``logits``."""
-    octets = to_device(masks, logits.device).view(torch.uint8)[..., None]
-    allowed = octets.bitwise_and(to_device(_BITS, logits.device)).flatten(1)
-    return logits.masked_fill(allowed[:, : logits.shape[1]] == 0, -torch.inf)
+def mask_logits(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+    """Returns ``logits`` ``[rows, num_ids]`` with minus infinity where ``allowed`` (bool, of the
+    same shape, on the CPU) is false; does not change ``logits``."""
+    return torch.where(to_device(allowed, logits.device), logits, -torch.inf)
 
 
 def one_line(message: str) -> str:
@@ -216,9 +219,3 @@ def one_line(message: str) -> str:
     backtrace that may follow it."""
     words = " ".join(message.partition("\n<")[0].split())
     return words if len(words) <= 400 else words[:397] + "..."
-
-
-def _packed(flags: torch.Tensor) -> torch.Tensor:
-    """Returns bool ``[32 * words]`` as int32 ``[words]``."""
-    octets = (flags.view(-1, 8) * _BITS).sum(1, dtype=torch.uint8)
-    return octets.view(torch.int32)

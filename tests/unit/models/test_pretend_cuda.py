@@ -175,10 +175,9 @@ def check_sampling(pair: Pair, logits: torch.Tensor, prompt: Prompt) -> None:
 
     for params in SAMPLING:
         pair.agree(partial(choose, params=params))
-    words = torch.arange(-(-logits.shape[1] // 32), dtype=torch.int32) * 0x01234567
-    masks = torch.stack((words, ~words, words + 5))
+    allowed = torch.arange(logits.numel()).view_as(logits) % 3 > 0
 
     def exclude(model: Model) -> torch.Tensor:
-        return mask_logits(logits if model.info.device == "cpu" else there, masks).isinf()
+        return mask_logits(logits if model.info.device == "cpu" else there, allowed).isinf()
 
     pair.agree(exclude)
