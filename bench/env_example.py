@@ -32,7 +32,8 @@ HEAD = """\
 
 # Compose files: two GPUs here; for other machines replace two-gpus.yml by one-gpu.yml,
 # tensor-parallel.yml or cpu.yml. Add :deploy/compose/dashboard.yml to publish Grafana and
-# Prometheus, and :deploy/compose/login.yml to require a Grafana password.
+# Prometheus, :deploy/compose/login.yml to require a Grafana password, and
+# :deploy/compose/traces.yml to keep traces.
 COMPOSE_FILE=docker-compose.yml:deploy/compose/two-gpus.yml
 """
 STACK = {
@@ -79,6 +80,7 @@ STACK = {
     "HIPPO_GATEWAY_MEMORY": "memory limit of the gateway's container",
     "HIPPO_PROMETHEUS_MEMORY": "memory limit of Prometheus' container",
     "HIPPO_GRAFANA_MEMORY": "memory limit of Grafana's container",
+    "HIPPO_TEMPO_MEMORY": "traces.yml: memory limit of Tempo's container",
     "HIPPO_DRAFT_CPUS": "CPU limit of the draft, in cores; 0: none",
     "HIPPO_TARGET_CPUS": "CPU limit of the target, in cores; 0: none",
     "HIPPO_GATEWAY_CPUS": "CPU limit of the gateway, in cores; 0: none",
@@ -94,10 +96,19 @@ STACK = {
     "HIPPO_LOG_LEVEL": "debug, info, warning or error, for draft, target and gateway",
     "HIPPO_LOG_STYLE": "json or text",
     "HIPPO_METRICS_RETENTION": "how long Prometheus keeps metrics",
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "URL of an OTLP collector (HTTP), such as "
+    "http://collector:4318, for the spans of draft, target and gateway; empty: no traces "
+    "(traces.yml: Tempo)",
+    "OTEL_EXPORTER_OTLP_HEADERS": "headers that the collector asks for, as name=value,name=value",
+    "OTEL_TRACES_SAMPLER": "which requests are traced without a traceparent header, such as "
+    "parentbased_traceidratio; empty: all",
+    "OTEL_TRACES_SAMPLER_ARG": "the sampler's argument: the share of the requests, as 0.1",
+    "OTEL_RESOURCE_ATTRIBUTES": "attributes of all spans, as name=value,name=value",
     "HIPPO_ENGINE_IMAGE": "image name to build or pull (cpu.yml: hippo-engine:cpu)",
     "HIPPO_GATEWAY_IMAGE": "image name to build or pull",
     "HIPPO_PROMETHEUS_IMAGE": "image to pull",
     "HIPPO_GRAFANA_IMAGE": "image to pull",
+    "HIPPO_TEMPO_IMAGE": "traces.yml: image to pull",
     "HIPPO_BASE_IMAGE": "base image of hippo's two images",
     "HIPPO_TORCH_INDEX": "package index for torch instead of PyPI, which has the CUDA build "
     "(cpu.yml: https://download.pytorch.org/whl/cpu)",

@@ -13,6 +13,7 @@ from hippo import event_loop
 from hippo.config import SettingsError, load_settings
 from hippo.errors import HippoError
 from hippo.logs import setup_logging
+from hippo.tracing import start_tracing, stop_tracing
 
 logger = logging.getLogger("gateway")
 
@@ -37,13 +38,16 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
         if settings.cpu_core is not None:
             # Before gRPC starts its threads, which inherit the pinning.
             pin_to_core(settings.cpu_core)
+        start_tracing("gateway")
         event_loop.run(serve(settings))
-    except SettingsError as error:  # a file named in the settings is unusable
+    except SettingsError as error:  # a file or variable named in the settings is unusable
         sys.stderr.write(f"error: {error.message}\n")
         return 2
     except HippoError as error:
         logger.error("%s", error.message)
         return 1
+    finally:
+        stop_tracing()
     return 0
 
 

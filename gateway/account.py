@@ -10,6 +10,7 @@ from gateway.report import AnswerRecord
 from hippo.metrics import gateway as own
 from hippo.metrics import vllm
 from hippo.metrics.gateway import Waste
+from hippo.tracing import current_span
 from hippo.types import OpenRequest
 
 
@@ -59,9 +60,8 @@ def _count_as_vllm_does(record: AnswerRecord, model: ModelMetrics) -> None:
         model[vllm.REQUEST_QUEUE_TIME].observe(record.target_prompt.queue_ns / 1e9)
         model[vllm.REQUEST_PROMPT_TOKENS].observe(record.num_prompt_tokens)
     if record.first_verdict_ns:
-        model[vllm.TIME_TO_FIRST_TOKEN].observe(
-            (record.first_verdict_ns - record.received_ns) / 1e9
-        )
+        first_token_s = (record.first_verdict_ns - record.received_ns) / 1e9
+        model[vllm.TIME_TO_FIRST_TOKEN].observe(first_token_s, _exemplar())
         model[vllm.REQUEST_GENERATION_TOKENS].observe(record.num_completion_tokens)
         model[vllm.REQUEST_DECODE_TIME].observe(record.decode_ns / 1e9)
     if record.target_prefill is not None:
@@ -72,10 +72,17 @@ def _count_as_vllm_does(record: AnswerRecord, model: ModelMetrics) -> None:
         model[vllm.INTER_TOKEN_LATENCY].observe(interval_ns / 1e9)
     if record.num_completion_tokens > 1:
         model[vllm.REQUEST_TIME_PER_OUTPUT_TOKEN].observe(
-            record.decode_ns / 1e9 / (record.num_completion_tokens - 1)
+            record.decode_ns / 1e9 / (record.num_completion_tokens - 1), _exemplar()
         )
     if record.finish_reason is not None:
-        model[vllm.E2E_REQUEST_LATENCY].observe((record.last_verdict_ns - record.received_ns) / 1e9)
+        latency_s = (record.last_verdict_ns - record.received_ns) / 1e9
+        model[vllm.E2E_REQUEST_LATENCY].observe(latency_s, _exemplar())
+
+
+def _exemplar() -> dict[str, str] | None:
+    """Returns the labels that link an observation to the request's trace, if there is one."""
+    trace_id = current_span().trace_id
+    return {"trace_id": trace_id} if trace_id else None
 
 
 def _count_speedup(record: AnswerRecord, metrics: GatewayMetrics, baseline: Baseline) -> None:
@@ -87,7 +94,7 @@ def _count_speedup(record: AnswerRecord, metrics: GatewayMetrics, baseline: Base
     first_token_ns = record.first_verdict_ns - record.received_ns
     metrics[own.FIRST_TOKEN_TIME].labels(record.policy).inc(first_token_ns / 1e9)
     if record.policy != "off":
-        metrics[own.REQUEST_SPEEDUP].observe(baseline_ns / record.decode_ns)
+        metrics[own.REQUEST_SPEEDUP].observe(baseline_ns / record.decode_ns, _exemplar())
 
 
 def _count_times(record: AnswerRecord, metrics: GatewayMetrics) -> None:

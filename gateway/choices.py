@@ -12,6 +12,8 @@ from prometheus_client import Gauge
 from gateway.completion import Completion
 from gateway.report import AnswerRecord
 from gateway.text import Piece
+from hippo.errors import HippoError
+from hippo.tracing import current_span
 from hippo.types import MediaUse
 
 
@@ -78,8 +80,9 @@ class Choices:
         """Visual tokens of the prompt, counted once; 0 before the target has read the prompt."""
         return max(record.num_visual_tokens for record in self.records)
 
-    def mark_failed(self) -> None:
-        """Records that an error has ended all choices that were not finished."""
+    def mark_failed(self, error: HippoError) -> None:
+        """Records that ``error`` has ended all choices that were not finished."""
+        current_span().fail(error)
         for record in self.records:
             record.has_failed = record.finish_reason is None
 

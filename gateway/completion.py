@@ -24,7 +24,7 @@ from gateway.debt import Debt, loss_of
 from gateway.errors import INTERNAL_ERROR
 from gateway.report import AnswerRecord
 from gateway.speculation import SpeculationPlan
-from gateway.targets import Draft, Pair
+from gateway.targets import Draft, Pair, follow_first
 from gateway.text import AnswerText, Piece, join_pieces
 from hippo.errors import (
     HippoError,
@@ -37,6 +37,7 @@ from hippo.metrics.gateway import DraftLoss
 from hippo.rpc.client import DraftStream, TargetStream
 from hippo.speculation.coordinator import Action, Coordinator, ToTarget
 from hippo.tasks import cancel_all
+from hippo.tracing import current_span
 from hippo.types import Block, Media, OpenRequest, PromptInfo, Selection, Timing, Verdict
 
 logger = logging.getLogger("gateway.completion")
@@ -54,7 +55,8 @@ _LONGEST_DRAFT_PAUSE_S = 2.0
 class Completion:
     """One sequence, from its first message (``Open``) to its last token.
 
-    ``async with`` starts both streams; leaving it cancels them, which frees their slots. ``news``
+    ``async with`` starts both streams; leaving it cancels them, which frees their slots. ``pairs``
+    are tried in order until a target takes the sequence; ``pair`` is the one that has it. ``news``
     is set when the prompt was read, when there is text to take, and at the end. A slow reader of
     the text does not delay the streams. ``copy_files`` returns the request's media with the bytes
     of their files, for a service that cannot open a file by its path.
@@ -65,7 +67,7 @@ class Completion:
         request: OpenRequest,
         *,
         plan: SpeculationPlan,
-        pair: Pair,
+        pairs: Sequence[Pair],
         stops: Sequence[str],
         draft_stall_s: float,
         timeout_s: float | None,
@@ -73,12 +75,12 @@ class Completion:
         news: asyncio.Event,
         copy_files: CopyFiles,
     ) -> None:
-        self._pair = pair
+        self._pairs, self.pair = pairs, pairs[0]
         self._wants_draft = plan.wants_draft
-        self._first_draft = pair.draft if plan.wants_draft else None
+        self._first_draft = self.pair.draft if plan.wants_draft else None
         has_draft = self._first_draft is not None
         self._coordinator = Coordinator(
-            plan.make_policy(pair.target.times(self._first_draft)),
+            plan.make_policy(self.pair.target.times(self._first_draft)),
             has_draft=has_draft,
             max_tokens=request.max_tokens,
             end_token_ids=request.end_token_ids,
@@ -87,7 +89,7 @@ class Completion:
         self._copy_files = copy_files
         self._timeout_s = timeout_s
         self._text = AnswerText(
-            pair.target.tokenizer,
+            self.pair.target.tokenizer,
             stops=stops,
             min_tokens=request.sampling.min_tokens,
             has_logprobs=request.num_top_logprobs is not None,
@@ -95,7 +97,7 @@ class Completion:
         self.record = record
         record.stats = self._coordinator.stats
         if plan.wants_draft and not has_draft:
-            record.draft_problem = pair.target.draft_problem
+            record.draft_problem = self.pair.target.draft_problem
 
         self._target_stream: TargetStream | None = None
         self._draft_stream: DraftStream | None = None
@@ -139,7 +141,7 @@ class Completion:
     def reports(self) -> dict[str, Any]:
         """The objects ``hippo`` and ``metrics`` of the answer so far."""
         return {
-            "hippo": report.figures(self.record, self._request, self._pair.target.baseline),
+            "hippo": report.figures(self.record, self._request, self.pair.target.baseline),
             "metrics": report.client_metrics(self.record),
         }
 
@@ -159,18 +161,15 @@ class Completion:
         try:
             if self._wants_draft:
                 self._draft_task = asyncio.create_task(self._run_draft(self._first_draft))
-            with self._pair.target.count_sequence():
-                try:
-                    is_finished = await self._follow_target()
-                except MediaPathError as error:
-                    await self._fall_back_to_bytes(error)
-                    is_finished = await self._follow_target()
+            is_finished = await follow_first(
+                self._pairs, self._follow_target, self._fall_back_to_bytes, lambda: self.has_begun
+            )
             if not is_finished:
                 raise UnavailableError("the target service ended the answer before its end")
         except HippoError as error:
             self.error = error
             if isinstance(error, UnavailableError):
-                self._pair.target.report_failure()
+                self.pair.target.report_failure()
         except Exception:
             logger.exception("a completion failed unexpectedly")
             self.error = HippoError(INTERNAL_ERROR)
@@ -188,10 +187,12 @@ class Completion:
         elapsed_s = (time.monotonic_ns() - self.record.received_ns) / 1e9
         return max(self._timeout_s + _SERVICES_GRACE_S - elapsed_s, 0.0)
 
-    async def _follow_target(self) -> bool:
+    async def _follow_target(self, pair: Pair) -> bool:
         """Reads the target's stream; returns whether the last verdict came before its end."""
-        target, timeout_s = self._pair.target.client, self._services_timeout_s()
-        async with target.verify(self._request, timeout_s=timeout_s) as stream:
+        self.pair, timeout_s = pair, self._services_timeout_s()
+        pace, must_not_wait = self._coordinator.pace, pair.must_not_wait
+        request = dataclasses.replace(self._request, pace=pace, must_not_wait=must_not_wait)
+        async with pair.target.client.verify(request, timeout_s=timeout_s) as stream:
             self._target_stream = stream
             async for message in stream:
                 if isinstance(message, Verdict):
@@ -239,19 +240,21 @@ class Completion:
         joins = draft is None
         pause_s = _DRAFT_PAUSE_S
         for _ in range(_MAX_DRAFT_ATTEMPTS):
-            draft = draft or await self._pair.wait_draft()
+            draft = draft or await self.pair.wait_draft()
             try:
                 await self._draft_with(draft, joins=joins)
             except HippoError as error:
                 await self._lose_draft(error.message, loss_of(error))
                 if isinstance(error, UnavailableError):
                     draft.report_failure()
+                elif isinstance(error, OverloadedError):
+                    draft.report_refusal()
                 elif isinstance(error, MediaPathError):
                     try:
                         await self._fall_back_to_bytes(error)
                     except HippoError:  # the files are too large for a message
                         return
-                elif not isinstance(error, OverloadedError):
+                else:
                     return
             except Exception as error:  # a bug of the gateway; the answer goes on without the draft
                 logger.error("drafting failed", exc_info=error)
@@ -341,6 +344,7 @@ class Completion:
         self.record.add_draft_loss(problem, time.monotonic_ns())
         if self._coordinator.has_draft:
             self.record.draft_losses.append(cause)
+        current_span().add_event("draft lost", cause=cause.value, problem=problem)
         if self.record.finish_reason is None:
             logger.warning("the answer goes on without the draft: %s", problem)
         await self._carry_out(self._coordinator.on_draft_lost())

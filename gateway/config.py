@@ -26,12 +26,16 @@ class GatewaySettings:
     """The operator's settings; each field's ``help`` explains it."""
 
     target: tuple[str, ...] = setting(
-        help="host:port of the target service; several, separated by commas, share the requests"
+        help="host:port of the target service; several, separated by commas, share the requests; "
+        "dns+name:port: one at each address of the name"
     )
     draft: tuple[str, ...] = setting(
         (),
         help="host:port of the draft service, or several; each serves all compatible targets; "
-        "empty: target-only",
+        "dns+name:port as for --target; empty: target-only",
+    )
+    lookup_period_s: float = setting(
+        5.0, help="seconds between two look-ups of each dns+ name of services"
     )
     services_tls: bool = setting(False, help="connect to draft and target by TLS")
     services_tls_ca: str = setting(
@@ -168,7 +172,7 @@ class GatewaySettings:
         for name in (
             "gamma", "max_draft_tokens", "default_max_tokens", "max_body_bytes",
             "max_message_mib", "max_media_bytes", "media_timeout_s", "draft_stall_s",
-            "upload_ttl_s", "services_silence_s", "max_choices",
+            "upload_ttl_s", "services_silence_s", "max_choices", "lookup_period_s",
         ):  # fmt: skip
             self._require(getattr(self, name) > 0, "--" + name.replace("_", "-"), "above 0")
         self._require(self.max_visual_tokens != 0, "--max-visual-tokens", "1 or more")
@@ -180,7 +184,9 @@ class GatewaySettings:
             self._require(getattr(self, name) >= 0, "--" + name.replace("_", "-"), "0 or more")
         for addresses, flag in ((self.target, "--target"), (self.draft, "--draft")):
             for address in addresses:
-                self._require(":" in address, flag, f"host:port, not {address!r}")
+                host, _, port = address.rpartition(":")
+                is_address = bool(host) and port.isdecimal()
+                self._require(is_address, flag, f"host:port, not {address!r}")
             self._require(len(set(addresses)) == len(addresses), flag, "each address once")
         self._require(bool(self.target), "--target", "host:port")
         self._check_tls()

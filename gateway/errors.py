@@ -24,6 +24,7 @@ from hippo.errors import (
     OverloadedError,
     UnavailableError,
 )
+from hippo.tracing import current_span
 
 logger = logging.getLogger("gateway")
 
@@ -87,6 +88,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
 async def _on_hippo_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HippoError)
+    current_span().fail(error)
     if error.http_status >= 500 and request.url.path not in QUIET_PATHS:
         logger.warning("request failed: %s", error.message)
     headers = None

@@ -21,6 +21,7 @@ from gateway.uploads import Uploads, is_upload_id
 from hippo.errors import ForbiddenError, InvalidRequestError, MediaError, NotFoundError
 from hippo.local_files import LocalFiles, shorten
 from hippo.tasks import gather_or_cancel
+from hippo.tracing import span
 from hippo.types import Media, MediaKind
 from hippo.video.frame_list import MAX_LISTED_FRAMES, pack_frames
 
@@ -127,9 +128,12 @@ class MediaReader:
         is not allowed, NotFoundError for an unknown upload.
         """
         room = MemoryRoom(self._max_copied_bytes)
-        return tuple(
-            await gather_or_cancel(self._read_one(source, owner, room) for source in sources)
-        )
+
+        async def read(source: MediaSource) -> Media:
+            with span("read_media", attributes={"hippo.media_kind": source.kind.value}):
+                return await self._read_one(source, owner, room)
+
+        return tuple(await gather_or_cancel(map(read, sources)))
 
     async def copy_files(
         self, media: Sequence[Media], open_dirs: Sequence[Collection[str]] = ()

@@ -7,13 +7,14 @@ metrics; only the gauges of running and waiting requests are updated at once.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.core import Metric as Family
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
@@ -44,8 +45,6 @@ class GatewayMetrics:
 
     Use it on the event loop only. ``max_draft_tokens`` bounds the label ``position``.
     """
-
-    content_type = CONTENT_TYPE_LATEST
 
     def __init__(self, *, max_draft_tokens: int, version: str) -> None:
         self._max_draft_tokens = max_draft_tokens
@@ -87,9 +86,26 @@ class GatewayMetrics:
             age_s = (time.monotonic_ns() - baseline.learnt_ns) / 1e9
             self[own.BASELINE_AGE].labels(address).set(age_s)
 
-    def render(self) -> bytes:
-        """Returns all metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+    def keep_targets(self, addresses: Collection[str]) -> None:
+        """Removes the series of all other targets."""
+        for metric in (own.BASELINE_STEPS, own.BASELINE_STEP, own.BASELINE_AGE):
+            made = self[metric]
+            known = {
+                sample.labels[own.TARGET.name] for sample in next(iter(made.collect())).samples
+            }
+            for address in known.difference(addresses):
+                made.remove_by_labels({own.TARGET.name: address})
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """Returns all metrics and their content type: OpenMetrics, which has exemplars, for a
+        scraper whose header ``accept`` asks for it, and otherwise Prometheus' text format."""
+        if "application/openmetrics-text" in accept:
+            # The default way of escaping replaces the colon in vLLM's names.
+            content: bytes = openmetrics.generate_latest(  # type: ignore[no-untyped-call]
+                self._registry, escaping=openmetrics.ALLOWUTF8
+            )
+            return content, openmetrics.CONTENT_TYPE_LATEST
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
 
 class _OlderName(Collector):

@@ -15,6 +15,7 @@ from gateway.errors import QUIET_PATHS, BodyTooLargeError, error_body, internal_
 from gateway.keys import Keyring
 from gateway.metrics import GatewayMetrics
 from hippo.logs import request_id_var
+from hippo.tracing import NO_SPAN, Span, span
 
 logger = logging.getLogger("gateway.access")
 
@@ -48,7 +49,18 @@ class RequestMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-            return
+        elif scope["path"] in QUIET_PATHS:
+            await self._handle(scope, receive, send, NO_SPAN)
+        else:
+            method = scope["method"]
+            attributes = {"http.request.method": method, "url.path": scope["path"]}
+            with span(
+                method, kind="server", attributes=attributes, parent=Headers(scope=scope)
+            ) as own:
+                await self._handle(scope, receive, send, own)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send, own: Span) -> None:
+        """Handles a request, whose span is ``own``."""
         started_ns = time.monotonic_ns()
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
@@ -88,7 +100,8 @@ class RequestMiddleware:
                 await refusal(scope, receive, named_send)
                 return
             await self._app(scope, limited_receive, named_send)
-        except Exception:
+        except Exception as error:
+            own.fail(error)
             # Handled here, where the request's id is still set for the log record.
             logger.exception("a request failed unexpectedly")
             if status != _LEFT:
@@ -101,6 +114,17 @@ class RequestMiddleware:
             elapsed_s = (time.monotonic_ns() - started_ns) / 1e9
             path = getattr(scope.get("route"), "path", "unknown")
             self._metrics.count_request(path, status)
+            answered = None if status == _LEFT else status
+            own.set(
+                {
+                    "http.route": path,
+                    "http.response.status_code": answered,
+                    "hippo.request_id": request_id,
+                    "hippo.outcome": "cancelled" if answered is None else None,
+                    "hippo.key": extra.get("key"),
+                },
+                name=f"{scope['method']} {path}",
+            )
             level = logging.DEBUG if path in QUIET_PATHS else logging.INFO
             logger.log(
                 level,

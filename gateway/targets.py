@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,10 +14,17 @@ from tokenizers import Tokenizer
 
 from gateway.baseline import Baseline, Calibration
 from gateway.watch import Watch
-from hippo.errors import IncompatiblePairError, ModelLoadError
+from hippo.errors import (
+    IncompatiblePairError,
+    MediaPathError,
+    ModelLoadError,
+    OverloadedError,
+    UnavailableError,
+)
 from hippo.pair import check_pair
 from hippo.rpc.client import DraftClient, TargetClient
 from hippo.speculation.estimates import PairTimes
+from hippo.tracing import current_span
 from hippo.types import ModelInfo
 
 logger = logging.getLogger("gateway.backends")
@@ -110,13 +117,16 @@ class Pair:
     """The target of one request, and the choice of its draft, which may change over time."""
 
     target: Target
-    key: bytes  # for ``choose_service``
+    key: bytes  # for ``by_rank``
+    must_not_wait: bool = False  # for a slot of the target
 
     @property
     def draft(self) -> Draft | None:
-        """The best draft now; None while no serving draft fits the target."""
+        """The best draft now, on the target's host if one there has a free slot; None while no
+        serving draft fits the target."""
         fitting = self.target.fitting_drafts
-        return choose_service(fitting, self.key) if fitting else None
+        near = [each for each in fitting if each.host == self.target.host and not each.is_full]
+        return choose_draft(near or fitting, self.key) if fitting else None
 
     def media_dirs(self, *, wants_draft: bool) -> list[tuple[str, ...]]:
         """Returns the directories whose files the target, and the draft if there is one, open."""
@@ -131,18 +141,62 @@ class Pair:
         return draft
 
 
-def choose_service(services: Sequence[ServiceT], key: bytes) -> ServiceT:
-    """Returns the service that a ``key`` hashes to if it has a free slot, else the least loaded."""
-    if len(services) == 1:
-        return services[0]
+async def follow_first(
+    pairs: Sequence[Pair],
+    follow: Callable[[Pair], Awaitable[bool]],
+    fall_back: Callable[[MediaPathError], Awaitable[None]],
+    has_begun: Callable[[], bool],
+) -> bool:
+    """Returns what ``follow`` returns for the first of the pairs whose target takes the sequence.
 
-    def rank(service: ServiceT) -> bytes:
-        return hashlib.sha256(key + b"\0" + service.address.encode()).digest()
+    A target that has no free slot, is stopping or is lost before ``has_begun`` is left for the next
+    pair. One that cannot open a file is asked again after ``fall_back``. Raises any other error,
+    and that of the last pair.
+    """
 
-    ranked = sorted(services, key=rank)
-    if key and ranked[0].load < 1:
-        return ranked[0]
-    return min(ranked, key=lambda service: service.load)
+    async def offer(pair: Pair) -> bool:
+        with pair.target.count_sequence():
+            try:
+                return await follow(pair)
+            except MediaPathError as error:
+                await fall_back(error)
+                return await follow(pair)
+
+    *others, last = pairs
+    for pair in others:
+        if pair.target.info is None:
+            continue
+        try:
+            return await offer(pair)
+        except (OverloadedError, UnavailableError) as error:
+            if has_begun():
+                raise
+            current_span().add_event("target refused", problem=error.message)
+            if isinstance(error, OverloadedError):
+                pair.target.report_refusal()
+            else:
+                pair.target.report_failure()
+    return await offer(last)
+
+
+def by_rank(services: Sequence[ServiceT], key: bytes) -> list[ServiceT]:
+    """Returns the services in the order in which a ``key`` prefers them: by the hash of key and
+    address, so that all gateways have one order (Thaler and Ravishankar, 1996)."""
+    return sorted(
+        services, key=lambda each: hashlib.sha256(key + b"\0" + each.address.encode()).digest()
+    )
+
+
+def by_load(services: Sequence[ServiceT]) -> list[ServiceT]:
+    """Returns the services, those with the fewest of this gateway's sequences per slot first."""
+    return sorted(services, key=lambda each: each.load)
+
+
+def choose_draft(drafts: Sequence[Draft], key: bytes) -> Draft:
+    """Returns the draft that a ``key`` prefers among those that are not full; if all are full, the
+    least loaded one."""
+    free = [each for each in by_rank(drafts, key) if not each.is_full]
+    return free[0] if free else by_load(drafts)[0]
 
 
 def _warn_if_shared(draft: ModelInfo, target: ModelInfo) -> None:

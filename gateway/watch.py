@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
@@ -17,6 +18,7 @@ logger = logging.getLogger("gateway.backends")
 
 ClientT = TypeVar("ClientT", DraftClient, TargetClient)
 
+_FULL_S = 0.5  # for so long a service that refused a sequence counts as full
 _PERIOD_UP_S = 2.0
 _PERIOD_DOWN_S = 0.3
 
@@ -30,10 +32,12 @@ class Watch(Generic[ClientT]):
     def __init__(self, noun: str, client: ClientT, *, on_change: Callable[[], None]) -> None:
         self.client: ClientT = client
         self.address = client.address
+        self.host = client.address.rpartition(":")[0]
         self.info: ModelInfo | None = None
         self.num_running = 0  # of this gateway's sequences
         self._name = f"{noun} service at {client.address}"
         self.problem = f"the {self._name} has not answered yet"
+        self._full_until_s = 0.0  # of time.monotonic
         self._on_change = on_change
         self._recheck = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -42,6 +46,11 @@ class Watch(Generic[ClientT]):
     def load(self) -> float:
         """Running sequences of this gateway per slot."""
         return self.num_running / max(self.info.num_slots, 1) if self.info else 0.0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether this gateway's sequences fill all slots, or the service has just refused one."""
+        return self.load >= 1 or time.monotonic() < self._full_until_s
 
     @contextlib.contextmanager
     def count_sequence(self) -> Iterator[None]:
@@ -61,6 +70,10 @@ class Watch(Generic[ClientT]):
         if self._task is not None:
             await cancel_all([self._task])
         await self.client.close()
+
+    def report_refusal(self) -> None:
+        """Reports that the service had no free slot: other gateways use the service too."""
+        self._full_until_s = time.monotonic() + _FULL_S
 
     def report_failure(self) -> None:
         """Reports a broken stream: the service is checked at once, and unused until it serves."""

@@ -8,6 +8,8 @@ import logging
 import sys
 import time
 
+from hippo.tracing import current_span
+
 request_id_var: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -19,9 +21,9 @@ class _Formatter(logging.Formatter):
         self._service = service
 
     def _extras(self, record: logging.LogRecord) -> dict[str, object]:
-        """Returns the request id and the record's extra fields."""
-        request_id = request_id_var.get()
-        extras: dict[str, object] = {"request_id": request_id} if request_id else {}
+        """Returns the request id, the trace id and the record's extra fields."""
+        ids = {"request_id": request_id_var.get(), "trace_id": current_span().trace_id}
+        extras: dict[str, object] = {name: value for name, value in ids.items() if value}
         return extras | {k: v for k, v in vars(record).items() if k not in _STANDARD}
 
 

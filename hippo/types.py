@@ -295,6 +295,7 @@ class OpenRequest:
     num_top_logprobs: int | None = None  # per token; None: no log-probabilities
     without_guesses: bool = False  # the draft feeds no guesses
     is_max_tokens_default: bool = False  # lower max_tokens to the rest of the context if necessary
+    must_not_wait: bool = False  # the target refuses the sequence if no slot is free
 
 
 @dataclass(frozen=True, slots=True)

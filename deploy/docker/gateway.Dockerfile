@@ -9,7 +9,7 @@ ARG BASE=python:3.11-slim-bookworm
 
 FROM ${BASE} AS requirements
 COPY pyproject.toml deploy/docker/requirements.py /in/
-RUN python3 /in/requirements.py /in/pyproject.toml > /requirements.txt
+RUN python3 /in/requirements.py /in/pyproject.toml traces > /requirements.txt
 
 FROM ${BASE} AS dependencies
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1

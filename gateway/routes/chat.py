@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from gateway import account, media_fields, report, speculation, sse, structured, translate
+from gateway import account, media_fields, report, spans, speculation, sse, structured, translate
 from gateway.choices import Choices
 from gateway.completion import Completion
 from gateway.errors import describe_error, request_took_too_long, server_is_stopping
@@ -137,8 +137,10 @@ class ChatResponse(Response):
             without_guesses=not plan.guesses,
         )
         media = await self._read_media(info)
-        pair = backends.pair(info.name, await self._affinity_key(media))
-        structured.check_support(body, pair.target.info or info)
+        pairs = backends.pairs(info.name, await self._affinity_key(media))
+        pair = pairs[0]
+        for each in pairs:
+            structured.check_support(body, each.target.info or info)
         calibration = pair.target.calibration
         can_calibrate = plan.is_default and plan.wants_draft and pair.draft is not None
         is_calibration = can_calibrate and calibration.is_due(request.max_tokens)
@@ -161,7 +163,7 @@ class ChatResponse(Response):
         choices = Choices(
             [
                 self._completion(
-                    one, plan, pair, is_calibration=is_calibration, news=news, in_bytes=in_bytes
+                    one, plan, pairs, is_calibration=is_calibration, news=news, in_bytes=in_bytes
                 )
                 for one in translate.choice_requests(request, count)
             ],
@@ -180,21 +182,23 @@ class ChatResponse(Response):
                     await answer(scope, receive, send)
                 self._is_sent = True
         except HippoError as error:
-            choices.mark_failed()
+            choices.mark_failed(error)
             raise self._for_client(error) from None
         finally:
             if self._ending is not None:
-                choices.mark_failed()
+                choices.mark_failed(self._ending)
             if self._allowance is not None:
                 self._allowance.charge_visual_tokens(choices.num_visual_tokens)
-            for record in choices.records:
+            spans.describe_answer(self._head, request, choices)
+            for completion in choices.completions:
+                record, target = completion.record, completion.pair.target
                 account.count_completion(
                     record,
                     request,
                     metrics=state.metrics,
                     model=counted,
-                    target=pair.target.address,
-                    baseline=pair.target.baseline,
+                    target=target.address,
+                    baseline=target.baseline,
                 )
                 if record.policy != "off" and record.num_completion_tokens > 1:
                     calibration.note_context_length(record.mean_context_length)
@@ -203,7 +207,7 @@ class ChatResponse(Response):
         self,
         request: OpenRequest,
         plan: speculation.SpeculationPlan,
-        pair: Pair,
+        pairs: Sequence[Pair],
         *,
         is_calibration: bool,
         news: asyncio.Event,
@@ -213,7 +217,7 @@ class ChatResponse(Response):
         return Completion(
             request,
             plan=plan,
-            pair=pair,
+            pairs=pairs,
             stops=body.stop,
             draft_stall_s=settings.draft_stall_s,
             timeout_s=settings.request_timeout_s or None,
@@ -224,7 +228,7 @@ class ChatResponse(Response):
                 is_calibration=is_calibration,
                 timeline=Timeline() if body.return_timeline else None,
                 events=(
-                    EventLog(pair.target.tokenizer, self._received_ns, news.set)
+                    EventLog(pairs[0].target.tokenizer, self._received_ns, news.set)
                     if body.return_events
                     else None
                 ),
@@ -320,7 +324,7 @@ class ChatResponse(Response):
                     )
                 await send_bytes(chunk)
         except HippoError as error:
-            choices.mark_failed()
+            choices.mark_failed(error)
             await send_bytes(sse.event(describe_error(self._for_client(error))), more=False)
             return
         except asyncio.CancelledError:

@@ -13,6 +13,9 @@ from hippo.types import PROTOCOL_VERSION
 
 router = APIRouter(tags=["status"])
 
+_FORMATS = ("text/plain", "application/openmetrics-text")
+_TEXT = {"schema": {"type": "string"}}
+
 
 @router.get("/health", responses=answers())
 async def health() -> Health:
@@ -36,11 +39,12 @@ async def ready(state: State) -> Ready:
 @router.get(
     "/metrics",
     response_class=PlainTextResponse,
-    responses=answers(ok={**ANSWERED, "content": {"text/plain": {"schema": {"type": "string"}}}}),
+    responses=answers(ok={**ANSWERED, "content": dict.fromkeys(_FORMATS, _TEXT)}),
 )
-async def metrics(state: State) -> Response:
-    """Returns the metrics in Prometheus' text format."""
+async def metrics(request: Request, state: State) -> Response:
+    """Returns the metrics in Prometheus' text format, or as OpenMetrics where that is accepted."""
     backends, shown = state.backends, state.metrics
+    shown.keep_targets([target.address for target in backends.targets])
     for target in backends.targets:
         if target.info is not None:
             shown.model(target.info.name)  # creates the model's series
@@ -50,7 +54,8 @@ async def metrics(state: State) -> Response:
     if backends.drafts:
         shown[own.SERVICE_UP].labels("draft").set(backends.has_draft)
         shown[own.SERVICES_READY].labels("draft").set(backends.num_drafts_up)
-    return Response(shown.render(), media_type=shown.content_type)
+    content, media_type = shown.render(request.headers.get("accept", ""))
+    return Response(content, media_type=media_type)
 
 
 @router.get("/version", responses=answers())

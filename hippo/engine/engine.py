@@ -176,7 +176,7 @@ class Engine:
         self._thread.handle_inbox()
         if sequence.is_closed:
             return
-        sequence.ready_ns = perf_counter_ns()
+        sequence.ready_ns = sequence.stages.prefill_ended_ns = perf_counter_ns()
         timing = Timing(
             queue_ns=queue_ns,
             forward_ns=self.jobs.device_ns(sequence),

@@ -27,6 +27,7 @@ from hippo.models.base import VideoLanguageModel
 from hippo.models.checkpoint import Progress
 from hippo.models.loading import load_model
 from hippo.tasks import cancel_all
+from hippo.tracing import start_tracing, stop_tracing
 from hippo.video.decoder import MediaDecoder
 
 _log = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ def run_process(
     code = 1
     try:
         prepare_cpu(settings.load_plan.core_of(0), settings.num_threads)
+        start_tracing(name)
         event_loop.run(serve(build, settings, port, source))
         code = 0
     except HippoError as error:
@@ -72,6 +74,7 @@ def run_process(
     except Exception:
         _log.exception("the service failed")
     finally:
+        stop_tracing()
         if source.lost.done() or any(t.name == _LOADER for t in threading.enumerate()):
             # The loading thread, or a thread that waits for a lost process or device, cannot be
             # interrupted otherwise.

@@ -17,6 +17,7 @@ from hippo.models.content import CachedRows, cached_rows, salted
 from hippo.models.messages import REMEDY
 from hippo.sampling.masks import GRAMMAR_PARAM, GrammarCompiler, TokenMasks
 from hippo.tasks import gather_or_cancel
+from hippo.tracing import span
 from hippo.types import FramePlan, MediaKind, OpenRequest
 
 ResultT = TypeVar("ResultT")
@@ -88,7 +89,8 @@ class PromptReader:
             return item
 
         media = await gather_or_cancel(map(decode, range(len(request.media))))
-        prompt, rows = await self._run(self._prepare, request, media)
+        with span("prepare_prompt"):
+            prompt, rows = await self._run(self._prepare, request, media)
         max_tokens = fitting_max_tokens(
             request, prompt.length, max_context_length=self._model.info.max_context_length
         )
@@ -108,10 +110,10 @@ class PromptReader:
         return self._compiler.compile_request(request)
 
     async def _decode(self, request: OpenRequest, index: int, plan: FramePlan) -> DecodedMedia:
+        item = request.media[index]
         try:
-            return await self.media_cache.decode(
-                request.media[index], plan, salt=request.cache_salt
-            )
+            with span("decode_media", attributes={"hippo.media_kind": item.kind.value}):
+                return await self.media_cache.decode(item, plan, salt=request.cache_salt)
         except InvalidRequestError as error:
             if error.param is not None:
                 raise

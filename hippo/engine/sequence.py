@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hippo.engine.prompts import ReadPrompt
 from hippo.engine.slots import SlotPool
+from hippo.engine.spans import Stages
 from hippo.models.base import Prompt, StepPlan
 from hippo.models.content import CachedRows, no_rows
 from hippo.rpc.queue import StreamQueue
@@ -47,7 +49,7 @@ class EngineSequence(ABC):
     ) -> None:
         """Raises OverloadedError if neither a slot nor a place in the queue is free."""
         self.request = request
-        self.reservation = slots.reserve_slot()
+        self.reservation = slots.reserve_slot(may_wait=not request.must_not_wait)
         self.core = core
         self.num_top_logprobs = num_top_logprobs  # per token; None: no log-probabilities
         self.output: StreamQueue[Any] = StreamQueue()
@@ -59,6 +61,7 @@ class EngineSequence(ABC):
         self.wait_ns = 0  # idle time of the device since the last take_wait_ns
         self.began_ns = 0  # start of its first device work
         self.ready_ns = 0  # end of its last step or prefill
+        self.stages = Stages()
 
     def announce_prompt(self, info: PromptInfo, prompt: Prompt) -> None:
         """Sends ``info`` once the prompt is read (event loop)."""
@@ -100,7 +103,9 @@ class EngineSequence(ABC):
         if not is_needed:
             return None
         before_ns = engine.jobs.device_ns(self)
+        self.stages.tower_began_ns = perf_counter_ns() if prompt.items else 0
         visual = yield from engine.model.embed_pieces(prompt, engine.vision_cache)
+        self.stages.tower_ended_ns = perf_counter_ns()
         self.vision_ns = engine.jobs.device_ns(self) - before_ns
         return visual
 

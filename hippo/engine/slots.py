@@ -18,6 +18,7 @@ from collections import deque
 
 from hippo.errors import OverloadedError
 from hippo.models.content import CachedRows, no_rows
+from hippo.tracing import span
 
 # Reusing a smaller share of a slot's rows (a system prompt) is not worth losing the rest.
 _LEAST_SHARE = 0.25
@@ -44,12 +45,13 @@ class SlotPool:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def reserve_slot(self) -> Reservation:
-        """Reserves a slot or a place in the queue; raises OverloadedError if neither is free."""
+    def reserve_slot(self, *, may_wait: bool = True) -> Reservation:
+        """Reserves a slot, or a place in the queue if the caller ``may_wait``; raises
+        OverloadedError if neither is free."""
         reservation = Reservation(self)
         if self._num_granted < len(self._free):
             self._grant(reservation)
-        elif len(self._waiting) < self.max_waiting:
+        elif may_wait and len(self._waiting) < self.max_waiting:
             self._waiting.append(reservation)
             self._tell_near()
         else:
@@ -110,12 +112,12 @@ class Reservation:
     async def wait_near(self) -> bool:
         """Waits until the prompt should be read, because a slot is granted or soon will be; returns
         False if the reservation was released instead."""
-        await self.is_near.wait()
+        await _wait_in_queue(self.is_near)
         return not self.is_released
 
     async def wait_granted(self) -> bool:
         """Waits for the grant; returns False if the reservation was released instead."""
-        await self._is_ready.wait()
+        await _wait_in_queue(self._is_ready)
         return not self.is_released
 
     def take_slot(self, rows: CachedRows) -> tuple[int, CachedRows]:
@@ -131,3 +133,9 @@ class Reservation:
             self._pool.end_reservation(self, no_rows() if held is None else held)
             self.is_near.set()
             self._is_ready.set()
+
+
+async def _wait_in_queue(event: asyncio.Event) -> None:
+    if not event.is_set():
+        with span("queue"):
+            await event.wait()

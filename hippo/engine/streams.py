@@ -18,10 +18,12 @@ from hippo.engine.media_paths import checked_paths
 from hippo.engine.sequence import EngineSequence
 from hippo.engine.service import Backend, EngineService
 from hippo.engine.slots import SlotPool
+from hippo.engine.spans import StreamRecord
 from hippo.errors import HippoError, InvalidRequestError
 from hippo.logs import request_id_var
 from hippo.rpc import codec, convert
 from hippo.rpc.errors import Context, answering_errors
+from hippo.tracing import span
 from hippo.types import OpenRequest, PromptInfo
 from hippo.v1 import common_pb2
 
@@ -55,17 +57,24 @@ class SequenceStreams:
         response: common_pb2.GetModelResponse = codec.encode(self._service.info)
         return response
 
-    async def serve(self, context: Context) -> None:
-        """Runs one stream to its end; raises its error."""
-        with self._service.stream() as backend:
+    async def serve(self, context: Context, method: str) -> None:
+        """Runs one stream of ``method`` (its full name) to its end; raises its error."""
+        caller = dict(context.invocation_metadata() or ())
+        attributes = {"rpc.system.name": "grpc", "rpc.method": method}
+        with (
+            span(method, kind="server", attributes=attributes, parent=caller) as own,
+            self._service.stream() as backend,
+        ):
             request = await self._read_open(context, backend)
             request_id_var.set(request.request_id)
+            record = StreamRecord(own, request)
             with _logging_the_end():
                 sequence = self._new_sequence(request, backend.slots)
                 del request  # it holds the media's files, until the prompt is read
                 try:
-                    await self._run(context, backend, sequence)
+                    await self._run(context, backend, sequence, record)
                 finally:
+                    record.add_stages(sequence.stages, sequence.ready_ns)
                     if not sequence.is_submitted:
                         sequence.reservation.release()
                     backend.engine.close_sequence(sequence)
@@ -83,7 +92,9 @@ class SequenceStreams:
             request = dataclasses.replace(request, media=media)
         return request
 
-    async def _run(self, context: Context, backend: Backend, sequence: EngineSequence) -> None:
+    async def _run(
+        self, context: Context, backend: Backend, sequence: EngineSequence, record: StreamRecord
+    ) -> None:
         reader = self._start_reader(context, backend, sequence)
         handing_over = asyncio.create_task(self._hand_over(backend, sequence))
         try:
@@ -94,6 +105,7 @@ class SequenceStreams:
             if handing_over.done():
                 handing_over.result()
             async for message in sequence.output:
+                record.note_message(message)
                 await context.write(codec.wrap(self._response, message))
         finally:
             handing_over.cancel()

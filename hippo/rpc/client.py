@@ -22,6 +22,7 @@ from hippo.rpc.options import (
     client_options,
 )
 from hippo.rpc.queue import StreamQueue
+from hippo.tracing import current_span
 from hippo.types import (
     Block,
     Commit,
@@ -38,6 +39,9 @@ from hippo.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_p
 DRAFT_SERVICE = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
 TARGET_SERVICE = target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name
 
+DRAFT_METHOD = f"{DRAFT_SERVICE}/Draft"
+VERIFY_METHOD = f"{TARGET_SERVICE}/Verify"
+
 _CHECK_SECONDS = 5.0
 _LONGEST_PAUSE_SECONDS = 0.5
 
@@ -51,10 +55,15 @@ class ClientStream(Generic[SentT, ReceivedT]):
     """One sequence at a service: ``async with`` opens the stream, and its end cancels the stream.
 
     Iteration ends when the service closes the stream, and raises a HippoError if the stream breaks.
+    The stream is a child of the current span, and the service's span is a child of the stream's.
     """
 
-    def __init__(self, start: Callable[[], Any], opening: Any, *, peer: str) -> None:
+    def __init__(
+        self, start: Callable[..., Any], opening: Any, *, peer: str, attributes: dict[str, Any]
+    ) -> None:
+        """``start(metadata=...)`` begins the call; ``attributes`` are those of the span."""
         self._start = start
+        self._attributes = attributes
         self._envelope = type(opening)
         self._peer = peer
         self._outgoing: StreamQueue[Any] = StreamQueue()
@@ -62,7 +71,10 @@ class ClientStream(Generic[SentT, ReceivedT]):
         self._outgoing.put_item(opening)
 
     async def __aenter__(self) -> ClientStream[SentT, ReceivedT]:
-        self._call = self._start()
+        self._span = current_span().start_child(
+            self._attributes["rpc.method"], kind="client", attributes=self._attributes
+        )
+        self._call = self._start(metadata=self._span.headers or None)
         self._writer = asyncio.create_task(self._write_all())
         self._reader = asyncio.create_task(self._read_all())
         return self
@@ -81,6 +93,7 @@ class ClientStream(Generic[SentT, ReceivedT]):
             )
         finally:
             del self._writer, self._reader  # their errors' frames refer to this stream
+            self._span.end(error)
 
     async def send_message(self, message: SentT) -> None:
         """Queues a message, and returns before gRPC sends the message.
@@ -124,11 +137,11 @@ class ClientStream(Generic[SentT, ReceivedT]):
         """Writes queued messages until the call ends; iteration raises the call's status.
 
         A write fails if the service has just closed the stream. ``call.write`` then replaces the
-        status, and messages that the service sent before can no longer be read. Therefore messages
-        after the first go to the underlying call, whose failed writes have no such effect.
+        status, and messages that the service sent before can no longer be read. Therefore all
+        messages go to the underlying call, whose failed writes have no such effect.
         """
         try:
-            await self._call.write(await anext(self._outgoing))
+            await self._call.wait_for_connection()
             raw_call = self._call._cython_call
             async for message in self._outgoing:
                 await raw_call.send_serialized_message(message.SerializeToString())
@@ -160,16 +173,20 @@ class _ServiceClient:
         *,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
         silence_seconds: float = DEFAULT_SILENCE_SECONDS,
+        tls_name: str = "",
     ) -> None:
-        """Streams break if the peer answers no ping for ``silence_seconds``."""
+        """Streams break if the peer answers no ping for ``silence_seconds``. The peer's certificate
+        must be of ``tls_name`` (empty: of the address)."""
         self.address = address
         self._peer = f"{self._noun} service at {address}"
         options = client_options(max_message_bytes, silence_seconds)
         if tls is None:
             self._channel = grpc.aio.insecure_channel(address, options=options)
         else:
-            credentials = tls.channel_credentials()
-            self._channel = grpc.aio.secure_channel(address, credentials, options=options)
+            named = (("grpc.ssl_target_name_override", tls_name),) if tls_name else ()
+            self._channel = grpc.aio.secure_channel(
+                address, tls.channel_credentials(), options=(*options, *named)
+            )
         self._stub = type(self)._make_stub(self._channel)
         self._health: Any = health_pb2_grpc.HealthStub(self._channel)
 
@@ -205,6 +222,18 @@ class _ServiceClient:
         """Closes the channel; running streams end."""
         await self._channel.close(None)
 
+    def _attributes(self, method: str, request: OpenRequest) -> dict[str, Any]:
+        """Returns the attributes of a stream's span."""
+        host, _, port = self.address.rpartition(":")
+        return {
+            "rpc.system.name": "grpc",
+            "rpc.method": method,
+            "server.address": host,
+            "server.port": int(port),
+            "hippo.request_id": request.request_id,
+            "hippo.choice_index": request.sampling.choice_index,
+        }
+
     async def _check(self, timeout: float) -> str | None:
         """Returns None if the service serves, otherwise the reason why not."""
         request = health_pb2.HealthCheckRequest(service=self._service_name)
@@ -231,6 +260,7 @@ class DraftClient(_ServiceClient):
             partial(self._stub.Draft, timeout=timeout_s),
             draft_pb2.DraftRequest(open=convert.open_to_proto(request)),
             peer=self._peer,
+            attributes=self._attributes(DRAFT_METHOD, request),
         )
 
 
@@ -248,4 +278,5 @@ class TargetClient(_ServiceClient):
             partial(self._stub.Verify, timeout=timeout_s),
             target_pb2.VerifyRequest(open=convert.open_to_proto(request)),
             peer=self._peer,
+            attributes=self._attributes(VERIFY_METHOD, request),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -101,6 +102,7 @@ class DraftSequence(EngineSequence):
             self.slot, self.prompt, self.visual, kept, num_reused=num_reused
         )
         self.visual = logits = None
+        self.stages.prefill_began_ns = perf_counter_ns()
         for logits in pieces:
             if logits is None:
                 yield None

@@ -7,7 +7,7 @@ from typing import Any
 
 from hippo.engine.service import EngineService
 from hippo.engine.streams import SequenceStreams
-from hippo.rpc.client import DRAFT_SERVICE
+from hippo.rpc.client import DRAFT_METHOD, DRAFT_SERVICE
 from hippo.rpc.errors import Context, answering_errors
 from hippo.v1 import draft_pb2, draft_pb2_grpc
 from services.draft.config import DraftSettings
@@ -22,7 +22,7 @@ class DraftServicer(SequenceStreams, draft_pb2_grpc.DraftServiceServicer):
     async def Draft(  # type: ignore[override]
         self, _: Any, context: Context
     ) -> None:
-        await self.serve(context)
+        await self.serve(context, DRAFT_METHOD)
 
 
 def build_service(settings: DraftSettings) -> EngineService:

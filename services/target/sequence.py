@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from time import perf_counter_ns
 
 from hippo.engine.engine import Engine
 from hippo.engine.jobs import Job
@@ -102,6 +103,7 @@ class TargetSequence(EngineSequence):
             tap = selection.tap
         pieces = model.prefill(self.slot, self.prompt, visual, None, tap, num_reused)
         visual = logits = None
+        self.stages.prefill_began_ns = perf_counter_ns()
         for logits in pieces:
             if logits is None:
                 self._tell_selection(engine, selection)

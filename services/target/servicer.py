@@ -8,7 +8,7 @@ from typing import Any
 from hippo.engine.service import EngineService
 from hippo.engine.streams import SequenceStreams
 from hippo.pruning.select import SelectionOptions
-from hippo.rpc.client import TARGET_SERVICE
+from hippo.rpc.client import TARGET_SERVICE, VERIFY_METHOD
 from hippo.rpc.errors import Context, answering_errors
 from hippo.types import SpatialScore
 from hippo.v1 import target_pb2, target_pb2_grpc
@@ -23,7 +23,7 @@ class TargetServicer(SequenceStreams, target_pb2_grpc.TargetServiceServicer):
     async def Verify(  # type: ignore[override]
         self, _: Any, context: Context
     ) -> None:
-        await self.serve(context)
+        await self.serve(context, VERIFY_METHOD)
 
 
 def build_service(settings: TargetSettings) -> EngineService:

@@ -80,6 +80,7 @@ REQUEST = OpenRequest(
     num_top_logprobs=5,
     without_guesses=True,
     is_max_tokens_default=True,
+    must_not_wait=True,
 )
 
 

@@ -38,6 +38,7 @@ GPUS = {
 }
 NOT_KNOBS = {
     "port_file": "the ports are fixed",
+    "lookup_period_s": "the stack has one pair, at addresses of its own",
     "cpu_core": "Docker pins, by cpuset",
     "cpu_cores": "Docker pins, by cpuset",
     "devices": "Docker chooses them; a container sees its own alone",
@@ -144,6 +145,20 @@ def test_the_gateway_waits_for_healthy_services(compose: str) -> None:
     services = yaml.safe_load(_config(compose, STACKS["cpu"]).stdout)["services"]
     conditions = {k: v["condition"] for k, v in services["gateway"]["depends_on"].items()}
     assert conditions == {"draft": "service_healthy", "target": "service_healthy"}
+
+
+def test_spans_go_to_tempo_or_to_another_collector(compose: str) -> None:
+    files = (*STACKS["gpus"], "deploy/compose/traces.yml")
+    for changes, url in (
+        ({}, "http://tempo:4318"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "https://collector.example"}, "https://collector.example"),
+    ):
+        done = _config(compose, files, **changes)
+        assert done.returncode == 0, done.stderr
+        services = yaml.safe_load(done.stdout)["services"]
+        assert services["tempo"]["mem_limit"]
+        for name in ("draft", "target", "gateway"):
+            assert services[name]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"] == url
 
 
 def test_a_dashboard_with_a_login_needs_a_password(compose: str) -> None:

@@ -95,7 +95,7 @@ async def answer(
     completion = Completion(
         REQUEST,
         plan=SpeculationPlan(policy, 4, max_draft_tokens, Pruning()),
-        pair=backends.pair(None),
+        pairs=[backends.pair(None)],
         stops=(),
         draft_stall_s=stall_s,
         timeout_s=None,

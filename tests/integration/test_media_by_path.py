@@ -156,7 +156,7 @@ async def _answer(
         completion = Completion(
             request,
             plan=SpeculationPlan("vpsd", 4, 4, Pruning()),
-            pair=backends.pair(None),
+            pairs=[backends.pair(None)],
             stops=(),
             draft_stall_s=60.0,
             timeout_s=None,

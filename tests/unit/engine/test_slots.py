@@ -83,6 +83,14 @@ def test_what_is_granted_counts_as_used_before_its_slot_is_chosen() -> None:
     assert pool.num_used == 0
 
 
+def test_who_must_not_wait_gets_a_slot_or_is_refused() -> None:
+    pool = SlotPool(1, max_waiting=1)
+    assert pool.reserve_slot(may_wait=False).is_granted
+    with pytest.raises(OverloadedError, match="all 1 slots"):
+        pool.reserve_slot(may_wait=False)
+    assert not pool.reserve_slot().is_granted
+
+
 def test_a_release_without_content_leaves_an_empty_slot() -> None:
     pool = pool_of(text(1, 2))
     claim, _, _ = use(pool, text(1, 2))

@@ -57,7 +57,7 @@ def _values(metrics: GatewayMetrics) -> dict[str, float]:
     """Values by name and labels, as in the text."""
     return {
         line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1])
-        for line in metrics.render().decode().splitlines()
+        for line in metrics.render("")[0].decode().splitlines()
         if not line.startswith("#")
     }
 
@@ -213,7 +213,7 @@ def test_what_is_exported_is_what_is_declared() -> None:
     metrics[own.SERVICE_UP].labels("draft").set(1)
     metrics[own.SERVICES_READY].labels("draft").set(1)
     metrics.count_request("/health", 200)
-    check_exported(metrics.render().decode(), (*VLLM_METRICS, *GATEWAY_METRICS))
+    check_exported(metrics.render("")[0].decode(), (*VLLM_METRICS, *GATEWAY_METRICS))
 
 
 def test_vllm_bench_serve_finds_its_counts() -> None:
@@ -222,7 +222,7 @@ def test_vllm_bench_serve_finds_its_counts() -> None:
     _spoken(record)
     metrics = _counted(record)
     found = {"num_drafts": 0, "num_draft_tokens": 0, "per_pos": 0, "num_accepted_tokens": 0}
-    for line in metrics.render().decode().splitlines():
+    for line in metrics.render("")[0].decode().splitlines():
         if line.startswith("vllm:spec_decode"):
             kinds = ("num_drafts", "num_draft_tokens", "per_pos", "num_accepted_tokens")
             found[next(kind for kind in kinds if kind in line)] += int(float(line.split()[-1]))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,8 +21,14 @@ from tokenizers.models import WordLevel
 from gateway.backends import Backends
 from gateway.config import GatewaySettings
 from gateway.errors import ModelNotFoundError
-from gateway.targets import choose_service
-from hippo.errors import UnavailableError
+from gateway.targets import Pair, by_rank, choose_draft, follow_first
+from hippo.errors import (
+    HippoError,
+    InvalidRequestError,
+    MediaPathError,
+    OverloadedError,
+    UnavailableError,
+)
 from hippo.rpc.client import DraftClient, TargetClient
 from hippo.types import ModelInfo
 from tests.support.services import serving_draft, serving_target, until
@@ -187,9 +196,13 @@ class _Service:
     def load(self) -> float:
         return self.num_running / self.num_slots
 
+    @property
+    def is_full(self) -> bool:
+        return self.load >= 1
+
 
 def _choose(services: Sequence[_Service], key: bytes) -> _Service:
-    chosen = choose_service(services, key)  # type: ignore[type-var]
+    chosen = choose_draft(services, key)  # type: ignore[arg-type]
     assert isinstance(chosen, _Service)
     return chosen
 
@@ -201,6 +214,12 @@ def test_one_clip_stays_where_it_was_until_that_is_full() -> None:
         assert _choose(services, b"a clip") is first
         first.num_running += 1
     assert _choose(services, b"a clip") is not first
+
+
+def test_all_gateways_prefer_the_same_service_in_whatever_order_they_found_them() -> None:
+    services: list[Any] = [_Service(f"target:{i}") for i in range(5)]
+    shuffled = [services[i] for i in (3, 0, 4, 2, 1)]
+    assert by_rank(shuffled, b"a clip") == by_rank(services, b"a clip")
 
 
 def test_clips_are_spread_and_move_little_when_a_service_comes() -> None:
@@ -218,3 +237,111 @@ def test_nobody_waits_while_another_has_a_slot_free(loads: list[int], key: bytes
     services = [_Service(f"target:{i}", num_running=n) for i, n in enumerate(loads)]
     chosen = _choose(services, key)
     assert chosen.load < 1 or all(service.load >= chosen.load for service in services)
+
+
+class _Offered(_Service):
+    """A target that answers an offer with an error, or takes it."""
+
+    def __init__(self, address: str, *answers: HippoError | None, is_up: bool = True) -> None:
+        super().__init__(address)
+        self.answers = list(answers)
+        self.info = is_up or None
+        self.reports: list[str] = []
+
+    def report_refusal(self) -> None:
+        self.reports.append("refused")
+
+    def report_failure(self) -> None:
+        self.reports.append("failed")
+
+    @contextlib.contextmanager
+    def count_sequence(self) -> Iterator[None]:
+        self.num_running += 1
+        try:
+            yield
+        finally:
+            self.num_running -= 1
+
+
+async def _offer(*targets: _Offered, has_begun: bool = False) -> str:
+    """The target that takes a sequence."""
+    pairs: list[Any] = [Pair(target, b"") for target in targets]  # type: ignore[arg-type]
+    taken: list[str] = []
+
+    async def follow(pair: Any) -> bool:
+        if (error := pair.target.answers.pop(0)) is not None:
+            raise error
+        taken.append(pair.target.address)
+        return True
+
+    async def fall_back(_: MediaPathError) -> None:
+        return None
+
+    assert await follow_first(pairs, follow, fall_back, lambda: has_begun)
+    return taken[0]
+
+
+async def test_a_sequence_goes_to_the_first_target_that_takes_it() -> None:
+    full = _Offered("full", OverloadedError("all slots are taken"))
+    stopping = _Offered("stopping", UnavailableError("the service is shutting down"))
+    down = _Offered("down", is_up=False)
+    last = _Offered("last", MediaPathError("not here"), None)
+    assert await _offer(full, stopping, down, last) == "last"
+    assert (full.reports, stopping.reports, down.reports) == (["refused"], ["failed"], [])
+    assert not any(each.num_running for each in (full, stopping))
+
+
+async def test_errors_that_another_target_would_not_mend_are_raised() -> None:
+    other = _Offered("other", None)
+    with pytest.raises(InvalidRequestError):
+        await _offer(_Offered("one", InvalidRequestError("wrong")), other)
+    with pytest.raises(UnavailableError, match="gone"):
+        await _offer(_Offered("one", UnavailableError("gone")), other, has_begun=True)
+    with pytest.raises(OverloadedError, match="the last"):
+        await _offer(
+            _Offered("one", OverloadedError("one")), _Offered("two", OverloadedError("the last"))
+        )
+
+
+async def test_a_draft_on_the_targets_host_is_preferred_while_it_has_a_slot() -> None:
+    async with (
+        serving_target(_model_on()) as (_, target),
+        serving_draft(_model_on()) as (_, near),
+        serving_draft(_model_on()) as (_, far),
+    ):
+        address = far.address.replace("127.0.0.1", "localhost")
+        backends = _backends([target], [DraftClient(address), near])
+        await backends.start()
+        await _until_up(backends, 1, 2)
+        keys = [str(number).encode() for number in range(20)]
+        (pair,) = backends.pairs(None, b"")
+        chosen = {Pair(pair.target, key).draft for key in keys}
+        assert [each.address for each in chosen if each is not None] == [near.address]
+        (own,) = chosen
+        assert own is not None
+        own.report_refusal()
+        assert {Pair(pair.target, key).draft for key in keys}.isdisjoint(chosen)
+        await backends.close()
+
+
+async def test_a_service_found_by_name_must_have_the_names_certificate(
+    pki: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {name: str(pki / f"service.{end}") for name, end in (("cert", "pem"), ("key", "key"))}
+    tls: dict[str, Any] = {f"tls_{name}": path for name, path in files.items()}
+    ca = str(pki / "ca.pem")
+    async with serving_target(_model_on(), **tls) as (_, client):
+        port = client.address.rpartition(":")[2]
+        monkeypatch.setattr("gateway.discovery.addresses_of", lambda _: [f"127.0.0.1:{port}"])
+        for name, is_trusted in (("one.example", True), ("other.example", False)):
+            backends = Backends(
+                GatewaySettings(
+                    target=(f"dns+{name}:{port}",), services_tls=True, services_tls_ca=ca
+                )
+            )
+            await backends.start()
+            await until(lambda: bool(backends.targets))  # noqa: B023
+            (target,) = backends.targets
+            await until(lambda: target.info is not None or "is down" in target.problem)  # noqa: B023
+            assert (target.info is not None) is is_trusted
+            await backends.close()

@@ -14,7 +14,7 @@ from hippo.rpc.client import ClientStream
 class BrokenCall:
     """A call whose transport fails in a way that is no status."""
 
-    async def write(self, _: Any) -> None:
+    async def wait_for_connection(self) -> None:
         return None
 
     async def read(self) -> Any:
@@ -30,7 +30,9 @@ class BrokenCall:
 
 
 async def test_an_error_of_the_transport_is_raised_where_the_stream_is_read() -> None:
-    stream: ClientStream[Any, Any] = ClientStream(BrokenCall, "open", peer="x")
+    stream: ClientStream[Any, Any] = ClientStream(
+        lambda metadata: BrokenCall(), "open", peer="x", attributes={"rpc.method": "x/Verify"}
+    )
     async with asyncio.timeout(5), stream:
         with pytest.raises(grpc.aio.InternalError, match="the transport is gone"):
             await anext(stream)
