@@ -70,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, value in found.items():
         console.print(f"{name}: {value:.2%}")
     before, after, bundled = found.values()
-    console.print(f"share of the way to the bundled draft: {(after - before) / (bundled - before):.0%}")
+    share = (after - before) / (bundled - before)
+    console.print(f"share of the way to the bundled draft: {share:.0%}")
     return 0
 
 

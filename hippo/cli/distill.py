@@ -32,9 +32,9 @@ The same command goes on after a stop: answers, vision features and the training
 train again with other options, delete OUT/training, OUT/draft and OUT/after.json: the answers stay.
 
 what it needs:
-  disk     vision features of the visual tokens that the draft sees: 18 MB a question for a 7B draft
-           and a video of 25,000 visual tokens, ten times that of the tenth of the questions in which
-           nothing is dropped; and 12 bytes a trained weight for going on
+  disk     vision features of the visual tokens that the draft sees: 18 MB a question for a 7B
+           draft and a video of 25,000 visual tokens, ten times that for the tenth of the questions
+           in which nothing is dropped; and 16 bytes a trained weight for going on
   memory   the pair as `hippo up` takes it; then, without the target, on each GPU that trains: the
            draft's language model and, for each trained weight, 12 bytes (an adapter of rank 64 has
            2 % of a 7B draft's weights; all weights are held in float32, 16 bytes each); at the end
@@ -73,9 +73,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--pruning-ratio", type=float, default=0.9,
         help="as in serving; the training's questions vary it (default: 0.9)",
     )  # fmt: skip
-    add(
-        "--pruning-min-visual-tokens", type=int, default=512, help="as in serving (default: 512)"
-    )
+    add("--pruning-min-visual-tokens", type=int, default=512, help="as in serving (default: 512)")
     add("--seed", type=int, default=0, help="of all that is drawn (default: 0)")
     group = parser.add_argument_group("training")
     add = group.add_argument

@@ -249,4 +249,3 @@ async def ask_target(
     if not file.answers and asking.refused:
         raise HippoError(f"no question was answered: {next(iter(asking.refused.values()))}")
     return asking.refused
-

@@ -92,9 +92,7 @@ class ExampleBatch:
 
     def to(self, device: torch.device) -> ExampleBatch:
         """Returns the batch on a device."""
-        return ExampleBatch(
-            *(getattr(self, name).to(device) for name in self.__dataclass_fields__)
-        )
+        return ExampleBatch(*(getattr(self, name).to(device) for name in self.__dataclass_fields__))
 
 
 class ExampleBatches(Dataset[ExampleBatch]):

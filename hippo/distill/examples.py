@@ -1,4 +1,4 @@
-"""The draft's inputs on disk: of each answer the rows that the draft has in serving, and its labels.
+"""The draft's inputs on disk: the rows that it has in serving of each answer, and their labels.
 
 The vision tower is not trained, so its features are computed once, by the code that serves, and
 kept for the visual tokens that the draft sees. An example is a safetensors file.

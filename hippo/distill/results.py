@@ -136,4 +136,3 @@ def _cell(figures: Figures, key: str) -> str:
     if isinstance(value, dict):
         return interval(value)
     return f"{value:.2%}" if key == "agreement" else f"{value:.2f}"
-

@@ -14,6 +14,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from rich.console import Console
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.utils.data import DataLoader
 
 from hippo.benchmark.tables import progress_bar
@@ -79,12 +82,10 @@ class TrainingState:
 
 
 def run_training(plan: TrainingPlan) -> None:
-    """Trains to the end, in this process or in several."""
+    """Trains to the end, in this process or in several. Raises HippoError if a process fails."""
     if plan.num_processes == 1:
         train(plan)
         return
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -93,7 +94,13 @@ def run_training(plan: TrainingPlan) -> None:
         rdzv_endpoint="localhost:0",
         max_restarts=0,
     )
-    elastic_launch(config, train)(plan)
+    try:
+        elastic_launch(config, train)(plan)
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()
+        raise HippoError(f"a process of the training failed: {failure.message}") from None
+    except SignalException:
+        raise KeyboardInterrupt from None
 
 
 def train(plan: TrainingPlan) -> None:
