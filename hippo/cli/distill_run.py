@@ -143,7 +143,11 @@ class Distillation:
     def _serving(self, options: StackOptions) -> Iterator[Stack]:
         with Stack(options, quiet) as stack:
             bring_up(stack, self._progress)
-            yield stack
+            try:
+                yield stack
+            except HippoError:
+                stack.check_running()  # says more, if a process has ended
+                raise
 
     def _measured(self, stack: Stack, path: Path) -> results.Figures:
         """Measures the pair on held-out questions; writes and returns the figures."""
@@ -295,7 +299,11 @@ class Distillation:
         )
         text = results.markdown_of(title, before, after)
         (self._out / "report.md").write_text(text, encoding="utf-8")
-        self._say(f"the draft: {self._out / 'draft'}; figures: {self._out / 'report.json'}")
+        self._say(f"figures: {self._out / 'report.json'}; serve the pair with")
+        self._say(
+            f"  hippo up --target-model {self._given.target_model} --draft-model "
+            f"{self._out / 'draft'}"
+        )
 
     def _data_settings(self, asked: Sequence[tuple[str, Path, str]]) -> dict[str, Any]:
         given = self._given

@@ -39,6 +39,7 @@ from hippo.types import (
 TOP_LOGPROBS = 8  # likeliest tokens of the target that are kept per position
 _TEMPLATE_TOKENS = 256  # more than the chat templates of the families have
 _PAUSE_S = 0.5
+_LONGEST_S = 3600.0  # of an answer, its wait for a slot included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +179,7 @@ class Asking:
         prompt: PromptInfo | None = None
         selection: Selection | None = None
         verdicts: list[Verdict] = []
-        async with self.client.verify(request) as stream:
+        async with self.client.verify(request, timeout_s=_LONGEST_S) as stream:
             async for message in stream:
                 if isinstance(message, PromptInfo):
                     prompt = message

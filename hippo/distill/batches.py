@@ -44,11 +44,10 @@ def grouped(
 
 def training_batches(
     lengths: Sequence[int], most_rows: int, *, seed: int
-) -> Iterator[tuple[int, list[int]]]:
-    """Yields the epoch and the examples of each batch, without end; a function of its arguments."""
+) -> Iterator[list[int]]:
+    """Yields the batches of one epoch after another, without end; a function of its arguments."""
     for epoch in itertools.count():
-        for batch in grouped(lengths, most_rows, random.Random(f"{seed} {epoch}")):
-            yield epoch, batch
+        yield from grouped(lengths, most_rows, random.Random(f"{seed} {epoch}"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

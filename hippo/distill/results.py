@@ -57,17 +57,20 @@ def measure_pair(
 def figures_of(records: Sequence[Record]) -> Figures:
     """Returns the figures of the answers with the draft, and the times for ``predicted``.
 
-    Raises HippoError if the draft took no part in them.
+    Raises HippoError if the pair has a draft problem in all of them, or no answer has two tokens.
     """
     drafted = [record.figures for record in records if record.system != TARGET_ONLY]
-    if not any(each["draft_used"] for each in drafted):
+    if all(each["draft_problem"] for each in drafted):
         raise HippoError(f"the draft took no part in the answers: {drafted[-1]['draft_problem']}")
-    *_, row = summarise(records)
-    num_forwards = sum(each["num_forwards"] for each in drafted)
-    num_rows = 1 + sum(each["num_draft_tokens"] for each in drafted) / num_forwards
-    forward_ms = sum(each["timings_ms"]["target_forward"] for each in drafted) / num_forwards
     alone = [record.figures["timings_ms"] for record in records if record.system == TARGET_ONLY]
-    step_ms = statistics.fmean(each["target_step"] for each in alone if each["target_step"])
+    steps_ms = [each["target_step"] for each in alone if each["target_step"]]
+    num_forwards = sum(each["num_forwards"] for each in drafted)
+    if not steps_ms or not num_forwards:
+        raise HippoError("all answers have one token: there is no decoding to speed up")
+    *_, row = summarise(records)
+    num_further = sum(each["num_draft_tokens"] for each in drafted) / num_forwards
+    step_ms = statistics.fmean(steps_ms)
+    forward_ms = sum(each["timings_ms"]["target_forward"] for each in drafted) / num_forwards
     return {
         "tokens_per_forward": row["mean_tokens_per_forward"],
         "run_length": row["mean_run_length"],
@@ -76,7 +79,7 @@ def figures_of(records: Sequence[Record]) -> Figures:
         "num_equal": row["num_equal"],
         "num_answers": row["num_answers"],
         "target_step_ms": step_ms,
-        "target_row_ms": max(0.0, forward_ms - step_ms) / (num_rows - 1),
+        "target_row_ms": max(0.0, forward_ms - step_ms) / num_further if num_further else 0.0,
         "draft_step_ms": row["draft_step_ms"],
         "transport_ms_per_round": row["transport_ms_per_round"],
     }
@@ -97,7 +100,11 @@ def traces_of(marks: Mapping[str, str], answers: Mapping[str, TargetAnswer]) -> 
 
 
 def predicted(traces: Sequence[Trace], figures: Figures) -> Figures:
-    """Returns agreement and predicted decode speedup of traces, with the measured step times."""
+    """Returns the agreement of traces, and the decode speedup that the simulator predicts of them
+    with the measured step times; None if the draft has made no step."""
+    agreement = mean_agreement(traces)
+    if figures["draft_step_ms"] is None:
+        return {"agreement": agreement, "predicted_speedup": None}
     machine = Machine(
         name="measured",
         target=ForwardTime(one_row_ms=figures["target_step_ms"], row_ms=figures["target_row_ms"]),
@@ -105,7 +112,7 @@ def predicted(traces: Sequence[Trace], figures: Figures) -> Figures:
         target_scheduling_ms=max(0.0, figures["transport_ms_per_round"]),
     )
     (row,) = compare([PolicyChoice(_POLICY)], traces, machine)
-    return {"agreement": mean_agreement(traces), "predicted_speedup": row.decode_speedup}
+    return {"agreement": agreement, "predicted_speedup": row.decode_speedup}
 
 
 def table_of(title: str, before: Figures, after: Figures) -> Table:
@@ -135,4 +142,6 @@ def _cell(figures: Figures, key: str) -> str:
     value = figures[key]
     if isinstance(value, dict):
         return interval(value)
+    if value is None:
+        return "-"
     return f"{value:.2%}" if key == "agreement" else f"{value:.2f}"

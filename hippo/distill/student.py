@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 import shutil
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,10 @@ from torch.nn import functional
 
 from hippo.distill.batches import ExampleBatch
 from hippo.errors import HippoError, ModelLoadError
-from hippo.models._torchvision import ensure_torchvision
 from hippo.models.checkpoint import Checkpoint
 from hippo.models.placement import dtype_of
 from hippo.models.plan import LoadPlan
-from hippo.models.pretrained import num_token_ids
+from hippo.models.pretrained import import_transformers, num_token_ids
 
 _TOKEN_WEIGHT = 0.3  # of the cross entropy with the target's token, beside its distribution
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pth")
@@ -30,8 +30,8 @@ _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.in
 
 def load_draft(folder: Path, dtype: torch.dtype | str) -> Any:
     """Returns transformers' model of a checkpoint, on the CPU. Raises ModelLoadError."""
-    ensure_torchvision()
-    transformers: Any = importlib.import_module("transformers")
+    transformers = import_transformers()
+    transformers.utils.logging.disable_progress_bar()
     try:
         return transformers.AutoModelForImageTextToText.from_pretrained(
             folder, dtype=dtype, attn_implementation="sdpa"
@@ -42,8 +42,7 @@ def load_draft(folder: Path, dtype: torch.dtype | str) -> Any:
 
 def tokenizer_of(folder: Path) -> Any:
     """Returns a checkpoint's tokenizer. Raises ModelLoadError."""
-    ensure_torchvision()
-    transformers: Any = importlib.import_module("transformers")
+    transformers = import_transformers()
     try:
         return transformers.AutoProcessor.from_pretrained(folder).tokenizer
     except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
@@ -139,7 +138,9 @@ def _with_adapters(model: Any, rank: int) -> Any:
         if isinstance(module, nn.Linear)
     ]
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names)
-    return peft.get_peft_model(model, config)
+    with warnings.catch_warnings():  # peft reads an attribute that transformers has renamed
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
+        return peft.get_peft_model(model, config)
 
 
 def new_student(folder: Path, dtype: torch.dtype | str, *, lora_rank: int | None) -> Student:

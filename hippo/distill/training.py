@@ -162,7 +162,7 @@ class Training:
         dtype = torch.float32 if is_whole else "auto"
         self._student = new_student(plan.draft, dtype, lora_rank=plan.lora_rank)
         if plan.gradient_checkpointing:
-            self._student.language_model.gradient_checkpointing_enable({"use_reentrant": False})
+            self._student.language_model.activation_checkpointing_enable()
         optimizer = torch.optim.AdamW(
             self._student.trained.values(),
             lr=plan.learning_rate,
