@@ -1,8 +1,9 @@
 """``hippo distill`` on the bundled pair, from its undistilled draft: ``python -m bench.distill``.
 
-Clips of scenes that occur in no training are written, the command runs as a user's would, and three
-drafts are compared on the held-out answers: the one before, the one that came out, and the bundled
-one, which the demo's own training distilled. A run that was interrupted continues.
+Clips of scenes that occur in no training are written, half of them long enough for pruning, with
+three questions of a description each. The command runs as a user's would. Then three drafts are
+compared on the held-out answers: the one before, the one that came out, and the bundled one, which
+the demo's own training distilled. A run that was interrupted continues.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.console import Console
+from tqdm import tqdm
 
 from bench.environment import ROOT
 from bench.options import parser_of
-from demo.questions import write_questions
+from demo import clips, texts
 from hippo.cli.stack import BUNDLED_PAIR
 from hippo.distill.answers import AnswerFile
 from hippo.distill.batches import ExampleBatch
@@ -33,25 +36,27 @@ from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 
 _SEED = 11  # of the clips; the other benchmarks have 0
-_OPTIONS = "--all-weights --learning-rate 1e-3 --batch-tokens 4096 --accumulate 1 --patience 8"
+_OPTIONS = (
+    "--all-weights --learning-rate 4e-4 --epochs 15 --batch-tokens 4096 --accumulate 1 "
+    "--patience 20 --held-out-share 0.15"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and the comparison; returns the command's exit code."""
     parser = parser_of("bench.distill", __doc__)
-    parser.add_argument("--num-clips", type=int, default=260, help="default: %(default)s")
-    parser.add_argument("--epochs", type=float, default=10.0, help="default: %(default)s")
+    parser.add_argument("--num-clips", type=int, default=200, help="default: %(default)s")
     parser.add_argument("--options", default=_OPTIONS, help=f"default: {_OPTIONS}")
     parser.add_argument("--out", type=Path, default=ROOT / "bench/out/distill")
     args = parser.parse_args(argv)
     videos, out = args.out / "videos", args.out / "out"
     questions = videos / "questions.jsonl"
     if not questions.exists():
-        write_questions(videos, num_clips=args.num_clips, seed=_SEED)
+        write_questions(videos, args.num_clips)
     command = [
         "distill", "--target", str(BUNDLED_PAIR / "target"),
         "--draft", str(BUNDLED_PAIR / "undistilled"), "--videos", str(videos),
-        "--questions", str(questions), "--out", str(out), "--epochs", f"{args.epochs:g}",
+        "--questions", str(questions), "--out", str(out),
         *shlex.split(args.options),
     ]  # fmt: skip
     console = Console()
@@ -73,6 +78,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     share = (after - before) / (bundled - before)
     console.print(f"share of the way to the bundled draft: {share:.0%}")
     return 0
+
+
+def write_questions(folder: Path, num_clips: int) -> None:
+    """Writes clips, short and long in turn, and the file of questions."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kinds: tuple[clips.Kind, ...] = ("short", "long")
+    lines = []
+    for index in tqdm(range(num_clips), desc="clips"):
+        clip = clips.held_out(kinds[index % 2], index, seed=_SEED)
+        clips.write_clip(clip, folder)
+        rng = np.random.default_rng((_SEED, index))
+        for exchange in texts.descriptions(clip.scene, rng):
+            name = f"{clip.name}-{exchange.kind}"
+            line = {"id": name, "video": f"{clip.name}.mp4", "question": exchange.question}
+            lines.append(json.dumps(line))
+    (folder / "questions.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 @torch.inference_mode()

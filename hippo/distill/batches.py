@@ -42,9 +42,7 @@ def grouped(
     return batches
 
 
-def training_batches(
-    lengths: Sequence[int], most_rows: int, *, seed: int
-) -> Iterator[list[int]]:
+def training_batches(lengths: Sequence[int], most_rows: int, *, seed: int) -> Iterator[list[int]]:
     """Yields the batches of one epoch after another, without end; a function of its arguments."""
     for epoch in itertools.count():
         yield from grouped(lengths, most_rows, random.Random(f"{seed} {epoch}"))

@@ -130,7 +130,8 @@ class Student(nn.Module):
 
 
 def _with_adapters(model: Any, rank: int) -> Any:
-    logging.getLogger("peft").setLevel(logging.ERROR)
+    for name in ("peft", "bitsandbytes"):  # about kernels for other devices
+        logging.getLogger(name).setLevel(logging.ERROR)
     peft: Any = importlib.import_module("peft")
     names = [
         f"model.language_model.{name}"
