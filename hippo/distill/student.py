@@ -23,6 +23,7 @@ from hippo.models.checkpoint import Checkpoint
 from hippo.models.placement import dtype_of
 from hippo.models.plan import LoadPlan
 from hippo.models.pretrained import import_transformers, num_token_ids
+from hippo.models.weights import reported
 
 _TOKEN_WEIGHT = 0.3  # of the cross entropy with the target's token, beside its distribution
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pth")
@@ -31,11 +32,11 @@ _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.in
 def load_draft(folder: Path, dtype: torch.dtype | str) -> Any:
     """Returns transformers' model of a checkpoint, on the CPU. Raises ModelLoadError."""
     transformers = import_transformers()
-    transformers.utils.logging.disable_progress_bar()
     try:
-        return transformers.AutoModelForImageTextToText.from_pretrained(
-            folder, dtype=dtype, attn_implementation="sdpa"
-        )
+        with reported(_untold):
+            return transformers.AutoModelForImageTextToText.from_pretrained(
+                folder, dtype=dtype, attn_implementation="sdpa"
+            )
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelLoadError(f"{folder}: its weights cannot be read: {error}") from error
 
@@ -120,13 +121,18 @@ class Student(nn.Module):
         partial = folder.with_name(folder.name + ".partial")
         try:
             shutil.rmtree(partial, ignore_errors=True)
-            model.save_pretrained(partial)
+            with reported(_untold):
+                model.save_pretrained(partial)
             (partial / "generation_config.json").unlink(missing_ok=True)
             without_weights = shutil.ignore_patterns(*_WEIGHT_FILES)
             shutil.copytree(source.folder, partial, ignore=without_weights, dirs_exist_ok=True)
             partial.rename(folder)
         except OSError as error:
             raise HippoError(f"{folder} cannot be written: {error}") from None
+
+
+def _untold(share: float) -> None:
+    """Tells nobody how much is read or written."""
 
 
 def _with_adapters(model: Any, rank: int) -> Any:
