@@ -51,7 +51,8 @@ def served(model: VideoLanguageModel, prompt: Prompt, kept: torch.Tensor | None)
 
 def logits_of(student: Student, *examples: DraftExample) -> torch.Tensor:
     with torch.no_grad():
-        return student(ExampleBatch.of(examples))
+        found: torch.Tensor = student(ExampleBatch.of(examples))
+    return found
 
 
 def test_logits_are_those_of_transformers_and_with_dropped_tokens_those_of_serving(
@@ -136,12 +137,9 @@ def no_news(stage: str, share: float) -> None:
 @pytest.mark.parametrize("k", [1, 2])
 def test_the_loss_is_least_at_the_targets_distribution(k: int) -> None:
     top = torch.tensor([[0.7, 0.3]]).log()[:, :k]
-    batch = ExampleBatch(
-        *[torch.zeros(1, 1)] * 5,
-        answer_ids=torch.tensor([0]),
-        top_ids=torch.tensor([[0, 1]])[:, :k],
-        top_logprobs=top,
-    )
+    none = torch.zeros(1, 1)
+    likeliest = torch.tensor([[0, 1]])[:, :k]
+    batch = ExampleBatch(none, none, none, none, none, torch.tensor([0]), likeliest, top)
     own = torch.tensor([[0.76, 0.24, 1e-9]]).log()  # the token itself counts 0.3 besides
     least = float(distillation_loss(own, batch))
     for other in ([0.5, 0.5, 1e-9], [0.3, 0.1, 0.6]):
