@@ -104,7 +104,7 @@ def plan(target_checkpoint: Path, tmp_path: Path) -> TrainingPlan:
         held_out=tuple(files[:2]),  # learnt too, so that agreement rises
         lora_rank=None,
         learning_rate=5e-3,
-        epochs=20,
+        epochs=8,
         batch_rows=60,
         num_accumulated=2,
         patience=100,
@@ -124,16 +124,16 @@ def test_a_training_that_was_stopped_ends_as_one_that_was_not(
 ) -> None:
     run_training(plan)
     state = read_state(plan.folder)
-    assert state.is_over and state.step == state.num_steps == 30
+    assert state.is_over and state.step == state.num_steps == 12
     assert state.history[0][1] < 0.2 and state.best[1] > 0.9
     assert set(state.best_traces) == {path.stem for path in plan.held_out}
     again = replace(plan, folder=plan.folder.parent / "again")
     again.folder.mkdir()
-    monkeypatch.setattr(training.Training, "_end_step", stopping(after=17))
+    monkeypatch.setattr(training.Training, "_end_step", stopping(after=7))
     with pytest.raises(KeyboardInterrupt):
         run_training(again)
     monkeypatch.undo()
-    assert 0 < read_state(again.folder).step <= 17
+    assert 0 < read_state(again.folder).step <= 7
     run_training(again)
     assert read_state(again.folder).history == state.history
     for name, weight in weights_of(again).items():
@@ -154,7 +154,7 @@ def stopping(*, after: int) -> Callable[[Any], None]:
 def test_several_processes_share_the_work(plan: TrainingPlan) -> None:
     run_training(replace(plan, num_processes=2, num_accumulated=1))
     state = read_state(plan.folder)
-    assert state.is_over and state.num_steps == 30 and state.best[1] > 0.9
+    assert state.is_over and state.num_steps == 12 and state.best[1] > 0.9
     assert set(state.first_traces) == {path.stem for path in plan.held_out}
 
 
