@@ -287,7 +287,8 @@ class Distillation:
             traces = results.traces_of(
                 {names[stem]: trace for stem, trace in marks.items()}, self._answers.answers
             )
-            figures |= results.predicted(traces, figures)
+            # With the same times for both: a draft's step takes the same time, whatever it learns.
+            figures |= results.predicted(traces, after)
         videos = {question.video for question in self._questions if question.is_held_out}
         title = (
             f"{self._draft.name}: agreement on {len(state.first_traces)} held-out answers about "
