@@ -19,6 +19,12 @@ def refusal(message: str) -> PydanticCustomError:
     return PydanticCustomError("unsupported", "{text}", {"text": message})
 
 
+def refusal_of(field: str, why: str) -> PydanticCustomError:
+    """Returns the error of a field of the model that is validated."""
+    values = {"field": field, "why": why}
+    return PydanticCustomError("unsupported_field", "{field} {why}", values)
+
+
 class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 

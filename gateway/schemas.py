@@ -9,9 +9,16 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, model_validator
-from pydantic_core import PydanticCustomError
 
-from gateway.media_schemas import ContentPart, MediaLoading, MediaProcessing, Model, refusal
+from gateway.media_schemas import (
+    ContentPart,
+    MediaLoading,
+    MediaProcessing,
+    Model,
+    refusal,
+    refusal_of,
+)
+from gateway.structured import StructuredFields, constrained_by
 from hippo.validation import MAX_TOP_LOGPROBS
 
 MAX_STOP_STRINGS = 16
@@ -106,7 +113,7 @@ class SpeculationOptions(Model):
     pruning: PruningOptions = PruningOptions()
 
 
-class ChatCompletionRequest(Model):
+class ChatCompletionRequest(StructuredFields):
     """A chat completion request."""
 
     model_config = ConfigDict(
@@ -213,9 +220,6 @@ class ChatCompletionRequest(Model):
     # Values that do not change the answer are accepted, others are refused by name.
     tools: list[Any] | None = Field(default=None, description="Only empty.")
     tool_choice: Any = Field(default=None, description="Only 'none' or 'auto'.")
-    response_format: dict[str, Any] | None = Field(
-        default=None, description="Only {'type': 'text'}."
-    )
     modalities: list[str] | None = Field(default=None, description="Only ['text'].")
 
     user: Any = Field(default=None, description="Inert.")
@@ -235,43 +239,42 @@ class ChatCompletionRequest(Model):
         neutral: dict[str, tuple[Any, ...]] = {
             "tools": ([],),
             "tool_choice": ("none", "auto"),
-            "response_format": ({"type": "text"},),
             "modalities": (["text"],),
         }
         for name, values in neutral.items():
             given = value.get(name)
             if given is not None and not any(_same(given, each) for each in values):
                 shown = " or ".join(repr(each) for each in values)
-                raise _refusal_of(name, f"is not supported; leave it out or give {shown}")
+                raise refusal_of(name, f"is not supported; leave it out or give {shown}")
         return value
 
     @model_validator(mode="after")
     def _fields_go_together(self) -> ChatCompletionRequest:
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(limits) > 1:
-            raise _refusal_of("max_completion_tokens", "and max_tokens differ; give one of them")
+            raise refusal_of("max_completion_tokens", "and max_tokens differ; give one of them")
         if self.stream_options is not None and not self.stream:
-            raise _refusal_of(
+            raise refusal_of(
                 "stream_options", "is only for streams; set stream to true or leave it out"
             )
         if self.return_events and not self.stream:
-            raise _refusal_of(
+            raise refusal_of(
                 "return_events", "is only for streams; set stream to true or leave it out"
             )
+        constraint = constrained_by(self)
+        if self.ignore_eos and constraint is not None:
+            raise refusal_of(
+                "ignore_eos", f"is not with {constraint}: the answer ends with its form"
+            )
         if self.top_logprobs and not self.logprobs:
-            raise _refusal_of(
+            raise refusal_of(
                 "top_logprobs", "is only with logprobs; set logprobs to true or leave it out"
             )
         for stop in self.stop:
             if not 0 < len(stop) <= MAX_STOP_LENGTH:
                 allowed = f"1 to {MAX_STOP_LENGTH} are allowed"
-                raise _refusal_of("stop", f"has a string of {len(stop)} characters; {allowed}")
+                raise refusal_of("stop", f"has a string of {len(stop)} characters; {allowed}")
         return self
-
-
-def _refusal_of(field: str, why: str) -> PydanticCustomError:
-    values = {"field": field, "why": why}
-    return PydanticCustomError("unsupported_field", "{field} {why}", values)
 
 
 def _same(given: Any, expected: Any) -> bool:

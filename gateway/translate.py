@@ -12,6 +12,7 @@ from gateway import media_fields
 from gateway.config import GatewaySettings
 from gateway.schemas import ChatCompletionRequest
 from gateway.speculation import given_or
+from gateway.structured import constrained_by
 from hippo.errors import ContextLengthError, InvalidRequestError, MediaError
 from hippo.types import (
     ChatMessage,
@@ -87,13 +88,15 @@ def open_request(
     pruning: Pruning,
     info: ModelInfo,
     settings: GatewaySettings,
+    grammar: str = "",
     without_guesses: bool = False,
 ) -> OpenRequest:
     """Returns the first message for both services, without the media and the coordinator's pace.
 
-    Raises InvalidRequestError, which names the field at fault.
+    ``grammar`` is the request's own, checked. Raises InvalidRequestError, which names the field at
+    fault.
     """
-    sampling = _sampling_params(request, info)
+    sampling = replace(_sampling_params(request, info), grammar=grammar)
     max_tokens, is_default = _max_tokens(request, info, settings)
     if sampling.min_tokens > max_tokens:
         what = "this server's default limit" if is_default else _limit_field(request)
@@ -146,7 +149,11 @@ def in_clients_words(
     places = {f"media[{index}]": field for index, field in enumerate(items)}
     if error.param in places:
         return type(error)(error.message, param=places[error.param])
-    names = {"max_tokens": _limit_field(request), **media_fields.frame_fields(request)}
+    names = {
+        "max_tokens": _limit_field(request),
+        "sampling.grammar": constrained_by(request) or "response_format",
+        **media_fields.frame_fields(request),
+    }
     if error.param not in names:
         return error
     pattern = r"(?<![\w.])" + re.escape(error.param) + r"(?!\w)"

@@ -98,6 +98,7 @@ class SamplingParams:
     seed: int = 0  # uint64
     choice_index: int = 0
     min_tokens: int = 0  # end tokens are excluded at completion indices below min_tokens
+    grammar: str = ""  # of the completion's text, in one of llguidance's forms; empty: any text
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,3 +316,4 @@ class ModelInfo:
     device_uuids: tuple[str, ...] = ()  # of the GPUs, equal in all processes and containers
     media_dirs: tuple[str, ...] = ()  # whose files the service opens by Media.path
     video_hash: bytes = b""  # of how a video becomes prompt ids; empty: not told
+    takes_grammars: bool = False  # whether SamplingParams.grammar takes effect

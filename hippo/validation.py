@@ -10,6 +10,7 @@ MAX_CHOICE_INDEX = 2**32 - 1
 MAX_LOGIT_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_TOKENS = 2**32 - 1
+MAX_GRAMMAR_LENGTH = 2**18
 
 
 def validate_sampling(
@@ -34,6 +35,12 @@ def validate_sampling(
         raise InvalidRequestError(
             f"min_tokens is {params.min_tokens}, more than max_tokens ({max_tokens})",
             param="min_tokens",
+        )
+    if len(params.grammar) > MAX_GRAMMAR_LENGTH:
+        raise InvalidRequestError(
+            f"the grammar has {len(params.grammar):,} letters; at most {MAX_GRAMMAR_LENGTH:,} are "
+            "allowed",
+            param="sampling.grammar",
         )
     _check_biases(params.logit_bias, num_token_ids)
 

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from gateway import account, media_fields, report, speculation, sse, translate
+from gateway import account, media_fields, report, speculation, sse, structured, translate
 from gateway.choices import Choices
 from gateway.completion import Completion
 from gateway.errors import describe_error, request_took_too_long, server_is_stopping
@@ -133,10 +133,12 @@ class ChatResponse(Response):
             pruning=plan.pruning if plan.wants_draft and settings.draft else _NO_PRUNING,
             info=info,
             settings=settings,
+            grammar=await structured.checked_grammar(body),
             without_guesses=not plan.guesses,
         )
         media = await self._read_media(info)
         pair = backends.pair(info.name, await self._affinity_key(media))
+        structured.check_support(body, pair.target.info or info)
         calibration = pair.target.calibration
         can_calibrate = plan.is_default and plan.wants_draft and pair.draft is not None
         is_calibration = can_calibrate and calibration.is_due(request.max_tokens)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hippo.benchmark.answers import Answer
+from hippo.benchmark.json_lines import JsonLines
 from hippo.benchmark.video_questions import VideoQuestion
 from hippo.errors import InvalidRequestError
 
@@ -18,39 +18,19 @@ Line = Mapping[str, Any]
 class AnswerLog:
     """Answers by (question's id, system's name), each a line of a JSONL file.
 
-    The first line holds the settings of the measurement. A last line that is not whole is removed:
-    a stop in the middle of a write leaves one. Raises InvalidRequestError for a file of other
-    settings or of other content, which stays as it is, and for one that cannot be written.
+    The first line holds the settings of the measurement. A last line that is not whole is removed.
+    Raises InvalidRequestError for a file of other settings or of other content, which stays as it
+    is, and for one that cannot be written.
     """
 
     def __init__(self, path: Path, settings: Line) -> None:
         self._path = path
+        self._settings = settings
         self._prompts: dict[tuple[str, str], str] = {}
         self.answers: dict[tuple[str, str], Answer] = {}
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            data = b""
-        except OSError as error:
-            raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from None
-        if not data:
-            self._append(settings)
-            return
-        head, *lines = data.split(b"\n")
-        self._check(head, settings)
-        num_whole = len(head) + 1
-        for number, line in enumerate(lines, 2):
-            try:
-                self._take(json.loads(line))
-            except (ValueError, KeyError, TypeError):
-                if number < len(lines):  # behind the last line are only an empty one or its rest
-                    raise InvalidRequestError(f"{path}, line {number}: this is no answer") from None
-                break
-            num_whole += len(line) + 1
-        if num_whole > len(data):  # only the last line's end is missing
-            self._write(b"\n")
-        elif num_whole < len(data):
-            os.truncate(path, num_whole)
+        self._file = JsonLines(path, self._take, kind="answer")
+        if self._file.is_empty:
+            self._file.append(settings)
 
     def has(self, question: VideoQuestion, system: str) -> bool:
         """Returns whether the system's answer is there.
@@ -68,7 +48,7 @@ class AnswerLog:
     def add(self, question: VideoQuestion, system: str, answer: Answer) -> None:
         """Appends an answer."""
         self.answers[question.id, system] = answer
-        self._append(
+        self._file.append(
             {
                 "id": question.id,
                 "system": system,
@@ -82,17 +62,8 @@ class AnswerLog:
             }
         )
 
-    def _append(self, line: Line) -> None:
-        self._write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
-
-    def _write(self, data: bytes) -> None:
-        try:
-            with self._path.open("ab") as file:
-                file.write(data)
-        except OSError as error:
-            raise InvalidRequestError(f"{self._path} cannot be written: {error.strerror}") from None
-
-    def _check(self, head: bytes, settings: Line) -> None:
+    def _check(self, head: bytes) -> None:
+        settings = self._settings
         try:
             found = json.loads(head)
         except ValueError:
@@ -107,7 +78,11 @@ class AnswerLog:
                 "measure with the same, or give another file to --answers"
             )
 
-    def _take(self, line: Line) -> None:
+    def _take(self, number: int, data: bytes) -> None:
+        if number == 1 and data:
+            self._check(data)
+            return
+        line = json.loads(data)
         key = (line["id"], line["system"])
         self._prompts[key] = line["prompt"]
         self.answers[key] = Answer(

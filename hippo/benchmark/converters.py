@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from hippo.benchmark.requests import VIDEO_SUFFIXES
 from hippo.errors import HippoError, InvalidRequestError
 
 Record = Mapping[str, Any]
-
-_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +103,12 @@ def _finder(videos: Path) -> Callable[[str], str | None]:
         raise InvalidRequestError(f"there is no folder {videos}")
     by_stem: dict[str, list[PurePosixPath]] = defaultdict(list)
     for path in sorted(videos.rglob("*")):
-        if path.suffix.lower() in _SUFFIXES:
+        if path.suffix.lower() in VIDEO_SUFFIXES:
             by_stem[path.stem].append(PurePosixPath(path.relative_to(videos).as_posix()))
 
     def find(name: str) -> str | None:
         wanted = PurePosixPath(name)
-        is_file = wanted.suffix.lower() in _SUFFIXES
+        is_file = wanted.suffix.lower() in VIDEO_SUFFIXES
         folders = wanted.parent.parts
         below = [
             path

@@ -15,7 +15,8 @@ from hippo.benchmark.answers import Answer
 from hippo.benchmark.server import Connection
 from hippo.errors import InvalidRequestError
 
-_IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov", ".m4v", ".mpg", ".mpeg", ".ts")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 _PROBE_TOKENS = 8
 _SALT = "cache_salt"
 
@@ -46,7 +47,7 @@ def question_about(text: str, *media: str, name: str = "", seed: int = 0) -> Que
 def _media_part(video: str) -> dict[str, Any]:
     """Returns a video or image as a content part of a message."""
     suffix = Path(video).suffix.lower()
-    kind = "image" if suffix in _IMAGE_SUFFIXES else "video"
+    kind = "image" if suffix in IMAGE_SUFFIXES else "video"
     url = video
     if not video.startswith(("http://", "https://", "data:", "file://")):
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rich import box
@@ -38,10 +38,15 @@ def progress_bar(console: Console) -> Progress:
     )
 
 
+def tracked(items: Iterable[Item], console: Console, *, title: str, total: int) -> Iterator[Item]:
+    """Yields all items, and counts them in a progress bar."""
+    with progress_bar(console) as progress:
+        yield from progress.track(items, total=total, description=title)
+
+
 def watched(items: Iterable[Item], console: Console, *, title: str, total: int) -> list[Item]:
     """Returns all items as a list, and counts them in a progress bar."""
-    with progress_bar(console) as progress:
-        return list(progress.track(items, total=total, description=title))
+    return list(tracked(items, console, title=title, total=total))
 
 
 def latency_table(title: str, rows: Sequence[Row]) -> Table:

@@ -14,6 +14,13 @@ from hippo.transfer import to_device
 from hippo.types import TokenLogprobs
 
 
+def start_masks(steps: Sequence[tuple[EngineSequence, Step]]) -> None:
+    """Starts the masks of all steps with a grammar, which are computed beside the forward."""
+    for sequence, step in steps:
+        if (masks := sequence.sampler.masks) is not None:
+            masks.start(sequence.core.history(step), step.guess)
+
+
 def sample_steps(
     steps: Sequence[tuple[EngineSequence, Step]], logits: torch.Tensor
 ) -> list[tuple[list[int], list[TokenLogprobs]]]:

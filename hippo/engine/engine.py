@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from hippo.engine.batch import sample_steps
+from hippo.engine.batch import sample_steps, start_masks
 from hippo.engine.bounded import VisionCache
 from hippo.engine.device_thread import DeviceThread
 from hippo.engine.fairness import prefill_budget_ns
@@ -292,6 +292,7 @@ class Engine:
             )
         )
         began_ns = perf_counter_ns()
+        start_masks(steps)
         try:
             logits = self.model.forward(plan)
             began_ns = max(began_ns, self.jobs.wait_for_device())  # a GPU runs the piece first

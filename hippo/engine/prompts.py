@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from time import perf_counter_ns
+from typing import TypeVar
 
 from hippo.engine.cpu import compute_alone, name_thread
 from hippo.engine.media_cache import Decoder, MediaCache
@@ -14,8 +15,11 @@ from hippo.errors import ContextLengthError, InvalidRequestError, MediaError
 from hippo.models.base import DecodedMedia, Prompt, VideoLanguageModel
 from hippo.models.content import CachedRows, cached_rows, salted
 from hippo.models.messages import REMEDY
+from hippo.sampling.masks import GRAMMAR_PARAM, GrammarCompiler, TokenMasks
 from hippo.tasks import gather_or_cancel
 from hippo.types import FramePlan, MediaKind, OpenRequest
+
+ResultT = TypeVar("ResultT")
 
 NUM_READER_THREADS = 2
 """Threads that pre-process media, and hence the number of sequences in the queue that read their
@@ -30,11 +34,13 @@ class ReadPrompt:
     rows: CachedRows  # the rows of the whole prompt
     max_tokens: int  # of the completion: the request's limit, or the rest of the context
     preprocess_ns: int
+    masks: TokenMasks | None = None  # of the request's grammar
 
 
 class PromptReader:
     """Reads prompts for one model; caches at most ``media_cache_bytes`` of decoded media, and takes
-    at most ``max_decoded_bytes`` of them in one request."""
+    at most ``max_decoded_bytes`` of them in one request. Without a ``compiler``, requests with a
+    grammar are refused."""
 
     def __init__(
         self,
@@ -43,8 +49,10 @@ class PromptReader:
         *,
         media_cache_bytes: int = 0,
         max_decoded_bytes: int,
+        compiler: GrammarCompiler | None = None,
     ) -> None:
         self._model = model
+        self._compiler = compiler
         self._max_decoded_bytes = max_decoded_bytes
         self.media_cache = MediaCache(decoder, media_cache_bytes)
         self._threads = ThreadPoolExecutor(
@@ -63,6 +71,7 @@ class PromptReader:
         prompt and completion exceed the context.
         """
         began_ns = perf_counter_ns()
+        masks = await self._run(self._compile, request) if request.sampling.grammar else None
         plan, left_bytes = _plan_of_each(request), self._max_decoded_bytes
 
         async def decode(index: int) -> DecodedMedia:
@@ -79,13 +88,24 @@ class PromptReader:
             return item
 
         media = await gather_or_cancel(map(decode, range(len(request.media))))
-        prompt, rows = await asyncio.get_running_loop().run_in_executor(
-            self._threads, self._prepare, request, media
-        )
+        prompt, rows = await self._run(self._prepare, request, media)
         max_tokens = fitting_max_tokens(
             request, prompt.length, max_context_length=self._model.info.max_context_length
         )
-        return ReadPrompt(prompt, rows, max_tokens, perf_counter_ns() - began_ns)
+        return ReadPrompt(prompt, rows, max_tokens, perf_counter_ns() - began_ns, masks)
+
+    async def _run(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, function, *arguments)
+
+    def _compile(self, request: OpenRequest) -> TokenMasks | None:
+        if self._compiler is None:
+            raise InvalidRequestError(
+                f"{self._model.info.name} takes no grammar, because llguidance cannot read its "
+                "tokenizer",
+                param=GRAMMAR_PARAM,
+            )
+        return self._compiler.compile_request(request)
 
     async def _decode(self, request: OpenRequest, index: int, plan: FramePlan) -> DecodedMedia:
         try:
@@ -108,6 +128,8 @@ class PromptReader:
     def close(self) -> None:
         """Waits for prompts in preparation, and ends the threads."""
         self._threads.shutdown(wait=True, cancel_futures=True)
+        if self._compiler is not None:
+            self._compiler.close()
 
 
 def _plan_of_each(request: OpenRequest) -> FramePlan:

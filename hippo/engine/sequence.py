@@ -84,6 +84,7 @@ class EngineSequence(ABC):
             num_token_ids,
             device,
             end_token_ids=self.request.end_token_ids,
+            masks=read.masks,
         )
 
     @abstractmethod

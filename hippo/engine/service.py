@@ -20,6 +20,7 @@ from hippo.errors import UnavailableError
 from hippo.local_files import LocalFiles
 from hippo.models.base import VideoLanguageModel
 from hippo.rpc.server import RpcServer
+from hippo.sampling.masks import grammar_compiler
 from hippo.sizes import cache_limit
 from hippo.types import ModelInfo
 
@@ -117,7 +118,12 @@ class EngineService:
         """Warms the model up and serves it; the caller closes ``decoder``."""
         settings = self._settings
         files = LocalFiles(settings.allowed_local_media_path)
-        info = replace(model.info, media_dirs=tuple(map(str, files.directories)))
+        compiler = await asyncio.to_thread(grammar_compiler, model.info)
+        info = replace(
+            model.info,
+            media_dirs=tuple(map(str, files.directories)),
+            takes_grammars=compiler is not None,
+        )
         num_tapped = self._num_tapped(model)
         engine = Engine(
             model,
@@ -136,6 +142,7 @@ class EngineService:
                 decoder,
                 media_cache_bytes=cache_limit(settings.media_cache_bytes, model.frame_bytes),
                 max_decoded_bytes=settings.decode_limits().max_memory_bytes,
+                compiler=compiler,
             ),
             files=files,
         )

@@ -11,6 +11,7 @@ import torch
 
 from hippo.errors import HippoError
 from hippo.sampling.logprobs import pack_logprobs, unpack_logprobs
+from hippo.sampling.masks import TokenMasks, mask_logits
 from hippo.sampling.noise import noise_key, noise_rows
 from hippo.sampling.rule import choose_tokens
 from hippo.transfer import to_device
@@ -25,7 +26,7 @@ class TokenSampler:
     """Chooses the tokens of one sequence; the state is only a cache and does not affect results.
 
     Not thread-safe. ``num_token_ids`` is the width of the logits. ``params.min_tokens`` excludes
-    ``end_token_ids`` from the first tokens.
+    ``end_token_ids`` from the first tokens; with ``masks``, the masks do so.
     """
 
     def __init__(
@@ -36,8 +37,10 @@ class TokenSampler:
         device: torch.device | str = "cpu",
         *,
         end_token_ids: Collection[int] = (),
+        masks: TokenMasks | None = None,
     ) -> None:
         self.params = params
+        self.masks = masks
         self._num_ids = num_token_ids
         self._device = torch.device(device)
         self._prompt_mask: torch.Tensor | None = None
@@ -61,7 +64,7 @@ class TokenSampler:
             self._counts = torch.zeros(num_token_ids, dtype=torch.int32, device=self._device)
         self._counted: list[int] = []  # the output ids counted in _counts
         self._end_ids: torch.Tensor | None = None  # int64, excluded by min_tokens
-        if params.min_tokens > 0 and end_token_ids:
+        if params.min_tokens > 0 and end_token_ids and masks is None:
             self._end_ids = to_device(sorted(end_token_ids), self._device)
         self._key = noise_key(params.seed, params.choice_index)
         self._noise: torch.Tensor | None = None  # float64 [rows, num_ids]
@@ -69,9 +72,10 @@ class TokenSampler:
 
     def is_plain_greedy(self, first_index: int) -> bool:
         """Whether the rule is a bare argmax from ``first_index`` on, without noise, penalties, bias
-        and excluded end tokens."""
+        and excluded tokens."""
         return (
             self.params.temperature <= 0.0
+            and self.masks is None
             and self._counts is None
             and self._bias is None
             and (self._end_ids is None or first_index >= self.params.min_tokens)
@@ -84,7 +88,7 @@ class TokenSampler:
 
         ``logits`` are float32 ``[len(draft_ids) + 1, num_token_ids]``. Row k's history is
         ``output_ids`` and ``draft_ids[:k]``, so row k's token has the completion index
-        ``len(output_ids) + k``.
+        ``len(output_ids) + k``. The sampler's ``masks`` must have been started for the same ids.
         """
         num_rows, width = logits.shape
         first_index = len(output_ids)
@@ -98,7 +102,7 @@ class TokenSampler:
         if self.params.temperature > 0.0:
             noise = self._noise_for(first_index, num_rows)
         return choose_tokens(
-            self._without_ends(logits, first_index),
+            self._without_excluded(logits, first_index),
             self.params,
             noise=noise,
             prompt_mask=self._prompt_mask,
@@ -106,8 +110,11 @@ class TokenSampler:
             bias=self._bias,
         )
 
-    def _without_ends(self, logits: torch.Tensor, first_index: int) -> torch.Tensor:
-        """Returns the logits with end tokens excluded in the rows before ``min_tokens``."""
+    def _without_excluded(self, logits: torch.Tensor, first_index: int) -> torch.Tensor:
+        """Returns the logits without the tokens that the grammar excludes, and without end tokens
+        in the rows before ``min_tokens``."""
+        if self.masks is not None:
+            return mask_logits(logits, self.masks.take())
         num_early = min(self.params.min_tokens - first_index, logits.shape[0])
         if self._end_ids is None or num_early <= 0:
             return logits
@@ -186,7 +193,7 @@ def sample_step(
     """Returns each sequence's token ids and their log-probabilities, with one wait for the device.
 
     ``logits`` are float32 ``[rows, num_token_ids]``, with the rows of the requests in order. Raises
-    HippoError when a row's logits are unusable.
+    HippoError when a row's logits are unusable, and InvalidRequestError where a grammar fails.
     """
     chosen = choose_step(requests, logits)
     parts = [chosen]
@@ -207,6 +214,8 @@ def sample_step(
     width = logits.shape[1]
     results = []
     for request, ids in zip(requests, token_ids, strict=True):
+        if request.sampler.masks is not None:
+            request.sampler.masks.check(request.draft_ids, ids)
         num_top = request.num_top
         logprobs = [] if num_top is None else unpack_logprobs(values, len(ids), num_top, width)
         results.append((ids, logprobs))

@@ -284,6 +284,7 @@ class SamplingParams(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     CHOICE_INDEX_FIELD_NUMBER: _builtins.int
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """0 means greedy."""
     top_k: _builtins.int
@@ -304,6 +305,10 @@ class SamplingParams(_message.Message):
     """Which choice of the request this sequence is; part of the noise key."""
     min_tokens: _builtins.int
     """Open.end_token_ids cannot be chosen for completion indices below it."""
+    grammar: _builtins.str
+    """The grammar of the completion's text, in one of llguidance's forms (Lark, or its JSON); empty:
+    any text. It takes effect only if GetModelResponse.takes_grammars is set.
+    """
     @_builtins.property
     def logit_bias(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogitBias]:
         """Additive changes of logits."""
@@ -322,10 +327,11 @@ class SamplingParams(_message.Message):
         seed: _builtins.int = ...,
         choice_index: _builtins.int = ...,
         min_tokens: _builtins.int = ...,
+        grammar: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty", "_top_p", b"_top_p", "repetition_penalty", b"repetition_penalty", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty", "_top_p", b"_top_p", "choice_index", b"choice_index", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty", "_top_p", b"_top_p", "choice_index", b"choice_index", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "logit_bias", b"logit_bias", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
     _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
@@ -1047,6 +1053,7 @@ class GetModelResponse(_message.Message):
     DEVICE_UUIDS_FIELD_NUMBER: _builtins.int
     MEDIA_DIRS_FIELD_NUMBER: _builtins.int
     VIDEO_HASH_FIELD_NUMBER: _builtins.int
+    TAKES_GRAMMARS_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol; 1."""
     name: _builtins.str
@@ -1071,6 +1078,8 @@ class GetModelResponse(_message.Message):
     """Parameters of the model."""
     video_hash: _builtins.bytes
     """SHA-256 of how a video becomes prompt ids; equal for the two of a pair, empty if not told."""
+    takes_grammars: _builtins.bool
+    """SamplingParams.grammar takes effect."""
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """End tokens of the generation configuration."""
@@ -1101,10 +1110,11 @@ class GetModelResponse(_message.Message):
         device_uuids: _abc.Iterable[_builtins.str] | None = ...,
         media_dirs: _abc.Iterable[_builtins.str] | None = ...,
         video_hash: _builtins.bytes = ...,
+        takes_grammars: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_uuids", b"device_uuids", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "family", b"family", "max_context_length", b"max_context_length", "media_dirs", b"media_dirs", "name", b"name", "num_parameters", b"num_parameters", "num_slots", b"num_slots", "num_token_ids", b"num_token_ids", "protocol_version", b"protocol_version", "tokenizer_hash", b"tokenizer_hash", "tokenizer_json", b"tokenizer_json", "video_hash", b"video_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_uuids", b"device_uuids", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "family", b"family", "max_context_length", b"max_context_length", "media_dirs", b"media_dirs", "name", b"name", "num_parameters", b"num_parameters", "num_slots", b"num_slots", "num_token_ids", b"num_token_ids", "protocol_version", b"protocol_version", "takes_grammars", b"takes_grammars", "tokenizer_hash", b"tokenizer_hash", "tokenizer_json", b"tokenizer_json", "video_hash", b"video_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

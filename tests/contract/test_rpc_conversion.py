@@ -58,6 +58,7 @@ REQUEST = OpenRequest(
         seed=2**64 - 1,
         choice_index=2,
         min_tokens=30,
+        grammar="start: /a+/",
     ),
     frame_plan=FramePlan(fps=1.5, min_frames=4, max_frames=64, max_pixels=100_000),
     pruning=Pruning(
@@ -241,6 +242,7 @@ def test_model_info_survives_the_wire_and_another_version_is_refused() -> None:
     info = ModelInfo(
         "m", "toy", "cpu", "float32", b"h", b"{}", 50, (1, 2), 512, 4, 10**10,
         device_uuids=("0a1b", "2c3d"), video_hash=b"v",
+        takes_grammars=True,
     )  # fmt: skip
     message = codec.encode(info)
 

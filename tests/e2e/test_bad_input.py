@@ -181,7 +181,7 @@ def test_a_prompt_that_leaves_little_room(http: httpx.Client, running: Running) 
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"echo": True}, "echo"),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"beam_width": 4}, "beam_width"),
         ({"messages": []}, "messages"),

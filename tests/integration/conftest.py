@@ -17,7 +17,7 @@ def _no_engine_thread_is_left() -> Iterator[None]:
     left = [
         thread.name
         for thread in threading.enumerate()
-        if thread.name == "device" or thread.name.startswith("prepare")
+        if thread.name == "device" or thread.name.startswith(("prepare", "masks"))
     ]
     assert not left, f"threads outlived their service: {left}"
 

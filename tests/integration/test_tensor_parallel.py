@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
+from llguidance import grammar_from
 
 from hippo.errors import ContextLengthError
 from hippo.models.base import (
@@ -190,7 +191,12 @@ async def test_services_output_equals_one_ranks_with_and_without_a_draft(models:
     greedy = toy_request(
         pruning=Pruning(PruningStrategy.HOLISTIC, 0.5), max_tokens=32, end_token_ids=()
     )
-    requests = [greedy, dataclasses.replace(greedy, sampling=SAMPLED)]
+    formed = dataclasses.replace(
+        greedy,
+        sampling=dataclasses.replace(SAMPLED, grammar=grammar_from("regex", "[a-z ]{20,30}")),
+        end_token_ids=models.one.info.end_token_ids,
+    )
+    requests = [greedy, dataclasses.replace(greedy, sampling=SAMPLED), formed]
     async with serving_target(models.one, decoder) as (_, one):
         expected = [await target_only(one, request) for request in requests]
     async with (

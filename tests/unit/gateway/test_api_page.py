@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from gateway import media_schemas, schemas
+from gateway import media_schemas, schemas, structured
 
 PAGE = (Path(__file__).parents[3] / "docs/api.md").read_text(encoding="utf-8")
 MODELS = [
     model
-    for model in {**vars(media_schemas), **vars(schemas)}.values()
+    for model in {**vars(media_schemas), **vars(structured), **vars(schemas)}.values()
     if isinstance(model, type) and issubclass(model, BaseModel) and model.model_fields
 ]
 

@@ -18,6 +18,7 @@ from hippo.models.base import VideoLanguageModel as Model
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.pruning.select import needs_attention
+from hippo.sampling.masks import mask_logits
 from hippo.sampling.sampler import SampleRequest, TokenSampler, choose_step
 from hippo.types import Pruning, PruningStrategy, SamplingParams
 from services.target.selection import ScoredSelection
@@ -174,3 +175,9 @@ def check_sampling(pair: Pair, logits: torch.Tensor, prompt: Prompt) -> None:
 
     for params in SAMPLING:
         pair.agree(partial(choose, params=params))
+    allowed = torch.arange(logits.numel()).view_as(logits) % 3 > 0
+
+    def exclude(model: Model) -> torch.Tensor:
+        return mask_logits(logits if model.info.device == "cpu" else there, allowed).isinf()
+
+    pair.agree(exclude)

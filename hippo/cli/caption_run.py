@@ -1,0 +1,217 @@
+"""One run of ``hippo caption``: several requests at once, and a line for each file that ends."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from hippo.benchmark import tables
+from hippo.benchmark.json_lines import JsonLines
+from hippo.benchmark.requests import (
+    IMAGE_SUFFIXES,
+    VIDEO_SUFFIXES,
+    RequestForm,
+    probe,
+    question_about,
+)
+from hippo.benchmark.server import Connection, Server
+from hippo.errors import HippoError, InvalidRequestError, OverloadedError, UnavailableError
+
+Line = dict[str, Any]
+
+_GREETING = "Hello."  # for the probe, so that a broken first video is not the server's fault
+_PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # before a request is sent again to a server that was unavailable
+_BUSY_PAUSES_S = (0.5,) * 20 + (5.0,) * 240  # before it is sent again to one without a free slot
+_MOST_NAMED = 10
+_HASH_LENGTH = 16
+
+
+@dataclass(slots=True, kw_only=True)
+class CaptionRun:
+    """Asks about the files of ``folder`` that have no line in ``out``.
+
+    ``form`` is as for a server that takes every field.
+    """
+
+    folder: Path
+    out: Path
+    prompt: str
+    seed: int
+    server: Server
+    form: RequestForm
+    num_clients: int
+    is_by_path: bool
+    retries_errors: bool
+    console: Console  # for the summary
+    progress: Console  # for the progress bar
+    _lines: dict[str, Line] = field(default_factory=dict)  # by path, the last one
+    _is_over: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> int:
+        """Asks, and prints a summary; returns 1 if a file has no answer at the end, else 0.
+
+        Raises InvalidRequestError for a folder without videos, and for a file of lines that were
+        asked otherwise; HippoError if the server refuses every request, or is lost.
+        """
+        names = self._find_files()
+        file = JsonLines(self.out, self._take, kind="line of captions")
+        todo = [name for name in names if not self._is_done(name)]
+        if len(todo) < len(names):
+            known = len(names) - len(todo)
+            self._say(f"{known} of {len(names)} files have a line in {self.out} already")
+        if todo:
+            with closing(self.server.connect()) as connection:
+                form = probe(connection, question_about(_GREETING), self.form)
+            self.form = replace(form, is_hippo=False)
+        began_s = time.perf_counter()
+        found: list[Line] = []
+        try:
+            for line in tables.tracked(
+                self._answers(todo), self.progress, title=self.folder.name, total=len(todo)
+            ):
+                file.append(line)
+                self._lines[line["path"]] = line
+                found.append(line)
+        finally:
+            self._is_over.set()
+            self._sum_up(names, found, time.perf_counter() - began_s)
+        return int(any("answer" not in self._lines[name] for name in names))
+
+    @property
+    def _request(self) -> str:
+        """A hash of all that a request says beside the file."""
+        said = [self.prompt, self.seed, self.form.model, self.form.max_tokens]
+        further = {name: value for name, value in self.form.further.items()
+                   if name != "speculative"}  # fmt: skip
+        data = json.dumps([*said, self.form.temperature, further]).encode()
+        return hashlib.sha256(data).hexdigest()[:_HASH_LENGTH]
+
+    def _find_files(self) -> list[str]:
+        """Returns the paths of videos and images below the folder, sorted."""
+        suffixes = VIDEO_SUFFIXES + IMAGE_SUFFIXES
+        names = [
+            path.relative_to(self.folder).as_posix()
+            for path in sorted(self.folder.rglob("*"))
+            if path.suffix.lower() in suffixes and not path.is_dir()
+        ]
+        if not names:
+            raise InvalidRequestError(
+                f"there are no videos or images below {self.folder} ({', '.join(suffixes)})"
+            )
+        return names
+
+    def _take(self, number: int, data: bytes) -> None:
+        if number == 1 and data and not data.startswith(b'{"path"'):
+            raise InvalidRequestError(f"{self.out} is no file of captions: give a new one")
+        line = json.loads(data)
+        if line["request"] != self._request:
+            raise InvalidRequestError(
+                f"{self.out}, line {number}: this was asked with another prompt, model, schema or "
+                "option; ask the same, or give another file to --out"
+            )
+        self._lines[line["path"]] = line
+
+    def _is_done(self, name: str) -> bool:
+        line = self._lines.get(name)
+        return line is not None and not ("error" in line and self.retries_errors)
+
+    def _answers(self, names: list[str]) -> Iterator[Line]:
+        """Yields the lines of ``names`` in the order of their ends. Raises an error that is not
+        that of one file; requests in progress then end with the process."""
+        todo: queue.SimpleQueue[str] = queue.SimpleQueue()
+        for name in names:
+            todo.put(name)
+        ended: queue.SimpleQueue[Line | Exception] = queue.SimpleQueue()
+        for _ in range(min(self.num_clients, len(names))):
+            threading.Thread(target=self._run_client, args=(todo, ended), daemon=True).start()
+        for _ in names:
+            line = ended.get()
+            if isinstance(line, Exception):
+                raise line
+            yield line
+
+    def _run_client(
+        self, todo: queue.SimpleQueue[str], ended: queue.SimpleQueue[Line | Exception]
+    ) -> None:
+        """Asks about one file after another on a connection of its own."""
+        with closing(self.server.connect()) as connection:
+            while not self._is_over.is_set():
+                try:
+                    name = todo.get_nowait()
+                except queue.Empty:
+                    return
+                try:
+                    ended.put(self._line(connection, name))
+                except Exception as error:
+                    ended.put(error)
+                    return
+
+    def _line(self, connection: Connection, name: str) -> Line:
+        began_s = time.perf_counter()
+        try:
+            answered = self._ask(connection, name)
+        except UnavailableError:
+            raise
+        except HippoError as error:
+            answered = {"error": error.message}
+        seconds = round(time.perf_counter() - began_s, 3)
+        return {"path": name, **answered, "seconds": seconds, "request": self._request}
+
+    def _ask(self, connection: Connection, name: str) -> Line:
+        path = self.folder / name
+        media = path.resolve().as_uri() if self.is_by_path else str(path)
+        question = question_about(self.prompt, media, name=name, seed=self.seed)
+        body = self.form.request(question).body()
+        pauses, busy_pauses = iter(_PAUSES_S), iter(_BUSY_PAUSES_S)
+        while True:
+            try:
+                answer = connection.ask(body)
+                break
+            except (OverloadedError, UnavailableError) as error:
+                is_busy = isinstance(error, OverloadedError)  # other clients may have the slots
+                pause_s = next(busy_pauses if is_busy else pauses, None)
+                if pause_s is None:
+                    raise
+            if self._is_over.wait(pause_s):
+                raise UnavailableError("the run has ended")
+        line: Line = {"answer": answer.text}
+        if "response_format" in self.form.further:
+            try:
+                line["parsed"] = json.loads(answer.text)
+            except ValueError:
+                reason = f"the answer, which ended by {answer.finish_reason!r}, is no JSON"
+                return {"error": f"{reason}: {answer.text}"}
+        return {**line, "finish_reason": answer.finish_reason, "usage": answer.usage}
+
+    def _sum_up(self, names: list[str], found: list[Line], seconds: float) -> None:
+        lines = [self._lines[name] for name in names if name in self._lines]
+        failed = [line for line in lines if "error" in line]
+        left = len(names) - len(lines)
+        self._say(
+            f"{len(names)} files: {len(lines) - len(failed)} answered, {len(failed)} failed"
+            + (f", {left} left; the same command goes on" if left else "")
+        )
+        answered = [line for line in found if "answer" in line]
+        if answered:
+            num_tokens = sum(line["usage"].get("completion_tokens") or 0 for line in answered)
+            self._say(
+                f"{len(answered)} answers in {seconds:.1f} s: {60 * len(answered) / seconds:.1f} a "
+                f"minute, {num_tokens / seconds:.0f} tokens a second"
+            )
+        for line in failed[:_MOST_NAMED]:
+            self._say(f"failed: {line['path']}: {line['error']}")
+        if len(failed) > _MOST_NAMED:
+            self._say(f"and {len(failed) - _MOST_NAMED} more, which {self.out} names")
+
+    def _say(self, text: str) -> None:
+        self.console.print(text)

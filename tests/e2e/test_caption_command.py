@@ -1,0 +1,174 @@
+"""``hippo caption`` about a folder with a broken file, against the running pair."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hippo.cli import main
+from tests.e2e.support import Running, free_port, jpeg_frame, wait_until
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"color": {"enum": ["red", "blue"]}, "count": {"enum": [1, 2, 3]}},
+    "required": ["color", "count"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(running: Running, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two videos, an image, a broken video, and a file that is neither."""
+    found = tmp_path_factory.mktemp("videos")
+    (found / "sub folder").mkdir()
+    shutil.copy(running.clip, found / "a.mp4")
+    shutil.copy(running.clip, found / "sub folder" / "b.MP4")
+    (found / "c.jpg").write_bytes(jpeg_frame(1))
+    (found / "broken.mp4").write_bytes(b"no video" * 100)
+    (found / "notes.txt").write_text("not asked about")
+    return found
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _command(running: Running, folder: Path, out: Path, *further: str) -> list[str]:
+    return [
+        *("caption", str(folder), "--out", str(out), "--url", running.url),
+        *("--prompt", "What is there?", "--max-tokens", "12", *further),
+    ]
+
+
+def test_every_file_gets_a_line_and_a_second_run_goes_on(
+    running: Running, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "captions.jsonl"
+    command = _command(running, folder, out, "--concurrency", "3")
+    assert main(command) == 1
+    lines = {line["path"]: line for line in _lines(out)}
+    assert sorted(lines) == ["a.mp4", "broken.mp4", "c.jpg", "sub folder/b.MP4"]
+    broken = lines.pop("broken.mp4")
+    assert set(broken) == {"path", "error", "seconds", "request"} and "400" in broken["error"]
+    for line in lines.values():
+        assert set(line) == {
+            "path", "answer", "finish_reason", "usage", "seconds", "request"
+        }  # fmt: skip
+        assert line["answer"] and 0 < line["usage"]["completion_tokens"] <= 12
+    assert lines["a.mp4"]["answer"] == lines["sub folder/b.MP4"]["answer"]
+    told = capsys.readouterr().out
+    assert "4 files: 3 answered, 1 failed\n" in told and "failed: broken.mp4: " in told
+
+    # A stop in the middle of a line, of which nothing is left.
+    whole = out.read_bytes()
+    kept = b"".join(line for line in whole.splitlines(True) if b"sub folder" not in line)
+    out.write_bytes(kept + b'{"path": "sub fo')
+    assert main(command) == 1
+    assert out.read_bytes().startswith(kept) and len(_lines(out)) == 4
+    assert "3 of 4 files have a line" in capsys.readouterr().out
+
+    # The broken file is mended.
+    (folder / "broken.mp4").write_bytes(running.clip.read_bytes())
+    try:
+        assert main(command) == 1
+        assert main([*command, "--retry-errors"]) == 0
+    finally:
+        (folder / "broken.mp4").write_bytes(b"no video" * 100)
+    assert len(_lines(out)) == 5
+    assert _lines(out)[-1]["answer"] == lines["a.mp4"]["answer"]
+    whole = out.read_bytes()
+    assert main([*command, "--seed", "5"]) == 1
+    assert out.read_bytes() == whole
+    assert "asked with another prompt, model, schema or option" in capsys.readouterr().err
+
+
+def test_answers_by_a_schema_are_parsed_and_those_cut_off_are_errors(
+    running: Running, folder: Path, tmp_path: Path
+) -> None:
+    schema = tmp_path / "scene.json"
+    schema.write_text(json.dumps(SCHEMA))
+    found = {}
+    for limit in ("40", "3"):
+        out = tmp_path / f"{limit}.jsonl"
+        command = _command(running, folder, out, "--schema", str(schema), "--policy", "off")
+        assert main([*command, "--max-tokens", limit]) == 1
+        found[limit] = {line["path"]: line for line in _lines(out)}
+    parsed = found["40"]["a.mp4"]["parsed"]
+    assert list(parsed) == ["color", "count"] and parsed["color"] in ("red", "blue")
+    assert json.loads(found["40"]["a.mp4"]["answer"]) == parsed
+    assert "ended by 'length', is no JSON" in found["3"]["a.mp4"]["error"]
+
+
+def test_files_are_named_by_path_for_a_server_that_may_open_them(
+    running: Running, tmp_path: Path
+) -> None:
+    out = tmp_path / "captions.jsonl"
+    assert main(_command(running, running.clip.parent, out, "--by-path")) == 0
+    assert [line["path"] for line in _lines(out)] == ["clip.mp4"]
+
+
+@pytest.mark.parametrize(
+    ("further", "told"),
+    [
+        (("--concurrency", "0"), "--concurrency must be at least 1"),
+        (("--schema", "scene.txt"), "scene.txt cannot be read"),
+        (("--model", "other"), "there is no model 'other'"),
+    ],
+)
+def test_what_cannot_be_asked_is_said_at_once(
+    running: Running,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    further: tuple[str, ...],
+    told: str,
+) -> None:
+    out = tmp_path / "captions.jsonl"
+    assert main(_command(running, folder, out, *further)) == 1
+    assert told in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_another_file_and_an_empty_folder_are_refused(
+    running: Running, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("mine")
+    assert main(_command(running, folder, notes)) == 1
+    assert "is no file of captions" in capsys.readouterr().err and notes.read_text() == "mine"
+    assert main(_command(running, tmp_path, tmp_path / "captions.jsonl")) == 1
+    assert "there are no videos or images below" in capsys.readouterr().err
+
+
+def test_a_stop_ends_cleanly_and_a_lost_server_is_named(
+    running: Running, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    many = tmp_path / "many"
+    many.mkdir()
+    for number in range(40):
+        shutil.copy(running.clip, many / f"{number:02}.mp4")
+    out = tmp_path / "captions.jsonl"
+    command = _command(running, many, out, "--concurrency", "2")
+    with subprocess.Popen(
+        [sys.executable, "-m", "hippo.cli", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        wait_until(lambda: out.exists() and out.read_bytes().count(b"\n") >= 2)
+        process.send_signal(signal.SIGINT)
+        told, errors = process.communicate(timeout=30)
+    assert process.returncode == 130 and "Traceback" not in errors
+    assert "left; the same command goes on" in told
+    assert all("answer" in line for line in _lines(out))
+    wait_until(lambda: running.slots_used() == 0)
+    gone = [*command, "--url", f"http://127.0.0.1:{free_port()}"]
+    assert main(gone) == 1
+    assert "nothing listens" in capsys.readouterr().err

@@ -1,0 +1,187 @@
+"""Structured output, asked for by the official client of real processes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import jsonschema_rs
+import openai
+import pytest
+from pydantic import BaseModel
+
+from tests.e2e.support import CHAT, GREEDY, SAMPLED, ask, data_url, video_message
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "objects": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "color": {"enum": ["red", "green", "blue"]},
+                    "shape": {"type": "string", "maxLength": 12},
+                },
+                "required": ["color", "shape"],
+                "additionalProperties": False,
+            },
+            "minItems": 1,
+            "maxItems": 2,
+        },
+        "count": {"type": "integer", "minimum": 0, "maximum": 9},
+    },
+    "required": ["objects", "count"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "scene", "schema": SCHEMA}}
+PENALISED = {**SAMPLED, "frequency_penalty": 0.3, "logprobs": True, "top_logprobs": 2}
+
+
+def _answer(client: openai.OpenAI, clip: Path, policy: str = "adaptive", **fields: Any) -> Any:
+    extra = {"speculative": {"policy": policy}, **fields.pop("extra_body", {})}
+    return ask(client, data_url(clip), extra_body=extra, **({"max_tokens": 160} | fields))
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "T", "penalties"])
+def test_every_policy_gives_the_targets_own_answer_by_the_schema(
+    client: openai.OpenAI, clip: Path, sampling: dict[str, Any]
+) -> None:
+    fields = {"response_format": FORMAT, "extra_body": {"return_token_ids": True}, **sampling}
+    alone = _answer(client, clip, "off", **fields)
+    choice = alone.choices[0]
+    assert choice.finish_reason == "stop"
+    jsonschema_rs.validate(SCHEMA, json.loads(choice.message.content))
+    policies = ("serial", "vpsd", "optimistic", "conservative", "adaptive")
+    for policy in policies[1:3] if sampling is PENALISED else policies:
+        pair = _answer(client, clip, policy, **fields)
+        other = pair.choices[0]
+        assert other.model_extra["token_ids"] == choice.model_extra["token_ids"], policy
+        assert other.message.content == choice.message.content, policy
+        figures = pair.model_extra["hippo"]
+        assert figures["draft_problem"] is None and figures["num_draft_streams"] == 1, policy
+        assert figures["draft_used"] or policy == "adaptive"
+        if other.logprobs:
+            tokens = [one.token for one in other.logprobs.content]
+            assert "".join(tokens) == other.message.content
+
+
+def test_choices_and_streams_follow_the_schema_too(client: openai.OpenAI, clip: Path) -> None:
+    whole = _answer(client, clip, n=2, response_format=FORMAT, **SAMPLED)
+    for choice in whole.choices:
+        jsonschema_rs.validate(SCHEMA, json.loads(choice.message.content))
+    texts = ["", ""]
+    for chunk in _answer(client, clip, n=2, response_format=FORMAT, stream=True, **SAMPLED):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == [choice.message.content for choice in whole.choices]
+
+
+class Thing(BaseModel):
+    """A part of a client's own class."""
+
+    color: Literal["red", "green", "blue"]
+    is_round: bool
+
+
+class Scene(BaseModel):
+    """A scene as a client's own class."""
+
+    mood: Literal["calm", "lively"]
+    largest: Thing
+
+
+def test_the_official_client_parses_an_answer_into_its_class(
+    client: openai.OpenAI, clip: Path
+) -> None:
+    parsed = client.chat.completions.parse(
+        model="hippo",
+        messages=[video_message(data_url(clip))],  # type: ignore[list-item]
+        response_format=Scene,
+        temperature=0.7,
+        seed=2,
+        max_tokens=200,
+    )
+    scene = parsed.choices[0].message.parsed
+    assert isinstance(scene, Scene) and isinstance(scene.largest, Thing)
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"guided_choice": ["yes", "no", "not sure"]}, "yes|no|not sure"),
+        ({"structured_outputs": {"choice": ['"a"', "b c"]}}, '"a"|b c'),
+        ({"guided_regex": r"[A-Z][a-z]{3,6} \d{2}\."}, r"[A-Z][a-z]{3,6} \d{2}\."),
+        ({"structured_outputs": {"regex": "(ab|cd){2}"}}, "(ab|cd){2}"),
+        ({"guided_json": {"enum": [1, "one"]}}, '1|"one"'),
+        ({"structured_outputs": {"json": '{"const": true}'}}, "true"),
+        ({"structured_outputs": {"json_object": True}}, r"\{(.|\n)*"),
+        ({"response_format": {"type": "json_object"}}, r"\{(.|\n)*"),
+    ],
+)
+def test_vllms_forms_constrain_the_whole_answer(
+    client: openai.OpenAI, clip: Path, fields: dict[str, Any], pattern: str
+) -> None:
+    choice = _answer(client, clip, extra_body=fields, max_tokens=48, **SAMPLED).choices[0]
+    assert re.fullmatch(pattern, choice.message.content)
+    assert choice.finish_reason == "stop" or "json_object" in str(fields)
+
+
+def test_limits_and_stops_end_an_answer_before_its_form_is_complete(
+    client: openai.OpenAI, clip: Path
+) -> None:
+    short = _answer(client, clip, response_format=FORMAT, max_tokens=5, **SAMPLED).choices[0]
+    assert short.finish_reason == "length" and short.message.content.startswith('{"obj')
+    cut = _answer(client, clip, response_format=FORMAT, stop=["color"], **SAMPLED).choices[0]
+    assert cut.finish_reason == "stop" and re.fullmatch('{"objects": ?\\[{"', cut.message.content)
+    extra = {"guided_choice": ["a", "b"], "min_tokens": 20}
+    assert _answer(client, clip, extra_body=extra).usage.completion_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"response_format": {"type": "yaml"}}, "response_format.type", "json_schema"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema is given"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema",
+            "is required",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"type": "int"}},
+                }
+            },
+            "response_format.json_schema.schema",
+            "Invalid type: int",
+        ),
+        ({"guided_json": {"not": {}}}, "guided_json", 'Unimplemented keys: ["not"]'),
+        ({"guided_json": "{"}, "guided_json", "cannot be used"),
+        ({"guided_json": "1}, {"}, "guided_json", "cannot be used"),
+        ({"guided_json": {"$ref": "#"}}, "guided_json", "cannot go on after 0 tokens"),
+        ({"guided_regex": "("}, "guided_regex", "unclosed group"),
+        ({"guided_regex": "a" * 2**19}, "guided_regex", "at most 262,144 are allowed"),
+        ({"guided_choice": []}, "guided_choice", "at least 1 item"),
+        (
+            {"guided_choice": ["a"], "response_format": {"type": "json_object"}},
+            "guided_choice",
+            "response_format both constrain",
+        ),
+        ({"guided_choice": ["a"], "ignore_eos": True}, "ignore_eos", "is not with guided_choice"),
+        ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar", "not a known"),
+    ],
+)
+def test_a_form_that_cannot_be_used_is_refused_by_name(
+    http: httpx.Client, fields: dict[str, Any], param: str, words: str
+) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    response = http.post(CHAT, json={"model": "hippo", "messages": messages, **fields})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param), error
+    assert words in error["message"]

@@ -1,0 +1,296 @@
+"""Masks of a grammar follow the ids that they are given, whatever was verified and rejected."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import grammar_from
+
+from hippo.errors import HippoError, InvalidRequestError
+from hippo.sampling.masks import GrammarCompiler, TokenMasks, grammar_compiler, mask_logits
+from hippo.sampling.sampler import SampleRequest, TokenSampler, sample_step
+from hippo.types import (
+    ChatMessage,
+    FramePlan,
+    ModelInfo,
+    OpenRequest,
+    Pruning,
+    SamplingParams,
+    TextPart,
+)
+from tests.support.info import small_model_info
+from tests.support.letters import letter_tokenizer
+
+LETTERS = [*'abcx{}[]":, 0123456789', "ab", "abc", '":', '{"', "12"]
+END, OTHER_END = len(LETTERS), len(LETTERS) + 1
+NUM_IDS = len(LETTERS) + 3  # the last one is special and ends nothing
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "string"}, "b": {"type": "array", "items": {"type": "integer"}}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+JSON = grammar_from("json", json.dumps(SCHEMA))
+
+
+def _model_info() -> ModelInfo:
+    """Of a model whose ids are ``LETTERS`` and three special tokens."""
+    return replace(
+        small_model_info(),
+        tokenizer_json=letter_tokenizer(LETTERS, ("<end>", "<stop>", "<pad>")),
+        num_token_ids=NUM_IDS,
+        end_token_ids=(END, OTHER_END),
+    )
+
+
+INFO = _model_info()
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    compiler = GrammarCompiler(INFO)
+    yield compiler
+    compiler.close()
+
+
+def _compile(
+    compiler: GrammarCompiler,
+    grammar: str,
+    *,
+    end_token_ids: tuple[int, ...] = (END, OTHER_END),
+    min_tokens: int = 0,
+) -> TokenMasks:
+    request = OpenRequest(
+        request_id="r",
+        messages=(ChatMessage("user", (TextPart("Hi"),)),),
+        media=(),
+        sampling=SamplingParams(grammar=grammar, min_tokens=min_tokens),
+        frame_plan=FramePlan(),
+        pruning=Pruning(),
+        max_tokens=50,
+        end_token_ids=end_token_ids,
+    )
+    masks = compiler.compile_request(request)
+    assert masks is not None
+    return masks
+
+
+def _regex(compiler: GrammarCompiler, regex: str, **options: int) -> TokenMasks:
+    return _compile(compiler, grammar_from("regex", regex), **options)  # type: ignore[arg-type]
+
+
+def _allowed(masks: TokenMasks, output: Sequence[int], draft: Sequence[int] = ()) -> list[set[int]]:
+    """The allowed ids of each row."""
+    masks.start(output, draft)
+    rows = mask_logits(torch.zeros(len(draft) + 1, NUM_IDS), masks.take())
+    masks.check(draft, draft)
+    return [set(torch.nonzero(row == 0).flatten().tolist()) for row in rows]
+
+
+def _ids(text: str) -> list[int]:
+    return [LETTERS.index(letter) for letter in text]
+
+
+def _texts(ids: set[int]) -> set[str]:
+    return {LETTERS[i] for i in ids if i < END}
+
+
+REGEXES = st.recursive(
+    st.sampled_from(["a", "b", "c", "ab", "x?", "[a-c]", "1+"]),
+    lambda inner: st.one_of(
+        st.tuples(inner, inner).map("".join),
+        st.lists(inner, min_size=2, max_size=3).map(lambda each: f"({'|'.join(each)})"),
+        inner.map(lambda each: f"({each}){{0,3}}"),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    grammar=st.one_of(REGEXES.map(lambda regex: grammar_from("regex", regex)), st.just(JSON)),
+    data=st.data(),
+)
+def test_a_blocks_masks_equal_those_of_its_rows_after_any_rejections(
+    compiler: GrammarCompiler, grammar: str, data: st.DataObject
+) -> None:
+    kept = _compile(compiler, grammar)
+    settled: list[int] = []
+    for _ in range(8):
+        draft: list[int] = []
+        for _ in range(data.draw(st.integers(0, 4))):  # mostly along the grammar
+            allowed = _allowed(_compile(compiler, grammar), settled + draft)[0]
+            wild = data.draw(st.booleans()) and data.draw(st.booleans())
+            choice = range(NUM_IDS) if wild else sorted(allowed)
+            draft.append(data.draw(st.sampled_from(choice)))
+            if draft[-1] not in allowed or draft[-1] >= END:
+                break
+        block = _allowed(kept, settled, draft)
+        num_right = 0
+        for row, found in enumerate(block):
+            assert found == _allowed(_compile(compiler, grammar), settled + draft[:row])[0]
+            assert found, "something is always allowed"
+            num_right = row
+            if row == len(draft) or draft[row] not in found or draft[row] >= END:
+                break
+        num_kept = data.draw(st.integers(0, num_right))
+        own = data.draw(st.sampled_from(sorted(block[num_kept])))
+        settled += draft[:num_kept]
+        if own >= END:
+            return
+        settled.append(own)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    temperature=st.sampled_from([0.0, 0.9]),
+    top_k=st.sampled_from([0, 2]),
+    top_p=st.sampled_from([1.0, 0.7]),
+    penalty=st.sampled_from([0.0, 0.6]),
+    min_tokens=st.sampled_from([0, 9]),
+    seed=st.integers(0, 2**32),
+)
+def test_constrained_answers_are_json_and_the_same_however_they_are_guessed(
+    compiler: GrammarCompiler,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    penalty: float,
+    min_tokens: int,
+    seed: int,
+) -> None:
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        frequency_penalty=penalty,
+        seed=seed,
+        min_tokens=min_tokens,
+        grammar=JSON,
+    )
+
+    def logits(index: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed + index)
+        row = torch.randn(NUM_IDS, generator=generator) * 2
+        row[_ids('"]}')] += 3.0  # or answers would never end
+        return row
+
+    def answer(guess_length: int, right: float) -> list[int]:
+        masks = _compile(compiler, JSON, min_tokens=min_tokens)
+        sampler = TokenSampler(params, [], NUM_IDS, end_token_ids=(END, OTHER_END), masks=masks)
+        guesses = torch.Generator().manual_seed(seed)
+        output: list[int] = []
+        while len(output) < 120:
+            draft = []
+            for index in range(len(output), len(output) + guess_length):
+                is_right = float(torch.rand(1, generator=guesses)) < right and index < len(alone)
+                wild = int(torch.randint(NUM_IDS, (1,), generator=guesses))
+                draft.append(alone[index] if is_right else wild)
+            masks.start(output, draft)
+            rows = torch.stack([logits(len(output) + row) for row in range(len(draft) + 1)])
+            [(ids, _)] = sample_step([SampleRequest(sampler, output, draft)], rows)
+            for place, token_id in enumerate(ids):
+                output.append(token_id)
+                if token_id >= END:
+                    return output
+                if place == len(draft) or draft[place] != token_id:
+                    break
+        return output
+
+    alone: list[int] = []
+    alone = answer(0, 0.0)
+    for guess_length, right in ((3, 0.8), (6, 0.95)):
+        assert answer(guess_length, right)[: len(alone)] == alone
+    if alone[-1] >= END:
+        found = json.loads("".join(LETTERS[i] for i in alone[:-1]))
+        assert list(found) == ["a", "b"] and isinstance(found["a"], str)
+        assert all(isinstance(item, int) for item in found["b"])
+
+
+def test_a_grammars_end_is_the_end_even_before_min_tokens(compiler: GrammarCompiler) -> None:
+    masks = _regex(compiler, "ab?", min_tokens=5)
+    assert _texts(_allowed(masks, _ids("a"))[0]) == {"b"}  # no end while there is more to say
+    assert _allowed(masks, _ids("ab"))[0] == {END, OTHER_END}
+    assert _allowed(_regex(compiler, "ab?"), _ids("a"))[0] == {_ids("b")[0], END, OTHER_END}
+
+
+def test_special_tokens_are_no_text(compiler: GrammarCompiler) -> None:
+    [allowed] = _allowed(_regex(compiler, "(.|\n)*"), [])
+    assert allowed == set(range(NUM_IDS - 1))
+
+
+def test_a_token_of_several_letters_is_allowed_where_all_of_them_are(
+    compiler: GrammarCompiler,
+) -> None:
+    assert _texts(_allowed(_regex(compiler, "abx|ac"), [])[0]) == {"a", "ab"}
+    choice = _compile(compiler, grammar_from("choice", json.dumps(["abc", 'a"b'])))
+    assert _texts(_allowed(choice, _ids("a"))[0]) == {"b", '"'}
+
+
+def test_a_row_behind_a_wrong_or_an_end_token_excludes_nothing(compiler: GrammarCompiler) -> None:
+    for wrong in (_ids("x")[0], END):
+        rows = _allowed(_regex(compiler, "(ab)*"), _ids("ab"), [wrong, *_ids("a")])
+        assert _texts(rows[0]) == {"a", "ab"} and END in rows[0]
+        assert rows[1] == rows[2] == set(range(NUM_IDS))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        (grammar_from("regex", "(?=a)b"), "look-ahead"),
+        (grammar_from("json", '{"type": "foo"}'), "Invalid type: foo"),
+        (grammar_from("json", '{"$ref": "#"}'), "cannot go on after 0 tokens"),
+        (grammar_from("regex", "é"), "cannot go on after 0 tokens"),  # of no token
+    ],
+)
+def test_a_grammar_that_cannot_be_used_is_refused_at_once(
+    compiler: GrammarCompiler, grammar: str, reason: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=reason) as refusal:
+        _compile(compiler, grammar)
+    assert refusal.value.param == "sampling.grammar"
+    assert "\n" not in refusal.value.message and len(refusal.value.message) < 500
+
+
+def test_a_grammar_needs_an_end_token_of_the_model(compiler: GrammarCompiler) -> None:
+    with pytest.raises(InvalidRequestError, match="needs an end token of the model"):
+        _compile(compiler, JSON, end_token_ids=(3,))
+
+
+def test_a_failure_counts_only_where_its_row_is_used(compiler: GrammarCompiler) -> None:
+    masks = _regex(compiler, "[a-c]*")
+    masks._failure = (2, "too complex")
+    masks.check([1, 2, 3], [1, 0, 3, 4])  # the second guess was wrong
+    with pytest.raises(InvalidRequestError, match="too complex"):
+        masks.check([1, 2, 3], [1, 2, 0, 4])
+    assert _texts(_allowed(masks, _ids("ab"))[0]) >= {"a", "b", "c"}  # it begins again
+
+
+def test_a_grammar_that_leads_nowhere_ends_only_an_answer_that_follows_it(
+    compiler: GrammarCompiler,
+) -> None:
+    masks = _regex(compiler, "a(bé|c+)")
+    guess = _ids("bc")
+    masks.start(_ids("a"), guess)
+    masks.take()
+    masks.check(guess, [*_ids("c"), 0, 0])
+    with pytest.raises(InvalidRequestError, match="after 2 tokens: no token of the model's"):
+        masks.check(guess, [*_ids("bc"), 0])
+    assert _texts(_allowed(masks, _ids("ac"))[0]) == {"c"}
+
+
+def test_ids_that_break_the_grammar_are_an_error(compiler: GrammarCompiler) -> None:
+    masks = _regex(compiler, "a*")
+    masks.start(_ids("ab"), ())
+    with pytest.raises(HippoError, match="does not follow"):
+        masks.take()
+
+
+def test_a_tokenizer_that_cannot_be_read_means_no_grammars() -> None:
+    assert grammar_compiler(replace(INFO, tokenizer_json=b"{}")) is None
