@@ -1,6 +1,6 @@
 """The command line: ``hippo up``, ``hippo ask``, ``hippo caption``, ``hippo bench``,
 ``hippo demo``, ``hippo distill``, ``hippo doctor``, ``hippo inspect``, ``hippo questions``,
-``hippo sizes``.
+``hippo simulate``, ``hippo sizes``.
 
 Each command is a module of its name, with the texts ``HELP``, ``DESCRIPTION`` and ``EXAMPLES``,
 ``add_options(parser)``, and ``run(arguments)``, which returns the exit code.
