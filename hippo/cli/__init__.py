@@ -1,6 +1,6 @@
 """The command line: ``hippo up``, ``hippo ask``, ``hippo caption``, ``hippo bench``,
-``hippo demo``, ``hippo doctor``, ``hippo inspect``, ``hippo questions``, ``hippo simulate``,
-``hippo sizes``.
+``hippo demo``, ``hippo distill``, ``hippo doctor``, ``hippo inspect``, ``hippo questions``,
+``hippo simulate``, ``hippo sizes``.
 
 Each command is a module of its name, with the texts ``HELP``, ``DESCRIPTION`` and ``EXAMPLES``,
 ``add_options(parser)``, and ``run(arguments)``, which returns the exit code.
@@ -16,7 +16,19 @@ from types import FrameType
 
 from rich.console import Console
 
-from hippo.cli import ask, bench, caption, demo, doctor, inspect, questions, simulate, sizes, up
+from hippo.cli import (
+    ask,
+    bench,
+    caption,
+    demo,
+    distill,
+    doctor,
+    inspect,
+    questions,
+    simulate,
+    sizes,
+    up,
+)
 from hippo.errors import HippoError
 
 _DESCRIPTION = """\
@@ -33,6 +45,7 @@ examples:
   hippo ask clip.mp4 "What happens?" --compare  ... and measure against the target alone
   hippo caption videos --prompt "..." --out c.jsonl   ... about every video of a folder
   hippo bench --concurrency 1,8                 measure a running server, of any make
+  hippo distill --target T --draft D ...        train your own draft on your target's answers
   hippo questions mvbench ...                   make a benchmark's file for hippo bench --questions
   hippo doctor http://127.0.0.1:8000            what a running pair's figures say
   hippo inspect clip.mp4 --out kept.png         draw which visual tokens the draft sees
@@ -52,7 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (up, ask, caption, bench, demo, doctor, inspect, questions, simulate, sizes):
+    modules = (
+        *(up, ask, caption, bench, demo, distill),
+        *(doctor, inspect, questions, simulate, sizes),
+    )
+    for module in modules:
         command = commands.add_parser(
             module.__name__.rpartition(".")[2],
             help=module.HELP,

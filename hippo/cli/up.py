@@ -39,16 +39,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_stack_arguments(parser, port=8000)
 
 
-def add_stack_arguments(parser: argparse.ArgumentParser, *, port: int) -> None:
-    """Adds the options about the services that `hippo up` and `hippo demo` share."""
+def add_stack_arguments(
+    parser: argparse.ArgumentParser, *, port: int, has_models: bool = True
+) -> None:
+    """Adds the options about the services that `hippo up`, `hippo demo` and `hippo distill` share;
+    without ``has_models`` those of the checkpoints are the command's own."""
     group = parser.add_argument_group("services")
     for role in ("target", "draft"):
-        group.add_argument(
-            f"--{role}-model",
-            default=str(BUNDLED_PAIR / role),
-            metavar="MODEL",
-            help=f"{role} checkpoint: folder or hub name (default: the bundled pair's)",
-        )
+        if has_models:
+            group.add_argument(
+                f"--{role}-model",
+                default=str(BUNDLED_PAIR / role),
+                metavar="MODEL",
+                help=f"{role} checkpoint: folder or hub name (default: the bundled pair's)",
+            )
         group.add_argument(
             f"--{role}-device", default="cpu", metavar="DEVICE", help="cpu, cuda or cuda:N"
         )

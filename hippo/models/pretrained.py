@@ -85,10 +85,7 @@ def load_pretrained(
     With ``shards`` this process is one of several ranks and loads its part of layers and cache.
     Raises ModelLoadError.
     """
-    ensure_torchvision()
-    for name in _NOISY:
-        logging.getLogger(name).setLevel(logging.ERROR)
-    transformers: Any = importlib.import_module("transformers")  # its own hints are partial
+    transformers = import_transformers()
     config, processor = _read_configuration(transformers, checkpoint)
     limit = _context_limit(checkpoint.name, config.text_config, plan.max_context_length)
     quantization = find_quantization(plan, checkpoint, device_of(plan, shards))
@@ -139,6 +136,14 @@ def load_pretrained(
         sizes.frame_bytes,
         sizes.feature_bytes,
     )
+
+
+def import_transformers() -> Any:
+    """Returns transformers, imported without the warnings of packages that it imports."""
+    ensure_torchvision()
+    for name in _NOISY:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    return importlib.import_module("transformers")  # its own hints are partial
 
 
 def _read_configuration(transformers: Any, checkpoint: Checkpoint) -> tuple[Any, Any]:

@@ -49,7 +49,7 @@ def read_weights(
         options |= quantization.loading_options(model_class, config, dtype)
     is_one_by_one = quantization is not None and not quantization.is_kept
     try:
-        with _reported(report), _sequential() if is_one_by_one else contextlib.nullcontext():
+        with reported(report), _sequential() if is_one_by_one else contextlib.nullcontext():
             model, problems = model_class.from_pretrained(
                 checkpoint.folder,
                 dtype=dtype,
@@ -80,7 +80,7 @@ def _check_complete(name: str, problems: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _reported(report: Report) -> Iterator[None]:
+def reported(report: Report) -> Iterator[None]:
     """Calls ``report`` in place of transformers' progress bars."""
     logging: Any = importlib.import_module("transformers").utils.logging
 
