@@ -89,7 +89,8 @@ async def test_with_a_grammar_every_policy_gives_the_targets_own_answer(policy: 
                 assert re.fullmatch(grammar, text)
             num_accepted += sum(verdict.num_accepted_tokens for verdict in relayed.verdicts)
             num_rejected += sum(verdict.is_rejection for verdict in relayed.verdicts)
-    assert policy == "off" or (num_accepted and num_rejected)
+    # The adaptive policy may rest all the time: it goes by measured times.
+    assert policy in ("off", "adaptive") or (num_accepted and num_rejected)
 
 
 async def test_a_draft_of_the_same_model_is_right_by_the_grammar_too() -> None:
