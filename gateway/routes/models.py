@@ -6,8 +6,8 @@ from typing import Literal
 
 from fastapi import APIRouter
 
+from gateway.model_cards import DraftCard, ModelCard, ModelFacts, ModelList, ServiceCard
 from gateway.openapi import answers
-from gateway.responses import DraftCard, ModelCard, ModelFacts, ModelList, ServiceCard
 from gateway.state import State
 from gateway.targets import Draft, Target
 from hippo.types import ModelInfo
