@@ -123,7 +123,11 @@ class AnswerRecord:
         else:
             duration_ns = now_ns - self.last_verdict_ns
             self.intervals_ns.append(duration_ns)
-            if is_alone and self.was_alone and not verdict.num_draft_tokens:
+            if (
+                is_alone
+                and self.was_alone
+                and not (verdict.num_draft_tokens or verdict.num_reused_tokens)
+            ):
                 context_length = verdict.timing.context_length
                 sums = self.alone_steps.setdefault(context_range(context_length), OneRowTimes())
                 sums.add_step(duration_ns, context_length)

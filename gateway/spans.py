@@ -24,6 +24,7 @@ def describe_answer(head: dict[str, Any], request: OpenRequest, choices: Choices
     num_forwards = sum(each.num_forwards for each in stats)
     num_draft_tokens = sum(each.num_draft_tokens for each in stats)
     num_accepted = sum(each.num_accepted_tokens for each in stats)
+    num_reused = sum(each.num_accepted_reused for each in stats)
     first = min((each.first_verdict_ns for each in records if each.first_verdict_ns), default=None)
     outcomes = [record.outcome or "cancelled" for record in records]
     usage = choices.usage
@@ -57,7 +58,7 @@ def describe_answer(head: dict[str, Any], request: OpenRequest, choices: Choices
             "hippo.num_accepted_tokens": num_accepted,
             "hippo.acceptance_rate": num_accepted / num_draft_tokens if num_draft_tokens else None,
             "hippo.mean_tokens_per_forward": (
-                1 + num_accepted / num_forwards if num_forwards else None
+                1 + (num_accepted + num_reused) / num_forwards if num_forwards else None
             ),
             "hippo.num_draft_losses": sum(each.num_draft_losses for each in stats),
         }

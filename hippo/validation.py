@@ -10,7 +10,7 @@ MAX_CHOICE_INDEX = 2**32 - 1
 MAX_LOGIT_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_TOKENS = 2**32 - 1
-MAX_GRAMMAR_LENGTH = 2**18
+MAX_GRAMMAR_LENGTH = 2**15  # letters; a JSON schema takes time to compile by the square of its size
 
 
 def validate_sampling(

@@ -86,7 +86,8 @@ def _samples(folder: str) -> list[Path]:
     """Returns the videos of a folder by name; none without a folder."""
     if not folder:
         return []
-    return sorted(path for path in Path(folder).iterdir() if path.suffix.lower() in _MEDIA_TYPES)
+    found = (path for path in Path(folder).iterdir() if path.suffix.lower() in _MEDIA_TYPES)
+    return sorted(path for path in found if path.is_file())
 
 
 def _file(name: str) -> Response:

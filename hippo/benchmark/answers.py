@@ -8,9 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hippo.errors import HippoError, UnavailableError
+from hippo.errors import HippoError, OverloadedError, UnavailableError
 
 # Fields of a choice's delta with text; reasoning models begin with the second or third.
+# By the error codes of a hippo gateway, those that another try may not meet.
+_KINDS: Mapping[str | None, type[HippoError]] = {
+    "overloaded": OverloadedError,
+    "unavailable": UnavailableError,
+}
 _TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
 
 CountedBy = Literal["ids", "usage", "pieces"]
@@ -145,8 +150,10 @@ class AnswerReader:
         )
 
     def _take_chunk(self, chunk: Mapping[str, Any], at_s: float) -> list[str]:
-        if chunk.get("error"):
-            raise HippoError(error_message(chunk) or f"the stream ended in an error: {chunk}")
+        if error := chunk.get("error"):
+            code = error.get("code") if isinstance(error, Mapping) else None
+            kind = _KINDS.get(code, HippoError)
+            raise kind(error_message(chunk) or f"the stream ended in an error: {chunk}")
         pieces = []
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta") or {}

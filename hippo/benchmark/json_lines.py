@@ -38,7 +38,10 @@ class JsonLines:
             try:
                 take(number, line)
             except (ValueError, KeyError, TypeError):
-                if number < len(lines) - 1:  # after the last line is an empty one or its rest
+                is_foreign = number == 1 and len(lines) > 1
+                if (
+                    is_foreign or number < len(lines) - 1
+                ):  # after the last is an empty one or its rest
                     raise InvalidRequestError(f"{path}, line {number}: this is no {kind}") from None
                 break
             num_whole += len(line) + 1
@@ -49,7 +52,7 @@ class JsonLines:
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Appends a line. Raises InvalidRequestError if the file cannot be written."""
-        self._write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        self._write(json.dumps(line).encode() + b"\n")
 
     def _write(self, data: bytes) -> None:
         try:

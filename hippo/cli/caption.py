@@ -78,7 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.policy is not None:
         further["speculative"] = {"policy": arguments.policy}
     server = Server(arguments.url, api_key=os.environ.get(KEY_VARIABLE) or None)
-    prompt = arguments.prompt or _read(arguments.prompt_file).strip()
+    given = arguments.prompt
+    prompt = (_read(arguments.prompt_file) if given is None else given).strip()
     if not prompt:
         raise InvalidRequestError("the prompt is empty")
     return CaptionRun(

@@ -68,7 +68,8 @@ def figures_of(records: Sequence[Record]) -> Figures:
     if not steps_ms or not num_forwards:
         raise HippoError("all answers have one token: there is no decoding to speed up")
     *_, row = summarise(records)
-    num_further = sum(each["num_draft_tokens"] for each in drafted) / num_forwards
+    num_verified = sum(each["num_draft_tokens"] + each["num_reused_tokens"] for each in drafted)
+    num_further = num_verified / num_forwards
     step_ms = statistics.fmean(steps_ms)
     forward_ms = sum(each["timings_ms"]["target_forward"] for each in drafted) / num_forwards
     return {

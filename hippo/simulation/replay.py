@@ -153,8 +153,9 @@ class Totals:
 
     @property
     def tokens_per_forward(self) -> float:
-        """Mean tokens per target forward: 1 + accepted tokens / forwards."""
-        return 1 + self._sum("num_accepted_tokens") / self._sum("num_forwards")
+        """Mean tokens per target forward: 1 + accepted tokens, reused ones included, / forwards."""
+        num_accepted = self._sum("num_accepted_tokens") + self._sum("num_accepted_reused")
+        return 1 + num_accepted / self._sum("num_forwards")
 
     @property
     def run_length(self) -> float:

@@ -68,7 +68,6 @@ class AdaptivePolicy:
         timing = verdict.timing
         if verdict.start_index > 0 and timing.forward_ns:  # not the prefill
             self._times.observe_forward(timing)
-            self._times.observe_reuse(verdict.num_reused_tokens, verdict.num_accepted_reused)
             if self._is_drafting:
                 self._num_forwards += 1
                 self._forward_tokens *= _FORWARD_MEMORY
@@ -80,6 +79,10 @@ class AdaptivePolicy:
             if self._num_paused <= 0:
                 self._start_trial()
         self._review_mode(outcomes)
+
+    def observe_broken_run(self, outcomes: Sequence[bool], *, is_start: bool) -> None:
+        """Updates the acceptance rates of reused tokens, whether or not the target reused them."""
+        self._times.observe_reuse(outcomes, is_start=is_start)
 
     def _learn_outcomes(self, outcomes: Sequence[bool]) -> None:
         self._acceptance.observe_outcomes(outcomes)

@@ -58,6 +58,9 @@ class Coordinator:
         self._is_run_broken = False  # a token of the run was wrong
         self._is_run_complete = False  # the run's last token is an end token
         self._drafted: dict[int, int] = {}  # tokens of the run not compared yet, by index
+        # What the last broken run had after its wrong token and is not compared yet, by index.
+        self._broken_run: dict[int, int] = {}
+        self._is_broken_run_new = False
         self._compared_end = 0  # all tokens before this index were compared, or never drafted
         self.is_finished = False
         self._was_conservative = False
@@ -121,6 +124,7 @@ class Coordinator:
         """Handles a verdict from the target."""
         self._count_verdict(verdict)
         self._committed.extend(verdict.token_ids)
+        self._compare_broken_run()
         outcomes = self._take_outcomes()
         self.epoch = max(self.epoch, verdict.epoch)
         self._enter_epoch(self.epoch)
@@ -180,10 +184,28 @@ class Coordinator:
             outcomes.append(self._drafted.pop(index) == self._committed[index])
             self._compared_end = index + 1
             if not outcomes[-1]:
+                self._broken_run = {k: v for k, v in sorted(self._drafted.items()) if k > index}
+                self._is_broken_run_new = True
                 self._begin_run()
                 self._is_run_broken = True
                 break
         return outcomes
+
+    def _compare_broken_run(self) -> None:
+        """Compares what the last broken run had after its wrong token with the settled tokens, up
+        to its next wrong token, and tells the policy."""
+        outcomes = []
+        for index, token_id in list(self._broken_run.items()):
+            if index >= len(self._committed):
+                break
+            del self._broken_run[index]
+            outcomes.append(token_id == self._committed[index])
+            if not outcomes[-1]:
+                self._broken_run.clear()
+                break
+        if outcomes:
+            self._policy.observe_broken_run(outcomes, is_start=self._is_broken_run_new)
+            self._is_broken_run_new = False
 
     def _wanted_pace(self) -> Pace:
         if self._is_drafting:

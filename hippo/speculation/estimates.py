@@ -5,7 +5,7 @@ docs/algorithms.md, "Which mode, and who decides", derives the formulas and the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -145,11 +145,11 @@ class PairTimes:
         # Each sequence of the forward reports it once, hence the division.
         self.num_sequences += _NEW * (shared - self.num_sequences) / shared
 
-    def observe_reuse(self, num_reused: int, num_accepted: int) -> None:
-        """Takes how many tokens of a broken run a target forward verified, and accepted."""
-        outcomes = [True] * num_accepted + [False] * (num_accepted < num_reused)
-        self.reuse_first.observe_outcomes(outcomes[:1])
-        self.reuse_later.observe_outcomes(outcomes[1:])
+    def observe_reuse(self, outcomes: Sequence[bool], *, is_start: bool) -> None:
+        """Takes for tokens of a broken run, in order, whether they were right; ``is_start``: the
+        first one is the first after the wrong token."""
+        self.reuse_first.observe_outcomes(outcomes[:is_start])
+        self.reuse_later.observe_outcomes(outcomes[is_start:])
 
     def forwards_ns(self, most: int) -> list[float]:
         """Returns the nanoseconds of forwards with 0 to ``most`` draft tokens per sequence.

@@ -45,6 +45,10 @@ class Policy(Protocol):
 
     def observe_block(self, block: Block, outcomes: Sequence[bool], now_ns: int) -> None: ...
 
+    def observe_broken_run(self, outcomes: Sequence[bool], *, is_start: bool) -> None:
+        """Takes whether tokens that a broken run had after its wrong token equal the target's at
+        the same indices; ``is_start``: the first outcome is of the first such token."""
+
 
 class FixedPolicy:
     """One pace for the whole sequence."""
@@ -56,6 +60,9 @@ class FixedPolicy:
         pass
 
     def observe_block(self, block: Block, outcomes: Sequence[bool], now_ns: int) -> None:
+        pass
+
+    def observe_broken_run(self, outcomes: Sequence[bool], *, is_start: bool) -> None:
         pass
 
 

@@ -117,6 +117,8 @@ class Verifier:
                 if token_id != self._committed[index]:
                     self._num_dropped += len(ids) - offset
                     self._reject_run()
+                    end = len(self._committed)
+                    self._broken_run = BrokenRun(ids[end - block.start_index :], end)
                     break
             else:
                 num_taken += self._enqueue_token(index, token_id)

@@ -166,7 +166,7 @@ def test_limits_and_stops_end_an_answer_before_its_form_is_complete(
         ({"guided_json": "1}, {"}, "guided_json", "cannot be used"),
         ({"guided_json": {"$ref": "#"}}, "guided_json", "cannot go on after 0 tokens"),
         ({"guided_regex": "("}, "guided_regex", "unclosed group"),
-        ({"guided_regex": "a" * 2**19}, "guided_regex", "at most 262,144 are allowed"),
+        ({"guided_regex": "a" * 2**19}, "guided_regex", "at most 32,768 are allowed"),
         ({"guided_choice": []}, "guided_choice", "at least 1 item"),
         (
             {"guided_choice": ["a"], "response_format": {"type": "json_object"}},

@@ -204,6 +204,9 @@ class Listening(FixedPolicy):
     def observe_block(self, block: Block, outcomes: Sequence[bool], now_ns: int) -> None:
         self.outcomes += outcomes
 
+    def observe_broken_run(self, outcomes: Sequence[bool], *, is_start: bool) -> None:
+        pass
+
     def observe_verdict(self, verdict: Verdict, outcomes: Sequence[bool], now_ns: int) -> None:
         self.outcomes += outcomes
 

@@ -65,6 +65,9 @@ class RestlessPolicy:
         if self._random.random() < 0.1:
             self._pace = self._any_pace()
 
+    def observe_broken_run(self, outcomes: Sequence[bool], *, is_start: bool) -> None:
+        pass
+
     def _any_pace(self) -> Pace:
         return Pace(
             optimistic=self._any_limits(),

@@ -299,3 +299,10 @@ def test_reuse_keeps_to_what_is_left() -> None:
     verifier.add_block(block(10, 11, 50, 13, 14, start=0))
     verify(verifier, 11, 12, 13, 14)
     assert start(verifier).token_ids == (12, 13)
+
+
+def test_the_rest_of_a_run_that_comes_too_late_is_reused() -> None:
+    verifier = make_verifier(max_reused=8, optimistic=StepLimits(0, 8, 0))
+    verify(verifier, 11)
+    verifier.add_block(block(50, 12, 13, start=1))
+    assert start(verifier).token_ids == (11, 12, 13)
