@@ -214,8 +214,9 @@ async def test_services_output_equals_one_ranks_with_and_without_a_draft(models:
                 drafted = await relay(draft, two, request, policy)
                 assert drafted.token_ids == answer.token_ids, policy
                 assert drafted.blocks
-        together = await asyncio.gather(*(relay(draft, two, r, "vpsd") for r in requests))
-        assert [a.token_ids for a in together] == [a.token_ids for a in expected]
+        # Two for three slots: a draft has no queue, and its last slot may not be free yet.
+        together = await asyncio.gather(*(relay(draft, two, r, "vpsd") for r in requests[1:]))
+        assert [a.token_ids for a in together] == [a.token_ids for a in expected[1:]]
         await until_free(service)
 
 
