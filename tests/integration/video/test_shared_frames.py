@@ -121,15 +121,15 @@ async def test_a_process_that_waits_for_its_own_decoder_is_not_waited_for(tmp_pa
 
 async def test_a_decoder_that_waits_for_another_process_is_free(tmp_path: Path) -> None:
     draft, target = SharedFrames(tmp_path, 1 << 20), SharedFrames(tmp_path, 1 << 20)
-    turn, going_on = asyncio.Lock(), asyncio.Event()
+    turn, begun, going_on = asyncio.Lock(), asyncio.Event(), asyncio.Event()
 
     async def slow() -> DecodedMedia:
+        begun.set()
         await going_on.wait()
         return frames(3)
 
     first = asyncio.create_task(decoded(draft, KEY, slow))
-    while not list(tmp_path.glob("*.lock")):
-        await asyncio.sleep(0.001)
+    await begun.wait()  # it has the lock
     second = asyncio.create_task(decoded(target, KEY, refusing, turn))
     await decoded(target, "11" * 32, giving(frames(1)), turn)
     assert not second.done()
