@@ -86,7 +86,7 @@ def test_a_reader_that_does_not_read_is_left_when_its_time_is_over(running: Runn
         _send_slowly_read(reader, door.url, chat_body(None, LONG, stream=True))
         wait_until(lambda: _metric(door.url, "vllm:num_requests_running") == 1)
         wait_until(lambda: _metric(door.url, "vllm:num_requests_running") == 0)
-        assert running.slots_used() == 0
+        wait_until(lambda: running.slots_used() == 0)
 
 
 def test_a_target_that_hangs_ends_the_answer_with_an_error(running: Running) -> None:
