@@ -2,7 +2,9 @@
 
 The draft is teacher-forced along the target's greedy answers to the prompts of ``python -m bench``;
 `hippo simulate --traces` replays the traces. They depend on the models and the dtypes, not on the
-machine's speed. The file has one line of JSON per clip; a run that was interrupted continues.
+machine's speed. Printed are the agreement, and the share of wrong tokens after which the draft goes
+on with the target's next token nevertheless (``_FIT`` of the simulator). The file has one line of
+JSON per clip; a run that was interrupted continues.
 """
 
 from __future__ import annotations
@@ -81,11 +83,14 @@ def main(argv: Sequence[str] | None = None) -> None:
                     line |= agreement(target, draft, clip, answer, ratio=_RATIOS[kind])
                     with args.out.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(line) + "\n")
-    marks: dict[tuple[str, ...], str] = {}
+    marks: dict[tuple[str, ...], tuple[str, str]] = {}
     for line in read_agreement(args.out):
-        marks[_key(line)[:-1]] = marks.get(_key(line)[:-1], "") + line["agrees"]
-    for key, agrees in marks.items():
-        console.print(f"{' '.join(key)}: {agrees.count('1') / len(agrees):.1%}")
+        agrees, fits = marks.get(_key(line)[:-1], ("", ""))
+        marks[_key(line)[:-1]] = (agrees + line["agrees"], fits + line["fits"])
+    for key, (agrees, fits) in marks.items():
+        share = agrees.count("1") / len(agrees)
+        refit = f"; {fits.count('1') / len(fits):.0%} of broken runs fit on" if fits else ""
+        console.print(f"{' '.join(key)}: {share:.1%}{refit}")
     console.print(f"written to {args.out}")
 
 
@@ -131,12 +136,29 @@ def agreement(
     if len(output) > 1:
         rows.append(draft.forward(StepPlan((SequenceRows(0, 0, output[:-1]),))))
     said = torch.cat(rows).argmax(-1).tolist()
+    fits = _broken_runs_that_fit(draft, output, said)
     num_dropped = 0 if kept is None else num_visual - int(kept.shape[0])
     return {
         "num_prompt_tokens": prompt.length,
         "num_draft_prompt_tokens": prompt.length - num_dropped,
         "agrees": "".join("1" if a == b else "0" for a, b in zip(said, output, strict=True)),
+        "fits": fits,
     }
+
+
+def _broken_runs_that_fit(
+    draft: VideoLanguageModel, output: Sequence[int], said: Sequence[int]
+) -> str:
+    """Returns a "1" for each wrong token after which the draft's next token is the target's at that
+    index, else "0"; of wrong tokens that a token follows. The draft has read ``output``."""
+    marks = ""
+    for index in range(len(output) - 1):
+        if said[index] != output[index]:
+            # The wrong token's row is overwritten with each next one, and read by no other row.
+            step = StepPlan((SequenceRows(0, index, (said[index],)),))
+            marks += "01"[int(draft.forward(step).argmax(-1)[-1]) == output[index + 1]]
+            draft.forward(StepPlan((SequenceRows(0, index, (output[index],)),)))
+    return marks
 
 
 def _key(line: dict[str, Any]) -> tuple[str, ...]:

@@ -147,7 +147,8 @@ def wasted_tokens(record: AnswerRecord) -> dict[Waste, int]:
     num_unverified = stats.num_dropped_tokens - sum(wasted.values())
     # Verdicts do not report draft tokens that the verifier still holds, or receives, after the last
     # verdict; these lie ahead of the answer. The target settled the rest without using them.
-    num_rest = stats.num_drafted_tokens - stats.num_accepted_tokens - stats.num_dropped_tokens
+    num_used = stats.num_accepted_tokens + stats.num_accepted_reused
+    num_rest = stats.num_drafted_tokens - num_used - stats.num_dropped_tokens
     num_held = min(max(num_rest, 0), stats.num_ahead_tokens)
     wasted[Waste.SETTLED_FIRST] = max(num_rest, 0) - num_held
     wasted[Waste.UNVERIFIED] = num_unverified + num_held

@@ -145,7 +145,9 @@ def summarise_load(run: LoadRun, references: Mapping[int, tuple[int, ...]]) -> R
     num_drafted = _total(answers, "num_draft_tokens")
     num_forwards = _total(answers, "num_forwards")
     num_accepted = _total(answers, "num_accepted_tokens")
-    accepted_per_forward = share(num_accepted, num_forwards)
+    num_reused = _total(answers, "num_accepted_reused")
+    num_right = None if num_accepted is None else num_accepted + (num_reused or 0.0)
+    accepted_per_forward = share(num_right, num_forwards)
     return {
         "num_answers": len(answers),
         "num_errors": sum(errors.values()),
@@ -188,5 +190,5 @@ def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
 
 def _total(answers: Sequence[Answer], key: str) -> float | None:
     """Returns the sum of a gateway's figure; None if no gateway sent figures."""
-    values = [answer.figures[key] for answer in answers if answer.figures]
+    values = [answer.figures.get(key, 0) for answer in answers if answer.figures]
     return float(sum(values)) if values else None

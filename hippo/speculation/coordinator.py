@@ -252,6 +252,10 @@ class Coordinator:
         stats.num_accepted_tokens += verdict.num_accepted_tokens
         stats.num_reused_tokens += verdict.num_reused_tokens
         stats.num_accepted_reused += verdict.num_accepted_reused
+        # They were counted as dropped with their run.
+        num_used = min(verdict.num_accepted_reused, stats.num_behind_rejection_tokens)
+        stats.num_behind_rejection_tokens -= num_used
+        stats.num_dropped_tokens -= num_used
         stats.forward_ns += timing.forward_ns
         while len(stats.verified_per_position) < verdict.num_draft_tokens:
             stats.verified_per_position.append(0)
