@@ -69,12 +69,14 @@ def ideal_speedup(traces: Sequence[Trace], machine: Machine) -> float:
     return decode_ns(PolicyChoice("off")) / min(map(decode_ns, (best, *others)))
 
 
-def simulated_lines(machine: Machine, shares: Sequence[float]) -> dict[str, list[float]]:
+def simulated_lines(
+    machine: Machine, shares: Sequence[float], *, num_traces: int = 12
+) -> dict[str, list[float]]:
     """Returns the decode speedups that the simulator predicts for serial and vpsd at their best
-    lengths and for adaptive, at each share of independent agreement."""
+    lengths and for adaptive, at each share of independent agreement, over ``num_traces`` answers."""
     lines: dict[str, list[float]] = {"serial": [], "vpsd": [], "adaptive": []}
     for share in shares:
-        traces = drawn_traces(agreement=share, num_traces=12, num_tokens=120)
+        traces = drawn_traces(agreement=share, num_traces=num_traces, num_tokens=120)
         for row in compare(parse_policies("serial:best,vpsd:best,adaptive"), traces, machine):
             lines[row.policy.name].append(row.decode_speedup)
     return lines

@@ -19,8 +19,8 @@ from tests.e2e.support import ask, data_url, official_client, write_clip
 from tests.support.hub_forms import FAMILY_FORMS, write_hub_form
 from tests.support.stack import run_stack
 
-# A vision tower, a processor or layers of their own; the other Qwen families share theirs.
-FAMILIES = ("internvl", "llava_onevision", "qwen3_vl_moe")
+# A vision tower and a processor of their own; the Qwen families share theirs.
+FAMILIES = ("internvl", "llava_onevision")
 SCORED, UNSCORED = PruningStrategy.HOLISTIC, PruningStrategy.UNIFORM
 LONG = 1000  # tokens; an answer that is not over before a draft on a busy machine is ready
 

@@ -128,7 +128,7 @@ async def test_a_draft_that_hangs_where_all_it_said_was_right_is_given_up(policy
         assert num_long_waits(completion) == 1
 
 
-@pytest.mark.parametrize("policy", PATIENT)
+@pytest.mark.parametrize("policy", ["serial", "optimistic"])
 async def test_a_draft_that_never_ends_its_prefill_costs_nothing(policy: str) -> None:
     draft = HangingDraft()
     async with pair(draft) as (backends, expected):
@@ -139,7 +139,7 @@ async def test_a_draft_that_never_ends_its_prefill_costs_nothing(policy: str) ->
         assert num_long_waits(completion) == 0
 
 
-@pytest.mark.parametrize("policy", [*PATIENT, "adaptive"])
+@pytest.mark.parametrize("policy", ["serial", "vpsd", "adaptive"])
 async def test_a_draft_that_is_well_is_used_and_never_given_up(policy: str) -> None:
     draft = HangingDraft()
     async with pair(draft) as (backends, expected):
@@ -152,7 +152,7 @@ async def test_a_draft_that_is_well_is_used_and_never_given_up(policy: str) -> N
 async def test_a_draft_that_is_far_ahead_or_at_the_end_is_silent_in_good_order() -> None:
     """For longer than a stall may last: the target settles two tokens in a step."""
     draft = HangingDraft()
-    async with pair(draft, step_s=0.05) as (backends, expected):
+    async with pair(draft, step_s=0.03) as (backends, expected):
         completion = await answer(backends, "conservative", max_draft_tokens=32)
         assert completion.token_ids == expected
         assert completion.record.draft_losses == []

@@ -88,10 +88,10 @@ def test_step_times_and_traces_are_those_of_the_answers() -> None:
     assert trace.agrees == (True, True, True, True, False, True, True, True, True, True)
 
 
-@pytest.mark.parametrize("share", [0.5, 0.85, 1.0])
+@pytest.mark.parametrize("share", [0.85, 1.0])
 def test_no_policy_is_faster_than_the_ideal(share: float) -> None:
     traces = [
-        Trace(tuple(agreement_trace(random.Random(number), 80, share, 0.0))) for number in range(4)
+        Trace(tuple(agreement_trace(random.Random(number), 80, share, 0.0))) for number in range(2)
     ]
     ideal = ideal_speedup(traces, MACHINE)
     off = replay_all(PolicyChoice("off"), traces, MACHINE).decode_ns
@@ -106,7 +106,7 @@ def test_no_policy_is_faster_than_the_ideal(share: float) -> None:
 
 
 def test_a_better_draft_is_predicted_to_be_faster() -> None:
-    lines = simulated_lines(MACHINE, (0.6, 0.9))
+    lines = simulated_lines(MACHINE, (0.6, 0.9), num_traces=2)
     assert set(lines) == {"serial", "vpsd", "adaptive"}
     assert all(weak < strong for weak, strong in lines.values())
 
