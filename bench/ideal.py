@@ -73,7 +73,7 @@ def simulated_lines(
     machine: Machine, shares: Sequence[float], *, num_traces: int = 12
 ) -> dict[str, list[float]]:
     """Returns the decode speedups that the simulator predicts for serial and vpsd at their best
-    lengths and for adaptive, at each share of independent agreement, over ``num_traces`` answers."""
+    lengths and for adaptive, at each share of independent agreement, over that many answers."""
     lines: dict[str, list[float]] = {"serial": [], "vpsd": [], "adaptive": []}
     for share in shares:
         traces = drawn_traces(agreement=share, num_traces=num_traces, num_tokens=120)

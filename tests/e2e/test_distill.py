@@ -43,14 +43,14 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A draft that learns something from two answers, because it knows nothing."""
+    """A draft that learns something from four answers, because it knows nothing."""
     return write_random_draft(BUNDLED_PAIR / "draft", tmp_path_factory.mktemp("random") / "random")
 
 
 def command(videos: Path, draft: Path, out: Path, *further: str) -> list[str]:
     return [
         "distill", "--target", str(BUNDLED_PAIR / "target"), "--draft", str(draft),
-        "--videos", str(videos), "--out", str(out), "--questions-per-video", "1",
+        "--videos", str(videos), "--out", str(out), "--questions-per-video", "2",
         "--max-tokens", "16", "--measured-questions", "1", "--learning-rate", "3e-3",
         "--all-weights", "--epochs", "8", "--accumulate", "1",
         "--max-context-length", "4096", *further,
@@ -62,7 +62,7 @@ def test_the_whole_command(
 ) -> None:
     assert main(command(videos, draft, out)) == 0
     shown = capsys.readouterr().out
-    for stage in ("1  the target answers 3 of 3", "2  the draft's inputs of 3", "3  training on 2"):
+    for stage in ("1  the target answers 6 of 6", "2  the draft's inputs of 6", "3  training on 4"):
         assert stage in shown
     report = json.loads((out / "report.json").read_text())
     for figures in (report["before"], report["after"]):
@@ -85,7 +85,7 @@ def test_the_same_command_repeats_nothing(
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
     assert main(command(videos, draft, out)) == 0
     shown = capsys.readouterr().out
-    assert "all 3 answers of the target are there" in shown and "agreement" in shown
+    assert "all 6 answers of the target are there" in shown and "agreement" in shown
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")} == before
 
 
