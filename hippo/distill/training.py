@@ -23,7 +23,7 @@ from hippo.benchmark.tables import progress_bar
 from hippo.distill.batches import ExampleBatch, ExampleBatches, grouped, training_batches
 from hippo.distill.examples import num_rows
 from hippo.distill.student import Student, agreements, distillation_loss, new_student
-from hippo.errors import HippoError
+from hippo.errors import HippoError, InvalidRequestError
 
 _WARM_UP_SHARE = 0.05
 _FINAL_RATE = 0.03  # of the learning rate, at the end
@@ -61,10 +61,12 @@ class TrainingPlan:
 @dataclass(slots=True)
 class TrainingState:
     """How far a training is. ``history`` has the step and the agreement on held-out answers of each
-    evaluation, the first before any training; the traces are of the first and the best one."""
+    evaluation, the first before any training; the traces are of the first and the best one. Steps
+    are those of ``num_processes``."""
 
     step: int = 0
     num_steps: int = 0
+    num_processes: int = 1
     is_over: bool = False
     history: list[tuple[int, float]] = field(default_factory=list)
     first_traces: dict[str, str] = field(default_factory=dict)
@@ -82,7 +84,18 @@ class TrainingState:
 
 
 def run_training(plan: TrainingPlan) -> None:
-    """Trains to the end, in this process or in several. Raises HippoError if a process fails."""
+    """Trains to the end, in this process or in several, from where an earlier training stopped.
+
+    Raises InvalidRequestError if that one had another number of processes, which changes the steps,
+    and HippoError if a process fails.
+    """
+    state = read_state(plan.folder)
+    if state.history and state.num_processes != plan.num_processes:
+        raise InvalidRequestError(
+            f"{plan.folder} is of a training with {state.num_processes} processes, one for each "
+            f"GPU, which {plan.num_processes} would continue with other steps: make as many GPUs "
+            f"visible as before (CUDA_VISIBLE_DEVICES), or delete {plan.folder} to begin again"
+        )
     if plan.num_processes == 1:
         train(plan)
         return
@@ -176,7 +189,7 @@ class Training:
         num_batches = len(grouped(self._lengths, plan.batch_rows))
         num_steps = max(1, round(plan.epochs * num_batches / self._per_step))
         self._interval = max(1, num_steps // _NUM_EVALUATIONS)
-        self._state = TrainingState(num_steps=num_steps)
+        self._state = TrainingState(num_steps=num_steps, num_processes=plan.num_processes)
         self._best: Mapping[str, torch.Tensor] = {}
 
     def run(self) -> None:

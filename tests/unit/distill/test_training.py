@@ -156,6 +156,8 @@ def test_several_processes_share_the_work(plan: TrainingPlan) -> None:
     state = read_state(plan.folder)
     assert state.is_over and state.num_steps == 12 and state.best[1] > 0.9
     assert set(state.first_traces) == {path.stem for path in plan.held_out}
+    with pytest.raises(InvalidRequestError, match=r"2 processes, .* 1 would continue"):
+        run_training(plan)
 
 
 def test_a_damaged_file_is_named(plan: TrainingPlan) -> None:

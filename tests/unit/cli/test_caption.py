@@ -1,0 +1,64 @@
+"""``hippo caption`` against a real HTTP server that begins to refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hippo.cli import main
+from tests.support.plain_server import PlainServer, serving
+
+NAMES = ["a.mp4", "b.mp4", "c.mp4", "d.mp4"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    found = tmp_path / "videos"
+    found.mkdir()
+    for name in NAMES:
+        (found / name).write_bytes(b"a video to a server that looks at none")
+    return found
+
+
+def _command(plain: PlainServer, folder: Path, out: Path) -> list[str]:
+    return [
+        *("caption", str(folder), "--out", str(out), "--url", plain.url),
+        *("--prompt", "What is there?", "--concurrency", "1"),
+    ]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_server_that_refuses_everything_ends_the_run_with_one_reason(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], status: int
+) -> None:
+    out = tmp_path / "captions.jsonl"
+    # The first request is the probe, the second one is about a.mp4.
+    with serving(PlainServer(failing=range(2, 100), failing_status=status)) as plain:
+        assert main(_command(plain, folder, out)) == 1
+        told = capsys.readouterr()
+        assert [line["path"] for line in _lines(out)] == NAMES[:1]
+        assert "1 answered, 0 failed, 3 left; the same command goes on" in told.out
+        assert told.err.count(f"the server answered {status}") == 1
+        plain.failing = ()
+        assert main(_command(plain, folder, out)) == 0
+    assert [line["path"] for line in _lines(out)] == NAMES
+    assert all("answer" in line for line in _lines(out))
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_a_file_that_is_refused_alone_gets_a_line(
+    folder: Path, tmp_path: Path, status: int
+) -> None:
+    out = tmp_path / "captions.jsonl"
+    with serving(PlainServer(failing=(2,), failing_status=status)) as plain:
+        assert main(_command(plain, folder, out)) == 1
+    lines = _lines(out)
+    assert [line["path"] for line in lines] == NAMES
+    assert [line["path"] for line in lines if "error" in line] == ["b.mp4"]
