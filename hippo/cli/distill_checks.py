@@ -17,6 +17,7 @@ from hippo.models.loading import FAMILIES
 from hippo.models.pretrained import tokenizer_hash
 
 _SETTINGS = "distill.json"
+_PARTIAL = ".partial"  # the suffix of a file until it is whole
 
 
 def fitting_draft(target: str, draft: str, progress: Console) -> Checkpoint:
@@ -68,7 +69,8 @@ def claim_folder(out: Path, settings: Mapping[str, Any]) -> None:
     if path.exists():
         check_same(path, settings, "give the same options, or another --out")
         return
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    left = path.with_suffix(_PARTIAL)  # by a stop
+    if out.exists() and (not out.is_dir() or any(each != left for each in out.iterdir())):
         raise InvalidRequestError(
             f"--out: {out} has other content (no {_SETTINGS}): give a new folder"
         )
@@ -98,6 +100,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes an object to a file, whole or not at all."""
-    partial = path.with_suffix(".partial")
+    partial = path.with_suffix(_PARTIAL)
     partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     os.replace(partial, path)

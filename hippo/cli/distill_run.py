@@ -229,7 +229,7 @@ class Distillation:
         """Trains, and writes the checkpoint."""
         goal, folder = self._out / "draft", self._out / "training"
         settings = self._training_settings()
-        if folder.exists():
+        if (folder / "settings.json").exists():
             check_same(folder / "settings.json", settings, f"delete {folder}, {goal} and "
                         f"{self._out / 'after.json'} to train with the others")  # fmt: skip
         if goal.exists():

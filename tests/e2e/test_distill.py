@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from hippo.cli import main
+from hippo.cli.distill_run import Distillation
 from hippo.cli.stack import BUNDLED_CLIPS, BUNDLED_PAIR
 from hippo.distill.training import read_state
 from hippo.models.checkpoint import find_checkpoint
@@ -57,9 +58,20 @@ def command(videos: Path, draft: Path, out: Path, *further: str) -> list[str]:
     ]  # fmt: skip
 
 
-def test_the_whole_command(
-    videos: Path, draft: Path, out: Path, capsys: pytest.CaptureFixture[str]
+def test_the_whole_command_after_a_stop(
+    videos: Path,
+    draft: Path,
+    out: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    out.mkdir()
+    (out / "distill.partial").write_text('{"target"')
+    with monkeypatch.context() as patched:
+        patched.setattr(Distillation, "run", lambda self: None)
+        assert main(command(videos, draft, out)) == 0
+    (out / "training").mkdir()
+
     assert main(command(videos, draft, out)) == 0
     shown = capsys.readouterr().out
     for stage in ("1  the target answers 6 of 6", "2  the draft's inputs of 6", "3  training on 4"):
