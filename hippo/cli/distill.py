@@ -29,7 +29,9 @@ examples:
   hippo up --target-model ... --draft-model distilled/draft
 
 The same command goes on after a stop: answers, vision features and the training are kept in OUT. A
-training goes on with as many GPUs as it began with. To train again with other options, delete OUT/training, OUT/draft and OUT/after.json: the answers stay.
+training goes on with as many GPUs as it began with. Questions that the target refused are asked
+again until the training begins. To ask them later, or to train again with other options, delete
+OUT/training, OUT/draft and OUT/after.json: the answers stay.
 
 what it needs:
   disk     vision features of the visual tokens that the draft sees: 18 MB a question for a 7B

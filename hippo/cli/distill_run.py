@@ -103,17 +103,22 @@ class Distillation:
     def _before(self) -> results.Figures:
         """Lets the target answer, and measures the pair before the training."""
         path, refusals = self._out / "before.json", self._out / "refused.json"
-        refused = read_json(refusals) if refusals.exists() else {}
-        known = {*self._answers.answers, *refused}
-        todo = [each for each in self._questions if each.id not in known]
+        unanswered = [each for each in self._questions if each.id not in self._answers.answers]
+        # A training goes on with the answers that it began with.
+        todo = [] if (self._out / "training" / "settings.json").exists() else unanswered
         if not todo and path.exists():
             self._say(f"1  all {len(self._answers.answers)} answers of the target are there")
+            if unanswered:
+                self._say(
+                    f"   {len(unanswered)} refused questions are left out ({refusals}): delete "
+                    f"{self._trained} to ask them again"
+                )
             return read_json(path)
         self._say(f"1  the target answers {len(todo)} of {len(self._questions)} questions")
         with self._serving(self._options) as stack:
             with progress_bar(self._progress) as progress:
                 task = progress.add_task("answers", total=len(todo))
-                refused |= asyncio.run(
+                refused = asyncio.run(
                     ask_target(
                         f"{self._options.host}:{stack.port('target')}",
                         todo,
@@ -230,8 +235,9 @@ class Distillation:
         goal, folder = self._out / "draft", self._out / "training"
         settings = self._training_settings()
         if (folder / "settings.json").exists():
-            check_same(folder / "settings.json", settings, f"delete {folder}, {goal} and "
-                        f"{self._out / 'after.json'} to train with the others")  # fmt: skip
+            check_same(
+                folder / "settings.json", settings, f"delete {self._trained} to train with others"
+            )
         if goal.exists():
             self._say(f"{goal} is there")
             return
@@ -254,6 +260,12 @@ class Distillation:
             )
         with self._progress.status("writing the checkpoint ..."):
             best_student(plan).save_checkpoint(goal, self._draft)
+
+    @property
+    def _trained(self) -> str:
+        """What is deleted to train again."""
+        names = ("training", "draft", "after.json")
+        return ", ".join(str(self._out / name) for name in names)
 
     def _training_settings(self) -> dict[str, Any]:
         given = self._given

@@ -31,9 +31,11 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three videos, of which wide.mp4 is held out, and one that cannot be read."""
     folder = tmp_path_factory.mktemp("videos")
     for name in ("handful.mp4", "tray.mp4", "wide.mp4"):
         shutil.copy(BUNDLED_CLIPS / name, folder)
+    (folder / "broken.mp4").write_bytes(b"no video")
     return folder
 
 
@@ -70,12 +72,15 @@ def test_the_whole_command_after_a_stop(
     with monkeypatch.context() as patched:
         patched.setattr(Distillation, "run", lambda self: None)
         assert main(command(videos, draft, out)) == 0
+    (out / "refused.json").write_text('{"tray.mp4#0": "its folder was not mounted"}')
     (out / "training").mkdir()
 
     assert main(command(videos, draft, out)) == 0
     shown = capsys.readouterr().out
-    for stage in ("1  the target answers 6 of 6", "2  the draft's inputs of 6", "3  training on 4"):
+    for stage in ("1  the target answers 8 of 8", "2  the draft's inputs of 6", "3  training on 4"):
         assert stage in shown
+    refused = json.loads((out / "refused.json").read_text())
+    assert sorted(refused) == ["broken.mp4#0", "broken.mp4#1"]
     report = json.loads((out / "report.json").read_text())
     for figures in (report["before"], report["after"]):
         assert figures["num_equal"] == figures["num_answers"] == 1
@@ -98,6 +103,7 @@ def test_the_same_command_repeats_nothing(
     assert main(command(videos, draft, out)) == 0
     shown = capsys.readouterr().out
     assert "all 6 answers of the target are there" in shown and "agreement" in shown
+    assert "2 refused questions are left out" in shown and f"delete {out / 'training'}, " in shown
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")} == before
 
 
