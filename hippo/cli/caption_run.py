@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,19 @@ from hippo.benchmark.requests import (
     question_about,
 )
 from hippo.benchmark.server import Connection, Server
-from hippo.errors import HippoError, InvalidRequestError, OverloadedError, UnavailableError
+from hippo.errors import (
+    ForbiddenError,
+    HippoError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+)
 
 Line = dict[str, Any]
 
-_GREETING = "Hello."  # for the probe, so that a broken first video is not the server's fault
+# For the probe, so that a broken first video is not the server's fault.
+_GREETING = question_about("Hello.")
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # before a request is sent again to a server that was unavailable
 _BUSY_PAUSES_S = (0.5,) * 20 + (5.0,) * 240  # before it is sent again to one without a free slot
 _MOST_NAMED = 10
@@ -71,7 +79,7 @@ class CaptionRun:
             self._say(f"{known} of {len(names)} files have a line in {self.out} already")
         if todo:
             with closing(self.server.connect()) as connection:
-                form = probe(connection, question_about(_GREETING), self.form)
+                form = probe(connection, _GREETING, self.form)
             self.form = replace(form, is_hippo=False)
         began_s = time.perf_counter()
         found: list[Line] = []
@@ -163,9 +171,17 @@ class CaptionRun:
         except UnavailableError:
             raise
         except HippoError as error:
+            if isinstance(error, ForbiddenError | NotFoundError):
+                self._check_access(connection)
             answered = {"error": error.message}
         seconds = round(time.perf_counter() - began_s, 3)
         return {"path": name, **answered, "seconds": seconds, "request": self._request}
+
+    def _check_access(self, connection: Connection) -> None:
+        """Raises HippoError if the server also refuses a request without a file, as it does after a
+        key was revoked or a model is gone."""
+        with suppress(OverloadedError):  # it would take the request
+            probe(connection, _GREETING, self.form)
 
     def _ask(self, connection: Connection, name: str) -> Line:
         path = self.folder / name
