@@ -59,6 +59,10 @@ class PromptReader:
         self._threads = ThreadPoolExecutor(
             NUM_READER_THREADS, thread_name_prefix="prepare", initializer=self._begin_thread
         )
+        # Of its own, because a large grammar may take seconds; other prompts go on.
+        self._compiling = ThreadPoolExecutor(
+            1, thread_name_prefix="compile", initializer=name_thread, initargs=("compile",)
+        )
 
     def _begin_thread(self) -> None:
         name_thread("prepare")
@@ -72,7 +76,9 @@ class PromptReader:
         prompt and completion exceed the context.
         """
         began_ns = perf_counter_ns()
-        masks = await self._run(self._compile, request) if request.sampling.grammar else None
+        masks = None
+        if request.sampling.grammar:
+            masks = await _run(self._compiling, self._compile, request)
         plan, left_bytes = _plan_of_each(request), self._max_decoded_bytes
 
         async def decode(index: int) -> DecodedMedia:
@@ -90,15 +96,11 @@ class PromptReader:
 
         media = await gather_or_cancel(map(decode, range(len(request.media))))
         with span("prepare_prompt"):
-            prompt, rows = await self._run(self._prepare, request, media)
+            prompt, rows = await _run(self._threads, self._prepare, request, media)
         max_tokens = fitting_max_tokens(
             request, prompt.length, max_context_length=self._model.info.max_context_length
         )
         return ReadPrompt(prompt, rows, max_tokens, perf_counter_ns() - began_ns, masks)
-
-    async def _run(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, function, *arguments)
 
     def _compile(self, request: OpenRequest) -> TokenMasks | None:
         if self._compiler is None:
@@ -129,9 +131,16 @@ class PromptReader:
 
     def close(self) -> None:
         """Waits for prompts in preparation, and ends the threads."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        for threads in (self._threads, self._compiling):
+            threads.shutdown(wait=True, cancel_futures=True)
         if self._compiler is not None:
             self._compiler.close()
+
+
+async def _run(
+    threads: ThreadPoolExecutor, function: Callable[..., ResultT], *arguments: object
+) -> ResultT:
+    return await asyncio.get_running_loop().run_in_executor(threads, function, *arguments)
 
 
 def _plan_of_each(request: OpenRequest) -> FramePlan:

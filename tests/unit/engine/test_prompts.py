@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from llguidance import grammar_from
 
 from hippo.engine.media_cache import Decoder
-from hippo.engine.prompts import PromptReader, fitting_max_tokens
+from hippo.engine.prompts import NUM_READER_THREADS, PromptReader, fitting_max_tokens
 from hippo.errors import ContextLengthError, MediaError
 from hippo.models.base import DecodedMedia
+from hippo.sampling.masks import GrammarCompiler, TokenMasks
 from hippo.types import (
     ChatMessage,
     FramePlan,
@@ -21,6 +25,8 @@ from hippo.types import (
     OpenRequest,
     SamplingParams,
 )
+from tests.support.info import small_model_info
+from tests.support.letters import letter_tokenizer
 from tests.support.services import toy_request
 from tests.support.toy_model import ToyDecoder, ToyModel
 
@@ -45,6 +51,25 @@ class OneWorker:
             self.num_wanted -= 1
 
 
+class SlowCompiler(GrammarCompiler):
+    """Compiles grammars of the letters a and b, once it may."""
+
+    def __init__(self) -> None:
+        letters = [*'ab{": 1}']
+        info = replace(
+            small_model_info(),
+            tokenizer_json=letter_tokenizer(letters, ("<end>",)),
+            num_token_ids=len(letters) + 1,
+            end_token_ids=(len(letters),),
+        )
+        super().__init__(info)
+        self.may_compile = threading.Event()
+
+    def compile_request(self, request: OpenRequest) -> TokenMasks | None:
+        assert self.may_compile.wait(30)
+        return super().compile_request(request)
+
+
 @pytest.fixture
 def readers() -> Iterator[list[PromptReader]]:
     made: list[PromptReader] = []
@@ -59,9 +84,13 @@ def _request(*data: bytes) -> OpenRequest:
     return toy_request(messages=(ChatMessage("user", parts),), media=media)
 
 
-def _reader(readers: list[PromptReader], decoder: Decoder) -> PromptReader:
+def _reader(
+    readers: list[PromptReader], decoder: Decoder, compiler: GrammarCompiler | None = None
+) -> PromptReader:
     frames_of_8 = 8 * 8 * 8 * 3
-    readers.append(PromptReader(ToyModel(), decoder, max_decoded_bytes=frames_of_8))
+    readers.append(
+        PromptReader(ToyModel(), decoder, max_decoded_bytes=frames_of_8, compiler=compiler)
+    )
     return readers[-1]
 
 
@@ -100,6 +129,24 @@ async def test_requests_that_wait_for_the_same_file_name_it_by_their_own_place(
     )
     errors = [error for error in found if isinstance(error, MediaError)]
     assert [error.param for error in errors] == ["media[1]", "media[0]"]
+
+
+async def test_a_prompt_does_not_wait_for_the_grammars_of_others(
+    readers: list[PromptReader],
+) -> None:
+    compiler = SlowCompiler()
+    reader = _reader(readers, ToyDecoder(), compiler)
+    sampling = SamplingParams(grammar=grammar_from("regex", "a+b"))
+    constrained = toy_request(sampling=sampling, end_token_ids=(8,))
+    waiting = [
+        asyncio.create_task(reader.read_prompt(constrained)) for _ in range(NUM_READER_THREADS)
+    ]
+    try:
+        read = await asyncio.wait_for(reader.read_prompt(toy_request()), 30)
+        assert read.masks is None and not any(task.done() for task in waiting)
+    finally:
+        compiler.may_compile.set()
+    assert all(read.masks is not None for read in await asyncio.gather(*waiting))
 
 
 @pytest.mark.parametrize(
