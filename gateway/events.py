@@ -13,7 +13,16 @@ from typing import Any, Literal
 from tokenizers import Tokenizer
 
 from gateway.detokenizer import Detokenizer
-from hippo.types import Block, MediaUse, PromptInfo, Pruning, Selection, Timing, Verdict
+from hippo.types import (
+    Block,
+    FinishReason,
+    MediaUse,
+    PromptInfo,
+    Pruning,
+    Selection,
+    Timing,
+    Verdict,
+)
 
 Service = Literal["target", "draft"]
 
@@ -134,7 +143,8 @@ class EventLog:
 
     def _token(self, verdict: Verdict, place: int, *, is_last: bool) -> dict[str, Any]:
         index, token_id = verdict.start_index + place, verdict.token_ids[place]
-        text = self._detokenizer.add_tokens((token_id,))
+        is_end = verdict.finish_reason is FinishReason.STOP and place + 1 == len(verdict.token_ids)
+        text = "" if is_end else self._detokenizer.add_tokens((token_id,))
         if is_last and verdict.finish_reason is not None:
             text += self._detokenizer.flush_text()
         token = {"id": token_id, "text": text, "index": index, "source": "target"}

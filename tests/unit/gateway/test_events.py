@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from gateway.event_schemas import StreamEvent
 from gateway.events import EventLog
 from gateway.schemas import ChatCompletionRequest
+from gateway.text import AnswerText
 from hippo.types import (
     Block,
     FinishReason,
@@ -114,6 +115,19 @@ def test_bytes_that_form_no_character_are_told_with_the_last_token() -> None:
     (verdict,) = log.take()
     first, last = (each["text"] for each in verdict["tokens"])
     assert first == "" and last.strip("\ufffd") == "" and last
+
+
+@pytest.mark.parametrize(("reason", "text"), [(FinishReason.STOP, "a"), (None, "ab")])
+def test_an_end_token_has_no_text_whatever_word_it_is(
+    reason: FinishReason | None, text: str
+) -> None:
+    log, ids = Log(), _ids("ab")
+    verdict = Verdict(0, 0, ids, finish_reason=reason)
+    log.events.add_verdict(verdict, 0, num_tokens=2)
+    (event,) = log.take()
+    assert [each["id"] for each in event["tokens"]] == list(ids)
+    assert "".join(each["text"] for each in event["tokens"]) == text
+    assert AnswerText(TOKENIZER, stops=()).add_verdict(verdict).text == text
 
 
 def test_what_is_before_the_first_token_is_told() -> None:
