@@ -206,7 +206,7 @@ def figures(record: AnswerRecord, request: OpenRequest, baseline: Baseline) -> d
             None if baseline_ns is None else round(baseline_ns / record.decode_ns, 3)
         ),
         "seed": request.sampling.seed,
-        "draft_used": stats.num_draft_tokens > 0,
+        "draft_used": stats.num_draft_tokens + stats.num_reused_tokens > 0,
         "draft_problem": record.draft_problem,
         "num_draft_streams": record.num_draft_streams,
         "num_draft_losses": stats.num_draft_losses,

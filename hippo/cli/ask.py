@@ -174,10 +174,11 @@ def figures_line(answer: Answer) -> str:
         f"policy {figures['policy']}",
     ]
     if figures["draft_used"]:
+        num_accepted = figures["num_accepted_tokens"] + figures["num_accepted_reused"]
+        num_verified = figures["num_draft_tokens"] + figures["num_reused_tokens"]
         parts += [
             f"{figures['mean_tokens_per_forward']:.2f} tokens a forward",
-            f"{figures['acceptance_rate']:.0%} of {figures['num_draft_tokens']} draft tokens "
-            "accepted",
+            f"{num_accepted / num_verified:.0%} of {num_verified} draft tokens accepted",
         ]
     elif figures["draft_problem"]:
         parts.append(f"no draft: {figures['draft_problem']}")

@@ -93,6 +93,14 @@ def test_vllms_clients_find_their_figures_and_they_add_up() -> None:
     assert told["draft_acceptance_rate"] == pytest.approx(10 / 129)
 
 
+@pytest.mark.parametrize("name", ["num_draft_tokens", "num_reused_tokens"])
+def test_a_draft_is_used_if_a_token_of_it_was_verified(name: str) -> None:
+    record = AnswerRecord(policy="adaptive", received_ns=0)
+    assert figures(record, REQUEST, Baseline())["draft_used"] is False
+    setattr(record.stats, name, 1)
+    assert figures(record, REQUEST, Baseline())["draft_used"] is True
+
+
 def test_an_answer_without_a_draft_has_no_speculative_figures() -> None:
     record = AnswerRecord(policy="off", received_ns=0)
     record.add_verdict(Verdict(0, 0, (5,)), MS)
