@@ -283,6 +283,15 @@ def test_errors_are_the_servers_own_words_and_a_cancelled_answer_frees_its_slots
 
 
 @needs_chromium
+def test_the_page_works_without_its_samples(running: Running, page: Page) -> None:
+    page.route("**/v1/samples", lambda route: route.fulfill(status=500, body="broken"))
+    page.goto(running.url)
+    expect(page.locator("#about")).to_contain_text("target")
+    expect(page.locator("#samples-field")).to_be_hidden()
+    expect(page.locator("#problem")).to_be_hidden()
+
+
+@needs_chromium
 def test_a_key_is_asked_for_and_the_keyboard_suffices(running: Running, page: Page) -> None:
     with further_gateway(running, "--api-keys", f"alice={KEY}") as door:
         page.goto(door.url)
