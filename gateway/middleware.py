@@ -23,6 +23,8 @@ GUARDED = ("/v1/", "/tokenize", "/detokenize")
 UPLOADS = "/v1/videos"
 _FORM_OVERHEAD_BYTES = 1 << 16  # a form's other fields and headers
 _LEFT = 499  # nginx's status for a client that left before the answer began
+# OpenTelemetry's names of methods; another one, which a client may make up, is "_OTHER".
+_METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -52,7 +54,7 @@ class RequestMiddleware:
         elif scope["path"] in QUIET_PATHS:
             await self._handle(scope, receive, send, NO_SPAN)
         else:
-            method = scope["method"]
+            method = _method(scope)
             attributes = {"http.request.method": method, "url.path": scope["path"]}
             with span(
                 method, kind="server", attributes=attributes, parent=Headers(scope=scope)
@@ -123,7 +125,7 @@ class RequestMiddleware:
                     "hippo.outcome": "cancelled" if answered is None else None,
                     "hippo.key": extra.get("key"),
                 },
-                name=f"{scope['method']} {path}",
+                name=f"{_method(scope)} {path}",
             )
             level = logging.DEBUG if path in QUIET_PATHS else logging.INFO
             logger.log(
@@ -170,6 +172,10 @@ def _unauthorized(*, has_key: bool) -> JSONResponse:
     )
     headers = {"www-authenticate": "Bearer", "connection": "close"}
     return JSONResponse(body, status_code=401, headers=headers)
+
+
+def _method(scope: Scope) -> str:
+    return scope["method"] if scope["method"] in _METHODS else "_OTHER"
 
 
 def _declared_length(headers: Headers) -> int:

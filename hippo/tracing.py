@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -77,14 +78,17 @@ class Span:
 
     def fail(self, error: BaseException) -> None:
         """Records why the work failed; an error of the request itself does not make the span one of
-        a failure."""
+        a failure. The text of an unexpected error is for the log alone, as it may quote a prompt.
+        """
         if self._recorded is None:
             return
         from opentelemetry.trace import StatusCode
 
         self._recorded.set_attribute("error.type", type(error).__name__)
-        if not isinstance(error, HippoError) or error.http_status >= 500:
-            self._recorded.set_status(StatusCode.ERROR, str(error))
+        if not isinstance(error, HippoError):
+            self._recorded.set_status(StatusCode.ERROR)
+        elif error.http_status >= 500:
+            self._recorded.set_status(StatusCode.ERROR, error.message)
 
     def add_child(
         self, name: str, began_ns: int, ended_ns: int, attributes: Mapping[str, Any] | None = None
@@ -198,8 +202,10 @@ def start_tracing(process: str, environment: Mapping[str, str] = os.environ) -> 
             "at port 4318"
         )
     try:
+        # Reads OTEL_PROPAGATORS; later, each request would fail.
+        from opentelemetry import propagate  # noqa: F401
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
@@ -207,10 +213,17 @@ def start_tracing(process: str, environment: Mapping[str, str] = os.environ) -> 
             f"{endpoint} is set, but {error.name} is not installed: pip install "
             "'hippo-serve[traces]', or unset the variable"
         ) from None
-    own = {"service.name": f"hippo-{process}"}  # would override OTEL_SERVICE_NAME
-    resource = Resource.create({} if environment.get("OTEL_SERVICE_NAME") else own)
+    except ValueError as error:
+        raise SettingsError(f"OTEL_PROPAGATORS: {error}") from None
+    # The host's name is that of a pod; what the environment says of the process has precedence.
+    own = {"service.name": f"hippo-{process}", "host.name": socket.gethostname()}
+    resource = Resource.create(own).merge(OTELResourceDetector().detect())
+    try:
+        processor = BatchSpanProcessor(OTLPSpanExporter())
+    except ValueError as error:
+        raise SettingsError(f"OTEL_BSP_*: {error}") from None
     _provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    _provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    _provider.add_span_processor(processor)
     _tracer = _provider.get_tracer("hippo")
 
 

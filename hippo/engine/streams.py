@@ -74,10 +74,10 @@ class SequenceStreams:
                 try:
                     await self._run(context, backend, sequence, record)
                 finally:
-                    record.add_stages(sequence.stages, sequence.ready_ns)
                     if not sequence.is_submitted:
                         sequence.reservation.release()
                     backend.engine.close_sequence(sequence)
+                    record.add_stages(sequence.stages, sequence.ready_ns)
 
     async def _read_open(self, context: Context, backend: Backend) -> OpenRequest:
         first = await _read_message(context)

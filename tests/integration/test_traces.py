@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
+import socket
 import subprocess
 import sys
 import time
@@ -141,6 +142,7 @@ async def test_a_request_is_one_trace_through_gateway_draft_and_target(
         )
     [chat] = spans[CHAT]
     assert chat.parent_id == CALLER_ID and chat.kind == SERVER and not chat.is_error
+    assert (chat.service, chat.host) == ("hippo-test", socket.gethostname())
     said, facts = chat.attributes, answer["hippo"]
     assert said["gen_ai.operation.name"] == "chat"
     assert said["gen_ai.response.id"] == answer["id"]
@@ -199,8 +201,11 @@ async def test_a_request_without_a_caller_begins_a_trace_and_an_unsampled_one_le
     async with serving(receiver) as served:
         unsampled = {"traceparent": f"00-{'1' * 32}-{CALLER_ID}-00"}
         assert (await served.ask(headers=unsampled)).status_code == 200
+        assert (await served.http.request("MADEUP", "/v1/models")).status_code == 405
         assert (await served.ask()).status_code == 200
         spans = await served.trace()
+        assert any(one.name.startswith("_OTHER ") for one in served.receiver.spans)
+        assert not any("MADEUP" in str(one) for one in served.receiver.spans)
         assert spans[CHAT][0].parent_id == "" and len(spans[DRAFT_METHOD]) == 2
         assert not served.receiver.of_trace("1" * 32)
 
@@ -269,6 +274,18 @@ async def test_a_lost_draft_is_an_event_of_the_request_and_an_error_of_its_strea
     assert not any(one.is_error for one in spans[VERIFY_METHOD])
 
 
+async def test_the_text_of_an_unexpected_error_is_in_no_span(receiver: Receiver) -> None:
+    def found() -> list[ReceivedSpan]:
+        return [one for one in receiver.spans if one.name == "unforeseen"]
+
+    with pytest.raises(KeyError), span("unforeseen"):
+        raise KeyError("what the user asked")
+    await until(lambda: bool(found()))
+    [failed] = found()
+    assert failed.is_error and failed.attributes["error.type"] == "KeyError"
+    assert failed.problem == ""
+
+
 def test_a_log_line_has_the_id_of_the_trace(receiver: Receiver) -> None:
     line = logging.makeLogRecord({"msg": "hello", "levelname": "INFO"})
     with span("request") as own:
@@ -284,12 +301,19 @@ def test_without_an_endpoint_nothing_is_imported() -> None:
         "with span('request') as own:\n"
         "    assert not own.is_recording and own.headers == () and current_span() is own\n"
         "assert not any(name.startswith('opentelemetry') for name in sys.modules)\n"
+        "endpoint = {'OTEL_EXPORTER_OTLP_ENDPOINT': 'http://127.0.0.1:1'}\n"
+        "os.environ['OTEL_PROPAGATORS'] = 'tracecontext,b3'\n"
+        "try:\n"
+        "    start_tracing('gateway', endpoint)\n"
+        "except Exception as error:\n"
+        "    print(repr(error))\n"
         "sys.modules['opentelemetry'] = None\n"
-        "start_tracing('gateway', {'OTEL_EXPORTER_OTLP_ENDPOINT': 'http://127.0.0.1:1'})\n"
+        "start_tracing('gateway', endpoint)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
+    assert "SettingsError('OTEL_PROPAGATORS: Propagator b3 not found" in done.stdout
     assert "OTEL_EXPORTER_OTLP_ENDPOINT is set, but opentelemetry" in done.stderr
     assert "pip install 'hippo-serve[traces]'" in done.stderr
 
@@ -305,9 +329,20 @@ def test_without_an_endpoint_nothing_is_imported() -> None:
             },
             "expected http/protobuf",
         ),
+        (
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318",
+                "OTEL_BSP_MAX_QUEUE_SIZE": "8",
+            },
+            "OTEL_BSP_.*: max_export_batch_size must be",
+        ),
     ],
 )
-def test_a_variable_that_cannot_work_is_refused(variables: dict[str, str], words: str) -> None:
+def test_a_variable_that_cannot_work_is_refused(
+    variables: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)  # some are read by OpenTelemetry
     with pytest.raises(SettingsError, match=words):
         start_tracing("gateway", variables)
 

@@ -21,6 +21,7 @@ class ReceivedSpan:
     """A span as a collector sees it."""
 
     service: str
+    host: str
     name: str
     kind: int  # 1: internal, 2: server, 3: client
     trace_id: str
@@ -29,6 +30,7 @@ class ReceivedSpan:
     began_ns: int
     ended_ns: int
     is_error: bool
+    problem: str  # the text of the error
     attributes: dict[str, Any]
     events: dict[str, dict[str, Any]]  # by name
 
@@ -75,11 +77,12 @@ def otlp_receiver() -> Iterator[Receiver]:
 
 def _read(request: ExportTraceServiceRequest) -> Iterator[ReceivedSpan]:
     for resource in request.resource_spans:
-        service = _attributes(resource.resource.attributes)["service.name"]
+        process = _attributes(resource.resource.attributes)
         for scope in resource.scope_spans:
             for span in scope.spans:
                 yield ReceivedSpan(
-                    service=service,
+                    service=process["service.name"],
+                    host=process["host.name"],
                     name=span.name,
                     kind=span.kind,
                     trace_id=span.trace_id.hex(),
@@ -88,6 +91,7 @@ def _read(request: ExportTraceServiceRequest) -> Iterator[ReceivedSpan]:
                     began_ns=span.start_time_unix_nano,
                     ended_ns=span.end_time_unix_nano,
                     is_error=span.status.code == 2,
+                    problem=span.status.message,
                     attributes=_attributes(span.attributes),
                     events={event.name: _attributes(event.attributes) for event in span.events},
                 )
