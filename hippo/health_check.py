@@ -51,14 +51,15 @@ def _grpc_problem(arguments: argparse.Namespace) -> str | None:
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     from hippo.errors import InvalidRequestError
-    from hippo.rpc.options import TlsFiles
+    from hippo.rpc.options import NO_PROXY, TlsFiles
 
     if arguments.tls_ca is None:
-        channel = grpc.insecure_channel(arguments.address)
+        channel = grpc.insecure_channel(arguments.address, options=(NO_PROXY,))
     else:
         files = TlsFiles(arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
         try:
-            channel = grpc.secure_channel(arguments.address, files.channel_credentials())
+            credentials = files.channel_credentials()
+            channel = grpc.secure_channel(arguments.address, credentials, options=(NO_PROXY,))
         except InvalidRequestError as error:
             return error.message
     request = health_pb2.HealthCheckRequest(service=arguments.service)

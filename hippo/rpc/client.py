@@ -74,7 +74,12 @@ class ClientStream(Generic[SentT, ReceivedT]):
         self._span = current_span().start_child(
             self._attributes["rpc.method"], kind="client", attributes=self._attributes
         )
-        self._call = self._start(metadata=self._span.headers or None)
+        try:
+            self._call = self._start(metadata=self._span.headers or None)
+        except grpc.aio.UsageError:  # the channel is closed
+            problem = f"the {self._peer} is not used any more"
+            self._span.end(UnavailableError(problem))
+            raise UnavailableError(problem) from None
         self._writer = asyncio.create_task(self._write_all())
         self._reader = asyncio.create_task(self._read_all())
         return self

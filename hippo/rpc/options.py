@@ -22,6 +22,8 @@ _KEEPALIVE_TIMEOUT_MS = 10_000
 
 ChannelOptions = tuple[tuple[str, int], ...]
 
+NO_PROXY = ("grpc.enable_http_proxy", 0)
+
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
@@ -71,7 +73,8 @@ def server_options(max_message_bytes: int) -> ChannelOptions:
 
 def client_options(max_message_bytes: int, silence_seconds: float) -> ChannelOptions:
     """Options that break a connection if the peer answers no ping within ``silence_seconds``
-    (because it hangs or its host is lost), and that try to reconnect at least every two seconds."""
+    (because it hangs or its host is lost), that try to reconnect at least every two seconds, and
+    that use no proxy of the environment, which is for the hub's files."""
     half_ms = max(round(silence_seconds * 500), 1)
     return (
         *_message_limits(max_message_bytes),
@@ -84,6 +87,7 @@ def client_options(max_message_bytes: int, silence_seconds: float) -> ChannelOpt
         ("grpc.min_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.use_local_subchannel_pool", 1),
+        NO_PROXY,
     )
 
 

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from hippo import health_check
+from hippo.rpc.client import TARGET_SERVICE, TargetClient
 from hippo.rpc.server import RpcServer
 
 
@@ -34,6 +35,21 @@ async def test_a_service_is_healthy_while_it_serves(capsys: pytest.CaptureFixtur
         await server.stop()
     assert await asyncio.to_thread(_probe, address) == 1
     assert "UNAVAILABLE" in capsys.readouterr().err
+
+
+async def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    server = RpcServer(TARGET_SERVICE)
+    address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
+    client = TargetClient(address)
+    await server.set_serving(True)
+    try:
+        assert await client.is_serving()
+        assert await asyncio.to_thread(_probe, address) == 0
+    finally:
+        await client.close()
+        await server.stop()
 
 
 def test_a_missing_tls_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,7 @@ from hippo.errors import (
 )
 from hippo.rpc.client import DraftClient, TargetClient
 from hippo.types import ModelInfo
-from tests.support.services import serving_draft, serving_target, until
+from tests.support.services import serving_draft, serving_target, toy_request, until
 from tests.support.toy_model import ToyModel
 
 
@@ -345,3 +345,12 @@ async def test_a_service_found_by_name_must_have_the_names_certificate(
             await until(lambda: target.info is not None or "is down" in target.problem)  # noqa: B023
             assert (target.info is not None) is is_trusted
             await backends.close()
+
+
+async def test_a_target_that_was_closed_while_a_request_waited_elsewhere_is_unavailable() -> None:
+    async with serving_target(_model_on()) as (_, client):
+        gone = TargetClient(client.address)
+        await gone.close()
+        with pytest.raises(UnavailableError, match="is not used any more"):
+            async with gone.verify(toy_request()):
+                pass
