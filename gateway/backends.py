@@ -42,7 +42,7 @@ class Backends:
         def make_target(address: str, name: str) -> Target:
             return Target(
                 TargetClient(address, tls_name=name, **options),
-                self.drafts,
+                self._drafts,
                 calibration_share=settings.calibration_share,
                 on_change=self._match,
             )

@@ -28,7 +28,7 @@ class Pool(Generic[WatchT]):
     ``make`` is given an address and the name that lists it, if any, without the port.
     ``services`` is changed in place, and ``on_change`` is called after each change. A service whose
     address is no longer listed gets no new sequences and is closed when its last one has ended.
-    While a name cannot be looked up, its services stay.
+    While a name cannot be looked up, its services stay. No failure ends the look-ups.
     """
 
     def __init__(
@@ -68,33 +68,36 @@ class Pool(Generic[WatchT]):
 
     async def _look_up(self, name: str) -> None:
         while True:
+            problem = None
             try:
-                found = await asyncio.to_thread(addresses_of, name)
-            except OSError as error:
-                problem = f"the name {name} has no address: {error.strerror or error}"
-                if self._problems.get(name) != problem:
-                    logger.warning("%s", problem)
-                self._problems[name] = problem
-            else:
+                self._update(name, await asyncio.to_thread(addresses_of, name))
+            except (OSError, UnicodeError) as error:
+                reason = error.strerror if isinstance(error, OSError) else None
+                problem = f"the name {name} has no address: {reason or error}"
+            except Exception as error:  # such as a TLS file that is missing while it is renewed
+                problem = f"what {name} lists cannot be used: {error}"
+            if problem is None:
                 self._problems.pop(name, None)
-                self._update(name, found)
+            elif self._problems.get(name) != problem:
+                self._problems[name] = problem
+                logger.warning("%s", problem)
             await asyncio.sleep(self._period_s)
 
     def _update(self, name: str, found: list[str]) -> None:
-        listed = self._listed[name]
-        if list(listed) == found:
+        before = self._listed[name]
+        if list(before) == found:
             return
-        for address in found:
-            if address not in listed:
-                logger.info("%s lists %s", name, address)
-                listed[address] = self._make(address, name.rpartition(":")[0])
-                listed[address].start()
-        for address in set(listed).difference(found):
+        host = name.rpartition(":")[0]
+        listed = {each: before.get(each) or self._make(each, host) for each in found}
+        self._listed[name] = listed
+        for address in listed.keys() - before.keys():
+            logger.info("%s lists %s", name, address)
+            listed[address].start()
+        for address in before.keys() - listed.keys():
             logger.info("%s no longer lists %s", name, address)
-            task = asyncio.create_task(self._leave(listed.pop(address)))
+            task = asyncio.create_task(self._leave(before[address]))
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
-        self._listed[name] = {address: listed[address] for address in found}
         self.services[:] = self._fixed
         for services in self._listed.values():
             self.services += services.values()

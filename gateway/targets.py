@@ -13,6 +13,7 @@ import tokenizers
 from tokenizers import Tokenizer
 
 from gateway.baseline import Baseline, Calibration
+from gateway.discovery import Pool
 from gateway.watch import Watch
 from hippo.errors import (
     IncompatiblePairError,
@@ -39,7 +40,7 @@ class Target(Watch[TargetClient]):
     def __init__(
         self,
         client: TargetClient,
-        drafts: Sequence[Draft],
+        drafts: Pool[Draft],
         *,
         calibration_share: float,
         on_change: Callable[[], None],
@@ -52,7 +53,7 @@ class Target(Watch[TargetClient]):
         self._drafts = drafts
         self._drafts_changed = asyncio.Event()
         self._misfits: dict[Draft, str] = {}  # why a draft does not fit
-        self._times: dict[str, PairTimes] = {}
+        self._times: dict[str, PairTimes] = {}  # by the draft's address
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -63,12 +64,11 @@ class Target(Watch[TargetClient]):
     @property
     def draft_problem(self) -> str | None:
         """Why the target has no draft; None if it has one."""
-        if not self._drafts:
-            return "no draft service is configured"
         if self.fitting_drafts:
             return None
-        problems = [self._misfits.get(draft, draft.problem) for draft in self._drafts]
-        return "; ".join(dict.fromkeys(problems))
+        problems = [self._misfits.get(each, each.problem) for each in self._drafts.services]
+        problems += self._drafts.problems
+        return "; ".join(dict.fromkeys(problems)) or "no draft service is configured"
 
     def times(self, draft: Draft | None) -> PairTimes:
         """Returns the measurements of the target with ``draft``; None: of the target alone."""
@@ -81,9 +81,11 @@ class Target(Watch[TargetClient]):
             await self._drafts_changed.wait()
 
     def match_drafts(self) -> None:
-        """Finds the drafts that fit, and logs new misfits."""
+        """Finds the drafts that fit, logs new misfits, and forgets drafts that are gone."""
         fitting, misfits = [], {}
-        for draft in self._drafts:
+        known = {"", *(draft.address for draft in self._drafts.services)}
+        self._times = {key: times for key, times in self._times.items() if key in known}
+        for draft in self._drafts.services:
             if draft.info is None or self.info is None:
                 continue
             try:

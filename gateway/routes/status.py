@@ -51,7 +51,7 @@ async def metrics(request: Request, state: State) -> Response:
         shown.set_baseline(target.address, target.baseline)
     shown[own.SERVICE_UP].labels("target").set(backends.num_targets_up > 0)
     shown[own.SERVICES_READY].labels("target").set(backends.num_targets_up)
-    if backends.drafts:
+    if state.settings.draft:
         shown[own.SERVICE_UP].labels("draft").set(backends.has_draft)
         shown[own.SERVICES_READY].labels("draft").set(backends.num_drafts_up)
     content, media_type = shown.render(request.headers.get("accept", ""))

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -345,6 +346,33 @@ async def test_a_service_found_by_name_must_have_the_names_certificate(
             await until(lambda: target.info is not None or "is down" in target.problem)  # noqa: B023
             assert (target.info is not None) is is_trusted
             await backends.close()
+
+
+async def test_a_draft_whose_name_has_no_address_is_a_problem_that_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.discovery.addresses_of", Mock(side_effect=OSError(2, "nothing")))
+    async with serving_target(_model_on()) as (_, client):
+        backends = Backends(GatewaySettings(target=(client.address,), draft=("dns+drafts:1",)))
+        await backends.start()
+        await _until_up(backends, 1)
+        await until(lambda: "drafts:1 has no address: nothing" in (backends.draft_problem() or ""))
+        await backends.close()
+    alone = _backends([client])
+    assert alone.targets[0].draft_problem == "no draft service is configured"
+    await alone.close()
+
+
+async def test_measurements_with_a_draft_that_is_gone_are_forgotten() -> None:
+    backends = _backends([TargetClient("127.0.0.1:1")], [DraftClient("127.0.0.1:2")])
+    (target,), (draft,) = backends.targets, backends.drafts
+    kept = target.times(draft)
+    target.match_drafts()
+    assert target.times(draft) is kept
+    backends.drafts.clear()
+    target.match_drafts()
+    assert target.times(draft) is not kept
+    await asyncio.gather(draft.close(), backends.close())
 
 
 async def test_a_target_that_was_closed_while_a_request_waited_elsewhere_is_unavailable() -> None:

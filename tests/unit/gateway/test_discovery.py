@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.discovery import Pool, addresses_of
+from hippo.errors import InvalidRequestError
 from tests.support.services import until
 
 
@@ -33,20 +34,19 @@ class Listed:
 
 @asynccontextmanager
 async def following(
-    monkeypatch: pytest.MonkeyPatch, found: list[str] | OSError
+    monkeypatch: pytest.MonkeyPatch, found: list[str] | Exception, *, make: Any = Listed
 ) -> AsyncIterator[tuple[Pool[Any], list[Any]]]:
     """A pool of one fixed service and a name, and what the name gives now."""
     answers: list[Any] = [found]
 
     def look_up(name: str) -> list[str]:
         assert name == "pairs:1"
-        if isinstance(answers[0], OSError):
+        if isinstance(answers[0], Exception):
             raise answers[0]
         return list(answers[0])
 
     monkeypatch.setattr("gateway.discovery.addresses_of", look_up)
     monkeypatch.setattr("gateway.discovery._LEAVING_S", 0.01)
-    make: Any = Listed
     pool: Pool[Any] = Pool(["fixed:1", "dns+pairs:1"], make, lambda: None, period_s=0.005)
     pool.start()
     try:
@@ -74,12 +74,23 @@ async def test_services_come_and_go_and_a_running_sequence_keeps_one_open(
     assert b.states == fixed.states == ["started", "closed"]
 
 
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "no address: Name or"),
+        (UnicodeError("label too long"), "no address: label"),
+        (RuntimeError("surprise"), "cannot be used: surprise"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
 async def test_while_a_name_cannot_be_looked_up_its_services_stay(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    failure: Exception,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    failure = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
     async with following(monkeypatch, failure) as (pool, answers):
-        await until(lambda: "has no address: Name or" in pool.problems[0])
+        await until(lambda: words in pool.problems[0])
         answers[0] = ["a:1"]
         await until(lambda: len(pool.services) == 2)
         assert pool.problems == []
@@ -87,6 +98,27 @@ async def test_while_a_name_cannot_be_looked_up_its_services_stay(
         await until(lambda: len(caplog.records) == 2)
         await asyncio.sleep(0.02)
         assert len(pool.services) == 2 and len(caplog.records) == 2
+
+
+async def test_a_service_that_cannot_be_made_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    missing = [True]
+
+    def make(address: str, name: str) -> Listed:
+        if missing[0] and address == "b:1":
+            raise InvalidRequestError("TLS file ca.pem: No such file or directory")
+        return Listed(address, name)
+
+    async with following(monkeypatch, ["a:1", "b:1"], make=make) as (pool, answers):
+        await until(lambda: "pairs:1 lists cannot be used: TLS file" in pool.problems[0])
+        answers[0] = ["a:1"]
+        await until(lambda: len(pool.services) == 2)
+        answers[0] = ["a:1", "b:1"]
+        missing[0] = False
+        await until(lambda: len(pool.services) == 3)
+        assert pool.problems == []
+        assert all(each.states == ["started"] for each in pool.services)
 
 
 def test_a_name_is_looked_up_in_one_family() -> None:
