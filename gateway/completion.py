@@ -44,8 +44,6 @@ logger = logging.getLogger("gateway.completion")
 
 CopyFiles = Callable[[], Awaitable[tuple[Media, ...]]]
 
-# The services end a sequence this long after its limit, in case the gateway hangs.
-_SERVICES_GRACE_S = 1.0
 _MAX_DRAFT_ATTEMPTS = 8
 _MAX_STALLS = 2  # per answer, because each stall delays the answer by --draft-stall-s
 _DRAFT_PAUSE_S = 0.25
@@ -56,7 +54,8 @@ class Completion:
     """One sequence, from its first message (``Open``) to its last token.
 
     ``async with`` starts both streams; leaving it cancels them, which frees their slots. ``pairs``
-    are tried in order until a target takes the sequence; ``pair`` is the one that has it. ``news``
+    are tried in order until a target takes the sequence; ``pair`` is the one that has it. The
+    services end it ``timeout_s`` after the request's arrival (None: no limit). ``news``
     is set when the prompt was read, when there is text to take, and at the end. A slow reader of
     the text does not delay the streams. ``copy_files`` returns the request's media with the bytes
     of their files, for a service that cannot open a file by its path.
@@ -161,11 +160,9 @@ class Completion:
         try:
             if self._wants_draft:
                 self._draft_task = asyncio.create_task(self._run_draft(self._first_draft))
-            is_finished = await follow_first(
+            await follow_first(
                 self._pairs, self._follow_target, self._fall_back_to_bytes, lambda: self.has_begun
             )
-            if not is_finished:
-                raise UnavailableError("the target service ended the answer before its end")
         except HippoError as error:
             self.error = error
             if isinstance(error, UnavailableError):
@@ -180,16 +177,10 @@ class Completion:
             self.is_over = True
             self._news.set()
 
-    def _services_timeout_s(self) -> float | None:
-        """Returns the time limit for the services' streams; None without a limit."""
-        if self._timeout_s is None:
-            return None
-        elapsed_s = (time.monotonic_ns() - self.record.received_ns) / 1e9
-        return max(self._timeout_s + _SERVICES_GRACE_S - elapsed_s, 0.0)
-
-    async def _follow_target(self, pair: Pair) -> bool:
-        """Reads the target's stream; returns whether the last verdict came before its end."""
-        self.pair, timeout_s = pair, self._services_timeout_s()
+    async def _follow_target(self, pair: Pair) -> None:
+        """Reads the target's stream up to the last verdict; raises HippoError if it ends before."""
+        await self._turn_to(pair)
+        timeout_s = report.seconds_left(self._timeout_s, self.record.received_ns)
         pace, must_not_wait = self._coordinator.pace, pair.must_not_wait
         request = dataclasses.replace(self._request, pace=pace, must_not_wait=must_not_wait)
         async with pair.target.client.verify(request, timeout_s=timeout_s) as stream:
@@ -198,10 +189,9 @@ class Completion:
                 if isinstance(message, Verdict):
                     await self._on_verdict(message)
                     if self.record.finish_reason is not None:
-                        return True
+                        return
                 elif isinstance(message, Selection):
-                    pruning = self._request.pruning
-                    self.record.add_selection(message, pruning, time.monotonic_ns())
+                    self.record.add_selection(message, self._request.pruning, time.monotonic_ns())
                     await self._send_message(self._draft_stream, message)
                 else:
                     self.record.add_prompt("target", message, time.monotonic_ns())
@@ -210,7 +200,16 @@ class Completion:
                         self._check_prompts()
                     except IncompatiblePairError as error:
                         await self._drop_draft(error.message, DraftLoss.INCOMPATIBLE)
-        return False
+        raise UnavailableError("the target service ended the answer before its end")
+
+    async def _turn_to(self, pair: Pair) -> None:
+        """Goes on to the next pair, with a draft on its target's host if there is one."""
+        self.pair = pair
+        nearer = pair.nearer_draft(self._draft) if self._draft_stream is not None else None
+        if self._draft_task is not None and nearer is not None:
+            self._draft_stream = None
+            await cancel_all([self._draft_task])
+            self._draft_task = asyncio.create_task(self._run_draft(nearer))
 
     async def _fall_back_to_bytes(self, error: MediaPathError) -> None:
         """Sends files as bytes from now on, because a service cannot open one of them by its path.
@@ -274,7 +273,8 @@ class Completion:
             committed_ids=committed_ids,
             epoch=coordinator.epoch if joins else 0,
         )
-        opened = draft.client.draft(request, timeout_s=self._services_timeout_s())
+        timeout_s = report.seconds_left(self._timeout_s, self.record.received_ns)
+        opened = draft.client.draft(request, timeout_s=timeout_s)
         with draft.count_sequence():
             async with opened as stream:
                 self._draft, self._draft_stream = draft, stream
@@ -291,22 +291,22 @@ class Completion:
 
     async def _on_draft_message(self, message: PromptInfo | Timing | Block) -> None:
         now_ns = time.monotonic_ns()
-        if isinstance(message, Block):
-            self.record.add_block(message, now_ns)
-            await self._carry_out(self._coordinator.on_block(message, now_ns))
-            self._debt.note_owed_block(self._coordinator.owes_block, now_ns, is_heard=True)
-        elif isinstance(message, Timing):
-            self.record.add_draft_prefill(message, now_ns)
-            await self._carry_out(self._coordinator.on_draft_ready())
-            self._debt.note_owed_block(self._coordinator.owes_block, now_ns, is_heard=True)
-        else:
+        if isinstance(message, PromptInfo):
             self.record.add_prompt("draft", message, now_ns)
             self._check_prompts()
+            return
+        if isinstance(message, Block):
+            self.record.add_block(message, now_ns)
+            actions = self._coordinator.on_block(message, now_ns)
+        else:
+            self.record.add_draft_prefill(message, now_ns)
+            actions = self._coordinator.on_draft_ready()
+        await self._carry_out(actions)
+        self._debt.note_owed_block(self._coordinator.owes_block, now_ns, is_heard=True)
 
     async def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
-            is_targets = isinstance(action, ToTarget)
-            stream = self._target_stream if is_targets else self._draft_stream
+            stream = self._target_stream if isinstance(action, ToTarget) else self._draft_stream
             await self._send_message(stream, action.message)
 
     async def _send_message(self, stream: TargetStream | DraftStream | None, message: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,14 @@ from hippo.types import (
     Timing,
     Verdict,
 )
+
+
+def seconds_left(limit_s: float | None, received_ns: int) -> float | None:
+    """Returns the time left until ``limit_s`` after a request's arrival, at least 0; None if there
+    is no limit (0 or None)."""
+    if not limit_s:
+        return None
+    return max(limit_s - (time.monotonic_ns() - received_ns) / 1e9, 0.0)
 
 
 @dataclass(slots=True)

@@ -130,6 +130,12 @@ class Pair:
         near = [each for each in fitting if each.host == self.target.host and not each.is_full]
         return choose_draft(near or fitting, self.key) if fitting else None
 
+    def nearer_draft(self, draft: Draft | None) -> Draft | None:
+        """Returns the best draft if it is on the target's host and ``draft`` is on another one."""
+        best, host = self.draft, self.target.host
+        is_nearer = best is not None and best.host == host
+        return best if is_nearer and draft is not None and draft.host != host else None
+
     def media_dirs(self, *, wants_draft: bool) -> list[tuple[str, ...]]:
         """Returns the directories whose files the target, and the draft if there is one, open."""
         draft = self.draft if wants_draft else None
@@ -145,31 +151,31 @@ class Pair:
 
 async def follow_first(
     pairs: Sequence[Pair],
-    follow: Callable[[Pair], Awaitable[bool]],
+    follow: Callable[[Pair], Awaitable[None]],
     fall_back: Callable[[MediaPathError], Awaitable[None]],
     has_begun: Callable[[], bool],
-) -> bool:
-    """Returns what ``follow`` returns for the first of the pairs whose target takes the sequence.
+) -> None:
+    """Awaits ``follow`` for the first of the pairs whose target takes the sequence.
 
     A target that has no free slot, is stopping or is lost before ``has_begun`` is left for the next
     pair. One that cannot open a file is asked again after ``fall_back``. Raises any other error,
     and that of the last pair.
     """
 
-    async def offer(pair: Pair) -> bool:
+    async def offer(pair: Pair) -> None:
         with pair.target.count_sequence():
             try:
-                return await follow(pair)
+                await follow(pair)
             except MediaPathError as error:
                 await fall_back(error)
-                return await follow(pair)
+                await follow(pair)
 
     *others, last = pairs
     for pair in others:
         if pair.target.info is None:
             continue
         try:
-            return await offer(pair)
+            await offer(pair)
         except (OverloadedError, UnavailableError) as error:
             if has_begun():
                 raise
@@ -178,7 +184,9 @@ async def follow_first(
                 pair.target.report_refusal()
             else:
                 pair.target.report_failure()
-    return await offer(last)
+        else:
+            return
+    await offer(last)
 
 
 def by_rank(services: Sequence[ServiceT], key: bytes) -> list[ServiceT]:

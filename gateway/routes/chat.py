@@ -35,6 +35,7 @@ from hippo.types import Media, MediaKind, ModelInfo, OpenRequest, Pruning, Pruni
 router = APIRouter(prefix="/v1", tags=["chat"])
 
 _LAST_WORD_S = 1.0
+_SERVICES_GRACE_S = 1.0  # after the limit the services end a sequence, in case the gateway hangs
 _NO_PRUNING = Pruning(PruningStrategy.NONE)
 
 
@@ -79,10 +80,11 @@ class ChatResponse(Response):
         leaving = asyncio.create_task(self._until_left(receive))
         work = asyncio.create_task(self._answer_within_limits(scope, receive, send))
         stopping = asyncio.create_task(self._state.patience_is_over.wait())
+        limit_s = self._state.settings.request_timeout_s
         try:
             await asyncio.wait(
                 (work, leaving, stopping),
-                timeout=self._remaining_s(),
+                timeout=report.seconds_left(limit_s, self._received_ns),
                 return_when=asyncio.FIRST_COMPLETED,
             )
         finally:
@@ -90,7 +92,7 @@ class ChatResponse(Response):
             if stopping.done():
                 self._ending = server_is_stopping()
             elif not leaving.done():
-                self._ending = request_took_too_long(self._state.settings.request_timeout_s)
+                self._ending = request_took_too_long(limit_s)
             await cancel_all((work, leaving, stopping))
         if is_over:
             work.result()
@@ -103,14 +105,6 @@ class ChatResponse(Response):
             pass
         if self._is_sent:  # uvicorn sends http.disconnect also after a complete answer
             await asyncio.Event().wait()
-
-    def _remaining_s(self) -> float | None:
-        """Returns the time left until the time limit; None without a limit."""
-        limit_s = self._state.settings.request_timeout_s
-        if not limit_s:
-            return None
-        elapsed_s = (time.monotonic_ns() - self._received_ns) / 1e9
-        return max(limit_s - elapsed_s, 0.0)
 
     async def _answer_within_limits(self, scope: Scope, receive: Receive, send: Send) -> None:
         count = translate.num_choices(self._body, self._state.settings)
@@ -214,13 +208,14 @@ class ChatResponse(Response):
         in_bytes: CopiedFiles,
     ) -> Completion:
         body, settings = self._body, self._state.settings
+        limit_s = settings.request_timeout_s
         return Completion(
             request,
             plan=plan,
             pairs=pairs,
             stops=body.stop,
             draft_stall_s=settings.draft_stall_s,
-            timeout_s=settings.request_timeout_s or None,
+            timeout_s=limit_s + _SERVICES_GRACE_S if limit_s else None,
             record=AnswerRecord(
                 policy=plan.policy_name,
                 received_ns=self._received_ns,

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import logging
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,8 +23,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from gateway.backends import Backends
+from gateway.completion import Completion
 from gateway.config import GatewaySettings
 from gateway.errors import ModelNotFoundError
+from gateway.report import AnswerRecord
+from gateway.speculation import SpeculationPlan
 from gateway.targets import Pair, by_rank, choose_draft, follow_first
 from hippo.errors import (
     HippoError,
@@ -30,9 +36,18 @@ from hippo.errors import (
     OverloadedError,
     UnavailableError,
 )
+from hippo.models.base import StepPlan
 from hippo.rpc.client import DraftClient, TargetClient
-from hippo.types import ModelInfo
-from tests.support.services import serving_draft, serving_target, toy_request, until
+from hippo.types import ModelInfo, Pruning
+from tests.support.services import (
+    backend_of,
+    no_files,
+    serving_draft,
+    serving_target,
+    toy_request,
+    until,
+    with_tokenizer,
+)
 from tests.support.toy_model import ToyModel
 
 
@@ -269,17 +284,17 @@ async def _offer(*targets: _Offered, has_begun: bool = False) -> str:
     pairs: list[Any] = [Pair(target, b"") for target in targets]  # type: ignore[arg-type]
     taken: list[str] = []
 
-    async def follow(pair: Any) -> bool:
+    async def follow(pair: Any) -> None:
         if (error := pair.target.answers.pop(0)) is not None:
             raise error
         taken.append(pair.target.address)
-        return True
 
     async def fall_back(_: MediaPathError) -> None:
         return None
 
-    assert await follow_first(pairs, follow, fall_back, lambda: has_begun)
-    return taken[0]
+    await follow_first(pairs, follow, fall_back, lambda: has_begun)
+    [address] = taken
+    return address
 
 
 async def test_a_sequence_goes_to_the_first_target_that_takes_it() -> None:
@@ -346,6 +361,54 @@ async def test_a_service_found_by_name_must_have_the_names_certificate(
             await until(lambda: target.info is not None or "is down" in target.problem)  # noqa: B023
             assert (target.info is not None) is is_trusted
             await backends.close()
+
+
+async def test_a_request_that_goes_on_to_the_next_target_takes_the_draft_there() -> None:
+    """The first target is full with another gateway's sequence."""
+    full, slow = with_tokenizer(ToyModel(num_slots=1)), with_tokenizer(ToyModel())
+    freed = threading.Event()
+
+    def hang(_: StepPlan) -> None:
+        assert freed.wait(60)
+
+    async with (
+        serving_target(full) as (_, first),
+        serving_draft(with_tokenizer(ToyModel())) as (_, firsts_draft),
+        serving_target(slow) as (_, second),
+        serving_draft(with_tokenizer(ToyModel())) as (seconds_draft, seconds_client),
+    ):
+        full.on_forward = hang
+        slow.on_forward = lambda plan: time.sleep(0.005)
+        here = [each.address.replace("127.0.0.1", "localhost") for each in (second, seconds_client)]
+        backends = _backends([first, TargetClient(here[0])], [firsts_draft, DraftClient(here[1])])
+        await backends.start()
+        await _until_up(backends, 2, 2)
+        keys = (str(number).encode() for number in itertools.count())
+        offers = (backends.pairs(None, key) for key in keys)
+        completion = Completion(
+            toy_request(),
+            plan=SpeculationPlan("serial", 4, 4, Pruning()),
+            pairs=next(each for each in offers if each[0].target.address == first.address),
+            stops=(),
+            draft_stall_s=5,
+            timeout_s=None,
+            record=AnswerRecord(policy="serial", received_ns=time.monotonic_ns()),
+            news=asyncio.Event(),
+            copy_files=no_files,
+        )
+        try:
+            async with first.verify(toy_request()) as stream:
+                await anext(stream)  # the prompt was read, so the slot is taken
+                async with completion:
+                    await until(lambda: completion.is_over)
+                    assert completion.error is None
+        finally:
+            freed.set()
+        assert completion.pair.target.address == here[0]
+        assert backend_of(seconds_draft).engine.counters.num_opened == 1
+        assert completion.record.draft_losses == [] and completion.record.draft_problem is None
+        assert completion.record.stats.num_blocks > 0
+        await backends.close()
 
 
 async def test_a_draft_whose_name_has_no_address_is_a_problem_that_is_told(
