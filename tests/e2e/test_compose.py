@@ -156,7 +156,7 @@ def test_spans_go_to_tempo_or_to_another_collector(compose: str) -> None:
         done = _config(compose, files, **changes)
         assert done.returncode == 0, done.stderr
         services = yaml.safe_load(done.stdout)["services"]
-        assert services["tempo"]["mem_limit"]
+        assert services["tempo"]["mem_limit"] and services["tempo"]["logging"]["options"]
         for name in ("draft", "target", "gateway"):
             assert services[name]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"] == url
 
