@@ -12,6 +12,7 @@ import yaml
 
 from gateway.config import GatewaySettings
 from hippo.config import load_settings
+from hippo.metrics import GATEWAY_METRICS
 from services.draft.config import DraftSettings
 from services.target.config import TargetSettings
 from tests.support.compose import ROOT
@@ -24,8 +25,11 @@ VALUES: dict[str, dict[str, Any]] = {
     "many": {
         "pairs": 4,
         "gateways": 3,
-        "target": {"gpus": 2, "settings": {"MAX_QUEUE": 8, "DETERMINISTIC": False}},
-        "gateway": {"settings": {"POLICY": "serial"}},
+        "target": {
+            "gpus": 2,
+            "settings": {"MAX_QUEUE": 8, "DETERMINISTIC": False, "MAX_CONTEXT_LENGTH": 8960},
+        },
+        "gateway": {"settings": {"POLICY": "serial", "MAX_UPLOAD_BYTES": 1 << 40}},
         "slots": 4,
         "maxContextLength": 32768,
         "drainSeconds": 300,
@@ -33,6 +37,13 @@ VALUES: dict[str, dict[str, Any]] = {
         "hfTokenSecret": "hub",
         "apiKeysSecret": "keys",
         "otlpEndpoint": "http://tempo:4318",
+        "env": [
+            {"name": "OTEL_TRACES_SAMPLER", "value": "parentbased_traceidratio"},
+            {
+                "name": "OTEL_EXPORTER_OTLP_HEADERS",
+                "valueFrom": {"secretKeyRef": {"name": "collector", "key": "headers"}},
+            },
+        ],
         "models": {"storageClass": "fast", "offline": True},
         "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},
         "image": {"pullSecrets": [{"name": "registry"}]},
@@ -73,7 +84,7 @@ def containers(objects: Objects) -> dict[str, dict[str, Any]]:
 def environment(container: dict[str, Any]) -> dict[str, str]:
     names = [entry["name"] for entry in container["env"]]
     assert len(names) == len(set(names))
-    return {entry["name"]: entry["value"] for entry in container["env"]}
+    return {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
 
 
 @pytest.mark.parametrize("values", VALUES)
@@ -85,8 +96,18 @@ def test_helm_finds_nothing_wrong(values: str) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"gatways": 3}, {"target": {"gpus": "two"}}, {"draft": {"settings": {"slots": 4}}}],
-    ids=["a value that is none", "a number in words", "a setting in lower case"],
+    [
+        {"gatways": 3},
+        {"target": {"gpus": "two"}},
+        {"draft": {"settings": {"slots": 4}}},
+        {"draft": {"gpus": 2}},
+    ],
+    ids=[
+        "a value that is none",
+        "a number in words",
+        "a setting in lower case",
+        "GPUs that a draft would not use",
+    ],
 )
 def test_wrong_values_are_refused(wrong: dict[str, Any]) -> None:
     with helm_python.Chart.load(str(CHART)) as chart, pytest.raises(helm_python.HelmError):
@@ -130,12 +151,24 @@ def test_the_processes_take_the_settings_that_they_are_given(values: str) -> Non
         load_settings(kind, [], here, env_prefix=prefix, prog=name, description="")
 
 
+def test_settings_override_the_chart_and_all_containers_get_the_same_further_variables() -> None:
+    found = containers(rendered("many"))
+    target, draft = environment(found["target"]), environment(found["draft"])
+    assert target["HIPPO_TARGET_MAX_CONTEXT_LENGTH"] == "8960"
+    assert draft["HIPPO_DRAFT_MAX_CONTEXT_LENGTH"] == "32768"
+    assert environment(found["gateway"])["HIPPO_GATEWAY_MAX_UPLOAD_BYTES"] == str(1 << 40)
+    for container in found.values():
+        assert container["env"][-2:] == VALUES["many"]["env"]
+
+
 def test_gateways_find_the_pairs_by_the_name_of_their_service() -> None:
     objects = rendered("many")
     given = environment(containers(objects)["gateway"])
     service = objects["Service", "hippo-pairs"]
     ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
     assert service["spec"]["clusterIP"] == "None"
+    # A pod whose draft has crashed is not ready, and its target still serves.
+    assert service["spec"]["publishNotReadyAddresses"]
     assert given["HIPPO_GATEWAY_TARGET"] == f"dns+hippo-pairs:{ports['target']}"
     assert given["HIPPO_GATEWAY_DRAFT"] == f"dns+hippo-pairs:{ports['draft']}"
     for name in ("target", "draft"):
@@ -160,6 +193,14 @@ def test_a_pod_is_given_longer_to_stop_than_its_processes_take(values: str) -> N
     assert gateways["terminationGracePeriodSeconds"] > grace + float(wait) + 3
 
 
+@pytest.mark.parametrize("values", VALUES)
+def test_a_rollout_of_gateways_waits_for_the_loading_of_a_target(values: str) -> None:
+    objects = rendered(values)
+    probe = containers(objects)["target"]["startupProbe"]
+    deadline = objects["Deployment", "hippo-gateway"]["spec"]["progressDeadlineSeconds"]
+    assert deadline > probe["periodSeconds"] * probe["failureThreshold"]
+
+
 def test_each_model_has_gpus_of_its_own() -> None:
     found = containers(rendered("many"))
     gpus = {name: found[name]["resources"]["limits"].get("nvidia.com/gpu") for name in found}
@@ -172,6 +213,8 @@ def test_each_model_has_gpus_of_its_own() -> None:
 
 def test_monitors_scrape_under_the_names_that_the_alerts_expect() -> None:
     jobs, ports = set(), set()
+    of_operator = {"namespace", "service", "pod", "container", "endpoint", "node"}
+    clashing = of_operator & {name for each in GATEWAY_METRICS for name in each.label_names}
     for (kind, _), item in rendered("many").items():
         if kind == "ServiceMonitor":
             selected = item["spec"]["selector"]["matchLabels"].items()
@@ -182,6 +225,7 @@ def test_monitors_scrape_under_the_names_that_the_alerts_expect() -> None:
             ]
             for endpoint in item["spec"]["endpoints"]:
                 jobs |= {rule["replacement"] for rule in endpoint["relabelings"]}
+                assert endpoint["honorLabels"] or not clashing
                 ports.add(endpoint["port"])
                 assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
     assert jobs == {"hippo-gateway", "hippo-draft", "hippo-target"}

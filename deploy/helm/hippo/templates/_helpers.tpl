@@ -33,49 +33,58 @@ securityContext:
   capabilities: {drop: [ALL]}
 {{- end -}}
 
+{{/* Variables of a container: .root, .prefix, .own, and .settings, which have precedence (Kubernetes
+     merges a list that has a name twice wrongly). Helm reads numbers as floats: 1e+06. */}}
+{{- define "hippo.variables" -}}
+{{- range $name, $value := .settings }}{{ $_ := set $.own $name $value }}{{ end }}
+{{- range $name, $value := .own }}
+{{- if and (kindIs "float64" $value) (eq (floor $value) $value) }}{{ $value = int64 $value }}{{ end }}
+- {name: {{ $.prefix }}{{ $name }}, value: {{ $value | toString | quote }}}
+{{- end }}
+{{- with .root.Values.otlpEndpoint }}
+- {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ . | quote }}}
+{{- end }}
+{{- with .root.Values.env }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
 {{/* A service of a pair: .root, .role (draft, target), .port, .metricsPort */}}
 {{- define "hippo.engine" -}}
-{{- $values := index .root.Values .role -}}
-{{- $prefix := printf "HIPPO_%s_" (upper .role) -}}
+{{- $all := .root.Values -}}
+{{- $values := index $all .role -}}
+{{- $own := dict
+  "MODEL" $values.model
+  "SERVED_NAME" (eq .role "draft" | ternary (printf "%s-draft" $all.servedName) $all.servedName)
+  "HOST" "0.0.0.0"
+  "PORT" .port
+  "METRICS_PORT" .metricsPort
+  "DEVICE" (gt (int $values.gpus) 0 | ternary "cuda" "cpu")
+  "SLOTS" $all.slots
+  "MAX_CONTEXT_LENGTH" $all.maxContextLength
+  "DRAIN_SECONDS" $all.drainSeconds
+  "SHARED_FRAMES_DIR" "/frames"
+  "SHARED_FRAMES_MB" $all.sharedFramesMb
+  "LOG_STYLE" "json"
+-}}
+{{- if gt (int $values.gpus) 1 }}{{ $_ := set $own "TENSOR_PARALLEL" $values.gpus }}{{ end -}}
+{{- if $all.mediaClaim }}{{ $_ := set $own "ALLOWED_LOCAL_MEDIA_PATH" "/media" }}{{ end -}}
 name: {{ .role }}
-image: {{ .root.Values.image.engine | quote }}
-imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+image: {{ $all.image.engine | quote }}
+imagePullPolicy: {{ $all.image.pullPolicy }}
 args: [services.{{ .role }}]
 ports:
   - {name: {{ .role }}, containerPort: {{ .port }}}
   - {name: {{ .role }}-metrics, containerPort: {{ .metricsPort }}}
 env:
-  - {name: {{ $prefix }}MODEL, value: {{ $values.model | quote }}}
-  - {name: {{ $prefix }}SERVED_NAME, value: {{ eq .role "draft" | ternary (printf "%s-draft" .root.Values.servedName) .root.Values.servedName | quote }}}
-  - {name: {{ $prefix }}HOST, value: 0.0.0.0}
-  - {name: {{ $prefix }}PORT, value: {{ .port | quote }}}
-  - {name: {{ $prefix }}METRICS_PORT, value: {{ .metricsPort | quote }}}
-  - {name: {{ $prefix }}DEVICE, value: {{ gt (int $values.gpus) 0 | ternary "cuda" "cpu" }}}
-  - {name: {{ $prefix }}SLOTS, value: {{ .root.Values.slots | quote }}}
-  - {name: {{ $prefix }}MAX_CONTEXT_LENGTH, value: {{ .root.Values.maxContextLength | quote }}}
-  - {name: {{ $prefix }}DRAIN_SECONDS, value: {{ .root.Values.drainSeconds | quote }}}
-  - {name: {{ $prefix }}SHARED_FRAMES_DIR, value: /frames}
-  - {name: {{ $prefix }}SHARED_FRAMES_MB, value: {{ .root.Values.sharedFramesMb | quote }}}
-  - {name: {{ $prefix }}LOG_STYLE, value: json}
-  {{- if and (eq .role "target") (gt (int $values.gpus) 1) }}
-  - {name: HIPPO_TARGET_TENSOR_PARALLEL, value: {{ $values.gpus | quote }}}
-  {{- end }}
-  {{- if .root.Values.mediaClaim }}
-  - {name: {{ $prefix }}ALLOWED_LOCAL_MEDIA_PATH, value: /media}
-  {{- end }}
-  - {name: HF_HUB_OFFLINE, value: {{ .root.Values.models.offline | ternary "1" "0" | quote }}}
-  {{- with .root.Values.otlpEndpoint }}
-  - {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ . | quote }}}
-  {{- end }}
-  {{- range $name, $value := $values.settings }}
-  - {name: {{ $prefix }}{{ $name }}, value: {{ $value | toString | quote }}}
-  {{- end }}
+  - {name: HF_HUB_OFFLINE, value: {{ $all.models.offline | ternary "1" "0" | quote }}}
+  {{- include "hippo.variables" (dict "root" .root "prefix" (printf "HIPPO_%s_" (upper .role)) "own" $own "settings" $values.settings) | trim | nindent 2 }}
 resources:
   requests: {{- toYaml $values.resources.requests | nindent 4 }}
   limits:
     {{- toYaml $values.resources.limits | nindent 4 }}
     {{- if gt (int $values.gpus) 0 }}
-    {{ .root.Values.gpuResource }}: {{ $values.gpus }}
+    {{ $all.gpuResource }}: {{ $values.gpus }}
     {{- end }}
 {{ include "hippo.containerSecurity" . }}
 volumeMounts:
@@ -83,10 +92,10 @@ volumeMounts:
   - {name: frames, mountPath: /frames}
   - {name: {{ .role }}-tmp, mountPath: /tmp}
   - {name: shm, mountPath: /dev/shm}
-  {{- if .root.Values.mediaClaim }}
+  {{- if $all.mediaClaim }}
   - {name: media, mountPath: /media, readOnly: true}
   {{- end }}
-  {{- if .root.Values.hfTokenSecret }}
+  {{- if $all.hfTokenSecret }}
   - {name: hf-token, mountPath: /run/secrets, readOnly: true}
   {{- end }}
 {{- end -}}
