@@ -123,6 +123,9 @@ def _count_draft(record: AnswerRecord, metrics: GatewayMetrics) -> None:
     metrics[own.DRAFTED_TOKENS].inc(stats.num_drafted_tokens)
     for cause, num_tokens in wasted_tokens(record).items():
         metrics[own.WASTED_TOKENS].labels(cause.value).inc(num_tokens)
+    num_accepted = stats.num_accepted_reused
+    metrics[own.REUSED_TOKENS].labels("accepted").inc(num_accepted)
+    metrics[own.REUSED_TOKENS].labels("rejected").inc(stats.num_reused_tokens - num_accepted)
     if record.policy != "off":
         for length in stats.all_run_lengths:
             metrics[own.RUN_LENGTH].observe(length)

@@ -127,9 +127,15 @@ STALE_BLOCKS = counter(
 DRAFTED_TOKENS = counter("hippo_drafted_tokens", "Draft tokens received, verified or not.")
 WASTED_TOKENS = counter(
     "hippo_wasted_draft_tokens",
-    "Draft tokens received that saved nothing. They and the accepted tokens add up to "
-    "`hippo_drafted_tokens_total`.",
+    "Draft tokens received that saved nothing. They, the accepted tokens and the accepted reused "
+    "tokens add up to `hippo_drafted_tokens_total`.",
     Label("cause", tuple(cause.value for cause in Waste)),
+)
+REUSED_TOKENS = counter(
+    "hippo_reused_draft_tokens",
+    "Draft tokens behind a rejected one that the target verified instead of waiting. Those that "
+    "were accepted are not among vLLM's accepted tokens.",
+    Label("outcome", ("accepted", "rejected")),
 )
 RUN_LENGTH = histogram(
     "hippo_run_length_tokens",

@@ -115,15 +115,18 @@ def test_a_clip_goes_to_one_target_whichever_gateway_is_asked(
     cluster: Cluster, running: Running, tmp_path: Path
 ) -> None:
     before = running.metric("target", "hippo_sequences_total")
-    for number in range(6):
+    num_here = num_asked = 0
+    while num_here in (0, num_asked):  # until each target has had a clip
+        number = num_asked // 2
         url = data_url(write_clip(tmp_path / f"{number}.mp4", num_frames=8 + number))
         messages = [video_message(url)]
         first = cluster.ask(0, messages=messages).raise_for_status().json()
         again = cluster.ask(1, messages=messages).raise_for_status().json()
         assert again["choices"] == first["choices"]
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
-    num_here = running.metric("target", "hippo_sequences_total") - before
-    assert 0 < num_here < 12 and num_here % 2 == 0
+        num_asked += 2
+        num_here = running.metric("target", "hippo_sequences_total") - before
+        assert num_here % 2 == 0
 
 
 def test_a_trace_goes_through_three_processes(cluster: Cluster) -> None:

@@ -115,15 +115,16 @@ def test_the_speedup_in_prometheus_is_that_of_the_answers(watched: Watched) -> N
 
 
 def test_draft_tokens_add_up(watched: Watched) -> None:
-    drafted, accepted, wasted = (
+    drafted, accepted, reused, wasted = (
         watched.prometheus.value(f"sum({name})")
         for name in (
             "hippo_drafted_tokens_total",
             "vllm:spec_decode_num_accepted_tokens_total",
+            "hippo_reused_draft_tokens_total{outcome='accepted'}",
             "hippo_wasted_draft_tokens_total",
         )
     )
-    assert drafted == accepted + wasted > 0
+    assert drafted == accepted + reused + wasted > 0
     per_position = watched.prometheus.value(
         "sum(vllm:spec_decode_num_accepted_tokens_per_pos_total)"
     )
