@@ -115,7 +115,7 @@ def test_a_clip_goes_to_one_target_whichever_gateway_is_asked(
     cluster: Cluster, running: Running, tmp_path: Path
 ) -> None:
     before = running.metric("target", "hippo_sequences_total")
-    num_here = num_asked = 0
+    num_here, num_asked = 0.0, 0
     while num_here in (0, num_asked):  # until each target has had a clip
         number = num_asked // 2
         url = data_url(write_clip(tmp_path / f"{number}.mp4", num_frames=8 + number))
