@@ -83,8 +83,8 @@ def get_sample(name: str, state: State) -> FileResponse:
 
 
 def _samples(folder: str) -> list[Path]:
-    """Returns the videos of a folder by name; none without a folder."""
-    if not folder:
+    """Returns the videos of a folder by name; none without a folder, or if it is gone."""
+    if not folder or not Path(folder).is_dir():
         return []
     found = (path for path in Path(folder).iterdir() if path.suffix.lower() in _MEDIA_TYPES)
     return sorted(path for path in found if path.is_file())

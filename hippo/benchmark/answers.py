@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from hippo.errors import HippoError, OverloadedError, UnavailableError
 
-# Fields of a choice's delta with text; reasoning models begin with the second or third.
 # By the error codes of a hippo gateway, those that another try may not meet.
 _KINDS: Mapping[str | None, type[HippoError]] = {
     "overloaded": OverloadedError,
     "unavailable": UnavailableError,
 }
+# Fields of a choice's delta with text; reasoning models begin with the second or third.
 _TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
 
 CountedBy = Literal["ids", "usage", "pieces"]

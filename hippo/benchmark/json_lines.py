@@ -38,10 +38,8 @@ class JsonLines:
             try:
                 take(number, line)
             except (ValueError, KeyError, TypeError):
-                is_foreign = number == 1 and len(lines) > 1
-                if (
-                    is_foreign or number < len(lines) - 1
-                ):  # after the last is an empty one or its rest
+                # After the last whole line is an empty one, or the rest of one that was cut off.
+                if number < len(lines) - 1 or (number == 1 and len(lines) > 1):
                     raise InvalidRequestError(f"{path}, line {number}: this is no {kind}") from None
                 break
             num_whole += len(line) + 1
