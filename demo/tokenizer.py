@@ -98,5 +98,5 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> SpecialIds:
         "<|image_pad|>",
         "<|video_pad|>",
     )
-    ids = [int(tokenizer.convert_tokens_to_ids(name)) for name in names]  # type: ignore[arg-type]
+    ids = [int(tokenizer.convert_tokens_to_ids(name)) for name in names]
     return SpecialIds(*ids)

@@ -36,7 +36,7 @@ def test_a_conversation_is_encoded_as_by_the_chat_template(
             {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
             {"role": "assistant", "content": "Hello!"},
         ]
-        text = str(trained.apply_chat_template(messages, tokenize=False))  # type: ignore[arg-type]
+        text = str(trained.apply_chat_template(messages, tokenize=False))
         ids, said = encoder.conversation(
             exchanges, grid=(1, 1, 1), is_video_first=is_video_first, system="Be precise."
         )
