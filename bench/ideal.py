@@ -4,8 +4,8 @@ The ideal has the step times and the rejections of the measured answers, and no 
 or scheduling. Three numbers are the best for these very answers: of draft tokens that a forward
 verifies at most, of draft tokens that the idle target waits for after a rejection, and of tokens of
 the broken run that it verifies instead. Nobody knows them beforehand, so a policy that measures
-comes near the ideal at best; :func:`adaptive_speedup` says how near, by the same simulation. Which
-broken runs fit the answer again is drawn, as in `hippo simulate`.
+comes near the ideal at best. Which broken runs fit the answer again is drawn, as in
+`hippo simulate`.
 """
 
 from __future__ import annotations
@@ -67,14 +67,6 @@ def ideal_speedup(traces: Sequence[Trace], machine: Machine) -> float:
         best = min((replace(best, **change) for change in changes), key=decode_ns)
     others = (best_gamma(name, traces, free) for name in ("serial", "vpsd"))
     return decode_ns(PolicyChoice("off")) / min(map(decode_ns, (best, *others)))
-
-
-def adaptive_speedup(traces: Sequence[Trace], machine: Machine) -> float:
-    """Returns the decode speedup over target-only that the adaptive policy has on these traces if
-    nothing but the models' steps takes time."""
-    free = machine.ideal()
-    off, adaptive = (replay_all(PolicyChoice(name), traces, free) for name in ("off", "adaptive"))
-    return off.decode_ns / adaptive.decode_ns
 
 
 def simulated_lines(

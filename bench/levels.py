@@ -25,14 +25,7 @@ from bench.cells import LEVEL_COLUMNS, level_rows
 from bench.clips import Kind, held_out_clips
 from bench.drafts import BUNDLED, HELP, find_draft
 from bench.environment import ROOT, describe_environment
-from bench.ideal import (
-    adaptive_speedup,
-    ideal_speedup,
-    machine_of,
-    measured_machine,
-    simulated_lines,
-    trace_of,
-)
+from bench.ideal import ideal_speedup, machine_of, measured_machine, simulated_lines, trace_of
 from bench.measure import measure
 from bench.options import names, numbers, parser_of
 from bench.runs import bundled_pair, running_stack
@@ -131,7 +124,6 @@ def level(records: Sequence[Record]) -> dict[str, Any]:
         "least_over_better": min(map(min, zip(ratios(serial), ratios(vpsd), strict=True))),
         "ideal": ideal,
         "of_ideal": alone_s / together_s / ideal,
-        "simulated_of_ideal": adaptive_speedup(traces, machine) / ideal,
         "num_equal": sum(record.is_equal for record in records if record.system != TARGET_ONLY),
         "num_answers": sum(record.system != TARGET_ONLY for record in records),
     }
