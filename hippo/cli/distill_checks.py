@@ -17,6 +17,7 @@ from hippo.models.loading import FAMILIES
 from hippo.models.pretrained import tokenizer_hash
 
 _SETTINGS = "distill.json"
+_TRAINED = ("draft", "after.json")  # made with the weights of OUT/training
 _PARTIAL = ".partial"  # the suffix of a file until it is whole
 
 
@@ -79,6 +80,21 @@ def claim_folder(out: Path, settings: Mapping[str, Any]) -> None:
         write_json(path, settings)
     except OSError as error:
         raise InvalidRequestError(f"--out: {out} cannot be written: {error.strerror}") from None
+
+
+def parts_of_training(out: Path) -> str:
+    """Returns what is deleted to train again."""
+    return ", ".join(str(out / name) for name in ("training", *_TRAINED))
+
+
+def check_trained(out: Path) -> None:
+    """Raises InvalidRequestError if a draft or its figures are there without their training."""
+    left = [out / name for name in _TRAINED if (out / name).exists()]
+    if left and not (out / "training" / "settings.json").exists():
+        raise InvalidRequestError(
+            f"{left[0]} is there, and the training that it is of is not: delete "
+            f"{parts_of_training(out)} to train again"
+        )
 
 
 def check_same(path: Path, settings: Mapping[str, Any], advice: str) -> None:

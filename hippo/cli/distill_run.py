@@ -20,8 +20,10 @@ from rich.console import Console
 from hippo.benchmark.tables import progress_bar, watched
 from hippo.cli.distill_checks import (
     check_same,
+    check_trained,
     claim_folder,
     fitting_draft,
+    parts_of_training,
     read_json,
     resolved,
     write_json,
@@ -90,6 +92,7 @@ class Distillation:
             ),
         )  # fmt: skip
         claim_folder(self._out, self._data_settings(asked))
+        check_trained(self._out)
         self._answers = AnswerFile(self._out / "answers.jsonl")
 
     def run(self) -> None:
@@ -111,7 +114,7 @@ class Distillation:
             if unanswered:
                 self._say(
                     f"   {len(unanswered)} refused questions are left out ({refusals}): delete "
-                    f"{self._trained} to ask them again"
+                    f"{parts_of_training(self._out)} to ask them again"
                 )
             return read_json(path)
         self._say(f"1  the target answers {len(todo)} of {len(self._questions)} questions")
@@ -236,7 +239,9 @@ class Distillation:
         settings = self._training_settings()
         if (folder / "settings.json").exists():
             check_same(
-                folder / "settings.json", settings, f"delete {self._trained} to train with others"
+                folder / "settings.json",
+                settings,
+                f"delete {parts_of_training(self._out)} to train with others",
             )
         if goal.exists():
             self._say(f"{goal} is there")
@@ -260,12 +265,6 @@ class Distillation:
             )
         with self._progress.status("writing the checkpoint ..."):
             best_student(plan).save_checkpoint(goal, self._draft)
-
-    @property
-    def _trained(self) -> str:
-        """What is deleted to train again."""
-        names = ("training", "draft", "after.json")
-        return ", ".join(str(self._out / name) for name in names)
 
     def _training_settings(self) -> dict[str, Any]:
         given = self._given

@@ -118,6 +118,17 @@ def test_other_options_are_refused(
         assert reason in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_draft_without_its_training_is_refused(
+    videos: Path, draft: Path, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rest = tmp_path / "rest"
+    shutil.copytree(out, rest, ignore=shutil.ignore_patterns("training", "examples"))
+    assert main(command(videos, draft, rest)) == 1
+    error = " ".join(capsys.readouterr().err.split())
+    assert f"{rest / 'draft'} is there, and the training that it is of is not" in error
+    assert f"delete {rest / 'training'}, {rest / 'draft'}, {rest / 'after.json'} to" in error
+
+
 def test_what_cannot_be_trained_is_refused_at_once(
     videos: Path, draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
