@@ -32,7 +32,10 @@ RUN if [ -n "${TORCH_INDEX}" ]; then \
  && rm -rf include share test \
  && find bin -type f ! -name torch_shm_manager -delete
 COPY --from=requirements /requirements.txt /in/
-RUN python3 -m pip --python /opt/hippo install -c /in/constraints.txt -r /in/requirements.txt
+# Further packages, for forms of quantised weights that need them (docs/operations.md).
+ARG EXTRA_PACKAGES=
+RUN python3 -m pip --python /opt/hippo install -c /in/constraints.txt -r /in/requirements.txt \
+      ${EXTRA_PACKAGES}
 
 FROM ${BASE} AS code
 ARG SETUPTOOLS=80.9.0

@@ -35,8 +35,13 @@ class Question:
     seed: int = 0
 
 
+class UploadId(str):
+    """The id of a video that the gateway has already."""
+
+
 def question_about(text: str, *media: str, name: str = "", seed: int = 0) -> Question:
-    """Returns a question about local files (sent in the request) or URLs (fetched by the server).
+    """Returns a question about local files (sent in the request), URLs (fetched by the server) or
+    uploads.
 
     Its name is ``name`` or else ``text``. Raises InvalidRequestError for an unreadable file.
     """
@@ -49,7 +54,8 @@ def _media_part(video: str) -> dict[str, Any]:
     suffix = Path(video).suffix.lower()
     kind = "image" if suffix in IMAGE_SUFFIXES else "video"
     url = video
-    if not video.startswith(("http://", "https://", "data:", "file://")):
+    is_local = not video.startswith(("http://", "https://", "data:", "file://"))
+    if is_local and not isinstance(video, UploadId):
         try:
             data = Path(video).expanduser().read_bytes()
         except OSError as error:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from hippo.benchmark.answers import Answer, AnswerReader, error_message, read_answer
@@ -91,6 +92,19 @@ class Server:
             ) from None
 
 
+class Form(Protocol):
+    """A body that is made while it is sent."""
+
+    content_type: str
+
+    @property
+    def content_length(self) -> int:
+        """Bytes of all pieces."""
+        ...
+
+    def __iter__(self) -> Iterator[bytes]: ...
+
+
 class Connection:
     """A connection that stays open between requests. Threads must not share it."""
 
@@ -132,7 +146,12 @@ class Connection:
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Returns status and body of a path below the API's. Raises UnavailableError."""
-        _, response = self._request("GET", path, None)
+        return self.send("GET", path)
+
+    def send(self, method: str, path: str, form: Form | None = None) -> tuple[int, bytes]:
+        """Returns status and body of the response to a request below the API's path. Raises
+        UnavailableError."""
+        _, response = self._request(method, path, form)
         try:
             return response.status, response.read()
         except (OSError, http.client.HTTPException) as error:
@@ -143,26 +162,42 @@ class Connection:
         self._connection.close()
 
     def _request(
-        self, method: str, path: str, body: bytes | None
+        self, method: str, path: str, body: bytes | Form | None
     ) -> tuple[float, http.client.HTTPResponse]:
         """Returns the time of sending, and the response before its body is read."""
         headers = {"accept": "text/event-stream, application/json"}
-        if body is not None:
+        if isinstance(body, bytes):
             headers["content-type"] = "application/json"
+        elif body is not None:
+            headers |= {"content-type": body.content_type}
+            headers |= {"content-length": str(body.content_length)}
         if self._server.api_key is not None:
             headers["authorization"] = f"Bearer {self._server.api_key}"
         was_open = self._connection.sock is not None
         while True:
             asked_s = time.perf_counter()
             try:
-                self._connection.request(method, self._server.path + path, body, headers)
+                self._send(method, self._server.path + path, body, headers)
                 return asked_s, self._connection.getresponse()
+            except HippoError:  # the body cannot be made
+                self.close()
+                raise
             except (OSError, http.client.HTTPException) as error:
                 self.close()
                 # A server may close an idle connection just before this request.
                 if not (was_open and isinstance(error, ConnectionError)):
                     raise self._lost(error) from None
                 was_open = False
+
+    def _send(
+        self, method: str, path: str, body: bytes | Form | None, headers: Mapping[str, str]
+    ) -> None:
+        try:
+            self._connection.request(method, path, body, headers)
+        except (BrokenPipeError, ConnectionResetError):
+            # A server that refuses a large body answers before it has read it, and then closes.
+            if self._connection.sock is None:
+                raise
 
     def _lost(self, error: Exception) -> UnavailableError:
         url = self._server.url

@@ -29,9 +29,10 @@ class VideoQuestion:
     answer: str | None = None  # None: not scored
     category: str = ""
 
-    def asked(self, *, seed: int) -> Question:
-        """Returns the question to send, with a local video's bytes. Raises InvalidRequestError."""
-        return question_about(self.prompt, self.video, name=self.id, seed=seed)
+    def asked(self, media: str, *, seed: int) -> Question:
+        """Returns the question to send about ``media``, which stands for the video in the request.
+        Raises InvalidRequestError if it is a file that cannot be read."""
+        return question_about(self.prompt, media, name=self.id, seed=seed)
 
     def is_right(self, text: str) -> bool | None:
         """Returns whether ``text`` answers the question rightly; None if no answer is known.

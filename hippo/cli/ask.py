@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from hippo.benchmark.answers import Answer
 from hippo.benchmark.figures import summarise
 from hippo.benchmark.requests import Question, RequestForm, question_about
 from hippo.benchmark.server import KEY_VARIABLE, Server
+from hippo.benchmark.uploads import sent_media
 from hippo.cli.compare import compare, is_equal, own_policy, show
 from hippo.cli.record import Recorder, check_path
 from hippo.errors import InvalidRequestError
@@ -77,8 +78,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidRequestError("expected a video and a question, in quotes")
     if arguments.repeats < 1:
         raise InvalidRequestError("--repeats must be at least 1")
-    *videos, text = arguments.inputs
-    question = question_about(text, *videos, seed=arguments.seed)
     wishes = {"policy": arguments.policy, "gamma": arguments.gamma}
     speculative = {name: value for name, value in wishes.items() if value is not None}
     if arguments.record is not None:
@@ -86,6 +85,20 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.policy == "off":
             raise InvalidRequestError("--record compares with the target alone: --policy is off")
     server = Server(arguments.url, api_key=os.environ.get(KEY_VARIABLE) or None)
+    *videos, text = arguments.inputs
+    with ExitStack() as sent:
+        media = [sent.enter_context(sent_media(server, each, Console(stderr=True))) for each in videos]
+        question = question_about(text, *media, seed=arguments.seed)
+        return _answer(arguments, server, question, speculative, videos)
+
+
+def _answer(
+    arguments: argparse.Namespace,
+    server: Server,
+    question: Question,
+    speculative: dict[str, Any],
+    videos: list[str],
+) -> int:
     form = RequestForm(
         model=server.models()[0],
         max_tokens=arguments.max_tokens,
@@ -108,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.record,
             answer,
             speculative,
-            text=text,
+            text=arguments.inputs[-1],
             video=_local_file(videos),
             note=f"{speculative['policy']}, temperature {form.temperature:g}, "
             f"seed {arguments.seed}, at most {form.max_tokens} tokens",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import product, repeat
 from pathlib import Path
@@ -18,6 +18,7 @@ from hippo.benchmark.latency import TARGET_ONLY, System, turned, warm_up
 from hippo.benchmark.plots import draw_answers, draw_speedups
 from hippo.benchmark.requests import RequestForm
 from hippo.benchmark.server import Server
+from hippo.benchmark.uploads import sent_media
 from hippo.benchmark.video_questions import VideoQuestion
 from hippo.errors import HippoError, InvalidRequestError
 
@@ -89,19 +90,24 @@ class QuestionRun:
             if todo:
                 systems = [each for each in self.systems if any(each == item[2] for item in todo)]
                 with suppress(InvalidRequestError):  # is told below
-                    first = todo[0][1].asked(seed=self.file.seed)
+                    first = todo[0][1].asked(todo[0][1].video, seed=self.file.seed)
                     warm_up(connection, self.form, first, systems)
             for number, question, system in todo:
                 if question.id not in self._failed:
                     try:
-                        asked = question.asked(seed=self.file.seed + number)
-                        request = self.form.request(asked, system.speculative)
-                        answer = connection.ask(request.body())
+                        with self._media(question) as media:
+                            asked = question.asked(media, seed=self.file.seed + number)
+                            request = self.form.request(asked, system.speculative)
+                            answer = connection.ask(request.body())
                     except InvalidRequestError as error:
                         self._failed[question.id] = error.message
                     else:
                         log.add(question, system.name, answer)
                 yield
+
+    def _media(self, question: VideoQuestion) -> AbstractContextManager[str]:
+        video = question.video
+        return sent_media(self.server, video) if self.form.is_hippo else nullcontext(video)
 
     def _results(self, log: AnswerLog) -> dict[str, Any]:
         file, form = self.file, self.form

@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from hippo.benchmark import tables
+from hippo.benchmark.answers import Answer
 from hippo.benchmark.json_lines import JsonLines
 from hippo.benchmark.requests import (
     IMAGE_SUFFIXES,
@@ -25,6 +26,7 @@ from hippo.benchmark.requests import (
     question_about,
 )
 from hippo.benchmark.server import Connection, Server
+from hippo.benchmark.uploads import sent_media
 from hippo.errors import (
     ForbiddenError,
     HippoError,
@@ -64,6 +66,7 @@ class CaptionRun:
     progress: Console  # for the progress bar
     _lines: dict[str, Line] = field(default_factory=dict)  # by path, the last one
     _is_over: threading.Event = field(default_factory=threading.Event)
+    _has_uploads: bool = False
 
     def run(self) -> int:
         """Asks, and prints a summary; returns 1 if a file has no answer at the end, else 0.
@@ -80,6 +83,7 @@ class CaptionRun:
         if todo:
             with closing(self.server.connect()) as connection:
                 form = probe(connection, _GREETING, self.form)
+            self._has_uploads = form.is_hippo
             self.form = replace(form, is_hippo=False)
         began_s = time.perf_counter()
         found: list[Line] = []
@@ -184,22 +188,9 @@ class CaptionRun:
             probe(connection, _GREETING, self.form)
 
     def _ask(self, connection: Connection, name: str) -> Line:
-        path = self.folder / name
-        media = path.resolve().as_uri() if self.is_by_path else str(path)
-        question = question_about(self.prompt, media, name=name, seed=self.seed)
-        body = self.form.request(question).body()
-        pauses, busy_pauses = iter(_PAUSES_S), iter(_BUSY_PAUSES_S)
-        while True:
-            try:
-                answer = connection.ask(body)
-                break
-            except (OverloadedError, UnavailableError) as error:
-                is_busy = isinstance(error, OverloadedError)  # other clients may have the slots
-                pause_s = next(busy_pauses if is_busy else pauses, None)
-                if pause_s is None:
-                    raise
-            if self._is_over.wait(pause_s):
-                raise UnavailableError("the run has ended")
+        with self._media(self.folder / name) as media:
+            question = question_about(self.prompt, media, name=name, seed=self.seed)
+            answer = self._answer(connection, self.form.request(question).body())
         line: Line = {"answer": answer.text}
         if "response_format" in self.form.further:
             try:
@@ -208,6 +199,25 @@ class CaptionRun:
                 reason = f"the answer, which ended by {answer.finish_reason!r}, is no JSON"
                 return {"error": f"{reason}: {answer.text}"}
         return {**line, "finish_reason": answer.finish_reason, "usage": answer.usage}
+
+    def _media(self, path: Path) -> AbstractContextManager[str]:
+        if self.is_by_path:
+            return nullcontext(path.resolve().as_uri())
+        return sent_media(self.server, str(path)) if self._has_uploads else nullcontext(str(path))
+
+    def _answer(self, connection: Connection, body: bytes) -> Answer:
+        """Sends a request, again and again while the server is busy or away for a short time."""
+        pauses, busy_pauses = iter(_PAUSES_S), iter(_BUSY_PAUSES_S)
+        while True:
+            try:
+                return connection.ask(body)
+            except (OverloadedError, UnavailableError) as error:
+                is_busy = isinstance(error, OverloadedError)  # other clients may have the slots
+                pause_s = next(busy_pauses if is_busy else pauses, None)
+                if pause_s is None:
+                    raise
+            if self._is_over.wait(pause_s):
+                raise UnavailableError("the run has ended")
 
     def _sum_up(self, names: list[str], found: list[Line], seconds: float) -> None:
         lines = [self._lines[name] for name in names if name in self._lines]

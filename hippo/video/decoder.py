@@ -28,6 +28,7 @@ from hippo.video.source import content_name, opened_media
 
 ResultT = TypeVar("ResultT")
 
+_MOST_THREADS = 16  # of one video; FFmpeg's decoders gain little from more
 _LARGE_BYTES = 4 << 20  # larger results are mapped, not copied
 _CLOSED = "the media decoder is closed"
 _NOT_STARTED = "the media decoder does not start: is hippo-serve[engine] installed whole?"
@@ -55,7 +56,7 @@ class MediaDecoder:
             {
                 "limits": dataclasses.asdict(self.limits),
                 "cpu_core": cpu_core,
-                "num_threads": 1 if cpu_core is not None else min(4, os.cpu_count() or 1),
+                "num_threads": 1 if cpu_core is not None else min(_MOST_THREADS, os.cpu_count() or 1),
             }
         )
         self._files = files or LocalFiles(())

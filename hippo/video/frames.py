@@ -32,6 +32,7 @@ _IMAGE_SIGNATURES = {
 _FRAME = "a frame of the video"
 _BUFFER_SIZE = 1 << 18
 _THREADED_PIXELS = 200_000_000  # of all frames; for fewer, threads are slower
+_THREAD_BYTES = 9  # of a pixel: two frames of 4:2:0 in 10 bits, and one in RGB
 
 
 def read_video(file: BinaryIO, canvas: Canvas) -> Frames:
@@ -85,13 +86,20 @@ def _read(
     seconds = timeline.seconds
     indices = sample_frames(seconds, duration_s, count)
     is_large = total * context.width * context.height >= _THREADED_PIXELS
-    num_threads = canvas.num_threads if is_large else 1
+    num_threads = _num_threads(canvas, context.width * context.height) if is_large else 1
     context.thread_count = num_threads
     context.thread_type = "AUTO" if is_large else "NONE"
     wanted = [timeline.ticks[index] for index in indices]
     frames = decode(container, stream, timeline, wanted)
     pixels = _draw(frames, count, canvas, num_threads)
     return Frames(pixels, tuple(seconds[index] for index in indices), count / duration_s)
+
+
+def _num_threads(canvas: Canvas, num_pixels: int) -> int:
+    """Returns how many of the threads work on frames of this many pixels, each with a frame that is
+    decoded and one that is drawn: together in half of the memory allowed."""
+    fitting = canvas.limits.max_memory_bytes // 2 // (_THREAD_BYTES * max(num_pixels, 1))
+    return max(1, min(canvas.num_threads, fitting))
 
 
 def _draw(frames: Iterator[av.VideoFrame], count: int, canvas: Canvas, num_threads: int) -> Pixels:

@@ -118,6 +118,27 @@ def test_files_are_named_by_path_for_a_server_that_may_open_them(
     assert [line["path"] for line in _lines(out)] == ["clip.mp4"]
 
 
+def test_a_video_too_large_for_a_request_is_uploaded_or_gets_a_line(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "large"
+    folder.mkdir()
+    shutil.copy(running.clip, folder / "a.mp4")
+    # More than the gateway takes, and than the sockets hold before it refuses.
+    (folder / "b.mp4").write_bytes(bytes(24 << 20))
+    found = {}
+    for largest in (0, 1 << 30):
+        monkeypatch.setattr("hippo.benchmark.uploads.LARGEST_INLINE", largest)
+        out = tmp_path / f"{largest}.jsonl"
+        assert main(_command(running, folder, out, "--concurrency", "1")) == 1
+        found[largest] = {line["path"]: line for line in _lines(out)}
+    uploaded, inline = found.values()
+    assert uploaded["a.mp4"]["answer"] == inline["a.mp4"]["answer"]
+    for lines in (uploaded, inline):
+        assert "the server answered 413" in lines["b.mp4"]["error"]
+    assert "a request body" in inline["b.mp4"]["error"]
+
+
 @pytest.mark.parametrize(
     ("further", "told"),
     [

@@ -41,9 +41,9 @@ def test_a_question_with_options_is_sent_with_them_and_scored_by_letter(tmp_path
         "Answer with the option's letter from the given choices directly."
     )
     assert (second.prompt, second.answer) == ("As it is.", "A")
-    video, text = first.asked(seed=3).messages[0]["content"]
+    video, text = first.asked(first.video, seed=3).messages[0]["content"]
     assert video["video_url"]["url"].startswith("data:video/mp4;base64,")
-    assert text["text"] == first.prompt and first.asked(seed=3).seed == 3
+    assert text["text"] == first.prompt and first.asked(first.video, seed=3).seed == 3
 
 
 def test_videos_are_beside_the_file_or_in_a_folder_or_at_a_url(tmp_path: Path) -> None:
