@@ -87,7 +87,9 @@ def run(arguments: argparse.Namespace) -> int:
     server = Server(arguments.url, api_key=os.environ.get(KEY_VARIABLE) or None)
     *videos, text = arguments.inputs
     with ExitStack() as sent:
-        media = [sent.enter_context(sent_media(server, each, Console(stderr=True))) for each in videos]
+        media = [
+            sent.enter_context(sent_media(server, each, Console(stderr=True))) for each in videos
+        ]
         question = question_about(text, *media, seed=arguments.seed)
         return _answer(arguments, server, question, speculative, videos)
 

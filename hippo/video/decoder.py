@@ -56,7 +56,9 @@ class MediaDecoder:
             {
                 "limits": dataclasses.asdict(self.limits),
                 "cpu_core": cpu_core,
-                "num_threads": 1 if cpu_core is not None else min(_MOST_THREADS, os.cpu_count() or 1),
+                "num_threads": 1
+                if cpu_core is not None
+                else min(_MOST_THREADS, os.cpu_count() or 1),
             }
         )
         self._files = files or LocalFiles(())

@@ -7,12 +7,16 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hippo.benchmark.server import Server
+from hippo.benchmark.uploads import VideoForm, sent_media
 from hippo.cli import main
+from hippo.errors import InvalidRequestError
 from tests.e2e.support import Running, free_port, jpeg_frame, wait_until
 
 SCHEMA = {
@@ -136,7 +140,40 @@ def test_a_video_too_large_for_a_request_is_uploaded_or_gets_a_line(
     assert uploaded["a.mp4"]["answer"] == inline["a.mp4"]["answer"]
     for lines in (uploaded, inline):
         assert "the server answered 413" in lines["b.mp4"]["error"]
-    assert "a request body" in inline["b.mp4"]["error"]
+    assert "the video is larger" in uploaded["b.mp4"]["error"]
+    assert "the request body is larger" in inline["b.mp4"]["error"]
+
+
+def test_an_upload_lasts_as_long_as_its_answers(
+    running: Running,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("hippo.benchmark.uploads.LARGEST_INLINE", 0)
+    server = Server(running.url)
+    with closing(server.connect()) as connection:
+        with sent_media(server, str(running.clip)) as video_id:
+            status, card = connection.get(f"/videos/{video_id}")
+            assert (status, json.loads(card)["bytes"]) == (200, running.clip.stat().st_size)
+        assert connection.get(f"/videos/{video_id}")[0] == 404
+    with sent_media(server, "https://example.com/a.mp4") as media:
+        assert media == "https://example.com/a.mp4"
+
+    asked = ["ask", str(running.clip), "What is there?", "--url", running.url]
+    assert main([*asked, "--max-tokens", "8"]) == 0
+    assert "8 tokens in" in capsys.readouterr().out
+
+    class Changed(VideoForm):
+        @property
+        def content_length(self) -> int:
+            self._num_bytes += 1
+            return super().content_length
+
+    with closing(server.connect()) as connection:
+        with pytest.raises(InvalidRequestError, match="was changed while it was sent"):
+            connection.send("POST", "/videos", Changed(running.clip))
+        assert connection.get("/models")[0] == 200
 
 
 @pytest.mark.parametrize(
