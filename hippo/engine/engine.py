@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter_ns
+from traceback import clear_frames
 from typing import Any, TypeVar
 
 import torch
@@ -332,11 +333,10 @@ class Engine:
         self._close(sequence, error)
 
     def _check_device(self, error: Exception, slot: int) -> None:
-        """Runs a test prefill after a failure in device work; raises if the device has failed.
-
-        ``slot`` is the failed sequence's, which no other sequence uses yet.
-        """
+        """Runs a test prefill after a failure in device work, in the failed sequence's ``slot``,
+        which no other sequence uses yet; raises if the device has failed."""
         if not isinstance(error, HippoError) and self._warm_prompt is not None:
+            clear_frames(error.__traceback__)  # whose tensors may leave too little memory
             warm_up(self.model, self._warm_prompt, slot=slot, max_rows=1)
 
     def _fail_device(self, error: Exception) -> None:

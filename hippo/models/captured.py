@@ -193,11 +193,12 @@ class CapturedRunner:
             return self._run_step(shape, sequences)
         shape = CapturedShape(self._exact_rows, 1)
         alone = [row for rows in sequences for row in _single_rows(rows)]
-        pieces = [
-            self._run_step(shape, alone[first : first + self._exact_rows])
-            for first in range(0, len(alone), self._exact_rows)
-        ]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        count = self._exact_rows
+        groups = [alone[first : first + count] for first in range(0, len(alone), count)]
+        if len(groups) == 1:
+            return self._run_step(shape, groups[0])
+        # A result may be a view of the graph's output, which the next group overwrites.
+        return torch.cat([self._run_step(shape, group).clone() for group in groups])
 
     def capture_all(self, rotary: torch.Tensor) -> Iterator[int]:
         """See FixedRunner.capture_all."""

@@ -8,6 +8,7 @@ live as long as their graph.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -49,7 +50,10 @@ class CudaGraphs:
                 ):
                     output = run()
             except BaseException:
-                torch.cuda.set_stream(current)  # torch does so only after a successful capture
+                # torch does both only after a successful capture.
+                torch.cuda.set_stream(current)
+                with suppress(RuntimeError):  # the allocator's part may be over
+                    torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
                 raise
 
         def replay() -> torch.Tensor:

@@ -55,6 +55,7 @@ def load_model(
             f"supported: {', '.join(sorted(FAMILIES))}"
         )
     if device.type == "cuda":
+        torch.cuda.set_device(device)  # of which packages ask what it can, and where they launch
         # From Hopper on, torch prefers cuDNN's attention, which plans for about 30 ms at each new
         # length, that is, in every step of an answer.
         torch.backends.cuda.enable_cudnn_sdp(False)

@@ -46,10 +46,12 @@ class QwenTower(VisionTower):
 
     def _embed_part(self, patches: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
         visual = self.model.visual
-        resampling = {}
+        given = {}
         if hasattr(visual, "pos_embed"):  # of Qwen3-VL
-            resampling = _learned_positions(visual, grid, patches.device)
-        output = visual(patches, grid_thw=grid, **resampling)
+            given = _learned_positions(visual, grid, patches.device)
+        elif hasattr(visual, "window_size"):  # of Qwen2.5-VL
+            given = _windows(visual, grid, patches.device)
+        output = visual(patches, grid_thw=grid, **given)
         embedded: torch.Tensor = output.pooler_output
         deepstack = getattr(output, "deepstack_features", None)
         return torch.cat((embedded, *deepstack), 1) if deepstack else embedded
@@ -70,6 +72,20 @@ def _learned_positions(
     )
     indices, weights = (to_device(each, device) for each in found)
     return {"interp_indices": indices, "interp_weights": weights}
+
+
+def _windows(visual: Any, grid: torch.Tensor, device: torch.device) -> dict[str, torch.Tensor]:
+    """Returns the order of the merged patches by windows, and the windows' boundaries, which
+    hippo.models.windows reads on the host. With the order on the host, as the tower itself would
+    have it, each use would wait for the device."""
+    vision_utils: Any = importlib.import_module("transformers.vision_utils")
+    order, boundaries = vision_utils.get_vision_window_index(
+        grid,
+        spatial_merge_size=visual.spatial_merge_size,
+        window_size=visual.window_size,
+        patch_size=visual.patch_size,
+    )
+    return {"window_index": to_device(order, device), "cu_window_seqlens": boundaries}
 
 
 def _family(

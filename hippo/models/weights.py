@@ -49,7 +49,8 @@ def read_weights(
         options |= quantization.loading_options(model_class, config, dtype)
     is_one_by_one = quantization is not None and not quantization.is_kept
     try:
-        with reported(report), _sequential() if is_one_by_one else contextlib.nullcontext():
+        one_by_one = _sequential() if is_one_by_one else contextlib.nullcontext()
+        with reported(report), _separate_weights(), one_by_one:
             model, problems = model_class.from_pretrained(
                 checkpoint.folder,
                 dtype=dtype,
@@ -95,6 +96,20 @@ def reported(report: Report) -> Iterator[None]:
         yield
     finally:
         logging.set_tqdm_hook(previous)
+
+
+@contextlib.contextmanager
+def _separate_weights() -> Iterator[None]:
+    """Gives each weight memory of its own. transformers would allocate one piece for all of them,
+    and what weights leave in it that are joined later could not be given back to the device."""
+    modeling: Any = importlib.import_module("transformers.modeling_utils")
+    name = "caching_allocator_warmup"
+    previous = getattr(modeling, name, None)
+    setattr(modeling, name, lambda *_arguments: None)
+    try:
+        yield
+    finally:
+        setattr(modeling, name, previous)
 
 
 @contextlib.contextmanager
