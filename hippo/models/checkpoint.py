@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from hippo.errors import ModelLoadError
 Progress = Callable[[str, float], None]
 """Called with the stage ("downloading", "loading", ...) and the share of the stage that is done."""
 
+_CONFIG = "config.json"
 _PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
 
 
@@ -41,13 +42,22 @@ class Checkpoint:
         return str(self.config.get("model_type", ""))
 
 
-def find_checkpoint(name_or_path: str, *, progress: Progress) -> Checkpoint:
+Check = Callable[[Checkpoint], None]
+"""Called with a checkpoint before its weights are downloaded and counted; raises ModelLoadError for
+one that cannot be served."""
+
+
+def find_checkpoint(
+    name_or_path: str, *, progress: Progress, check: Check = lambda _checkpoint: None
+) -> Checkpoint:
     """Finds or downloads a checkpoint and checks that its files are complete.
 
-    Raises ModelLoadError for a checkpoint that is missing, gated, unreachable or damaged.
+    Raises ModelLoadError for a checkpoint that is missing, gated, unreachable, damaged or refused
+    by ``check``.
     """
-    folder = Path(name_or_path).expanduser()
-    if folder.is_dir():
+    folder, name = Path(name_or_path).expanduser(), name_or_path
+    is_here = folder.is_dir()
+    if is_here:
         name = folder.resolve().name
     elif folder.exists() or name_or_path.startswith((".", "/", "~")) or _depth(name_or_path) > 1:
         reason = "is not a folder" if folder.exists() else "does not exist"
@@ -56,16 +66,23 @@ def find_checkpoint(name_or_path: str, *, progress: Progress) -> Checkpoint:
             "of a Hugging Face repository such as Qwen/Qwen2.5-VL-7B-Instruct"
         )
     else:
-        folder, name = _download(name_or_path, progress), name_or_path
-    config = _read_json(folder / "config.json")
-    return Checkpoint(name, folder, config, *_count_stored(folder))
+        folder = _download(name, [_CONFIG], lambda _stage, _share: None)
+    checkpoint = Checkpoint(name, folder, _read_json(folder / _CONFIG), 0, 0)
+    check(checkpoint)
+    if not is_here:
+        folder = _download(name, _PATTERNS, progress)
+    num_floats, num_packed_bytes = _count_stored(folder)
+    return replace(
+        checkpoint, folder=folder, num_floats=num_floats, num_packed_bytes=num_packed_bytes
+    )
 
 
 def _depth(name: str) -> int:
     return name.strip("/").count("/")
 
 
-def _download(name: str, progress: Progress) -> Path:
+def _download(name: str, patterns: list[str], progress: Progress) -> Path:
+    """Downloads the files of a repository that have a name of ``patterns``; returns its folder."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -79,7 +96,7 @@ def _download(name: str, progress: Progress) -> Path:
     progress("downloading", 0.0)
     try:
         folder = snapshot_download(
-            name, allow_patterns=_PATTERNS, tqdm_class=_progress_bar(progress)
+            name, allow_patterns=patterns, tqdm_class=_progress_bar(progress)
         )
     except HFValidationError as error:
         raise ModelLoadError(

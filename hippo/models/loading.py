@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -11,13 +12,14 @@ import torch
 from hippo.errors import ModelLoadError
 from hippo.models.base import VideoLanguageModel
 from hippo.models.cached import CachedModel
-from hippo.models.checkpoint import Progress, find_checkpoint
+from hippo.models.checkpoint import Checkpoint, Progress, find_checkpoint
 from hippo.models.family import Family
 from hippo.models.internvl import INTERNVL
 from hippo.models.llava_onevision import LLAVA_ONEVISION
 from hippo.models.placement import device_of
 from hippo.models.plan import LoadPlan
 from hippo.models.pretrained import load_pretrained
+from hippo.models.quantized import find_quantization
 from hippo.models.qwen_vl import QWEN2_5_VL, QWEN2_VL, QWEN3_VL, QWEN3_VL_MOE
 
 if TYPE_CHECKING:
@@ -48,12 +50,9 @@ def load_model(
     """
     report = progress or (lambda _stage, _share: None)
     device = device_of(plan, shards)
-    checkpoint = find_checkpoint(plan.model, progress=report)
-    if checkpoint.model_type not in FAMILIES:
-        raise ModelLoadError(
-            f"{checkpoint.name} is of architecture {checkpoint.model_type or 'unknown'!r}; "
-            f"supported: {', '.join(sorted(FAMILIES))}"
-        )
+    checkpoint = find_checkpoint(
+        plan.model, progress=report, check=partial(check_form, plan, device)
+    )
     if device.type == "cuda":
         torch.cuda.set_device(device)  # of which packages ask what it can, and where they launch
         # From Hopper on, torch prefers cuDNN's attention, which plans for about 30 ms at each new
@@ -61,9 +60,21 @@ def load_model(
         torch.backends.cuda.enable_cudnn_sdp(False)
     report("loading", 0.0)
     family = FAMILIES[checkpoint.model_type]
-    if family.check_configuration is not None:
-        family.check_configuration(checkpoint, plan)
     pretrained = load_pretrained(checkpoint, family.architecture, plan, report, shards)
     model = CachedModel(pretrained, family)
     report("loading", 1.0)
     return model
+
+
+def check_form(plan: LoadPlan, device: torch.device, checkpoint: Checkpoint) -> None:
+    """Raises ModelLoadError if a checkpoint cannot be served as planned because of its architecture
+    or its form of quantisation, or because a package is missing here."""
+    if checkpoint.model_type not in FAMILIES:
+        raise ModelLoadError(
+            f"{checkpoint.name} is of architecture {checkpoint.model_type or 'unknown'!r}; "
+            f"supported: {', '.join(sorted(FAMILIES))}"
+        )
+    check_configuration = FAMILIES[checkpoint.model_type].check_configuration
+    if check_configuration is not None:
+        check_configuration(checkpoint, plan)
+    find_quantization(plan, checkpoint, device)

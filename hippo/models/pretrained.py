@@ -38,7 +38,7 @@ from hippo.models.memory import (
 )
 from hippo.models.placement import device_of
 from hippo.models.plan import LoadPlan
-from hippo.models.quantized import find_quantization
+from hippo.models.quantized import find_quantization, warn_of_mixing
 from hippo.models.ranges import FlashUse, find_flash
 from hippo.models.weights import read_weights
 from hippo.types import ModelInfo
@@ -89,6 +89,7 @@ def load_pretrained(
     config, processor = _read_configuration(transformers, checkpoint)
     limit = _context_limit(checkpoint.name, config.text_config, plan.max_context_length)
     quantization = find_quantization(plan, checkpoint, device_of(plan, shards))
+    warn_of_mixing(checkpoint, quantization)
     sizes_of = partial(ModelSizes.of, plan, checkpoint, config, quantization, shards)
     sizes = sizes_of(plan.max_context_length or min(limit, LEAST_CONTEXT))
     check_fits(plan, sizes.needs)

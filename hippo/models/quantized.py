@@ -96,6 +96,9 @@ class Quantization:
                 module.support_avx512bf16_for_cpu = False
 
 
+_MIXING = "a token's logits depend on the other tokens of a forward"
+
+
 def find_quantization(
     plan: LoadPlan, checkpoint: Checkpoint, device: torch.device
 ) -> Quantization | None:
@@ -129,20 +132,23 @@ def find_quantization(
             "leave --tensor-parallel out, or use a checkpoint that is not quantised"
         )
     found = _METHODS[method](checkpoint, dict(settings), device)
-    if found.mixes_rows:
-        reason = "a token's logits depend on the other tokens of a forward"
-        if plan.exact_rows is not None:
-            raise ModelLoadError(
-                f"{checkpoint.name}: with {found.name} {reason}: leave --deterministic out, or use "
-                "another form of the model"
-            )
+    if found.mixes_rows and plan.exact_rows is not None:
+        raise ModelLoadError(
+            f"{checkpoint.name}: with {found.name} {_MIXING}: leave --deterministic out, or use "
+            "another form of the model"
+        )
+    return found
+
+
+def warn_of_mixing(checkpoint: Checkpoint, quantization: Quantization | None) -> None:
+    """Logs a warning if the form of quantisation lets rows change each other's logits."""
+    if quantization is not None and quantization.mixes_rows:
         _log.warning(
             "%s: with %s %s, so that answers may differ from those of the target alone",
             checkpoint.name,
-            found.name,
-            reason,
+            quantization.name,
+            _MIXING,
         )
-    return found
 
 
 def _refuse_with_experts(

@@ -8,6 +8,7 @@ import tempfile
 import threading
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,10 +16,9 @@ import torch
 from hippo.errors import HippoError, InvalidRequestError, ModelLoadError, UnavailableError
 from hippo.models.base import VideoLanguageModel
 from hippo.models.checkpoint import Checkpoint, Progress, find_checkpoint
-from hippo.models.loading import load_model
+from hippo.models.loading import check_form, load_model
 from hippo.models.placement import parse_device
 from hippo.models.plan import LoadPlan
-from hippo.models.quantized import find_quantization
 from hippo.parallel.followers import FollowerProcesses
 from hippo.parallel.group import RankGroup, backend_for
 from hippo.parallel.model import ParallelModel
@@ -52,9 +52,10 @@ class ParallelSource:
         plan = self._plan
         devices = tuple(parse_device(name) for name in plan.rank_devices)
         backend_for(devices)
-        checkpoint = find_checkpoint(plan.model, progress=progress)
+        checkpoint = find_checkpoint(
+            plan.model, progress=progress, check=partial(check_form, plan, devices[0])
+        )
         _check_heads(checkpoint, len(devices))
-        find_quantization(plan, checkpoint, devices[0])  # refuses a quantised checkpoint
         rendezvous, followers = self._start(checkpoint, devices)
         self._is_loading = True
         try:

@@ -337,12 +337,22 @@ def test_an_unreachable_hub_is_explained(tmp_path: Path) -> None:
     assert "neither a folder here nor a valid repository name" in invalid
 
 
-def test_a_repository_is_downloaded_with_progress(
+def test_a_repository_is_checked_and_then_downloaded_with_progress(
     tmp_path: Path, hub: str, target_checkpoint: Path
 ) -> None:
     script = """
-import sys
+import os
+from pathlib import Path
+from hippo.errors import ModelLoadError
 from hippo.models.checkpoint import find_checkpoint
+def refuse(checkpoint):
+    raise ModelLoadError(f"{checkpoint.name} is a {checkpoint.model_type}")
+try:
+    find_checkpoint("org/model", progress=lambda stage, share: None, check=refuse)
+except ModelLoadError as error:
+    assert error.message == "org/model is a qwen2_5_vl"
+assert list(Path(os.environ["HF_HOME"]).rglob("config.json"))
+assert not list(Path(os.environ["HF_HOME"]).rglob("*.safetensors"))
 shares = []
 found = find_checkpoint("org/model", progress=lambda stage, share: shares.append(share))
 assert found.name == "org/model" and found.num_floats > 100_000
