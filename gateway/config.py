@@ -10,7 +10,8 @@ from hippo.errors import InvalidRequestError
 from hippo.local_files import check_directories
 from hippo.rpc.options import DEFAULT_SILENCE_SECONDS, TlsFiles
 from hippo.speculation.policies import MAX_DRAFT_TOKENS, POLICY_NAMES
-from hippo.types import PruningStrategy
+from hippo.types import PruningStrategy, SamplingParams
+from hippo.validation import validate_sampling
 
 ENV_PREFIX = "HIPPO_GATEWAY"
 _KEY_LIMITS = (
@@ -108,6 +109,10 @@ class GatewaySettings:
     )
 
     default_max_tokens: int = setting(512, help="max_tokens of requests that set none")
+    default_temperature: float = setting(
+        1.0, help="temperature of requests that set none: 0 (greedy) to 2"
+    )
+    default_top_p: float = setting(1.0, help="top_p of requests that set none: above 0, to 1")
     max_choices: int = setting(8, help="most choices (n) of one request")
     request_timeout_s: float = setting(600.0, help="most seconds for one request; 0: no limit")
     shutdown_grace_s: float = setting(30.0, help="seconds for running answers after SIGTERM")
@@ -122,8 +127,8 @@ class GatewaySettings:
 
     max_visual_tokens: int | None = setting(
         None,
-        help="most visual tokens of a request's videos together; default: what the context "
-        "has room for",
+        help="most visual tokens of a request's videos together; default: three quarters of the "
+        "target's context",
     )
     max_media_bytes: int = setting(4 << 30, help="largest video or image file, in bytes")
     max_message_mib: int = setting(
@@ -175,6 +180,12 @@ class GatewaySettings:
             "upload_ttl_s", "services_silence_s", "max_choices", "lookup_period_s",
         ):  # fmt: skip
             self._require(getattr(self, name) > 0, "--" + name.replace("_", "-"), "above 0")
+        for name in ("temperature", "top_p"):
+            try:
+                validate_sampling(SamplingParams(**{name: getattr(self, f"default_{name}")}))
+            except InvalidRequestError as error:
+                flag = "--default-" + name.replace("_", "-")
+                raise SettingsError(f"{flag}: {error.message}") from None
         self._require(self.max_visual_tokens != 0, "--max-visual-tokens", "1 or more")
         self._require(0.0 <= self.calibration_share <= 1.0, "--calibration-share", "0 to 1")
         for name in (

@@ -93,7 +93,7 @@ async def _on_hippo_error(request: Request, error: Exception) -> JSONResponse:
         logger.warning("request failed: %s", error.message)
     headers = None
     if error.http_status in (429, 503):
-        wait_s = error.retry_after_s if isinstance(error, RateLimitedError) else 1.0
+        wait_s = error.retry_after_s if isinstance(error, OverloadedError) else 1.0
         headers = {"Retry-After": str(max(1, math.ceil(wait_s)))}
     return JSONResponse(describe_error(error), status_code=error.http_status, headers=headers)
 

@@ -12,6 +12,7 @@ from gateway.media import FrameTimes, MediaSource
 from gateway.media_schemas import MediaLoading, MediaProcessing, VideoLoading
 from gateway.schemas import ChatCompletionRequest
 from hippo.errors import ContextLengthError, InvalidRequestError
+from hippo.models.context import visual_limit
 from hippo.types import FramePlan, Media, MediaKind, ModelInfo, OpenRequest, TextPart
 
 # vLLM's default for frames sent one by one: one frame per second.
@@ -156,9 +157,8 @@ def with_visual_limit(
 ) -> OpenRequest:
     """Returns the request with the most visual tokens that its videos may have together.
 
-    This is what the text and ``max_tokens`` leave of the target's context, and at most
-    ``ceiling``. Images are not subtracted, because their sizes are unknown here. Tokenizing a long
-    text takes a while.
+    This is ``visual_limit`` of the target's context beside the text and ``max_tokens``. Images are
+    not subtracted, because their sizes are unknown here. Tokenizing a long text takes a while.
     """
     texts = [
         part.text
@@ -172,10 +172,8 @@ def with_visual_limit(
     num_template_tokens = (
         TEMPLATE_TOKENS + MESSAGE_TOKENS * len(request.messages) + ITEM_TOKENS * len(request.media)
     )
-    room = info.max_context_length - num_text_tokens - num_template_tokens - request.max_tokens
-    # Caches of frames know the limit: questions of about one length must have the same one.
-    room -= room % (1 << max(room.bit_length() - 5, 0)) if room > 0 else 0
-    limit = max(min(room, ceiling or room), 1)  # too little room is the services' error
+    num_others = num_text_tokens + num_template_tokens + request.max_tokens
+    limit = visual_limit(info.max_context_length, num_others, ceiling)
     plan = dataclasses.replace(request.frame_plan, max_visual_tokens=limit)
     return dataclasses.replace(request, frame_plan=plan)
 

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    StrictBool,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from hippo.types import MediaKind
 
@@ -26,7 +34,31 @@ def refusal_of(field: str, why: str) -> PydanticCustomError:
 
 
 class Model(BaseModel):
+    """A part of a request: an unknown field is refused, unless its value is one of ``absent``,
+    which clients send for fields that nobody has set."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
+    absent: ClassVar[list[Any]] = [None]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_what_is_absent(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        return {
+            name: given
+            for name, given in value.items()
+            if name in known or given not in cls.absent
+        }
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        schema = handler(core_schema)
+        handler.resolve_ref_schema(schema)["additionalProperties"] = {"enum": cls.absent}
+        return schema
 
 
 def _without_url(source: Any) -> bool:

@@ -163,6 +163,13 @@ class AnswerRecord:
         return self.finish_reason.value if self.finish_reason is not None else None
 
     @property
+    def served_s(self) -> float:
+        """Seconds from the opening of the streams to the last verdict, without the wait for a slot;
+        the target must have read the prompt."""
+        assert self.target_prompt is not None
+        return (self.last_verdict_ns - self.opened_ns - self.target_prompt.queue_ns) / 1e9
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Number of prompt tokens; 0 before the target has read the prompt."""
         return self.target_prompt.num_prompt_tokens if self.target_prompt is not None else 0

@@ -6,7 +6,7 @@ name. hippo.validation checks the ranges of sampling values.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 
@@ -34,13 +34,18 @@ def _text_as_part(value: Any) -> Any:
 class Message(Model):
     """One message of the conversation."""
 
+    absent: ClassVar[list[Any]] = [None, []]
+
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
         tuple[ContentPart, ...],
         BeforeValidator(_text_as_part, json_schema_input_type=str | list[ContentPart]),
     ]
     name: str | None = Field(default=None, description="Inert.")
-    refusal: None = Field(default=None, description="Inert; clients send back earlier answers.")
+    parsed: Any = Field(
+        default=None,
+        description="Inert; OpenAI's client adds it to a structured answer, beside the content.",
+    )
 
 
 class StreamOptions(Model):
@@ -150,8 +155,12 @@ class ChatCompletionRequest(StructuredFields):
         ge=0,
         description="No end token or stop string ends an answer with fewer tokens.",
     )
-    temperature: float | None = Field(default=None, description="0 is greedy; the default is 1.")
-    top_p: float | None = None
+    temperature: float | None = Field(
+        default=None, description="0 is greedy; the default is the operator's, 1 unless changed."
+    )
+    top_p: float | None = Field(
+        default=None, description="The default is the operator's, 1 unless changed."
+    )
     top_k: int | None = Field(default=None, description="0 or -1 keeps all tokens.")
     min_p: float | None = None
     seed: int | None = Field(

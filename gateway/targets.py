@@ -30,6 +30,9 @@ from hippo.types import ModelInfo
 
 logger = logging.getLogger("gateway.backends")
 
+_LONGEST_ANSWER_S = 60.0  # OpenAI's clients heed no longer wait than a minute
+_NEW_SHARE = 0.1  # weight of the latest answer in the running mean
+
 Draft = Watch[DraftClient]
 ServiceT = TypeVar("ServiceT", "Target", Draft)
 
@@ -48,6 +51,7 @@ class Target(Watch[TargetClient]):
         super().__init__("target", client, on_change=on_change)
         self.baseline = Baseline()  # step times of target-only decoding
         self.calibration = Calibration(calibration_share, self.baseline)
+        self.answer_s = OverloadedError.retry_after_s  # running mean: how long an answer has a slot
         self.fitting_drafts: list[Draft] = []  # serving drafts that fit
         self._tokenizer: Tokenizer | None = None  # set before ``info`` is
         self._drafts = drafts
@@ -73,6 +77,10 @@ class Target(Watch[TargetClient]):
     def times(self, draft: Draft | None) -> PairTimes:
         """Returns the measurements of the target with ``draft``; None: of the target alone."""
         return self._times.setdefault(draft.address if draft is not None else "", PairTimes())
+
+    def note_answer(self, seconds: float) -> None:
+        """Adds the time that an answer had a slot to the running mean ``answer_s``."""
+        self.answer_s += (min(seconds, _LONGEST_ANSWER_S) - self.answer_s) * _NEW_SHARE
 
     async def wait_fitting(self) -> None:
         """Waits until a serving draft fits the target."""

@@ -26,8 +26,6 @@ from hippo.types import (
 )
 from hippo.validation import validate_sampling
 
-# OpenAI's default; a checkpoint's generation configuration is not used.
-DEFAULT_TEMPERATURE = 1.0
 _MOST_DIGITS = 10  # digits of a token id
 # Drawn seeds are exact as a double, so that every JSON reader can send them back.
 _SEED_BITS = 53
@@ -52,9 +50,14 @@ def _chat_messages(request: ChatCompletionRequest) -> tuple[ChatMessage, ...]:
     return tuple(messages)
 
 
-def _sampling_params(request: ChatCompletionRequest, info: ModelInfo) -> SamplingParams:
-    """Returns the validated parameters of the token rule."""
-    neutral = SamplingParams(temperature=DEFAULT_TEMPERATURE)
+def _sampling_params(
+    request: ChatCompletionRequest, info: ModelInfo, settings: GatewaySettings
+) -> SamplingParams:
+    """Returns the validated parameters of the token rule; a checkpoint's generation configuration
+    is not used."""
+    neutral = SamplingParams(
+        temperature=settings.default_temperature, top_p=settings.default_top_p
+    )
     # A request without a seed gets a random one; negative seeds wrap as 64-bit integers.
     seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed % 2**64
     biases = []
@@ -96,7 +99,7 @@ def open_request(
     ``grammar`` is the request's own, checked. Raises InvalidRequestError, which names the field at
     fault.
     """
-    sampling = replace(_sampling_params(request, info), grammar=grammar)
+    sampling = replace(_sampling_params(request, info, settings), grammar=grammar)
     max_tokens, is_default = _max_tokens(request, info, settings)
     if sampling.min_tokens > max_tokens:
         what = "this server's default limit" if is_default else _limit_field(request)

@@ -69,8 +69,9 @@ class ForbiddenError(HippoError):
 
 
 class OverloadedError(HippoError):
-    """No free slot and no room in the queue."""
+    """No free slot and no room in the queue; ``retry_after_s`` seconds later there may be."""
 
+    retry_after_s = 5.0
     grpc_code = "RESOURCE_EXHAUSTED"
     http_status = 429
     type_name = "rate_limit_error"

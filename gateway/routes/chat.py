@@ -27,7 +27,7 @@ from gateway.schemas import ChatCompletionRequest, StreamOptions
 from gateway.state import GatewayState, State
 from gateway.targets import Pair
 from gateway.text import Piece, join_pieces
-from hippo.errors import HippoError, InvalidRequestError, MediaError
+from hippo.errors import HippoError, InvalidRequestError, MediaError, OverloadedError
 from hippo.metrics import vllm
 from hippo.tasks import cancel_all
 from hippo.types import Media, MediaKind, ModelInfo, OpenRequest, Pruning, PruningStrategy
@@ -177,6 +177,8 @@ class ChatResponse(Response):
                 self._is_sent = True
         except HippoError as error:
             choices.mark_failed(error)
+            if isinstance(error, OverloadedError):
+                error.retry_after_s = pair.target.answer_s
             raise self._for_client(error) from None
         finally:
             if self._ending is not None:
@@ -194,6 +196,8 @@ class ChatResponse(Response):
                     target=target.address,
                     baseline=target.baseline,
                 )
+                if record.finish_reason is not None:
+                    target.note_answer(record.served_s)
                 if record.policy != "off" and record.num_completion_tokens > 1:
                     calibration.note_context_length(record.mean_context_length)
 

@@ -17,6 +17,7 @@ from hippo.errors import (
     OverloadedError,
     UnavailableError,
 )
+from hippo.models.context import visual_limit
 from hippo.rpc.client import TargetClient
 from hippo.tasks import gather_or_cancel
 from hippo.types import (
@@ -113,9 +114,7 @@ def _answer_of(line: dict[str, Any]) -> TargetAnswer:
 def frame_plan(info: ModelInfo, prompt: str, max_tokens: int) -> FramePlan:
     """Returns the plan of a video beside a question and an answer in the target's context."""
     num_others = _TEMPLATE_TOKENS + len(prompt.encode()) + max_tokens  # a token has a byte or more
-    room = max(info.max_context_length - num_others, 1)
-    # Caches of frames know the limit: questions of about one length must have the same one.
-    return FramePlan(max_visual_tokens=room - room % (1 << max(room.bit_length() - 5, 0)))
+    return FramePlan(max_visual_tokens=visual_limit(info.max_context_length, num_others))
 
 
 def question_message(prompt: str) -> ChatMessage:

@@ -14,7 +14,7 @@ from hippo.engine.engine import Engine
 from hippo.engine.media_cache import Decoder
 from hippo.engine.metrics import MetricsServer, start_metrics
 from hippo.engine.prompts import NUM_READER_THREADS, PromptReader
-from hippo.engine.settings import EngineSettings
+from hippo.engine.settings import QUEUED_MESSAGES, EngineSettings
 from hippo.engine.slots import SlotPool
 from hippo.errors import UnavailableError
 from hippo.local_files import LocalFiles
@@ -135,7 +135,10 @@ class EngineService:
             info=info,
             engine=engine,
             slots=SlotPool(
-                info.num_slots, max_waiting=self._max_waiting, num_near=NUM_READER_THREADS
+                info.num_slots,
+                max_waiting=self._max_waiting,
+                max_waiting_bytes=QUEUED_MESSAGES * settings.max_message_bytes,
+                num_near=NUM_READER_THREADS,
             ),
             prompts=PromptReader(
                 model,

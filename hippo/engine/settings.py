@@ -19,6 +19,10 @@ from hippo.video.sampling import MAX_FPS
 if TYPE_CHECKING:
     from hippo.video.shared import SharedFrames
 
+QUEUED_MESSAGES = 16
+"""The media of all sequences in the queue together take at most the bytes of so many of the largest
+messages, which is 4 GiB by default; media that a service opens by path take none."""
+
 _MIB = 1024 * 1024
 _MB = 1_000_000
 

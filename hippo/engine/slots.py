@@ -7,7 +7,7 @@ reuse them. Therefore a sequence chooses its slot only when its prompt is read:
     a claim           in the queue                    next in line      the best free slot
 
 Of the sequences in the queue only the first few read their prompts; the others hold no decoded
-media.
+media, but the bytes of files that the service does not open by path.
 """
 
 from __future__ import annotations
@@ -25,12 +25,20 @@ _LEAST_SHARE = 0.25
 
 
 class SlotPool:
-    """``num_slots`` slots, and a queue of at most ``max_waiting`` reservations, of which the first
-    ``num_near`` are near."""
+    """``num_slots`` slots, and a queue of at most ``max_waiting`` reservations of together at most
+    ``max_waiting_bytes`` bytes of media, of which the first ``num_near`` are near."""
 
-    def __init__(self, num_slots: int, *, max_waiting: int, num_near: int = 1) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        *,
+        max_waiting: int,
+        max_waiting_bytes: int = 1 << 30,
+        num_near: int = 1,
+    ) -> None:
         self.num_slots = num_slots
         self.max_waiting = max_waiting
+        self._max_waiting_bytes = max_waiting_bytes
         self._num_near = num_near
         # The rows that each free slot holds, least recently used slot first.
         self._free = {index: no_rows() for index in range(num_slots)}
@@ -45,19 +53,28 @@ class SlotPool:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def reserve_slot(self, *, may_wait: bool = True) -> Reservation:
-        """Reserves a slot, or a place in the queue if the caller ``may_wait``; raises
-        OverloadedError if neither is free."""
-        reservation = Reservation(self)
+    def reserve_slot(self, num_bytes: int = 0, *, may_wait: bool = True) -> Reservation:
+        """Reserves a slot, or, if the caller ``may_wait``, a place in the queue for a request with
+        ``num_bytes`` bytes of media; raises OverloadedError if neither is free."""
+        reservation = Reservation(self, num_bytes)
         if self._num_granted < len(self._free):
             self._grant(reservation)
-        elif may_wait and len(self._waiting) < self.max_waiting:
+        elif may_wait and self._has_place(num_bytes):
             self._waiting.append(reservation)
             self._tell_near()
         else:
-            queue = f" and all {self.max_waiting} places in the queue" if self.max_waiting else ""
-            raise OverloadedError(f"all {self.num_slots} slots{queue} are taken; try again later")
+            queue = ""
+            if self.max_waiting:
+                queue = (
+                    f", and {self.num_waiting} sequences wait (at most {self.max_waiting}, with "
+                    f"{self._max_waiting_bytes >> 20:,} MiB of media)"
+                )
+            raise OverloadedError(f"all {self.num_slots} slots are taken{queue}; try again later")
         return reservation
+
+    def _has_place(self, num_bytes: int) -> bool:
+        num_bytes += sum(each.num_bytes for each in self._waiting)
+        return len(self._waiting) < self.max_waiting and num_bytes <= self._max_waiting_bytes
 
     def take_slot(self, rows: CachedRows) -> tuple[int, CachedRows]:
         """Returns the free slot with the longest common prefix with ``rows`` (at least
@@ -94,10 +111,12 @@ class SlotPool:
 
 
 class Reservation:
-    """One sequence's claim to a slot; ``index`` is None until the slot is taken."""
+    """One sequence's claim to a slot; ``index`` is None until the slot is taken. ``num_bytes`` are
+    of media that it holds in the queue."""
 
-    def __init__(self, pool: SlotPool) -> None:
+    def __init__(self, pool: SlotPool, num_bytes: int) -> None:
         self._pool = pool
+        self.num_bytes = num_bytes
         self.is_near = asyncio.Event()  # among the first in the queue, granted or released
         self._is_ready = asyncio.Event()  # granted or released
         self.is_granted = False

@@ -1,12 +1,13 @@
-"""Chooses the context length: how many tokens of one sequence, prompt and answer, have room."""
+"""Chooses the context length, the tokens of one sequence with prompt and answer, and the part of
+it that videos may take."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 VIDEO_CONTEXT = 32_768
-"""Tokens for the longest video that Qwen2.5-VL's reference samples by default (24,576 visual
-tokens), with a long text and answer; also the context of LLaVA-OneVision."""
+"""Tokens of which three quarters, 24,576, are the most visual tokens that Qwen2.5-VL's reference
+gives a video; also the context of LLaVA-OneVision."""
 
 SHARED_SLOTS = 4
 """Sequences that have room at once before one sequence may have more than VIDEO_CONTEXT tokens."""
@@ -29,6 +30,21 @@ def choose_context(limit: int, num_slots: int | None, fits: Callable[[int, int],
     shared = _longest(limit, lambda context: fits(context, SHARED_SLOTS))
     alone = _longest(min(limit, VIDEO_CONTEXT), lambda context: fits(context, 1))
     return max(shared, alone)
+
+
+def visual_limit(context: int, num_others: int, ceiling: int | None = None) -> int:
+    """Returns how many visual tokens the videos of a request may have together, beside
+    ``num_others`` tokens of text and answer in a context of ``context`` tokens.
+
+    This is ``ceiling`` (None: three quarters of the context) while it has room: all turns of a
+    conversation then have the same frames, which caches know. Otherwise it is the rest of the
+    context in steps of at most a sixteenth, and at least 1.
+    """
+    most = context * 3 // 4 if ceiling is None else ceiling
+    room = context - num_others
+    if room >= most:
+        return most
+    return max(room - room % (1 << max(room.bit_length() - 5, 0)), 1)
 
 
 def _longest(limit: int, fits: Callable[[int], bool]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hippo.config import SettingsError, require_least, setting
-from hippo.engine.settings import EngineSettings
+from hippo.engine.settings import QUEUED_MESSAGES, EngineSettings
 from hippo.models.plan import LoadPlan
 from hippo.types import SpatialScore
 
@@ -17,7 +17,11 @@ class TargetSettings(EngineSettings):
     """Adds settings for the queue, visual token scores, determinism and tensor parallelism."""
 
     port: int = setting(50052, help="port to listen on; 0: any free one")
-    max_queue: int = setting(16, help="sequences that may wait for a slot")
+    max_queue: int = setting(
+        64,
+        help="sequences that may wait for a slot; fewer if their media in bytes take more than "
+        f"{QUEUED_MESSAGES} messages of --max-message-mib",
+    )
     score_layers: int | None = setting(
         None,
         help="number of first layers whose attention scores visual tokens; default: half of all",

@@ -53,6 +53,18 @@ def test_a_stream_brings_the_same_text_then_figures_and_usage(
     assert figures["num_forwards"] >= 1
 
 
+def test_an_answer_that_the_client_appends_to_a_conversation_is_taken(
+    client: openai.OpenAI, clip: Path
+) -> None:
+    messages: list[Any] = [video_message(data_url(clip))]
+    answer = ask(client, messages=messages, max_tokens=8).choices[0].message
+    messages += [answer.model_dump(), answer, {"role": "user", "content": "And then?"}]
+    assert "tool_calls" in messages[1]
+    unset = {"functions": None, "reasoning_effort": None}
+    second = ask(client, messages=messages, max_tokens=8, extra_body=unset)
+    assert second.choices[0].message.content
+
+
 def test_a_second_question_about_a_clip_finds_its_tokens_cached(
     client: openai.OpenAI, running: Running, clip: Path
 ) -> None:

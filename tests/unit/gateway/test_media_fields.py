@@ -193,16 +193,25 @@ def _limit(max_tokens: int, *, num_words: int = 10, ceiling: int | None = None) 
     return limited.frame_plan.max_visual_tokens
 
 
-def test_videos_get_what_text_and_answer_leave_of_the_context() -> None:
-    """In steps of at most a sixteenth, so that caches of frames serve another question."""
-    for max_tokens, num_words in ((100, 10), (300, 10), (100, 60), (800, 10)):
+def test_videos_get_three_quarters_of_the_context_or_what_text_and_answer_leave() -> None:
+    for max_tokens, num_words in ((100, 10), (200, 10), (100, 100)):
+        assert _limit(max_tokens, num_words=num_words) == 750
+    for max_tokens, num_words in ((300, 10), (100, 300), (800, 10)):
         left = 1000 - max_tokens - num_words - 30  # 30: of the chat template, at most
         assert left * 15 / 16 <= _limit(max_tokens, num_words=num_words) <= left + 30
-    free = _limit(100)
-    assert _limit(100, num_words=8) == free
+    assert _limit(300, num_words=8) == _limit(300)
     assert _limit(100, ceiling=200) == 200
-    assert _limit(100, ceiling=2000) == free
+    assert 750 < _limit(100, ceiling=2000) <= 900
     assert _limit(1000) == 1  # the services say that the prompt does not fit
+
+
+def test_the_turns_of_a_conversation_have_one_frame_plan_while_there_is_room() -> None:
+    """At another plan the caches would not know the frames of the turn before."""
+    plans = {_limit(limit, num_words=10 + 20 * turn) for turn in range(9) for limit in (16, 50)}
+    assert plans == {750}
+    later = [_limit(50, num_words=10 + 20 * turn) for turn in range(9, 20)]
+    assert later == sorted(later, reverse=True)
+    assert len(set(later)) < len(later)
 
 
 def _frames(**video: Any) -> ChatCompletionRequest:

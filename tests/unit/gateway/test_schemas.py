@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+from openai.types.chat import ChatCompletionMessage, ParsedChatCompletionMessage
 from pydantic import ValidationError
 
 from gateway import media_fields, translate
@@ -27,14 +28,14 @@ def _parse(**fields: Any) -> ChatCompletionRequest:
     return ChatCompletionRequest.model_validate({"model": "m", "messages": messages, **fields})
 
 
-def _open(**fields: Any) -> OpenRequest:
+def _open(settings: GatewaySettings = SETTINGS, **fields: Any) -> OpenRequest:
     request = _parse(**fields)
     return translate.open_request(
         request,
         request_id="r",
-        pruning=speculation_plan(request.speculative, SETTINGS).pruning,
+        pruning=speculation_plan(request.speculative, settings).pruning,
         info=INFO,
-        settings=SETTINGS,
+        settings=settings,
     )
 
 
@@ -48,6 +49,8 @@ def _open(**fields: Any) -> OpenRequest:
         {"stop": None, "seed": None, "temperature": None, "stream": None, "top_k": None},
         {"max_tokens": 5, "max_completion_tokens": 5},
         {"speculative": None, "mm_processor_kwargs": None, "logit_bias": None},
+        {"functions": None, "reasoning_effort": None, "prediction": None},
+        {"mm_processor_kwargs": {"resized_width": None}},
     ],
 )
 def test_values_that_change_nothing_are_taken(fields: dict[str, Any]) -> None:
@@ -72,6 +75,38 @@ def test_what_would_change_the_answer_and_is_not_supported_is_named(
 ) -> None:
     with pytest.raises(ValidationError, match=re.escape(expected)):
         _parse(**fields)
+
+
+@pytest.mark.parametrize("said", [ChatCompletionMessage, ParsedChatCompletionMessage])
+def test_an_answer_that_a_client_sends_back_is_taken(said: type[ChatCompletionMessage]) -> None:
+    given = {"role": "assistant", "content": "{}", "refusal": None, "annotations": []}
+    given |= {"parsed": {"a": 1}} if said is ParsedChatCompletionMessage else {}
+    answer = said.model_validate(given).model_dump()
+    assert None in answer.values() and [] in answer.values()
+    turns = [{"role": "user", "content": "Hi"}, answer, {"role": "user", "content": "Why?"}]
+    assert [turn.content for turn in _open(messages=turns).messages] == [
+        (TextPart(text),) for text in ("Hi", "{}", "Why?")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"functions": []}, ("functions",)),
+        ({"prediction": False}, ("prediction",)),
+        (
+            {"messages": [{"role": "user", "content": "Hi", "tool_calls": [{}]}]},
+            ("messages", 0, "tool_calls"),
+        ),
+    ],
+)
+def test_an_unknown_field_with_a_value_is_refused(
+    fields: dict[str, Any], place: tuple[str | int, ...]
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        _parse(**fields)
+    (error,) = caught.value.errors()
+    assert (error["type"], error["loc"]) == ("extra_forbidden", place)
 
 
 def test_content_parts_keep_their_order_and_media_are_numbered() -> None:
@@ -106,6 +141,14 @@ def test_sampling_defaults_are_openais_and_the_checkpoints_own_are_not_asked() -
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
     assert sampling.repetition_penalty == 1.0
     assert 0 <= sampling.seed < 2**53
+
+
+def test_the_operator_may_set_other_sampling_defaults() -> None:
+    settings = dataclasses.replace(SETTINGS, default_temperature=0.1, default_top_p=0.5)
+    sampling = _open(settings).sampling
+    assert (sampling.temperature, sampling.top_p) == (0.1, 0.5)
+    sampling = _open(settings, temperature=0, top_p=1).sampling
+    assert (sampling.temperature, sampling.top_p) == (0, 1)
 
 
 def test_a_request_without_a_seed_gets_a_fresh_one() -> None:
@@ -172,6 +215,8 @@ def test_choices_differ_by_their_index_alone_and_are_limited() -> None:
         ["--target", "a:1", "--allowed-pruning-strategies", ""],
         ["--target", "a:1", "--allowed-pruning-strategies", "uniform,none"],  # default: holistic
         ["--target", "a:1", "--policy", "magic"],
+        ["--target", "a:1", "--default-temperature", "2.5"],
+        ["--target", "a:1", "--default-top-p", "0"],
         ["--target", "a:1", "--max-media-bytes", "0"],
         ["--target", "a:1", "--allowed-local-media-path", "/no/such/folder"],
     ],
