@@ -54,11 +54,10 @@ class Completion:
     """One sequence, from its first message (``Open``) to its last token.
 
     ``async with`` starts both streams; leaving it cancels them, which frees their slots. ``pairs``
-    are tried in order until a target takes the sequence; ``pair`` is the one that has it. The
-    services end it ``timeout_s`` after the request's arrival (None: no limit). ``news``
-    is set when the prompt was read, when there is text to take, and at the end. A slow reader of
-    the text does not delay the streams. ``copy_files`` returns the request's media with the bytes
-    of their files, for a service that cannot open a file by its path.
+    are tried in order until a target takes the sequence; ``pair`` is the one that has it. Services
+    end it ``timeout_s`` after the request's arrival (None: no limit). ``news`` is set when the
+    prompt was read, when there is text to take, and at the end; a slow reader delays no stream.
+    ``copy_files`` returns the media with the bytes of files that a service cannot open by path.
     """
 
     def __init__(
@@ -85,8 +84,7 @@ class Completion:
             end_token_ids=request.end_token_ids,
         )
         self._request = dataclasses.replace(request, pace=self._coordinator.pace)
-        self._copy_files = copy_files
-        self._timeout_s = timeout_s
+        self._copy_files, self._timeout_s = copy_files, timeout_s
         self._text = AnswerText(
             self.pair.target.tokenizer,
             stops=stops,
@@ -97,13 +95,12 @@ class Completion:
         record.stats = self._coordinator.stats
         if plan.wants_draft and not has_draft:
             record.draft_problem = self.pair.target.draft_problem
-
         self._target_stream: TargetStream | None = None
         self._draft_stream: DraftStream | None = None
         self._draft: Draft | None = None  # the service of _draft_stream, current or last
         self._debt = Debt(draft_stall_s)
         self._num_stalls = 0
-
+        self._begun = asyncio.Event()  # the target has read the prompt, so it has a slot
         self._news = news
         self._pieces: list[Piece] = []  # not yet taken
         self.is_over = False
@@ -147,7 +144,7 @@ class Completion:
     @property
     def has_begun(self) -> bool:
         """Whether the target has read the prompt."""
-        return self.record.target_prompt is not None
+        return self._begun.is_set()
 
     def take_text(self) -> Piece:
         """Returns the text that has settled since the last call, and the events."""
@@ -159,7 +156,8 @@ class Completion:
     async def _run(self) -> None:
         try:
             if self._wants_draft:
-                self._draft_task = asyncio.create_task(self._run_draft(self._first_draft))
+                waits = self.pair.target.is_full
+                self._draft_task = asyncio.create_task(self._run_draft(self._first_draft, waits))
             await follow_first(
                 self._pairs, self._follow_target, self._fall_back_to_bytes, lambda: self.has_begun
             )
@@ -195,6 +193,7 @@ class Completion:
                     await self._send_message(self._draft_stream, message)
                 else:
                     self.record.add_prompt("target", message, time.monotonic_ns())
+                    self._begun.set()
                     self._news.set()
                     try:
                         self._check_prompts()
@@ -212,12 +211,10 @@ class Completion:
             self._draft_task = asyncio.create_task(self._run_draft(nearer))
 
     async def _fall_back_to_bytes(self, error: MediaPathError) -> None:
-        """Sends files as bytes from now on, because a service cannot open one of them by its path.
-
-        Raises MediaError for files that are too large for a message."""
+        """Sends files as bytes from now on, because a service cannot open one of them by its path;
+        raises MediaError for files that are too large for a message."""
         logger.warning("files are sent as bytes: %s", error.message)
-        media = await self._copy_files()
-        self._request = dataclasses.replace(self._request, media=media)
+        self._request = dataclasses.replace(self._request, media=await self._copy_files())
 
     async def _on_verdict(self, verdict: Verdict) -> None:
         now_ns = time.monotonic_ns()
@@ -234,9 +231,13 @@ class Completion:
         if self._debt.is_overdue(now_ns):
             await self._give_up_stalled_draft()
 
-    async def _run_draft(self, draft: Draft | None) -> None:
-        """Drafts with ``draft`` from the start; if None, joins with the next usable draft."""
+    async def _run_draft(self, draft: Draft | None, waits: bool = False) -> None:
+        """Drafts with ``draft`` from the start; if None, joins with the next usable draft. One that
+        ``waits`` for a slot of the target leaves the draft's slots to running sequences."""
         joins = draft is None
+        if waits:
+            await self._begun.wait()
+            draft = self.pair.draft or draft
         pause_s = _DRAFT_PAUSE_S
         for _ in range(_MAX_DRAFT_ATTEMPTS):
             draft = draft or await self.pair.wait_draft()
@@ -248,6 +249,7 @@ class Completion:
                     draft.report_failure()
                 elif isinstance(error, OverloadedError):
                     draft.report_refusal()
+                    await self._begun.wait()
                 elif isinstance(error, MediaPathError):
                     try:
                         await self._fall_back_to_bytes(error)
@@ -266,12 +268,10 @@ class Completion:
     async def _draft_with(self, draft: Draft, *, joins: bool) -> None:
         """Reads the draft's stream; raises HippoError when the stream ends or breaks."""
         coordinator = self._coordinator
-        committed_ids = tuple(coordinator.committed_ids) if joins else ()
+        ids, epoch = tuple(coordinator.committed_ids), coordinator.epoch
+        joins = joins or bool(ids)
         request = dataclasses.replace(
-            self._request,
-            pace=coordinator.pace,
-            committed_ids=committed_ids,
-            epoch=coordinator.epoch if joins else 0,
+            self._request, pace=coordinator.pace, committed_ids=ids, epoch=epoch
         )
         timeout_s = report.seconds_left(self._timeout_s, self.record.received_ns)
         opened = draft.client.draft(request, timeout_s=timeout_s)
@@ -282,7 +282,7 @@ class Completion:
                 if self.record.selection is not None:
                     await self._send_message(stream, self.record.selection)
                 if joins:
-                    await self._carry_out(coordinator.on_draft_attached(len(committed_ids)))
+                    await self._carry_out(coordinator.on_draft_attached(len(ids)))
                 async for message in stream:
                     if joins and isinstance(message, PromptInfo):
                         self.record.num_draft_recoveries += 1

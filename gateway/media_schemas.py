@@ -47,9 +47,7 @@ class Model(BaseModel):
             return value
         known = {field.alias or name for name, field in cls.model_fields.items()}
         return {
-            name: given
-            for name, given in value.items()
-            if name in known or given not in cls.absent
+            name: given for name, given in value.items() if name in known or given not in cls.absent
         }
 
     @classmethod

@@ -55,9 +55,7 @@ def _sampling_params(
 ) -> SamplingParams:
     """Returns the validated parameters of the token rule; a checkpoint's generation configuration
     is not used."""
-    neutral = SamplingParams(
-        temperature=settings.default_temperature, top_p=settings.default_top_p
-    )
+    neutral = SamplingParams(temperature=settings.default_temperature, top_p=settings.default_top_p)
     # A request without a seed gets a random one; negative seeds wrap as 64-bit integers.
     seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed % 2**64
     biases = []

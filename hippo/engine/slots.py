@@ -66,8 +66,8 @@ class SlotPool:
             queue = ""
             if self.max_waiting:
                 queue = (
-                    f", and {self.num_waiting} sequences wait (at most {self.max_waiting}, with "
-                    f"{self._max_waiting_bytes >> 20:,} MiB of media)"
+                    f", and {self.num_waiting} of {self.max_waiting} places in the queue (for at "
+                    f"most {self._max_waiting_bytes >> 20:,} MiB of media)"
                 )
             raise OverloadedError(f"all {self.num_slots} slots are taken{queue}; try again later")
         return reservation

@@ -74,7 +74,7 @@ async def test_with_slots_and_queue_full_the_target_refuses_and_the_queue_moves_
             queued = asyncio.create_task(target_only(client, request))
             await until(lambda: backend_of(service).slots.num_waiting == 1)
 
-            with pytest.raises(OverloadedError, match="all 1 slots are taken, and 1 sequences wait"):
+            with pytest.raises(OverloadedError, match="all 1 slots are taken, and 1 of 1 places"):
                 await target_only(client, request)
 
             gate.open()

@@ -94,7 +94,7 @@ def test_who_must_not_wait_gets_a_slot_or_is_refused() -> None:
 def test_the_queue_is_full_when_its_media_take_too_many_bytes() -> None:
     pool = SlotPool(1, max_waiting=9, max_waiting_bytes=100)
     running, waiting = pool.reserve_slot(100), pool.reserve_slot(60)
-    with pytest.raises(OverloadedError, match=r"all 1 slots are taken, and 1 sequences wait"):
+    with pytest.raises(OverloadedError, match="all 1 slots are taken, and 1 of 9 places"):
         pool.reserve_slot(41)
     assert not pool.reserve_slot(40).is_granted
     running.release()

@@ -39,6 +39,7 @@ from hippo.errors import (
 from hippo.models.base import StepPlan
 from hippo.rpc.client import DraftClient, TargetClient
 from hippo.types import ModelInfo, Pruning
+from tests.support.gate import Gate
 from tests.support.services import (
     backend_of,
     no_files,
@@ -363,6 +364,20 @@ async def test_a_service_found_by_name_must_have_the_names_certificate(
             await backends.close()
 
 
+def _completion(pairs: Sequence[Pair]) -> Completion:
+    return Completion(
+        toy_request(),
+        plan=SpeculationPlan("serial", 4, 4, Pruning()),
+        pairs=pairs,
+        stops=(),
+        draft_stall_s=5,
+        timeout_s=None,
+        record=AnswerRecord(policy="serial", received_ns=time.monotonic_ns()),
+        news=asyncio.Event(),
+        copy_files=no_files,
+    )
+
+
 async def test_a_request_that_goes_on_to_the_next_target_takes_the_draft_there() -> None:
     """The first target is full with another gateway's sequence."""
     full, slow = with_tokenizer(ToyModel(num_slots=1)), with_tokenizer(ToyModel())
@@ -385,16 +400,8 @@ async def test_a_request_that_goes_on_to_the_next_target_takes_the_draft_there()
         await _until_up(backends, 2, 2)
         keys = (str(number).encode() for number in itertools.count())
         offers = (backends.pairs(None, key) for key in keys)
-        completion = Completion(
-            toy_request(),
-            plan=SpeculationPlan("serial", 4, 4, Pruning()),
-            pairs=next(each for each in offers if each[0].target.address == first.address),
-            stops=(),
-            draft_stall_s=5,
-            timeout_s=None,
-            record=AnswerRecord(policy="serial", received_ns=time.monotonic_ns()),
-            news=asyncio.Event(),
-            copy_files=no_files,
+        completion = _completion(
+            next(each for each in offers if each[0].target.address == first.address)
         )
         try:
             async with first.verify(toy_request()) as stream:
@@ -408,6 +415,38 @@ async def test_a_request_that_goes_on_to_the_next_target_takes_the_draft_there()
         assert backend_of(seconds_draft).engine.counters.num_opened == 1
         assert completion.record.draft_losses == [] and completion.record.draft_problem is None
         assert completion.record.stats.num_blocks > 0
+        await backends.close()
+
+
+async def test_a_sequence_in_the_targets_queue_leaves_the_drafts_slots_to_running_ones() -> None:
+    model, gate = with_tokenizer(ToyModel(num_slots=1)), Gate()
+
+    def step(plan: StepPlan) -> None:
+        gate(plan)
+        time.sleep(0.005)
+
+    async with (
+        serving_target(model) as (target, client),
+        serving_draft(with_tokenizer(ToyModel(num_slots=2))) as (draft, draft_client),
+    ):
+        backends = _backends([client], [draft_client])
+        await backends.start()
+        await _until_up(backends, 1, 1)
+        model.on_forward = step
+        pairs = [backends.pair(None)]
+        first, second = _completion(pairs), _completion(pairs)
+        async with first:
+            await until(gate.has_arrived.is_set)
+            async with second:
+                await until(lambda: backend_of(target).slots.num_waiting == 1)
+                await asyncio.sleep(0.1)
+                assert backend_of(draft).engine.counters.num_opened == 1
+                gate.open()
+                await until(lambda: first.is_over and second.is_over)
+        for completion in (first, second):
+            assert completion.error is None and completion.record.draft_losses == []
+            assert completion.record.num_draft_recoveries == 0
+            assert completion.record.stats.num_blocks > 0
         await backends.close()
 
 
@@ -436,6 +475,17 @@ async def test_measurements_with_a_draft_that_is_gone_are_forgotten() -> None:
     target.match_drafts()
     assert target.times(draft) is not kept
     await asyncio.gather(draft.close(), backends.close())
+
+
+async def test_recent_answers_say_when_a_refused_client_should_come_back() -> None:
+    backends = _backends([TargetClient("127.0.0.1:1")])
+    (target,) = backends.targets
+    assert target.answer_s == OverloadedError.retry_after_s
+    for seconds, mean in ((20.0, 20.0), (1000.0, 60.0)):
+        for _ in range(100):
+            target.note_answer(seconds)
+        assert target.answer_s == pytest.approx(mean, rel=0.01)
+    await backends.close()
 
 
 async def test_a_target_that_was_closed_while_a_request_waited_elsewhere_is_unavailable() -> None:

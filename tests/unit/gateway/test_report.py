@@ -6,7 +6,7 @@ import pytest
 
 from gateway.baseline import Baseline
 from gateway.report import AnswerRecord, Timeline, client_metrics, figures
-from hippo.types import Block, Pruning, PruningStrategy, Selection, Timing, Verdict
+from hippo.types import Block, PromptInfo, Pruning, PruningStrategy, Selection, Timing, Verdict
 from tests.support.services import toy_request
 
 MS = 1_000_000
@@ -26,6 +26,13 @@ def test_the_drafts_first_block_is_timed_against_the_end_of_the_targets_prefill(
     timings = figures(record, REQUEST, Baseline())["timings_ms"]
     assert timings["first_block_after_first_token"] == reported
     assert timings["time_to_first_token"] == 50.0
+
+
+def test_the_wait_for_a_slot_is_no_part_of_the_time_that_an_answer_has_one() -> None:
+    record = AnswerRecord(policy="vpsd", received_ns=0, opened_ns=100 * MS)
+    record.add_prompt("target", PromptInfo(b"", 9, 0, queue_ns=700 * MS), 800 * MS)
+    record.add_verdict(Verdict(0, 0, (5,)), 1300 * MS)
+    assert record.served_s == 0.5
 
 
 def test_prompt_tokens_that_each_side_had_cached_are_reported() -> None:

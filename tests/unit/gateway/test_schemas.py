@@ -28,7 +28,7 @@ def _parse(**fields: Any) -> ChatCompletionRequest:
     return ChatCompletionRequest.model_validate({"model": "m", "messages": messages, **fields})
 
 
-def _open(settings: GatewaySettings = SETTINGS, **fields: Any) -> OpenRequest:
+def _open(settings: GatewaySettings = SETTINGS, /, **fields: Any) -> OpenRequest:
     request = _parse(**fields)
     return translate.open_request(
         request,
@@ -79,8 +79,9 @@ def test_what_would_change_the_answer_and_is_not_supported_is_named(
 
 @pytest.mark.parametrize("said", [ChatCompletionMessage, ParsedChatCompletionMessage])
 def test_an_answer_that_a_client_sends_back_is_taken(said: type[ChatCompletionMessage]) -> None:
-    given = {"role": "assistant", "content": "{}", "refusal": None, "annotations": []}
-    given |= {"parsed": {"a": 1}} if said is ParsedChatCompletionMessage else {}
+    given: dict[str, Any] = {"role": "assistant", "content": "{}", "annotations": []}
+    if said is ParsedChatCompletionMessage:
+        given["parsed"] = {"a": 1}
     answer = said.model_validate(given).model_dump()
     assert None in answer.values() and [] in answer.values()
     turns = [{"role": "user", "content": "Hi"}, answer, {"role": "user", "content": "Why?"}]
@@ -105,7 +106,7 @@ def test_an_unknown_field_with_a_value_is_refused(
 ) -> None:
     with pytest.raises(ValidationError) as caught:
         _parse(**fields)
-    (error,) = caught.value.errors()
+    error = caught.value.errors()[0]
     assert (error["type"], error["loc"]) == ("extra_forbidden", place)
 
 
