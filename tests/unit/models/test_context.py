@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hippo.models.context import SHARED_SLOTS, VIDEO_CONTEXT, choose_context
+from hippo.models.context import SHARED_SLOTS, VIDEO_CONTEXT, choose_context, visual_limit
 from hippo.shapes import find_shape
 from hippo.sizes import DEVICE_BYTES, RESERVED_BYTES, memory_of, slots_that_fit
 
@@ -34,6 +34,22 @@ def test_the_choice_fits_and_a_longer_one_would_not(
     longer = min(limit, context + 256)
     if longer > context:
         assert not fits(longer, num_slots or (SHARED_SLOTS if longer > VIDEO_CONTEXT else 1))
+
+
+@given(
+    context=st.integers(64, 200_000),
+    num_others=st.integers(0, 250_000),
+    ceiling=st.none() | st.integers(1, 200_000),
+)
+def test_videos_have_one_limit_while_it_has_room_and_then_most_of_the_rest(
+    context: int, num_others: int, ceiling: int | None
+) -> None:
+    limit, left = visual_limit(context, num_others, ceiling), context - num_others
+    most = ceiling or context * 3 // 4
+    if left >= most:
+        assert limit == most
+    else:
+        assert left * 15 / 16 <= limit <= max(left, 1)
 
 
 @pytest.mark.parametrize(
