@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 VIDEO_CONTEXT = 32_768
-"""Tokens of which three quarters, 24,576, are the most visual tokens that Qwen2.5-VL's reference
-gives a video; also the context of LLaVA-OneVision."""
+"""Tokens; three quarters of them are the 24,576 visual tokens of the longest video that
+Qwen2.5-VL's reference samples by default. Also the context of LLaVA-OneVision."""
 
 SHARED_SLOTS = 4
 """Sequences that have room at once before one sequence may have more than VIDEO_CONTEXT tokens."""
