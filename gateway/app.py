@@ -81,6 +81,7 @@ def create_app(settings: GatewaySettings, patience_is_over: asyncio.Event) -> Fa
         return describe_api(app, asks_for_keys=not keyring.is_open)
 
     app.openapi = openapi  # type: ignore[method-assign]
+    app.state.is_open = keyring.is_open
     install_error_handlers(app)
     app.include_router(chat.router)
     app.include_router(models.router)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import ipaddress
 import logging
 import math
 import os
@@ -31,9 +32,10 @@ async def serve(settings: GatewaySettings) -> None:
     """
     listener = _bind(settings.host, settings.port)
     patience_is_over = asyncio.Event()
+    app = create_app(settings, patience_is_over)
     server = _Server(
         uvicorn.Config(
-            create_app(settings, patience_is_over),
+            app,
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -42,6 +44,7 @@ async def serve(settings: GatewaySettings) -> None:
             http="h11",  # unlike httptools it bounds a request's head
         ),
         settings,
+        is_open=app.state.is_open,
     )
     loop = asyncio.get_running_loop()
 
@@ -61,9 +64,10 @@ async def serve(settings: GatewaySettings) -> None:
 class _Server(uvicorn.Server):
     """A uvicorn server without signal handlers: ``serve`` handles signals, for exit code 0."""
 
-    def __init__(self, config: uvicorn.Config, settings: GatewaySettings) -> None:
+    def __init__(self, config: uvicorn.Config, settings: GatewaySettings, *, is_open: bool) -> None:
         super().__init__(config)
         self._settings = settings
+        self._is_open = is_open  # no API keys are set
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts, then logs the bound address and writes the port file."""
@@ -71,8 +75,10 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         gc.collect()
         gc.freeze()  # objects of the start live on: later collections skip them
-        port = int(sockets[0].getsockname()[1])
+        address, port = sockets[0].getsockname()[:2]
         logger.info("listening on %s:%d", self._settings.host, port)
+        if self._is_open:
+            warn_if_exposed(address, port)
         if self._settings.port_file:
             path = Path(self._settings.port_file)
             partial = path.with_name(path.name + ".partial")
@@ -88,6 +94,17 @@ class _Server(uvicorn.Server):
         logger.info("stopping")
         self.force_exit = self.should_exit
         self.should_exit = True
+
+
+def warn_if_exposed(address: str, port: int) -> None:
+    """Logs a warning if a gateway without API keys listens on more than the loopback interface."""
+    if not ipaddress.ip_address(address).is_loopback:
+        logger.warning(
+            "no API keys are set: whoever reaches port %d of %s may send requests; set keys with "
+            "--api-keys-file, or let only trusted clients reach the port",
+            port,
+            address,
+        )
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -12,23 +12,30 @@ from hippo.errors import InvalidRequestError
 from hippo.public_models import PUBLIC_CONFIGS, TOWERS
 from hippo.sizes import Experts, ModelShape
 
+# Of the publishers' quantised repositories: bits of a weight, scales included.
+_FORMS = {"-AWQ": 4.2, "-GPTQ-Int4": 4.2, "-GPTQ-Int8": 8.2}
+
 
 def find_shape(name: str, *, layer_bits: float | None = None) -> ModelShape:
     """Returns the shape of a public model, or of a folder with config.json.
 
-    ``layer_bits`` is ModelShape.layer_bits; by default that of a quantised folder's weight files,
-    and otherwise weights are not needed. Raises InvalidRequestError for another name, for an
+    A public model may have the suffix of a quantised form ("-AWQ"). ``layer_bits`` is
+    ModelShape.layer_bits; by default that of the form, or of a quantised folder's weight files, and
+    otherwise weights are not needed. Raises InvalidRequestError for another name, for an
     unsupported architecture, and if a quantised folder has no weight files.
     """
-    if name in PUBLIC_CONFIGS:
-        return replace(shape_of(name, PUBLIC_CONFIGS[name]), layer_bits=layer_bits)
+    form = next((form for form in _FORMS if name.endswith(form)), "")
+    if (plain := name.removesuffix(form)) in PUBLIC_CONFIGS:
+        bits = _FORMS.get(form) if layer_bits is None else layer_bits
+        return replace(shape_of(name, PUBLIC_CONFIGS[plain]), layer_bits=bits)
     folder = Path(name).expanduser()
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InvalidRequestError(
-            f"{name!r} is neither a folder with config.json nor one of {', '.join(PUBLIC_CONFIGS)}"
+            f"{name!r} is neither a folder with config.json nor one of "
+            f"{', '.join(PUBLIC_CONFIGS)} (or one of these with {', '.join(_FORMS)})"
         ) from None
     except (OSError, ValueError) as error:
         raise InvalidRequestError(f"{path} cannot be read: {error}") from None

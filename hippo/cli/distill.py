@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hippo.cli.up import add_stack_arguments, stack_options
+from hippo.cli.up import add_stack_arguments, stack_options, warn_of_unused_gpus
 from hippo.errors import HippoError, InvalidRequestError
 
 HELP = "train a draft on the answers of its target"
@@ -116,7 +116,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise HippoError(
             f"`hippo distill` needs hippo-serve[engine,distill] here: {error}"
         ) from None
-    Distillation(arguments, stack_options(arguments), Console(), Console(stderr=True)).run()
+    console = Console(stderr=True)
+    warn_of_unused_gpus(arguments, console)
+    Distillation(arguments, stack_options(arguments), Console(), console).run()
     return 0
 
 

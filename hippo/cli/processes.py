@@ -20,6 +20,15 @@ class StackError(HippoError):
     """The services on this machine cannot start, or one of them ended."""
 
 
+class ProcessEndedError(StackError):
+    """The process ``name`` has ended by itself."""
+
+    def __init__(self, name: str, how: str, last_lines: Sequence[str]) -> None:
+        lines = "\n".join(f"    {line}" for line in last_lines)
+        super().__init__(f"the {name} process ended ({how}); its last lines:\n{lines}")
+        self.name = name
+
+
 class Child:
     """One service as a child process. A thread calls ``on_line(name, line)`` for its output."""
 
@@ -66,14 +75,13 @@ class Child:
         return self._process.pid
 
     def check_running(self) -> None:
-        """Raises StackError with the last lines of output if the process has ended."""
+        """Raises ProcessEndedError with the last lines of output if the process has ended."""
         if self._process is None or (code := self._process.poll()) is None:
             return
         if self._reader is not None:
             self._reader.join(timeout=2)
-        lines = "\n".join(f"    {line}" for line in list(self._tail)[-12:])
         how = f"exit code {code}" if code >= 0 else f"signal {-code}"
-        raise StackError(f"the {self.name} process ended ({how}); its last lines:\n{lines}")
+        raise ProcessEndedError(self.name, how, list(self._tail)[-12:])
 
     def send_signal(self, number: int) -> None:
         """Sends a signal if the process runs."""

@@ -50,7 +50,8 @@ EXAMPLES = """\
 examples:
   hippo sizes --target Qwen/Qwen2.5-VL-32B-Instruct --draft Qwen/Qwen2.5-VL-7B-Instruct
   hippo sizes --target Qwen/Qwen2.5-VL-72B-Instruct --frames 128 --concurrency 8
-  hippo sizes --target Qwen/Qwen2.5-VL-72B-Instruct --weights-bits 4.2      AWQ
+  hippo sizes --target Qwen/Qwen2.5-VL-72B-Instruct-AWQ
+  hippo sizes --target Qwen/Qwen2.5-VL-72B-Instruct --weights-bits 4.13     nf4
   hippo sizes --target /models/my-target --device-memory 24,48
   hippo sizes --target Qwen/Qwen2.5-VL-3B-Instruct --cpu  the memory of a CPU's services
   hippo sizes --all --markdown                            the table of docs/operations.md
@@ -71,7 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="BITS",
         help="of a weight in the target's layers if they are quantised, scales included: AWQ and "
-        "GPTQ 4.2, nf4 4.13, int8 and FP8 8 (default: 16, or by the weight files of a folder)",
+        "GPTQ 4.2, nf4 4.13, int8 and FP8 8 (default: 16, or by the name or files of the model)",
     )
     parser.add_argument("--frames", type=int, default=64, help="of a video (default: %(default)s)")
     parser.add_argument(
@@ -142,7 +143,7 @@ class _Plan:
     num_slots: int
     devices: dict[int, int]  # bytes by the size in the name; none for a CPU
     is_cpu: bool
-    weights_bits: float | None  # of the target's layers; None: 16, or by their files
+    weights_bits: float | None  # of the target's layers; None: 16, or by name or files
 
     def __post_init__(self) -> None:
         if self.weights_bits is not None and not 1 <= self.weights_bits <= 16:
@@ -298,7 +299,8 @@ def _print_table(rows: Sequence[_Row], plan: _Plan) -> None:
             loading = f"; loading needs {row.shape.host_bytes() / GIB + 4:.0f} GiB of the machine's"
             loading += " own memory for each device"
         console.print(
-            f"{row.role}: --slots {plan.num_slots} --max-context-length {row.num_tokens}{loading}",
+            f"{row.role}, for hippo up: --{row.role}-arg=--slots={plan.num_slots} "
+            f"--max-context-length {row.num_tokens}{loading}",
             highlight=False,
             soft_wrap=True,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import math
 import os
 import signal
 import socket
@@ -23,6 +25,10 @@ BUNDLED_PAIR = BUNDLED / "models"
 BUNDLED_CLIPS = BUNDLED / "clips"
 _POLL_S = 0.05
 _SHARED_MEMORY = "/dev/shm"
+_SERVICES_HOST = "127.0.0.1"  # draft and target ask for no key, so nobody else may reach them
+_REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # from this machine
+_SERVICES_GRACE_S = 15.0  # without the gateway they have nothing to finish
+_CLOSING_S = 10.0  # more than the gateway needs after its --shutdown-grace-s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +47,7 @@ class StackOptions:
     max_context_length: int | None = None  # of both; None: as the memory allows
     target_core: int | None = None
     draft_core: int | None = None  # core of draft and gateway
-    host: str = "127.0.0.1"
+    host: str = "127.0.0.1"  # of the gateway; the services listen on the loopback interface
     port: int = 8000
     target_port: int = 0
     draft_port: int = 0
@@ -77,6 +83,7 @@ class Stack:
 
     def __init__(self, options: StackOptions, on_line: Callable[[str, str], None]) -> None:
         self._options = options
+        self._gateway_grace_s = _shutdown_grace_s(options.gateway_args) + _CLOSING_S
         self._folder = tempfile.TemporaryDirectory(prefix="hippo-")
         self._frames = (
             tempfile.TemporaryDirectory(prefix="hippo-frames-", dir=_SHARED_MEMORY)
@@ -105,8 +112,9 @@ class Stack:
 
     @property
     def url(self) -> str:
-        """The gateway's address."""
-        return f"http://{self._options.host}:{self._ports['gateway']}"
+        """The gateway's address on this machine."""
+        host = _REACHED_AT.get(self._options.host, self._options.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self._ports['gateway']}"
 
     def port(self, name: str) -> int:
         """Returns the port of "draft", "target" or "gateway" after its start."""
@@ -137,14 +145,15 @@ class Stack:
 
     def wait_ready(
         self,
-        timeout_s: float = 1800.0,
+        timeout_s: float = math.inf,
         *,
         on_wait: Callable[[str], None] = lambda waiting_for: None,
     ) -> None:
         """Waits until the gateway reports target and draft as ready.
 
-        Calls ``on_wait`` with the reason for waiting. Raises StackError when a process ends, when
-        draft and target do not fit together, or after ``timeout_s``.
+        Calls ``on_wait`` with the reason for waiting, such as a download that takes hours. Raises
+        StackError when a process ends, when draft and target do not fit together, or after
+        ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
         with httpx.Client(trust_env=False, timeout=5.0) as client:
@@ -158,17 +167,21 @@ class Stack:
                     raise StackError(f"not ready after {timeout_s:g} s: {problem}")
                 time.sleep(4 * _POLL_S)
 
-    def check_running(self) -> None:
-        """Raises StackError if a process has ended."""
-        for child in self._children.values():
-            child.check_running()
+    def check_running(self, *names: str) -> None:
+        """Raises ProcessEndedError if a process, or one of those in ``names``, has ended."""
+        for name in names or self._children:
+            self._children[name].check_running()
 
-    def stop(self, grace_s: float = 15.0) -> None:
+    def stop(self) -> None:
         """Stops all processes: the gateway first, so that its answers can finish.
 
-        A process that does not end within ``grace_s`` is killed.
+        The gateway is killed if it does not end soon after its own --shutdown-grace-s, draft and
+        target if they do not end within 15 s.
         """
-        for names in (("gateway",), ("draft", "target")):
+        for names, grace_s in (
+            (("gateway",), self._gateway_grace_s),
+            (("draft", "target"), _SERVICES_GRACE_S),
+        ):
             for name in names:
                 self._children[name].send_signal(signal.SIGTERM)
             deadline = time.monotonic() + grace_s
@@ -184,7 +197,7 @@ class Stack:
 
     def _arguments(self, name: str) -> list[str]:
         options = self._options
-        arguments = ["--host", options.host, "--port", str(self._ports[name])]
+        arguments = ["--host", self._host(name), "--port", str(self._ports[name])]
         arguments += ["--port-file", str(self._port_file(name))]
         core = options.target_core if name == "target" else options.draft_core
         if core is not None:
@@ -192,7 +205,7 @@ class Stack:
         paths = options.allowed_local_media_path
         if name == "gateway":
             for other in ("draft", "target"):
-                arguments += [f"--{other}", f"{options.host}:{self._ports[other]}"]
+                arguments += [f"--{other}", f"{_SERVICES_HOST}:{self._ports[other]}"]
             arguments += ["--upload-dir", str(self._uploads), "--allowed-local-media-path", paths]
             arguments += ["--page-samples", str(BUNDLED_CLIPS)]
             return [*arguments, *options.gateway_args]
@@ -211,6 +224,9 @@ class Stack:
         if options.max_context_length is not None:
             arguments += ["--max-context-length", str(options.max_context_length)]
         return [*arguments, *(options.target_args if is_target else options.draft_args)]
+
+    def _host(self, name: str) -> str:
+        return self._options.host if name == "gateway" else _SERVICES_HOST
 
     def _port_file(self, name: str) -> Path:
         return Path(self._folder.name) / f"{name}.port"
@@ -237,7 +253,7 @@ class Stack:
         if body["draft"] == "ready":
             return None
         problem = str(body["draft_problem"])
-        if "different tokenizers" in problem or "protocol version" in problem:
+        if body["num_drafts"]["up"]:  # it serves, and is not used: it does not fit the target
             raise StackError(problem)
         return problem
 
@@ -253,12 +269,21 @@ class Stack:
                     f"config.json) or a name on the Hugging Face hub; choose with --{role}-model"
                 )
         for name, port in self._ports.items():
-            if port and _is_taken(self._options.host, port):
+            host = self._host(name)
+            if port and _is_taken(host, port):
                 flag = "--port" if name == "gateway" else f"--{name}-port"
                 raise StackError(
-                    f"port {port} of {self._options.host} is taken; choose another one for the "
+                    f"port {port} of {host} is taken; choose another one for the "
                     f"{name} with {flag} (0: any free one)"
                 )
+
+
+def _shutdown_grace_s(gateway_args: Sequence[str]) -> float:
+    """Returns the seconds that the gateway gives running answers after SIGTERM."""
+    parser = argparse.ArgumentParser(add_help=False)
+    default = os.environ.get("HIPPO_GATEWAY_SHUTDOWN_GRACE_S", "30")
+    parser.add_argument("--shutdown-grace-s", type=float, default=default)
+    return float(parser.parse_known_args(gateway_args)[0].shutdown_grace_s)
 
 
 def _is_taken(host: str, port: int) -> bool:

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import fields, replace
+from typing import NoReturn
 
 from rich.console import Console
 from rich.markup import escape
 
+from hippo.cli.processes import ProcessEndedError, StackError
 from hippo.cli.stack import BUNDLED_PAIR, Stack, StackOptions, default_cores
 from hippo.models.plan import QUANTIZATION_NAMES
 
 _COLOURS = {"draft": "cyan", "target": "magenta", "gateway": "green"}
 _WATCH_S = 0.2
 _NAME_COLUMN = 16  # where text log lines have the service's name
+_FIRST_PAUSE_S = 1.0  # before a draft that has ended is started again
+_LONGEST_PAUSE_S = 60.0
+_GPU_NODES = ("/dev/nvidia0", "/dev/nvidiactl")
+_OWN_FLAGS = ("model", "device", "quantization", "port")  # that are --ROLE-FLAG here
+_SHARED_FLAGS = ("max-context-length", "allowed-local-media-path", "served-name", "port")
 
 HELP = "start draft, target and gateway on this machine"
 DESCRIPTION = "Starts draft, target and gateway on this machine and stops them on Ctrl-C."
@@ -30,7 +40,9 @@ examples:
            --target-device cuda:0 --draft-model Qwen/Qwen2.5-VL-7B-Instruct --draft-device cuda:1
   hippo up --allowed-local-media-path /data/clips      requests may name /data/clips/FILE
 
-On a CPU with two cores or more, the target gets one core, draft and gateway share another.
+Models load and download for as long as that takes. A draft that ends later is started again, and
+answers go on without it. On a CPU with two cores or more, the target gets one core, draft and
+gateway share another.
 """
 
 
@@ -54,7 +66,7 @@ def add_stack_arguments(
                 help=f"{role} checkpoint: folder or hub name (default: the bundled pair's)",
             )
         group.add_argument(
-            f"--{role}-device", default="cpu", metavar="DEVICE", help="cpu, cuda or cuda:N"
+            f"--{role}-device", metavar="DEVICE", help="cpu (the default), cuda or cuda:N"
         )
         group.add_argument(
             f"--{role}-quantization",
@@ -102,7 +114,12 @@ def add_stack_arguments(
     )
     group.add_argument("--no-pin", action="store_true", help="pin nothing to cores by default")
     group.add_argument("--served-name", default="hippo", metavar="NAME", help="model name in REST")
-    group.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    group.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address that the gateway listens on; others may reach it, so with one that is not of "
+        "this machine alone give keys too: --gateway-arg=--api-keys-file=FILE",
+    )
     group.add_argument(
         "--port", type=int, default=port, help="the gateway's port (default: %(default)s)"
     )
@@ -118,14 +135,15 @@ def add_stack_arguments(
 
 def stack_options(arguments: argparse.Namespace) -> StackOptions:
     """Returns the StackOptions for the arguments."""
+    names = {field.name for field in fields(StackOptions)}
+    given = {key: value for key, value in vars(arguments).items() if value is not None}
+    options = StackOptions(**{key: value for key, value in given.items() if key in names})
     cores: tuple[int | None, int | None] = (None, None)
-    on_cpu = arguments.target_device == arguments.draft_device == "cpu"
+    on_cpu = options.target_device == options.draft_device == "cpu"
     if any(flag.startswith("--tensor-parallel") for flag in arguments.target_args):
         on_cpu = on_cpu and not any("cuda" in flag for flag in arguments.target_args)
     elif not arguments.no_pin:
-        cores = default_cores(arguments.target_device, arguments.draft_device)
-    names = {field.name for field in fields(StackOptions)}
-    options = StackOptions(**{key: value for key, value in vars(arguments).items() if key in names})
+        cores = default_cores(options.target_device, options.draft_device)
     return replace(
         options,
         dtype=arguments.dtype or ("float32" if on_cpu else "auto"),
@@ -135,8 +153,9 @@ def stack_options(arguments: argparse.Namespace) -> StackOptions:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serves until Ctrl-C or until a process ends."""
+    """Serves until Ctrl-C, or until the target or the gateway ends."""
     console = Console(stderr=True)
+    warn_of_unused_gpus(arguments, console)
     with Stack(stack_options(arguments), log_printer(console)) as stack:
         try:
             bring_up(stack, console)
@@ -145,14 +164,67 @@ def run(arguments: argparse.Namespace) -> int:
                 f'  hippo ask VIDEO "What happens?" --url {stack.url}',
                 highlight=False,
             )
-            while True:
-                stack.check_running()
-                time.sleep(_WATCH_S)
+            keep_running(stack, console)
         except KeyboardInterrupt:
-            console.print("stopping ...")
+            console.print("stopping; running answers may finish (Ctrl-C again ends them) ...")
             stack.stop()
             console.print("stopped")
             return 0
+
+
+def warn_of_unused_gpus(arguments: argparse.Namespace, console: Console) -> None:
+    """Says which flags are missing if no device was given on a machine with an NVIDIA GPU."""
+    flags = (*arguments.target_args, *arguments.draft_args)
+    if arguments.target_device or arguments.draft_device or any("cuda" in flag for flag in flags):
+        return
+    # Without torch, whose import takes seconds.
+    if any(map(os.path.exists, _GPU_NODES)) or shutil.which("nvidia-smi"):
+        console.print(
+            "this machine seems to have an NVIDIA GPU, but both models run on the CPU; for GPUs "
+            "give --target-device cuda:0 --draft-device cuda:1 (for a single GPU cuda:0 twice)",
+            style="yellow",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def keep_running(stack: Stack, console: Console) -> NoReturn:
+    """Starts a draft that has ended again, after pauses that grow; answers go on without it.
+
+    Raises ProcessEndedError if the target or the gateway ends.
+    """
+    pause_s, started_s = 0.0, time.monotonic()
+    next_start_s: float | None = None  # None while the draft runs
+    while True:
+        stack.check_running("target", "gateway")
+        now_s = time.monotonic()
+        if next_start_s is None:
+            try:
+                stack.check_running("draft")
+            except ProcessEndedError as error:
+                pause_s = next_pause_s(pause_s, now_s - started_s)
+                next_start_s = now_s + pause_s
+                console.print(
+                    f"{error.message}\nanswers go on without the draft, only slower; it is started "
+                    f"again in {pause_s:g} s",
+                    style="yellow",
+                    markup=False,
+                    highlight=False,
+                    soft_wrap=True,
+                )
+        elif now_s >= next_start_s:
+            console.print("the draft is started again", style="yellow")
+            stack.start_service("draft", wait=False)
+            started_s, next_start_s = now_s, None
+        time.sleep(_WATCH_S)
+
+
+def next_pause_s(pause_s: float, ran_s: float) -> float:
+    """Returns the seconds to wait before the next start of a process that ended after ``ran_s``,
+    where ``pause_s`` was waited before this one (0: nothing)."""
+    if ran_s >= _LONGEST_PAUSE_S:
+        return _FIRST_PAUSE_S
+    return min(max(2 * pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
 
 
 def bring_up(stack: Stack, console: Console) -> None:
@@ -164,8 +236,26 @@ def bring_up(stack: Stack, console: Console) -> None:
             elapsed_s = time.monotonic() - started
             status.update(f"{escape(waiting_for)} [dim]({elapsed_s:.0f} s)[/]")
 
-        stack.start()
-        stack.wait_ready(on_wait=show)
+        try:
+            stack.start()
+            stack.wait_ready(on_wait=show)
+        except ProcessEndedError as error:
+            raise StackError(error.message + flags_here(error.name, error.message)) from None
+
+
+def flags_here(name: str, text: str) -> str:
+    """Returns a line that says how to give this command the flags of the process ``name`` that
+    ``text`` advises; "" if it names none."""
+    forms = {}
+    for flag in re.findall(r"(?<!\S)--([a-z][a-z-]*)", text):
+        if name != "gateway" and flag in _OWN_FLAGS:
+            forms[flag] = f"--{name}-{flag}"
+        elif flag == "dtype":
+            forms[flag] = "--draft-dtype" if name == "draft" else "--dtype"
+        elif flag not in _SHARED_FLAGS:
+            forms[flag] = f"--{name}-arg=--{flag}=..."
+    told = ", ".join(f"--{flag} as {form}" for flag, form in forms.items() if form != f"--{flag}")
+    return f"\n(give this command the {name}'s {told})" if told else ""
 
 
 def log_printer(console: Console) -> Callable[[str, str], None]:

@@ -12,13 +12,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 
 from hippo.cli import main
 from hippo.cli.processes import Child, StackError
-from tests.e2e.support import Running, free_port, hippo, wait_until
+from tests.e2e.support import (
+    CHAT,
+    Running,
+    chat_body,
+    free_port,
+    hippo,
+    plain_client,
+    readiness,
+    wait_until,
+)
 
 
 @contextmanager
@@ -133,16 +141,31 @@ def test_a_process_that_is_killed_is_named_with_its_signal() -> None:
         child.check_running()
 
 
-def test_up_serves_until_it_is_stopped_and_leaves_nothing(
+def test_up_serves_until_it_is_stopped_also_while_its_draft_is_dead_and_leaves_nothing(
     pair: dict[str, str], tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
     port = free_port()
+    url = f"http://127.0.0.1:{port}"
     with _up(log, pair, "--port", str(port)) as process:
         wait_until(lambda: b"ready at" in log.read_bytes() or process.poll() is not None)
         children = _children(process.pid)
         assert len(children) == 3, log.read_text()
-        assert httpx.get(f"http://127.0.0.1:{port}/ready", trust_env=False).status_code == 200
+        draft = next(
+            child for child in children if "services.draft" in psutil.Process(child).cmdline()
+        )
+        psutil.Process(draft).kill()
+        wait_until(lambda: b"the draft process ended (signal 9)" in log.read_bytes())
+        with plain_client(url) as client:
+            answer = client.post(CHAT, json=chat_body(None, 4)).json()
+        assert answer["usage"]["completion_tokens"] == 4
+        assert answer["hippo"]["draft_used"] is False
+        wait_until(
+            lambda: (readiness(url) or {}).get("draft") == "ready" or process.poll() is not None
+        )
+        assert b"started again in 1 s" in log.read_bytes()
+        children = _children(process.pid)
+        assert len(children) == 3 and draft not in children, log.read_text()
         process.send_signal(signal.SIGTERM)
         process.wait(60)
         wait_until(lambda: not any(map(_is_alive, children)))

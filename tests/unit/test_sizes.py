@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from hippo.cli import main
+from hippo.cli.up import add_stack_arguments
 from hippo.engine.settings import EngineSettings
 from hippo.errors import InvalidRequestError
 from hippo.models.cache import CacheShape
@@ -204,7 +207,15 @@ def test_the_command_shows_a_pair_on_three_sizes_of_devices(
     assert draft["devices"]["40"]["num_devices"] == 1
     assert draft["devices"]["40"]["most_slots"] >= 2
     assert main(arguments) == 0
-    assert "loading needs" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "loading needs" in shown
+    parser = argparse.ArgumentParser()
+    add_stack_arguments(parser, port=0)
+    for role in ("target", "draft"):
+        (flags,) = re.findall(rf"{role}, for hippo up: (.*);", shown)
+        given = parser.parse_args(flags.split())
+        assert getattr(given, f"{role}_args") == ["--slots=4"]
+        assert given.max_context_length == 8960
 
 
 def test_on_a_cpu_the_head_the_process_and_frames_count_too(
@@ -231,6 +242,11 @@ def test_a_quantised_72b_fits_on_one_device(capsys: pytest.CaptureFixture[str]) 
     assert target["devices"]["80"]["num_devices"] == 1
     assert target["devices"]["40"]["num_devices"] == 0  # ranks do not share quantised layers
     assert find_shape(QWEN_72B).layer_bits is None
+    assert main(["sizes", "--target", f"{QWEN_72B}-AWQ", "--json"]) == 0
+    (by_name,) = json.loads(capsys.readouterr().out)["models"]
+    assert by_name == {**target, "model": f"{QWEN_72B}-AWQ"}
+    assert find_shape("Qwen/Qwen2-VL-72B-Instruct-GPTQ-Int8").layer_bits == 8.2
+    assert find_shape(f"{QWEN_72B}-AWQ", layer_bits=5).layer_bits == 5
 
 
 def test_a_quantised_folder_takes_the_bytes_of_its_files(tmp_path: Path) -> None:

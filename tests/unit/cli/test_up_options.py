@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import io
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+from rich.console import Console
 
-from hippo.cli.processes import Child
-from hippo.cli.stack import Stack
-from hippo.cli.up import add_stack_arguments, stack_options
+from hippo.cli import up
+from hippo.cli.processes import Child, StackError
+from hippo.cli.stack import Stack, StackOptions
+from hippo.cli.up import add_stack_arguments, flags_here, next_pause_s, stack_options
 from services.draft.config import DraftSettings
 from services.target.config import TargetSettings
 
@@ -51,6 +56,124 @@ def test_the_services_open_the_directories_of_requests_and_uploads(tmp_path: Pat
         assert value("gateway", "--allowed-local-media-path") == f"{tmp_path},/usr"
         for name in ("target", "draft"):
             assert value(name, "--allowed-local-media-path") == f"{uploads},{tmp_path},/usr"
+
+
+def _stack(**changes: Any) -> Stack:
+    options = StackOptions(target_model="a", draft_model="b", **changes)
+    return Stack(options, lambda name, line: None)
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+        ("box.example", "http://box.example:8000"),
+    ],
+)
+def test_only_the_gateway_listens_on_the_given_address(host: str, url: str) -> None:
+    with _stack(host=host, target_port=1, draft_port=2) as stack:
+        hosts = {}
+        for name in ("draft", "target", "gateway"):
+            arguments = stack._arguments(name)
+            hosts[name] = arguments[arguments.index("--host") + 1]
+        assert hosts == {"draft": "127.0.0.1", "target": "127.0.0.1", "gateway": host}
+        assert arguments[arguments.index("--target") + 1] == "127.0.0.1:1"
+        assert arguments[arguments.index("--draft") + 1] == "127.0.0.1:2"
+        assert stack.url == url
+
+
+@pytest.mark.parametrize(
+    ("flags", "variable", "least_s"),
+    [
+        ((), None, 30),
+        (("--shutdown-grace-s", "120"), "60", 120),
+        (("--gamma=4", "--shutdown-grace-s=0"), None, 0),
+        (("--gamma=4",), "60", 60),
+    ],
+)
+def test_the_gateway_is_not_killed_while_it_lets_answers_finish(
+    flags: tuple[str, ...], variable: str | None, least_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("HIPPO_GATEWAY_SHUTDOWN_GRACE_S", variable)
+    with _stack(gateway_args=flags) as stack:
+        assert stack._gateway_grace_s == least_s + 10
+
+
+def test_a_draft_that_does_not_fit_ends_the_wait() -> None:
+    ready = {"draft": "unavailable", "draft_problem": "why", "num_drafts": {"up": 0, "all": 1}}
+
+    def problem(**changes: Any) -> str | None:
+        response = httpx.Response(200, json=ready | changes)
+        transport = httpx.MockTransport(lambda request: response)
+        with httpx.Client(transport=transport) as client:
+            return stack._readiness_problem(client)
+
+    with _stack() as stack:
+        assert problem() == "why"
+        assert problem(draft="ready") is None
+        with pytest.raises(StackError, match="why"):
+            problem(num_drafts={"up": 1, "all": 1})
+
+
+def test_a_draft_that_keeps_ending_is_started_ever_later() -> None:
+    pauses = [0.0]
+    for _ in range(8):
+        pauses.append(next_pause_s(pauses[-1], 5.0))
+    assert pauses == [0, 1, 2, 4, 8, 16, 32, 60, 60]
+    assert next_pause_s(60.0, 61.0) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        (
+            "target",
+            "    2 slots do not fit: lower --slots or --max-context-length",
+            "\n(give this command the target's --slots as --target-arg=--slots=...)",
+        ),
+        (
+            "draft",
+            "use --quantization int8 or nf4, another --device, --dtype bfloat16, or lower --slots",
+            "\n(give this command the draft's --quantization as --draft-quantization, --device as "
+            "--draft-device, --dtype as --draft-dtype, --slots as --draft-arg=--slots=...)",
+        ),
+        ("target", "use --dtype bfloat16 (--slots for more)", ""),
+        (
+            "gateway",
+            "error: --port 1, --device",
+            "\n(give this command the gateway's --device as --gateway-arg=--device=...)",
+        ),
+    ],
+)
+def test_a_services_advice_is_told_in_the_commands_own_flags(
+    name: str, text: str, told: str
+) -> None:
+    assert flags_here(name, text) == told
+
+
+@pytest.mark.parametrize(
+    ("given", "has_gpu", "is_told"),
+    [
+        ((), True, True),
+        ((), False, False),
+        (("--target-device", "cpu"), True, False),
+        (("--draft-device", "cuda:0"), True, False),
+        (("--target-arg=--tensor-parallel-devices=cuda:0,cuda:1",), True, False),
+    ],
+)
+def test_gpus_that_nobody_asked_for_are_told(
+    given: tuple[str, ...], has_gpu: bool, is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(up, "_GPU_NODES", ("/dev/null" if has_gpu else "/dev/none",))
+    monkeypatch.setenv("PATH", "/nowhere")
+    parser = argparse.ArgumentParser()
+    add_stack_arguments(parser, port=0)
+    said = io.StringIO()
+    up.warn_of_unused_gpus(parser.parse_args(given), Console(file=said))
+    assert ("--target-device cuda:0 --draft-device cuda:1" in said.getvalue()) == is_told
 
 
 def test_auto_is_half_precision_for_a_draft_alone() -> None:

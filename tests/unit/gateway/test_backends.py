@@ -465,6 +465,22 @@ async def test_a_draft_whose_name_has_no_address_is_a_problem_that_is_told(
     await alone.close()
 
 
+async def test_a_draft_that_serves_and_does_not_fit_counts_as_up_and_not_as_a_draft() -> None:
+    """By which a client of /ready knows that waiting does not help."""
+    misfit = _model_on()
+    misfit._info = dataclasses.replace(misfit.info, num_token_ids=misfit.info.num_token_ids + 1)
+    async with (
+        serving_draft(misfit) as (_, draft_client),
+        serving_target(_model_on()) as (_, target_client),
+    ):
+        backends = _backends([target_client], [draft_client])
+        await backends.start()
+        await _until_up(backends, 1, 1)
+        assert not backends.has_draft
+        assert "they must be equal" in (backends.draft_problem() or "")
+        await backends.close()
+
+
 async def test_measurements_with_a_draft_that_is_gone_are_forgotten() -> None:
     backends = _backends([TargetClient("127.0.0.1:1")], [DraftClient("127.0.0.1:2")])
     (target,), (draft,) = backends.targets, backends.drafts

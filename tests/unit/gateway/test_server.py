@@ -4,8 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from pathlib import Path
 
-from gateway.server import _bind
+import pytest
+
+from gateway.app import create_app
+from gateway.config import GatewaySettings
+from gateway.server import _bind, warn_if_exposed
+
+
+@pytest.mark.parametrize(
+    ("address", "is_exposed"),
+    [("127.0.0.1", False), ("127.0.0.2", False), ("::1", False), ("0.0.0.0", True), ("::", True)],
+)
+def test_a_gateway_that_others_reach_without_keys_says_so(
+    address: str, is_exposed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_if_exposed(address, 8000)
+    assert ("--api-keys-file" in caplog.text) == is_exposed
+
+
+@pytest.mark.parametrize("text", ["", '[alice]\nkey = "0123456789abcdef"\n'])
+async def test_an_empty_file_has_no_keys(text: str, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(text)
+    settings = GatewaySettings(target=("127.0.0.1:1",), api_keys_file=str(keys))
+    assert create_app(settings, asyncio.Event()).state.is_open == (not text)
 
 
 async def test_pieces_of_a_stream_leave_at_once() -> None:
