@@ -216,6 +216,7 @@ def test_the_command_shows_a_pair_on_three_sizes_of_devices(
         given = parser.parse_args(flags.split())
         assert getattr(given, f"{role}_args") == ["--slots=4"]
         assert given.max_context_length == 8960
+    assert "gateway, for hippo up: --gateway-arg=--max-visual-tokens=8192\n" in shown
 
 
 def test_on_a_cpu_the_head_the_process_and_frames_count_too(
