@@ -99,7 +99,7 @@ def _gateways(
             peers = [
                 argument
                 for name in ("draft", "target")
-                for argument in (f"--{name}", f"{options.host}:{stack.port(name)}")
+                for argument in (f"--{name}", stack.address(name))
             ]
             child.start("gateway", [*own, *peers, *shlex.split(arguments)])
             ending.callback(_stop_child, child)

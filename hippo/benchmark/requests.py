@@ -16,6 +16,9 @@ from hippo.benchmark.server import Connection
 from hippo.errors import InvalidRequestError
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov", ".m4v", ".mpg", ".mpeg", ".ts")
+REMOTE = ("http://", "https://", "data:", "file://")
+"""Beginnings of URLs, which are sent as they are."""
+
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 _PROBE_TOKENS = 8
 _SALT = "cache_salt"
@@ -54,8 +57,7 @@ def _media_part(video: str) -> dict[str, Any]:
     suffix = Path(video).suffix.lower()
     kind = "image" if suffix in IMAGE_SUFFIXES else "video"
     url = video
-    is_local = not video.startswith(("http://", "https://", "data:", "file://"))
-    if is_local and not isinstance(video, UploadId):
+    if not video.startswith(REMOTE) and not isinstance(video, UploadId):
         try:
             data = Path(video).expanduser().read_bytes()
         except OSError as error:

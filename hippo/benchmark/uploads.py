@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from rich.console import Console
 
-from hippo.benchmark.requests import IMAGE_SUFFIXES, UploadId
+from hippo.benchmark.requests import IMAGE_SUFFIXES, REMOTE, UploadId
 from hippo.benchmark.server import Server, error_from
 from hippo.errors import HippoError, InvalidRequestError
 
@@ -30,11 +30,10 @@ def sent_media(server: Server, media: str, console: Console | None = None) -> It
     InvalidRequestError if the file cannot be read, and the HippoError that fits the gateway's
     answer.
     """
-    path = Path(media).expanduser()
-    is_image = path.suffix.lower() in IMAGE_SUFFIXES
-    if is_image or not path.is_file() or path.stat().st_size <= LARGEST_INLINE:
+    if not _is_large(media):
         yield media
         return
+    path = Path(media).expanduser()
     with closing(server.connect()) as connection:
         with console.status(f"uploading {media} ...") if console else nullcontext():
             status, data = connection.send("POST", "/videos", VideoForm(path))
@@ -46,6 +45,16 @@ def sent_media(server: Server, media: str, console: Console | None = None) -> It
         finally:
             with suppress(HippoError):  # it expires by itself
                 connection.send("DELETE", f"/videos/{video_id}")
+
+
+def _is_large(media: str) -> bool:
+    """Whether ``media`` is a local video that a request cannot hold."""
+    if media.startswith(REMOTE) or Path(media).suffix.lower() in IMAGE_SUFFIXES:
+        return False
+    try:
+        return Path(media).expanduser().stat().st_size > LARGEST_INLINE
+    except OSError:  # whoever reads the file says why it cannot be read
+        return False
 
 
 class VideoForm:

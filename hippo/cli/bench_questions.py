@@ -89,8 +89,9 @@ class QuestionRun:
         with closing(self.server.connect()) as connection:
             if todo:
                 systems = [each for each in self.systems if any(each == item[2] for item in todo)]
-                with suppress(InvalidRequestError):  # is told below
-                    first = todo[0][1].asked(todo[0][1].video, seed=self.file.seed)
+                # A refusal is told below.
+                with suppress(InvalidRequestError), self._media(todo[0][1]) as media:
+                    first = todo[0][1].asked(media, seed=self.file.seed)
                     warm_up(connection, self.form, first, systems)
             for number, question, system in todo:
                 if question.id not in self._failed:

@@ -7,16 +7,15 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 
 from hippo.benchmark import tables
-from hippo.benchmark.answers import Answer
 from hippo.benchmark.json_lines import JsonLines
 from hippo.benchmark.requests import (
     IMAGE_SUFFIXES,
@@ -37,6 +36,7 @@ from hippo.errors import (
 )
 
 Line = dict[str, Any]
+ResultT = TypeVar("ResultT")
 
 # For the probe, so that a broken first video is not the server's fault.
 _GREETING = question_about("Hello.")
@@ -188,9 +188,11 @@ class CaptionRun:
             probe(connection, _GREETING, self.form)
 
     def _ask(self, connection: Connection, name: str) -> Line:
-        with self._media(self.folder / name) as media:
+        with ExitStack() as sent:
+            media = self._patiently(lambda: sent.enter_context(self._media(self.folder / name)))
             question = question_about(self.prompt, media, name=name, seed=self.seed)
-            answer = self._answer(connection, self.form.request(question).body())
+            body = self.form.request(question).body()
+            answer = self._patiently(lambda: connection.ask(body))
         line: Line = {"answer": answer.text}
         if "response_format" in self.form.further:
             try:
@@ -205,12 +207,13 @@ class CaptionRun:
             return nullcontext(path.resolve().as_uri())
         return sent_media(self.server, str(path)) if self._has_uploads else nullcontext(str(path))
 
-    def _answer(self, connection: Connection, body: bytes) -> Answer:
-        """Sends a request, again and again while the server is busy or away for a short time."""
+    def _patiently(self, request: Callable[[], ResultT]) -> ResultT:
+        """Returns the outcome of a request, which is sent again while the server is busy, or away
+        for a short time."""
         pauses, busy_pauses = iter(_PAUSES_S), iter(_BUSY_PAUSES_S)
         while True:
             try:
-                return connection.ask(body)
+                return request()
             except (OverloadedError, UnavailableError) as error:
                 is_busy = isinstance(error, OverloadedError)  # other clients may have the slots
                 pause_s = next(busy_pauses if is_busy else pauses, None)

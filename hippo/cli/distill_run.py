@@ -123,7 +123,7 @@ class Distillation:
                 task = progress.add_task("answers", total=len(todo))
                 refused = asyncio.run(
                     ask_target(
-                        f"{self._options.host}:{stack.port('target')}",
+                        stack.address("target"),
                         todo,
                         self._answers,
                         max_tokens=self._given.max_tokens,

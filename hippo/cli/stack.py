@@ -120,6 +120,10 @@ class Stack:
         """Returns the port of "draft", "target" or "gateway" after its start."""
         return self._ports[name]
 
+    def address(self, name: str) -> str:
+        """Returns where "draft" or "target" listens, as host:port."""
+        return f"{_SERVICES_HOST}:{self.port(name)}"
+
     def child(self, name: str) -> Child:
         """Returns the process of "draft", "target" or "gateway"."""
         return self._children[name]
@@ -253,7 +257,8 @@ class Stack:
         if body["draft"] == "ready":
             return None
         problem = str(body["draft_problem"])
-        if body["num_drafts"]["up"]:  # it serves, and is not used: it does not fit the target
+        # It serves and is not used, because it does not fit the target; or it cannot be talked to.
+        if body["num_drafts"]["up"] or "protocol version" in problem:
             raise StackError(problem)
         return problem
 

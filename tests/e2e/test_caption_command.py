@@ -157,8 +157,9 @@ def test_an_upload_lasts_as_long_as_its_answers(
             status, card = connection.get(f"/videos/{video_id}")
             assert (status, json.loads(card)["bytes"]) == (200, running.clip.stat().st_size)
         assert connection.get(f"/videos/{video_id}")[0] == 404
-    with sent_media(server, "https://example.com/a.mp4") as media:
-        assert media == "https://example.com/a.mp4"
+    for other in ("https://example.com/a.mp4", "data:video/mp4;base64," + "A" * 5000, "a" * 5000):
+        with sent_media(server, other) as media:
+            assert media == other
 
     asked = ["ask", str(running.clip), "What is there?", "--url", running.url]
     assert main([*asked, "--max-tokens", "8"]) == 0
