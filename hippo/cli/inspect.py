@@ -74,6 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         from hippo.cli.picture import draw
         from hippo.cli.scoring import decode, score, score_layers
+        from hippo.models.context import visual_limit
         from hippo.models.loading import load_model
         from hippo.models.plan import LoadPlan
     except ImportError as error:
@@ -94,9 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
     with console.status("scoring the visual tokens ..."):
         # A token of the question has a byte or more.
         num_others = _TEMPLATE_TOKENS + len(arguments.question.encode())
-        plan = FramePlan(
-            fps=arguments.fps, max_visual_tokens=max(arguments.max_context_length - num_others, 1)
-        )
+        most = visual_limit(arguments.max_context_length, num_others)  # as in the gateway
+        plan = FramePlan(fps=arguments.fps, max_visual_tokens=most)
         clip = decode(data, plan, model.frame_limits)
         scored = score(
             model,
