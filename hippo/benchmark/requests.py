@@ -16,10 +16,10 @@ from hippo.benchmark.server import Connection
 from hippo.errors import InvalidRequestError
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov", ".m4v", ".mpg", ".mpeg", ".ts")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 REMOTE = ("http://", "https://", "data:", "file://")
 """Beginnings of URLs, which are sent as they are."""
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 _PROBE_TOKENS = 8
 _SALT = "cache_salt"
 

@@ -169,8 +169,8 @@ class Connection:
         if isinstance(body, bytes):
             headers["content-type"] = "application/json"
         elif body is not None:
-            headers |= {"content-type": body.content_type}
-            headers |= {"content-length": str(body.content_length)}
+            headers["content-type"] = body.content_type
+            headers["content-length"] = str(body.content_length)
         if self._server.api_key is not None:
             headers["authorization"] = f"Bearer {self._server.api_key}"
         was_open = self._connection.sock is not None

@@ -209,7 +209,7 @@ class Stack:
         paths = options.allowed_local_media_path
         if name == "gateway":
             for other in ("draft", "target"):
-                arguments += [f"--{other}", f"{_SERVICES_HOST}:{self._ports[other]}"]
+                arguments += [f"--{other}", self.address(other)]
             arguments += ["--upload-dir", str(self._uploads), "--allowed-local-media-path", paths]
             arguments += ["--page-samples", str(BUNDLED_CLIPS)]
             return [*arguments, *options.gateway_args]
