@@ -44,6 +44,6 @@ $(VENV)/.engine: $(VENV)/.venv pyproject.toml constraints.txt
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[engine]'
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.engine
+$(VENV)/.dev: $(VENV)/.venv pyproject.toml constraints.txt
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[engine,quantized,dev]'
-	touch $@
+	touch $(VENV)/.engine $@

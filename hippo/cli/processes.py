@@ -29,6 +29,21 @@ class ProcessEndedError(StackError):
         self.name = name
 
 
+def start_module(module: str, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Starts ``python -m module`` with its output in a pipe; see ``Child.start``."""
+    launcher = [sys.executable, "-I", str(Path(__file__).with_name("child.py"))]
+    command = [sys.executable, "-m", module, *arguments]
+    # In a new session, Ctrl-C reaches only the parent, which then stops its children in order.
+    return subprocess.Popen(
+        [*launcher, str(os.getpid()), *command],
+        env={**importing_environment(), "PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
 class Child:
     """One service as a child process. A thread calls ``on_line(name, line)`` for its output."""
 
@@ -45,21 +60,10 @@ class Child:
         On Linux the process ends with the thread that called this, so call it from a thread that
         lives on. Raises StackError if the previous process still runs.
         """
-        env = {**importing_environment(), "PYTHONUNBUFFERED": "1"}
-        launcher = [sys.executable, "-I", str(Path(__file__).with_name("child.py"))]
-        command = [sys.executable, "-m", module, *arguments]
         if not self.wait(5.0):
             raise StackError(f"the {self.name} process still runs")
         self._tail.clear()
-        # In a new session, Ctrl-C reaches only the parent, which then stops its children in order.
-        self._process = subprocess.Popen(
-            [*launcher, str(os.getpid()), *command],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        self._process = start_module(module, arguments)
         self._reader = threading.Thread(target=self._read_lines, args=(self._process,), daemon=True)
         self._reader.start()
 

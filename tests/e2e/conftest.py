@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from hippo.cli.stack import BUNDLED_PAIR, StackOptions
 from tests.e2e.support import Running, official_client, plain_client, write_clip
 from tests.support.stack import run_stack
+from tests.support.zygote import Zygote
 
 MAX_CONTEXT_LENGTH = 4096
 
@@ -25,6 +27,20 @@ def pair(request: pytest.FixtureRequest) -> dict[str, str]:
     return {
         role: str(request.getfixturevalue(f"{role}_checkpoint")) for role in ("target", "draft")
     }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def zygote() -> Iterator[None]:
+    """All services that a test starts are forks of one process."""
+    started = functools.cache(Zygote)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "hippo.cli.processes.start_module",
+            lambda module, arguments: started().start(module, arguments),
+        )
+        yield
+    if started.cache_info().currsize:
+        started().close()
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 from hippo.cli import main
-from hippo.cli.processes import Child, StackError
 from tests.e2e.support import (
     CHAT,
     Running,
@@ -130,15 +129,6 @@ def test_up_shows_the_last_lines_of_a_process_that_ends_and_leaves_nothing(
     assert process.returncode == 1
     assert "the draft process ended" in log.read_text()
     assert "its last lines:" in log.read_text()
-
-
-def test_a_process_that_is_killed_is_named_with_its_signal() -> None:
-    child = Child("draft", lambda name, line: None)
-    child.start("http.server", ["0"])
-    child.send_signal(signal.SIGKILL)
-    assert child.wait(20)
-    with pytest.raises(StackError, match=r"the draft process ended \(signal 9\)"):
-        child.check_running()
 
 
 def test_up_serves_until_it_is_stopped_also_while_its_draft_is_dead_and_leaves_nothing(

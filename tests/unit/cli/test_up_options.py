@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +193,12 @@ def test_a_childs_environment_is_the_parents(
     child.start("saying", ())
     assert child.wait(30)
     assert printed == ["there"]
+
+
+def test_a_process_that_is_killed_is_named_with_its_signal() -> None:
+    child = Child("draft", lambda name, line: None)
+    child.start("http.server", ["0"])
+    child.send_signal(signal.SIGKILL)
+    assert child.wait(20)
+    with pytest.raises(StackError, match=r"the draft process ended \(signal 9\)"):
+        child.check_running()
