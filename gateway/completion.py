@@ -20,9 +20,9 @@ from typing import Any
 from gateway import report
 from gateway.drafting import Drafting
 from gateway.errors import INTERNAL_ERROR
-from gateway.exchange import CopyFiles, Exchange
 from gateway.report import AnswerRecord
 from gateway.speculation import SpeculationPlan
+from gateway.streams import CopyFiles, StreamPair
 from gateway.targets import Pair, follow_first
 from gateway.text import AnswerText, Piece, join_pieces
 from hippo.errors import HippoError, IncompatiblePairError, UnavailableError
@@ -77,7 +77,7 @@ class Completion:
         record.stats = self._coordinator.stats
         if plan.wants_draft and not has_draft:
             record.draft_problem = target.draft_problem
-        self._exchange = Exchange(
+        self._streams = StreamPair(
             request,
             self._coordinator,
             pairs[0],
@@ -85,7 +85,7 @@ class Completion:
             copy_files=copy_files,
             timeout_s=timeout_s,
         )
-        self._drafting = Drafting(self._exchange, stall_s=draft_stall_s)
+        self._drafting = Drafting(self._streams, stall_s=draft_stall_s)
         self._news = news
         self._pieces: list[Piece] = []  # not yet taken
         self.is_over = False
@@ -107,7 +107,7 @@ class Completion:
     @property
     def pair(self) -> Pair:
         """The pair that has the sequence, or the one that is asked."""
-        return self._exchange.pair
+        return self._streams.pair
 
     @property
     def token_ids(self) -> list[int]:
@@ -124,14 +124,14 @@ class Completion:
     def reports(self) -> dict[str, Any]:
         """The objects ``hippo`` and ``metrics`` of the answer so far."""
         return {
-            "hippo": report.figures(self.record, self._exchange.request, self.pair.target.baseline),
+            "hippo": report.figures(self.record, self._streams.request, self.pair.target.baseline),
             "metrics": report.client_metrics(self.record),
         }
 
     @property
     def has_begun(self) -> bool:
         """Whether the target has read the prompt."""
-        return self._exchange.begun.is_set()
+        return self._streams.begun.is_set()
 
     def take_text(self) -> Piece:
         """Returns the text that has settled since the last call, and the events."""
@@ -147,7 +147,7 @@ class Completion:
             await follow_first(
                 self._pairs,
                 self._follow_target,
-                self._exchange.fall_back_to_bytes,
+                self._streams.fall_back_to_bytes,
                 lambda: self.has_begun,
             )
         except HippoError as error:
@@ -165,15 +165,15 @@ class Completion:
 
     async def _follow_target(self, pair: Pair) -> None:
         """Reads the target's stream up to the last verdict; raises HippoError if it ends before."""
-        exchange = self._exchange
-        exchange.pair = pair
+        streams = self._streams
+        streams.pair = pair
         await self._drafting.turn_to(pair)
         request = dataclasses.replace(
-            exchange.request, pace=self._coordinator.pace, must_not_wait=pair.must_not_wait
+            streams.request, pace=self._coordinator.pace, must_not_wait=pair.must_not_wait
         )
-        opened = pair.target.client.verify(request, timeout_s=exchange.seconds_left)
+        opened = pair.target.client.verify(request, timeout_s=streams.seconds_left)
         async with opened as stream:
-            exchange.target_stream = stream
+            streams.target_stream = stream
             async for message in stream:
                 if isinstance(message, Verdict):
                     await self._on_verdict(message)
@@ -181,13 +181,13 @@ class Completion:
                         return
                 elif isinstance(message, Selection):
                     self.record.add_selection(message, request.pruning, time.monotonic_ns())
-                    await exchange.send_message(exchange.draft_stream, message)
+                    await streams.send_message(streams.draft_stream, message)
                 else:
                     self.record.add_prompt("target", message, time.monotonic_ns())
-                    exchange.begun.set()
+                    streams.begun.set()
                     self._news.set()
                     try:
-                        exchange.check_prompts()
+                        streams.check_prompts()
                     except IncompatiblePairError as error:
                         await self._drafting.drop(error.message, DraftLoss.INCOMPATIBLE)
         raise UnavailableError("the target service ended the answer before its end")
@@ -195,7 +195,7 @@ class Completion:
     async def _on_verdict(self, verdict: Verdict) -> None:
         now_ns = time.monotonic_ns()
         is_alone = self._coordinator.pace.max_ahead == 0
-        await self._exchange.carry_out(self._coordinator.on_verdict(verdict, now_ns))
+        await self._streams.carry_out(self._coordinator.on_verdict(verdict, now_ns))
         piece = self._text.add_verdict(verdict)
         self.record.num_completion_tokens = self._text.num_tokens
         self.record.finish_reason = self._text.finish_reason

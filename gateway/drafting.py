@@ -8,7 +8,7 @@ import logging
 import time
 
 from gateway.debt import Debt, loss_of
-from gateway.exchange import Exchange
+from gateway.streams import StreamPair
 from gateway.targets import Draft, Pair
 from hippo.errors import HippoError, MediaPathError, OverloadedError, UnavailableError
 from hippo.metrics.gateway import DraftLoss
@@ -32,10 +32,10 @@ class Drafting:
     owes a block and is silent for ``stall_s`` has stalled.
     """
 
-    def __init__(self, exchange: Exchange, *, stall_s: float) -> None:
-        self._exchange = exchange
-        self._coordinator = exchange.coordinator
-        self._record = exchange.record
+    def __init__(self, streams: StreamPair, *, stall_s: float) -> None:
+        self._streams = streams
+        self._coordinator = streams.coordinator
+        self._record = streams.record
         self._debt = Debt(stall_s)
         self._num_stalls = 0
         self._draft: Draft | None = None  # the service of the stream, current or last
@@ -59,11 +59,11 @@ class Drafting:
 
     async def turn_to(self, pair: Pair) -> None:
         """Goes on with a draft on the host of the pair's target, if there is one."""
-        if self._task is None or self._exchange.draft_stream is None:
+        if self._task is None or self._streams.draft_stream is None:
             return
         nearer = pair.nearer_draft(self._draft)
         if nearer is not None:
-            self._exchange.draft_stream = None
+            self._streams.draft_stream = None
             await cancel_all([self._task])
             self.start(nearer)
 
@@ -90,11 +90,11 @@ class Drafting:
     async def _run(self, draft: Draft | None, waits: bool) -> None:
         joins = draft is None
         if waits:
-            await self._exchange.begun.wait()
-            draft = self._exchange.pair.draft or draft
+            await self._streams.begun.wait()
+            draft = self._streams.pair.draft or draft
         pause_s = _DRAFT_PAUSE_S
         for _ in range(_MAX_DRAFT_ATTEMPTS):
-            draft = draft or await self._exchange.pair.wait_draft()
+            draft = draft or await self._streams.pair.wait_draft()
             try:
                 await self._draft_with(draft, joins=joins)
             except HippoError as error:
@@ -103,10 +103,10 @@ class Drafting:
                     draft.report_failure()
                 elif isinstance(error, OverloadedError):
                     draft.report_refusal()
-                    await self._exchange.begun.wait()
+                    await self._streams.begun.wait()
                 elif isinstance(error, MediaPathError):
                     try:
-                        await self._exchange.fall_back_to_bytes(error)
+                        await self._streams.fall_back_to_bytes(error)
                     except HippoError:  # the files are too large for a message
                         return
                 else:
@@ -121,21 +121,21 @@ class Drafting:
 
     async def _draft_with(self, draft: Draft, *, joins: bool) -> None:
         """Reads the draft's stream; raises HippoError when the stream ends or breaks."""
-        exchange, coordinator = self._exchange, self._coordinator
+        streams, coordinator = self._streams, self._coordinator
         ids, epoch = tuple(coordinator.committed_ids), coordinator.epoch
         joins = joins or bool(ids)
         request = dataclasses.replace(
-            exchange.request, pace=coordinator.pace, committed_ids=ids, epoch=epoch
+            streams.request, pace=coordinator.pace, committed_ids=ids, epoch=epoch
         )
-        opened = draft.client.draft(request, timeout_s=exchange.seconds_left)
+        opened = draft.client.draft(request, timeout_s=streams.seconds_left)
         with draft.count_sequence():
             async with opened as stream:
-                self._draft, exchange.draft_stream = draft, stream
+                self._draft, streams.draft_stream = draft, stream
                 self._record.num_draft_streams += 1
                 if self._record.selection is not None:
-                    await exchange.send_message(stream, self._record.selection)
+                    await streams.send_message(stream, self._record.selection)
                 if joins:
-                    await exchange.carry_out(coordinator.on_draft_attached(len(ids)))
+                    await streams.carry_out(coordinator.on_draft_attached(len(ids)))
                 async for message in stream:
                     if joins and isinstance(message, PromptInfo):
                         self._record.num_draft_recoveries += 1
@@ -146,7 +146,7 @@ class Drafting:
         now_ns = time.monotonic_ns()
         if isinstance(message, PromptInfo):
             self._record.add_prompt("draft", message, now_ns)
-            self._exchange.check_prompts()
+            self._streams.check_prompts()
             return
         if isinstance(message, Block):
             self._record.add_block(message, now_ns)
@@ -154,11 +154,11 @@ class Drafting:
         else:
             self._record.add_draft_prefill(message, now_ns)
             actions = self._coordinator.on_draft_ready()
-        await self._exchange.carry_out(actions)
+        await self._streams.carry_out(actions)
         self._debt.note_owed_block(self._coordinator.owes_block, now_ns, is_heard=True)
 
     async def _lose(self, problem: str, cause: DraftLoss) -> None:
-        self._exchange.draft_stream = None
+        self._streams.draft_stream = None
         self._debt.clear()
         self._record.add_draft_loss(problem, time.monotonic_ns())
         if self._coordinator.has_draft:
@@ -166,4 +166,4 @@ class Drafting:
         current_span().add_event("draft lost", cause=cause.value, problem=problem)
         if self._record.finish_reason is None:
             logger.warning("the answer goes on without the draft: %s", problem)
-        await self._exchange.carry_out(self._coordinator.on_draft_lost())
+        await self._streams.carry_out(self._coordinator.on_draft_lost())

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from gateway.backends import Backends
-from gateway.completion import Completion, CopyFiles
+from gateway.completion import Completion
 from gateway.config import GatewaySettings
 from gateway.report import AnswerRecord
 from gateway.speculation import SpeculationPlan
+from gateway.streams import CopyFiles
 from hippo.errors import InvalidRequestError, MediaError, MediaPathError
 from hippo.rpc.client import DraftClient, TargetClient
 from hippo.types import Media, MediaKind, OpenRequest, Pruning

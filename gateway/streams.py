@@ -22,7 +22,7 @@ logger = logging.getLogger("gateway.completion")
 CopyFiles = Callable[[], Awaitable[tuple[Media, ...]]]
 
 
-class Exchange:
+class StreamPair:
     """The messages of one completion between a target and a draft.
 
     ``pair`` has the target that is asked. ``target_stream`` and ``draft_stream`` are None before
