@@ -27,7 +27,7 @@ lint: $(VENV)/.dev  ## ruff and mypy --strict
 protos: $(VENV)/.dev  ## Regenerate the gRPC stubs from protos/
 	$(BIN)/python protos/generate.py
 
-bench: $(VENV)/.dev  ## Measure every policy, the rivals and 1 to 32 clients; write the pages (20 min)
+bench: $(VENV)/.dev  ## Measure every policy, the rivals and 1 to 32 clients; write the pages (25 to 45 min)
 	$(RUN) bench.all
 
 train: $(VENV)/.dev  ## Train the bundled pair again (hours; resumes)
