@@ -1,6 +1,6 @@
 """Runs every latency and load benchmark of the bundled pair, then writes the page.
 
-    python -m bench.all                       all: about 20 minutes on two idle cores
+    python -m bench.all                       all: 25 to 45 minutes on two idle cores
     python -m bench.all --list                lists the commands and their durations
     python -m bench.all --only short,load     some of them
     python -m bench.all --quick               a few answers each, to check that all works
