@@ -99,7 +99,8 @@ class _Follower:
             on_failure.callback(self._reports.close)
             with theirs, their_reports:
                 self.process = _start(rank, rendezvous, theirs, their_reports)
-            self.commands.send(plan)
+            with contextlib.suppress(BrokenPipeError):  # it has ended: _listen tells how
+                self.commands.send(plan)
             on_failure.pop_all()
         self._listener = threading.Thread(
             target=self._listen, name=f"rank-{self.rank}", daemon=True

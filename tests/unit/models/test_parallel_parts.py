@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
@@ -214,3 +216,20 @@ def test_ranks_run_on_the_devices_that_are_named_or_follow(
     changes: dict[str, Any], devices: tuple[str, ...]
 ) -> None:
     assert TargetSettings(model="m", tensor_parallel=2, **changes).load_plan.rank_devices == devices
+
+
+def test_a_follower_that_ends_before_it_has_its_plan_is_lost_and_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(*_: object) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE)
+        process.wait()
+        return process
+
+    monkeypatch.setattr("hippo.parallel.followers._start", start)
+    lost: Future[HippoError] = Future()
+    followers = FollowerProcesses(plan_of(Path("nowhere")), "file:///nowhere", lost)
+    with pytest.raises(UnavailableError, match=r"the process of rank 1 ended \(0\)"):
+        followers.wait_ready()
+    followers.stop()
+    followers.wait_ended()
