@@ -42,7 +42,7 @@ ARG SETUPTOOLS=80.9.0
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python3 -m venv --without-pip /opt/hippo \
  && python3 -m pip --python /opt/hippo install "setuptools==${SETUPTOOLS}"
-COPY pyproject.toml README.md LICENSE /in/
+COPY pyproject.toml setup.py README.md LICENSE /in/
 COPY gateway /in/gateway
 COPY services /in/services
 COPY hippo /in/hippo
