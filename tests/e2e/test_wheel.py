@@ -47,3 +47,26 @@ def test_the_demo_runs_from_the_wheel_in_an_empty_folder(installed: Path, tmp_pa
     assert done.returncode == 0, done.stdout + done.stderr
     assert "crowd.mp4" in done.stdout and "decode ×" in done.stdout
     assert "Outputs are equal." in done.stdout
+
+
+def test_an_image_installs_what_its_build_copies(tmp_path: Path) -> None:
+    copied = set()
+    for file in sorted((ROOT / "deploy/docker").glob("*.Dockerfile")):
+        stage = file.read_text().partition(" AS code\n")[2].partition("\nFROM ")[0]
+        lines = [line.split()[1:-1] for line in stage.splitlines() if line.startswith("COPY ")]
+        copied.add(tuple(name for names in lines for name in names))
+    (names,) = copied  # the same in all images
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    source, app = tmp_path / "in", tmp_path / "app"
+    source.mkdir()
+    for name in names:
+        assert f"!{name}" in ignored, f"the build's context has no {name}"
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name)
+        else:
+            shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "install", "--no-deps"]
+    install = [*pip, "--no-build-isolation", "--target", str(app), str(source)]
+    subprocess.run(install, check=True, timeout=300)
+    assert {"hippo", "gateway", "services"} <= {path.name for path in app.iterdir()}
+    assert (app / "hippo/page/index.html").is_file() and not (app / "hippo/bundled").exists()
