@@ -131,10 +131,16 @@ def fastest_short_run(results: Mapping[str, Result]) -> Any:
 def readme_lines(results: Mapping[str, Result]) -> str:
     """Returns README's text about the fastest target, and about weaker drafts."""
     run = fastest_short_run(results)
+    commit = next(
+        result["environment"]["commit"]
+        for result in results.values()
+        if any(run is each for each in result.get("runs", ()))
+    )
     adaptive = _row(run, "adaptive")
     decode, total = adaptive["decode_speedup"], adaptive["end_to_end_speedup"]
     return (
-        f"Measured on the bundled pair ({_run_title(run)}; one CPU core a model): adaptive decodes "
+        f"Measured on the bundled pair ({_run_title(run)}; one CPU core a model; commit {commit}): "
+        "adaptive decodes "
         f"**{decode['mean']:.2f}×** as fast as the target alone "
         f"[{decode['low']:.2f}, {decode['high']:.2f}], end to end **{total['mean']:.2f}×** "
         f"[{total['low']:.2f}, {total['high']:.2f}], with {adaptive['num_equal']} of "
@@ -159,7 +165,8 @@ def _weaker(results: Mapping[str, Result]) -> str:
     ]
     if not parts:
         return ""
-    return f" With a weaker draft in {first['dtype']}: on {', on '.join(parts)}."
+    commit = results["levels"]["environment"]["commit"]
+    return f" With a weaker draft in {first['dtype']} (commit {commit}): on {', on '.join(parts)}."
 
 
 def _section(name: str, result: Result) -> str:

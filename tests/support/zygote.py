@@ -174,6 +174,7 @@ def main(number: int) -> None:
             parent, pid = os.getpid(), os.fork()
             if pid == 0:
                 module, arguments, env, folder = json.loads(order)
+                link.detach()  # _become closes it
                 _become(output, env, folder, parent, inherited=[number, *running])
                 sys.argv = [module, *arguments]
                 runpy.run_module(module, run_name="__main__", alter_sys=True)
