@@ -4,14 +4,14 @@ The ideal has the step times and the rejections of the measured answers, and no 
 or scheduling. Three numbers are the best for these very answers: of draft tokens that a forward
 verifies at most, of draft tokens that the idle target waits for after a rejection, and of tokens of
 the broken run that it verifies instead. Nobody knows them beforehand, so a policy that measures
-comes near the ideal at best. Which broken runs fit the answer again is drawn, as in
-`hippo simulate`.
+comes near the ideal at best. Which broken runs fit the answer again is known from the blocks of the
+measured answers.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -119,15 +119,35 @@ def machine_of(forward_ms: Mapping[int, float], draft_ms: float) -> Machine:
     )
 
 
-def trace_of(record: Record) -> Trace:
+def trace_of(record: Record, others: Iterable[Record] = ()) -> Trace:
     """Returns where the draft agreed with the target in an answer under a policy that always
-    drafts ahead, as `vpsd` does."""
+    drafts ahead, as `vpsd` does, and which broken runs fitted in it and in ``others``, which are
+    the same answer under other policies."""
     agrees: list[bool] = []
     for verdict in _verdicts(record):
         agrees += [True] * verdict["tokens"]
         if verdict["is_rejection"]:
             agrees[-1] = False
-    return Trace(tuple(agrees), name=record.clip)
+    fits: dict[int, bool] = {}
+    for each in (record, *others):
+        fits |= _broken_runs_that_fit(each)
+    return Trace(tuple(agrees), name=record.clip, fits=fits)
+
+
+def _broken_runs_that_fit(record: Record) -> dict[int, bool]:
+    """Returns for each wrong draft token, by its index, whether the draft's next token was right;
+    of runs that went on after it."""
+    runs: dict[int, dict[int, int]] = {}  # by epoch; token ids by index
+    for block in record.figures["timeline_ms"]["blocks"]:
+        ids = enumerate(block["token_ids"], block["start"])
+        runs.setdefault(block["epoch"], {}).update(ids)
+    answer = record.answer.token_ids
+    fits = {}
+    for run in runs.values():
+        wrong = next((k for k in sorted(run) if k < len(answer) and run[k] != answer[k]), None)
+        if wrong is not None and wrong + 1 in run and wrong + 1 < len(answer):
+            fits[wrong] = run[wrong + 1] == answer[wrong + 1]
+    return fits
 
 
 def _verdicts(record: Record) -> Sequence[Mapping[str, Any]]:

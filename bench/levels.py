@@ -1,11 +1,12 @@
 """Speedups at three levels of agreement between draft and target: ``python -m bench.levels``.
 
 The drafts are the bundled one and two weaker ones made from it (bench.drafts). Each answers short
-and long prompts, greedily and at a temperature, in float32 and bfloat16, under serial and vpsd
-decoding at several draft lengths and under adaptive. A row of the table compares adaptive with both
-at the best of these lengths, and with the ideal pipeline (bench.ideal) for the same answers.
+and long prompts, greedily and at a temperature, in float32 and bfloat16. One run of each answer
+under serial and vpsd decoding finds the best of several draft lengths. Further runs then compare
+adaptive with both at these lengths, because the best of many noisy measurements is too good. A row
+of the table tells this, and the ideal pipeline (bench.ideal) for the same answers.
 
-    python -m bench.levels                    all: forty minutes on two idle cores
+    python -m bench.levels                    all: seventy minutes on two idle cores
     python -m bench.levels --drafts 93% --kinds short --dtypes float32 --temperatures 0
 """
 
@@ -16,13 +17,16 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from bench.cells import LEVEL_COLUMNS, level_rows
-from bench.clips import Kind, held_out_clips
+from bench.clips import ClipFile, Kind, held_out_clips
 from bench.drafts import BUNDLED, HELP, find_draft
 from bench.environment import ROOT, describe_environment
 from bench.ideal import ideal_speedup, machine_of, measured_machine, simulated_lines, trace_of
@@ -57,17 +61,18 @@ def main(argv: Sequence[str] | None = None) -> None:
             options = replace(pair, dtype=dtype, draft_model=model)
             with running_stack(options) as stack:
                 for temperature in args.temperatures:
-                    chosen = _systems(kind)
-                    measured = measure(
-                        stack.url, clips, chosen, temperature=temperature,
-                        num_repeats=args.repeats, has_timeline=True,
+                    ask = partial(
+                        _ask, stack.url, clips, console, temperature=temperature,
+                        title=f"{draft}, {kind} prompts, {dtype}, T={temperature:g}",
                     )  # fmt: skip
-                    title = f"{draft}, {kind} prompts, {dtype}, T={temperature:g}"
-                    total = num_answers(chosen, len(clips))
-                    records = watched(measured, console, title=title, total=total)
+                    every = _systems(kind)
+                    tried = ask(every, num_repeats=1)
+                    best = best_systems(tried).values()
+                    compared = [each for each in every if each.name in best]
+                    records = ask(compared, num_repeats=args.repeats)
                     facts = {"draft": draft, "kind": kind, "dtype": dtype}
                     sizes = {"temperature": temperature, "num_clips": len(clips)}
-                    result["levels"].append({**facts, **sizes, **level(records)})
+                    result["levels"].append({**facts, **sizes, **level(records, tried)})
                     args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     result["simulated"] = _simulated(result["levels"])
     args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -75,29 +80,52 @@ def main(argv: Sequence[str] | None = None) -> None:
     console.print(f"written to {args.out}")
 
 
-def level(records: Sequence[Record]) -> dict[str, Any]:
-    """Returns the figures of one draft at one setting, from records with timelines."""
-    by_system: dict[str, dict[str, Record]] = {}  # then by clip
-    for record in records:
-        by_system.setdefault(record.system, {})[record.clip] = record
-    policies: dict[str, list[str]] = {}
-    for system in by_system:
-        policies.setdefault(policy_of(system).name, []).append(system)
+def _ask(
+    url: str,
+    clips: Sequence[ClipFile],
+    console: Console,
+    systems: Sequence[System],
+    *,
+    temperature: float,
+    num_repeats: int,
+    title: str,
+) -> list[Record]:
+    """Returns records with timelines, and shows the progress."""
+    measured = measure(
+        url, clips, systems, temperature=temperature, num_repeats=num_repeats, has_timeline=True
+    )
+    return watched(measured, console, title=title, total=num_answers(systems, len(clips)))
 
-    def speedups(system: str) -> list[float]:
-        return [record.decode_speedup for record in by_system[system].values()]
 
-    best = {
-        policy: max(found, key=lambda system: statistics.fmean(speedups(system)))
-        for policy, found in policies.items()
-    }
+def best_systems(records: Sequence[Record]) -> dict[str, str]:
+    """Returns for each policy the system of the highest mean decode speedup."""
+    best: dict[str, str] = {}
+    by_system = _by_system(records)
+    for system, found in by_system.items():
+        policy = policy_of(system).name
+        if policy not in best or _mean(found) > _mean(by_system[best[policy]]):
+            best[policy] = system
+    return best
+
+
+def level(records: Sequence[Record], tried: Sequence[Record]) -> dict[str, Any]:
+    """Returns the figures of one draft at one setting, from records with timelines.
+
+    ``records`` are of target-only, adaptive, and serial and vpsd at one length each. ``tried`` are
+    of the same questions at all lengths; only step times and traces are also taken from these.
+    """
+    best, by_system = best_systems(records), _by_system(records)
     adaptive, serial, vpsd = (by_system[best[name]] for name in ("adaptive", "serial", "vpsd"))
+    everything = (*records, *tried)
 
     def ratios(others: dict[str, Record]) -> list[float]:
         return [adaptive[clip].decode_speedup / others[clip].decode_speedup for clip in adaptive]
 
-    traces = [trace_of(record) for record in vpsd.values()]
-    machine = measured_machine(records)
+    traces = [
+        trace_of(record, (each for each in everything if each.clip == clip))
+        for clip, record in vpsd.items()
+    ]
+    machine = measured_machine(everything)
     seconds = [(each.baseline_decode_s, each.answer.decode_s) for each in adaptive.values()]
     alone_s, together_s = map(sum, zip(*seconds, strict=True))
     ideal = ideal_speedup(traces, machine)
@@ -115,8 +143,8 @@ def level(records: Sequence[Record]) -> dict[str, Any]:
             "target": {str(rows): round(machine.target.ms(rows, 0), 3) for rows in range(1, 33)},
         },
         **{
-            name: {"gamma": policy_of(best[name]).gamma, "decode": spread(speedups(best[name]))}
-            for name in ("serial", "vpsd", "adaptive")
+            name: {"gamma": policy_of(best[name]).gamma, "decode": spread(_speedups(found))}
+            for name, found in (("serial", serial), ("vpsd", vpsd), ("adaptive", adaptive))
         },
         "end_to_end": spread([record.end_to_end_speedup for record in adaptive.values()]),
         "over_serial": spread(ratios(serial)),
@@ -127,6 +155,22 @@ def level(records: Sequence[Record]) -> dict[str, Any]:
         "num_equal": sum(record.is_equal for record in records if record.system != TARGET_ONLY),
         "num_answers": sum(record.system != TARGET_ONLY for record in records),
     }
+
+
+def _by_system(records: Sequence[Record]) -> dict[str, dict[str, Record]]:
+    """Returns the records by system, then by clip."""
+    found: dict[str, dict[str, Record]] = {}
+    for record in records:
+        found.setdefault(record.system, {})[record.clip] = record
+    return found
+
+
+def _speedups(records: Mapping[str, Record]) -> list[float]:
+    return [record.decode_speedup for record in records.values()]
+
+
+def _mean(records: Mapping[str, Record]) -> float:
+    return statistics.fmean(_speedups(records))
 
 
 def _simulated(levels: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -166,7 +210,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--dtypes", type=names, default=["float32", "bfloat16"])
     add("--temperatures", type=numbers, default=[0.0, 0.8])
     add("--num-clips", type=int, default=6, help="held-out clips per kind")
-    add("--repeats", type=int, default=1, help="runs of each answer; the median one counts")
+    add("--repeats", type=int, default=3, help="compared runs of an answer; the median one counts")
     add("--out", type=Path, default=ROOT / "bench/out/levels.json")
     args = parser.parse_args(argv)
     args.out.parent.mkdir(parents=True, exist_ok=True)

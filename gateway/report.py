@@ -57,7 +57,10 @@ class Timeline:
             "blocks": [
                 {
                     "at": _ms(now_ns - start_ns),
+                    "epoch": block.epoch,
+                    "start": block.start_index,
                     "tokens": len(block.token_ids),
+                    "token_ids": list(block.token_ids),
                     "step": _ms(block.step_ns),
                     "wait": _ms(block.wait_ns),
                 }

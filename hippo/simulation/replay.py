@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hippo.errors import InvalidRequestError
@@ -87,7 +87,7 @@ def replay(
     token, so that neither model knows the answer's length before.
     """
     length = len(trace.agrees)
-    target, draft = _sides(trace.agrees)
+    target, draft = _sides(trace.agrees, trace.fits)
     simulation = Simulation(
         target=target,
         draft=draft,
@@ -103,14 +103,17 @@ def replay(
     return outcome
 
 
-def _sides(agrees: Sequence[bool]) -> tuple[TokenFunction, TokenFunction]:
+def _sides(
+    agrees: Sequence[bool], known: Mapping[int, bool]
+) -> tuple[TokenFunction, TokenFunction]:
     """Returns target and draft for a trace; the target's token at an index is that index.
 
     After a wrong token of its own the draft continues either as along the target's tokens, or
-    wrong; which of the two, depends on the wrong token's place alone.
+    wrong. Which of the two, depends on the wrong token's place alone; places that are not ``known``
+    are drawn.
     """
     length = len(agrees)
-    fits = [random.Random(place).random() < _FIT for place in range(length)]
+    fits = [known.get(k, random.Random(k).random() < _FIT) for k in range(length)]
 
     def target(history: Sequence[int]) -> int:
         return _END if len(history) == length - 1 else len(history)

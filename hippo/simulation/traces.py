@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hippo.errors import InvalidRequestError
@@ -19,13 +19,15 @@ from hippo.errors import InvalidRequestError
 class Trace:
     """The trace of one answer. ``agrees`` has an entry per token, the end token included.
 
-    The numbers of prompt tokens are those that target and draft cache.
+    The numbers of prompt tokens are those that target and draft cache. ``fits`` tells of wrong
+    draft tokens, by index, whether the draft's next token was the target's nevertheless.
     """
 
     agrees: tuple[bool, ...]
     num_prompt_tokens: int = 0
     num_draft_prompt_tokens: int = 0
     name: str = ""
+    fits: Mapping[int, bool] = field(default_factory=dict)
 
 
 def agreement_trace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from bench.drafts import find_draft
 from bench.ideal import ideal_speedup, measured_machine, simulated_lines, trace_of
-from bench.levels import level
+from bench.levels import best_systems, level
 from hippo.benchmark.answers import Answer
 from hippo.benchmark.latency import TARGET_ONLY, Record
 from hippo.simulation.machine import ForwardTime, Machine
@@ -30,10 +31,20 @@ def _verdict(tokens: int, rows: int, *, is_rejection: bool = False) -> dict[str,
     return {"tokens": tokens, "rows": rows, "forward": forward, "is_rejection": is_rejection}
 
 
-def _record(clip: str, system: str, decode_s: float, verdicts: list[dict[str, Any]]) -> Record:
+def _record(
+    clip: str,
+    system: str,
+    decode_s: float,
+    verdicts: list[dict[str, Any]],
+    *,
+    after: Sequence[int] = (5, 6),
+) -> Record:
     count = sum(verdict["tokens"] for verdict in verdicts)
+    # The run's fifth token is wrong, and the run goes on with two tokens.
+    ids = [*range(4), 99, *after]
+    block = {"epoch": 0, "start": 0, "token_ids": ids}
     figures = {
-        "timeline_ms": {"verdicts": verdicts},
+        "timeline_ms": {"verdicts": verdicts, "blocks": [block]},
         "timings_ms": {
             "draft_step": None if system == TARGET_ONLY else 1.0,
             "decode": 1e3 * decode_s,
@@ -68,14 +79,22 @@ def _records() -> list[Record]:
 
 
 def test_a_row_compares_adaptive_with_the_best_lengths_and_the_ideal() -> None:
-    found = level(_records())
+    tried = _records()
+    assert best_systems(tried) == {
+        "off": TARGET_ONLY,
+        "serial": "serial γ=10",
+        "vpsd": "vpsd γ=5",
+        "adaptive": "adaptive",
+    }
+    records = [each for each in tried if each.system != "serial γ=5"]
+    found = level(records, tried)
     assert found["agreement"] == 0.9
     assert (found["serial"]["gamma"], found["vpsd"]["gamma"]) == (10, 5)
     assert found["over_serial"]["mean"] == pytest.approx((2 + 4) / 2)
     assert found["over_vpsd"]["mean"] == pytest.approx((1.5 + 3) / 2)
     assert found["least_over_better"] == pytest.approx(1.5)
     assert found["of_ideal"] == pytest.approx(5.0 / found["ideal"])
-    assert (found["num_equal"], found["num_answers"]) == (8, 8)
+    assert (found["num_equal"], found["num_answers"]) == (6, 6)
 
 
 def test_step_times_and_traces_are_those_of_the_answers() -> None:
@@ -84,8 +103,15 @@ def test_step_times_and_traces_are_those_of_the_answers() -> None:
         [8.0, 8.2, 8.4, 8.5, 8.5]
     )
     assert machine.draft.one_row_ms == 1.0
-    trace = trace_of(_records()[1])
+    verdicts = [_verdict(1, 50), _verdict(4, 6, is_rejection=True), _verdict(5, 5)]
+    short, fitting, wrong = (
+        _record("a", "vpsd γ=5", 0.3, verdicts, after=after) for after in ((), (5, 6), (88, 6))
+    )
+    trace = trace_of(short)
     assert trace.agrees == (True, True, True, True, False, True, True, True, True, True)
+    assert trace.fits == {}
+    assert trace_of(short, [fitting]).fits == {4: True}
+    assert trace_of(wrong).fits == {4: False}
 
 
 @pytest.mark.parametrize("share", [0.85, 1.0])

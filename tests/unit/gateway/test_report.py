@@ -67,7 +67,8 @@ def test_a_timeline_is_kept_and_reported_only_when_it_is_asked_for() -> None:
     without, having = (figures(record, REQUEST, Baseline()) for record in records)
     assert "timeline_ms" not in without
     timeline = having["timeline_ms"]
-    block = {"at": 5.0, "tokens": 2, "step": 1.0, "wait": 0.0}
+    ids = {"epoch": 0, "start": 1, "token_ids": [6, 9]}
+    block = {"at": 5.0, **ids, "tokens": 2, "step": 1.0, "wait": 0.0}
     assert timeline["blocks"] == [block]
     assert timeline["verdicts"][1] == {
         "at": 10.0,

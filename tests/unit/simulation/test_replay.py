@@ -50,6 +50,21 @@ def test_target_only_takes_one_step_a_token() -> None:
     assert outcome.decode_ns == pytest.approx(40 * 10e6)
 
 
+def test_a_broken_run_fits_where_the_trace_says_so() -> None:
+    agrees = tuple(place % 6 != 5 for place in range(120))
+    wrong = [place for place, is_right in enumerate(agrees) if not is_right]
+    free = dataclasses.replace(FREE, draft=ForwardTime(one_row_ms=5.0))  # slow, so reuse pays
+    never, always = (
+        replay(
+            PolicyChoice("adaptive"),
+            Trace(agrees, fits=dict.fromkeys(wrong, does_fit)),
+            free,
+        ).stats
+        for does_fit in (False, True)
+    )
+    assert never.num_accepted_reused == 0 < always.num_accepted_reused
+
+
 @pytest.mark.parametrize(("gamma", "rate"), [(1, 0.8), (3, 0.5), (6, 0.8)])
 def test_serial_settles_as_many_tokens_a_round_as_independent_agreement_gives(
     gamma: int, rate: float
