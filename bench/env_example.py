@@ -74,8 +74,8 @@ STACK = {
     "of this machine that user 10001 can write",
     "HIPPO_MAX_MESSAGE_MIB": "largest message between the three processes in MiB: the most media "
     "of a request that are not files under /media or uploads",
-    "HIPPO_DRAFT_MEMORY": "host memory limit of the draft's container; loading needs the weights "
-    "and 4 GiB (cpu.yml: 4g)",
+    "HIPPO_DRAFT_MEMORY": "host memory limit of the draft's container (cpu.yml: 4g); `hippo sizes` "
+    "says what loading to a GPU takes of it; on a CPU it holds the weights and 4 GiB",
     "HIPPO_TARGET_MEMORY": "host memory limit of the target's container (cpu.yml: 8g)",
     "HIPPO_GATEWAY_MEMORY": "memory limit of the gateway's container",
     "HIPPO_PROMETHEUS_MEMORY": "memory limit of Prometheus' container",

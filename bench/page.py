@@ -144,9 +144,9 @@ def readme_lines(results: Mapping[str, Result]) -> str:
         f"**{decode['mean']:.2f}×** as fast as the target alone "
         f"[{decode['low']:.2f}, {decode['high']:.2f}], end to end **{total['mean']:.2f}×** "
         f"[{total['low']:.2f}, {total['high']:.2f}], with {adaptive['num_equal']} of "
-        f"{adaptive['num_answers']} answers equal token for token. A forward of the target settles "
-        f"{adaptive['mean_tokens_per_forward']:.1f} tokens in the mean, and "
-        f"{adaptive['mean_run_length']:.0f} tokens lie between two rejections.{_weaker(results)} "
+        f"{adaptive['num_answers']} answers equal token for token. One pass of the target confirms "
+        f"{adaptive['mean_tokens_per_forward']:.1f} tokens on average, and the draft is wrong once in "
+        f"{adaptive['mean_run_length']:.0f} tokens.{_weaker(results)} "
         "All figures, and the command beside each: [docs/results.md](docs/results.md)."
     )
 
@@ -159,14 +159,15 @@ def _weaker(results: Mapping[str, Result]) -> str:
     parts = [
         f"{row['agreement']:.0%} of the tokens **{row['adaptive']['decode']['mean']:.2f}×** "
         f"(end to end {row['end_to_end']['mean']:.2f}×; {row['tokens_per_forward']:.1f} tokens a "
-        "forward)"
+        "pass)"
         for row in rows
         if row["draft"] != first["draft"] and all(row[each] == first[each] for each in setting)
     ]
     if not parts:
         return ""
     commit = results["levels"]["environment"]["commit"]
-    return f" With a weaker draft in {first['dtype']} (commit {commit}): on {', on '.join(parts)}."
+    drafts = "; one on ".join(parts)
+    return f" Weaker drafts in {first['dtype']} (commit {commit}): one that agrees on {drafts}."
 
 
 def _section(name: str, result: Result) -> str:
