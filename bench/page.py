@@ -145,8 +145,8 @@ def readme_lines(results: Mapping[str, Result]) -> str:
         f"[{decode['low']:.2f}, {decode['high']:.2f}], end to end **{total['mean']:.2f}×** "
         f"[{total['low']:.2f}, {total['high']:.2f}], with {adaptive['num_equal']} of "
         f"{adaptive['num_answers']} answers equal token for token. One pass of the target confirms "
-        f"{adaptive['mean_tokens_per_forward']:.1f} tokens on average, and the draft is wrong once in "
-        f"{adaptive['mean_run_length']:.0f} tokens.{_weaker(results)} "
+        f"{adaptive['mean_tokens_per_forward']:.1f} tokens on average, and the draft is wrong once "
+        f"in {adaptive['mean_run_length']:.0f} tokens.{_weaker(results)} "
         "All figures, and the command beside each: [docs/results.md](docs/results.md)."
     )
 

@@ -3,11 +3,11 @@
 Rollback
 --------
 The drafter compares each commit with its own tokens. Equal ids continue the run. From the first
-difference on, the settled ids replace the drafted ids, and the next step feeds all ids since the
-common prefix in one forward. If the differing token had been sent, the epoch rises by one, as in
-the verifier when the token arrives there (see :mod:`hippo.speculation.verifier`). A commit with a
-newer epoch means that the verifier dropped the blocks sent before. The drafter then adopts the
-epoch and sends the tokens that still fit again, without drafting them again.
+difference on, the settled ids replace the drafted ids, and the next step feeds the ids since the
+common prefix. If the differing token had been sent, the epoch rises by one, as in the verifier when
+the token arrives there (see :mod:`hippo.speculation.verifier`). A commit with a newer epoch means
+that the verifier dropped the blocks sent before. The drafter then adopts the epoch and sends the
+tokens that still fit again, without drafting them again.
 
 Guesses
 -------
@@ -35,14 +35,17 @@ _UNTIMED = Timing()
 _LOOK_BACK = 8  # steps in the running mean
 _OUTLIER = 3.0  # a step counts as at most this many times the mean, because stalls are not steps
 _CATCHING_UP = 8  # a step with more settled ids did more than draft
+# A step feeds at most this many ids, so that a draft that joins a long answer does not hold up its
+# other sequences. A warm-up has tried so many rows, and CUDA graphs have them.
+_MOST_FED = 128
 
 
 class Drafter:
     """Proposes the tokens of one sequence; a :class:`hippo.speculation.core.Core`.
 
-    The prefill covers the prompt alone. A draft that joins in mid-answer feeds ``committed_ids`` in
-    its first step. A guess has at most ``max_guessed`` tokens, or three times ``max_guessed`` if it
-    comes from a broken run.
+    The prefill covers the prompt alone; the first steps of a draft that joins in mid-answer feed
+    ``committed_ids``. A guess has at most ``max_guessed`` tokens, or three times ``max_guessed`` if
+    it comes from a broken run.
     """
 
     is_finished = False  # always: the gateway ends a draft's stream
@@ -157,10 +160,11 @@ class Drafter:
         assert self._step is None, "the last step is not finished"
         if not self._has_begun or self.is_exhausted or self._num_fed == len(self._ids):
             return None
-        guess = self._make_guess()
-        known = self._ids[self._num_fed :]
+        known = self._ids[self._num_fed : self._num_fed + _MOST_FED]
+        end = self._num_fed + len(known)
+        guess = self._make_guess() if end == len(self._ids) else ()
         self._step = Step(self._num_fed, (*known, *guess), len(guess))
-        self._step_history = self._ids.copy()
+        self._step_history = self._ids[:end]
         return self._step
 
     def history(self, step: Step) -> Sequence[int]:

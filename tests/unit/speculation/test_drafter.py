@@ -217,6 +217,22 @@ def test_a_draft_that_joins_in_mid_answer_feeds_what_is_settled() -> None:
     assert take(drafter) == Block(4, 3, (13,))
 
 
+def test_a_draft_that_joins_a_long_answer_feeds_it_in_parts() -> None:
+    settled = tuple(range(10, 310))
+    drafter = make_drafter(max_tokens=400, committed_ids=settled, epoch=4)
+    for first, end in ((0, 128), (128, 256)):
+        step = start(drafter)
+        assert step == Step(first, settled[first:end])
+        assert tuple(drafter.history(step)) == settled[:end]
+        assert drafter.finish_step(step, [999]) == 0  # the settled id there is another
+        assert drafter.take_messages() == []
+    drafter.add_commit(Commit(4, 300, (310, 311)))  # the answer goes on meanwhile
+    step = start(drafter)
+    assert step == Step(256, (*settled[256:], 310, 311))
+    assert drafter.finish_step(step, [312]) == 1
+    assert take(drafter) == Block(4, 302, (312,))
+
+
 def test_a_draft_at_rest_does_nothing_until_the_pace_changes() -> None:
     drafter = make_drafter(pace=Pace())
     assert drafter.next_step() is None
