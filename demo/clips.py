@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import BinaryIO, Literal
 
 import av
 import numpy as np
@@ -54,7 +54,7 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class ClipFacts:
-    """The facts of a clip's file: size, a question with its answer, and true statements."""
+    """The facts of a clip's file: its size, and a question with its answer."""
 
     file: str
     height: int
@@ -64,7 +64,6 @@ class ClipFacts:
     num_visual_tokens: int
     question: str
     answer: str
-    statements: list[dict[str, Any]]
 
 
 def held_out(kind: Kind, index: int, *, seed: int = 0, min_objects: int = 1) -> Clip:
@@ -140,7 +139,6 @@ def facts_of(clip: Clip, file: str, question: str) -> ClipFacts:
         num_visual_tokens=clip.size.num_visual,
         question=question,
         answer=texts.detailed(scene),
-        statements=[asdict(statement) for statement in texts.facts(scene)],
     )
 
 

@@ -59,12 +59,12 @@ def test_the_pair_shares_its_tokenizer_and_fits_its_size() -> None:
 def test_the_target_describes_bundled_clips_correctly() -> None:
     target = load(MODELS / "target")
     right = total = 0
-    for path, facts in clips.sample_clips()[:2]:
+    for (path, facts), clip in zip(clips.sample_clips()[:2], clips.bundled(), strict=False):
         frames, rate = clips.read_mp4(path)
         sampled = clips.sample_like_processor(frames, rate)
         answer = greedy(target, Asked(sampled[None], [facts.question]))[0]
         said = set(texts.parse(str(target.tokenizer.decode(answer))))
-        true = {texts.Statement(**statement) for statement in facts.statements}
+        true = set(texts.facts(clip.scene))
         right += len(said & true)
         total += len(said)
     assert right >= 0.8 * total > 0
