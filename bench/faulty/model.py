@@ -3,70 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 
 import torch
 
-from hippo.models.base import (
-    AttentionTap,
-    DecodedMedia,
-    FeatureCache,
-    Prompt,
-    StepPlan,
-    VideoLanguageModel,
-)
-from hippo.types import ChatMessage, FramePlan, ModelInfo
-from hippo.video.resizing import FrameLimits
+from hippo.models.base import AttentionTap, DelegatingModel, Prompt, StepPlan, VideoLanguageModel
 from tests.support.faults import DraftFault
 
 
-class FaultyModel:
+class FaultyModel(DelegatingModel):
     """Wraps a model and adds a fault. A slow step runs several times, so it keeps the processor
     busy; a stall sleeps; a wrong token is the second best one."""
 
     def __init__(self, model: VideoLanguageModel, fault: DraftFault) -> None:
-        self._model = model
+        super().__init__(model)
         self._fault = fault
         self._began_s: float | None = None  # start of the answer's first step
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._model.info
-
-    @property
-    def num_layers(self) -> int:
-        return self._model.num_layers
-
-    @property
-    def hidden_size(self) -> int:
-        return self._model.hidden_size
-
-    @property
-    def frame_limits(self) -> FrameLimits:
-        return self._model.frame_limits
-
-    @property
-    def feature_bytes(self) -> int:
-        return self._model.feature_bytes
-
-    @property
-    def frame_bytes(self) -> int:
-        return self._model.frame_bytes
-
-    def prepare_prompt(
-        self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
-    ) -> Prompt:
-        return self._model.prepare_prompt(messages, media, frame_plan)
-
-    def embed_visual(
-        self, prompt: Prompt, cache: FeatureCache | None = None
-    ) -> torch.Tensor | None:
-        return self._model.embed_visual(prompt, cache)
-
-    def embed_pieces(
-        self, prompt: Prompt, cache: FeatureCache | None = None
-    ) -> Generator[None, None, torch.Tensor | None]:
-        return self._model.embed_pieces(prompt, cache)
 
     def prefill(
         self,
@@ -83,9 +35,6 @@ class FaultyModel:
                 logits = _without_best(logits[None])[0]
             yield logits
         self._began_s = None
-
-    def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
-        self._model.copy_rows(source, slot, num_rows)
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """Returns the model's logits, delayed and changed by the fault."""

@@ -241,6 +241,69 @@ class VideoLanguageModel(Protocol):
         """
 
 
+class DelegatingModel:
+    """The base of a model that wraps another one.
+
+    A subclass defines ``prefill`` and ``forward``; what else it does not define, the wrapped model
+    does.
+    """
+
+    def __init__(self, model: VideoLanguageModel) -> None:
+        self._model = model
+
+    @property
+    def info(self) -> ModelInfo:
+        """See VideoLanguageModel.info."""
+        return self._model.info
+
+    @property
+    def num_layers(self) -> int:
+        """See VideoLanguageModel.num_layers."""
+        return self._model.num_layers
+
+    @property
+    def hidden_size(self) -> int:
+        """See VideoLanguageModel.hidden_size."""
+        return self._model.hidden_size
+
+    @property
+    def frame_limits(self) -> FrameLimits:
+        """See VideoLanguageModel.frame_limits."""
+        return self._model.frame_limits
+
+    @property
+    def feature_bytes(self) -> int:
+        """See VideoLanguageModel.feature_bytes."""
+        return self._model.feature_bytes
+
+    @property
+    def frame_bytes(self) -> int:
+        """See VideoLanguageModel.frame_bytes."""
+        return self._model.frame_bytes
+
+    def prepare_prompt(
+        self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
+    ) -> Prompt:
+        """See VideoLanguageModel.prepare_prompt."""
+        return self._model.prepare_prompt(messages, media, frame_plan)
+
+    def embed_visual(
+        self, prompt: Prompt, cache: FeatureCache | None = None
+    ) -> torch.Tensor | None:
+        """See VideoLanguageModel.embed_visual."""
+        return self._model.embed_visual(prompt, cache)
+
+    def embed_pieces(
+        self, prompt: Prompt, cache: FeatureCache | None = None
+    ) -> Generator[None, None, torch.Tensor | None]:
+        """See VideoLanguageModel.embed_pieces."""
+        return self._model.embed_pieces(prompt, cache)
+
+    def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
+        """See VideoLanguageModel.copy_rows."""
+        self._model.copy_rows(source, slot, num_rows)
+
+
 def prunable_embeddings(
     model: VideoLanguageModel, prompt: Prompt, visual: torch.Tensor
 ) -> torch.Tensor:

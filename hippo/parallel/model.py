@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 
 import torch
 
 from hippo.errors import HippoError, UnavailableError
-from hippo.models.base import (
-    AttentionTap,
-    DecodedMedia,
-    FeatureCache,
-    Prompt,
-    StepPlan,
-    VideoLanguageModel,
-)
+from hippo.models.base import AttentionTap, DelegatingModel, Prompt, StepPlan, VideoLanguageModel
 from hippo.parallel.commands import (
     Advance,
     BeginPrefill,
@@ -29,74 +22,25 @@ from hippo.parallel.commands import (
 )
 from hippo.parallel.followers import FollowerProcesses
 from hippo.parallel.group import RankGroup
-from hippo.types import ChatMessage, FramePlan, ModelInfo
-from hippo.video.resizing import FrameLimits
 
 _SETTLE_SECONDS = 1.0
 
 
-class ParallelModel:
+class ParallelModel(DelegatingModel):
     """Rank 0's VideoLanguageModel, which sends each device call to the followers.
 
-    A HippoError occurs on all ranks alike, before any collective. Any other error may leave the
-    ranks out of step: it sets the followers' ``lost``, and later calls raise UnavailableError.
+    Only rank 0 prepares prompts and runs the vision tower. A HippoError occurs on all ranks alike,
+    before any collective. Any other error may leave the ranks out of step: it sets the followers'
+    ``lost``, and later calls raise UnavailableError.
     """
 
     def __init__(
         self, local: VideoLanguageModel, group: RankGroup, followers: FollowerProcesses
     ) -> None:
-        self._local = local
+        super().__init__(local)
         self._group = group
         self._followers = followers
         self._numbers = itertools.count()
-
-    @property
-    def info(self) -> ModelInfo:
-        """See VideoLanguageModel.info."""
-        return self._local.info
-
-    @property
-    def num_layers(self) -> int:
-        """See VideoLanguageModel.num_layers."""
-        return self._local.num_layers
-
-    @property
-    def hidden_size(self) -> int:
-        """See VideoLanguageModel.hidden_size."""
-        return self._local.hidden_size
-
-    @property
-    def frame_limits(self) -> FrameLimits:
-        """See VideoLanguageModel.frame_limits."""
-        return self._local.frame_limits
-
-    @property
-    def feature_bytes(self) -> int:
-        """See VideoLanguageModel.feature_bytes."""
-        return self._local.feature_bytes
-
-    @property
-    def frame_bytes(self) -> int:
-        """See VideoLanguageModel.frame_bytes."""
-        return self._local.frame_bytes
-
-    def prepare_prompt(
-        self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan
-    ) -> Prompt:
-        """See VideoLanguageModel.prepare_prompt."""
-        return self._local.prepare_prompt(messages, media, frame_plan)
-
-    def embed_visual(
-        self, prompt: Prompt, cache: FeatureCache | None = None
-    ) -> torch.Tensor | None:
-        """See VideoLanguageModel.embed_visual; only rank 0 runs the vision tower."""
-        return self._local.embed_visual(prompt, cache)
-
-    def embed_pieces(
-        self, prompt: Prompt, cache: FeatureCache | None = None
-    ) -> Generator[None, None, torch.Tensor | None]:
-        """See VideoLanguageModel.embed_pieces; only rank 0 runs the vision tower."""
-        return self._local.embed_pieces(prompt, cache)
 
     def prefill(
         self,
@@ -121,7 +65,7 @@ class ParallelModel:
         with self._in_step(command):
             if visual is not None:
                 self._group.broadcast(visual.contiguous())
-        groups = self._local.prefill(slot, prompt, visual, kept, tap, num_reused)
+        groups = self._model.prefill(slot, prompt, visual, kept, tap, num_reused)
         del visual  # its memory is freed when its rows are in the prompt's
         is_over = False
         try:
@@ -142,12 +86,12 @@ class ParallelModel:
     def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
         """See VideoLanguageModel.copy_rows; every rank copies the rows of its own heads."""
         with self._in_step(CopyRows(source, slot, num_rows)):
-            self._local.copy_rows(source, slot, num_rows)
+            self._model.copy_rows(source, slot, num_rows)
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """See VideoLanguageModel.forward."""
         with self._in_step(Forward(plan)):
-            return self._local.forward(plan)
+            return self._model.forward(plan)
 
     @contextlib.contextmanager
     def _in_step(self, command: Command) -> Iterator[None]:

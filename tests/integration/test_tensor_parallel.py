@@ -147,7 +147,7 @@ def test_attention_scores_are_the_mean_over_the_heads_of_all_ranks(
 
 
 def test_a_rank_holds_the_cache_of_its_own_heads_alone(models: Models) -> None:
-    whole, part = models.one, cast(Any, models.two)._local
+    whole, part = models.one, cast(Any, models.two)._model
     assert part._cache.shape.num_kv_heads * 2 == cast(Any, whole)._cache.shape.num_kv_heads
 
 
