@@ -10,6 +10,7 @@ import torch
 
 from bench.pruning.choices import Choice, compacted
 from bench.pruning.traces import ClipTrace, SampleTrace
+from hippo.benchmark.json_lines import JsonLines
 from hippo.models.base import SequenceRows, StepPlan, VideoLanguageModel
 
 
@@ -21,16 +22,8 @@ class AgreementCache:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._path = path
         self._known: dict[str, str] = {}
-        if path.exists():
-            text = path.read_text(encoding="utf-8")
-            whole = text[: text.rfind("\n") + 1]  # the last line may be incomplete
-            if whole != text:
-                path.write_text(whole, encoding="utf-8")
-            for line in whole.splitlines():
-                entry = json.loads(line)
-                self._known[entry["key"]] = entry["agrees"]
+        self._file = JsonLines(path, self._take, kind="trace of agreement")
 
     def get_trace(self, key: str) -> str | None:
         """Returns the agreement trace ("1" where the draft agrees, else "0"), or None."""
@@ -39,8 +32,11 @@ class AgreementCache:
     def put_trace(self, key: str, agrees: str) -> None:
         """Stores a trace."""
         self._known[key] = agrees
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"key": key, "agrees": agrees}) + "\n")
+        self._file.append({"key": key, "agrees": agrees})
+
+    def _take(self, number: int, line: bytes) -> None:
+        entry = json.loads(line)
+        self._known[entry["key"]] = entry["agrees"]
 
 
 class DraftRunner:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hippo.benchmark.json_lines import JsonLines
 from hippo.distill.questions import TargetQuestion
 from hippo.errors import (
     HippoError,
@@ -74,30 +74,16 @@ class AnswerFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         self.answers: dict[str, TargetAnswer] = {}
-        try:
-            data = path.read_bytes() if path.exists() else b""
-        except OSError as error:
-            raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from None
-        whole = data[: data.rfind(b"\n") + 1]
-        for number, line in enumerate(whole.splitlines(), 1):
-            try:
-                answer = _answer_of(json.loads(line))
-            except (ValueError, KeyError, TypeError):
-                raise InvalidRequestError(f"{path}, line {number}: this is no answer") from None
-            self.answers[answer.id] = answer
-        if len(whole) < len(data):
-            os.truncate(path, len(whole))
+        self._file = JsonLines(path, self._take, kind="answer")
 
     def add(self, answer: TargetAnswer) -> None:
         """Appends an answer."""
-        line = {name: getattr(answer, name) for name in answer.__dataclass_fields__}
-        try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            raise InvalidRequestError(f"{self._path} cannot be written: {error.strerror}") from None
+        self._file.append({name: getattr(answer, name) for name in answer.__dataclass_fields__})
+        self.answers[answer.id] = answer
+
+    def _take(self, number: int, line: bytes) -> None:
+        answer = _answer_of(json.loads(line))
         self.answers[answer.id] = answer
 
 
