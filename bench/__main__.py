@@ -16,9 +16,7 @@ answer is against target-only on the same clip.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,8 +28,7 @@ from rich.console import Console
 
 from bench.clips import ClipFile, Kind, held_out_clips
 from bench.drafts import BUNDLED, HELP, find_draft
-from bench.environment import ROOT, describe_environment
-from bench.options import names, numbers, parser_of
+from bench.options import add_out, names, new_result, numbers, parser_of, write_result
 from bench.runs import differences, run_systems, run_transformers, running_stack
 from bench.systems import TARGET_ONLY, System, systems
 from bench.tables import wide_console
@@ -46,12 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     target_core, draft_core = default_cores("cpu", "cpu")
     if draft_core is not None:
         os.sched_setaffinity(0, {draft_core})
-    given = argv if argv is not None else sys.argv[1:]
-    result: dict[str, Any] = {
-        "command": " ".join(["python -m bench", *given]),
-        "environment": describe_environment(),
-        "runs": [],
-    }
+    result = new_result("bench", argv, runs=[])
     console = wide_console()
     with tempfile.TemporaryDirectory() as folder:
         for kind in args.kinds:
@@ -71,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 _measure_engine(console, result, clips, kind, options, args)
                 if args.rivals and kind == "short" and dtype in RIVAL_DTYPES:
                     _measure_rivals(console, result, clips, clips_folder, options, args)
-                args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+                write_result(args.out, result)
     console.print(f"written to {args.out}")
 
 
@@ -178,11 +170,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--draft-dtype", help="default: the draft service's own, float16 on a CPU")
     add("--rivals", action=argparse.BooleanOptionalAction, default=True)
     add("--quick", action="store_true", help="three clips, float32, no rivals")
-    add("--out", type=Path, default=ROOT / "bench/out/bench.json")
+    add_out(parser, "bench.json")
     args = parser.parse_args(argv)
     if args.quick:
         args.num_clips, args.dtypes, args.rivals = 3, ["float32"], False
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     return args
 
 

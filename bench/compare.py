@@ -14,11 +14,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import json
 import random
 import shlex
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,8 +29,7 @@ from rich.console import Console
 
 from bench.client import Answer, ask, video_url
 from bench.clips import ClipFile, Kind, held_out_clips
-from bench.environment import ROOT, describe_environment
-from bench.options import parser_of
+from bench.options import add_out, new_result, parser_of, write_result
 from bench.runs import bundled_pair, running_stack
 from bench.tables import wide_table
 from hippo.benchmark.figures import spread
@@ -71,16 +68,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         clips = held_out_clips(Path(folder), kind=cast(Kind, args.kind), num_clips=args.num_clips)
         with _gateways(stack, options, args.settings, Path(folder)) as clients:
             samples = _ask_all(console, clients, clips, args)
-    given = sys.argv[1:] if argv is None else argv
-    command = f"python -m bench.compare {shlex.join(given)}"
-    result = {
-        "command": command,
-        "environment": describe_environment(),
-        "settings": args.settings,
-        "rows": compare(samples),
-    }
-    console.print(wide_table(command, _COLUMNS, cells(result)))
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    result = new_result("bench.compare", argv, settings=args.settings, rows=compare(samples))
+    console.print(wide_table(result["command"], _COLUMNS, cells(result)))
+    write_result(args.out, result)
     console.print(f"written to {args.out}")
 
 
@@ -232,9 +222,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--temperature", type=float, default=0.0)
     add("--num-clips", type=int, default=20)
     add("--repeats", type=int, default=5, help="times that each clip is asked about")
-    add("--out", type=Path, default=ROOT / "bench/out/compare.json")
+    add_out(parser, "compare.json")
     args = parser.parse_args(argv)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     return args
 
 

@@ -13,9 +13,7 @@ of the table tells this, and the ideal pipeline (bench.ideal) for the same answe
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,10 +26,9 @@ from rich.console import Console
 from bench.cells import LEVEL_COLUMNS, level_rows
 from bench.clips import ClipFile, Kind, held_out_clips
 from bench.drafts import BUNDLED, HELP, find_draft
-from bench.environment import ROOT, describe_environment
 from bench.ideal import ideal_speedup, machine_of, measured_machine, simulated_lines, trace_of
 from bench.measure import measure
-from bench.options import names, numbers, parser_of
+from bench.options import add_out, names, new_result, numbers, parser_of, write_result
 from bench.runs import bundled_pair, running_stack
 from bench.systems import policy_of, systems
 from bench.tables import wide_console, wide_table
@@ -48,11 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measures, prints the table and writes JSON."""
     args = _parse(argv)
     console = wide_console()
-    result: dict[str, Any] = {
-        "command": " ".join(["python -m bench.levels", *(sys.argv[1:] if argv is None else argv)]),
-        "environment": describe_environment(),
-        "levels": [],
-    }
+    result = new_result("bench.levels", argv, levels=[])
     pair = bundled_pair("float32")  # pins this process, so only once
     for draft, kind, dtype in _stacks(args):
         with tempfile.TemporaryDirectory() as folder:
@@ -73,9 +66,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                     facts = {"draft": draft, "kind": kind, "dtype": dtype}
                     sizes = {"temperature": temperature, "num_clips": len(clips)}
                     result["levels"].append({**facts, **sizes, **level(records, tried)})
-                    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+                    write_result(args.out, result)
     result["simulated"] = _simulated(result["levels"])
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_result(args.out, result)
     console.print(wide_table("levels of agreement", LEVEL_COLUMNS, level_rows(result)))
     console.print(f"written to {args.out}")
 
@@ -211,9 +204,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--temperatures", type=numbers, default=[0.0, 0.8])
     add("--num-clips", type=int, default=6, help="held-out clips per kind")
     add("--repeats", type=int, default=3, help="compared runs of an answer; the median one counts")
-    add("--out", type=Path, default=ROOT / "bench/out/levels.json")
+    add_out(parser, "levels.json")
     args = parser.parse_args(argv)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     return args
 
 

@@ -30,10 +30,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
-import shlex
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -44,11 +41,10 @@ from rich.console import Console
 
 from bench.cells import LOAD_COLUMNS, load_rows, load_title
 from bench.clips import ClipFile, Kind, held_out_clips
-from bench.environment import ROOT, describe_environment
 from bench.load_figures import Reading, service_figures, typical_lines
 from bench.load_stack import LoadStack, load_stack
 from bench.measure import form_for, questions_about
-from bench.options import integers, names, parser_of
+from bench.options import add_out, integers, names, new_result, parser_of, write_result
 from bench.systems import TARGET_ONLY
 from bench.tables import wide_console, wide_table
 from hippo.benchmark.figures import summarise_load
@@ -76,17 +72,16 @@ FURTHER_QUESTIONS = (
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures, prints the table and writes JSON."""
     args = _parse(argv)
-    given = argv if argv is not None else sys.argv[1:]
-    result: dict[str, Any] = {
-        "command": f"python -m bench.load {shlex.join(given)}",
-        "environment": describe_environment(),
-        "kind": args.kind,
-        "dtype": args.dtype,
-        "draft_dtype": args.draft_dtype or "auto",
-        "temperature": args.temperature,
-        "questions_per_clip": args.questions_per_clip,
-        "loads": [],
-    }
+    result = new_result(
+        "bench.load",
+        argv,
+        kind=args.kind,
+        dtype=args.dtype,
+        draft_dtype=args.draft_dtype or "auto",
+        temperature=args.temperature,
+        questions_per_clip=args.questions_per_clip,
+        loads=[],
+    )
     console = wide_console()
     with tempfile.TemporaryDirectory() as folder:
         clips = held_out_clips(Path(folder), kind=cast(Kind, args.kind), num_clips=args.num_clips)
@@ -95,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for line in bench.run():
             lines.append(line)
             result["loads"] = typical_lines(lines)
-            args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            write_result(args.out, result)
     console.print(wide_table(load_title(result), LOAD_COLUMNS, load_rows(result)))
     console.print(f"written to {args.out}")
 
@@ -252,7 +247,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--draft-model", default=str(BUNDLED_PAIR / "draft"))
     add("--draft-dtype", help="default: the draft service's own, float16 on a CPU")
     add("--quick", action="store_true", help="1 and 8 clients, target-only and adaptive")
-    add("--out", type=Path, default=ROOT / "bench/out/load.json")
+    add_out(parser, "load.json")
     args = parser.parse_args(argv)
     if args.quick:
         args.clients, args.systems = [1, 8], [TARGET_ONLY, ADAPTIVE]
@@ -266,7 +261,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--clients, --answers, --rounds and --repeats are at least 1")
     if not 1 <= args.questions_per_clip <= 1 + len(FURTHER_QUESTIONS):
         parser.error(f"--questions-per-clip is 1 to {1 + len(FURTHER_QUESTIONS)}")
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     return args
 
 

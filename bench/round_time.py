@@ -11,9 +11,7 @@ the decode time is transport.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -28,8 +26,7 @@ from rich.table import Table
 from bench.client import Answer, ask, video_url
 from bench.clips import ClipFile, held_out_clips
 from bench.drafts import BUNDLED, HELP, find_draft
-from bench.environment import ROOT, describe_environment
-from bench.options import parser_of
+from bench.options import add_out, new_result, parser_of, write_result
 from bench.runs import bundled_pair, running_stack
 from bench.systems import System, policy_of, systems
 from hippo.cli.stack import Stack
@@ -57,17 +54,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         clips = held_out_clips(Path(folder) / "clips", kind=args.kind, num_clips=args.num_clips)
         draft = find_draft(args.draft_model, Path(folder), args.kind)
         with running_stack(replace(bundled_pair(args.dtype), draft_model=draft)) as stack:
-            results = measure(stack, clips, chosen, num_repeats=args.repeats)
-    for result in results:
-        console.print(table(result))
-    given = sys.argv[1:] if argv is None else argv
-    document = {
-        "command": " ".join(["python -m bench.round_time", *given]),
-        "dtype": args.dtype,
-        "environment": describe_environment(),
-        "systems": results,
-    }
-    args.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+            rounds = measure(stack, clips, chosen, num_repeats=args.repeats)
+    for each in rounds:
+        console.print(table(each))
+    result = new_result("bench.round_time", argv, dtype=args.dtype, systems=rounds)
+    write_result(args.out, result)
     console.print(f"written to {args.out}")
 
 
@@ -213,9 +204,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--kind", choices=("short", "long"), default="short", help="of prompts")
     add("--num-clips", type=int, default=5, help="held-out clips")
     add("--repeats", type=int, default=2, help="times that each is asked about")
-    add("--out", type=Path, default=ROOT / "bench/out/round_time.json")
+    add_out(parser, "round_time.json")
     args = parser.parse_args(argv)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     return args
 
 

@@ -24,7 +24,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,9 +36,8 @@ import httpx
 
 from bench.cells import SERVER_COLUMNS, server_rows
 from bench.clips import held_out_clips
-from bench.environment import ROOT, describe_environment
 from bench.measure import questions_about
-from bench.options import parser_of
+from bench.options import add_out, new_result, parser_of, write_result
 from bench.runs import bundled_pair, running_stack
 from bench.tables import wide_console, wide_table
 from hippo.benchmark.answers import Answer
@@ -93,13 +91,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measures, prints the table and writes JSON."""
     args = _parse(argv)
     console = wide_console()
-    result: dict[str, Any] = {
-        "command": " ".join(["python -m bench.servers", *(sys.argv[1:] if argv is None else argv)]),
-        "environment": describe_environment(),
-        "dtype": args.dtype,
-        "num_clips": args.num_clips,
-        "servers": [],
-    }
+    result = new_result(
+        "bench.servers", argv, dtype=args.dtype, num_clips=args.num_clips, servers=[]
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         clips = held_out_clips(folder / "clips", kind="short", num_clips=args.num_clips)
@@ -113,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 pairs = zip(answers, references, strict=True)
                 row["num_equal"] = sum(answer.text == text for answer, text in pairs)
                 result["servers"].append({"name": case.name, "devices": case.devices, **row})
-                args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+                write_result(args.out, result)
     console.print(wide_table("servers", SERVER_COLUMNS, server_rows(result)))
     console.print(f"written to {args.out}")
 
@@ -222,10 +216,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--port", type=int, default=8123, help="for vLLM to listen on")
     add("--dtype", default="bfloat16", help="of all servers")
     add("--num-clips", type=int, default=10)
-    add("--out", type=Path, default=ROOT / "bench/out/servers.json")
+    add_out(parser, "servers.json")
     args = parser.parse_args(argv)
     args.out = args.out.resolve()
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     return args
 
 

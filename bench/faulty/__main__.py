@@ -13,20 +13,15 @@ tests/support/faults.py defines the faults.
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from bench.clips import held_out_clips
-from bench.environment import ROOT, describe_environment
-from bench.options import parser_of
+from bench.options import add_out, new_result, parser_of, write_result
 from bench.runs import bundled_pair, run_systems, running_stack
 from bench.systems import TARGET_ONLY, systems
 from tests.support.faults import parse_fault
@@ -47,13 +42,7 @@ _EVER_MS = 1500.0  # a stall that outlasts every answer
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures, prints tables and writes JSON."""
     args = _parse(argv)
-    given = argv if argv is not None else sys.argv[1:]
-    result: dict[str, Any] = {
-        "command": f"python -m bench.faulty {shlex.join(given)}".strip(),
-        "environment": describe_environment(),
-        "dtype": args.dtype,
-        "runs": [],
-    }
+    result = new_result("bench.faulty", argv, dtype=args.dtype, runs=[])
     options = bundled_pair(args.dtype, draft_module="bench.faulty.draft")
     chosen = [each for each in systems("none", 0.0) if each.name in (TARGET_ONLY, "adaptive")]
     console = Console()
@@ -69,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     num_repeats=args.repeats, has_timeline=True,
                 )  # fmt: skip
             result["runs"].append({"fault": fault, **run})
-            args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            write_result(args.out, result)
     console.print(f"written to {args.out}")
 
 
@@ -80,14 +69,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     add("--num-clips", type=int, default=10, help="held-out clips")
     add("--repeats", type=int, default=1, help="runs of each answer; the median one counts")
-    add("--out", type=Path, default=ROOT / "bench/out/faulty.json")
+    add_out(parser, "faulty.json")
     args = parser.parse_args(argv)
     for fault in args.faults:
         try:
             parse_fault(fault)
         except ValueError as error:
             parser.error(str(error))
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     return args
 
 
