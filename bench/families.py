@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bench.environment import ROOT
 from bench.metrics_page import between_markers
+from hippo.benchmark.tables import markdown
 from hippo.models.loading import FAMILIES
 from hippo.public_models import PUBLIC_CONFIGS
 
@@ -19,21 +20,19 @@ _AXES = {1: "one axis", 3: "three axes"}
 
 def with_table(path: Path) -> str:
     """Returns the file's text with a new table. Raises ValueError if its markers are missing."""
-    rows = _short() if path == README else _whole()
-    table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    head, *rows = _short() if path == README else _whole()
+    table = markdown(head, rows, num_names=len(head))
     return between_markers(path.read_text(encoding="utf-8"), "families", table + "\n")
 
 
 def _short() -> Iterator[Sequence[str]]:
     yield "family", "published checkpoints"
-    yield "---", "---"
     for model_type, family in FAMILIES.items():
         yield family.title, _checkpoints(model_type)
 
 
 def _whole() -> Iterator[Sequence[str]]:
     yield "`model_type`", "checkpoints", "a video's tokens", "positions"
-    yield ("---",) * 4
     for model_type, family in FAMILIES.items():
         axes = _AXES[family.num_axes]
         yield f"`{model_type}`", _checkpoints(model_type), family.video_tokens, axes

@@ -27,9 +27,10 @@ from bench.cells import (
 from bench.environment import ROOT
 from bench.options import parser_of
 from bench.pruning.plots import DRAWERS
-from bench.pruning.tables import markdown, markdown_tables
+from bench.pruning.tables import markdown_tables
 from bench.systems import TARGET_ONLY
 from hippo.benchmark.plots import draw_levels, draw_load, draw_speedups
+from hippo.benchmark.tables import markdown
 
 Result = Mapping[str, Any]
 
@@ -187,14 +188,14 @@ def _section(name: str, result: Result) -> str:
             f"{count} clips for each kind of prompt.",
             "![Speedup over agreement](levels.svg)",
         ]
-        parts += [markdown(LEVEL_COLUMNS, list(level_rows(result)))]
+        parts += [markdown(LEVEL_COLUMNS, level_rows(result))]
     elif "servers" in result:
         title = (
             f"One client, then eight; {result['num_clips']} short clips, {result['dtype']}, T=0."
         )
-        parts += [title, markdown(SERVER_COLUMNS, list(server_rows(result)))]
+        parts += [title, markdown(SERVER_COLUMNS, server_rows(result))]
     elif "loads" in result:
-        parts += [f"### {load_title(result)}", markdown(LOAD_COLUMNS, list(load_rows(result)))]
+        parts += [f"### {load_title(result)}", markdown(LOAD_COLUMNS, load_rows(result))]
     else:
         plot = [f"![{name}](pruning-{name}.svg)"] if name in DRAWERS else []
         parts += [f"{result['num_clips']} held-out clips.", *plot, *markdown_tables(name, result)]

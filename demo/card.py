@@ -11,6 +11,7 @@ from typing import Any
 
 from demo.evaluate import REPORTED
 from demo.export import MODELS
+from hippo.benchmark.tables import markdown
 
 _HEAD = """\
 ---
@@ -97,9 +98,8 @@ recipe but does not give the same bits.
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Returns a Markdown table."""
-    lines = [list(head), ["---"] * len(head), *[[str(cell) for cell in row] for row in rows]]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines) + "\n"
+    """Returns a Markdown table and an empty line."""
+    return markdown(head, rows, num_names=len(head)) + "\n\n"
 
 
 def target_figures(figures: dict[str, Any]) -> str:

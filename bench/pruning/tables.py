@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from bench.cells import percent
 from bench.systems import TARGET_ONLY
-from hippo.benchmark.tables import interval, number
+from hippo.benchmark.tables import interval, markdown, number
 
 Result = Mapping[str, Any]
 
@@ -53,12 +53,6 @@ def markdown_tables(name: str, result: Result) -> list[str]:
         for row in result["rows"]
     }
     return [title, _by_ratio(cells)]
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns a Markdown table whose first column is aligned to the left."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _ablation(result: Result) -> str:

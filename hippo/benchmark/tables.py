@@ -1,4 +1,4 @@
-"""Tables of figures and progress bars for the terminal."""
+"""Tables of figures, and progress bars for the terminal."""
 
 from __future__ import annotations
 
@@ -122,6 +122,12 @@ def questions_table(title: str, table: Sequence[Sequence[str]]) -> Table:
         means = (cell.partition(" [")[0].rpartition(" ")[2] for cell in cells)
         found.add_row(f"  {system}", *means)
     return found
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[object]], *, num_names: int = 1) -> str:
+    """Returns a Markdown table whose first ``num_names`` columns are aligned to the left."""
+    rule = ["---"] * num_names + ["---:"] * (len(head) - num_names)
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in (head, rule, *rows))
 
 
 def interval(value: Mapping[str, float]) -> str:

@@ -13,7 +13,7 @@ from hippo.benchmark.figures import summarise
 from hippo.benchmark.latency import TARGET_ONLY, Record, System, measure, num_answers
 from hippo.benchmark.requests import RequestForm, question_about
 from hippo.benchmark.server import Server
-from hippo.benchmark.tables import interval
+from hippo.benchmark.tables import interval, markdown
 from hippo.distill.answers import TargetAnswer
 from hippo.distill.questions import TargetQuestion
 from hippo.errors import HippoError
@@ -129,8 +129,7 @@ def table_of(title: str, before: Figures, after: Figures) -> Table:
 
 def markdown_of(title: str, before: Figures, after: Figures) -> str:
     """Returns a page with the same table."""
-    rows = [("", "before", "after"), ("---", "---:", "---:"), *_rows(before, after)]
-    return "\n".join([title, "", *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+    return f"{title}\n\n{markdown(('', 'before', 'after'), _rows(before, after))}\n"
 
 
 def _rows(before: Figures, after: Figures) -> list[tuple[str, str, str]]:
