@@ -28,8 +28,9 @@ from rich.console import Console
 
 from bench.clips import ClipFile, Kind, held_out_clips
 from bench.drafts import BUNDLED, HELP, find_draft
+from bench.margins import first_differences
 from bench.options import add_out, names, new_result, numbers, parser_of, write_result
-from bench.runs import differences, run_systems, run_transformers, running_stack
+from bench.runs import run_systems, run_transformers, running_stack
 from bench.systems import TARGET_ONLY, System, systems
 from bench.tables import wide_console
 from hippo.cli.stack import BUNDLED_PAIR, StackOptions, default_cores
@@ -97,7 +98,7 @@ def _measure_engine(
             runs.append((records, {**facts, **run}))
     for records, run in runs:
         if run["temperature"] == 0:
-            run["differences"] = differences(
+            run["differences"] = first_differences(
                 records, clips, model=options.target_model, dtype=options.dtype
             )
         result["runs"].append(run)

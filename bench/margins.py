@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from bench.clips import ClipFile
 from bench.measure import Record
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The first index at which an answer differs from target-only, and the margin there."""
-
-    clip: str
-    system: str
-    index: int
-    margin: float  # best logit minus second best, from a one-row forward
-
-
 def first_differences(
-    records: Sequence[Record], clips: Sequence[ClipFile], *, model: Path, dtype: str
-) -> list[Difference]:
-    """Returns an entry for each unequal answer; runs the target in this process, row by row."""
+    records: Sequence[Record], clips: Sequence[ClipFile], *, model: str, dtype: str
+) -> list[dict[str, Any]]:
+    """Returns for each unequal answer its clip, its system, the first index at which it differs,
+    and the margin there: best logit minus second best. Runs the target in this process, row by row.
+    """
     unequal = [record for record in records if not record.is_equal]
     if not unequal:
         return []
@@ -33,9 +24,9 @@ def first_differences(
     from hippo.models.plan import LoadPlan
     from hippo.types import ChatMessage, FramePlan, MediaPart, TextPart
 
-    target = load_model(LoadPlan(str(model), dtype=dtype))
+    target = load_model(LoadPlan(model, dtype=dtype))
     questions = {clip.path.name: clip for clip in clips}
-    differences = []
+    differences: list[dict[str, Any]] = []
     for record in unequal:
         clip = questions[record.clip]
         pairs = zip(record.baseline_ids, record.answer.token_ids, strict=False)
@@ -51,5 +42,6 @@ def first_differences(
         for place, token_id in enumerate(record.baseline_ids[:index]):
             logits = target.forward(StepPlan((SequenceRows(0, place, (token_id,)),)))[-1]
         best, second = logits.topk(2).values.tolist()
-        differences.append(Difference(record.clip, record.system, index, best - second))
+        found = {"clip": record.clip, "system": record.system, "index": index}
+        differences.append({**found, "margin": best - second})
     return differences

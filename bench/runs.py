@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from rich.console import Console
 from bench.cells import LATENCY_COLUMNS, latency_rows
 from bench.clips import ClipFile
 from bench.environment import ROOT
-from bench.margins import first_differences
 from bench.measure import Record, measure
 from bench.systems import System
 from bench.tables import wide_table
@@ -96,14 +95,6 @@ def run_systems(
         "summary": rows,
         "records": [record.as_dict() for record in records],
     }
-
-
-def differences(
-    records: Sequence[Record], clips: Sequence[ClipFile], *, model: str, dtype: str
-) -> list[dict[str, Any]]:
-    """Returns where greedy answers differ from target-only, with the logit margins."""
-    found = first_differences(records, clips, model=Path(model), dtype=dtype)
-    return [asdict(difference) for difference in found]
 
 
 def run_transformers(
