@@ -127,9 +127,10 @@ def through_codec(clip: Clip) -> FrameArray:
     return sample_like_processor(*read_mp4(buffer))
 
 
-def facts_of(clip: Clip, file: str, question: str) -> ClipFacts:
-    """Returns the facts of the clip's file."""
-    scene = clip.scene
+def write_clip(clip: Clip, folder: Path) -> ClipFacts:
+    """Write the clip's mp4 file into the folder; returns its facts."""
+    file, scene = f"{clip.name}.mp4", clip.scene
+    write_mp4(scene, folder / file, frame_rate=clip.frame_rate)
     return ClipFacts(
         file=file,
         height=scene.height,
@@ -137,16 +138,9 @@ def facts_of(clip: Clip, file: str, question: str) -> ClipFacts:
         duration_s=scene.duration_s,
         frame_rate=clip.frame_rate,
         num_visual_tokens=clip.size.num_visual,
-        question=question,
+        question=texts.DETAILED[0],
         answer=texts.detailed(scene),
     )
-
-
-def write_clip(clip: Clip, folder: Path) -> ClipFacts:
-    """Write the clip's mp4 file into the folder; returns its facts."""
-    file = f"{clip.name}.mp4"
-    write_mp4(clip.scene, folder / file, frame_rate=clip.frame_rate)
-    return facts_of(clip, file, texts.DETAILED[0])
 
 
 def write_bench_clips(
@@ -162,15 +156,10 @@ def write_bench_clips(
         write_clip(held_out(kind, index, seed=seed, min_objects=5), folder)
         for index in range(num_clips)
     ]
-    write_facts(written, folder)
-    return written
-
-
-def write_facts(written: list[ClipFacts], folder: Path) -> None:
-    """Write `facts.json` into the folder."""
     (folder / "facts.json").write_text(
         json.dumps([asdict(facts) for facts in written], indent=1) + "\n"
     )
+    return written
 
 
 def read_facts(folder: Path) -> list[ClipFacts]:
@@ -184,7 +173,7 @@ def sample_clips() -> list[tuple[Path, ClipFacts]]:
 
 
 def bundled() -> Iterator[Clip]:
-    """Yields the bundled clips, from 64 visual tokens to more than 1,000."""
+    """Yields the clips of the bundled files, from 64 visual tokens to more than 1,000."""
     sizes = (
         ("tray", Size(112, 112, 8, 1.0, 4), 8, 3),
         ("handful", Size(140, 140, 8, 1.0, 6), 24, 5),
@@ -206,9 +195,3 @@ def bundled() -> Iterator[Clip]:
                 max_objects=size.max_objects,
             )
         yield Clip(name, scene, size, frame_rate)
-
-
-def write_samples(folder: Path = SAMPLES) -> None:
-    """Write the bundled clips and their facts."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_facts([write_clip(clip, folder) for clip in bundled()], folder)

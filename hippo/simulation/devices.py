@@ -52,7 +52,6 @@ class Outcome:
     verdicts: list[Verdict] = field(default_factory=list)
     first_token_ns: float = 0.0  # from the start of both prefills
     decode_ns: float = 0.0  # from the first token to the last
-    num_draft_steps: int = 0
     num_events: int = 0
     num_out_of_step: int = 0  # blocks of an epoch later than the verifier's
     stats: SpeculationStats = field(default_factory=SpeculationStats)

@@ -206,7 +206,6 @@ class Simulation(Clock):
                 wait_ns=round(self._draft.take_idle_ns()),
             )
             self._drafter.finish_step(step, token_ids, timing)
-            self._outcome.num_draft_steps += 1
             self._drive_draft()
 
     def _send_block(self, drafter: Drafter) -> bool:
