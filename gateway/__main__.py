@@ -7,9 +7,10 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+import uvloop
+
 from gateway.config import ENV_PREFIX, GatewaySettings
 from gateway.server import pin_to_core, serve
-from hippo import event_loop
 from hippo.config import SettingsError, load_settings
 from hippo.errors import HippoError
 from hippo.logs import setup_logging
@@ -39,7 +40,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
             # Before gRPC starts its threads, which inherit the pinning.
             pin_to_core(settings.cpu_core)
         start_tracing("gateway")
-        event_loop.run(serve(settings))
+        uvloop.run(serve(settings))
     except SettingsError as error:  # a file or variable named in the settings is unusable
         sys.stderr.write(f"error: {error.message}\n")
         return 2

@@ -14,7 +14,8 @@ from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from hippo import event_loop
+import uvloop
+
 from hippo.engine.cpu import prepare_cpu
 from hippo.engine.device_thread import settle
 from hippo.engine.service import EngineService
@@ -67,7 +68,7 @@ def run_process(
     try:
         prepare_cpu(settings.load_plan.core_of(0), settings.num_threads)
         start_tracing(name)
-        event_loop.run(serve(build, settings, port, source))
+        uvloop.run(serve(build, settings, port, source))
         code = 0
     except HippoError as error:
         _log.error("%s", error.message)

@@ -33,7 +33,6 @@ _IMPORTED = (
     "services.draft.servicer",
     "services.target.servicer",
     "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",
-    "uvloop",
 )
 _PR_SET_PDEATHSIG = 1
 _MOST_BYTES = 1 << 16  # of an order
