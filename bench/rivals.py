@@ -15,8 +15,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import av
-
 from bench.clips import ClipFile, read_clips
 from bench.environment import ROOT
 
@@ -90,12 +88,9 @@ def time_rivals(folder: Path, dtype: str, num_clips: int, num_threads: int) -> l
 
 def _inputs(processor: Any, clip: ClipFile) -> Any:
     """Prepares a prompt with PyAV as the decoder and transformers' processor."""
-    import numpy as np
+    from demo.clips import read_mp4
 
-    with av.open(str(clip.path)) as container:
-        stream = container.streams.video[0]
-        rate = float(stream.average_rate or 1)
-        frames = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(stream)])
+    frames, rate = read_mp4(clip.path)
     content = [{"type": "video"}, {"type": "text", "text": clip.question}]
     text = processor.apply_chat_template(
         [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False

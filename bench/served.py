@@ -20,6 +20,7 @@ from bench.report import Section
 from bench.runs import running_stack
 from bench.systems import TARGET_ONLY, System
 from hippo.benchmark.answers import Answer
+from hippo.benchmark.tables import number
 from hippo.cli.stack import Stack, StackOptions
 from hippo.models.cache import cache_dtype
 from hippo.models.linear import packs_weights
@@ -213,14 +214,14 @@ def answer_cells(row: Mapping[str, Any]) -> list[str]:
         f"{row['prompt_tokens']:,}",
         f"{row['share']:.2f}",
         row["system"],
-        _number(row["acceptance_rate"]),
-        _number(row["tokens_per_forward"]),
-        _number(row["ttft_s"]),
-        _number(row["target_step_ms"]),
-        _number(row["draft_step_ms"]),
-        _number(row["ms_per_token"]),
-        _number(row["decode_speedup"]),
-        _number(row["end_to_end_speedup"]),
+        number(row["acceptance_rate"], ".2f"),
+        number(row["tokens_per_forward"], ".2f"),
+        number(row["ttft_s"], ".2f"),
+        number(row["target_step_ms"], ".2f"),
+        number(row["draft_step_ms"], ".2f"),
+        number(row["ms_per_token"], ".2f"),
+        number(row["decode_speedup"], ".2f"),
+        number(row["end_to_end_speedup"], ".2f"),
         "yes" if row["is_equal"] else "no",
     ]
 
@@ -234,7 +235,3 @@ def _memory_cells(row: Mapping[str, Any]) -> list[str]:
         f"{seen / 1e9:.2f}",
         "-" if computed is None else f"{seen / computed:.2f}",
     ]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

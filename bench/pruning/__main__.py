@@ -70,6 +70,7 @@ from hippo.models.checkpoint import Checkpoint, find_checkpoint
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.pruning.select import default_score_layers
+from hippo.shapes import shape_of
 
 _PAIR_FLAGS = ("target_model", "draft_model", "target_device", "draft_device")
 
@@ -108,7 +109,8 @@ class ExperimentRun:
     @property
     def most_layers(self) -> int:
         """The number of layers of the target."""
-        return pair.num_layers(self.checkpoints[0])
+        target = self.checkpoints[0]
+        return shape_of(target.name, target.config).num_layers
 
     @cached_property
     def clips(self) -> list[SampleClip]:

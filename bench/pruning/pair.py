@@ -1,4 +1,4 @@
-"""Facts of a checkpoint, read without loading it."""
+"""The fingerprint of a checkpoint, read without loading it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,3 @@ def fingerprint(checkpoint: Checkpoint) -> str:
                 weights.seek(start)
                 digest.update(weights.read(_BLOCK_BYTES))
     return digest.hexdigest()[:12]
-
-
-def num_layers(checkpoint: Checkpoint) -> int:
-    """Returns the number of decoder layers of the language model."""
-    return int(checkpoint.config.get("text_config", checkpoint.config)["num_hidden_layers"])

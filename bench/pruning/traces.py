@@ -29,6 +29,7 @@ from hippo.models.base import (
     VideoLanguageModel,
     prunable_embeddings,
 )
+from hippo.models.context import most_text_tokens
 from hippo.pair import check_pair
 from hippo.types import ChatMessage, FramePlan, MediaPart, TextPart
 
@@ -36,7 +37,6 @@ Scope = Literal["visual", "all"]
 SCOPES: tuple[Scope, ...] = ("visual", "all")
 CACHE = ROOT / "bench/out/pruning"
 MAX_TOKENS = 256
-_TEMPLATE_TOKENS = 256  # more than the chat templates of the families have
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def trace_clip(
     """
     check_pair(draft.info, target.info)
     room = min(model.info.max_context_length for model in (target, draft)) - MAX_TOKENS
-    room -= _TEMPLATE_TOKENS + max(len(sample.question.encode()) for sample in clip.samples)
+    room -= max(most_text_tokens(sample.question) for sample in clip.samples)
     plan = FramePlan(num_frames=num_frames, max_visual_tokens=max(room, 1))
     media = [decode(clip.read_video(), plan, target.frame_limits)]
     tokenizer = Tokenizer.from_str(target.info.tokenizer_json.decode())

@@ -14,7 +14,6 @@ from hippo.types import FramePlan, Pruning, PruningStrategy
 
 _STRATEGIES = ("holistic", "attention", "specvlm", "uniform")
 _CHOICES = tuple(strategy.value for strategy in PruningStrategy)
-_TEMPLATE_TOKENS = 256  # more than the chat templates of the families have
 HELP = "draw which visual tokens the draft would see"
 DESCRIPTION = (
     "Draws the frames of a video with the visual tokens marked that the draft "
@@ -74,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         from hippo.cli.picture import draw
         from hippo.cli.scoring import decode, score, score_layers
-        from hippo.models.context import visual_limit
+        from hippo.models.context import most_text_tokens, visual_limit
         from hippo.models.loading import load_model
         from hippo.models.plan import LoadPlan
     except ImportError as error:
@@ -93,8 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
         layers = score_layers(arguments.score_layers, model.num_layers)
     with console.status("scoring the visual tokens ..."):
-        # A token of the question has a byte or more.
-        num_others = _TEMPLATE_TOKENS + len(arguments.question.encode())
+        num_others = most_text_tokens(arguments.question)
         most = visual_limit(arguments.max_context_length, num_others)  # as in the gateway
         plan = FramePlan(fps=arguments.fps, max_visual_tokens=most)
         clip = decode(data, plan, model.frame_limits)

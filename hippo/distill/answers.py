@@ -17,7 +17,7 @@ from hippo.errors import (
     OverloadedError,
     UnavailableError,
 )
-from hippo.models.context import visual_limit
+from hippo.models.context import most_text_tokens, visual_limit
 from hippo.rpc.client import TargetClient
 from hippo.tasks import gather_or_cancel
 from hippo.types import (
@@ -38,7 +38,6 @@ from hippo.types import (
 )
 
 TOP_LOGPROBS = 8  # likeliest tokens of the target that are kept per position
-_TEMPLATE_TOKENS = 256  # more than the chat templates of the families have
 _PAUSE_S = 0.5
 _LONGEST_S = 3600.0  # of an answer, its wait for a slot included
 
@@ -99,7 +98,7 @@ def _answer_of(line: dict[str, Any]) -> TargetAnswer:
 
 def frame_plan(info: ModelInfo, prompt: str, max_tokens: int) -> FramePlan:
     """Returns the plan of a video beside a question and an answer in the target's context."""
-    num_others = _TEMPLATE_TOKENS + len(prompt.encode()) + max_tokens  # a token has a byte or more
+    num_others = most_text_tokens(prompt) + max_tokens
     return FramePlan(max_visual_tokens=visual_limit(info.max_context_length, num_others))
 
 

@@ -15,6 +15,7 @@ SHARED_SLOTS = 4
 LEAST_CONTEXT = 1024
 """Tokens; in a shorter context not even LLaVA-OneVision's 785 tokens of 4 frames have room."""
 
+_TEMPLATE_TOKENS = 256  # more than the chat templates of the families have
 _STEP = 256  # tokens; a chosen context is a multiple, unless it is the checkpoint's limit
 
 
@@ -30,6 +31,12 @@ def choose_context(limit: int, num_slots: int | None, fits: Callable[[int, int],
     shared = _longest(limit, lambda context: fits(context, SHARED_SLOTS))
     alone = _longest(min(limit, VIDEO_CONTEXT), lambda context: fits(context, 1))
     return max(shared, alone)
+
+
+def most_text_tokens(question: str) -> int:
+    """Returns a number of tokens that a chat template with one question does not exceed: a token of
+    the question has a byte or more."""
+    return _TEMPLATE_TOKENS + len(question.encode())
 
 
 def visual_limit(context: int, num_others: int, ceiling: int | None = None) -> int:

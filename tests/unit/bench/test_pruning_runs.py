@@ -128,7 +128,6 @@ def test_what_cannot_run_is_said_in_a_sentence(tmp_path: Path, questions: Path) 
 def test_a_sharded_or_changed_checkpoint_has_a_fingerprint_of_its_own(tmp_path: Path) -> None:
     def fingerprint(folder: Path) -> str:
         found = find_checkpoint(str(folder), progress=lambda *_: None)
-        assert pair.num_layers(found) > 0
         return pair.fingerprint(found)
 
     one = write_family(tmp_path / "one", "qwen3_vl")
