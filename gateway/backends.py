@@ -110,12 +110,19 @@ class Backends:
     def model(self, name: str | None = None) -> ModelInfo:
         """Returns the model that is served as ``name``; None stands for the first served model.
 
-        Raises ModelNotFoundError for an unknown name, UnavailableError while every target is down.
+        Raises ModelNotFoundError for an unknown name. Raises UnavailableError while every target is
+        down, or if a target that is down served the name, or may serve it: the model of a target
+        that has never answered is not known.
         """
         models = self.models
         for info in models:
             if name in (None, info.name):
                 return info
+        down = [target for target in self.targets if target.info is None]
+        problems = [each.problem for each in down if each.served_name in (None, name)]
+        problems += self._targets.problems
+        if problems:
+            raise UnavailableError("; ".join(problems))
         names = ", ".join(repr(info.name) for info in models)
         raise ModelNotFoundError(
             f"there is no model {name!r} here; {names} is served", param="model"

@@ -53,6 +53,7 @@ class Target(Watch[TargetClient]):
         self.calibration = Calibration(calibration_share, self.baseline)
         self.answer_s = OverloadedError.retry_after_s  # running mean: how long an answer has a slot
         self.fitting_drafts: list[Draft] = []  # serving drafts that fit
+        self.served_name: str | None = None  # kept while the target is down
         self._tokenizer: Tokenizer | None = None  # set before ``info`` is
         self._drafts = drafts
         self._drafts_changed = asyncio.Event()
@@ -111,6 +112,7 @@ class Target(Watch[TargetClient]):
             self._drafts_changed.set()
 
     async def _prepare(self, info: ModelInfo) -> None:
+        self.served_name = info.name
         # Building a large tokenizer takes a while and must not block the event loop.
         try:
             self._tokenizer = await asyncio.to_thread(Tokenizer.from_buffer, info.tokenizer_json)

@@ -117,6 +117,26 @@ async def test_each_model_has_its_targets_and_one_draft_serves_them_all() -> Non
             assert pair.draft is not None and pair.draft.address == draft.address
         with pytest.raises(ModelNotFoundError, match=r"'small', 'large' is served"):
             backends.pair("other")
+        backends.pair("large").target.report_failure()
+        with pytest.raises(UnavailableError, match=f"{large.address} has just failed"):
+            backends.pair("large")
+        with pytest.raises(ModelNotFoundError, match="'small' is served"):
+            backends.pair("other")
+        await backends.close()
+
+
+@pytest.mark.parametrize("unknown", ["127.0.0.1:1", "dns+127.0.0.2:1"])
+async def test_the_model_of_a_target_that_has_never_answered_may_be_any(
+    unknown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.discovery.addresses_of", Mock(side_effect=OSError(2, "nothing")))
+    async with serving_target(_model_on(name="small")) as (_, small):
+        backends = Backends(GatewaySettings(target=(small.address, unknown)))
+        await backends.start()
+        await _until_up(backends, 1)
+        assert backends.model("small").name == "small"
+        with pytest.raises(UnavailableError, match=unknown.removeprefix("dns+")):
+            backends.model("large")
         await backends.close()
 
 
