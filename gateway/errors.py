@@ -66,6 +66,18 @@ class BodyTooLargeError(HTTPException):
         )
 
 
+class BodyStalledError(HTTPException):
+    """No byte of a request body that is not complete has come for ``seconds``."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            408,
+            f"no byte of the request body has come for {seconds:g} s, and more was to come; send "
+            "the request again",
+            headers={"connection": "close"},
+        )
+
+
 def error_body(
     message: str, *, type_name: str, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
@@ -119,6 +131,8 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
         code = "method_not_allowed"
     elif error.status_code == 413:
         code = "body_too_large"
+    elif error.status_code == 408:
+        code = "body_stalled"
     return JSONResponse(
         error_body(message, type_name="invalid_request_error", code=code),
         status_code=error.status_code,

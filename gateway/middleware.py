@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -11,7 +12,13 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.errors import QUIET_PATHS, BodyTooLargeError, error_body, internal_error
+from gateway.errors import (
+    QUIET_PATHS,
+    BodyStalledError,
+    BodyTooLargeError,
+    error_body,
+    internal_error,
+)
 from gateway.keys import Keyring
 from gateway.metrics import GatewayMetrics
 from hippo.logs import request_id_var
@@ -22,6 +29,8 @@ logger = logging.getLogger("gateway.access")
 GUARDED = ("/v1/", "/tokenize", "/detokenize")
 UPLOADS = "/v1/videos"
 _FORM_OVERHEAD_BYTES = 1 << 16  # a form's other fields and headers
+# uvicorn waits without end for a body's next byte; until then the bytes before are kept.
+_LONGEST_PAUSE_S = 60.0
 _LEFT = 499  # nginx's status for a client that left before the answer began
 # OpenTelemetry's names of methods; another one, which a client may make up, is "_OTHER".
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
@@ -72,13 +81,19 @@ class RequestMiddleware:
         token = request_id_var.set(request_id)
         status = _LEFT
         num_received = 0
+        is_complete = False  # the body; from then on ``receive`` waits for the client to leave
         is_upload = (scope["method"], scope["path"]) == ("POST", UPLOADS)
         limit = self._max_file_bytes if is_upload else self._max_body_bytes
         max_bytes = limit + _FORM_OVERHEAD_BYTES if is_upload else limit
 
         async def limited_receive() -> Message:
-            nonlocal num_received
-            message = await receive()
+            nonlocal num_received, is_complete
+            try:
+                async with asyncio.timeout(None if is_complete else _LONGEST_PAUSE_S):
+                    message = await receive()
+            except TimeoutError:
+                raise BodyStalledError(_LONGEST_PAUSE_S) from None
+            is_complete = not message.get("more_body", False)
             if message["type"] == "http.request":
                 num_received += len(message.get("body", b""))
                 if num_received > max_bytes:

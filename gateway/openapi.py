@@ -32,6 +32,7 @@ _MEANINGS = {
     400: "Malformed, out of range, not supported, or media that cannot be read.",
     403: "A URL or path that this server does not allow.",
     404: "No such model, video or path.",
+    408: "No byte of the body has come for a minute.",
     409: "Draft and target do not fit together.",
     413: "The body is larger than this server's limit.",
     429: "No slot is free and the queue is full, or a limit of the API key is reached.",

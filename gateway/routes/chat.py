@@ -42,7 +42,7 @@ _NO_PRUNING = Pruning(PruningStrategy.NONE)
 @router.post(
     "/chat/completions",
     response_model=None,
-    responses=answers(400, 403, 404, 409, 413, 429, 500, 503, 504, ok=CHAT_ANSWERED),
+    responses=answers(400, 403, 404, 408, 409, 413, 429, 500, 503, 504, ok=CHAT_ANSWERED),
 )
 async def create_chat_completion(
     body: ChatCompletionRequest, request: Request, state: State

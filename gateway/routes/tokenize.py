@@ -40,7 +40,7 @@ class DetokenizeRequest(Model):
     tokens: tuple[int, ...] = Field(max_length=_MOST_TOKENS)
 
 
-@router.post("/tokenize", responses=answers(400, 404, 413, 503))
+@router.post("/tokenize", responses=answers(400, 404, 408, 413, 503))
 async def tokenize(body: TokenizeRequest, state: State) -> TokenizeResponse:
     """Returns the token ids of a text."""
     info = state.backends.model(body.model)
@@ -57,7 +57,7 @@ async def tokenize(body: TokenizeRequest, state: State) -> TokenizeResponse:
     )
 
 
-@router.post("/detokenize", responses=answers(400, 404, 413, 503))
+@router.post("/detokenize", responses=answers(400, 404, 408, 413, 503))
 async def detokenize(body: DetokenizeRequest, state: State) -> DetokenizeResponse:
     """Returns the text of token ids, including special tokens."""
     info = state.backends.model(body.model)

@@ -30,7 +30,7 @@ _FORM: dict[str, Any] = {
 }
 
 
-@router.post("", responses=answers(400, 413, 507), openapi_extra=_FORM)
+@router.post("", responses=answers(400, 408, 413, 507), openapi_extra=_FORM)
 async def upload_video(request: Request, state: State) -> VideoCard:
     """Stores a video until it expires; requests can name its id as the url of a video_url."""
     form = FormFile(request.headers.get("content-type", ""), request.stream())
