@@ -157,7 +157,8 @@ def internal_error() -> JSONResponse:
 
 def _explain(errors: Sequence[Any], request: Request) -> tuple[str, str | None]:
     """Returns pydantic's first error as one sentence, and the path of the field at fault."""
-    first = errors[0]
+    # Of a value of several types, the text is the one that was meant.
+    first = next((each for each in errors if each["type"] == "string_unicode"), errors[0])
     if first["type"] == "json_invalid":
         reason, at = first["ctx"]["error"], first["loc"][-1]
         return f"the request body is not JSON: {reason} at character {at}", None
@@ -174,6 +175,9 @@ def _explain(errors: Sequence[Any], request: Request) -> tuple[str, str | None]:
         return f"{param} is not a known field; this server has no such option", param
     if first["type"] == "missing":
         return (f"{param} is required" if param else "the request needs a JSON body"), param
+    if first["type"] == "string_unicode":
+        fault = "has half of a surrogate pair (of an emoji that was cut?); send whole characters"
+        return f"{param or 'the name of a field'} {fault}", param
     if first["type"] == "unsupported_field":
         return str(first["msg"]), param
     shown = repr(first.get("input"))

@@ -37,7 +37,9 @@ class Model(BaseModel):
     """A part of a request: an unknown field is refused, unless its value is one of ``absent``,
     which clients send for fields that nobody has set."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Only of a constrained text pydantic checks that it is Unicode: half of a surrogate pair has no
+    # UTF-8 form, which tokenizers, gRPC and error messages need.
+    model_config = ConfigDict(extra="forbid", frozen=True, str_min_length=0)
     absent: ClassVar[list[Any]] = [None]
 
     @model_validator(mode="before")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,64 @@ def test_a_field_out_of_range_or_unknown_is_named(
 ) -> None:
     message = _refused(_ask(http, **fields), 400, param=param)
     assert param.split(".")[-1] in message or param.startswith("messages")
+
+
+CUT = "a red \ud83d"  # a client has cut an emoji between its two UTF-16 units
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": CUT}]}, "messages.0.content.0.text"),
+        (
+            CHAT,
+            {"messages": [{"role": "system", "content": [{"type": "text", "text": CUT}]}, *HELLO]},
+            "messages.0.content.0.text",
+        ),
+        (CHAT, {"messages": HELLO, "model": CUT}, "model"),
+        (CHAT, {"messages": HELLO, "stop": ["x", CUT]}, "stop.1"),
+        (CHAT, {"messages": HELLO, "cache_salt": CUT}, "cache_salt"),
+        (CHAT, {"messages": HELLO, "guided_regex": CUT}, "guided_regex"),
+        (CHAT, {"messages": HELLO, "guided_choice": [CUT]}, "guided_choice.0"),
+        (CHAT, {"messages": HELLO, "guided_json": CUT}, "guided_json.constrained-str"),
+        (CHAT, {"messages": HELLO, CUT: 1}, None),
+        ("/tokenize", {"prompt": CUT}, "prompt"),
+        ("/detokenize", {"tokens": [1], "model": CUT}, "model"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_half_of_an_emoji_is_refused(
+    http: httpx.Client, path: str, fields: dict[str, Any], param: str | None
+) -> None:
+    response = _post_escaped(http, path, {"model": "hippo", **fields})
+    message = _refused(response, 400, param=param)
+    assert message.startswith(f"{param or 'the name of a field'} has half of a surrogate pair")
+
+
+def test_half_of_an_emoji_in_a_schema_is_refused(http: httpx.Client) -> None:
+    body = {"model": "hippo", "messages": HELLO, "guided_json": {"const": CUT}}
+    message = _refused(_post_escaped(http, CHAT, body), 400, param="guided_json")
+    assert message.startswith("guided_json cannot be used: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "status"), [(CUT, 400), ("a red \U0001f600", 200)], ids=["half", "whole"]
+)
+def test_a_whole_emoji_about_a_video_is_taken_and_half_of_it_is_not(
+    http: httpx.Client, clip: Path, text: str, status: int
+) -> None:
+    question = video_message(data_url(clip), text)
+    inert = {"user": text, "metadata": {"a": text}}
+    body = {"model": "hippo", "messages": [question], "max_tokens": 2, **inert}
+    response = _post_escaped(http, CHAT, body)
+    assert response.status_code == status, response.text
+    if status == 400:
+        _refused(response, 400, param="messages.0.content.1.text")
+
+
+def _post_escaped(http: httpx.Client, path: str, body: Any) -> httpx.Response:
+    """Sends JSON with escapes, which unlike UTF-8 can name half of a surrogate pair."""
+    return http.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
 
 
 @pytest.mark.parametrize(
