@@ -102,8 +102,8 @@ class Watch(Generic[ClientT]):
 
     async def _check(self) -> None:
         """Raises UnavailableError while the service is down, and other errors if it is unusable."""
-        if not await self.client.is_serving():
-            raise UnavailableError(f"the {self._name} is down, loading or draining")
+        if reason := await self.client.health_problem():
+            raise UnavailableError(f"the {self._name} is down, loading or draining: {reason}")
         if self.info is None:
             info = await self.client.get_model()
             await self._prepare(info)

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from hippo.errors import HippoError, UnavailableError
 from hippo.rpc import codec, convert
-from hippo.rpc.errors import error_from_rpc, error_from_status
+from hippo.rpc.errors import code_name, error_from_rpc, error_from_status
 from hippo.rpc.options import (
     DEFAULT_MAX_MESSAGE_BYTES,
     DEFAULT_SILENCE_SECONDS,
@@ -203,9 +203,21 @@ class _ServiceClient:
             raise error_from_rpc(error, peer=self._peer) from None
         return convert.model_from_proto(response, peer=self._peer)
 
-    async def is_serving(self, timeout: float = _CHECK_SECONDS) -> bool:
-        """Whether the service is reachable, warm and not draining."""
-        return await self._check(timeout) is None
+    async def health_problem(self, timeout: float = _CHECK_SECONDS) -> str | None:
+        """Returns None if the service is reachable, warm and not draining, otherwise the reason."""
+        request = health_pb2.HealthCheckRequest(service=self._service_name)
+        try:
+            response = await self._health.Check(request, timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                return (
+                    f"the server there is no {self._noun} service; were the addresses of draft and "
+                    "target swapped?"
+                )
+            return f"{code_name(error.code())}: {error.details() or 'no details'}"
+        if response.status == health_pb2.HealthCheckResponse.SERVING:
+            return None
+        return "it is still loading its model, or is draining"
 
     async def wait_ready(self, timeout: float) -> None:
         """Waits until the service serves; raises UnavailableError after ``timeout`` seconds."""
@@ -213,7 +225,7 @@ class _ServiceClient:
         pause = 0.02
         while True:
             left = max(deadline - time.monotonic(), 0.001)
-            reason = await self._check(min(left, _CHECK_SECONDS))
+            reason = await self.health_problem(min(left, _CHECK_SECONDS))
             if reason is None:
                 return
             if time.monotonic() + pause >= deadline:
@@ -238,17 +250,6 @@ class _ServiceClient:
             "hippo.request_id": request.request_id,
             "hippo.choice_index": request.sampling.choice_index,
         }
-
-    async def _check(self, timeout: float) -> str | None:
-        """Returns None if the service serves, otherwise the reason why not."""
-        request = health_pb2.HealthCheckRequest(service=self._service_name)
-        try:
-            response = await self._health.Check(request, timeout=timeout)
-        except grpc.aio.AioRpcError as error:
-            return str(error_from_rpc(error, peer=self._peer))
-        if response.status == health_pb2.HealthCheckResponse.SERVING:
-            return None
-        return "it is still loading its model, or is draining"
 
 
 class DraftClient(_ServiceClient):

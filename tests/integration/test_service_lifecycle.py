@@ -49,7 +49,7 @@ async def test_health_is_not_serving_until_warm_and_while_draining() -> None:
                 health_pb2.HealthCheckRequest(service=TARGET_SERVICE)
             )
             assert (await watch.read()).status == NOT_SERVING
-            assert not await client.is_serving()
+            assert await client.health_problem()
             with pytest.raises(UnavailableError, match="loading"):
                 await client.get_model()
             with pytest.raises(UnavailableError, match="loading"):
@@ -180,7 +180,7 @@ async def test_waiting_for_a_service_that_is_not_there_ends_with_its_address() -
     try:
         with pytest.raises(UnavailableError, match=r"draft service at 127\.0\.0\.1:9"):
             await client.wait_ready(0.2)
-        assert not await client.is_serving()
+        assert await client.health_problem()
     finally:
         await client.close()
 
@@ -193,7 +193,7 @@ async def test_a_client_finds_a_service_that_comes_back_on_its_port() -> None:
     try:
         await client.wait_ready(10)
         await first.stop()
-        assert not await client.is_serving()
+        assert await client.health_problem()
         with pytest.raises(UnavailableError):
             await target_only(client, toy_request())
 

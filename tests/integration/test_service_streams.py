@@ -263,7 +263,7 @@ async def test_a_failing_sequence_ends_alone() -> None:
         assert max(len(plan.sequences) for plan in failed) > 1, "the forward was not shared"
         await until_free(service)
         assert backend_of(service).engine.counters.num_failed == 1
-        assert await client.is_serving()
+        assert await client.health_problem() is None
 
 
 async def test_a_failing_device_ends_all_sequences_and_the_service_stops_serving() -> None:
@@ -278,7 +278,7 @@ async def test_a_failing_device_ends_all_sequences_and_the_service_stops_serving
             await target_only(client, toy_request(end_token_ids=()))
 
         await until_free(service)
-        while await client.is_serving():
+        while await client.health_problem() is None:
             await asyncio.sleep(0.01)
         with pytest.raises(HippoError, match="device has failed"):
             await target_only(client, toy_request())
@@ -297,7 +297,7 @@ async def test_a_failing_device_ends_what_a_draft_drafts_and_it_stops_serving() 
                 async for _ in stream:
                     pass
         await until_free(service)
-        while await client.is_serving():
+        while await client.health_problem() is None:
             await asyncio.sleep(0.01)
 
 

@@ -45,7 +45,7 @@ async def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.Monkey
     client = TargetClient(address)
     await server.set_serving(True)
     try:
-        assert await client.is_serving()
+        assert await client.health_problem() is None
         assert await asyncio.to_thread(_probe, address) == 0
     finally:
         await client.close()

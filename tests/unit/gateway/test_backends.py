@@ -24,6 +24,7 @@ from gateway.errors import ModelNotFoundError
 from gateway.report import AnswerRecord
 from gateway.speculation import SpeculationPlan
 from gateway.targets import Pair
+from gateway.watch import Watch
 from hippo.errors import (
     OverloadedError,
     UnavailableError,
@@ -208,6 +209,37 @@ async def test_a_service_that_answers_what_nobody_foresaw_is_watched_on(
         await backends.close()
 
 
+async def test_swapped_addresses_are_told() -> None:
+    async with serving_draft(_model_on()) as (_, draft), serving_target(_model_on()) as (_, target):
+        backends = Backends(GatewaySettings(target=(draft.address,), draft=(target.address,)))
+        await backends.start()
+        watches: list[Watch[Any]] = [*backends.targets, *backends.drafts]
+        for watch, noun in zip(watches, ("target", "draft"), strict=True):
+            await until(lambda: "is down" in watch.problem)  # noqa: B023
+            assert watch.problem.startswith(
+                f"the {noun} service at {watch.address} is down, loading or draining: the server "
+                f"there is no {noun} service"
+            )
+        await backends.close()
+
+
+@pytest.mark.parametrize("has_key", [False, True])
+async def test_a_target_with_tls_where_the_gateway_has_none_and_the_reverse(
+    has_key: bool, pki: Path
+) -> None:
+    files = {name: str(pki / f"service.{end}") for name, end in (("cert", "pem"), ("key", "key"))}
+    tls: dict[str, Any] = {f"tls_{name}": path for name, path in files.items()} if has_key else {}
+    trust: dict[str, Any] = {"services_tls": True, "services_tls_ca": str(pki / "ca.pem")}
+    async with serving_target(_model_on(), **tls) as (_, client):
+        backends = Backends(GatewaySettings(target=(client.address,), **({} if has_key else trust)))
+        await backends.start()
+        (target,) = backends.targets
+        await until(lambda: "is down" in target.problem)
+        assert "is down, loading or draining: UNAVAILABLE: " in target.problem
+        assert has_key or "handshake failed" in target.problem
+        await backends.close()
+
+
 async def test_without_any_target_each_ones_problem_is_told() -> None:
     backends = _backends([TargetClient("127.0.0.1:1"), TargetClient("127.0.0.1:2")])
     with pytest.raises(UnavailableError, match=r"127.0.0.1:1 .*; .*127.0.0.1:2 "):
@@ -256,6 +288,7 @@ async def test_a_service_found_by_name_must_have_the_names_certificate(
             (target,) = backends.targets
             await until(lambda: target.info is not None or "is down" in target.problem)  # noqa: B023
             assert (target.info is not None) is is_trusted
+            assert is_trusted or "Hostname Verification" in target.problem
             await backends.close()
 
 
