@@ -149,7 +149,10 @@ class ClientStream(Generic[SentT, ReceivedT]):
             await self._call.wait_for_connection()
             raw_call = self._call._cython_call
             async for message in self._outgoing:
-                await raw_call.send_serialized_message(message.SerializeToString())
+                data = message.SerializeToString()
+                del message  # the first one has the media, and the next one may come much later
+                await raw_call.send_serialized_message(data)
+                del data
         except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
             self._outgoing.close()
 
