@@ -29,6 +29,7 @@ from rich.console import Console
 
 from bench.client import Answer, ask, video_url
 from bench.clips import ClipFile, Kind, held_out_clips
+from bench.drafts import BUNDLED, HELP, find_draft
 from bench.options import add_out, new_result, parser_of, write_result
 from bench.runs import bundled_pair, running_stack
 from bench.tables import wide_table
@@ -61,11 +62,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measures, prints a table and writes JSON."""
     args = _parse(argv)
     console = Console(width=120)
-    options = bundled_pair(args.dtype)
-    if args.draft_model is not None:
-        options = dataclasses.replace(options, draft_model=args.draft_model)
-    with tempfile.TemporaryDirectory() as folder, running_stack(options) as stack:
-        clips = held_out_clips(Path(folder), kind=cast(Kind, args.kind), num_clips=args.num_clips)
+    pair, kind = bundled_pair(args.dtype), cast(Kind, args.kind)
+    with contextlib.ExitStack() as ending:
+        folder = ending.enter_context(tempfile.TemporaryDirectory())
+        draft = find_draft(args.draft_model, Path(folder), kind)
+        options = dataclasses.replace(pair, draft_model=draft)
+        stack = ending.enter_context(running_stack(options))
+        clips = held_out_clips(Path(folder) / "clips", kind=kind, num_clips=args.num_clips)
         with _gateways(stack, options, args.settings, Path(folder)) as clients:
             samples = _ask_all(console, clients, clips, args)
     result = new_result("bench.compare", argv, settings=args.settings, rows=compare(samples))
@@ -218,7 +221,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("settings", nargs="+", help="arguments of a gateway, quoted; '' for none")
     add("--kind", default="short", choices=("short", "long"), help="of the held-out prompts")
     add("--dtype", default="float32")
-    add("--draft-model", help="another draft than the bundled one")
+    add("--draft-model", default=BUNDLED, help=HELP)
     add("--temperature", type=float, default=0.0)
     add("--num-clips", type=int, default=20)
     add("--repeats", type=int, default=5, help="times that each clip is asked about")

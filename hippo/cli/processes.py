@@ -33,9 +33,9 @@ def start_module(module: str, arguments: Sequence[str]) -> subprocess.Popen[byte
     """Starts ``python -m module`` with its output in a pipe; see ``Child.start``."""
     launcher = [sys.executable, "-I", str(Path(__file__).with_name("child.py"))]
     command = [sys.executable, "-m", module, *arguments]
-    # In a group of its own, so that Ctrl-C reaches only the parent, which then stops its children in
-    # order. Not in a session of its own: Linux shares a core out among sessions, and a message then
-    # waited up to 4 ms for a core on which the draft computed.
+    # In a group of its own, so that Ctrl-C reaches only the parent, which then stops its children
+    # in order. Not in a session of its own: Linux shares a core out among sessions, and a message
+    # then waited up to 4 ms for a core on which the draft computed.
     return subprocess.Popen(
         [*launcher, str(os.getpid()), *command],
         env={**importing_environment(), "PYTHONUNBUFFERED": "1"},

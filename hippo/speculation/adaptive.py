@@ -15,8 +15,9 @@ from hippo.speculation.estimates import Acceptance, Lengths, PairTimes, best_len
 from hippo.types import TARGET_ONLY, Block, Pace, StepLimits, Verdict
 
 _WORTH_DRAFTING = 1.05  # expected speedup from which on drafting begins
-_NUM_TRIED = 5  # draft tokens that a trial compares, and forwards that a measured speedup needs
+_NUM_TRIED = 5  # draft tokens that a trial compares, and forwards that prove drafting worth it
 _FORWARD_MEMORY = 0.9  # weight of a forward in the measured speedup, relative to the next forward
+_EXPECTED_FORWARDS = 3  # weight of the expected speedup when drafting begins
 _FIRST_PAUSE, _PAUSE_GROWTH, _LONGEST_PAUSE = 16, 3, 512  # tokens
 _NEAR = 1.5  # a number of the pace changes only by more than this factor
 _TRIAL = Pace(max_ahead=2, block_size=2)  # the target verifies nothing
@@ -96,10 +97,10 @@ class AdaptivePolicy:
         if self._is_drafting:
             lengths = self._best_lengths()
             measured = self._measured_speedup
-            if min(lengths.speedup, measured or lengths.speedup) < 1:
+            if min(lengths.speedup, measured) < 1:
                 self._start_rest()
                 return
-            if measured is not None and measured >= _WORTH_DRAFTING:
+            if self._num_forwards >= _NUM_TRIED and measured >= _WORTH_DRAFTING:
                 self._pause = _FIRST_PAUSE
             self.pace = self._make_pace(lengths)
         elif outcomes:
@@ -113,16 +114,16 @@ class AdaptivePolicy:
         return best_lengths(self._times, self._acceptance.rate, self._max_draft_tokens)
 
     @property
-    def _measured_speedup(self) -> float | None:
-        """Speedup of the last forwards over target-only decoding; None before five forwards."""
-        if self._num_forwards < _NUM_TRIED:
-            return None
+    def _measured_speedup(self) -> float:
+        """Speedup of the last forwards over target-only decoding. The expected speedup counts as
+        some forwards before the first, because a few in a row often settle few tokens."""
         return self._forward_tokens * self._times.one_row_ns / self._forward_ns
 
     def _start_drafting(self, lengths: Lengths) -> None:
         self._is_drafting = True
         self._num_forwards = 0
-        self._forward_tokens = self._forward_ns = 0.0
+        self._forward_tokens = _EXPECTED_FORWARDS * lengths.speedup
+        self._forward_ns = _EXPECTED_FORWARDS * self._times.one_row_ns
         self.pace = self._make_pace(lengths)
 
     def _start_rest(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,15 @@ def test_a_childs_environment_is_the_parents(
     child.start("saying", ())
     assert child.wait(30)
     assert printed == ["there"]
+
+
+def test_children_share_the_parents_session_but_not_its_group() -> None:
+    child = Child("draft", lambda name, line: None)
+    child.start("http.server", ["0"])
+    assert os.getsid(child.pid) == os.getsid(0)  # one share of the processor with the others
+    assert os.getpgid(child.pid) == child.pid  # a terminal's Ctrl-C does not reach it
+    child.send_signal(signal.SIGKILL)
+    assert child.wait(20)
 
 
 def test_a_process_that_is_killed_is_named_with_its_signal() -> None:

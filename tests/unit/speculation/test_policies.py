@@ -10,6 +10,7 @@ from hippo.errors import InvalidRequestError
 from hippo.simulation.devices import Outcome
 from hippo.simulation.traces import agreement_trace
 from hippo.speculation.adaptive import AdaptivePolicy
+from hippo.speculation.estimates import PairTimes
 from hippo.speculation.policies import POLICY_NAMES, make_policy
 from hippo.types import TARGET_ONLY, Block, Timing, Verdict
 from tests.support.virtual import VirtualMachine, mean_speedup, simulate
@@ -86,6 +87,15 @@ def test_adaptive_keeps_a_good_draft_going() -> None:
     )
     assert outcome.stats.mean_tokens_per_forward > 3
     assert policy.pace.max_ahead > 8
+
+
+def test_adaptive_does_not_rest_after_a_few_poor_forwards() -> None:
+    times, machine = PairTimes(), VirtualMachine()
+    good = agreement_trace(random.Random(2), 200, 0.85, 0.0)
+    simulate(AdaptivePolicy(16, times), good, machine, seed=0)
+    poor_at_first = [True, False, False, True, False, False, *good]
+    outcome = simulate(AdaptivePolicy(16, times), poor_at_first, machine, seed=0)
+    assert outcome.stats.num_one_row_forwards < 5
 
 
 @pytest.mark.parametrize("step_ratio", [5.0, 8.3])
