@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import torch
 
 from hippo.engine.sequence import EngineSequence
-from hippo.sampling.sampler import SampleRequest, sample_step
+from hippo.sampling.sampler import RowNotes, SampleRequest, sample_step
 from hippo.speculation.core import Step
 from hippo.transfer import to_device
-from hippo.types import TokenLogprobs
 
 
 def start_masks(steps: Sequence[tuple[EngineSequence, Step]]) -> None:
@@ -23,8 +22,8 @@ def start_masks(steps: Sequence[tuple[EngineSequence, Step]]) -> None:
 
 def sample_steps(
     steps: Sequence[tuple[EngineSequence, Step]], logits: torch.Tensor
-) -> list[tuple[list[int], list[TokenLogprobs]]]:
-    """Returns each step's tokens, one per used row, and their log-probabilities if requested.
+) -> list[tuple[list[int], RowNotes]]:
+    """Returns each step's tokens, one per used row, and the notes of these rows.
 
     ``logits`` ``[rows, vocabulary]`` cover all rows of the forward, or only the used rows.
     """

@@ -171,7 +171,7 @@ class Engine:
         wait_ns: int = 0,
     ) -> None:
         """Starts the core after the prefill of ``rows``, with ``logits`` ``[vocabulary]``."""
-        [(token_ids, logprobs)] = sample_steps([(sequence, PROMPT_STEP)], logits[None])
+        [(token_ids, notes)] = sample_steps([(sequence, PROMPT_STEP)], logits[None])
         sequence.held = rows
         self.counters.count_prefill(len(rows), num_reused)
         self._thread.handle_inbox()
@@ -188,7 +188,7 @@ class Engine:
         )
         if sequence.sends_prefill_timing:
             self.emit_message(sequence, timing)
-        sequence.core.begin(token_ids[0], timing, logprobs)
+        sequence.core.begin(token_ids[0], timing, notes)
         self._send_messages(sequence)
 
     def _send_messages(self, sequence: EngineSequence) -> None:
@@ -312,12 +312,12 @@ class Engine:
         self.counters.count_forward(self._forward_ns, plan.num_rows, len(steps))
         self._thread.handle_inbox()
         num_tokens = 0
-        for (sequence, step), (token_ids, logprobs) in zip(steps, sampled, strict=True):
+        for (sequence, step), (token_ids, notes) in zip(steps, sampled, strict=True):
             if sequence.is_closed:
                 continue
             timing = sequence.time_step(step, plan, began_ns=began_ns, ended_ns=ended_ns)
             try:
-                num_tokens += sequence.core.finish_step(step, token_ids, timing, logprobs)
+                num_tokens += sequence.core.finish_step(step, token_ids, timing, notes)
                 self._send_messages(sequence)
             except Exception as error:
                 self._fail(sequence, error)

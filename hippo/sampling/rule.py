@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -81,12 +82,15 @@ def choose_tokens(
     prompt_mask: torch.Tensor | None = None,
     counts: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    sharpnesses: Sequence[float] = (1.0,),
 ) -> torch.Tensor:
     """Chooses a token id per row: int64 ``[rows]`` on the device of ``logits``; -1: unusable row.
 
     ``logits`` are float32 ``[rows, num_ids]``; minus infinity excludes an id. A row with NaN, with
     plus infinity or without any finite logit is unusable. ``noise`` (float64 ``[rows, num_ids]``)
-    is needed at a temperature above 0. See ``penalise`` for the other arguments.
+    is needed at a temperature above 0. With several ``sharpnesses``, which only a draft has (see
+    :mod:`hippo.sampling.sharpness`), the result is ``[sharpnesses, rows]``. See ``penalise`` for
+    the other arguments.
     """
     logits = penalise(logits, params, prompt_mask=prompt_mask, counts=counts, bias=bias)
     largest, chosen = logits.max(dim=-1)  # the first of equal logits; NaN counts as the largest
@@ -94,8 +98,14 @@ def choose_tokens(
         assert noise is not None, "a temperature above 0 needs noise"
         scaled = (logits - largest[:, None]).double().div_(params.temperature)
         keep = keep_mask(scaled, params)
-        scores = scaled.add_(noise)
         if keep is not None:
-            scores.masked_fill_(~keep, -math.inf)
-        chosen = scores.argmax(dim=-1)
+            scaled.masked_fill_(~keep, -math.inf)
+        likeliest = chosen
+        choices = [
+            likeliest
+            if sharpness == math.inf
+            else torch.add(noise, scaled, alpha=sharpness).argmax(dim=-1)
+            for sharpness in sharpnesses
+        ]
+        chosen = choices[0] if len(choices) == 1 else torch.stack(choices)
     return chosen.where(largest.isfinite(), -1)

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -14,8 +15,9 @@ from hippo.sampling.logprobs import pack_logprobs, unpack_logprobs
 from hippo.sampling.masks import TokenMasks, mask_logits
 from hippo.sampling.noise import noise_key, noise_rows
 from hippo.sampling.rule import choose_tokens
+from hippo.sampling.sharpness import SHARPNESSES, Sharpness
 from hippo.transfer import to_device
-from hippo.types import SamplingParams, TokenLogprobs
+from hippo.types import SamplingParams
 
 _NOISE_ELEMENTS = 1 << 14  # computed at once, so that many rows of a small vocabulary share kernels
 # Most float64 numbers cached per sequence; a large vocabulary's block of 40 MB is not kept.
@@ -69,6 +71,7 @@ class TokenSampler:
         self._key = noise_key(params.seed, params.choice_index)
         self._noise: torch.Tensor | None = None  # float64 [rows, num_ids]
         self._noise_start = 0  # completion index of the first row of _noise
+        self.sharpness: Sharpness | None = None  # set for a draft at a temperature above 0
 
     def is_plain_greedy(self, first_index: int) -> bool:
         """Whether the rule is a bare argmax from ``first_index`` on, without noise, penalties, bias
@@ -84,7 +87,8 @@ class TokenSampler:
     def choose_for_rows(
         self, logits: torch.Tensor, output_ids: Sequence[int], draft_ids: Sequence[int]
     ) -> torch.Tensor:
-        """Returns token ids as int64 ``[rows]`` on the device, -1 for an unusable row.
+        """Returns token ids as int64 ``[rows]`` on the device, -1 for an unusable row; with a
+        ``sharpness``, the ids of each of SHARPNESSES in turn, ``[len(SHARPNESSES) * rows]``.
 
         ``logits`` are float32 ``[len(draft_ids) + 1, num_token_ids]``. Row k's history is
         ``output_ids`` and ``draft_ids[:k]``, so row k's token has the completion index
@@ -101,14 +105,16 @@ class TokenSampler:
         noise = None
         if self.params.temperature > 0.0:
             noise = self._noise_for(first_index, num_rows)
-        return choose_tokens(
+        chosen = choose_tokens(
             self._without_excluded(logits, first_index),
             self.params,
             noise=noise,
             prompt_mask=self._prompt_mask,
             counts=counts,
             bias=self._bias,
+            sharpnesses=(1.0,) if self.sharpness is None else SHARPNESSES,
         )
+        return chosen.flatten()
 
     def _without_excluded(self, logits: torch.Tensor, first_index: int) -> torch.Tensor:
         """Returns the logits without the tokens that the grammar excludes, and without end tokens
@@ -186,44 +192,59 @@ class SampleRequest:
     def num_rows(self) -> int:
         return len(self.draft_ids) + 1
 
+    @property
+    def num_chosen(self) -> int:
+        """Number of ids that the sampler chooses."""
+        return self.num_rows * (1 if self.sampler.sharpness is None else len(SHARPNESSES))
+
+
+RowNotes = list[Any]
+"""Of each row, TokenLogprobs, or for a draft the choices of all sharpnesses; or empty."""
+
 
 def sample_step(
     requests: Sequence[SampleRequest], logits: torch.Tensor
-) -> list[tuple[list[int], list[TokenLogprobs]]]:
-    """Returns each sequence's token ids and their log-probabilities, with one wait for the device.
+) -> list[tuple[list[int], RowNotes]]:
+    """Returns each sequence's token ids and notes, with one wait for the device.
 
     ``logits`` are float32 ``[rows, num_token_ids]``, with the rows of the requests in order. Raises
     HippoError when a row's logits are unusable, and InvalidRequestError where a grammar fails.
     """
     chosen = choose_step(requests, logits)
     parts = [chosen]
-    begin = 0
-    for request in requests:
-        end = begin + request.num_rows
-        if request.num_top is not None:
-            parts += pack_logprobs(logits[begin:end], chosen[begin:end], request.num_top)
-        begin = end
+    if any(request.num_top is not None for request in requests):
+        rows = torch.split(logits, [request.num_rows for request in requests])
+        ids = torch.split(chosen, [request.num_chosen for request in requests])
+        for request, own_rows, own_ids in zip(requests, rows, ids, strict=True):
+            if request.num_top is not None:
+                parts += pack_logprobs(own_rows, own_ids, request.num_top)
     # One copy from the device: log-probabilities travel as bits in the ids' int64.
     values = iter((torch.cat(parts) if len(parts) > 1 else chosen).tolist())
-    token_ids = [list(itertools.islice(values, request.num_rows)) for request in requests]
-    if min(map(min, token_ids)) < 0:
+    chosen_ids = [list(itertools.islice(values, request.num_chosen)) for request in requests]
+    if min(map(min, chosen_ids)) < 0:
         raise HippoError(
             "the model's logits are not usable (NaN, plus infinity, or no finite value): the "
             "checkpoint is damaged, or its dtype is too narrow for it; try float32"
         )
     width = logits.shape[1]
-    results = []
-    for request, ids in zip(requests, token_ids, strict=True):
+    results: list[tuple[list[int], RowNotes]] = []
+    for request, found in zip(requests, chosen_ids, strict=True):
+        sharpness, num_rows = request.sampler.sharpness, request.num_rows
+        notes: RowNotes = []
+        if sharpness is not None:
+            begin = sharpness.place * num_rows
+            notes = [tuple(found[row::num_rows]) for row in range(num_rows)]
+            found = found[begin : begin + num_rows]
+        elif request.num_top is not None:
+            notes = unpack_logprobs(values, num_rows, request.num_top, width)
         if request.sampler.masks is not None:
-            request.sampler.masks.check(request.draft_ids, ids)
-        num_top = request.num_top
-        logprobs = [] if num_top is None else unpack_logprobs(values, len(ids), num_top, width)
-        results.append((ids, logprobs))
+            request.sampler.masks.check(request.draft_ids, found)
+        results.append((found, notes))
     return results
 
 
 def choose_step(requests: Sequence[SampleRequest], logits: torch.Tensor) -> torch.Tensor:
-    """Like ``sample_step``, but returns int64 ``[rows]`` on the device, -1 for an unusable row."""
+    """Returns all requests' chosen ids as int64 ``[ids]`` on the device, -1 for an unusable row."""
     num_rows = [request.num_rows for request in requests]
     assert sum(num_rows) == logits.shape[0], "every row of logits belongs to a sequence"
     if all(request.sampler.is_plain_greedy(len(request.output_ids)) for request in requests):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hippo.types import Timing, TokenLogprobs
+from hippo.types import Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Core(Protocol):
     def set_max_tokens(self, max_tokens: int) -> None:
         """Replaces the initial limit; only before ``begin``."""
 
-    def begin(self, token_id: int, timing: Timing, logprobs: Sequence[TokenLogprobs] = ()) -> None:
+    def begin(self, token_id: int, timing: Timing, notes: Sequence[Any] = ()) -> None:
         """Takes ``token_id``, which the prefill's logits gave for index 0; called once."""
 
     def next_step(self, now_ns: int) -> Step | Wait | None:
@@ -84,10 +84,11 @@ class Core(Protocol):
         step: Step,
         token_ids: Sequence[int],
         timing: Timing,
-        logprobs: Sequence[TokenLogprobs] = (),
+        notes: Sequence[Any] = (),
     ) -> int:
-        """Takes the model's tokens for the indices from ``step.first_index`` on; returns how many
-        were used. Messages that arrived earlier must be passed to ``receive`` first."""
+        """Takes the model's tokens for the indices from ``step.first_index`` on, and the notes of
+        their rows (``hippo.sampling.sampler.RowNotes``); returns how many tokens were used.
+        Messages that arrived earlier must be passed to ``receive`` first."""
         ...
 
     def receive(self, message: Any) -> None:

@@ -24,9 +24,10 @@ import itertools
 from collections.abc import Collection, Sequence
 
 from hippo.errors import InvalidRequestError
+from hippo.sampling.sharpness import Sharpness
 from hippo.speculation.continuations import BrokenRun, Continuations
 from hippo.speculation.core import Step
-from hippo.types import Block, Commit, Pace, Timing, TokenLogprobs
+from hippo.types import Block, Commit, Pace, Timing
 
 # A broken run is right more often than a continuation, so its guess may be longer by this factor.
 _BROKEN_RUN = 3
@@ -45,7 +46,8 @@ class Drafter:
 
     The prefill covers the prompt alone; the first steps of a draft that joins in mid-answer feed
     ``committed_ids``. A guess has at most ``max_guessed`` tokens, or three times ``max_guessed`` if
-    it comes from a broken run.
+    it comes from a broken run. The notes of ``finish_step`` are each row's choices of all
+    sharpnesses; with the settled tokens, ``sharpness`` learns from them.
     """
 
     is_finished = False  # always: the gateway ends a draft's stream
@@ -59,6 +61,7 @@ class Drafter:
         committed_ids: Sequence[int] = (),
         epoch: int = 0,
         max_guessed: int = 0,
+        sharpness: Sharpness | None = None,
     ) -> None:
         self._max_tokens = max_tokens
         self._end_token_ids = frozenset(end_token_ids)
@@ -67,6 +70,9 @@ class Drafter:
         self._num_committed = len(self._ids)
         self._num_sent = len(self._ids)  # leading ids that are settled or sent
         self._guessed: set[int] = set()  # indices of drafted ids that stood in a guess
+        self._sharpness = sharpness
+        # Of drafted ids that are not settled, the choices of all sharpnesses, by index.
+        self._choices: dict[int, tuple[int, ...]] = {}
         self._num_fed = 0  # leading ids that are in the KV cache
         self.epoch = epoch
         self._has_begun = False
@@ -148,7 +154,7 @@ class Drafter:
             self._continuations = Continuations(text_ids)
 
     def begin(
-        self, token_id: int, timing: Timing = _UNTIMED, logprobs: Sequence[TokenLogprobs] = ()
+        self, token_id: int, timing: Timing = _UNTIMED, notes: Sequence[tuple[int, ...]] = ()
     ) -> None:
         """Ignores the token if index 0 is already settled or the pace permits no draft tokens."""
         assert not self._has_begun, "begin is called once"
@@ -175,14 +181,14 @@ class Drafter:
         step: Step,
         token_ids: Sequence[int],
         timing: Timing = _UNTIMED,
-        logprobs: Sequence[TokenLogprobs] = (),
+        notes: Sequence[tuple[int, ...]] = (),
     ) -> int:
         """Uses no token if commits changed the fed ids since the step began. If commits only
         confirmed ids, the tokens after them are used."""
         assert step is self._step, "not the step in progress"
         assert len(token_ids) == step.num_guessed + 1, "one token for each used row"
         self._step = None
-        num_drafted = self._take_tokens(step, token_ids)
+        num_drafted = self._take_tokens(step, token_ids, notes)
         self._wait_ns += timing.wait_ns
         self._step_mean.observe_step(
             timing.forward_ns,
@@ -191,7 +197,9 @@ class Drafter:
         )
         return num_drafted
 
-    def _take_tokens(self, step: Step, token_ids: Sequence[int]) -> int:
+    def _take_tokens(
+        self, step: Step, token_ids: Sequence[int], notes: Sequence[tuple[int, ...]]
+    ) -> int:
         if self._num_fed != step.start_index:  # rolled back to before the step's first id
             return 0
         ids, num_before = self._ids, len(self._ids)
@@ -203,6 +211,8 @@ class Drafter:
             len(ids) == num_before or not self.is_exhausted
         ):
             ids.append(token_ids[end - step.first_index])
+            if notes:
+                self._choices[end] = notes[end - step.first_index]
             if num_right < len(step.token_ids) and step.token_ids[num_right] == ids[-1]:
                 self._guessed.add(end)
                 num_right += 1
@@ -260,12 +270,16 @@ class Drafter:
         """Takes the settled ids into the run; returns whether they differ from a sent token."""
         for offset, token_id in enumerate(commit.token_ids):
             index = commit.start_index + offset
+            choices = self._choices.pop(index, None)
+            if choices is not None and self._sharpness is not None:
+                self._sharpness.observe_choices(choices, token_id)
             if index < len(self._ids) and self._ids[index] != token_id:
                 is_sent = index < self._num_sent
                 end = commit.start_index + len(commit.token_ids)
                 self._broken_run = BrokenRun(self._ids[end:], end)
                 self._continuations.roll_back(index)
                 self._guessed.difference_update(range(index, len(self._ids)))
+                self._choices.clear()
                 del self._ids[index:]
                 self._ids.extend(commit.token_ids[offset:])
                 self._num_fed = min(self._num_fed, index)

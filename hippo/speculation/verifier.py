@@ -124,9 +124,9 @@ class Verifier:
                 num_taken += self._enqueue_token(index, token_id)
         return len(ids) - num_taken
 
-    def begin(self, token_id: int, timing: Timing, logprobs: Sequence[TokenLogprobs] = ()) -> None:
+    def begin(self, token_id: int, timing: Timing, notes: Sequence[TokenLogprobs] = ()) -> None:
         assert not self._committed, "begin is called once"
-        self._settle_tokens((token_id,), PROMPT_STEP, 0, timing, logprobs)
+        self._settle_tokens((token_id,), PROMPT_STEP, 0, timing, notes)
 
     def history(self, step: Step) -> Sequence[int]:
         return self._committed
@@ -158,7 +158,7 @@ class Verifier:
         step: Step,
         target_ids: Sequence[int],
         timing: Timing,
-        logprobs: Sequence[TokenLogprobs] = (),
+        notes: Sequence[TokenLogprobs] = (),
     ) -> int:
         """Settles tokens of ``target_ids``; ``target_ids[k]`` is the target's token after row k.
 
@@ -172,7 +172,7 @@ class Verifier:
                 break
             num_accepted += 1
         settled = tuple(target_ids[: num_accepted + 1])
-        return self._settle_tokens(settled, step, num_accepted, timing, logprobs)
+        return self._settle_tokens(settled, step, num_accepted, timing, notes)
 
     @property
     def _limits(self) -> StepLimits:

@@ -14,6 +14,7 @@ from hippo.engine.slots import SlotPool
 from hippo.errors import InvalidRequestError
 from hippo.models.base import Prompt
 from hippo.models.content import cached_places
+from hippo.sampling.sharpness import SharpnessByTemperature
 from hippo.speculation.drafter import Drafter
 from hippo.types import OpenRequest, Selection
 from services.draft.room import FeatureRoom
@@ -25,8 +26,15 @@ class DraftSequence(EngineSequence):
     sends_prefill_timing = True
 
     def __init__(
-        self, request: OpenRequest, slots: SlotPool, *, max_guessed: int, room: FeatureRoom
+        self,
+        request: OpenRequest,
+        slots: SlotPool,
+        *,
+        max_guessed: int,
+        room: FeatureRoom,
+        sharpnesses: SharpnessByTemperature,
     ) -> None:
+        self._sharpness = sharpnesses.at(request.sampling.temperature)
         self.drafter = Drafter(
             max_tokens=request.max_tokens,
             end_token_ids=request.end_token_ids,
@@ -34,12 +42,17 @@ class DraftSequence(EngineSequence):
             committed_ids=request.committed_ids,
             epoch=request.epoch,
             max_guessed=0 if request.without_guesses else max_guessed,
+            sharpness=self._sharpness,
         )
         super().__init__(request, slots, self.drafter)
         self.selection: Selection | None = None
         self.visual: torch.Tensor | None = None
         self.is_embedded = False
         self._room = room
+
+    def set_prompt(self, *args: Any, **kwargs: Any) -> None:
+        super().set_prompt(*args, **kwargs)
+        self.sampler.sharpness = self._sharpness
 
     def begin_prefill(self, engine: Engine) -> None:
         if self.selection is not None:

@@ -9,6 +9,7 @@ from hippo.engine.service import EngineService
 from hippo.engine.streams import SequenceStreams
 from hippo.rpc.client import DRAFT_METHOD, DRAFT_SERVICE
 from hippo.rpc.errors import Context, answering_errors
+from hippo.sampling.sharpness import SharpnessByTemperature
 from hippo.v1 import draft_pb2, draft_pb2_grpc
 from services.draft.config import DraftSettings
 from services.draft.room import FeatureRoom
@@ -28,7 +29,12 @@ class DraftServicer(SequenceStreams, draft_pb2_grpc.DraftServiceServicer):
 def build_service(settings: DraftSettings) -> EngineService:
     """Returns the service with its servicer registered; needs a running event loop."""
     service = EngineService(DRAFT_SERVICE, settings, max_waiting=0)
-    make_sequence = partial(DraftSequence, max_guessed=settings.max_guessed, room=FeatureRoom())
+    make_sequence = partial(
+        DraftSequence,
+        max_guessed=settings.max_guessed,
+        room=FeatureRoom(),
+        sharpnesses=SharpnessByTemperature(),
+    )
     servicer = DraftServicer(service, draft_pb2.DraftResponse, make_sequence)
     draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, service.rpc.server)
     return service

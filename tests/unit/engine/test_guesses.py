@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hippo.engine.slots import SlotPool
+from hippo.sampling.sharpness import SharpnessByTemperature
 from hippo.speculation.policies import vpsd_pace
 from services.draft.room import FeatureRoom
 from services.draft.sequence import DraftSequence
@@ -21,7 +22,13 @@ def test_a_draft_guesses_unless_the_request_says_otherwise(without_guesses: bool
         pace=vpsd_pace(5),
         without_guesses=without_guesses,
     )
-    sequence = DraftSequence(request, SlotPool(1, max_waiting=0), max_guessed=2, room=FeatureRoom())
+    sequence = DraftSequence(
+        request,
+        SlotPool(1, max_waiting=0),
+        max_guessed=2,
+        room=FeatureRoom(),
+        sharpnesses=SharpnessByTemperature(),
+    )
     sequence.drafter.begin(14)
     step = sequence.drafter.next_step()
     assert step is not None

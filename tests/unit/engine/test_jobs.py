@@ -12,14 +12,20 @@ from hippo.engine.jobs import Job, Jobs
 from hippo.engine.sequence import EngineSequence
 from hippo.engine.slots import SlotPool
 from hippo.engine.stats import EngineCounters
+from hippo.sampling.sharpness import SharpnessByTemperature
 from services.draft.room import FeatureRoom
 from services.draft.sequence import DraftSequence
 from tests.support.services import toy_request
 
 
 def sequence() -> EngineSequence:
-    pool = SlotPool(1, max_waiting=0)
-    return DraftSequence(toy_request(), pool, max_guessed=0, room=FeatureRoom())
+    return DraftSequence(
+        toy_request(),
+        SlotPool(1, max_waiting=0),
+        max_guessed=0,
+        room=FeatureRoom(),
+        sharpnesses=SharpnessByTemperature(),
+    )
 
 
 class Recorder:

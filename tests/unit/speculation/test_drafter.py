@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hippo.errors import InvalidRequestError
+from hippo.sampling.sharpness import Sharpness
 from hippo.speculation.core import Step
 from hippo.speculation.drafter import Drafter
 from hippo.types import Block, Commit, Pace, StepLimits
@@ -396,3 +397,18 @@ def test_only_what_the_draft_itself_says_is_drafted_however_it_guesses(
         assert ids[: len(settled)] == settled
         for index in range(len(settled), len(ids)):
             assert ids[index] == says(ids[:index])
+
+
+def test_settled_tokens_up_to_the_first_wrong_one_tell_which_sharpness_is_right() -> None:
+    sharpness = Sharpness()
+    drafter = Drafter(max_tokens=20, end_token_ids=[], pace=make_pace(), sharpness=sharpness)
+    drafter.begin(10)
+    for token_id in (11, 12, 13, 14):
+        drafter.finish_step(start(drafter), [token_id], notes=[(token_id, 0, 50 + token_id)])
+    # Right twice, then wrong, where the sharpest would be right. Behind that, the draft's choices
+    # follow a wrong token and say nothing.
+    drafter.add_commit(Commit(1, 0, (10, 11, 12, 63, 64)))
+    assert sharpness.place == 0
+    drafter.finish_step(start(drafter), [15], notes=[(15, 0, 65)])
+    drafter.add_commit(Commit(2, 5, (65,)))
+    assert sharpness.place == 2
