@@ -1,10 +1,11 @@
 """Agreement traces of the bundled target on the bench's clips: ``python -m bench.agreement``.
 
-The draft is teacher-forced along the target's greedy answers to the prompts of ``python -m bench``;
+The draft is teacher-forced along the target's answers to the prompts of ``python -m bench``;
 `hippo simulate --traces` replays the traces. They depend on the models and the dtypes, not on the
-machine's speed. Printed are the agreement, and the share of wrong tokens after which the draft goes
-on with the target's next token nevertheless (``_FIT`` of the simulator). The file has one line of
-JSON per clip; a run that was interrupted continues.
+machine's speed. Printed are, for greedy answers, the agreement and the share of wrong tokens after
+which the draft goes on with the target's next token nevertheless (``_FIT`` of the simulator); at a
+temperature, the agreement at each sharpness of the draft's choices. The file has one line of JSON
+per clip; a run that was interrupted continues.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from bench.clips import ClipFile, Kind, held_out_clips
 from bench.drafts import BUNDLED, HELP, find_draft
 from bench.environment import ROOT
 from bench.options import parser_of
-from bench.pruning.traces import MAX_TOKENS, greedy_output
+from bench.pruning.traces import MAX_TOKENS, target_output
 from demo.clips import read_facts
 from hippo.benchmark.tables import progress_bar
 from hippo.cli.scoring import decode
@@ -38,17 +39,21 @@ from hippo.models.base import (
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.pruning.select import VisualScores, default_score_layers, select_tokens
+from hippo.sampling.sampler import TokenSampler
+from hippo.sampling.sharpness import SHARPNESSES, SharpnessByTemperature
 from hippo.types import (
     ChatMessage,
     FramePlan,
     MediaPart,
     Pruning,
     PruningStrategy,
+    SamplingParams,
     TextPart,
 )
 
 AGREEMENT = ROOT / "bench/out/agreement.jsonl"
 _RATIOS = {"short": 0.0, "long": 0.9}  # as in `python -m bench`
+_SHARPER = tuple(f"sharpness {sharpness:g}" for sharpness in SHARPNESSES[1:])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -58,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--kinds", default="short", help="short, long (default: short)")
     parser.add_argument("--dtypes", default="float32,bfloat16,float16")
     parser.add_argument("--num-clips", type=int, default=20)
+    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--out", type=Path, default=AGREEMENT)
     args = parser.parse_args(argv)
     args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -75,22 +81,30 @@ def main(argv: Sequence[str] | None = None) -> None:
                 model = find_draft(args.draft_model, Path(folder), cast(Kind, kind))
                 draft = load_model(LoadPlan(model, auto_is_half=True))  # as the draft service does
                 todo = list(zip(clips, answers, strict=True))
-                for clip, answer in progress.track(todo, description=f"{kind}, {dtype}"):
+                tracked = progress.track(todo, description=f"{kind}, {dtype}")
+                for number, (clip, answer) in enumerate(tracked):
                     line = {"draft": args.draft_model, "kind": kind, "dtype": dtype}
-                    line |= {"draft_dtype": draft.info.dtype, "clip": clip.path.name}
+                    line |= {"draft_dtype": draft.info.dtype, "temperature": args.temperature}
+                    line |= {"clip": clip.path.name}
                     if _key(line) in known:
                         continue
-                    line |= agreement(target, draft, clip, answer, ratio=_RATIOS[kind])
+                    params = SamplingParams(temperature=args.temperature, seed=number)
+                    line |= agreement(target, draft, clip, answer, params, ratio=_RATIOS[kind])
                     with args.out.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(line) + "\n")
-    marks: dict[tuple[str, ...], tuple[str, str]] = {}
+    marks: dict[tuple[str, ...], dict[str, str]] = {}
     for line in read_agreement(args.out):
-        agrees, fits = marks.get(_key(line)[:-1], ("", ""))
-        marks[_key(line)[:-1]] = (agrees + line["agrees"], fits + line["fits"])
-    for key, (agrees, fits) in marks.items():
-        share = agrees.count("1") / len(agrees)
-        refit = f"; {fits.count('1') / len(fits):.0%} of broken runs fit on" if fits else ""
-        console.print(f"{' '.join(key)}: {share:.1%}{refit}")
+        sums = marks.setdefault(_key(line)[:-1], {})
+        for name in ("agrees", "fits", *_SHARPER):
+            sums[name] = sums.get(name, "") + line.get(name, "")
+    for key, sums in marks.items():
+        shares = {name: marks.count("1") / len(marks) for name, marks in sums.items() if marks}
+        said = f"{' '.join(key)}: {shares['agrees']:.1%}"
+        for name in _SHARPER:
+            said += f", {name} {shares[name]:.1%}" if name in shares else ""
+        if "fits" in shares:
+            said += f"; {shares['fits']:.0%} of broken runs fit on"
+        console.print(said, soft_wrap=True)
     console.print(f"written to {args.out}")
 
 
@@ -105,13 +119,14 @@ def agreement(
     draft: VideoLanguageModel,
     clip: ClipFile,
     answer: str,
+    params: SamplingParams,
     *,
     ratio: float,
 ) -> dict[str, Any]:
     """Returns the trace of one clip and the lengths of both prompts.
 
-    ``agrees`` has "1" for each token of the target's greedy answer (its end token included) that
-    the draft proposes there, else "0". ``answer`` is the true answer; it only saves time.
+    ``agrees`` has "1" for each token of the target's answer (its end token included) that a draft
+    without sharpening proposes there, else "0". ``answer`` is the true answer; it only saves time.
     """
     media = [decode(clip.path.read_bytes(), FramePlan())]
     parts: tuple[MediaPart | TextPart, ...] = (MediaPart(0), TextPart(clip.question))
@@ -123,7 +138,9 @@ def agreement(
     assert logits is not None
     tokenizer = Tokenizer.from_str(target.info.tokenizer_json.decode())
     guess = tokenizer.encode(answer, add_special_tokens=False).ids
-    output = greedy_output(target, int(logits.argmax()), guess, max_tokens=MAX_TOKENS)
+    sampler = TokenSampler(params, (), logits.shape[-1])
+    first_id = int(sampler.choose_for_rows(logits[None], (), ()))
+    output = target_output(target, first_id, guess, max_tokens=MAX_TOKENS, sampler=sampler)
     num_visual, kept = int(prompt.visual_indices.shape[0]), None
     if tap is not None and visual is not None:
         scores = VisualScores(tap.scores, prunable_embeddings(target, prompt, visual))
@@ -135,15 +152,21 @@ def agreement(
     rows = [logits[None]]  # [1 or the rest, num_token_ids]
     if len(output) > 1:
         rows.append(draft.forward(StepPlan((SequenceRows(0, 0, output[:-1]),))))
-    said = torch.cat(rows).argmax(-1).tolist()
-    fits = _broken_runs_that_fit(draft, output, said)
+    sampler.sharpness = SharpnessByTemperature().at(params.temperature)
+    chosen = sampler.choose_for_rows(torch.cat(rows), (), output[:-1]).view(-1, len(output))
+    said, *sharper = chosen.tolist()
     num_dropped = 0 if kept is None else num_visual - int(kept.shape[0])
     return {
         "num_prompt_tokens": prompt.length,
         "num_draft_prompt_tokens": prompt.length - num_dropped,
-        "agrees": "".join("1" if a == b else "0" for a, b in zip(said, output, strict=True)),
-        "fits": fits,
+        "agrees": _marks(said, output),
+        "fits": "" if sharper else _broken_runs_that_fit(draft, output, said),
+        **{name: _marks(ids, output) for name, ids in zip(_SHARPER, sharper, strict=False)},
     }
+
+
+def _marks(said: Sequence[int], output: Sequence[int]) -> str:
+    return "".join("01"[a == b] for a, b in zip(said, output, strict=True))
 
 
 def _broken_runs_that_fit(
@@ -162,7 +185,9 @@ def _broken_runs_that_fit(
 
 
 def _key(line: dict[str, Any]) -> tuple[str, ...]:
-    return line["draft"], line["kind"], line["dtype"], line["draft_dtype"], line["clip"]
+    temperature = f"T={line.get('temperature', 0.0):g}"
+    names = ("draft", "kind", "dtype", "draft_dtype")
+    return (*(str(line[name]) for name in names), temperature, line["clip"])
 
 
 if __name__ == "__main__":

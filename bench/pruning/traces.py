@@ -31,6 +31,7 @@ from hippo.models.base import (
 )
 from hippo.models.context import most_text_tokens
 from hippo.pair import check_pair
+from hippo.sampling.sampler import TokenSampler
 from hippo.types import ChatMessage, FramePlan, MediaPart, TextPart
 
 Scope = Literal["visual", "all"]
@@ -181,7 +182,7 @@ def _trace_sample(
         attention[scope] = tap.layer_scores.cpu()
         first_id = int(logits.argmax())
     guess = tokenizer.encode(sample.answer, add_special_tokens=False).ids
-    output_ids = greedy_output(target, first_id, guess, max_tokens=MAX_TOKENS)
+    output_ids = target_output(target, first_id, guess, max_tokens=MAX_TOKENS)
     content = source.content_mask([tokenizer.decode([token_id]) for token_id in output_ids])
     return SampleTrace(
         sample=sample,
@@ -192,10 +193,16 @@ def _trace_sample(
     )
 
 
-def greedy_output(
-    model: VideoLanguageModel, first_id: int, guess: Sequence[int], *, max_tokens: int
+def target_output(
+    model: VideoLanguageModel,
+    first_id: int,
+    guess: Sequence[int],
+    *,
+    max_tokens: int,
+    sampler: TokenSampler | None = None,
 ) -> tuple[int, ...]:
-    """Returns the greedy output after a prefill of slot 0, its end token included.
+    """Returns the output after a prefill of slot 0, its end token included; greedy without a
+    ``sampler``.
 
     ``guess`` (such as the true answer) only saves time; it is verified like draft tokens.
     """
@@ -206,7 +213,12 @@ def greedy_output(
         follows = guess[place:max_tokens] if list(guess[:place]) == output else ()
         rows = (output[-1], *follows)
         logits = model.forward(StepPlan((SequenceRows(0, place - 1, rows),)))
-        for said, guessed in zip(logits.argmax(-1).tolist(), (*follows, None), strict=True):
+        chosen = (
+            logits.argmax(-1)
+            if sampler is None
+            else sampler.choose_for_rows(logits, tuple(output), follows)
+        )
+        for said, guessed in zip(chosen.tolist(), (*follows, None), strict=True):
             output.append(said)
             if said != guessed or said in ends or len(output) == max_tokens:
                 break

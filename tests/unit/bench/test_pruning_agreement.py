@@ -18,9 +18,9 @@ from bench.pruning.traces import (
     ClipTrace,
     SampleTrace,
     TraceStore,
-    greedy_output,
     messages_of,
     stored_traces,
+    target_output,
     trace_clip,
     trace_missing,
 )
@@ -50,7 +50,7 @@ def start(model: ToyModel, sample: Sample, frames: int = 3) -> tuple[SampleTrace
     assert features is not None
     *_, logits = model.prefill(0, prompt, features, None)
     assert logits is not None
-    output = greedy_output(model, int(logits.argmax()), (), max_tokens=24)
+    output = target_output(model, int(logits.argmax()), (), max_tokens=24)
     attention = torch.arange(4.0 * frames).expand(2, -1)
     content = tuple(token % 2 == 0 for token in output)
     return SampleTrace(sample, prompt, output, content, {"visual": attention}), features
@@ -81,8 +81,8 @@ def test_a_guess_saves_time_and_changes_nothing() -> None:
         *_, logits = model.prefill(0, trace.prompt, features, None)
         assert logits is not None
         first_id = int(logits.argmax())
-        assert list(greedy_output(model, first_id, guess, max_tokens=24)) == true
-        assert len(greedy_output(model, first_id, guess, max_tokens=3)) == 3
+        assert list(target_output(model, first_id, guess, max_tokens=24)) == true
+        assert len(target_output(model, first_id, guess, max_tokens=3)) == 3
 
 
 def test_a_draft_like_the_target_agrees_on_every_token_and_a_noisy_one_does_not(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
 import torch
 
 from hippo.sampling.sampler import SampleRequest, TokenSampler, sample_step
@@ -48,3 +51,17 @@ def test_a_draft_chooses_at_every_sharpness_and_proposes_the_best_ones_tokens() 
     draft.sharpness.observe_choices((0, 0, 1), 1)
     [(found, _)] = sample_step([SampleRequest(draft, (2, 7), guess)], logits)
     assert found == likeliest
+
+
+@pytest.mark.parametrize(("sureness", "best"), [(1.0, 1.0), (0.5, 2.0), (0.1, math.inf)])
+def test_a_draft_less_sure_than_its_target_is_sharpened(sureness: float, best: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    params = SamplingParams(temperature=1.0, seed=3)
+    target, draft = (TokenSampler(params, [], NUM_IDS) for _ in range(2))
+    draft.sharpness = Sharpness()
+    logits = torch.randn(300, NUM_IDS, generator=generator) * 3
+    rows = [SampleRequest(sampler, (), (0,) * 299) for sampler in (target, draft)]
+    (token_ids, _), (_, notes) = sample_step(rows, torch.cat((logits, sureness * logits)))
+    for token_id, choices in zip(token_ids, notes, strict=True):
+        draft.sharpness.observe_choices(choices, token_id)
+    assert SHARPNESSES[draft.sharpness.place] == best
