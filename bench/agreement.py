@@ -40,7 +40,7 @@ from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.pruning.select import VisualScores, default_score_layers, select_tokens
 from hippo.sampling.sampler import TokenSampler
-from hippo.sampling.sharpness import SHARPNESSES, SharpnessByTemperature
+from hippo.speculation.sharpness import SHARPNESSES, SharpnessByTemperature
 from hippo.types import (
     ChatMessage,
     FramePlan,

@@ -89,7 +89,7 @@ def choose_tokens(
     ``logits`` are float32 ``[rows, num_ids]``; minus infinity excludes an id. A row with NaN, with
     plus infinity or without any finite logit is unusable. ``noise`` (float64 ``[rows, num_ids]``)
     is needed at a temperature above 0. With several ``sharpnesses``, which only a draft has (see
-    :mod:`hippo.sampling.sharpness`), the result is ``[sharpnesses, rows]``. See ``penalise`` for
+    :mod:`hippo.speculation.sharpness`), the result is ``[sharpnesses, rows]``. See ``penalise`` for
     the other arguments.
     """
     logits = penalise(logits, params, prompt_mask=prompt_mask, counts=counts, bias=bias)

@@ -15,7 +15,7 @@ from hippo.sampling.logprobs import pack_logprobs, unpack_logprobs
 from hippo.sampling.masks import TokenMasks, mask_logits
 from hippo.sampling.noise import noise_key, noise_rows
 from hippo.sampling.rule import choose_tokens
-from hippo.sampling.sharpness import SHARPNESSES, Sharpness
+from hippo.speculation.sharpness import SHARPNESSES, Sharpness
 from hippo.transfer import to_device
 from hippo.types import SamplingParams
 

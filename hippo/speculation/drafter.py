@@ -24,9 +24,9 @@ import itertools
 from collections.abc import Collection, Sequence
 
 from hippo.errors import InvalidRequestError
-from hippo.sampling.sharpness import Sharpness
 from hippo.speculation.continuations import BrokenRun, Continuations
 from hippo.speculation.core import Step
+from hippo.speculation.sharpness import Sharpness
 from hippo.types import Block, Commit, Pace, Timing
 
 # A broken run is right more often than a continuation, so its guess may be longer by this factor.

@@ -14,8 +14,8 @@ from hippo.engine.slots import SlotPool
 from hippo.errors import InvalidRequestError
 from hippo.models.base import Prompt
 from hippo.models.content import cached_places
-from hippo.sampling.sharpness import SharpnessByTemperature
 from hippo.speculation.drafter import Drafter
+from hippo.speculation.sharpness import SharpnessByTemperature
 from hippo.types import OpenRequest, Selection
 from services.draft.room import FeatureRoom
 

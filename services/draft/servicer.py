@@ -9,7 +9,7 @@ from hippo.engine.service import EngineService
 from hippo.engine.streams import SequenceStreams
 from hippo.rpc.client import DRAFT_METHOD, DRAFT_SERVICE
 from hippo.rpc.errors import Context, answering_errors
-from hippo.sampling.sharpness import SharpnessByTemperature
+from hippo.speculation.sharpness import SharpnessByTemperature
 from hippo.v1 import draft_pb2, draft_pb2_grpc
 from services.draft.config import DraftSettings
 from services.draft.room import FeatureRoom

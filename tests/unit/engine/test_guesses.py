@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from hippo.engine.slots import SlotPool
-from hippo.sampling.sharpness import SharpnessByTemperature
 from hippo.speculation.policies import vpsd_pace
+from hippo.speculation.sharpness import SharpnessByTemperature
 from services.draft.room import FeatureRoom
 from services.draft.sequence import DraftSequence
 from tests.support.services import toy_request

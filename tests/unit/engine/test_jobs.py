@@ -12,7 +12,7 @@ from hippo.engine.jobs import Job, Jobs
 from hippo.engine.sequence import EngineSequence
 from hippo.engine.slots import SlotPool
 from hippo.engine.stats import EngineCounters
-from hippo.sampling.sharpness import SharpnessByTemperature
+from hippo.speculation.sharpness import SharpnessByTemperature
 from services.draft.room import FeatureRoom
 from services.draft.sequence import DraftSequence
 from tests.support.services import toy_request

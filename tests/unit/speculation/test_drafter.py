@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hippo.errors import InvalidRequestError
-from hippo.sampling.sharpness import Sharpness
 from hippo.speculation.core import Step
 from hippo.speculation.drafter import Drafter
+from hippo.speculation.sharpness import Sharpness
 from hippo.types import Block, Commit, Pace, StepLimits
 
 END = 99

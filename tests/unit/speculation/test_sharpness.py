@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hippo.sampling.sampler import SampleRequest, TokenSampler, sample_step
-from hippo.sampling.sharpness import SHARPNESSES, Sharpness, SharpnessByTemperature
+from hippo.speculation.sharpness import SHARPNESSES, Sharpness, SharpnessByTemperature
 from hippo.types import SamplingParams
 
 NUM_IDS = 40
