@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name in ("agrees", "fits", *_SHARPER):
             sums[name] = sums.get(name, "") + line.get(name, "")
     for key, sums in marks.items():
-        shares = {name: marks.count("1") / len(marks) for name, marks in sums.items() if marks}
+        shares = {name: found.count("1") / len(found) for name, found in sums.items() if found}
         said = f"{' '.join(key)}: {shares['agrees']:.1%}"
         for name in _SHARPER:
             said += f", {name} {shares[name]:.1%}" if name in shares else ""

@@ -17,6 +17,7 @@ from hippo.models.content import CachedRows, no_rows
 from hippo.rpc.queue import StreamQueue
 from hippo.sampling.sampler import TokenSampler
 from hippo.speculation.core import Core, Step
+from hippo.speculation.sharpness import Sharpness
 from hippo.types import OpenRequest, PromptInfo, Timing
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class EngineSequence(ABC):
     sampler: TokenSampler
 
     sends_prefill_timing = False  # as a separate message after the prefill
+    sharpness: Sharpness | None = None  # of a draft's choices at a temperature above 0
 
     def __init__(
         self,
@@ -90,6 +92,7 @@ class EngineSequence(ABC):
             device,
             end_token_ids=self.request.end_token_ids,
             masks=read.masks,
+            sharpness=self.sharpness,
         )
 
     @abstractmethod

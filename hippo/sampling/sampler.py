@@ -28,7 +28,8 @@ class TokenSampler:
     """Chooses the tokens of one sequence; the state is only a cache and does not affect results.
 
     Not thread-safe. ``num_token_ids`` is the width of the logits. ``params.min_tokens`` excludes
-    ``end_token_ids`` from the first tokens; with ``masks``, the masks do so.
+    ``end_token_ids`` from the first tokens; with ``masks``, the masks do so. Only a draft at a
+    temperature above 0 has a ``sharpness``.
     """
 
     def __init__(
@@ -40,9 +41,11 @@ class TokenSampler:
         *,
         end_token_ids: Collection[int] = (),
         masks: TokenMasks | None = None,
+        sharpness: Sharpness | None = None,
     ) -> None:
         self.params = params
         self.masks = masks
+        self.sharpness = sharpness
         self._num_ids = num_token_ids
         self._device = torch.device(device)
         self._prompt_mask: torch.Tensor | None = None
@@ -71,7 +74,6 @@ class TokenSampler:
         self._key = noise_key(params.seed, params.choice_index)
         self._noise: torch.Tensor | None = None  # float64 [rows, num_ids]
         self._noise_start = 0  # completion index of the first row of _noise
-        self.sharpness: Sharpness | None = None  # set for a draft at a temperature above 0
 
     def is_plain_greedy(self, first_index: int) -> bool:
         """Whether the rule is a bare argmax from ``first_index`` on, without noise, penalties, bias

@@ -34,7 +34,7 @@ class DraftSequence(EngineSequence):
         room: FeatureRoom,
         sharpnesses: SharpnessByTemperature,
     ) -> None:
-        self._sharpness = sharpnesses.at(request.sampling.temperature)
+        self.sharpness = sharpnesses.at(request.sampling.temperature)
         self.drafter = Drafter(
             max_tokens=request.max_tokens,
             end_token_ids=request.end_token_ids,
@@ -42,17 +42,13 @@ class DraftSequence(EngineSequence):
             committed_ids=request.committed_ids,
             epoch=request.epoch,
             max_guessed=0 if request.without_guesses else max_guessed,
-            sharpness=self._sharpness,
+            sharpness=self.sharpness,
         )
         super().__init__(request, slots, self.drafter)
         self.selection: Selection | None = None
         self.visual: torch.Tensor | None = None
         self.is_embedded = False
         self._room = room
-
-    def set_prompt(self, *args: Any, **kwargs: Any) -> None:
-        super().set_prompt(*args, **kwargs)
-        self.sampler.sharpness = self._sharpness
 
     def begin_prefill(self, engine: Engine) -> None:
         if self.selection is not None:
