@@ -2,8 +2,9 @@
 
 The draft is teacher-forced along the target's answers to the prompts of ``python -m bench``;
 `hippo simulate --traces` replays the traces. They depend on the models and the dtypes, not on the
-machine's speed. Printed are, for greedy answers, the agreement and the share of wrong tokens after
-which the draft goes on with the target's next token nevertheless (``_FIT`` of the simulator); at a
+machine's speed. Printed are the agreement, and of the wrong tokens the share of which the draft's
+second choice is right (``_SECOND_RIGHT`` of the simulator); for greedy answers, also the share
+after which the draft goes on with the target's next token nevertheless (``_FIT``), and at a
 temperature, the agreement at each sharpness of the draft's choices. The file has one line of JSON
 per clip; a run that was interrupted continues.
 """
@@ -39,7 +40,7 @@ from hippo.models.base import (
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.pruning.select import VisualScores, default_score_layers, select_tokens
-from hippo.sampling.sampler import TokenSampler
+from hippo.sampling.sampler import TokenSampler, unpack_proposals
 from hippo.speculation.sharpness import SHARPNESSES, SharpnessByTemperature
 from hippo.types import (
     ChatMessage,
@@ -95,13 +96,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     marks: dict[tuple[str, ...], dict[str, str]] = {}
     for line in read_agreement(args.out):
         sums = marks.setdefault(_key(line)[:-1], {})
-        for name in ("agrees", "fits", *_SHARPER):
+        for name in ("agrees", "seconds", "fits", *_SHARPER):
             sums[name] = sums.get(name, "") + line.get(name, "")
     for key, sums in marks.items():
         shares = {name: found.count("1") / len(found) for name, found in sums.items() if found}
         said = f"{' '.join(key)}: {shares['agrees']:.1%}"
         for name in _SHARPER:
             said += f", {name} {shares[name]:.1%}" if name in shares else ""
+        if "seconds" in shares:
+            said += f"; of wrong tokens {shares['seconds']:.0%} are the second choice"
         if "fits" in shares:
             said += f"; {shares['fits']:.0%} of broken runs fit on"
         console.print(said, soft_wrap=True)
@@ -152,14 +155,24 @@ def agreement(
     rows = [logits[None]]  # [1 or the rest, num_token_ids]
     if len(output) > 1:
         rows.append(draft.forward(StepPlan((SequenceRows(0, 0, output[:-1]),))))
-    sampler.sharpness = SharpnessByTemperature().at(params.temperature)
-    chosen = sampler.choose_for_rows(torch.cat(rows), (), output[:-1]).view(-1, len(output))
-    said, *sharper = chosen.tolist()
+    proposer = TokenSampler(
+        params, (), target.info.num_token_ids, proposes=True,
+        sharpness=SharpnessByTemperature().at(params.temperature),
+    )  # fmt: skip
+    chosen = proposer.choose_for_rows(torch.cat(rows), (), output[:-1])
+    proposals = unpack_proposals(chosen.tolist(), len(output))
+    said = [proposal.token_id for proposal in proposals]  # not sharpened yet
+    _, *sharper = zip(*(proposal.choices or (0,) for proposal in proposals), strict=True)
     num_dropped = 0 if kept is None else num_visual - int(kept.shape[0])
     return {
         "num_prompt_tokens": prompt.length,
         "num_draft_prompt_tokens": prompt.length - num_dropped,
         "agrees": _marks(said, output),
+        "seconds": "".join(
+            "01"[proposal.second_id == right]
+            for proposal, right in zip(proposals, output, strict=True)
+            if proposal.token_id != right
+        ),
         "fits": "" if sharper else _broken_runs_that_fit(draft, output, said),
         **{name: _marks(ids, output) for name, ids in zip(_SHARPER, sharper, strict=False)},
     }

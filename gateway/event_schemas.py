@@ -81,6 +81,9 @@ class BlockEvent(BaseModel):
         description="Places in `token_ids` of the tokens that stood in an n-gram guess, which the "
         "draft then confirmed."
     )
+    branches: list[list[int]] = Field(
+        description="Ids of branches: the draft's second choice of a token, and what follows it."
+    )
     is_stale: bool = Field(description="Whether it came after the rejection of its run.")
     step: float = Field(description="Device time per draft token, a running mean.")
     wait: float = Field(description="Idle time of the draft's device before the block.")
@@ -97,7 +100,10 @@ class EventToken(BaseModel):
         "an n-gram guess, or the target itself."
     )
     block: int = Field(default=0, description="Of a draft token: the number of its block.")
-    place: int = Field(default=0, description="Of a draft token: its place in the block, from 0.")
+    place: int = Field(
+        default=0,
+        description="Of a draft token: its place in the block, from 0; those of branches follow.",
+    )
 
 
 class VerdictEvent(BaseModel):

@@ -51,6 +51,8 @@ class EventLog:
         self._num_verdicts = 0
         self._epoch = 0
         self._proposed: dict[int, _Proposal] = {}  # by completion index
+        # Tokens of branches, by completion index and id.
+        self._branched: dict[tuple[int, int], _Proposal] = {}
 
     def take_events(self) -> tuple[dict[str, Any], ...]:
         """Returns the events since the last call."""
@@ -100,6 +102,12 @@ class EventLog:
                 self._proposed[block.start_index + place] = _Proposal(
                     token_id, self._num_blocks, place, place in guessed
                 )
+        place = len(block.token_ids)
+        for branch in block.branches:
+            for index, token_id in enumerate(branch.token_ids[1:], branch.index + 1):
+                proposal = _Proposal(token_id, self._num_blocks, place, False)
+                self._branched[index, token_id] = proposal
+                place += 1
         self._add(
             "block",
             now_ns,
@@ -107,6 +115,7 @@ class EventLog:
             index=block.start_index,
             token_ids=list(block.token_ids),
             guessed_places=list(block.guessed_places),
+            branches=[list(branch.token_ids) for branch in block.branches],
             is_stale=is_stale,
             step=ms(block.step_ns),
             wait=ms(block.wait_ns),
@@ -152,7 +161,9 @@ class EventLog:
         if place >= verdict.num_accepted_tokens + verdict.num_accepted_reused:
             return token
         token["source"] = "draft"
-        if proposal is not None and proposal.token_id == token_id:
+        if proposal is None or proposal.token_id != token_id:
+            proposal = self._branched.get((index, token_id))
+        if proposal is not None:
             token["source"] = "guess" if proposal.is_guess else "draft"
             token |= {"block": proposal.block, "place": proposal.place}
         return token

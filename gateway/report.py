@@ -247,6 +247,7 @@ def figures(record: AnswerRecord, request: OpenRequest, baseline: Baseline) -> d
         "num_reused_tokens": stats.num_reused_tokens,
         "num_accepted_reused": stats.num_accepted_reused,
         "num_rejections": stats.num_rejections,
+        "num_branches_taken": stats.num_branches_taken,
         "num_blocks": stats.num_blocks,
         "num_stale_blocks": stats.num_stale_blocks,
         "num_mode_switches": stats.num_mode_switches,

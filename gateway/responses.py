@@ -130,6 +130,7 @@ class Figures(BaseModel):
     num_reused_tokens: int
     num_accepted_reused: int
     num_rejections: int
+    num_branches_taken: int
     num_blocks: int
     num_stale_blocks: int
     num_mode_switches: int

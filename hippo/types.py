@@ -168,7 +168,8 @@ class Pace:
     ``conservative`` after a rejection. The drafter drafts at most ``max_ahead`` tokens beyond the
     last commit that it received, and sends blocks of ``block_size`` tokens. After a rejection the
     verifier does not wait, but verifies at most ``max_reused`` tokens that the broken run had
-    after its wrong token, if it has such tokens and none of the next run.
+    after its wrong token, if it has such tokens and none of the next run. When the drafter can go
+    no further ahead, it drafts at most ``max_branched`` tokens in branches.
     """
 
     optimistic: StepLimits = StepLimits()
@@ -176,6 +177,7 @@ class Pace:
     max_ahead: int = 0
     block_size: int = 1
     max_reused: int = 0
+    max_branched: int = 0
 
     @property
     def for_target(self) -> tuple[StepLimits, StepLimits, int]:
@@ -183,18 +185,29 @@ class Pace:
         return self.optimistic, self.conservative, self.max_reused
 
     @property
-    def for_draft(self) -> tuple[int, int, int]:
-        """The fields that a drafter uses; a run's first block is due with the last number of tokens
-        (0: a few)."""
-        return self.max_ahead, self.block_size, self.conservative.min_draft_tokens
+    def for_draft(self) -> tuple[int, int, int, int]:
+        """The fields that a drafter uses; a run's first block is due with the third number of
+        tokens (0: a few)."""
+        first = self.conservative.min_draft_tokens
+        return self.max_ahead, self.block_size, first, self.max_branched
 
 
 TARGET_ONLY = Pace()
 
 
 @dataclass(frozen=True, slots=True)
+class Branch:
+    """What the draft goes on with if the target's token at ``index`` is ``token_ids[0]``, the
+    draft's second choice."""
+
+    index: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
-    """A run of draft tokens; ``start_index`` is the completion index of the first."""
+    """A run of draft tokens; ``start_index`` is the completion index of the first. A block of
+    branches alone has no tokens and is exhausted."""
 
     epoch: int
     start_index: int
@@ -203,6 +216,8 @@ class Block:
     step_ns: int = 0  # device time per draft token, running mean
     wait_ns: int = 0  # idle time of the draft's device before this block
     guessed_places: tuple[int, ...] = ()  # of the tokens that stood in a guess of the draft
+    branches: tuple[Branch, ...] = ()  # of the run; each replaces an earlier one at its index
+    is_from_branch: bool = False  # the first block of a run that began with a branch
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ class EngineSequence(ABC):
     sampler: TokenSampler
 
     sends_prefill_timing = False  # as a separate message after the prefill
+    proposes = False  # whether the sampler proposes tokens, as a draft's
     sharpness: Sharpness | None = None  # of a draft's choices at a temperature above 0
 
     def __init__(
@@ -92,6 +93,7 @@ class EngineSequence(ABC):
             device,
             end_token_ids=self.request.end_token_ids,
             masks=read.masks,
+            proposes=self.proposes,
             sharpness=self.sharpness,
         )
 

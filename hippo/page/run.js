@@ -147,13 +147,16 @@ export class Run {
 
   _takeBlock(event) {
     const size = event.token_ids.length;
-    const start = event.at - size * event.step;
+    const branches = event.branches ?? []; // none in older recordings
+    const branched = branches.flat().length - branches.length;
+    const start = event.at - (size + branched) * event.step;
     this.blocks[event.block] = event;
     this._addSpan("draft", "wait", start - event.wait, start, "waits for the target");
     const guesses = event.guessed_places.length;
     const note =
       `block ${event.block + 1}: ${size} draft token${size === 1 ? "" : "s"}` +
       (guesses ? `, ${guesses} of them from a guess` : "") +
+      (branched ? `, ${branched} more in branches` : "") +
       (event.is_stale ? ", after its run was rejected" : "");
     const kind = event.is_stale ? "stale" : "draft";
     this._addSpan("draft", kind, start, event.at, note, { block: event.block });
@@ -194,7 +197,8 @@ export function describeToken(run, token) {
   } else {
     const size = run.blocks[token.block]?.token_ids.length;
     const who = token.source === "guess" ? "from an n-gram guess of the draft" : "by the draft";
-    parts.push(size ? `${who}, ${token.place + 1} of ${size} in block ${token.block + 1}` : who);
+    const place = token.place < size ? `${token.place + 1} of ${size}` : "of a branch";
+    parts.push(size === undefined ? who : `${who}, ${place} in block ${token.block + 1}`);
   }
   if (mode !== "prefill") {
     const kept = drafted ? `, ${accepted} of ${drafted} draft tokens accepted` : "";

@@ -35,6 +35,7 @@ _MESSAGES: Mapping[type, type[Message]] = {
     types.Timing: pb.Timing,
     types.PromptInfo: pb.Prompt,
     types.Selection: pb.Selection,
+    types.Branch: pb.Branch,
     types.Block: pb.Block,
     types.TokenLogprobs: pb.TokenLogprobs,
     types.Verdict: pb.Verdict,

@@ -221,7 +221,8 @@ def _check_block(block: Block, num_token_ids: int) -> None:
             "a block has no token ids; only one with is_exhausted may be empty",
             param="verify.token_ids",
         )
-    _check_ids(block.token_ids, num_token_ids, "token_ids")
+    for ids in (block.token_ids, *(branch.token_ids for branch in block.branches)):
+        _check_ids(ids, num_token_ids, "token_ids")
     _check_epoch(block.epoch, "verify.epoch")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -40,14 +40,15 @@ def unpack_logprobs(
 ) -> list[TokenLogprobs]:
     """Reads the log-probabilities of each row from the numbers of ``pack_logprobs``."""
     num_top = min(num_top, num_ids)
-    own = _floats(itertools.islice(values, num_rows))
+    own = floats(itertools.islice(values, num_rows))
     ids = list(itertools.islice(values, num_rows * num_top))
-    top = list(zip(ids, _floats(itertools.islice(values, num_rows * num_top)), strict=True))
+    top = list(zip(ids, floats(itertools.islice(values, num_rows * num_top)), strict=True))
     return [
         TokenLogprobs(logprob, tuple(top[row * num_top : (row + 1) * num_top]))
         for row, logprob in enumerate(own)
     ]
 
 
-def _floats(bits: Iterator[int]) -> list[float]:
+def floats(bits: Iterable[int]) -> list[float]:
+    """Returns the float64 numbers of these bits."""
     return array("d", array("q", bits).tobytes()).tolist()

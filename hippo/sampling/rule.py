@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 
+from hippo.speculation.sharpness import SHARPNESSES
 from hippo.types import SamplingParams
 
 _UNIT = 2.0**44  # weight of the likeliest token in the fixed-point arithmetic of top-p
@@ -82,30 +82,58 @@ def choose_tokens(
     prompt_mask: torch.Tensor | None = None,
     counts: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
-    sharpnesses: Sequence[float] = (1.0,),
 ) -> torch.Tensor:
     """Chooses a token id per row: int64 ``[rows]`` on the device of ``logits``; -1: unusable row.
 
     ``logits`` are float32 ``[rows, num_ids]``; minus infinity excludes an id. A row with NaN, with
     plus infinity or without any finite logit is unusable. ``noise`` (float64 ``[rows, num_ids]``)
-    is needed at a temperature above 0. With several ``sharpnesses``, which only a draft has (see
-    :mod:`hippo.speculation.sharpness`), the result is ``[sharpnesses, rows]``. See ``penalise`` for
-    the other arguments.
+    is needed at a temperature above 0. See ``penalise`` for the other arguments.
     """
     logits = penalise(logits, params, prompt_mask=prompt_mask, counts=counts, bias=bias)
     largest, chosen = logits.max(dim=-1)  # the first of equal logits; NaN counts as the largest
     if params.temperature > 0.0:
         assert noise is not None, "a temperature above 0 needs noise"
-        scaled = (logits - largest[:, None]).double().div_(params.temperature)
-        keep = keep_mask(scaled, params)
-        if keep is not None:
-            scaled.masked_fill_(~keep, -math.inf)
-        likeliest = chosen
-        choices = [
-            likeliest
-            if sharpness == math.inf
-            else torch.add(noise, scaled, alpha=sharpness).argmax(dim=-1)
-            for sharpness in sharpnesses
-        ]
-        chosen = choices[0] if len(choices) == 1 else torch.stack(choices)
+        chosen = (noise + _scale(logits, largest, params)).argmax(dim=-1)
     return chosen.where(largest.isfinite(), -1)
+
+
+def propose_tokens(
+    logits: torch.Tensor,
+    params: SamplingParams,
+    *,
+    sharpness_place: int = 0,
+    noise: torch.Tensor | None = None,
+    prompt_mask: torch.Tensor | None = None,
+    counts: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Returns a draft's choices for each row: int64 ``[rows, numbers]`` on the device.
+
+    A row has its first and second choice, and their scores as the bits of float64; then, at a
+    temperature above 0, the first choices at all of SHARPNESSES (see
+    :mod:`hippo.speculation.sharpness`). The scores are those at the sharpness of that place; the
+    first is not finite if the row is unusable. For the arguments see ``choose_tokens``.
+    """
+    logits = penalise(logits, params, prompt_mask=prompt_mask, counts=counts, bias=bias)
+    if params.temperature <= 0.0:
+        return _best_two(logits)
+    assert noise is not None, "a temperature above 0 needs noise"
+    scaled = _scale(logits, logits.amax(dim=-1), params)
+    scores = [
+        scaled if sharpness == math.inf else torch.add(noise, scaled, alpha=sharpness)
+        for sharpness in SHARPNESSES
+    ]
+    choices = torch.stack([each.argmax(dim=-1) for each in scores], dim=1)
+    return torch.cat((_best_two(scores[sharpness_place]), choices), dim=1)
+
+
+def _scale(logits: torch.Tensor, largest: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """Returns the scaled and filtered logits, 0 for the ``largest`` of each row ``[rows]``."""
+    scaled = (logits - largest[:, None]).double().div_(params.temperature)
+    keep = keep_mask(scaled, params)
+    return scaled if keep is None else scaled.masked_fill_(~keep, -math.inf)
+
+
+def _best_two(scores: torch.Tensor) -> torch.Tensor:
+    values, ids = scores.topk(2, dim=-1)
+    return torch.cat((ids, values.double().view(torch.int64)), dim=1)

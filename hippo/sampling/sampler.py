@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from hippo.errors import HippoError
-from hippo.sampling.logprobs import pack_logprobs, unpack_logprobs
+from hippo.sampling.logprobs import floats, pack_logprobs, unpack_logprobs
 from hippo.sampling.masks import TokenMasks, mask_logits
 from hippo.sampling.noise import noise_key, noise_rows
-from hippo.sampling.rule import choose_tokens
+from hippo.sampling.rule import choose_tokens, propose_tokens
+from hippo.speculation.branches import Proposal
 from hippo.speculation.sharpness import SHARPNESSES, Sharpness
 from hippo.transfer import to_device
 from hippo.types import SamplingParams
@@ -22,14 +24,16 @@ from hippo.types import SamplingParams
 _NOISE_ELEMENTS = 1 << 14  # computed at once, so that many rows of a small vocabulary share kernels
 # Most float64 numbers cached per sequence; a large vocabulary's block of 40 MB is not kept.
 _KEPT_ELEMENTS = 1 << 18
+_NUM_BEST = 4  # numbers of a proposal: two ids and their scores
+_MOST_ODDS = 700.0  # largest argument of exp
 
 
 class TokenSampler:
     """Chooses the tokens of one sequence; the state is only a cache and does not affect results.
 
     Not thread-safe. ``num_token_ids`` is the width of the logits. ``params.min_tokens`` excludes
-    ``end_token_ids`` from the first tokens; with ``masks``, the masks do so. Only a draft at a
-    temperature above 0 has a ``sharpness``.
+    ``end_token_ids`` from the first tokens; with ``masks``, the masks do so. A draft's sampler
+    ``proposes``; at a temperature above 0 it has a ``sharpness``.
     """
 
     def __init__(
@@ -41,10 +45,12 @@ class TokenSampler:
         *,
         end_token_ids: Collection[int] = (),
         masks: TokenMasks | None = None,
+        proposes: bool = False,
         sharpness: Sharpness | None = None,
     ) -> None:
         self.params = params
         self.masks = masks
+        self.proposes = proposes
         self.sharpness = sharpness
         self._num_ids = num_token_ids
         self._device = torch.device(device)
@@ -89,8 +95,8 @@ class TokenSampler:
     def choose_for_rows(
         self, logits: torch.Tensor, output_ids: Sequence[int], draft_ids: Sequence[int]
     ) -> torch.Tensor:
-        """Returns token ids as int64 ``[rows]`` on the device, -1 for an unusable row; with a
-        ``sharpness``, the ids of each of SHARPNESSES in turn, ``[len(SHARPNESSES) * rows]``.
+        """Returns token ids as int64 ``[rows]`` on the device, -1 for an unusable row; a draft's
+        choices as ``propose_tokens`` does, flattened.
 
         ``logits`` are float32 ``[len(draft_ids) + 1, num_token_ids]``. Row k's history is
         ``output_ids`` and ``draft_ids[:k]``, so row k's token has the completion index
@@ -107,14 +113,17 @@ class TokenSampler:
         noise = None
         if self.params.temperature > 0.0:
             noise = self._noise_for(first_index, num_rows)
-        chosen = choose_tokens(
+        choose: Callable[..., torch.Tensor] = choose_tokens
+        if self.proposes:
+            place = 0 if self.sharpness is None else self.sharpness.place
+            choose = functools.partial(propose_tokens, sharpness_place=place)
+        chosen = choose(
             self._without_excluded(logits, first_index),
             self.params,
             noise=noise,
             prompt_mask=self._prompt_mask,
             counts=counts,
             bias=self._bias,
-            sharpnesses=(1.0,) if self.sharpness is None else SHARPNESSES,
         )
         return chosen.flatten()
 
@@ -196,12 +205,15 @@ class SampleRequest:
 
     @property
     def num_chosen(self) -> int:
-        """Number of ids that the sampler chooses."""
-        return self.num_rows * (1 if self.sampler.sharpness is None else len(SHARPNESSES))
+        """Number of ids and bits that the sampler returns."""
+        if not self.sampler.proposes:
+            return self.num_rows
+        is_random = self.sampler.params.temperature > 0.0
+        return self.num_rows * (_NUM_BEST + (len(SHARPNESSES) if is_random else 0))
 
 
 RowNotes = list[Any]
-"""Of each row, TokenLogprobs, or for a draft the choices of all sharpnesses; or empty."""
+"""Of each row, TokenLogprobs, or for a draft its Proposal; or empty."""
 
 
 def sample_step(
@@ -220,37 +232,57 @@ def sample_step(
         for request, own_rows, own_ids in zip(requests, rows, ids, strict=True):
             if request.num_top is not None:
                 parts += pack_logprobs(own_rows, own_ids, request.num_top)
-    # One copy from the device: log-probabilities travel as bits in the ids' int64.
+    # One copy from the device: log-probabilities and scores travel as bits in the ids' int64.
     values = iter((torch.cat(parts) if len(parts) > 1 else chosen).tolist())
-    chosen_ids = [list(itertools.islice(values, request.num_chosen)) for request in requests]
-    if min(map(min, chosen_ids)) < 0:
-        raise HippoError(
-            "the model's logits are not usable (NaN, plus infinity, or no finite value): the "
-            "checkpoint is damaged, or its dtype is too narrow for it; try float32"
-        )
+    chosen_values = [list(itertools.islice(values, request.num_chosen)) for request in requests]
     width = logits.shape[1]
     results: list[tuple[list[int], RowNotes]] = []
-    for request, found in zip(requests, chosen_ids, strict=True):
-        sharpness, num_rows = request.sampler.sharpness, request.num_rows
+    for request, found in zip(requests, chosen_values, strict=True):
         notes: RowNotes = []
-        if sharpness is not None:
-            begin = sharpness.place * num_rows
-            notes = [tuple(found[row::num_rows]) for row in range(num_rows)]
-            found = found[begin : begin + num_rows]
+        if request.sampler.proposes:
+            notes = unpack_proposals(found, request.num_rows)
+            found = [proposal.token_id for proposal in notes]
         elif request.num_top is not None:
-            notes = unpack_logprobs(values, num_rows, request.num_top, width)
+            notes = unpack_logprobs(values, request.num_rows, request.num_top, width)
+        if min(found) < 0:
+            raise HippoError(
+                "the model's logits are not usable (NaN, plus infinity, or no finite value): the "
+                "checkpoint is damaged, or its dtype is too narrow for it; try float32"
+            )
         if request.sampler.masks is not None:
             request.sampler.masks.check(request.draft_ids, found)
         results.append((found, notes))
     return results
 
 
+def unpack_proposals(values: Sequence[int], num_rows: int) -> list[Proposal]:
+    """Reads the numbers of ``propose_tokens`` for ``num_rows`` rows; an unusable row has the id -1.
+
+    Of two scores with the difference d, the second is the target's with probability
+    ``1 / (1 + exp(d))``, as if the target chose among the two by the draft's probabilities.
+    """
+    width = len(values) // num_rows
+    firsts, seconds = (floats(values[place::width]) for place in (2, 3))
+    return [
+        Proposal(
+            values[begin] if math.isfinite(first) else -1,
+            values[begin + 1],
+            1 / (1 + math.exp(min(first - second, _MOST_ODDS))),
+            tuple(values[begin + _NUM_BEST : begin + width]),
+        )
+        for begin, first, second in zip(range(0, len(values), width), firsts, seconds, strict=True)
+    ]
+
+
 def choose_step(requests: Sequence[SampleRequest], logits: torch.Tensor) -> torch.Tensor:
-    """Returns all requests' chosen ids as int64 ``[ids]`` on the device, -1 for an unusable row."""
+    """Returns what all requests' samplers return, int64 ``[numbers]`` on the device."""
     num_rows = [request.num_rows for request in requests]
     assert sum(num_rows) == logits.shape[0], "every row of logits belongs to a sequence"
     if all(request.sampler.is_plain_greedy(len(request.output_ids)) for request in requests):
-        return choose_tokens(logits, SamplingParams())
+        if all(request.sampler.proposes for request in requests):
+            return propose_tokens(logits, SamplingParams()).flatten()
+        if not any(request.sampler.proposes for request in requests):
+            return choose_tokens(logits, SamplingParams())
     return torch.cat(
         [
             request.sampler.choose_for_rows(part, request.output_ids, request.draft_ids)

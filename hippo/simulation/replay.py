@@ -10,17 +10,21 @@ from dataclasses import dataclass
 from hippo.errors import InvalidRequestError
 from hippo.simulation.devices import Outcome
 from hippo.simulation.machine import Machine
-from hippo.simulation.simulator import Simulation, TokenFunction
+from hippo.simulation.simulator import SecondChoice, Simulation, TokenFunction
 from hippo.simulation.traces import Trace
 from hippo.speculation.estimates import PairTimes
 from hippo.speculation.policies import MAX_DRAFT_TOKENS, POLICY_NAMES, Policy, make_policy
 from hippo.types import FinishReason
 
-_END, _WRONG = 1_000_000, 2_000_000
+_END, _WRONG, _OTHER = 1_000_000, 2_000_000, 3_000_000
 _MS = 1e6
 # Share of rejections after which the rest of the broken run fits the answer: 35 % to 74 % of those
 # of the bundled target, by draft (docs/performance.md).
 _FIT = 0.5
+# A draft doubts as many of its right tokens as of its wrong ones. Of its wrong tokens, its second
+# choice is right in 55 % to 83 % on the bundled target, by draft (docs/performance.md).
+_DOUBT = 0.4  # probability of the second choice of a token in doubt
+_SECOND_RIGHT = 0.6
 _LOOK_BACK = 2 * MAX_DRAFT_TOKENS  # tokens of a run that a draft can be ahead
 
 
@@ -97,6 +101,7 @@ def replay(
         end_token_ids=(_END,),
         num_prompt_tokens=trace.num_prompt_tokens,
         num_draft_prompt_tokens=trace.num_draft_prompt_tokens,
+        second_choice=_second_choice(trace.agrees, target),
     )
     outcome = simulation.run(most_events=4000 + 1000 * length)
     assert outcome.verdicts[-1].finish_reason is FinishReason.STOP, "a trace ends with its token"
@@ -126,10 +131,26 @@ def _sides(
 
     def fits_after(history: Sequence[int]) -> bool:
         last = history[-_LOOK_BACK:]
-        wrong = next((token for token in reversed(last) if token >= _WRONG), None)
-        return wrong is None or wrong - _WRONG >= length or fits[wrong - _WRONG]
+        wrong = next((token % _END for token in reversed(last) if token >= _WRONG), length)
+        return wrong >= length or fits[wrong]
 
     return target, draft
+
+
+def _second_choice(agrees: Sequence[bool], target: TokenFunction) -> SecondChoice:
+    """Returns the draft's second choices for a trace, of which doubts and right ones are drawn."""
+    num_wrong = agrees.count(False)
+    share_doubted = num_wrong / max(len(agrees) - num_wrong, 1)
+
+    def second(history: Sequence[int]) -> tuple[int, float]:
+        place = len(history)
+        rng = random.Random(f"second {place}")
+        is_right = rng.random() < _SECOND_RIGHT
+        if place >= len(agrees) or (agrees[place] and rng.random() >= share_doubted):
+            return _OTHER + place, 0.0
+        return (_OTHER + place if agrees[place] or not is_right else target(history)), _DOUBT
+
+    return second
 
 
 @dataclass(frozen=True, slots=True)

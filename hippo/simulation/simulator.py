@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from hippo.simulation.devices import Clock, Costs, Device, Outage, Outcome
+from hippo.speculation.branches import Proposal
 from hippo.speculation.coordinator import Action, Coordinator, ToTarget
 from hippo.speculation.core import Step, Wait
 from hippo.speculation.drafter import Drafter
@@ -19,6 +20,9 @@ from hippo.speculation.verifier import Verifier
 from hippo.types import Block, Commit, Pace, Timing, Verdict
 
 TokenFunction = Callable[[Sequence[int]], int]
+
+SecondChoice = Callable[[Sequence[int]], tuple[int, float]]
+"""The draft's second choice after some completion ids, and its probability beside the first."""
 
 _MS = 1_000_000
 
@@ -41,15 +45,18 @@ class Simulation(Clock):
         repeat: Callable[[Action], bool] = lambda action: False,
         max_guessed: int = 0,
         num_sequences: int = 1,
+        second_choice: SecondChoice = lambda history: (0, 0.0),
     ) -> None:
         """``num_prompt_tokens`` and ``num_draft_prompt_tokens`` are the cached prompt tokens of
         target and draft; costs depend on them. ``repeat`` returns whether a message of the gateway
         is sent a second time. ``num_sequences`` equal sequences share each forward of both devices,
-        so a forward costs the rows of all of them.
+        so a forward costs the rows of all of them. Without ``second_choice`` the draft has no
+        branches.
         """
         super().__init__()
         self._target_tokens = target
         self._draft_tokens = draft
+        self._second_choice = second_choice
         self._costs = costs
         self._num_prompt_tokens = num_prompt_tokens
         self._num_draft_prompt_tokens = num_draft_prompt_tokens
@@ -166,7 +173,8 @@ class Simulation(Clock):
 
     def _begin_draft(self, number: int) -> None:
         if self._drafter is not None and number == self._draft_number:
-            self._drafter.begin(self._draft_tokens([]))
+            first = self._propose([])
+            self._drafter.begin(first.token_id, notes=[first])
             self._has_drafted = True
             self._report_draft_ready()
             self._drive_draft()
@@ -197,16 +205,20 @@ class Simulation(Clock):
     def _finish_draft(self, number: int, step: Step) -> None:
         if self._drafter is not None and number == self._draft_number:
             history = [*self._drafter.history(step)]
-            token_ids = [self._draft_tokens(history)]
+            proposals = [self._propose(history)]
             for guessed_id in step.guess:
                 history.append(guessed_id)
-                token_ids.append(self._draft_tokens(history))
+                proposals.append(self._propose(history))
             timing = Timing(
                 forward_ns=round(self.now - self._draft.began),
                 wait_ns=round(self._draft.take_idle_ns()),
             )
-            self._drafter.finish_step(step, token_ids, timing)
+            token_ids = [proposal.token_id for proposal in proposals]
+            self._drafter.finish_step(step, token_ids, timing, proposals)
             self._drive_draft()
+
+    def _propose(self, history: Sequence[int]) -> Proposal:
+        return Proposal(self._draft_tokens(history), *self._second_choice(history))
 
     def _send_block(self, drafter: Drafter) -> bool:
         blocks = drafter.take_messages()

@@ -54,6 +54,8 @@ class AdaptivePolicy:
         step = self._times.draft_step
         if block.step_ns:
             step.observe_time(block.step_ns)
+        if block.is_from_branch:
+            self._rejected_ns = None  # the draft had begun before
         if self._rejected_ns is not None:
             steps_ns = (len(block.token_ids) - 1) * step.value
             self._times.restart.observe_time(max(now_ns - self._rejected_ns - steps_ns, 1.0))
@@ -151,6 +153,7 @@ class AdaptivePolicy:
             max_ahead=2 * most,
             block_size=_kept_if_near(before.block_size, lengths.block),
             max_reused=_kept_if_near(before.max_reused, lengths.reused),
+            max_branched=2 * most,
         )
 
 

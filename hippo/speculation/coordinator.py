@@ -57,6 +57,8 @@ class Coordinator:
         self._run_end = 0  # the index after the run's last token
         self._is_run_broken = False  # a token of the run was wrong
         self._is_run_complete = False  # the run's last token is an end token
+        self._branches: dict[int, tuple[int, ...]] = {}  # of the run, by index
+        self._num_repeated = 0  # tokens of the branch taken, with which the next run begins
         self._drafted: dict[int, int] = {}  # tokens of the run not compared yet, by index
         # What the last broken run had after its wrong token and is not compared yet, by index.
         self._broken_run: dict[int, int] = {}
@@ -98,10 +100,11 @@ class Coordinator:
         """Handles a block from the draft."""
         stats = self.stats
         stats.num_blocks += 1
-        stats.num_drafted_tokens += len(block.token_ids)
+        num_new = self._count_new(block)
+        stats.num_drafted_tokens += num_new
         stats.draft_wait_ns += block.wait_ns
         stats.draft_step_ns = block.step_ns or stats.draft_step_ns
-        stats.drafting_ns += len(block.token_ids) * block.step_ns
+        stats.drafting_ns += num_new * block.step_ns
         if self.is_finished or not self.has_draft or block.epoch < self.epoch:
             stats.num_stale_blocks += 1
             stats.num_dropped_tokens += len(block.token_ids)
@@ -111,7 +114,7 @@ class Coordinator:
         stats.relayed_end_index = block.start_index + len(block.token_ids)
         self._is_drafting = True
         self._enter_epoch(block.epoch)
-        if not self._is_run_broken:
+        if not self._is_run_broken and block.token_ids:
             self._run_end = stats.relayed_end_index
             self._is_run_complete = not self._end_token_ids.isdisjoint(block.token_ids[-1:])
             for index, token_id in enumerate(block.token_ids, block.start_index):
@@ -119,6 +122,19 @@ class Coordinator:
                     self._drafted[index] = token_id
             self._policy.observe_block(block, self._take_outcomes(), now_ns)
         return [ToTarget(block), *self._commit_to_draft(self._wanted_pace()), *self._update_pace()]
+
+    def _count_new(self, block: Block) -> int:
+        """Returns how many of the block's tokens, those of branches included, were not received
+        before; keeps the branches."""
+        num_new = len(block.token_ids)
+        if block.is_from_branch:
+            num_new -= min(self._num_repeated, num_new)
+            self._num_repeated = 0
+        for branch in block.branches:
+            known = self._branches.get(branch.index, branch.token_ids[:1])
+            num_new += max(len(branch.token_ids) - len(known), 0)
+            self._branches[branch.index] = branch.token_ids
+        return num_new
 
     def on_verdict(self, verdict: Verdict, now_ns: int) -> list[Action]:
         """Handles a verdict from the target."""
@@ -171,6 +187,7 @@ class Coordinator:
         self._run_end = 0
         self._is_run_broken = self._is_run_complete = False
         self._drafted.clear()
+        self._branches.clear()
 
     def _take_outcomes(self) -> list[bool]:
         """Compares drafted with settled tokens, each index once; returns whether each was right.
@@ -186,7 +203,11 @@ class Coordinator:
             if not outcomes[-1]:
                 self._broken_run = {k: v for k, v in sorted(self._drafted.items()) if k > index}
                 self._is_broken_run_new = True
+                branch, settled = self._branches.get(index, ()), self._committed[index:]
                 self._begin_run()
+                if list(branch[: len(settled)]) == settled:
+                    self.stats.num_branches_taken += 1
+                    self._num_repeated = len(branch) - len(settled)
                 self._is_run_broken = True
                 break
         return outcomes

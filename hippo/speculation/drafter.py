@@ -16,14 +16,20 @@ by the target, each row's choice is the next token as long as the guess equals t
 rollback, the guess is the part of the broken run after the wrong token, as long as that fits.
 Otherwise it is what followed an earlier occurrence of the last tokens
 (:mod:`hippo.speculation.continuations`). No guess reaches the target without this check.
+
+Branches
+--------
+When the run cannot be drafted further before the next commit, steps extend branches of it
+(:mod:`hippo.speculation.branches`). Such a step overwrites the run's rows of the KV cache from the
+branch's index on; the run's next step feeds these ids again.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Sequence
 
 from hippo.errors import InvalidRequestError
+from hippo.speculation.branches import Branches, DraftBranch, Proposal
 from hippo.speculation.continuations import BrokenRun, Continuations
 from hippo.speculation.core import Step
 from hippo.speculation.sharpness import Sharpness
@@ -46,8 +52,8 @@ class Drafter:
 
     The prefill covers the prompt alone; the first steps of a draft that joins in mid-answer feed
     ``committed_ids``. A guess has at most ``max_guessed`` tokens, or three times ``max_guessed`` if
-    it comes from a broken run. The notes of ``finish_step`` are each row's choices of all
-    sharpnesses; with the settled tokens, ``sharpness`` learns from them.
+    it comes from a broken run. The notes of ``finish_step`` are each row's proposal: without them
+    there are no branches. With the settled tokens, ``sharpness`` learns from them.
     """
 
     is_finished = False  # always: the gateway ends a draft's stream
@@ -71,16 +77,19 @@ class Drafter:
         self._num_sent = len(self._ids)  # leading ids that are settled or sent
         self._guessed: set[int] = set()  # indices of drafted ids that stood in a guess
         self._sharpness = sharpness
-        # Of drafted ids that are not settled, the choices of all sharpnesses, by index.
-        self._choices: dict[int, tuple[int, ...]] = {}
+        self._proposals: dict[int, Proposal] = {}  # of drafted ids that are not settled, by index
+        self._branches = Branches(self._end_token_ids)
         self._num_fed = 0  # leading ids that are in the KV cache
+        self._cached: list[int] = []  # the completion ids in the KV cache, of the last step's path
         self.epoch = epoch
         self._has_begun = False
         self._is_fresh = True  # nothing of this run was sent yet
         self._max_guessed = max_guessed
         self._continuations = Continuations()
         self._broken_run = BrokenRun()
+        self._is_from_branch = False  # whether the run began with a branch
         self._step: Step | None = None
+        self._step_branch: DraftBranch | None = None
         self._step_mean = DraftTimeMean()
         self._wait_ns = 0  # device idle time since the last block
         self._step_history: list[int] = []
@@ -96,7 +105,7 @@ class Drafter:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether nothing can be drafted before the next commit or pace."""
+        """Whether the run cannot be drafted further before the next commit or pace."""
         return (
             bool(self._ids and self._ids[-1] in self._end_token_ids)
             # The target always gives the last token itself.
@@ -139,11 +148,13 @@ class Drafter:
             self._num_committed = end
             is_sent_rejected = self._merge_commit(commit)
             self._num_sent = max(self._num_sent, end)
+            self._branches.settle(end)
         else:
             is_sent_rejected = False
         if commit.epoch > self.epoch:
             self.epoch = commit.epoch
             self._num_sent = self._num_committed
+            self._branches.forget_sent()
             self._is_fresh = True
         elif is_sent_rejected:
             self.epoch += 1
@@ -154,23 +165,36 @@ class Drafter:
             self._continuations = Continuations(text_ids)
 
     def begin(
-        self, token_id: int, timing: Timing = _UNTIMED, notes: Sequence[tuple[int, ...]] = ()
+        self, token_id: int, timing: Timing = _UNTIMED, notes: Sequence[Proposal] = ()
     ) -> None:
         """Ignores the token if index 0 is already settled or the pace permits no draft tokens."""
         assert not self._has_begun, "begin is called once"
         self._has_begun = True
         if not self._ids and not self.is_exhausted:
-            self._ids.append(token_id)
+            self._append(token_id, notes[:1])
 
     def next_step(self, now_ns: int = 0) -> Step | None:
         assert self._step is None, "the last step is not finished"
-        if not self._has_begun or self.is_exhausted or self._num_fed == len(self._ids):
+        path, branch = self._ids, None
+        if not self._has_begun:
             return None
-        known = self._ids[self._num_fed : self._num_fed + _MOST_FED]
-        end = self._num_fed + len(known)
-        guess = self._make_guess() if end == len(self._ids) else ()
-        self._step = Step(self._num_fed, (*known, *guess), len(guess))
-        self._step_history = self._ids[:end]
+        if self.is_exhausted:
+            branch = self._branch_to_extend()
+            if branch is None:
+                return None
+            path = path[: branch.start] + branch.ids
+        if not path:
+            return None
+        # The last id must be fed again, because its row's logits give the next token.
+        num_fed = min(self._num_cached_of(path, self._num_fed), len(path) - 1)
+        known = path[num_fed : num_fed + _MOST_FED]
+        end = num_fed + len(known)
+        guess = self._make_guess(path, branch) if end == len(path) else ()
+        self._step = Step(num_fed, (*known, *guess), len(guess))
+        self._step_history = path[:end]
+        self._step_branch = branch
+        self._cached = [*self._step_history, *guess]
+        self._num_fed = num_fed if branch is None else min(num_fed, branch.start)
         return self._step
 
     def history(self, step: Step) -> Sequence[int]:
@@ -181,15 +205,18 @@ class Drafter:
         step: Step,
         token_ids: Sequence[int],
         timing: Timing = _UNTIMED,
-        notes: Sequence[tuple[int, ...]] = (),
+        notes: Sequence[Proposal] = (),
     ) -> int:
         """Uses no token if commits changed the fed ids since the step began. If commits only
         confirmed ids, the tokens after them are used."""
         assert step is self._step, "not the step in progress"
         assert len(token_ids) == step.num_guessed + 1, "one token for each used row"
         self._step = None
+        branch, self._step_branch = self._step_branch, None
         num_drafted = self._take_tokens(step, token_ids, notes)
         self._wait_ns += timing.wait_ns
+        if branch is not None:
+            return num_drafted + self._extend_branch(branch, step, notes)
         self._step_mean.observe_step(
             timing.forward_ns,
             num_drafted=num_drafted,
@@ -197,42 +224,73 @@ class Drafter:
         )
         return num_drafted
 
-    def _take_tokens(
-        self, step: Step, token_ids: Sequence[int], notes: Sequence[tuple[int, ...]]
-    ) -> int:
-        if self._num_fed != step.start_index:  # rolled back to before the step's first id
-            return 0
+    def _take_tokens(self, step: Step, token_ids: Sequence[int], notes: Sequence[Proposal]) -> int:
+        """Appends to the run the tokens of the rows whose history it has."""
         ids, num_before = self._ids, len(self._ids)
-        pairs = zip(ids[step.start_index :], step.token_ids, strict=False)
-        num_right = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        end = self._num_cached_of(ids, min(self._num_fed, step.start_index))
         # While all ids are fed, the last id's row has chosen the next id. The first choice is taken
         # even if no more draft tokens are wanted, so that it need not be computed again.
-        while (end := step.start_index + num_right) == len(ids) and (
-            len(ids) == num_before or not self.is_exhausted
-        ):
-            ids.append(token_ids[end - step.first_index])
-            if notes:
-                self._choices[end] = notes[end - step.first_index]
-            if num_right < len(step.token_ids) and step.token_ids[num_right] == ids[-1]:
+        while end == len(ids) >= step.first_index and (end == num_before or not self.is_exhausted):
+            place = end - step.first_index
+            self._append(token_ids[place], notes[place : place + 1])
+            if self._cached[end : end + 1] == ids[-1:]:
                 self._guessed.add(end)
-                num_right += 1
-        # The last id must be fed again, because its row's logits give the next token.
-        self._num_fed = min(end, len(ids) - 1)
+                end += 1
+        self._num_fed = end
         return len(ids) - num_before
+
+    def _append(self, token_id: int, notes: Sequence[Proposal]) -> None:
+        if notes:
+            self._proposals[len(self._ids)] = notes[0]
+        self._ids.append(token_id)
+
+    def _num_cached_of(self, path: Sequence[int], known: int) -> int:
+        """Returns how many leading ids of a path are in the KV cache; at least ``known`` are."""
+        most = min(len(self._cached), len(path))
+        return next((k for k in range(known, most) if path[k] != self._cached[k]), max(known, most))
+
+    def _branch_to_extend(self) -> DraftBranch | None:
+        if self._branches.num_drafted >= self._pace.max_branched:
+            return None
+        return self._branches.likeliest(self._proposals, end=self._max_tokens - 1)
+
+    def _extend_branch(self, branch: DraftBranch, step: Step, notes: Sequence[Proposal]) -> int:
+        """Appends a step's tokens to the branch that it was about; none if its run has ended."""
+        proposal, num_before = self._proposals.get(branch.start), branch.num_drafted
+        path = self._ids[: branch.start] + branch.ids
+        if (
+            proposal is None
+            or proposal.second_id != branch.ids[0]
+            or path != self._cached[: len(path)]
+        ):
+            return 0
+        for place, note in enumerate(notes[len(path) - step.first_index :], len(path)):
+            branch.append(note)
+            if self._cached[place : place + 1] != [note.token_id]:
+                break
+        self._branches.keep(branch)
+        return branch.num_drafted - num_before
 
     def take_messages(self) -> list[Block]:
         """Returns the next block if it is due.
 
-        A block is due with ``block_size`` ids, or when nothing more can be drafted. The first block
+        A block is due with ``block_size`` ids, or when nothing more can be drafted; so is one of
+        branches alone, which are drafted while the run is exhausted. The first block
         of a run is due with as many ids as the conservative limits wait for, because the target
         idles after a rejection, or with a few ids if the target does not wait.
         """
-        num_unsent = len(self._ids) - self._num_sent if self._has_begun else 0
+        if not self._has_begun:
+            return []
+        num_unsent = len(self._ids) - self._num_sent
+        num_branched = self._branches.num_unsent
         size = self._pace.block_size
         if self._is_fresh:
             size = self._pace.conservative.min_draft_tokens or min(size, _FIRST_BLOCK)
         is_exhausted = self.is_exhausted
-        if num_unsent < 1 or not (is_exhausted or num_unsent >= size):
+        is_due = num_unsent > 0 and (is_exhausted or num_unsent >= size)
+        if is_exhausted and num_branched:
+            is_due = is_due or num_branched >= size or self._branch_to_extend() is None
+        if not is_due:
             return []
         block = Block(
             epoch=self.epoch,
@@ -246,21 +304,28 @@ class Drafter:
                 for index in range(self._num_sent, len(self._ids))
                 if index in self._guessed
             ),
+            branches=self._branches.take_unsent(),
+            is_from_branch=self._is_from_branch and self._is_fresh,
         )
         self._num_sent = len(self._ids)
         self._is_fresh = False
         self._wait_ns = 0
         return [block]
 
-    def _make_guess(self) -> tuple[int, ...]:
-        """Returns what may follow the ids, up to the end of what may be drafted."""
-        ends = (self._max_tokens - 1, self._num_committed + self._pace.max_ahead)
-        most = min(_BROKEN_RUN * self._max_guessed, min(ends) - len(self._ids) - 1)
+    def _make_guess(self, path: Sequence[int], branch: DraftBranch | None) -> tuple[int, ...]:
+        """Returns what may follow a path, up to the end of what may be drafted."""
+        broken_run = self._broken_run
+        num_left = self._num_committed + self._pace.max_ahead - len(path)
+        if branch is not None:  # the run goes on after the second choice as after the first
+            broken_run = BrokenRun(self._ids[branch.start + 1 :], branch.start + 1)
+            num_left = self._pace.max_branched - self._branches.num_drafted
+        num_left = min(num_left, self._max_tokens - 1 - len(path))
+        most = min(_BROKEN_RUN * self._max_guessed, num_left - 1)
         if most < 1:
             return ()
-        guess = self._broken_run.guess_after(self._ids, most)
-        if not guess:
-            guess = self._continuations.guess_after(self._ids, min(most, self._max_guessed))
+        guess = broken_run.guess_after(path, most)
+        if not guess and branch is None:
+            guess = self._continuations.guess_after(path, min(most, self._max_guessed))
         for place, token_id in enumerate(guess):
             if token_id in self._end_token_ids:
                 return guess[:place]
@@ -270,18 +335,19 @@ class Drafter:
         """Takes the settled ids into the run; returns whether they differ from a sent token."""
         for offset, token_id in enumerate(commit.token_ids):
             index = commit.start_index + offset
-            choices = self._choices.pop(index, None)
-            if choices is not None and self._sharpness is not None:
-                self._sharpness.observe_choices(choices, token_id)
+            proposal = self._proposals.pop(index, None)
+            if proposal is not None and self._sharpness is not None:
+                self._sharpness.observe_choices(proposal.choices, token_id)
             if index < len(self._ids) and self._ids[index] != token_id:
                 is_sent = index < self._num_sent
                 end = commit.start_index + len(commit.token_ids)
                 self._broken_run = BrokenRun(self._ids[end:], end)
                 self._continuations.roll_back(index)
                 self._guessed.difference_update(range(index, len(self._ids)))
-                self._choices.clear()
+                self._proposals.clear()
                 del self._ids[index:]
                 self._ids.extend(commit.token_ids[offset:])
+                self._enter_branch(index)
                 self._num_fed = min(self._num_fed, index)
                 self._num_sent = min(self._num_sent, index)
                 self._is_fresh = True
@@ -289,6 +355,16 @@ class Drafter:
             if index == len(self._ids):
                 self._ids.append(token_id)
         return False
+
+    def _enter_branch(self, start: int) -> None:
+        """Goes on with the branch of the rejected token, if the settled ids are those of it."""
+        branch = self._branches.take(start)
+        settled = self._ids[start:]
+        self._is_from_branch = False
+        if branch is not None and branch.ids[: len(settled)] == settled:
+            for proposal in branch.proposals[len(settled) - 1 :]:
+                self._append(proposal.token_id, [proposal])
+                self._is_from_branch = True
 
 
 class DraftTimeMean:

@@ -28,6 +28,7 @@ class SpeculationStats:
     num_blocks: int = 0
     num_stale_blocks: int = 0  # dropped by the gateway
     num_rejections: int = 0
+    num_branches_taken: int = 0  # rejections after which the settled token began a branch
     num_mode_switches: int = 0
     num_draft_losses: int = 0
     verified_per_position: list[int] = field(default_factory=list)  # by position in the forward

@@ -35,7 +35,8 @@ class Verifier:
 
     A step feeds the last settled id, and the queued draft tokens as its guess. After a rejection
     the guess can be what the broken run had after its wrong token: often one word was wrong, and
-    the target need not wait for the draft to propose the rest of the sentence again.
+    the target need not wait for the draft to propose the rest of the sentence again. If the draft
+    had sent a branch for the target's token (:mod:`hippo.speculation.branches`), that is the guess.
     """
 
     def __init__(self, *, max_tokens: int, end_token_ids: Collection[int], pace: Pace) -> None:
@@ -48,6 +49,8 @@ class Verifier:
         self._run: list[int] = []  # queued draft tokens, the first at index _run_start
         self._run_start = 0
         self._broken_run = BrokenRun()  # what the last rejected run had after its wrong token
+        self._branches: dict[int, tuple[int, ...]] = {}  # of the run, by index
+        self._branch = BrokenRun()  # the branch that the last rejected run goes on with
         self.epoch = 0
         self.is_conservative = False  # whether the last comparison was a rejection
         self._is_exhausted = False  # whether the draft sends nothing more before the next commit
@@ -110,13 +113,14 @@ class Verifier:
             self._num_dropped += len(ids)
             return len(ids)
         self._is_exhausted = block.is_exhausted
+        self._branches |= {branch.index: branch.token_ids for branch in block.branches}
         num_taken = 0
         for offset, token_id in enumerate(ids):
             index = block.start_index + offset
             if index < len(self._committed):
                 if token_id != self._committed[index]:
                     self._num_dropped += len(ids) - offset
-                    self._reject_run()
+                    self._reject_run(index)
                     end = len(self._committed)
                     self._broken_run = BrokenRun(ids[end - block.start_index :], end)
                     break
@@ -141,12 +145,12 @@ class Verifier:
         num_room = self._max_tokens - len(self._committed) - 1  # the target's own token takes one
         num_most = max(0, min(limits.max_draft_tokens, num_room))
         draft_ids = tuple(self._run[:num_most])
-        reused_ids = self._reusable_ids(num_room)
-        num_wanted = 0 if reused_ids else min(limits.min_draft_tokens, num_most)
+        branch_ids, reused_ids = self._ids_after_rejection(num_room)
+        num_wanted = 0 if branch_ids or reused_ids else min(limits.min_draft_tokens, num_most)
         until_ns = self._idle_since_ns + limits.wait_ns
         if len(self._run) < num_wanted and not self._has_all() and now_ns < until_ns:
             return Wait(until_ns)
-        guess = reused_ids or draft_ids
+        guess = branch_ids or reused_ids or draft_ids
         start_index = len(self._committed) - 1
         self._step = Step(start_index, (self._committed[-1], *guess), len(guess))
         self._is_step_conservative = self.is_conservative
@@ -178,12 +182,17 @@ class Verifier:
     def _limits(self) -> StepLimits:
         return self._pace.conservative if self.is_conservative else self._pace.optimistic
 
-    def _reusable_ids(self, num_room: int) -> tuple[int, ...]:
-        """Returns tokens of the broken run to verify while the next run has none; often none."""
+    def _ids_after_rejection(self, num_room: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Returns tokens of a branch, or else of the broken run, to verify while the next run has
+        none; often neither."""
+        if not self.is_conservative or self._run:
+            return (), ()
+        most = min(self._pace.conservative.max_draft_tokens, num_room)
+        branch_ids = self._branch.guess_after(self._committed, most) if most > 0 else ()
         most = min(self._pace.max_reused, num_room)
-        if not self.is_conservative or self._run or most < 1:
-            return ()
-        return self._broken_run.guess_after(self._committed, most)
+        if branch_ids or most < 1:
+            return branch_ids, ()
+        return (), self._broken_run.guess_after(self._committed, most)
 
     def _has_all(self) -> bool:
         """Whether no further draft token can arrive before the next verdict."""
@@ -266,16 +275,20 @@ class Verifier:
         """Removes settled tokens from the queue; returns False if one of them was wrong."""
         while self._run and self._run_start < len(self._committed):
             if self._run[0] != self._committed[self._run_start]:
-                self._reject_run()
+                self._reject_run(self._run_start)
                 return False
             del self._run[0]
             self._run_start += 1
         return True
 
-    def _reject_run(self) -> None:
-        end = len(self._committed)
+    def _reject_run(self, index: int) -> None:
+        """Ends the run, whose token at ``index`` is wrong."""
+        end, settled = len(self._committed), tuple(self._committed[index:])
         if self._run:
             self._broken_run = BrokenRun(self._run[end - self._run_start :], end)
+        branch = self._branches.get(index, ())
+        is_right = branch[: len(settled)] == settled
+        self._branch = BrokenRun(branch[len(settled) :] if is_right else (), end)
         self._drop_run()
         self.epoch += 1
         self.is_conservative = True
@@ -283,4 +296,5 @@ class Verifier:
     def _drop_run(self) -> None:
         self._num_dropped += len(self._run)
         self._run.clear()
+        self._branches.clear()
         self._is_exhausted = False

@@ -540,6 +540,7 @@ class Pace(_message.Message):
     MAX_AHEAD_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     MAX_REUSED_FIELD_NUMBER: _builtins.int
+    MAX_BRANCHED_FIELD_NUMBER: _builtins.int
     max_ahead: _builtins.int
     """How many tokens beyond the last commit it knows the draft may go."""
     block_size: _builtins.int
@@ -548,6 +549,8 @@ class Pace(_message.Message):
     """How many tokens that a broken run had after its wrong token the target verifies after a
     rejection, instead of waiting for the next run. 0: none.
     """
+    max_branched: _builtins.int
+    """How many tokens the draft drafts in branches when it can go no further ahead. 0: none."""
     @_builtins.property
     def optimistic(self) -> Global___StepLimits:
         """Limits after a block was accepted whole."""
@@ -564,10 +567,11 @@ class Pace(_message.Message):
         max_ahead: _builtins.int = ...,
         block_size: _builtins.int = ...,
         max_reused: _builtins.int = ...,
+        max_branched: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["conservative", b"conservative", "optimistic", b"optimistic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "conservative", b"conservative", "max_ahead", b"max_ahead", "max_reused", b"max_reused", "optimistic", b"optimistic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "conservative", b"conservative", "max_ahead", b"max_ahead", "max_branched", b"max_branched", "max_reused", b"max_reused", "optimistic", b"optimistic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -822,6 +826,8 @@ class Block(_message.Message):
     STEP_NS_FIELD_NUMBER: _builtins.int
     WAIT_NS_FIELD_NUMBER: _builtins.int
     GUESSED_PLACES_FIELD_NUMBER: _builtins.int
+    BRANCHES_FIELD_NUMBER: _builtins.int
+    IS_FROM_BRANCH_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch in which they were drafted."""
     start_index: _builtins.int
@@ -832,6 +838,8 @@ class Block(_message.Message):
     """Device time of a drafted token, running mean: of a step over the tokens that came of it."""
     wait_ns: _builtins.int
     """How long the draft's device idled before this block."""
+    is_from_branch: _builtins.bool
+    """The first block of a run that began with a branch."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ids."""
@@ -839,6 +847,10 @@ class Block(_message.Message):
     @_builtins.property
     def guessed_places(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Places in token_ids of the tokens that stood in a guess, which a forward of the draft confirmed."""
+
+    @_builtins.property
+    def branches(self) -> _containers.RepeatedCompositeFieldContainer[Global___Branch]:
+        """Branches of the run; each replaces an earlier one at its index."""
 
     def __init__(
         self,
@@ -850,14 +862,44 @@ class Block(_message.Message):
         step_ns: _builtins.int = ...,
         wait_ns: _builtins.int = ...,
         guessed_places: _abc.Iterable[_builtins.int] | None = ...,
+        branches: _abc.Iterable[Global___Branch] | None = ...,
+        is_from_branch: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "guessed_places", b"guessed_places", "is_exhausted", b"is_exhausted", "start_index", b"start_index", "step_ns", b"step_ns", "token_ids", b"token_ids", "wait_ns", b"wait_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branches", b"branches", "epoch", b"epoch", "guessed_places", b"guessed_places", "is_exhausted", b"is_exhausted", "is_from_branch", b"is_from_branch", "start_index", b"start_index", "step_ns", b"step_ns", "token_ids", b"token_ids", "wait_ns", b"wait_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Block: _TypeAlias = Block  # noqa: Y015
+
+@_typing.final
+class Branch(_message.Message):
+    """What the draft goes on with if the target chose the draft's second choice of a token."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Completion index of the first id."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The second choice, then what the draft drafted after it."""
+
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Branch: _TypeAlias = Branch  # noqa: Y015
 
 @_typing.final
 class TopLogprob(_message.Message):

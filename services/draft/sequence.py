@@ -24,6 +24,7 @@ class DraftSequence(EngineSequence):
     """One sequence and its drafter."""
 
     sends_prefill_timing = True
+    proposes = True
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ from hippo.errors import IncompatiblePairError, InvalidRequestError
 from hippo.rpc import codec, convert
 from hippo.types import (
     Block,
+    Branch,
     ChatMessage,
     Commit,
     FinishReason,
@@ -72,7 +73,12 @@ REQUEST = OpenRequest(
     max_tokens=100,
     end_token_ids=(7, 9),
     pace=Pace(
-        StepLimits(1, 8, 10**12), StepLimits(0, 1, 5), max_ahead=16, block_size=3, max_reused=4
+        StepLimits(1, 8, 10**12),
+        StepLimits(0, 1, 5),
+        max_ahead=16,
+        block_size=3,
+        max_reused=4,
+        max_branched=5,
     ),
     committed_ids=(5, 6),
     epoch=4,
@@ -185,6 +191,7 @@ LOGPROBS = (TokenLogprobs(-0.5), TokenLogprobs(-math.inf, ((3, -0.25), (9, -1.5)
     [
         Timing(1, 2, 3, 4, 5),
         Block(3, 17, (4, 5), is_exhausted=True, step_ns=9, wait_ns=8),
+        Block(3, 17, (4,), branches=(Branch(16, (7, 8)), Branch(17, (9, 1))), is_from_branch=True),
         Commit(2, 7, (1, 0, 3)),
         PromptInfo(b"h" * 32, 100, 64, 5, 6),
         Selection((0, 3, 63), 64, 11),
@@ -220,6 +227,9 @@ def test_a_streams_message_carries_a_value(envelope: type[Message], value: objec
     [
         target_pb2.VerifyRequest(verify=pb.Block(epoch=1)),
         target_pb2.VerifyRequest(verify=pb.Block(token_ids=[50])),
+        target_pb2.VerifyRequest(
+            verify=pb.Block(token_ids=[5], branches=[pb.Branch(token_ids=[5, 50])])
+        ),
         target_pb2.VerifyRequest(verify=pb.Block(token_ids=[5], epoch=2**31 + 1)),
         target_pb2.VerifyRequest(pace=pb.Pace()),
         draft_pb2.DraftRequest(commit=pb.Commit()),

@@ -13,6 +13,7 @@ from gateway.schemas import ChatCompletionRequest
 from gateway.text import AnswerText
 from hippo.types import (
     Block,
+    Branch,
     FinishReason,
     MediaKind,
     MediaUse,
@@ -94,6 +95,18 @@ def test_a_block_after_a_rejection_does_not_hide_the_one_that_was_verified() -> 
     assert (fresh["is_stale"], stale["is_stale"]) == (False, True)
     assert _sources(verdict) == [("draft", 0, 0)]
     assert verdict["mode"] == "conservative"
+
+
+def test_a_token_of_a_branch_has_its_block_and_a_place_behind_the_blocks_own() -> None:
+    log, ids = Log(), _ids("abc")
+    branch = Branch(0, (ids[0], ids[1]))
+    log.events.add_block(Block(0, 0, (ids[2], ids[2]), branches=(branch,)), 0)
+    log.events.add_verdict(Verdict(1, 0, ids[:1], is_rejection=True), 0, num_tokens=1)
+    verdict = Verdict(1, 1, ids[1:], num_draft_tokens=1, num_accepted_tokens=1)
+    log.events.add_verdict(verdict, 0, num_tokens=3)
+    block, _, verdict_event = log.take()
+    assert block["branches"] == [list(branch.token_ids)]
+    assert _sources(verdict_event) == [("draft", 0, 2), ("target", None, None)]
 
 
 def test_tokens_behind_a_stop_string_are_left_out() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hippo.errors import InvalidRequestError
+from hippo.speculation.branches import Proposal
 from hippo.speculation.core import Step
 from hippo.speculation.drafter import Drafter
 from hippo.speculation.sharpness import Sharpness
@@ -50,6 +51,10 @@ def start(drafter: Drafter) -> Step:
 def draft(drafter: Drafter, *ids: int) -> None:
     for token_id in ids:
         drafter.finish_step(start(drafter), [token_id])
+
+
+def chose(*choices: int) -> Proposal:
+    return Proposal(choices[0], choices=choices)
 
 
 def take(drafter: Drafter) -> Block:
@@ -404,11 +409,11 @@ def test_settled_tokens_up_to_the_first_wrong_one_tell_which_sharpness_is_right(
     drafter = Drafter(max_tokens=20, end_token_ids=[], pace=make_pace(), sharpness=sharpness)
     drafter.begin(10)
     for token_id in (11, 12, 13, 14):
-        drafter.finish_step(start(drafter), [token_id], notes=[(token_id, 0, 50 + token_id)])
+        drafter.finish_step(start(drafter), [token_id], notes=[chose(token_id, 0, 50 + token_id)])
     # Right twice, then wrong, where the sharpest would be right. Behind that, the draft's choices
     # follow a wrong token and say nothing.
     drafter.add_commit(Commit(1, 0, (10, 11, 12, 63, 64)))
     assert sharpness.place == 0
-    drafter.finish_step(start(drafter), [15], notes=[(15, 0, 65)])
+    drafter.finish_step(start(drafter), [15], notes=[chose(15, 0, 65)])
     drafter.add_commit(Commit(2, 5, (65,)))
     assert sharpness.place == 2

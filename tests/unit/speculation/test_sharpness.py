@@ -37,14 +37,16 @@ def test_sequences_of_one_temperature_learn_together_and_greedy_ones_do_not() ->
 def test_a_draft_chooses_at_every_sharpness_and_proposes_the_best_ones_tokens() -> None:
     logits = torch.randn(5, NUM_IDS, generator=torch.Generator().manual_seed(0)) * 2
     plain = TokenSampler(PARAMS, [], NUM_IDS)
-    draft = TokenSampler(PARAMS, [], NUM_IDS)
-    draft.sharpness = Sharpness()
+    draft = TokenSampler(PARAMS, [], NUM_IDS, proposes=True, sharpness=Sharpness())
+    assert draft.sharpness is not None
     guess = (3, 1, 4, 1)
     (expected, _), (found, notes) = sample_step(
         [SampleRequest(plain, (2, 7), guess), SampleRequest(draft, (2, 7), guess)],
         logits.repeat(2, 1),
     )
-    as_target, between, likeliest = (list(ids) for ids in zip(*notes, strict=True))
+    as_target, between, likeliest = (
+        list(ids) for ids in zip(*(each.choices for each in notes), strict=True)
+    )
     assert found == as_target == expected
     assert likeliest == logits.argmax(-1).tolist()
     assert len({*map(tuple, (as_target, between, likeliest))}) == 3
@@ -57,11 +59,12 @@ def test_a_draft_chooses_at_every_sharpness_and_proposes_the_best_ones_tokens() 
 def test_a_draft_less_sure_than_its_target_is_sharpened(sureness: float, best: float) -> None:
     generator = torch.Generator().manual_seed(1)
     params = SamplingParams(temperature=1.0, seed=3)
-    target, draft = (TokenSampler(params, [], NUM_IDS) for _ in range(2))
-    draft.sharpness = Sharpness()
+    sharpness = Sharpness()
+    target = TokenSampler(params, [], NUM_IDS)
+    draft = TokenSampler(params, [], NUM_IDS, proposes=True, sharpness=sharpness)
     logits = torch.randn(300, NUM_IDS, generator=generator) * 3
     rows = [SampleRequest(sampler, (), (0,) * 299) for sampler in (target, draft)]
     (token_ids, _), (_, notes) = sample_step(rows, torch.cat((logits, sureness * logits)))
-    for token_id, choices in zip(token_ids, notes, strict=True):
-        draft.sharpness.observe_choices(choices, token_id)
-    assert SHARPNESSES[draft.sharpness.place] == best
+    for token_id, proposal in zip(token_ids, notes, strict=True):
+        sharpness.observe_choices(proposal.choices, token_id)
+    assert SHARPNESSES[sharpness.place] == best

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hippo.simulation.devices import Costs, Outage, Outcome
-from hippo.simulation.simulator import Simulation, TokenFunction
+from hippo.simulation.simulator import SecondChoice, Simulation, TokenFunction
 from hippo.speculation.coordinator import Action
 from hippo.speculation.policies import POLICY_NAMES, Policy, make_policy
 from hippo.types import Block, Pace, StepLimits, Verdict
@@ -37,6 +37,18 @@ def toy_draft(target: TokenFunction, seed: int, agreement: float, num_ids: int) 
         return _hash(seed, "other", len(history), *history[-3:]) % num_ids
 
     return draft
+
+
+def toy_second_choice(target: TokenFunction, seed: int, num_ids: int) -> SecondChoice:
+    """Is the target's token in half of all histories, and has any share up to a half."""
+
+    def second_choice(history: Sequence[int]) -> tuple[int, float]:
+        share = _hash(seed, "share", len(history), *history[-2:]) / 2**33
+        if _hash(seed, "second", len(history), *history[-2:]) % 2:
+            return target(history), share
+        return _hash(seed, "third", len(history), *history[-2:]) % num_ids, share
+
+    return second_choice
 
 
 def decode_alone(target: TokenFunction, max_tokens: int, end_token_ids: set[int]) -> list[int]:
@@ -75,6 +87,7 @@ class RestlessPolicy:
             max_ahead=self._random.choice((0, 1, 2, 5, 16)),
             block_size=self._random.choice((0, 1, 2, 4)),
             max_reused=self._random.choice((0, 1, 5)),
+            max_branched=self._random.choice((0, 2, 16)),
         )
 
     def _any_limits(self) -> StepLimits:
@@ -117,6 +130,7 @@ def run(
         outages=outages,
         repeat=repeat,
         max_guessed=seed % 5,
+        second_choice=toy_second_choice(target, seed, num_ids),
     ).run(most_events=400 * max_tokens + 4_000)
     assert outcome.output_ids == decode_alone(target, max_tokens, end_token_ids)
     assert outcome.num_out_of_step == 0
@@ -188,6 +202,9 @@ def check_stats(outcome: Outcome) -> None:
     assert stats.num_accepted_tokens == sum(stats.accepted_per_position)
     assert stats.num_draft_tokens == sum(stats.verified_per_position)
     assert sum(stats.all_run_lengths) <= stats.num_output_tokens  # none while the draft rests
+    num_used = stats.num_accepted_tokens + stats.num_accepted_reused
+    assert num_used <= stats.num_drafted_tokens
+    assert stats.num_branches_taken <= stats.num_rejections
     num_told_apart = (
         stats.num_rejected_tokens + stats.num_behind_rejection_tokens + stats.num_stale_tokens
     )
@@ -301,6 +318,7 @@ def test_a_draft_owes_a_block_exactly_while_it_has_something_to_draft(
         end_token_ids=(ends := data.draw(st.sampled_from((set(), {0})))),
         outages=outages,
         max_guessed=seed % 5,
+        second_choice=toy_second_choice(target, seed, num_ids),
     )
     assert simulation.run().output_ids == decode_alone(target, max_tokens, ends)
 

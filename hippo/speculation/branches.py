@@ -1,0 +1,125 @@
+"""What the draft would go on with if the target chose the draft's second choice of a token.
+
+A draft in doubt mostly hesitates between two tokens, and a target that rejects the first mostly
+takes the second. When the draft has drafted its run as far as it may, it therefore drafts what
+follows its second choices, and sends these *branches* ahead. If the settled token is the second
+choice, the target verifies the branch at once instead of waiting for the draft to begin again, and
+the draft goes on at the branch's end. The target verifies a branch as any draft tokens, so the
+output does not depend on branches. Drafting them takes no time from the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from hippo.types import Branch
+
+# A branch is not begun or extended when it is needed more rarely than this: in the simulator more
+# branches gain nothing, and each is a message to all three services.
+_LEAST_CHANCE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A draft's choices for one token.
+
+    ``second_share`` is the probability of ``second_id`` by the draft's distribution, as if the
+    token were one of the two; at most 0.5. ``choices`` are the first choices at all sharpnesses,
+    at a temperature above 0.
+    """
+
+    token_id: int
+    second_id: int = 0
+    second_share: float = 0.0
+    choices: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class DraftBranch:
+    """A branch from the completion index ``start`` on, which the draft may extend."""
+
+    start: int
+    ids: list[int]  # the second choice, then drafted tokens
+    proposals: list[Proposal] = field(default_factory=list)  # of the drafted tokens
+    num_sent: int = 0  # drafted tokens that were sent
+
+    @property
+    def num_drafted(self) -> int:
+        return len(self.proposals)
+
+    @property
+    def chance(self) -> float:
+        """Probability that all drafted tokens are right if the second choice is."""
+        chance = 1.0
+        for proposal in self.proposals:
+            chance *= 1 - proposal.second_share
+        return chance
+
+    def append(self, proposal: Proposal) -> None:
+        self.ids.append(proposal.token_id)
+        self.proposals.append(proposal)
+
+
+class Branches:
+    """The branches of a draft's present run; a branch never goes beyond an end token."""
+
+    def __init__(self, end_token_ids: Collection[int]) -> None:
+        self._end_token_ids = end_token_ids
+        self._branches: dict[int, DraftBranch] = {}  # by start, with drafted tokens
+
+    @property
+    def num_drafted(self) -> int:
+        return sum(branch.num_drafted for branch in self._branches.values())
+
+    @property
+    def num_unsent(self) -> int:
+        return sum(each.num_drafted - each.num_sent for each in self._branches.values())
+
+    def likeliest(self, proposals: Mapping[int, Proposal], *, end: int) -> DraftBranch | None:
+        """Returns the branch whose next token is most probably needed, which may be a new one; None
+        if each is improbable or complete.
+
+        ``proposals`` are those of the run's drafted tokens in the order of their indices, and no
+        token has the index ``end``.
+        """
+        reach, best, found = 1.0, _LEAST_CHANCE, None
+        for index, proposal in proposals.items():
+            chance = reach * proposal.second_share
+            if chance > best:
+                branch = self._branches.get(index) or DraftBranch(index, [proposal.second_id])
+                chance *= branch.chance
+                is_complete = (
+                    branch.ids[-1] in self._end_token_ids or index + len(branch.ids) >= end
+                )
+                if chance > best and not is_complete:
+                    best, found = chance, branch
+            reach *= 1 - proposal.second_share
+        return found
+
+    def keep(self, branch: DraftBranch) -> None:
+        """Adds a branch with its first drafted tokens, if it is not known."""
+        self._branches[branch.start] = branch
+
+    def take_unsent(self) -> tuple[Branch, ...]:
+        """Returns the branches that have unsent tokens, whole; they count as sent."""
+        unsent = [each for each in self._branches.values() if each.num_drafted > each.num_sent]
+        for each in unsent:
+            each.num_sent = each.num_drafted
+        return tuple(Branch(each.start, tuple(each.ids)) for each in unsent)
+
+    def forget_sent(self) -> None:
+        """After the target dropped what was sent: all branches are to be sent again."""
+        for branch in self._branches.values():
+            branch.num_sent = 0
+
+    def settle(self, num_settled: int) -> None:
+        """Drops the branches of indices below ``num_settled``."""
+        for start in [start for start in self._branches if start < num_settled]:
+            del self._branches[start]
+
+    def take(self, start: int) -> DraftBranch | None:
+        """Returns the branch of an index and drops all branches, whose run has ended."""
+        branch = self._branches.get(start)
+        self._branches.clear()
+        return branch

@@ -1,0 +1,337 @@
+"""What draft and target do with branches: what follows if the draft's second choice is right."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hippo.errors import HippoError
+from hippo.sampling.sampler import SampleRequest, TokenSampler, sample_step
+from hippo.simulation.devices import Costs
+from hippo.simulation.simulator import Simulation
+from hippo.speculation.adaptive import AdaptivePolicy
+from hippo.speculation.branches import Branches, Proposal
+from hippo.speculation.coordinator import Coordinator, ToTarget
+from hippo.speculation.core import Step
+from hippo.speculation.drafter import Drafter
+from hippo.speculation.estimates import PairTimes
+from hippo.speculation.policies import FixedPolicy
+from hippo.speculation.sharpness import Sharpness
+from hippo.speculation.verifier import Verifier
+from hippo.types import Block, Branch, Commit, Pace, SamplingParams, StepLimits, Timing, Verdict
+
+END = 99
+PACE = Pace(StepLimits(1, 8, 1000), StepLimits(1, 8, 1000), 3, 2, max_reused=4, max_branched=4)
+
+
+def a_drafter(*, max_guessed: int = 0, max_tokens: int = 100) -> Drafter:
+    """A draft that said 10, 11 and 12, and whose second choices were 20, 21 and 22."""
+    drafter = Drafter(
+        max_tokens=max_tokens, end_token_ids=[END], pace=PACE, max_guessed=max_guessed
+    )
+    drafter.begin(10, notes=[Proposal(10, 20, 0.1)])
+    say(drafter, Proposal(11, 21, 0.4))
+    say(drafter, Proposal(12, 22, 0.2))
+    return drafter
+
+
+def say(drafter: Drafter, *proposals: Proposal) -> Step:
+    step = drafter.next_step()
+    assert step is not None
+    ids = [proposal.token_id for proposal in proposals]
+    drafter.finish_step(step, ids, notes=proposals)
+    return step
+
+
+def take(drafter: Drafter) -> Block:
+    [block] = drafter.take_messages()
+    return block
+
+
+def test_an_exhausted_draft_extends_the_likeliest_branch_and_sends_it() -> None:
+    drafter = a_drafter()
+    assert take(drafter).token_ids == (10, 11, 12)
+    step = say(drafter, Proposal(31))
+    assert (step.start_index, step.token_ids) == (1, (21,))
+    assert drafter.history(step) == [10, 21]
+    assert drafter.take_messages() == []
+    step = say(drafter, Proposal(32))  # the branch stays the likeliest one
+    assert (step.start_index, step.token_ids) == (2, (31,))
+    block = take(drafter)
+    assert (block.start_index, block.token_ids, block.is_exhausted) == (3, (), True)
+    assert block.branches == (Branch(1, (21, 31, 32)),)
+
+
+def test_less_likely_branches_follow_until_enough_is_drafted() -> None:
+    drafter = a_drafter()
+    say(drafter, Proposal(31, 41, 0.5))
+    step = say(drafter, Proposal(32, 42, 0.5))  # 0.9 * 0.4 * 0.5 is still more than 0.9 * 0.6 * 0.2
+    assert step.token_ids == (31,)
+    step = say(drafter, Proposal(33))
+    assert (step.start_index, step.token_ids) == (1, (11, 22))
+    say(drafter, Proposal(34))
+    assert drafter.next_step() is None
+    branches = {branch for block in drafter.take_messages() for branch in block.branches}
+    assert branches == {Branch(1, (21, 31, 32)), Branch(2, (22, 33, 34))}
+
+
+def test_a_step_of_a_branch_guesses_that_the_run_goes_on_as_it_did() -> None:
+    drafter = a_drafter(max_guessed=4)
+    step = drafter.next_step()
+    assert step is not None
+    assert (step.token_ids, step.num_guessed) == ((21, 12), 1)
+    drafter.finish_step(step, [12, 13], notes=[Proposal(12), Proposal(13)])
+    assert take(drafter).branches == (Branch(1, (21, 12, 13)),)
+
+
+def test_the_draft_goes_on_at_the_end_of_the_branch_that_the_target_takes() -> None:
+    drafter = a_drafter()
+    say(drafter, Proposal(31))
+    say(drafter, Proposal(32))
+    take(drafter)
+    drafter.add_commit(Commit(1, 0, (10, 21)))
+    assert (drafter.ids, drafter.epoch) == ([10, 21, 31, 32], 1)
+    block = take(drafter)
+    assert (block.start_index, block.token_ids, block.is_from_branch) == (2, (31, 32), True)
+    step = say(drafter, Proposal(33))
+    assert (step.start_index, step.token_ids) == (3, (32,))  # its rows are in the cache
+    assert not take(drafter).is_from_branch
+
+
+def test_a_branch_that_the_target_left_again_is_given_up() -> None:
+    drafter = a_drafter()
+    say(drafter, Proposal(31))
+    say(drafter, Proposal(32))
+    drafter.add_commit(Commit(1, 0, (10, 21, 31, 50)))
+    assert drafter.ids == [10, 21, 31, 50]
+
+
+def test_the_run_is_fed_again_where_a_branch_overwrote_it() -> None:
+    drafter = a_drafter()
+    say(drafter, Proposal(31))
+    drafter.add_commit(Commit(0, 0, (10, 11)))
+    step = say(drafter, Proposal(13))
+    assert (step.start_index, step.token_ids) == (1, (11, 12))
+    assert drafter.ids == [10, 11, 12, 13]
+
+
+def test_a_step_about_a_branch_is_used_if_its_commit_comes_meanwhile() -> None:
+    drafter = a_drafter()
+    say(drafter, Proposal(31))
+    step = drafter.next_step()
+    assert step is not None
+    drafter.add_commit(Commit(1, 0, (10, 21)))
+    assert drafter.finish_step(step, [32], notes=[Proposal(32)]) == 1
+    assert drafter.ids == [10, 21, 31, 32]
+    step = drafter.next_step()
+    drafter.add_commit(Commit(2, 2, (51,)))
+    assert step is not None
+    assert drafter.finish_step(step, [33], notes=[Proposal(33)]) == 0
+
+
+def test_a_branch_ends_with_an_end_token_and_before_the_targets_last_token() -> None:
+    drafter = a_drafter()
+    say(drafter, Proposal(END))
+    step = drafter.next_step()
+    assert step is not None and step.token_ids == (11, 22)
+    drafter = a_drafter(max_tokens=4)
+    say(drafter, Proposal(31))
+    assert drafter.next_step() is None
+
+
+def test_an_improbable_branch_is_not_drafted() -> None:
+    branches = Branches([END])
+    assert branches.likeliest({0: Proposal(1, 2, 0.05), 1: Proposal(3, 4, 0.05)}, end=9) is None
+    found = branches.likeliest({0: Proposal(1, 2, 0.15), 1: Proposal(3, 4, 0.3)}, end=9)
+    assert found is not None and found.ids == [4]
+
+
+@settings(deadline=None)
+@given(data=st.data(), seed=st.integers(0, 2**16))
+def test_branches_hold_only_what_the_draft_itself_says(data: st.DataObject, seed: int) -> None:
+    """Commits of any length, right or wrong, come before and during steps."""
+    rng = random.Random(seed)
+
+    def says(history: Sequence[int]) -> Proposal:
+        own = random.Random(repr((seed, *history[-3:])))
+        first, second = own.sample(range(4), 2)
+        return Proposal(first, second, own.random() / 2)
+
+    pace = Pace(
+        StepLimits(1, 8),
+        StepLimits(1, 8),
+        max_ahead=data.draw(st.integers(1, 6)),
+        block_size=data.draw(st.integers(1, 4)),
+        max_branched=data.draw(st.integers(1, 12)),
+    )
+    drafter = Drafter(max_tokens=60, end_token_ids=[3] if seed % 2 else [], pace=pace,
+                      max_guessed=data.draw(st.integers(0, 4)))  # fmt: skip
+    drafter.begin(says([]).token_id, notes=[says([])])
+    settled: list[int] = []
+    for _ in range(60):
+        step = drafter.next_step()
+        if rng.random() < 0.3 and len(settled) < 50:
+            added = list(drafter.ids)[len(settled) : len(settled) + rng.randrange(1, 4)]
+            added = added or [rng.randrange(4)]
+            if rng.random() < 0.6:
+                wrong = says([*settled, *added[:-1]])
+                added[-1] = wrong.second_id if rng.random() < 0.7 else rng.randrange(4)
+            drafter.add_commit(Commit(drafter.epoch, len(settled), tuple(added)))
+            settled += added
+        if step is not None:
+            history = list(drafter.history(step))
+            rows = [says(history + list(step.guess[:row])) for row in range(step.num_guessed + 1)]
+            drafter.finish_step(step, [row.token_id for row in rows], notes=rows)
+        ids = list(drafter.ids)
+        for index in range(len(settled), len(ids)):
+            assert ids[index] == says(ids[:index]).token_id
+        for block in drafter.take_messages():
+            for branch in block.branches:
+                history, (second, *rest) = ids[: branch.index], branch.token_ids
+                assert says(history).second_id == second
+                for place, token_id in enumerate(rest):
+                    assert says([*history, second, *rest[:place]]).token_id == token_id
+
+
+def a_verifier(*branches: Branch) -> Verifier:
+    """A target that settled 10, and holds the run 11, 12, 13, 14 and branches of it."""
+    verifier = Verifier(max_tokens=100, end_token_ids=[END], pace=PACE)
+    verifier.begin(10, Timing())
+    verifier.add_block(Block(0, 1, (11, 12, 13, 14), branches=branches))
+    verifier.take_messages()
+    return verifier
+
+
+def verify(verifier: Verifier, *target_ids: int) -> tuple[Step, Verdict]:
+    step = verifier.next_step(0)
+    assert isinstance(step, Step)
+    verifier.finish_step(step, target_ids, Timing())
+    [verdict] = verifier.take_messages()
+    return step, verdict
+
+
+def test_the_target_verifies_the_branch_of_its_token_without_a_wait() -> None:
+    verifier = a_verifier(Branch(1, (21, 31)), Branch(2, (22, 32, 33)))
+    assert verify(verifier, 11, 22, 0, 0, 0)[1].is_rejection
+    step, verdict = verify(verifier, 32, 34, 0)
+    assert (step.start_index, step.token_ids) == (2, (22, 32, 33))
+    assert verdict.token_ids == (32, 34)
+    assert (verdict.num_draft_tokens, verdict.num_accepted_tokens) == (2, 1)
+    assert (verdict.num_reused_tokens, verdict.epoch) == (0, 1)
+
+
+def test_a_branch_of_another_token_gives_way_to_the_broken_run() -> None:
+    verifier = a_verifier(Branch(2, (22, 32, 33)))
+    verify(verifier, 11, 23, 0, 0, 0)
+    step, verdict = verify(verifier, 13, 14, 15)
+    assert step.token_ids == (23, 13, 14)
+    assert verdict.num_accepted_reused == 2
+
+
+def test_the_next_run_is_preferred_to_a_branch_and_may_repeat_it() -> None:
+    verifier = a_verifier(Branch(2, (22, 32, 33)))
+    verify(verifier, 11, 22, 0, 0, 0)
+    verifier.add_block(Block(1, 3, (32, 33, 34)))
+    step, _ = verify(verifier, 32, 33, 34, 35)
+    assert step.token_ids == (22, 32, 33, 34)
+
+
+def test_a_branch_that_comes_with_a_late_block_is_used() -> None:
+    verifier = Verifier(
+        max_tokens=100, end_token_ids=[END], pace=Pace(StepLimits(0, 8), StepLimits(1, 8, 9))
+    )
+    verifier.begin(10, Timing())
+    verifier.take_messages()
+    verify(verifier, 21)
+    verifier.add_block(Block(0, 1, (11, 12), branches=(Branch(1, (21, 31)),)))
+    assert verify(verifier, 31, 32)[0].token_ids == (21, 31)
+
+
+def decode_ns(second_choice: Callable[[Sequence[int]], tuple[int, float]]) -> float:
+    """Returns the time of an answer whose draft is wrong at every fourth token."""
+    limits = StepLimits(1, 8, 10**9)
+    return Simulation(
+        target=len,
+        draft=lambda history: len(history) if len(history) % 4 else -1,
+        policy=FixedPolicy(Pace(limits, limits, 8, 4, max_branched=8)),
+        costs=Costs(
+            target_ns=lambda num_rows, context: 20e6,
+            draft_ns=lambda num_rows, context: 1e6,
+        ),
+        max_tokens=200,
+        second_choice=second_choice,
+    ).run().decode_ns  # fmt: skip
+
+
+def test_right_second_choices_save_the_wait_for_the_draft() -> None:
+    without = decode_ns(lambda history: (0, 0.0))
+    right = decode_ns(lambda history: (len(history), 0.0 if len(history) % 4 else 0.4))
+    wrong = decode_ns(lambda history: (-2, 0.0 if len(history) % 4 else 0.4))
+    assert right < 0.95 * without
+    assert wrong < 1.03 * without
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_draft_proposes_its_two_best_choices(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, seed=3)
+    sharpness = Sharpness() if temperature else None
+    draft = TokenSampler(params, [], 40, proposes=True, sharpness=sharpness)
+    target = TokenSampler(params, [], 40)
+    logits = 3 * torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
+    [(found, notes)] = sample_step([SampleRequest(draft, (), (1, 2, 3, 4))], logits)
+    [(expected, _)] = sample_step([SampleRequest(target, (), (1, 2, 3, 4))], logits)
+    assert found == expected == [proposal.token_id for proposal in notes]
+    others = logits.scatter(1, torch.tensor(found)[:, None], float("-inf"))
+    [(seconds, _)] = sample_step([SampleRequest(target, (), (1, 2, 3, 4))], others)
+    assert seconds == [proposal.second_id for proposal in notes]
+    if not temperature:
+        chances = logits.double().softmax(-1)
+        for row, proposal in enumerate(notes):
+            first, second = chances[row, proposal.token_id], chances[row, proposal.second_id]
+            assert proposal.second_share == pytest.approx(float(second / (first + second)))
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_draft_with_unusable_logits_ends_its_sequence(wrong: float) -> None:
+    logits = torch.zeros(2, 40)
+    logits[1, 3] = wrong
+    draft = TokenSampler(SamplingParams(), [], 40, proposes=True)
+    with pytest.raises(HippoError, match="not usable"):
+        sample_step([SampleRequest(draft, (), (1,))], logits)
+
+
+def test_the_only_token_that_is_left_has_no_second_choice() -> None:
+    logits = torch.full((1, 40), float("-inf"))
+    logits[0, 7] = 1.0
+    draft = TokenSampler(SamplingParams(), [], 40, proposes=True)
+    [(found, [proposal])] = sample_step([SampleRequest(draft, ())], logits)
+    assert found == [7] and proposal.second_share < 1e-9
+
+
+def test_branches_count_as_drafted_once_and_tell_no_time_of_a_restart() -> None:
+    times = PairTimes()
+    policy = AdaptivePolicy(8, times)
+    coordinator = Coordinator(policy)
+    coordinator.on_draft_ready()
+    coordinator.on_verdict(Verdict(0, 0, (10,)), 0)
+    coordinator.on_block(Block(0, 1, (11, 12, 13), step_ns=1), 0)
+    alone = Block(0, 4, (), is_exhausted=True, branches=(Branch(2, (22, 32, 33)),))
+    assert coordinator.on_block(alone, 0) == [ToTarget(alone)]
+    longer = replace(alone, branches=(Branch(2, (22, 32, 33, 34)),))
+    coordinator.on_block(longer, 0)
+    assert coordinator.stats.num_drafted_tokens == 3 + 3
+    coordinator.on_verdict(Verdict(1, 1, (11, 22), is_rejection=True), 0)
+    assert coordinator.stats.num_branches_taken == 1
+    coordinator.on_block(Block(1, 3, (32, 33, 34, 35), is_from_branch=True), 500)
+    assert coordinator.stats.num_drafted_tokens == 3 + 3 + 1
+    assert times.restart.value == 0
+    coordinator.on_verdict(Verdict(2, 3, (40,), is_rejection=True), 1000)
+    coordinator.on_block(Block(2, 4, (41,), step_ns=1), 1500)
+    assert times.restart.value == 500
+    assert coordinator.stats.num_branches_taken == 1
