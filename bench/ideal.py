@@ -3,9 +3,9 @@
 The ideal has the step times and the rejections of the measured answers, and no transport, messages
 or scheduling. Three numbers are the best for these very answers: of draft tokens that a forward
 verifies at most, of draft tokens that the idle target waits for after a rejection, and of tokens of
-the broken run that it verifies instead. Nobody knows them beforehand, so a policy that measures
-comes near the ideal at best. Which broken runs fit the answer again is known from the blocks of the
-measured answers.
+the broken run that it verifies instead. Nobody knows them beforehand. Which broken runs fit the
+answer again is known from the blocks of the measured answers. The ideal has no branches
+(:mod:`hippo.speculation.branches`), so adaptive can be faster.
 """
 
 from __future__ import annotations

@@ -124,7 +124,9 @@ BLOCKS = counter("hippo_blocks", "Blocks of draft tokens received.")
 STALE_BLOCKS = counter(
     "hippo_stale_blocks", "Blocks dropped by the gateway, because their run had ended."
 )
-DRAFTED_TOKENS = counter("hippo_drafted_tokens", "Draft tokens received, verified or not.")
+DRAFTED_TOKENS = counter(
+    "hippo_drafted_tokens", "Draft tokens received, those of branches included, verified or not."
+)
 WASTED_TOKENS = counter(
     "hippo_wasted_draft_tokens",
     "Draft tokens received that saved nothing. They, the accepted tokens and the accepted reused "
