@@ -22,7 +22,7 @@ _MS = 1e6
 # of the bundled target, by draft (docs/performance.md).
 _FIT = 0.5
 # A draft doubts as many of its right tokens as of its wrong ones. Of its wrong tokens, its second
-# choice is right in 55 % to 83 % on the bundled target, by draft (docs/performance.md).
+# choice is right in 54 % to 94 % on the bundled target, by draft (docs/performance.md).
 _DOUBT = 0.4  # probability of the second choice of a token in doubt
 _SECOND_RIGHT = 0.6
 _LOOK_BACK = 2 * MAX_DRAFT_TOKENS  # tokens of a run that a draft can be ahead
