@@ -205,9 +205,9 @@ class Coordinator:
                 self._is_broken_run_new = True
                 branch, settled = self._branches.get(index, ()), self._committed[index:]
                 self._begin_run()
-                if list(branch[: len(settled)]) == settled:
-                    self.stats.num_branches_taken += 1
-                    self._num_repeated = len(branch) - len(settled)
+                is_taken = list(branch[: len(settled)]) == settled
+                self.stats.num_branches_taken += is_taken
+                self._num_repeated = len(branch) - len(settled) if is_taken else 0
                 self._is_run_broken = True
                 break
         return outcomes

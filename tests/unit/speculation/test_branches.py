@@ -154,7 +154,9 @@ def test_an_improbable_branch_is_not_drafted() -> None:
 
 @settings(deadline=None)
 @given(data=st.data(), seed=st.integers(0, 2**16))
-def test_branches_hold_only_what_the_draft_itself_says(data: st.DataObject, seed: int) -> None:
+def test_only_what_the_draft_itself_says_is_drafted_in_runs_and_branches(
+    data: st.DataObject, seed: int
+) -> None:
     """Commits of any length, right or wrong, come before and during steps."""
     rng = random.Random(seed)
 
@@ -166,12 +168,13 @@ def test_branches_hold_only_what_the_draft_itself_says(data: st.DataObject, seed
     pace = Pace(
         StepLimits(1, 8),
         StepLimits(1, 8),
-        max_ahead=data.draw(st.integers(1, 6)),
+        max_ahead=data.draw(st.integers(1, 12)),
         block_size=data.draw(st.integers(1, 4)),
-        max_branched=data.draw(st.integers(1, 12)),
+        max_branched=data.draw(st.integers(0, 12)),
     )
     drafter = Drafter(max_tokens=60, end_token_ids=[3] if seed % 2 else [], pace=pace,
                       max_guessed=data.draw(st.integers(0, 4)))  # fmt: skip
+    drafter.set_prompt_text([rng.randrange(4) for _ in range(seed % 7)])
     drafter.begin(says([]).token_id, notes=[says([])])
     settled: list[int] = []
     for _ in range(60):
@@ -334,4 +337,18 @@ def test_branches_count_as_drafted_once_and_tell_no_time_of_a_restart() -> None:
     coordinator.on_verdict(Verdict(2, 3, (40,), is_rejection=True), 1000)
     coordinator.on_block(Block(2, 4, (41,), step_ns=1), 1500)
     assert times.restart.value == 500
+    assert coordinator.stats.num_branches_taken == 1
+
+
+def test_a_branch_that_the_gateway_never_saw_counts_in_full() -> None:
+    coordinator = Coordinator(FixedPolicy(PACE))
+    coordinator.on_draft_ready()
+    coordinator.on_verdict(Verdict(0, 0, (10,)), 0)
+    coordinator.on_block(Block(0, 1, (11, 12), branches=(Branch(1, (21, 31, 32)),)), 0)
+    coordinator.on_verdict(Verdict(1, 1, (21,), is_rejection=True), 0)  # its run sends nothing
+    coordinator.on_block(Block(1, 2, (33,)), 0)
+    coordinator.on_verdict(Verdict(2, 2, (40,), is_rejection=True), 0)
+    before = coordinator.stats.num_drafted_tokens
+    coordinator.on_block(Block(2, 3, (41, 42), is_from_branch=True), 0)
+    assert coordinator.stats.num_drafted_tokens == before + 2
     assert coordinator.stats.num_branches_taken == 1

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hippo.errors import InvalidRequestError
 from hippo.speculation.branches import Proposal
@@ -363,45 +360,6 @@ def test_a_pace_that_stops_the_draft_in_a_step_leaves_it_able_to_go_on() -> None
     assert drafter.next_step() is None
     drafter.set_pace(make_pace())
     assert start(drafter).token_ids[0] == 11
-
-
-@settings(deadline=None)
-@given(data=st.data(), seed=st.integers(0, 2**16))
-def test_only_what_the_draft_itself_says_is_drafted_however_it_guesses(
-    data: st.DataObject, seed: int
-) -> None:
-    """Commits of any length, right or wrong, come before and during steps."""
-    rng = random.Random(seed)
-
-    def says(history: Sequence[int]) -> int:
-        return random.Random(repr((seed, *history[-2:]))).randrange(4)
-
-    drafter = Drafter(
-        max_tokens=60,
-        end_token_ids=[3] if seed % 2 else [],
-        pace=make_pace(max_ahead=data.draw(st.integers(1, 12))),
-        max_guessed=data.draw(st.integers(0, 4)),
-    )
-    drafter.set_prompt_text([rng.randrange(4) for _ in range(seed % 7)])
-    drafter.begin(says([]))
-    settled: list[int] = []
-    for _ in range(40):
-        step = drafter.next_step()
-        if rng.random() < 0.5 and len(settled) < 50:
-            known = list(drafter.ids)[len(settled) : len(settled) + rng.randrange(1, 5)]
-            added = known or [rng.randrange(4)]
-            if rng.random() < 0.4:
-                added[-1] = rng.randrange(4)
-            drafter.add_commit(Commit(drafter.epoch, len(settled), tuple(added)))
-            settled += added
-        if step is not None:
-            history = list(drafter.history(step))
-            chosen = [says(history + list(step.guess[:row])) for row in range(len(step.guess) + 1)]
-            drafter.finish_step(step, chosen)
-        ids = list(drafter.ids)
-        assert ids[: len(settled)] == settled
-        for index in range(len(settled), len(ids)):
-            assert ids[index] == says(ids[:index])
 
 
 def test_settled_tokens_up_to_the_first_wrong_one_tell_which_sharpness_is_right() -> None:
