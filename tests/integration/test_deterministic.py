@@ -21,6 +21,7 @@ from tests.support.services import (
     serving_target,
     target_only,
     toy_request,
+    until_free,
 )
 
 SAMPLED = SamplingParams(temperature=0.9, seed=5)
@@ -51,10 +52,7 @@ async def test_blocks_of_all_kinds_give_the_target_only_output_to_the_last_bit(
     requests.append(toy_request("one in a form", sampling=form, max_tokens=120, end_token_ids=ends))
     async with (
         serving_target(target_model, decoder) as (_, target),
-        serving_draft(load(draft_checkpoint, **options), decoder) as (
-            _,
-            draft,
-        ),
+        serving_draft(load(draft_checkpoint, **options), decoder) as (draft_service, draft),
     ):
         alone = [(await target_only(target, request)).token_ids for request in requests]
         for policy in ("serial", "vpsd", "optimistic"):  # blocks of all kinds
@@ -62,6 +60,7 @@ async def test_blocks_of_all_kinds_give_the_target_only_output_to_the_last_bit(
                 *(relay(draft, target, request, policy) for request in requests)
             )
             assert [answer.token_ids for answer in together] == alone, policy
+            await until_free(draft_service)  # a draft has no queue
 
 
 @pytest.mark.parametrize(
