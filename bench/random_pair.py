@@ -65,9 +65,16 @@ class PairForm:
 
 
 def write_pair(
-    folder: Path, form: PairForm, *, progress: Callable[[str], None] = lambda line: None
+    folder: Path,
+    form: PairForm,
+    *,
+    progress: Callable[[str], None] = lambda line: None,
+    roles: Sequence[str] = ("target", "draft"),
 ) -> tuple[Path, Path]:
-    """Writes the target and the draft into ``folder``; returns their folders."""
+    """Writes the target and the draft into ``folder``; returns their folders.
+
+    Only the models of ``roles`` get weights.
+    """
     target, draft = folder / "target", folder / "draft"
     parts = ((target, form.target, None), (draft, form.draft, form.draft_layers))
     for path, name, num_layers in parts:
@@ -81,6 +88,8 @@ def write_pair(
     most_ids = min(int(_config(path)["intermediate_size"]) for path, _, _ in parts)
     tables = answer_tables(tokenizer.get_vocab(), most_ids, form.shares)
     for seed, ((path, name, _), table) in enumerate(zip(parts, tables, strict=True)):
+        if path.name not in roles:
+            continue
         for part in _write_weights(path, table, seed):
             progress(f"wrote {path.name} ({name}): {part}")
     return target, draft

@@ -90,6 +90,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--device", default="cuda", help="kind of device: cuda or cpu (only with --small)")
     add("--seconds", type=float, default=540.0, help="time of each part")
     add("--work", type=Path, default=_roomiest(), help="where weights are written for the run")
+    add("--keep", action="store_true", help="keep the weights in WORK/hippo-gpu for the next run")
     add("--out", type=Path, default=Path(os.environ.get("OUT", "bench/out/gpu")))
     args = parser.parse_args(argv)
     args.parts = args.parts or list(PARTS)

@@ -12,6 +12,7 @@ import traceback
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,11 @@ from hippo.models.placement import parse_device
 from hippo.shapes import find_shape
 from hippo.sizes import GIB, RESERVED_BYTES, memory_of
 
-SHARES = (0.85, 0.9, 0.93)
+SHARES = (0.85, 0.93)
 _SIZES = {"7b": ("7B", "3B"), "32b": ("32B", "7B")}
 _SIDE = 392  # pixels of a clip's square frames: 196 visual tokens for each two frames
 _NUM_SLOTS = 2
+_COMPLETE = "complete"  # a file beside weights that were written to the end
 _SKIPPED_WITHOUT_CUDA = "skipif(" + "not torch.cuda.is_available()"
 
 
@@ -50,16 +52,13 @@ class Scale:
     """How much is measured."""
 
     contexts: tuple[int, ...] = (1024, 8192, 25_600)
-    rows: tuple[int, ...] = (1, 2, 4, 8, 16)
-    seconds_each: float = 1.0
+    rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    seconds_each: float = 0.3
     num_frames: tuple[int, ...] = (10, 84, 256)
     side: int = _SIDE
     max_tokens: int = 128
-    num_clips: int = 10
-    systems: tuple[str, ...] = (
-        *("serial γ=5", "serial γ=10", "vpsd γ=5"),
-        *("always optimistic", "always conservative", "adaptive"),
-    )
+    num_clips: int = 4
+    systems: tuple[str, ...] = ("serial γ=5", "serial γ=10", "vpsd γ=5", "adaptive")
     num_test_files: int | None = None  # all
 
 
@@ -77,7 +76,6 @@ class GpuRun:
     work: Path
     until_s: float = 0.0
     scale: Scale = field(default_factory=Scale)
-    pairs: dict[str, tuple[Path, Path]] = field(default_factory=dict)
 
     @property
     def dtype(self) -> str:
@@ -102,26 +100,38 @@ class GpuRun:
         if time.monotonic() > self.until_s:
             raise NotMeasuredError(f"out of time before {following}")
 
-    def write_pair(self, size: str, section: Section) -> tuple[Path, Path]:
-        """Returns the folders of target and draft, which are written once in a run."""
-        if size not in self.pairs:
-            target, draft = (f"Qwen/Qwen2.5-VL-{each}-Instruct" for each in _SIZES[size])
-            num_bytes = 2 * sum(find_shape(name).num_parameters for name in (target, draft))
+    def write_pair(
+        self, size: str, section: Section, roles: Sequence[str] = ("target", "draft")
+    ) -> tuple[Path, Path]:
+        """Returns the folders of target and draft; those of ``roles`` have weights, which are
+        written once in a run."""
+        folder = self.work / size
+        names = {
+            role: f"Qwen/Qwen2.5-VL-{each}-Instruct"
+            for role, each in zip(("target", "draft"), _SIZES[size], strict=True)
+        }
+        missing = [role for role in roles if not (folder / role / _COMPLETE).exists()]
+        if missing:
+            is_small = self.args.small
+            for other in _SIZES:
+                if other != size and not is_small:
+                    shutil.rmtree(self.work / other, ignore_errors=True)
+            num_bytes = 2 * sum(find_shape(names[role]).num_parameters for role in missing)
             free = shutil.disk_usage(self.work).free
-            if not self.args.small and num_bytes > free:
+            if not is_small and num_bytes > free:
                 raise NotMeasuredError(
                     f"{self.work} has {free / 1e9:.0f} GB free and the weights take "
                     f"{num_bytes / 1e9:.0f} GB: choose another folder with --work"
                 )
-            for written in [name for name in self.pairs if not self.args.small]:
-                for folder in self.pairs.pop(written):
-                    shutil.rmtree(folder)
             began = time.monotonic()
-            form = PairForm(target, draft, SHARES, is_published_size=not self.args.small)
-            self.pairs[size] = write_pair(self.work / size, form)
+            form = PairForm(names["target"], names["draft"], SHARES, is_published_size=not is_small)
+            write_pair(folder, form, roles=missing)
+            for role in missing:
+                (folder / role / _COMPLETE).touch()
             took_s = time.monotonic() - began
-            section.add_note(f"wrote {target} and {draft}, random, in {took_s:.0f} s")
-        return self.pairs[size]
+            shown = " and ".join(names[role] for role in missing)
+            section.add_note(f"wrote {shown}, random, in {took_s:.0f} s")
+        return folder / "target", folder / "draft"
 
 
 def run_parts(args: argparse.Namespace) -> int:
@@ -138,7 +148,14 @@ def run_parts(args: argparse.Namespace) -> int:
         device = ", ".join(names)
     report = Report(args.out, "gpu", console=console, device=device, is_small=args.small)
     num_failed = 0
-    with tempfile.TemporaryDirectory(prefix="hippo-gpu-", dir=args.work) as work:
+    kept = args.work / "hippo-gpu"
+    if args.keep:
+        kept.mkdir(parents=True, exist_ok=True)
+    with (
+        nullcontext(kept)
+        if args.keep
+        else tempfile.TemporaryDirectory(prefix="hippo-gpu-", dir=args.work)
+    ) as work:
         run = GpuRun(args, Path(work), scale=_SMALL if args.small else Scale())
         for name in args.parts:
             part, _, size = name.partition("-")
@@ -225,10 +242,11 @@ def _measure_steps(run: GpuRun, section: Section, size: str) -> None:
     device = run.placements[0][0]
     bandwidth = copy_bandwidth(device)
     section.add_note(f"a copy on {device} reads and writes {bandwidth / 1e9:.0f} GB/s")
-    folders = run.write_pair(size, section)
-    names = [f"Qwen2.5-VL-{each}" for each in _SIZES[size]]
+    roles = ("target",) if size == "32b" else ("target", "draft")  # 7B is the other part's target
+    folders = run.write_pair(size, section, roles)[: len(roles)]
+    names = [f"Qwen2.5-VL-{each}" for each in _SIZES[size]][: len(roles)]
     table = section.add_table("steps and prefills", STEP_COLUMNS)
-    for name, folder in list(zip(names, folders, strict=True))[: 1 if size == "32b" else 2]:
+    for name, folder in zip(names, folders, strict=True):
         _check_room(run, [folder], [device], max(run.scale.contexts), 1)
         for has_graphs in run.step_kinds:
             run.check_time(f"{name}, {'graphs' if has_graphs else 'eager'}")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C._autograd import DeviceType
 
 from hippo.models.base import Prompt, SequenceRows, StepPlan
 from hippo.models.cached import CachedModel
@@ -20,7 +21,11 @@ from hippo.models.plan import LoadPlan
 from hippo.shapes import find_shape
 from hippo.sizes import GIB, ModelShape
 
-STEP_COLUMNS = ("model", "steps", "context", "rows", "ms", "floor ms", "over the floor")
+STEP_COLUMNS = (
+    "model", "steps", "context", "rows", "ms", "host ms", "kernels", "busy ms", "floor ms",
+    "over the floor",
+)  # fmt: skip
+_NUM_NAMED = 8  # kernels
 _ROOM = 64  # free tokens behind a context
 _COPY_BYTES = {"cuda": 4 * GIB, "cpu": GIB // 8}
 
@@ -38,8 +43,11 @@ def step_rows(
 ) -> Iterator[dict[str, Any]]:
     """Loads the model and yields the time of each prefill and step, in milliseconds.
 
-    A step's floor is the time to read the weights of layers and head and the cached keys and values
-    once, at ``bandwidth`` bytes a second. ``seconds`` are spent on each figure.
+    ``host_ms`` pass until the host has queued a step; if that is nearly ``ms``, the device waits
+    for the host. ``num_kernels`` run for ``busy_ms`` in sum, as torch's profiler sees one call;
+    ``kernels`` are those that take longest. A step's floor is the time to read the weights of
+    layers and head and the cached keys and values once, at ``bandwidth`` bytes a second.
+    ``seconds`` are spent on each figure.
     """
     plan = LoadPlan(
         str(folder),
@@ -82,7 +90,8 @@ def _rows_of(
 
     fill()
     facts = {"steps": kind, "context": context}
-    yield {**facts, "rows": None, "ms": median_ms(fill, device, seconds=0.0), "floor_ms": None}
+    timed = median_ms(fill, device, seconds=0.0)
+    yield {**facts, "rows": None, **timed, **kernels_of(fill, device), "floor_ms": None}
     num_read = shape.num_shared_parameters + shape.hidden_size * model.info.num_token_ids
     num_bytes = num_read * bytes_each + shape.cache_bytes(context, bytes_each=bytes_each)
     for count in rows:
@@ -92,8 +101,8 @@ def _rows_of(
             model.forward(plan)
 
         step()
-        ms = median_ms(step, device, seconds=seconds)
-        yield {**facts, "rows": count, "ms": ms, "floor_ms": 1e3 * num_bytes / bandwidth}
+        timed = {**median_ms(step, device, seconds=seconds), **kernels_of(step, device)}
+        yield {**facts, "rows": count, **timed, "floor_ms": 1e3 * num_bytes / bandwidth}
 
 
 def step_cells(model: str, row: dict[str, Any]) -> list[str]:
@@ -105,22 +114,53 @@ def step_cells(model: str, row: dict[str, Any]) -> list[str]:
         f"{row['context']:,}",
         "prefill" if row["rows"] is None else str(row["rows"]),
         f"{row['ms']:.3f}",
+        f"{row['host_ms']:.3f}",
+        "-" if row["num_kernels"] is None else str(row["num_kernels"]),
+        "-" if row["busy_ms"] is None else f"{row['busy_ms']:.3f}",
         "-" if floor is None else f"{floor:.3f}",
         "-" if floor is None else f"{row['ms'] / floor:.2f}",
     ]
 
 
-def median_ms(action: Callable[[], object], device: torch.device, *, seconds: float) -> float:
-    """Returns the median milliseconds of synchronised calls over ``seconds``, at least one."""
+def median_ms(
+    action: Callable[[], object], device: torch.device, *, seconds: float
+) -> dict[str, float]:
+    """Returns the median milliseconds of calls over ``seconds``, at least one: ``ms`` until the
+    device has finished, ``host_ms`` until the call returns."""
     times: list[float] = []
+    host_times: list[float] = []
     until = time.perf_counter() + seconds
     while not times or time.perf_counter() < until:
         _synchronize(device)
         began = time.perf_counter()
         action()
+        host_times.append(1e3 * (time.perf_counter() - began))
         _synchronize(device)
         times.append(1e3 * (time.perf_counter() - began))
-    return statistics.median(times)
+    return {"ms": statistics.median(times), "host_ms": statistics.median(host_times)}
+
+
+def kernels_of(action: Callable[[], object], device: torch.device) -> dict[str, Any]:
+    """Returns what torch's profiler sees of one call on a GPU; None for each figure on a CPU."""
+    if device.type != "cuda":
+        return {"num_kernels": None, "busy_ms": None, "kernels": None}
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profiler:
+        action()
+        _synchronize(device)
+    seen = [
+        (event.key, event.count, event.self_device_time_total / 1e3)
+        for event in profiler.key_averages()
+        if event.device_type == DeviceType.CUDA
+    ]
+    seen.sort(key=lambda each: -each[2])
+    return {
+        "num_kernels": sum(count for _, count, _ in seen),
+        "busy_ms": sum(ms for _, _, ms in seen),
+        "kernels": [
+            {"name": name[:120], "count": count, "ms": ms} for name, count, ms in seen[:_NUM_NAMED]
+        ],
+    }
 
 
 def copy_bandwidth(name: str) -> float:
@@ -130,7 +170,7 @@ def copy_bandwidth(name: str) -> float:
     goal = torch.empty_like(source)
 
     goal.copy_(source)
-    ms = median_ms(lambda: goal.copy_(source), device, seconds=0.5)
+    ms = median_ms(lambda: goal.copy_(source), device, seconds=0.5)["ms"]
     num_bytes = 2 * source.nbytes
     source = goal = torch.empty(0)
     if device.type == "cuda":

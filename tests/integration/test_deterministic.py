@@ -36,11 +36,20 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+_NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+PLACES = [
+    pytest.param({}, id="cpu"),
+    pytest.param({"device": "cuda"}, id="gpu", marks=_NEEDS_GPU),
+    pytest.param({"device": "cuda", "cuda_graphs": "on"}, id="gpu, graphs", marks=_NEEDS_GPU),
+]
+
+
 @pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("place", PLACES)
 async def test_blocks_of_all_kinds_give_the_target_only_output_to_the_last_bit(
-    draft_checkpoint: Path, target_checkpoint: Path
+    draft_checkpoint: Path, target_checkpoint: Path, place: dict[str, Any]
 ) -> None:
-    options: dict[str, Any] = {"dtype": "bfloat16", "num_slots": 3}
+    options: dict[str, Any] = {"dtype": "bfloat16", "num_slots": 3, **place}
     decoder = NoiseDecoder()
     requests = [
         toy_request("a short one", sampling=SAMPLED, max_tokens=200, end_token_ids=()),

@@ -7,31 +7,30 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from hippo.engine.warmup import warm_up
-from hippo.models.base import AttentionTap, Prompt, SequenceRows, StepPlan, prunable_embeddings
+from hippo.models.base import Prompt, SequenceRows, StepPlan
 from hippo.models.base import VideoLanguageModel as Model
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.pruning.select import needs_attention
 from hippo.sampling.masks import mask_logits
 from hippo.sampling.sampler import SampleRequest, TokenSampler, choose_step
-from hippo.types import Pruning, PruningStrategy, SamplingParams
-from services.target.selection import ScoredSelection
+from hippo.types import PruningStrategy, SamplingParams
+from tests.support.model_calls import (
+    FAMILIES,
+    prefill,
+    score,
+    select,
+    step,
+    step_behind_copy,
+)
 from tests.support.pretend_cuda import PretendTensor, pretend_cuda
 from tests.support.reference import clip, prepare, user
 
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen2.5-vl": ("target_checkpoint", {}),
-    "qwen2.5-vl, steps of fixed shape": ("target_checkpoint", {"exact_rows": 8}),
-    "llava-onevision": ("llava_checkpoint", {}),
-    "qwen3-vl with experts": ("experts_checkpoint", {}),
-    "internvl": ("internvl_checkpoint", {}),
-}
 FLASH = "qwen2.5-vl, without masks"
 SAMPLING = (
     SamplingParams(),
@@ -40,8 +39,6 @@ SAMPLING = (
     SamplingParams(temperature=0.5, repetition_penalty=1.2, presence_penalty=0.3, min_tokens=9),
     SamplingParams(logit_bias=((3, 1.0),), frequency_penalty=0.2),
 )
-
-Visual = dict[Model, torch.Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -114,51 +111,6 @@ def test_prompts(pair: Pair) -> None:
     for strategy in filter(needs_attention, PruningStrategy):
         here = select(pair.here, strategy, prompt, visual[pair.here])
         assert here and here == select(pair.there, strategy, prompt, visual[pair.there])
-
-
-def prefill(
-    model: Model,
-    *,
-    slot: int,
-    prompt: Prompt,
-    visual: Visual,
-    kept: torch.Tensor | None = None,
-    tap: AttentionTap | None = None,
-    num_reused: int = 0,
-) -> torch.Tensor:
-    *_, logits = model.prefill(slot, prompt, visual[model], kept, tap, num_reused)
-    assert logits is not None
-    return logits
-
-
-def score(model: Model, *, slot: int, prompt: Prompt, visual: Visual) -> torch.Tensor:
-    tap = AttentionTap(2)
-    prefill(model, slot=slot, prompt=prompt, visual=visual, tap=tap)
-    assert tap.layer_scores is not None
-    return tap.layer_scores
-
-
-def step(model: Model, *, plan: StepPlan) -> torch.Tensor:
-    return model.forward(plan).clone()  # the next one may be written over it
-
-
-def step_behind_copy(model: Model, *, plan: StepPlan) -> torch.Tensor:
-    model.copy_rows(0, 1, 5)
-    return step(model, plan=plan)
-
-
-def select(
-    model: Model, strategy: PruningStrategy, prompt: Prompt, visual: torch.Tensor | None
-) -> tuple[int, ...]:
-    pruning = Pruning(strategy, ratio=0.5, min_visual_tokens=1)
-    assert visual is not None
-    embeddings = prunable_embeddings(model, prompt, visual)
-    selection = ScoredSelection(pruning, prompt, embeddings, score_layers=2)
-    pieces = model.prefill(3, prompt, visual, None, selection.tap)
-    taken = [selection.take_selection() for _ in pieces]
-    taken.append(selection.take_selection(is_last=True))
-    (found,) = filter(None, taken)
-    return found.kept_indices
 
 
 def check_sampling(pair: Pair, logits: torch.Tensor, prompt: Prompt) -> None:
