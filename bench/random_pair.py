@@ -10,13 +10,15 @@ cycle begins at another letter: "... a" has the first share, "... b" the second.
 
 Everything else is random, and the computation is that of the published shapes: all layers, the
 vision tower and the whole head run. Weights are written shard by shard, from one pool of random
-numbers; at most one shard is in memory beside the pool.
+numbers; a few shards are in memory beside the pool.
 """
 
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -34,6 +36,7 @@ _TEMPLATE = CHAT_TEMPLATE.replace(
     "<|im_start|>assistant\n{% set last = messages[-1]['content'] %}"
     "{{ (last if last is string else last[-1]['text'])[-1] }}{% endif %}",
 )
+_NUM_WRITERS = 4  # shards that are written at once
 _WINDOW = 100  # ids of a cycle in which the share is exact
 _SPREAD = 0.02  # of the embeddings, as in published models
 _OTHERS = 0.3  # of the embedding's size: most that all layers together add to it
@@ -138,12 +141,18 @@ def _write_weights(folder: Path, table: AnswerTable, seed: int) -> Iterator[str]
     }
     weights = _RandomWeights(shapes, config.text_config, table, seed)
     files: dict[str, str] = {}
-    for number, (part, names) in enumerate(groupby(shapes, _part_of), 1):
-        file = f"model-{number:05}.safetensors"
-        shard = {name: weights.make(name) for name in names}
-        save_file(shard, folder / file, metadata={"format": "pt"})
-        files.update(dict.fromkeys(shard, file))
-        yield part
+    with ThreadPoolExecutor(_NUM_WRITERS) as pool:
+        writes: deque[Future[None]] = deque()
+        for number, (part, names) in enumerate(groupby(shapes, _part_of), 1):
+            file = f"model-{number:05}.safetensors"
+            shard = {name: weights.make(name) for name in names}
+            writes.append(pool.submit(save_file, shard, folder / file, metadata={"format": "pt"}))
+            files.update(dict.fromkeys(shard, file))
+            if len(writes) == _NUM_WRITERS:
+                writes.popleft().result()
+            yield part
+        for write in writes:
+            write.result()
     index = {"metadata": {}, "weight_map": files}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
 

@@ -20,5 +20,5 @@ def to_device(numbers: torch.Tensor | Sequence[int], device: torch.device) -> to
     if tensor.device == device:
         return tensor
     if device.type == "cuda" and tensor.nbytes > _STAGED_BYTES:
-        tensor = tensor.pin_memory()
+        tensor = tensor.contiguous().pin_memory()  # it refuses expanded tensors
     return tensor.to(device, non_blocking=True)

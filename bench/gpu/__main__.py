@@ -9,13 +9,13 @@
     steps       Qwen2.5-VL-7B's and 3B's shapes: prefills and steps over their floors
     serve       7B with 3B through services and gateway, by policy and acceptance; memory
     steps-32b   as steps, with 32B's shape
-    serve-32b   as serve, 32B with 7B
+    serve-32b   as serve, 32B with 3B
 
 Each part ends within --seconds; what it had no time for, it names. The report (gpu.json, gpu.md in
 --out) is written after each figure, and parts of earlier runs stay in it, so that parts can run one
 by one, and a killed part keeps its figures. Nothing is downloaded. Weights are random, of the
-published shapes (bench/random_pair.py), and are written to --work: 23 GB for 7B with 3B, 82 GB for
-32B with 7B. Needed are the packages of pyproject.toml (dependencies and "engine"), and for the
+published shapes (bench/random_pair.py), and are written to --work: 24 GB for 7B with 3B, 75 GB for
+32B with 3B. Needed are the packages of pyproject.toml (dependencies and "engine"), and for the
 tests pytest, pytest-asyncio, pytest-timeout and hypothesis.
 """
 
@@ -36,6 +36,7 @@ from packaging.requirements import Requirement
 from bench.options import parser_of
 
 PARTS = ("tests", "bundled", "steps", "serve", "steps-32b", "serve-32b")
+STEP_KINDS = ("eager", "graphs")
 _TEST_PACKAGES = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,6 +82,10 @@ def _roomiest() -> Path:
     return max(filter(Path.is_dir, folders), key=lambda folder: shutil.disk_usage(folder).free)
 
 
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of("bench.gpu", __doc__)
     add = parser.add_argument
@@ -88,6 +93,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--list", action="store_true", help="list the parts and the missing packages")
     add("--small", action="store_true", help="small models, clips and numbers, for a trial")
     add("--device", default="cuda", help="kind of device: cuda or cpu (only with --small)")
+    add("--steps", choices=STEP_KINDS, help="eager ones or CUDA graphs; default: both")
+    add("--contexts", type=_numbers, help="cached tokens of the parts steps, as 1024,8192")
+    add("--frames", type=_numbers, help="frames of each clip of the parts serve, as 10,84")
     add("--seconds", type=float, default=540.0, help="time of each part")
     add("--work", type=Path, default=_roomiest(), help="where weights are written for the run")
     add("--keep", action="store_true", help="keep the weights in WORK/hippo-gpu for the next run")

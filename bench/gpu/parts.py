@@ -13,7 +13,7 @@ import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from hippo.shapes import find_shape
 from hippo.sizes import GIB, RESERVED_BYTES, memory_of
 
 SHARES = (0.85, 0.93)
-_SIZES = {"7b": ("7B", "3B"), "32b": ("32B", "7B")}
+_SIZES = {"7b": ("7B", "3B"), "32b": ("32B", "3B")}
 _SIDE = 392  # pixels of a clip's square frames: 196 visual tokens for each two frames
 _NUM_SLOTS = 2
 _COMPLETE = "complete"  # a file beside weights that were written to the end
@@ -93,7 +93,9 @@ class GpuRun:
     @property
     def step_kinds(self) -> tuple[bool, ...]:
         """Whether steps are captured as CUDA graphs: both, where that is possible."""
-        return (False,) if self.args.device == "cpu" else (False, True)
+        if self.args.device == "cpu":
+            return (False,)
+        return {"eager": (False,), "graphs": (True,)}.get(self.args.steps, (False, True))
 
     def check_time(self, following: str) -> None:
         """Raises NotMeasuredError if nothing more may begin."""
@@ -156,7 +158,13 @@ def run_parts(args: argparse.Namespace) -> int:
         if args.keep
         else tempfile.TemporaryDirectory(prefix="hippo-gpu-", dir=args.work)
     ) as work:
-        run = GpuRun(args, Path(work), scale=_SMALL if args.small else Scale())
+        scale = _SMALL if args.small else Scale()
+        scale = replace(
+            scale,
+            contexts=args.contexts or scale.contexts,
+            num_frames=args.frames or scale.num_frames,
+        )
+        run = GpuRun(args, Path(work), scale=scale)
         for name in args.parts:
             part, _, size = name.partition("-")
             section = report.begin_section(name)
@@ -218,7 +226,7 @@ def _measure_bundled(run: GpuRun, section: Section, size: str) -> None:
     clips = held_out_clips(run.work / "clips", kind="short", num_clips=run.scale.num_clips)
     for target_device, draft_device in run.placements:
         for dtype in dict.fromkeys(("float32", run.dtype)):
-            for has_graphs in run.step_kinds:
+            for has_graphs in run.step_kinds if dtype != "float32" else (False,):
                 where = f"target on {target_device}, draft on {draft_device}"
                 title = f"{dtype}, {where}, {'graphs' if has_graphs else 'eager'}"
                 run.check_time(title)

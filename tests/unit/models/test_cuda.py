@@ -3,6 +3,7 @@ the host waits for nothing inside a step."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,8 +66,10 @@ class Pair:
 def no_waits() -> Iterator[None]:
     """Raises an error where the host waits for the GPU."""
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings():  # torch calls the mode a prototype
+            warnings.simplefilter("ignore")
+            torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
