@@ -83,8 +83,8 @@ class EngineSettings:
         True, help="reuse keys and values of earlier prompts with the same first tokens"
     )
     cuda_graphs: str = setting(
-        "off",
-        help="capture small steps as CUDA graphs (not yet run on a GPU); auto: on one GPU",
+        "auto",
+        help="capture small steps as CUDA graphs; auto: on one GPU, in bfloat16 or float16",
         choices=("auto", "on", "off"),
     )
     host: str = setting("127.0.0.1", help="address to listen on")

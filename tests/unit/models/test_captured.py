@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hippo.models import captured
 from hippo.models.base import DecodedMedia, Prompt, SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.cached import CachedModel
 from hippo.models.captured import MOST_ROWS, CapturedRunner, CapturedShape, shapes_of
@@ -79,9 +80,10 @@ def _captured(
 
 def test_shapes_are_few_and_bounded() -> None:
     shapes = shapes_of(32, 30_000)
-    assert len(shapes) == len(set(shapes)) == 30
-    assert shapes[0].num_rows == MOST_ROWS and shapes[-1] == CapturedShape(1, 1)
-    assert shapes_of(1, 4) == [CapturedShape(1, 2), CapturedShape(1, 1)]
+    assert len(shapes) == len(set(shapes)) == 36
+    assert shapes[0].num_rows == MOST_ROWS and shapes[-1] == CapturedShape(1, 1, 4096)
+    assert CapturedShape(1, 1, 30_000) in shapes and CapturedShape(2, 1, 4096) not in shapes
+    assert shapes_of(1, 4) == [CapturedShape(1, 2, 4), CapturedShape(1, 1, 4)]
 
 
 @given(data=st.data())
@@ -111,9 +113,15 @@ def test_replayed_steps_equal_ordinary_ones(
     assert graphs.num_replays == num_covered + graphs.num_captured, "one more after each capture"
 
 
+@pytest.mark.parametrize("short", [CONTEXT, 200], ids=["one length", "two lengths"])
 def test_all_shapes_are_captured_before_the_first_prompt(
-    target_checkpoint: Path, ordinary: VideoLanguageModel, prompts: list[Prompt]
+    target_checkpoint: Path,
+    ordinary: VideoLanguageModel,
+    prompts: list[Prompt],
+    monkeypatch: pytest.MonkeyPatch,
+    short: int,
 ) -> None:
+    monkeypatch.setattr(captured, "_SHORT_PREFIX", short)
     graphs = RecordedGraphs()
     model, _ = _captured(target_checkpoint, graphs)
     num_shapes = len(shapes_of(3, CONTEXT))

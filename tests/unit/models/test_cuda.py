@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -50,12 +50,13 @@ class Pair:
     here: Model
     there: Model
     dtype: torch.dtype
+    may_wait: bool
 
     def agree(self, run: Callable[[Model], torch.Tensor], what: str) -> None:
         """Runs it on both; the GPU's run must not wait."""
         expected = run(self.here)
         run(self.there)  # kernels are loaded at their first call, which waits
-        with no_waits():
+        with nullcontext() if self.may_wait else no_waits():
             found = run(self.there)
         assert found.device.type == "cuda"
         difference = difference_of(found.cpu(), expected, self.dtype)
@@ -96,7 +97,9 @@ def pair(request: pytest.FixtureRequest, form: tuple[torch.dtype, str]) -> Pair:
         captured = list(there.capture_steps())
         assert isinstance(there._fixed, CapturedRunner) and there._fixed._capture is not None
         assert len(captured) == (1 if plan.exact_rows else len(shapes_of(4, CONTEXT)))
-    return Pair(here, there, dtype)
+    # torch's product of experts in float32 reads on the host how many rows each expert has.
+    may_wait = dtype == torch.float32 and "experts" in request.param
+    return Pair(here, there, dtype, may_wait)
 
 
 def test_a_gpus_numbers_are_those_of_the_cpu(pair: Pair) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -34,7 +35,12 @@ def test_the_warning_says_why_graphs_are_off(
         shape = CacheShape(num_layers=1, num_slots=1, num_kv_heads=1, capacity=8, head_dim=head_dim)
         cache = KeyValueCache(shape, dtype=dtype, device=CUDA)
         found = find_flash(cache, 7)
-    plan = LoadPlan("m", device="cuda", cuda_graphs="auto")
     nothing: Any = None
-    assert make_fixed_runner(plan, nothing, cache, nothing, found) is None
-    assert reason in caplog.text and "CUDA graphs are off" in caplog.text
+    caplog.set_level(logging.INFO)
+    for choice, level in (("on", logging.WARNING), ("auto", logging.INFO)):
+        caplog.clear()
+        plan = LoadPlan("m", device="cuda", cuda_graphs=choice)
+        assert make_fixed_runner(plan, nothing, cache, nothing, found) is None
+        (record,) = caplog.records
+        assert record.levelno == level
+        assert reason in record.getMessage() and "CUDA graphs are off" in record.getMessage()
