@@ -77,7 +77,10 @@ class Target(Watch[TargetClient]):
 
     def times(self, draft: Draft | None) -> PairTimes:
         """Returns the measurements of the target with ``draft``; None: of the target alone."""
-        return self._times.setdefault(draft.address if draft is not None else "", PairTimes())
+        times = self._times.setdefault(draft.address if draft is not None else "", PairTimes())
+        infos = (draft.info, self.info) if draft is not None else (None, None)
+        times.takes_turns = bool(shared_gpus(*infos))
+        return times
 
     def note_answer(self, seconds: float) -> None:
         """Adds the time that an answer had a slot to the running mean ``answer_s``."""
@@ -219,10 +222,17 @@ def choose_draft(drafts: Sequence[Draft], key: bytes) -> Draft:
     return free[0] if free else by_load(drafts)[0]
 
 
+def shared_gpus(draft: ModelInfo | None, target: ModelInfo | None) -> list[str]:
+    """Returns the UUIDs of the GPUs on which both models run."""
+    if draft is None or target is None:
+        return []
+    return sorted(set(draft.device_uuids) & set(target.device_uuids))
+
+
 def _warn_if_shared(draft: ModelInfo, target: ModelInfo) -> None:
-    if shared := sorted(set(draft.device_uuids) & set(target.device_uuids)):
+    if shared := shared_gpus(draft, target):
         logger.warning(
             "draft and target run on one GPU (%s): they take turns instead of working at "
-            "once, so most of the gain from running in parallel is lost; give each its own",
+            "once, so the gain from running in parallel is lost; give each its own",
             ", ".join(shared),
         )

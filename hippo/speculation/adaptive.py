@@ -5,6 +5,9 @@ While a sequence drafts, its draft lengths are those of the highest expected spe
 speed is below that of target-only decoding. The sequence then rests: it settles a number of tokens
 without the draft. A trial follows: the draft sends tokens, the target decodes alone, and the
 comparison of their tokens, at no cost to the target, decides whether drafting begins again.
+
+Where draft and target share a GPU (``PairTimes.takes_turns``), working at once gains nothing: the
+target waits for all tokens of a block, and the draft for the verdict on them.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ _NUM_TRIED = 5  # draft tokens that a trial compares, and forwards that prove dr
 _FORWARD_MEMORY = 0.9  # weight of a forward in the measured speedup, relative to the next forward
 _EXPECTED_FORWARDS = 3  # weight of the expected speedup when drafting begins
 _FIRST_PAUSE, _PAUSE_GROWTH, _LONGEST_PAUSE = 16, 3, 512  # tokens
+_LONGEST_DRAFTING = 2  # times the expected time, after which the target waits no longer
 _NEAR = 1.5  # a number of the pace changes only by more than this factor
 _TRIAL = Pace(max_ahead=2, block_size=2)  # the target verifies nothing
 
@@ -144,6 +148,10 @@ class AdaptivePolicy:
         """Returns the pace of ``lengths``; keeps numbers near the present ones, as each change
         costs a message to one side or both."""
         before = self.pace
+        if self._times.takes_turns:
+            num = _kept_if_near(before.block_size, lengths.block)
+            limits = StepLimits(num, num, round(_LONGEST_DRAFTING * self._times.drafting_ns(num)))
+            return Pace(optimistic=limits, conservative=limits, max_ahead=num, block_size=num)
         wait_ns = _kept_if_near(before.conservative.wait_ns, round(self._times.one_row_ns))
         most = _kept_if_near(before.conservative.max_draft_tokens, lengths.most)
         first = _kept_if_near(before.conservative.min_draft_tokens, lengths.first)

@@ -125,6 +125,7 @@ class PairTimes:
     reuse_first: Acceptance = field(default_factory=lambda: Acceptance(memory=_PAIR_MEMORY))
     reuse_later: Acceptance = field(default_factory=lambda: Acceptance(memory=_PAIR_MEMORY))
     num_sequences: float = 1.0  # mean number of sequences in a target forward
+    takes_turns: bool = False  # draft and target share a device: one at work slows the other
 
     @property
     def is_known(self) -> bool:
@@ -150,6 +151,11 @@ class PairTimes:
         first one is the first after the wrong token."""
         self.reuse_first.observe_outcomes(outcomes[:is_start])
         self.reuse_later.observe_outcomes(outcomes[is_start:])
+
+    def drafting_ns(self, num_tokens: int) -> float:
+        """Returns the nanoseconds in which an idle draft proposes tokens after a verdict."""
+        first = self.restart.value or self.draft_step.value
+        return first + (num_tokens - 1) * self.draft_step.value if num_tokens else 0.0
 
     def forwards_ns(self, most: int) -> list[float]:
         """Returns the nanoseconds of forwards with 0 to ``most`` draft tokens per sequence.
@@ -178,10 +184,14 @@ def best_lengths(times: PairTimes, rate: float, most: int) -> Lengths:
     the symbols: a is ``rate``, T is ``forward``, E is ``tokens``, d is ``step``, L is ``restart``.
     """
     rate = min(rate, _MOST_RATE)
-    step, restart = times.draft_step.value, times.restart.value or times.draft_step.value
+    step = times.draft_step.value
     forward = times.forwards_ns(most)
     tokens = [(1 - rate ** (num + 1)) / (1 - rate) for num in range(most + 1)]
-    first_ns = [forward[0], *(forward[n] + restart + (n - 1) * step for n in range(1, most + 1))]
+    drafting_ns = [times.drafting_ns(num) for num in range(most + 1)]
+    first_ns = [drafted + verified for drafted, verified in zip(drafting_ns, forward, strict=True)]
+    if times.takes_turns:
+        best = max(range(1, most + 1), key=lambda num: tokens[num] / first_ns[num])
+        return Lengths(best, best, 0, best, forward[0] * tokens[best] / first_ns[best])
     going_ns = [max(forward[num], (num + 1) * step) for num in range(most + 1)]
 
     lengths = range(most + 1)

@@ -95,7 +95,10 @@ async def test_a_pair_that_shares_a_gpu_is_warned_about(
         with caplog.at_level(logging.WARNING, "gateway.backends"):
             await backends.start()
             await _until_up(backends, 1, 1)
-            await asyncio.wait_for(backends.pair(None).wait_draft(), 30)
+            pair = backends.pair(None)
+            found = await asyncio.wait_for(pair.wait_draft(), 30)
+            assert pair.target.times(found).takes_turns == (shared is not None)
+            assert not pair.target.times(None).takes_turns
             await backends.close()
     warned = [record.getMessage() for record in caplog.records if "one GPU" in record.getMessage()]
     assert len(warned) == (shared is not None)

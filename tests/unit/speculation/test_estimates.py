@@ -155,3 +155,24 @@ def test_lengths_are_in_range_whatever_was_measured(
     assert 0 <= lengths.first <= lengths.most
     assert 1 <= lengths.block <= most
     assert lengths.speedup > 0
+
+
+@settings(deadline=None)
+@given(st.floats(0, 0.99), st.floats(0.1, 20), st.floats(0, 2), st.floats(0, 9), st.integers(1, 32))
+def test_on_a_shared_device_a_block_is_drafted_and_then_verified(
+    rate: float, step_ms: float, row_ms: float, restart_ms: float, most: int
+) -> None:
+    times = make_times(step_ms=step_ms, row_ms=row_ms, restart_ms=restart_ms)
+    times.takes_turns = True
+    lengths = best_lengths(times, rate, most)
+    num = lengths.block
+    assert (lengths.most, lengths.first, lengths.reused) == (num, num, 0)
+
+    def speed(count: int) -> float:
+        tokens = sum(rate**right for right in range(count + 1))
+        restart = times.restart.value or times.draft_step.value
+        drafted = restart + (count - 1) * times.draft_step.value
+        return tokens / (drafted + times.forwards_ns(most)[count])
+
+    assert speed(num) == pytest.approx(max(speed(count) for count in range(1, most + 1)))
+    assert lengths.speedup == pytest.approx(speed(num) * times.one_row_ns)

@@ -12,7 +12,7 @@ from hippo.simulation.traces import agreement_trace
 from hippo.speculation.adaptive import AdaptivePolicy
 from hippo.speculation.estimates import PairTimes
 from hippo.speculation.policies import POLICY_NAMES, make_policy
-from hippo.types import TARGET_ONLY, Block, Timing, Verdict
+from hippo.types import TARGET_ONLY, Block, Pace, StepLimits, Timing, Verdict
 from tests.support.virtual import VirtualMachine, mean_speedup, simulate
 
 MS = 1_000_000
@@ -120,3 +120,20 @@ def test_adaptive_begins_with_a_trial_and_drafts_once_the_times_are_known() -> N
     policy.observe_verdict(Verdict(0, 1, (2,), timing=Timing(forward_ns=10 * MS)), [True], 0)
     assert policy.pace.optimistic.max_draft_tokens > 2
     assert policy.pace.optimistic.wait_ns == 10 * MS  # no longer than a step alone takes
+
+
+@pytest.mark.parametrize(("rate", "least", "most"), [(0.5, 1, 4), (0.85, 5, 8), (0.99, 12, 16)])
+def test_on_one_gpu_draft_and_target_take_turns(rate: float, least: int, most: int) -> None:
+    times = PairTimes(takes_turns=True)
+    times.draft_step.observe_time(2 * MS)
+    times.restart.observe_time(3 * MS)
+    times.forwards.observe_forward(1, 20 * MS)
+    rng = random.Random(0)
+    times.acceptance.observe_outcomes(rng.random() < rate for _ in range(1000))
+    policy = make_policy("adaptive", gamma=5, max_draft_tokens=16, times=times)
+    num = policy.pace.block_size
+    assert least <= num <= most
+    limits = StepLimits(num, num, 2 * (3 + (num - 1) * 2) * MS)
+    assert policy.pace == Pace(
+        optimistic=limits, conservative=limits, max_ahead=num, block_size=num
+    )
