@@ -36,7 +36,8 @@ _TEMPLATE = CHAT_TEMPLATE.replace(
     "<|im_start|>assistant\n{% set last = messages[-1]['content'] %}"
     "{{ (last if last is string else last[-1]['text'])[-1] }}{% endif %}",
 )
-_NUM_WRITERS = 4  # shards that are written at once
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_NUM_WRITERS = 8  # shards that are written at once
 _WINDOW = 100  # ids of a cycle in which the share is exact
 _SPREAD = 0.02  # of the embeddings, as in published models
 _OTHERS = 0.3  # of the embedding's size: most that all layers together add to it
@@ -163,7 +164,11 @@ def _part_of(name: str) -> str:
 
 
 class _RandomWeights:
-    """Makes each weight in bfloat16 by its name on the hub."""
+    """Makes each weight in bfloat16 by its name on the hub.
+
+    A weight is a part of a pool of random numbers, times a factor. There is a pool for each factor,
+    and most weights are views of one, so that writing them copies nothing.
+    """
 
     def __init__(
         self, shapes: Mapping[str, torch.Size], text: Any, table: AnswerTable, seed: int
@@ -173,24 +178,48 @@ class _RandomWeights:
         self._table = table
         self._generator = torch.Generator().manual_seed(seed)
         largest = max(shape.numel() for shape in shapes.values())
-        self._pool = torch.empty(largest + (1 << 16), dtype=torch.bfloat16)
-        self._pool.normal_(generator=self._generator)
-        self._embedding = self._slice(shapes["model.embed_tokens.weight"], 0).mul(_SPREAD)
+        self._normal = torch.empty(largest + (1 << 16), dtype=torch.bfloat16)
+        self._normal.normal_(generator=self._generator)
+        self._sizes: dict[float, int] = {}  # of the pools, by factor
+        for name, shape in shapes.items():
+            if len(shape) > 1:
+                factor = self._factor(name)
+                self._sizes[factor] = max(shape.numel(), self._sizes.get(factor, 0))
+        self._pools: dict[float, torch.Tensor] = {}
+        shape = shapes[_EMBEDDING]
+        self._embedding = self._pool(_SPREAD)[: shape.numel()].view(shape)
 
     def make(self, name: str) -> torch.Tensor:
         """Returns the weight of this name."""
         shape = self._shapes[name]
-        if name in ("model.embed_tokens.weight", "lm_head.weight"):
-            return self._embedding.clone()
+        if name in (_EMBEDDING, _HEAD):
+            return self._embedding
         if len(shape) == 1:  # a norm's weight or a bias
             return torch.full(shape, float("norm" in name or "ln_q" in name), dtype=torch.bfloat16)
-        weight = self._slice(shape).mul(shape[1:].numel() ** -0.5)
-        if name.startswith("model.layers."):
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                weight *= _OTHERS * _SPREAD / (2 * self._text.num_hidden_layers)
-            if name.startswith(f"model.layers.{self._text.num_hidden_layers - 1}.mlp."):
-                self._put_table(name, weight)
+        pool = self._pool(self._factor(name))
+        most = pool.numel() - shape.numel()
+        start = int(torch.randint(most + 1, (1,), generator=self._generator))
+        weight = _unshared(pool[start : start + shape.numel()]).view(shape)
+        if name.startswith(f"model.layers.{self._text.num_hidden_layers - 1}.mlp."):
+            weight = weight.clone()
+            self._put_table(name, weight)
         return weight
+
+    def _factor(self, name: str) -> float:
+        """Returns the root mean square of the weight's numbers."""
+        if name in (_EMBEDDING, _HEAD):
+            return _SPREAD
+        factor: float = self._shapes[name][1:].numel() ** -0.5
+        if name.startswith("model.layers.") and name.endswith(
+            ("o_proj.weight", "down_proj.weight")
+        ):
+            factor *= _OTHERS * _SPREAD / (2 * self._text.num_hidden_layers)
+        return factor
+
+    def _pool(self, factor: float) -> torch.Tensor:
+        if factor not in self._pools:
+            self._pools[factor] = self._normal[: self._sizes[factor] + (1 << 16)] * factor
+        return self._pools[factor]
 
     def _put_table(self, name: str, weight: torch.Tensor) -> None:
         """Makes the first neurons of the last MLP answer to the table's ids.
@@ -204,9 +233,7 @@ class _RandomWeights:
         else:
             weight[:count] = self._embedding[self._table.ids] * (_GATE / (width * _SPREAD))
 
-    def _slice(self, shape: torch.Size, start: int | None = None) -> torch.Tensor:
-        """Returns random numbers of a mean square of 1, which are part of the pool."""
-        if start is None:
-            most = self._pool.numel() - shape.numel()
-            start = int(torch.randint(most + 1, (1,), generator=self._generator))
-        return self._pool[start : start + shape.numel()].view(shape)
+
+def _unshared(numbers: torch.Tensor) -> torch.Tensor:
+    """Returns the same memory in a storage of its own: safetensors refuses shared ones."""
+    return torch.from_numpy(numbers.view(torch.int16).numpy()).view(torch.bfloat16)
