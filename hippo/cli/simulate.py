@@ -39,7 +39,8 @@ what if:
   hippo simulate --pair llava-7b-72b --delay-ms 2       the services are far apart
   hippo simulate --policies adaptive,serial:best,vpsd:7 --json out.json
 
-Nothing here is measured: step times of a --pair come from its bytes over the GPU's bandwidth.
+All is predicted. Step times of a --pair come from its bytes over the GPU's bandwidth, and from
+overheads that were measured on an H200.
 """
 
 
@@ -52,11 +53,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--target-gpus", type=int, help="GPUs that share the target of a --pair")
     add("--ratio", type=float, help="share of visual tokens pruned for its draft (default: 0.9)")
     add(
-        "--cuda-graphs",
+        "--eager",
         action="store_true",
         default=None,
-        help="steps on one GPU are captured, as by the services' --cuda-graphs (default: they are "
-        "launched one operation at a time)",
+        help="the host launches the operations of a step one by one, as without CUDA graphs",
     )
     add("--visual-tokens", type=int, help="of its prompt (default: 25000)")
     add("--target-ms", type=float, help="the target's step with one row; with --draft-ms")

@@ -32,7 +32,7 @@ def machine_of(arguments: argparse.Namespace) -> tuple[ModelPair | None, Machine
         if arguments.pair is not None:
             raise InvalidRequestError("give one machine: --pair, or --target-ms with --draft-ms")
         about = f"is about a --pair; choose {', '.join(PAIRS)}"
-        _refuse(arguments, ("gpu", "target_gpus", "ratio", "visual_tokens", "cuda_graphs"), about)
+        _refuse(arguments, ("gpu", "target_gpus", "ratio", "visual_tokens", "eager"), about)
         machine = _stated(arguments)
     else:
         _refuse(arguments, ("row_ms",), "goes with --target-ms and --draft-ms")
@@ -75,7 +75,9 @@ def _sized(pair: ModelPair, arguments: argparse.Namespace) -> ModelPair:
     if arguments.ratio is not None and not 0 <= arguments.ratio <= 0.99:
         raise InvalidRequestError(f"--ratio is {arguments.ratio:g}; it must be 0 to 0.99")
     others = _given(
-        gpu=GPUS.get(arguments.gpu), ratio=arguments.ratio, has_graphs=arguments.cuda_graphs
+        gpu=GPUS.get(arguments.gpu),
+        ratio=arguments.ratio,
+        has_graphs=False if arguments.eager else None,
     )
     return dataclasses.replace(pair, **counts, **others)
 

@@ -4,7 +4,8 @@ A decode step reads every weight and the whole KV cache once, which takes
 ``bytes / (bandwidth * share)``. If the arithmetic of the rows takes longer, its time is used
 instead. To this are added the small operations of each layer and, across several GPUs, two
 all-reduces per layer. If the host takes longer to launch the operations one by one, its time is
-used instead. Nothing here is measured: shares and overheads are assumptions.
+used instead. Shares and overheads are those that `python -m bench.gpu` found on an H200 with the
+shapes of Qwen2.5-VL-3B, 7B and 32B (docs/gpu.md), except the all-reduces, which are assumed.
 """
 
 from __future__ import annotations
@@ -48,29 +49,31 @@ GPUS = {
 class Placement:
     """The GPUs of one model, and the assumptions about them.
 
-    ``bandwidth_share`` and ``compute_share`` are the shares of the data sheet's values that a good
-    kernel reaches, ``layer_us`` is the small operations of a layer on the device, ``sum_us`` one
-    all-reduce (two per layer), ``launch_us`` the host's time to launch an operation, ``step_us``
-    sampling and the host's part of a step. With ``has_graphs`` a step is one launch: the services'
-    ``--cuda-graphs``, which is off by default.
+    ``bandwidth_share`` and ``compute_share`` are the shares of the data sheet's values that matrix
+    products reach, ``layer_us`` is the small operations of a layer on the device, ``block_us``
+    those besides in a step of several rows, ``sum_us`` one all-reduce (two per layer),
+    ``launch_us`` the host's time to launch an operation, ``step_us`` sampling and the host's part
+    of a step. With ``has_graphs`` a step on one GPU is one launch (CUDA graphs).
     """
 
     gpu: Gpu
     num_gpus: int = 1
-    bandwidth_share: float = 0.75
+    bandwidth_share: float = 0.8
     compute_share: float = 0.5
-    layer_us: float = 8.0
+    layer_us: float = 65.0
+    block_us: float = 25.0
     sum_us: float = 12.0
-    launch_us: float = 5.0
+    launch_us: float = 20.0
     step_us: float = 150.0
-    has_graphs: bool = False
+    has_graphs: bool = True
 
     def step_ms(self, shape: ModelShape, num_rows: int, context: int) -> float:
         """Returns the milliseconds of a forward after ``context`` cached tokens."""
         read = _BYTES * read_parameters(shape, num_rows) + shape.cache_bytes(1) * context
         memory_ms = 1e3 * read / self._bandwidth
         compute_ms = 1e3 * self._flops_of(shape, num_rows, context) / self._flops
-        device_ms = max(memory_ms, compute_ms) + self._small_ms(shape)
+        small_ms = self._small_ms(shape) + (num_rows > 1) * shape.num_layers * self.block_us / 1e3
+        device_ms = max(memory_ms, compute_ms) + small_ms
         return max(device_ms, self._launch_ms(shape, num_rows)) + self.step_us / 1e3
 
     def step_time(self, shape: ModelShape, context: int) -> ForwardTime:
@@ -128,7 +131,7 @@ class Placement:
         return shape.num_layers * (self.layer_us + sums_us) / 1e3
 
     def _launch_ms(self, shape: ModelShape, num_rows: int) -> float:
-        if self.has_graphs:
+        if self.has_graphs and self.num_gpus == 1:
             return 0.0
         launches = _LAUNCHES_OF_ONE_ROW if num_rows == 1 else _LAUNCHES_OF_SEVERAL_ROWS
         launches += 2 if self.num_gpus > 1 else 0

@@ -33,7 +33,7 @@ class ModelPair:
     num_visual_tokens: int = 25_000
     num_text_tokens: int = 100
     ratio: float = 0.9  # of visual tokens pruned for the draft
-    has_graphs: bool = False  # of models on one GPU
+    has_graphs: bool = True  # of models on one GPU
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -48,8 +48,7 @@ class ModelPair:
     @property
     def target_place(self) -> Placement:
         """The target's GPUs."""
-        has_graphs = self.has_graphs and self.num_target_gpus == 1
-        return Placement(gpu=self.gpu, num_gpus=self.num_target_gpus, has_graphs=has_graphs)
+        return Placement(gpu=self.gpu, num_gpus=self.num_target_gpus, has_graphs=self.has_graphs)
 
     @property
     def draft_place(self) -> Placement:
