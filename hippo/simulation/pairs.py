@@ -101,6 +101,7 @@ PAIRS = {
     for pair in (
         _pair("qwen-7b-72b", _QWEN, "7B", "72B", num_target_gpus=2),
         _pair("qwen-7b-32b", _QWEN, "7B", "32B"),
+        _pair("qwen-3b-32b", _QWEN, "3B", "32B"),
         _pair("qwen-3b-7b", _QWEN, "3B", "7B"),
         _pair("llava-0.5b-7b", _LLAVA, "0.5b", "7b"),
         _pair("llava-7b-72b", _LLAVA, "7b", "72b", num_target_gpus=2),
