@@ -16,6 +16,8 @@ numbers; a few shards are in memory beside the pool.
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -75,28 +77,28 @@ def write_pair(
     progress: Callable[[str], None] = lambda line: None,
     roles: Sequence[str] = ("target", "draft"),
 ) -> tuple[Path, Path]:
-    """Writes the target and the draft into ``folder``; returns their folders.
-
-    Only the models of ``roles`` get weights.
-    """
-    target, draft = folder / "target", folder / "draft"
-    parts = ((target, form.target, None), (draft, form.draft, form.draft_layers))
-    for path, name, num_layers in parts:
-        tokenizer = write_qwen_files(
-            path,
-            name,
-            num_layers=num_layers,
-            chat_template=_TEMPLATE,
-            is_published_size=form.is_published_size,
-        )
-    most_ids = min(int(_config(path)["intermediate_size"]) for path, _, _ in parts)
-    tables = answer_tables(tokenizer.get_vocab(), most_ids, form.shares)
-    for seed, ((path, name, _), table) in enumerate(zip(parts, tables, strict=True)):
-        if path.name not in roles:
-            continue
-        for part in _write_weights(path, table, seed):
-            progress(f"wrote {path.name} ({name}): {part}")
-    return target, draft
+    """Writes the models of ``roles`` into ``folder``, in place of what is there; returns the
+    folders of target and draft."""
+    models = {"target": (form.target, None), "draft": (form.draft, form.draft_layers)}
+    sizes = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for role, (name, num_layers) in models.items():
+            path = (folder if role in roles else Path(scratch)) / role
+            shutil.rmtree(path, ignore_errors=True)
+            tokenizer = write_qwen_files(
+                path,
+                name,
+                num_layers=num_layers,
+                chat_template=_TEMPLATE,
+                is_published_size=form.is_published_size,
+            )
+            sizes.append(int(_config(path)["intermediate_size"]))
+    tables = answer_tables(tokenizer.get_vocab(), min(sizes), form.shares)
+    for seed, ((role, (name, _)), table) in enumerate(zip(models.items(), tables, strict=True)):
+        if role in roles:
+            for part in _write_weights(folder / role, table, seed):
+                progress(f"wrote {role} ({name}): {part}")
+    return folder / "target", folder / "draft"
 
 
 def answer_tables(

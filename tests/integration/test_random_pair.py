@@ -12,6 +12,7 @@ from bench.random_pair import LETTERS, PairForm, answer_tables, write_pair
 from hippo.models.base import SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
+from hippo.models.pretrained import import_transformers
 from hippo.shapes import find_shape
 from hippo.types import ChatMessage, FramePlan, TextPart
 from tests.support.hub_forms import write_qwen_files
@@ -54,6 +55,19 @@ def test_an_answer_is_a_cycle_on_which_the_draft_agrees_at_the_chosen_share(
         assert num_equal == pytest.approx(share * _NUM_TOKENS, abs=3)
 
 
+def test_each_model_can_be_written_alone_and_over_an_earlier_one(tmp_path: Path) -> None:
+    form = PairForm(_TARGET, _DRAFT, _SHARES, is_published_size=False)
+    together = write_pair(tmp_path / "together", form)
+    alone = tmp_path / "alone"
+    (alone / "draft").mkdir(parents=True)
+    write_pair(alone, form, roles=("target",))
+    assert not list((alone / "draft").iterdir())
+    write_pair(alone, form, roles=("draft",))
+    for folder in together:
+        for file in folder.iterdir():
+            assert (alone / folder.name / file.name).read_bytes() == file.read_bytes(), file
+
+
 def test_the_share_is_exact_in_every_hundred_ids() -> None:
     vocabulary = {"a": 0, **{f"Ġw{number}": number + 1 for number in range(1000)}}
     target, draft = answer_tables(vocabulary, 501, (0.93,))
@@ -67,14 +81,13 @@ def test_the_share_is_exact_in_every_hundred_ids() -> None:
 def test_published_files_describe_a_model_with_as_many_parameters_as_published(
     size: str, tmp_path: Path
 ) -> None:
-    from transformers import AutoConfig, Qwen2_5_VLForConditionalGeneration
-
+    transformers = import_transformers()
     name = f"Qwen/Qwen2.5-VL-{size}-Instruct"
     tokenizer = write_qwen_files(tmp_path / "model", name, is_published_size=True)
     assert len(tokenizer) == 151_665
     with torch.device("meta"):
-        config: Any = AutoConfig.from_pretrained(tmp_path / "model")
-        model = Qwen2_5_VLForConditionalGeneration(config)
+        config: Any = transformers.AutoConfig.from_pretrained(tmp_path / "model")
+        model = transformers.Qwen2_5_VLForConditionalGeneration(config)
     model.tie_weights()
     assert sum(weight.numel() for weight in model.parameters()) == find_shape(name).num_parameters
     rope = config.text_config.rope_parameters

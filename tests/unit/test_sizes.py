@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import re
 from pathlib import Path
@@ -20,6 +19,7 @@ from hippo.models.cache import CacheShape
 from hippo.models.checkpoint import find_checkpoint
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
+from hippo.models.pretrained import import_transformers
 from hippo.public_models import PUBLIC_CONFIGS
 from hippo.shapes import find_shape, shape_of
 from hippo.sizes import DEVICE_BYTES, PROCESS_BYTES, cache_limit, memory_of, most_slots
@@ -55,7 +55,7 @@ _SIGLIP = {"model_type": "siglip_vision_model", "num_attention_heads": 16, "visi
 def test_a_public_model_has_as_many_parameters_as_transformers_builds(
     name: str, prefix: str, vision: dict[str, Any]
 ) -> None:
-    transformers: Any = importlib.import_module("transformers")
+    transformers = import_transformers()
     public = PUBLIC_CONFIGS[name]
     kind = {"model_type": "qwen2"} if name == LLAVA else {}
     config = getattr(transformers, f"{prefix}Config")(
@@ -71,7 +71,7 @@ def test_a_public_model_has_as_many_parameters_as_transformers_builds(
 
 @pytest.mark.parametrize("name", ["OpenGVLab/InternVL3_5-4B-HF", INTERNVL_38B])
 def test_a_public_internvl_has_as_many_parameters_as_transformers_builds(name: str) -> None:
-    transformers: Any = importlib.import_module("transformers")
+    transformers = import_transformers()
     public = PUBLIC_CONFIGS[name]
     config = transformers.InternVLConfig(
         text_config=public["text_config"],
