@@ -107,7 +107,7 @@ class GpuRun:
     ) -> tuple[Path, Path]:
         """Returns the folders of target and draft; those of ``roles`` have weights, which are
         written once in a run."""
-        folder = self.work / size
+        folder = self.work / (f"small-{size}" if self.args.small else size)
         names = {
             role: f"Qwen/Qwen2.5-VL-{each}-Instruct"
             for role, each in zip(("target", "draft"), _SIZES[size], strict=True)

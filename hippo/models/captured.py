@@ -41,7 +41,9 @@ MOST_ROWS = 128
 _SHORT_PREFIX = 4096
 
 _PERIOD = 257  # tokens after which the numbers that fill the cache repeat; a prime
-_GRAPH_LAYER_BYTES = 27 * (16 << 10)  # 27 launches of 16 KiB: an estimate, not a measurement
+
+GRAPH_LAYER_BYTES = 27 * (16 << 10)
+"""Device memory of a graph for each layer: 27 launches of 16 KiB, which is an estimate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,9 @@ def shapes_of(num_slots: int, capacity: int) -> list[CapturedShape]:
     return sorted(shapes, key=lambda shape: (shape.num_rows, shape.capacity), reverse=True)
 
 
-def graph_bytes(num_layers: int, num_slots: int) -> int:
-    """Returns the estimated device memory of all graphs, in bytes."""
-    return len(shapes_of(num_slots, _SHORT_PREFIX + 1)) * num_layers * _GRAPH_LAYER_BYTES
+def most_graphs(num_slots: int) -> int:
+    """Returns the number of graphs where the context is long."""
+    return len(shapes_of(num_slots, _SHORT_PREFIX + 1))
 
 
 def _power_from(number: int) -> int:
@@ -224,8 +226,11 @@ class CapturedRunner:
             # Captured with the longest sequences; then others are where these were.
             for start, order in ((longest, slots), (longest // 2 + 1, reversed(slots))):
                 rows = [PlacedRows(slot, start, (0,) * count, rotary[:count]) for slot in order]
-                with torch.inference_mode():
-                    self._check_step(shape, rows)
+                try:
+                    with torch.inference_mode():
+                        self._check_step(shape, rows)
+                except RuntimeError as error:  # such as a lack of memory
+                    self._give_up(shape, f"a step fails: {error}")
                 if self._capture is None:
                     return
             yield len(self._steps)

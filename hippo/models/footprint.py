@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hippo.models.cache import CacheShape, cache_dtype
-from hippo.models.captured import MOST_ROWS, graph_bytes
+from hippo.models.captured import GRAPH_LAYER_BYTES, MOST_ROWS, most_graphs
 from hippo.models.checkpoint import Checkpoint
 from hippo.models.fixed import spare_places
 from hippo.models.linear import packs_weights
@@ -75,8 +75,10 @@ class ModelSizes:
             max_pixels=plan.max_pixels,
         )
         work_bytes = memory.work
-        if plan.has_graphs:
-            work_bytes += graph_bytes(text.num_hidden_layers, plan.num_slots or MOST_AUTO_SLOTS)
+        if plan.has_graphs and working_dtype != torch.float32:  # which has no FlashAttention
+            num_slots = plan.num_slots or MOST_AUTO_SLOTS
+            num_graphs = 1 if plan.exact_rows else most_graphs(num_slots)
+            work_bytes += num_graphs * text.num_hidden_layers * GRAPH_LAYER_BYTES
             work_bytes += MOST_ROWS * text.vocab_size * torch.float32.itemsize
         num_processes = devices.count(device)
         form = ", in float32 till they are packed" if is_half_on_cpu else ""

@@ -4,7 +4,8 @@ While a sequence drafts, its draft lengths are those of the highest expected spe
 (:func:`hippo.speculation.estimates.best_lengths`). Drafting stops when its expected or measured
 speed is below that of target-only decoding. The sequence then rests: it settles a number of tokens
 without the draft. A trial follows: the draft sends tokens, the target decodes alone, and the
-comparison of their tokens, at no cost to the target, decides whether drafting begins again.
+comparison of their tokens decides whether drafting begins again. It costs nothing to a target on a
+device of its own.
 
 Where draft and target share a GPU (``PairTimes.takes_turns``), working at once gains nothing: the
 target waits for all tokens of a block, and the draft for the verdict on them.
@@ -74,7 +75,10 @@ class AdaptivePolicy:
             self._rejected_ns = now_ns
         timing = verdict.timing
         if verdict.start_index > 0 and timing.forward_ns:  # not the prefill
-            self._times.observe_forward(timing)
+            # On a shared device the draft of a trial slows the target down.
+            is_slowed = self._times.takes_turns and self.pace is _TRIAL
+            if not (is_slowed and self._times.forwards.is_known):
+                self._times.observe_forward(timing)
             if self._is_drafting:
                 self._num_forwards += 1
                 self._forward_tokens *= _FORWARD_MEMORY
@@ -149,8 +153,10 @@ class AdaptivePolicy:
         costs a message to one side or both."""
         before = self.pace
         if self._times.takes_turns:
-            num = _kept_if_near(before.block_size, lengths.block)
-            limits = StepLimits(num, num, round(_LONGEST_DRAFTING * self._times.drafting_ns(num)))
+            num = _kept_if_near(before.conservative.max_draft_tokens, lengths.block)
+            wait_ns = round(_LONGEST_DRAFTING * self._times.drafting_ns(num))
+            wait_ns = _kept_if_near(before.conservative.wait_ns, wait_ns)
+            limits = StepLimits(num, num, wait_ns)
             return Pace(optimistic=limits, conservative=limits, max_ahead=num, block_size=num)
         wait_ns = _kept_if_near(before.conservative.wait_ns, round(self._times.one_row_ns))
         most = _kept_if_near(before.conservative.max_draft_tokens, lengths.most)

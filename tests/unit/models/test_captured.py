@@ -123,7 +123,7 @@ def test_all_shapes_are_captured_before_the_first_prompt(
 ) -> None:
     monkeypatch.setattr(captured, "_SHORT_PREFIX", short)
     graphs = RecordedGraphs()
-    model, _ = _captured(target_checkpoint, graphs)
+    model, runner = _captured(target_checkpoint, graphs)
     num_shapes = len(shapes_of(3, CONTEXT))
     assert list(model.capture_steps()) == list(range(1, num_shapes + 1))
     ids = tuple(range(1, 33))
@@ -136,6 +136,10 @@ def test_all_shapes_are_captured_before_the_first_prompt(
                 one.forward(step(slot, 0, *(ids * 20)[: start + 1]))
             for count in (1, 7, 32):
                 plan = step(slot, start, *ids[:count])
+                (placed,) = [model._place_rows(each) for each in plan.sequences]
+                shape = runner._shape([placed])
+                is_short = placed.start + (1 << (count - 1).bit_length()) <= short
+                assert shape is not None and shape.capacity == (short if is_short else CONTEXT)
                 found = model.forward(plan)
                 outputs.add(found.data_ptr())
                 torch.testing.assert_close(found, ordinary.forward(plan), rtol=1e-4, atol=5e-5)

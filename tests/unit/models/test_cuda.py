@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from hippo.engine.warmup import warm_up
+from hippo.models import captured
 from hippo.models.base import SequenceRows, StepPlan
 from hippo.models.base import VideoLanguageModel as Model
 from hippo.models.cached import CachedModel
@@ -35,7 +36,7 @@ from tests.support.reference import clip, prepare, user
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
-CONTEXT = 512
+CONTEXT, SHORT_PREFIX = 512, 200  # both lengths of graphs are used
 FORMS = {
     "float32": (torch.float32, "off"),
     "bfloat16": (torch.bfloat16, "off"),
@@ -82,8 +83,11 @@ def form(request: pytest.FixtureRequest) -> tuple[torch.dtype, str]:
 
 
 @pytest.fixture(params=FAMILIES)
-def pair(request: pytest.FixtureRequest, form: tuple[torch.dtype, str]) -> Pair:
+def pair(
+    request: pytest.FixtureRequest, form: tuple[torch.dtype, str], monkeypatch: pytest.MonkeyPatch
+) -> Pair:
     """A family on both."""
+    monkeypatch.setattr(captured, "_SHORT_PREFIX", SHORT_PREFIX)
     dtype, graphs = form
     name, options = FAMILIES[request.param]
     folder: Path = request.getfixturevalue(name)
@@ -94,9 +98,9 @@ def pair(request: pytest.FixtureRequest, form: tuple[torch.dtype, str]) -> Pair:
     there = load_model(plan)
     assert isinstance(there, CachedModel)
     if graphs == "on":
-        captured = list(there.capture_steps())
+        graphs_made = list(there.capture_steps())
         assert isinstance(there._fixed, CapturedRunner) and there._fixed._capture is not None
-        assert len(captured) == (1 if plan.exact_rows else len(shapes_of(4, CONTEXT)))
+        assert len(graphs_made) == (1 if plan.exact_rows else len(shapes_of(4, CONTEXT)))
     # torch's product of experts in float32 reads on the host how many rows each expert has.
     may_wait = dtype == torch.float32 and "experts" in request.param
     return Pair(here, there, dtype, may_wait)
@@ -113,6 +117,11 @@ def test_a_gpus_numbers_are_those_of_the_cpu(pair: Pair) -> None:
     for num_rows in (1, 2, 8, 9, 33, 70):
         plan = StepPlan((SequenceRows(0, 0, tuple(range(5, 5 + num_rows))),))
         pair.agree(partial(step, plan=plan), f"{num_rows} rows")
+    for start in (0, 70, 140, 210):
+        plan = StepPlan((SequenceRows(0, start, tuple(range(5, 75))),))
+        pair.agree(partial(step, plan=plan), f"70 rows after {start}")
+    plan = StepPlan((SequenceRows(0, 280, (5, 6, 7)),))
+    pair.agree(partial(step, plan=plan), "3 rows after a long prefix")
     several = StepPlan(
         tuple(SequenceRows(slot, 0, (5,) * rows) for slot, rows in ((3, 3), (1, 1), (2, 9)))
     )

@@ -134,6 +134,17 @@ def test_on_one_gpu_draft_and_target_take_turns(rate: float, least: int, most: i
     num = policy.pace.block_size
     assert least <= num <= most
     limits = StepLimits(num, num, 2 * (3 + (num - 1) * 2) * MS)
-    assert policy.pace == Pace(
-        optimistic=limits, conservative=limits, max_ahead=num, block_size=num
-    )
+    pace = Pace(optimistic=limits, conservative=limits, max_ahead=num, block_size=num)
+    assert policy.pace == pace
+    block = Block(0, 0, (1,) * num, step_ns=round(2.1 * MS))
+    policy.observe_block(block, [True], 0)
+    assert policy.pace == pace, "each change costs a message"
+
+
+def test_a_trial_on_one_gpu_does_not_tell_how_fast_the_target_is() -> None:
+    times = PairTimes(takes_turns=True)
+    policy = make_policy("adaptive", gamma=5, max_draft_tokens=16, times=times)
+    for index, forward_ms in enumerate((20, 35, 35), 1):
+        timing = Timing(forward_ns=forward_ms * MS, num_rows=1)
+        policy.observe_verdict(Verdict(0, index, (1,), timing=timing), (), 0)
+    assert times.one_row_ns == pytest.approx(20 * MS)
