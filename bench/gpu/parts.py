@@ -59,12 +59,12 @@ class Scale:
     max_tokens: int = 128
     num_clips: int = 4
     systems: tuple[str, ...] = ("serial γ=5", "serial γ=10", "vpsd γ=5", "adaptive")
-    num_test_files: int | None = None  # all
+    test_files: tuple[str, ...] | None = None  # all
 
 
 _SMALL = Scale(
     contexts=(64, 128), rows=(1, 3), seconds_each=0.0, num_frames=(4,), side=56, max_tokens=24,
-    num_clips=1, systems=("serial γ=5", "adaptive"), num_test_files=1,
+    num_clips=1, systems=("serial γ=5", "adaptive"), test_files=("tests/integration/test_gpu.py",),
 )  # fmt: skip
 
 
@@ -196,7 +196,7 @@ def _run_tests(run: GpuRun, section: Section, size: str) -> None:
     """Runs the files of tests that need a CUDA device; none of these may be skipped on one."""
     results = run.work / "tests.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    files = cuda_test_files()[: run.scale.num_test_files]
+    files = run.scale.test_files or cuda_test_files()
     subprocess.run(
         [*command, f"--junitxml={results}", *files],
         cwd=ROOT,
