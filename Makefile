@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
 
-.PHONY: help demo test tests check lint protos bench train clean
+.PHONY: help demo test check lint protos bench train clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -12,9 +12,7 @@ help:  ## Show this list
 demo: $(VENV)/.engine  ## Install, start the pair, ask about a clip, print the measured speedup
 	$(BIN)/hippo demo
 
-test: lint tests  ## Lint, type-check and run every test
-
-tests: $(VENV)/.dev
+test: $(VENV)/.dev lint  ## Lint, type-check and run every test
 	@$(RUN) pytest -q -n 2 --dist loadfile --durations=15 tests/unit tests/contract tests/demo tests/integration; alone=$$?; \
 	$(RUN) pytest -q -n 2 --dist loadfile --durations=15 tests/e2e && exit $$alone
 

@@ -58,6 +58,7 @@ class Coordinator:
         self._is_run_broken = False  # a token of the run was wrong
         self._is_run_complete = False  # the run's last token is an end token
         self._branches: dict[int, tuple[int, ...]] = {}  # of the run, by index
+        self._is_branch_taken = False  # the draft goes on with a branch of the run
         self._num_repeated = 0  # tokens of the branch taken, with which the next run begins
         self._drafted: dict[int, int] = {}  # tokens of the run not compared yet, by index
         # What the last broken run had after its wrong token and is not compared yet, by index.
@@ -142,6 +143,8 @@ class Coordinator:
         self._committed.extend(verdict.token_ids)
         self._compare_broken_run()
         outcomes = self._take_outcomes()
+        if verdict.epoch > self.epoch:  # an answer may end before the target rejects a wrong token
+            self.stats.num_branches_taken += self._is_branch_taken
         self.epoch = max(self.epoch, verdict.epoch)
         self._enter_epoch(self.epoch)
         if verdict.finish_reason is not None:
@@ -185,7 +188,7 @@ class Coordinator:
 
     def _begin_run(self) -> None:
         self._run_end = 0
-        self._is_run_broken = self._is_run_complete = False
+        self._is_run_broken = self._is_run_complete = self._is_branch_taken = False
         self._drafted.clear()
         self._branches.clear()
 
@@ -206,9 +209,8 @@ class Coordinator:
                 branch, settled = self._branches.get(index, ()), self._committed[index:]
                 self._begin_run()
                 is_taken = list(branch[: len(settled)]) == settled
-                self.stats.num_branches_taken += is_taken
                 self._num_repeated = len(branch) - len(settled) if is_taken else 0
-                self._is_run_broken = True
+                self._is_run_broken, self._is_branch_taken = True, is_taken
                 break
         return outcomes
 

@@ -23,6 +23,7 @@ from hippo.speculation.policies import (
 from hippo.types import (
     TARGET_ONLY,
     Block,
+    Branch,
     Commit,
     FinishReason,
     Pace,
@@ -290,3 +291,17 @@ def test_figures_of_nothing_are_zero() -> None:
     assert stats.mean_tokens_per_forward == 0
     assert stats.mean_run_length == 0
     assert stats.acceptance_per_position == []
+
+
+@pytest.mark.parametrize("is_rejected", [True, False])
+def test_a_branch_is_taken_when_the_target_rejects_the_token_before_it(is_rejected: bool) -> None:
+    coordinator = Coordinator(FixedPolicy(PACE))
+    coordinator.on_draft_ready()
+    coordinator.on_verdict(Verdict(0, 0, (1,)), 0)
+    coordinator.on_verdict(Verdict(0, 1, (2,)), 0)  # the target has not seen the block yet
+    coordinator.on_block(Block(0, 1, (3, 4), branches=(Branch(1, (2, 5)),)), 0)
+    end = None if is_rejected else FinishReason.STOP
+    verdict = Verdict(int(is_rejected), 2, (5,), is_rejection=is_rejected, finish_reason=end)
+    coordinator.on_verdict(verdict, 0)
+    assert coordinator.stats.num_rejections == is_rejected
+    assert coordinator.stats.num_branches_taken == is_rejected
