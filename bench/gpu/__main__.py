@@ -33,7 +33,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from bench.options import parser_of
+from bench.options import integers, parser_of
 
 PARTS = ("tests", "bundled", "steps", "serve", "steps-32b", "serve-32b")
 STEP_KINDS = ("eager", "graphs")
@@ -82,10 +82,6 @@ def _roomiest() -> Path:
     return max(filter(Path.is_dir, folders), key=lambda folder: shutil.disk_usage(folder).free)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
-
-
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of("bench.gpu", __doc__)
     add = parser.add_argument
@@ -94,8 +90,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--small", action="store_true", help="small models, clips and numbers, for a trial")
     add("--device", default="cuda", help="kind of device: cuda or cpu (only with --small)")
     add("--steps", choices=STEP_KINDS, help="eager ones or CUDA graphs; default: both")
-    add("--contexts", type=_numbers, help="cached tokens of the parts steps, as 1024,8192")
-    add("--frames", type=_numbers, help="frames of each clip of the parts serve, as 10,84")
+    add("--contexts", type=integers, help="cached tokens of the parts steps, as 1024,8192")
+    add("--frames", type=integers, help="frames of each clip of the parts serve, as 10,84")
     add("--seconds", type=float, default=540.0, help="time of each part")
     add("--work", type=Path, default=_roomiest(), help="where weights are written for the run")
     add("--keep", action="store_true", help="keep the weights in WORK/hippo-gpu for the next run")

@@ -161,8 +161,8 @@ def run_parts(args: argparse.Namespace) -> int:
         scale = _SMALL if args.small else Scale()
         scale = replace(
             scale,
-            contexts=args.contexts or scale.contexts,
-            num_frames=args.frames or scale.num_frames,
+            contexts=tuple(args.contexts or scale.contexts),
+            num_frames=tuple(args.frames or scale.num_frames),
         )
         run = GpuRun(args, Path(work), scale=scale)
         for name in args.parts:
