@@ -1,11 +1,12 @@
-"""The ideal pipeline: how fast the traces of measured answers can be decoded without overhead.
+"""The ideal pipeline: how fast the traces of measured answers can be decoded.
 
-The ideal has the step times and the rejections of the measured answers, and no transport, messages
-or scheduling. Three numbers are the best for these very answers: of draft tokens that a forward
-verifies at most, of draft tokens that the idle target waits for after a rejection, and of tokens of
-the broken run that it verifies instead. Nobody knows them beforehand. Which broken runs fit the
-answer again is known from the blocks of the measured answers. The ideal has no branches
-(:mod:`hippo.speculation.branches`), so adaptive can be faster.
+The ideal has the step times and the rejections of the measured answers. It is computed twice:
+without transport, messages and scheduling, and with their measured times, which two cores cannot
+avoid where gateway and client share the draft's. Three numbers are the best for these very answers:
+of draft tokens that a forward verifies at most, of draft tokens that the idle target waits for
+after a rejection, and of tokens of the broken run that it verifies instead. Nobody knows them
+beforehand. Which broken runs fit the answer again is known from the blocks of the measured answers.
+The ideal has no branches (:mod:`hippo.speculation.branches`), so adaptive can be faster.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
+from bench.systems import policy_of
 from hippo.benchmark.latency import Record
 from hippo.simulation.machine import ForwardTime, Machine
 from hippo.simulation.replay import (
@@ -56,16 +59,15 @@ class _Pipeline(PolicyChoice):
 
 def ideal_speedup(traces: Sequence[Trace], machine: Machine) -> float:
     """Returns the decode speedup of the ideal pipeline over target-only, on these traces."""
-    free = machine.ideal()
 
     def decode_ns(choice: PolicyChoice) -> float:
-        return replay_all(choice, traces, free).decode_ns
+        return replay_all(choice, traces, machine).decode_ns
 
     best = _Pipeline()
     for name, values in (("first", _FIRST), ("most", _MOST), ("reused", _REUSED)) * 2:
         changes: list[Any] = [{name: value} for value in values]
         best = min((replace(best, **change) for change in changes), key=decode_ns)
-    others = (best_gamma(name, traces, free) for name in ("serial", "vpsd"))
+    others = (best_gamma(name, traces, machine) for name in ("serial", "vpsd"))
     return decode_ns(PolicyChoice("off")) / min(map(decode_ns, (best, *others)))
 
 
@@ -95,18 +97,68 @@ class MeasuredForward(ForwardTime):
 
 
 def measured_machine(records: Sequence[Record]) -> Machine:
-    """Returns the step times of one pair from records with timelines, without any overhead.
+    """Returns the times of one pair from records with timelines, those of serial among them.
 
-    A forward takes the median over all forwards of as many rows. The draft's step is the mean over
-    adaptive's answers.
+    A forward takes the mean over all forwards of as many rows, fitted so that no forward takes less
+    than one of fewer rows (isotonic regression). Without the fit the ideal would choose numbers of
+    rows that few forwards had, in moments when the machine was fast. The draft's step is the mean
+    over all tokens of adaptive's answers. A message takes a quarter of the time of a round of
+    serial decoding in which neither model computes: four messages pass in it.
     """
     forwards: dict[int, list[float]] = {}
     for record in records:
         for verdict in _verdicts(record)[1:]:  # the first is the prefill
             forwards.setdefault(verdict["rows"], []).append(verdict["forward"])
-    steps = [r.figures["timings_ms"]["draft_step"] for r in records if r.system == "adaptive"]
-    medians = {rows: statistics.median(found) for rows, found in sorted(forwards.items())}
-    return machine_of(medians, statistics.fmean(step for step in steps if step))
+    rows = sorted(forwards)
+    times = _rising_means([forwards[each] for each in rows])
+    num_tokens, drafting_ms = _drafted(records, "adaptive")
+    machine = machine_of(dict(zip(rows, times, strict=True)), drafting_ms / num_tokens)
+    verdicts = [verdict for record in records for verdict in _verdicts(record)[1:]]
+    return replace(
+        machine,
+        leg_ms=_leg_ms(records),
+        target_scheduling_ms=statistics.fmean(verdict["between"] for verdict in verdicts),
+    )
+
+
+def _drafted(records: Iterable[Record], policy: str) -> tuple[int, float]:
+    """Returns the draft tokens that a policy's answers received after their first token, and the
+    milliseconds in which they were drafted."""
+    blocks = [
+        block
+        for record in records
+        if policy_of(record.system).name == policy
+        for block in record.figures["timeline_ms"]["blocks"]
+        if block["at"] > _verdicts(record)[0]["at"]
+    ]
+    drafting_ms = sum(block["tokens"] * block["step"] for block in blocks)
+    return sum(block["tokens"] for block in blocks), drafting_ms
+
+
+def _leg_ms(records: Sequence[Record]) -> float:
+    verdicts = [
+        verdict
+        for record in records
+        if policy_of(record.system).name == "serial"
+        for verdict in _verdicts(record)[1:]
+    ]
+    _, drafting_ms = _drafted(records, "serial")
+    idle_ms: float = sum(verdict["wait"] for verdict in verdicts) - drafting_ms
+    return max(idle_ms, 0.0) / (4 * len(verdicts))
+
+
+def _rising_means(samples: Sequence[Sequence[float]]) -> list[float]:
+    """Returns the means of the samples, those that fall replaced by common ones so that none is
+    below an earlier one: the rising numbers with the least squared distance to all samples."""
+    places = range(len(samples))
+
+    def mean(first: int, last: int) -> float:
+        return statistics.fmean(chain.from_iterable(samples[first : last + 1]))
+
+    return [
+        max(min(mean(first, last) for last in places[place:]) for first in places[: place + 1])
+        for place in places
+    ]
 
 
 def machine_of(forward_ms: Mapping[int, float], draft_ms: float) -> Machine:

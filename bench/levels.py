@@ -121,7 +121,8 @@ def level(records: Sequence[Record], tried: Sequence[Record]) -> dict[str, Any]:
     machine = measured_machine(everything)
     seconds = [(each.baseline_decode_s, each.answer.decode_s) for each in adaptive.values()]
     alone_s, together_s = map(sum, zip(*seconds, strict=True))
-    ideal = ideal_speedup(traces, machine)
+    ideal = ideal_speedup(traces, machine.ideal())
+    with_messages = ideal_speedup(traces, machine)
     figures = [record.figures for record in adaptive.values()]
     return {
         "agreement": mean_agreement(traces),
@@ -145,6 +146,9 @@ def level(records: Sequence[Record], tried: Sequence[Record]) -> dict[str, Any]:
         "least_over_better": min(map(min, zip(ratios(serial), ratios(vpsd), strict=True))),
         "ideal": ideal,
         "of_ideal": alone_s / together_s / ideal,
+        "with_messages": with_messages,
+        "of_with_messages": alone_s / together_s / with_messages,
+        "leg_ms": machine.leg_ms,
         "num_equal": sum(record.is_equal for record in records if record.system != TARGET_ONLY),
         "num_answers": sum(record.system != TARGET_ONLY for record in records),
     }

@@ -27,8 +27,12 @@ MACHINE = Machine(
 
 
 def _verdict(tokens: int, rows: int, *, is_rejection: bool = False) -> dict[str, Any]:
-    forward = 8.0 + 0.1 * (rows - 1)
-    return {"tokens": tokens, "rows": rows, "forward": forward, "is_rejection": is_rejection}
+    return _timed(rows, 8.0 + 0.1 * (rows - 1)) | {"tokens": tokens, "is_rejection": is_rejection}
+
+
+def _timed(rows: int, forward_ms: float) -> dict[str, Any]:
+    times = {"at": 0.0, "forward": forward_ms, "wait": 10.0, "between": 0.5}
+    return {"tokens": 1, "rows": rows, "is_rejection": False, **times}
 
 
 def _record(
@@ -42,9 +46,10 @@ def _record(
     count = sum(verdict["tokens"] for verdict in verdicts)
     # The run's fifth token is wrong, and the run goes on with two tokens.
     ids = [*range(4), 99, *after]
-    block = {"epoch": 0, "start": 0, "token_ids": ids}
+    block = {"at": 1.0, "epoch": 0, "start": 0, "tokens": 7, "token_ids": ids, "step": 1.0}
+    early = {"at": -1.0, "epoch": 0, "start": 0, "tokens": 0, "token_ids": [], "step": 9.0}
     figures = {
-        "timeline_ms": {"verdicts": verdicts, "blocks": [block]},
+        "timeline_ms": {"verdicts": verdicts, "blocks": [early, block]},
         "timings_ms": {
             "draft_step": None if system == TARGET_ONLY else 1.0,
             "decode": 1e3 * decode_s,
@@ -94,6 +99,8 @@ def test_a_row_compares_adaptive_with_the_best_lengths_and_the_ideal() -> None:
     assert found["over_vpsd"]["mean"] == pytest.approx((1.5 + 3) / 2)
     assert found["least_over_better"] == pytest.approx(1.5)
     assert found["of_ideal"] == pytest.approx(5.0 / found["ideal"])
+    assert found["with_messages"] < found["ideal"]
+    assert found["of_with_messages"] == pytest.approx(5.0 / found["with_messages"])
     assert (found["num_equal"], found["num_answers"]) == (6, 6)
 
 
@@ -103,6 +110,9 @@ def test_step_times_and_traces_are_those_of_the_answers() -> None:
         [8.0, 8.2, 8.4, 8.5, 8.5]
     )
     assert machine.draft.one_row_ms == 1.0
+    # Serial: two rounds of 10 ms of waiting, in which 7 tokens of 1 ms were drafted.
+    assert machine.leg_ms == pytest.approx((20 - 7) / 8)
+    assert machine.target_scheduling_ms == pytest.approx(0.5)
     verdicts = [_verdict(1, 50), _verdict(4, 6, is_rejection=True), _verdict(5, 5)]
     short, fitting, wrong = (
         _record("a", "vpsd γ=5", 0.3, verdicts, after=after) for after in ((), (5, 6), (88, 6))
@@ -112,6 +122,16 @@ def test_step_times_and_traces_are_those_of_the_answers() -> None:
     assert trace.fits == {}
     assert trace_of(short, [fitting]).fits == {4: True}
     assert trace_of(wrong).fits == {4: False}
+
+
+def test_no_forward_takes_less_time_than_one_of_fewer_rows() -> None:
+    # Of 4 rows there was one forward, which was fast by chance.
+    of_rows = [(3, 8.0), (3, 9.0), (3, 10.0), (4, 5.0), (6, 8.5), (9, 12.0)]
+    verdicts = [_verdict(1, 50), *(_timed(rows, ms) for rows, ms in of_rows)]
+    records = [_record("a", system, 0.2, verdicts) for system in ("adaptive", "serial γ=5")]
+    machine = measured_machine(records)
+    found = [machine.target.ms(rows, 100) for rows in (3, 4, 6, 9)]
+    assert found == pytest.approx([8.0, 8.0, 8.5, 12.0])
 
 
 @pytest.mark.parametrize("share", [0.85, 1.0])
