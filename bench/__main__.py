@@ -30,10 +30,10 @@ from bench.clips import ClipFile, Kind, held_out_clips
 from bench.drafts import BUNDLED, HELP, find_draft
 from bench.margins import first_differences
 from bench.options import add_out, names, new_result, numbers, parser_of, write_result
-from bench.runs import run_systems, run_transformers, running_stack
+from bench.runs import bundled_pair, run_systems, run_transformers, running_stack
 from bench.systems import TARGET_ONLY, System, systems
 from bench.tables import wide_console
-from hippo.cli.stack import BUNDLED_PAIR, StackOptions, default_cores
+from hippo.cli.stack import BUNDLED_PAIR, StackOptions
 
 RIVAL_DTYPES = ("float32", "bfloat16")  # that transformers supports on a CPU
 
@@ -41,9 +41,8 @@ RIVAL_DTYPES = ("float32", "bfloat16")  # that transformers supports on a CPU
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures, prints tables and writes JSON."""
     args = _parse(argv)
-    target_core, draft_core = default_cores("cpu", "cpu")
-    if draft_core is not None:
-        os.sched_setaffinity(0, {draft_core})
+    changes = {"target_model": args.target_model, "draft_dtype": args.draft_dtype}
+    pair = bundled_pair(args.dtypes[0], **changes)  # pins this process, so only once
     result = new_result("bench", argv, runs=[])
     console = wide_console()
     with tempfile.TemporaryDirectory() as folder:
@@ -52,15 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             draft_model = find_draft(args.draft_model, Path(folder), cast(Kind, kind))
             clips = held_out_clips(clips_folder, kind=cast(Kind, kind), num_clips=args.num_clips)
             for dtype in args.dtypes:
-                options = StackOptions(
-                    target_model=args.target_model,
-                    draft_model=draft_model,
-                    dtype=dtype,
-                    draft_dtype=args.draft_dtype,
-                    target_core=target_core,
-                    draft_core=draft_core,
-                    port=0,
-                )
+                options = replace(pair, dtype=dtype, draft_model=draft_model)
                 _measure_engine(console, result, clips, kind, options, args)
                 if args.rivals and kind == "short" and dtype in RIVAL_DTYPES:
                     _measure_rivals(console, result, clips, clips_folder, options, args)

@@ -41,7 +41,6 @@ def measure(
     systems: Sequence[System],
     *,
     temperature: float = 0.0,
-    max_tokens: int = 256,
     num_repeats: int = 1,
     has_timeline: bool = False,
 ) -> Iterator[Record]:
@@ -52,7 +51,6 @@ def measure(
     server, questions = Server(base_url), questions_about(clips)
     form = RequestForm(
         model="hippo",
-        max_tokens=max_tokens,
         temperature=temperature,
         further={"return_timeline": has_timeline},
     )

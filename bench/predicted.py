@@ -44,7 +44,6 @@ class Point:
 
     value: float
     speedups: dict[str, float]
-    gammas: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +96,6 @@ def sweep(
             Point(
                 value=value,
                 speedups={n: row.decode_speedup for n, row in zip(names, rows, strict=True)},
-                gammas={
-                    n: row.policy.gamma
-                    for n, row in zip(names, rows, strict=True)
-                    if row.policy.name in ("serial", "vpsd")
-                },
             )
         )
         advance()

@@ -66,7 +66,7 @@ def measure(
     stack: Stack, clips: Sequence[ClipFile], chosen: Sequence[System], *, num_repeats: int
 ) -> list[dict[str, Any]]:
     """Returns the mean round of each system over its answers, after one warm-up answer."""
-    pids = {name: stack.child(name).pid or 0 for name in ("draft", "target", "gateway")}
+    pids = {name: stack.child(name).pid for name in ("draft", "target", "gateway")}
     pids["client"] = os.getpid()
     sums: dict[str, Counter[str]] = defaultdict(Counter)
     with httpx.Client(base_url=stack.url, timeout=600, trust_env=False) as client:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -95,16 +96,18 @@ def watched_stack(
     memory = PeakMemory((options.target_device, options.draft_device))
     rows: list[dict[str, Any]] = []
     stop = threading.Event()
+    watching = ThreadPoolExecutor(1)
 
     def begin(stack: Stack) -> None:
         pids = {name: stack.child(name).pid for name in ("gateway", "draft", "target")}
-        threading.Thread(target=memory.watch, args=(pids, stop), daemon=True).start()
+        watching.submit(memory.watch, pids, stop)
 
     try:
         with running_stack(options, on_start=begin) as stack:
             yield stack, rows
     finally:
         stop.set()
+        watching.shutdown()
         table = section.add_table("memory", MEMORY_COLUMNS)
         computed = _computed_bytes(options, num_tokens, num_slots, caches_mb)
         for name, seen in memory.peaks.items():

@@ -27,7 +27,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -198,8 +198,13 @@ def _running_vllm(args: argparse.Namespace, folder: Path, case: Case, cpus: str)
             time.sleep(1)
         yield url
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(60)
+        with suppress(ProcessLookupError):  # it has ended
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _is_up(url: str) -> bool:

@@ -146,7 +146,6 @@ def _case(name: str, compiler: GrammarCompiler, reader: LLTokenizer) -> list[str
         end_token_ids=(NUM_IDS - 1,),
     )
     masks, compile_s = _timed(lambda: compiler.compile_request(request))
-    assert masks is not None
     ids = reader.greedy_tokenize(text)
     each_us = []
     for start in range(0, len(ids), NUM_DRAFT + 1):

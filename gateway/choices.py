@@ -88,8 +88,7 @@ class Choices:
 
     async def wait_begun(self, idle_s: float | None = None) -> bool:
         """Returns True once the prompt of a choice was read, or False after ``idle_s`` without
-        news. Raises the
-        error of a choice that failed before its prompt was read."""
+        news. Raises the error of a choice that failed before its prompt was read."""
         while True:
             self._count_begun()
             for completion in self.completions:

@@ -186,7 +186,8 @@ class GatewaySettings:
             except InvalidRequestError as error:
                 flag = "--default-" + name.replace("_", "-")
                 raise SettingsError(f"{flag}: {error.message}") from None
-        self._require(self.max_visual_tokens != 0, "--max-visual-tokens", "1 or more")
+        is_limit = self.max_visual_tokens is None or self.max_visual_tokens > 0
+        self._require(is_limit, "--max-visual-tokens", "1 or more")
         self._require(0.0 <= self.calibration_share <= 1.0, "--calibration-share", "0 to 1")
         for name in (
             "request_timeout_s", "shutdown_grace_s", "pruning_min_visual_tokens",

@@ -133,6 +133,6 @@ def pin_to_core(core: int) -> None:
     """Pins the process to one core. Raises HippoError if the process may not use the core."""
     try:
         os.sched_setaffinity(0, {core})
-    except OSError:
+    except (OSError, ValueError, OverflowError):
         cores = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
         raise HippoError(f"--cpu-core {core}: this process may run on cores {cores}") from None

@@ -43,9 +43,8 @@ def load_settings(
 
     Field types may be str, int, float, bool (``--flag``, ``--flag false``, ``--no-flag``),
     tuple[str, ...] (comma-separated), and each type ``| None``; ``auto`` is a number's None. The
-    dataclass's ``__post_init__``
-    may raise SettingsError for values that do not go together. Raises SettingsError with the name
-    of the flag or variable for a missing or wrong value.
+    dataclass's ``__post_init__`` may raise SettingsError for values that do not go together. Raises
+    SettingsError with the name of the flag or variable for a missing or wrong value.
     """
     hints = typing.get_type_hints(cls)
     parser = argparse.ArgumentParser(prog=prog, description=description)

@@ -62,15 +62,15 @@ class Counts:
         return len(self.totals)
 
 
-def interval(counts: Counts, *, seed: int = 0) -> Interval:
+def interval(counts: Counts) -> Interval:
     """Returns the share with its interval. Raises ValueError without counts."""
     hits, totals = _arrays(counts, sorted(counts.totals))
-    draws = _draws(len(hits), seed)
+    draws = _draws(len(hits))
     shares = hits[draws].sum(1) / np.maximum(totals[draws].sum(1), 1e-12)
     return _interval(counts.share, shares)
 
 
-def difference(first: Counts, second: Counts, *, seed: int = 0) -> Interval:
+def difference(first: Counts, second: Counts) -> Interval:
     """Returns the first share minus the second, with both resampled on the same clips.
 
     Raises ValueError unless both count the same clips.
@@ -78,7 +78,7 @@ def difference(first: Counts, second: Counts, *, seed: int = 0) -> Interval:
     clips = sorted(first.totals)
     if clips != sorted(second.totals):
         raise ValueError("a paired difference needs the same clips on both sides")
-    draws = _draws(len(clips), seed)
+    draws = _draws(len(clips))
     shares = []
     for counts in (first, second):
         hits, totals = _arrays(counts, clips)
@@ -95,10 +95,10 @@ def _arrays(
     )
 
 
-def _draws(count: int, seed: int) -> npt.NDArray[np.int64]:
+def _draws(count: int) -> npt.NDArray[np.int64]:
     if count == 0:
         raise ValueError("no clips to resample")
-    return np.random.default_rng(seed).integers(count, size=(_NUM_RESAMPLES, count))
+    return np.random.default_rng(0).integers(count, size=(_NUM_RESAMPLES, count))
 
 
 def _interval(mean: float, resampled: npt.NDArray[np.float64]) -> Interval:

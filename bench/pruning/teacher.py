@@ -51,7 +51,6 @@ class Judged:
 class ChoiceOutcome:
     """The counts of one choice over all samples."""
 
-    label: str
     choice: Choice
     tokens: Counts = field(default_factory=Counts.empty)
     content: Counts = field(default_factory=Counts.empty)
@@ -84,7 +83,7 @@ def run_choices(
 
     If ``records`` is given, a line for each choice and sample is written to it.
     """
-    outcomes = {label: ChoiceOutcome(label, choice) for label, choice in choices.items()}
+    outcomes = {label: ChoiceOutcome(choice) for label, choice in choices.items()}
     file = records.open("w", encoding="utf-8") if records is not None else None
     try:
         for index, clip in enumerate(clips):

@@ -199,7 +199,7 @@ class ChatResponse(Response):
                 if record.finish_reason is not None:
                     target.note_answer(record.served_s)
                 if record.policy != "off" and record.num_completion_tokens > 1:
-                    calibration.note_context_length(record.mean_context_length)
+                    target.calibration.note_context_length(record.mean_context_length)
 
     def _completion(
         self,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,23 @@ class JsonLines:
         if num_whole > len(data):  # only the last line's end is missing
             self._write(b"\n")
         elif num_whole < len(data):
-            os.truncate(path, num_whole)
+            self._truncate(num_whole)
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Appends a line. Raises InvalidRequestError if the file cannot be written."""
         self._write(json.dumps(line).encode() + b"\n")
 
     def _write(self, data: bytes) -> None:
+        with self._told_errors(), self._path.open("ab", buffering=0) as file:
+            file.write(data)
+
+    def _truncate(self, num_bytes: int) -> None:
+        with self._told_errors():
+            os.truncate(self._path, num_bytes)
+
+    @contextmanager
+    def _told_errors(self) -> Iterator[None]:
         try:
-            with self._path.open("ab", buffering=0) as file:
-                file.write(data)
+            yield
         except OSError as error:
             raise InvalidRequestError(f"{self._path} cannot be written: {error.strerror}") from None

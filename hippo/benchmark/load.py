@@ -126,8 +126,10 @@ class ClosedLoop:
                     if not self.tolerates_errors:
                         raise
                     self._add_ended(Ended(index, time.perf_counter(), None, error.message))
-                    self._num_refused += is_first
-                    if self._num_refused == self._run.num_warm:
+                    with self._lock:
+                        self._num_refused += is_first
+                        are_all_refused = self._num_refused == self._run.num_warm
+                    if are_all_refused:
                         raise
                     time.sleep(_PAUSE_S)
                 else:

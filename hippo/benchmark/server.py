@@ -128,15 +128,15 @@ class Connection:
         parts: list[tuple[float, bytes]] = []
         shown = AnswerReader()
         try:
-            while data := response.read1(_READ_BYTES):
+            while data := self._read(response):
                 parts.append((time.perf_counter(), data))
                 if on_text is not None and response.status == 200:
                     for piece in shown.feed_data(data, 0.0):
                         on_text(piece)
-            response.close()  # read1() does not notice the end of a content of known length
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
-            raise self._lost(error) from None
+        except BaseException:
+            self.close()  # the rest of the response is unread
+            raise
+        response.close()  # read1() does not notice the end of a content of known length
         whole = b"".join(data for _, data in parts)
         if response.status != 200:
             raise error_from(response.status, whole)
@@ -188,6 +188,12 @@ class Connection:
                 if not (was_open and isinstance(error, ConnectionError)):
                     raise self._lost(error) from None
                 was_open = False
+
+    def _read(self, response: http.client.HTTPResponse) -> bytes:
+        try:
+            return response.read1(_READ_BYTES)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._lost(error) from None
 
     def _send(
         self, method: str, path: str, body: bytes | Form | None, headers: Mapping[str, str]

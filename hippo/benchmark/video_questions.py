@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hippo.benchmark.requests import Question, question_about
+from hippo.benchmark.requests import REMOTE, Question, question_about
 from hippo.errors import InvalidRequestError
 
-_URLS = ("http://", "https://", "file://", "data:")
 _LETTERS = string.ascii_uppercase
 _BY_LETTER = "Answer with the option's letter from the given choices directly."
 
@@ -141,9 +140,9 @@ def _question(line: str, videos: str) -> VideoQuestion:
 
 
 def _video(name: str, videos: str) -> str:
-    if name.startswith(_URLS):
+    if name.startswith(REMOTE):
         return name
-    if videos.startswith(_URLS):
+    if videos.startswith(REMOTE):
         return f"{videos.rstrip('/')}/{name}"
     path = Path(videos).expanduser() / name
     if not path.is_file():

@@ -23,6 +23,7 @@ MOST_FRAMES = 32
 FRAME_WIDTH = 192
 _QUALITY = 70  # of JPEG
 _ONE_TOKEN = 1
+_EARLIER_S = 2.0
 
 
 def check_path(path: Path) -> None:
@@ -120,11 +121,16 @@ def pictures(video: str, seconds: Sequence[float]) -> list[str]:
     try:
         with av.open(video) as container:
             stream = container.streams.video[0]
+            start = stream.start_time or 0  # in some containers the first frame's time is not 0
             for second in seconds:
                 assert stream.time_base is not None
-                container.seek(int(second / stream.time_base), stream=stream)
+                # A seek in a transport stream may end behind its aim.
+                aim = start + int((second - _EARLIER_S) / stream.time_base)
+                container.seek(max(aim, 0), stream=stream)
                 for frame in container.decode(stream):
-                    if frame.time is not None and frame.time >= second - 1e-3:
+                    if frame.pts is None:
+                        continue
+                    if (frame.pts - start) * stream.time_base >= second - 1e-3:
                         found.append(_as_url(frame))
                         break
     except av.FFmpegError as error:

@@ -19,6 +19,7 @@ from hippo.simulation.traces import (
 )
 
 _DEFAULT_PAIR = "qwen-7b-72b"
+_MOST = 1e6  # of any option
 
 
 def machine_of(arguments: argparse.Namespace) -> tuple[ModelPair | None, Machine]:
@@ -26,6 +27,8 @@ def machine_of(arguments: argparse.Namespace) -> tuple[ModelPair | None, Machine
 
     Raises InvalidRequestError for options that are out of range or exclude each other.
     """
+    for flag in ("row_ms", "delay_ms", "message_ms", "scheduling_ms", "jitter"):
+        _check_at_least(arguments, flag, 0)
     has_steps = arguments.target_ms is not None or arguments.draft_ms is not None
     pair = None
     if has_steps:
@@ -45,9 +48,6 @@ def machine_of(arguments: argparse.Namespace) -> tuple[ModelPair | None, Machine
         target_scheduling_ms=arguments.scheduling_ms,
         jitter=arguments.jitter,
     )
-    for name, value in changes.items():
-        if not 0 <= value < 1e6:
-            raise InvalidRequestError(f"{name} is {value:g}; it must be at least 0")
     return pair, dataclasses.replace(machine, **changes)
 
 
@@ -66,12 +66,11 @@ def _stated(arguments: argparse.Namespace) -> Machine:
 
 
 def _sized(pair: ModelPair, arguments: argparse.Namespace) -> ModelPair:
+    for flag in ("target_gpus", "visual_tokens"):
+        _check_at_least(arguments, flag, 1)
     counts = _given(
         num_target_gpus=arguments.target_gpus, num_visual_tokens=arguments.visual_tokens
     )
-    for name, value in counts.items():
-        if value < 1:
-            raise InvalidRequestError(f"{name} is {value}; it must be at least 1")
     if arguments.ratio is not None and not 0 <= arguments.ratio <= 0.99:
         raise InvalidRequestError(f"--ratio is {arguments.ratio:g}; it must be 0 to 0.99")
     others = _given(
@@ -118,6 +117,13 @@ def traces_of(arguments: argparse.Namespace, pair: ModelPair | None) -> list[Tra
 def _given(**options: Any) -> dict[str, Any]:
     """Returns the options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _check_at_least(arguments: argparse.Namespace, name: str, least: int) -> None:
+    value = getattr(arguments, name)
+    if value is not None and not least <= value <= _MOST:
+        flag = name.replace("_", "-")
+        raise InvalidRequestError(f"--{flag} is {value:g}; it must be {least} to {_MOST:g}")
 
 
 def _refuse(arguments: argparse.Namespace, names: Sequence[str], why: str) -> None:

@@ -304,9 +304,10 @@ def _print_table(rows: Sequence[_Row], plan: _Plan) -> None:
             highlight=False,
             soft_wrap=True,
         )
-    num_visual = rows[0].num_tokens - plan.num_other_tokens
-    told = f"gateway, for hippo up: --gateway-arg=--max-visual-tokens={num_visual}"
-    console.print(told, highlight=False, soft_wrap=True)
+        if row.role == "target":
+            num_visual = row.num_tokens - plan.num_other_tokens
+            told = f"gateway, for hippo up: --gateway-arg=--max-visual-tokens={num_visual}"
+            console.print(told, highlight=False, soft_wrap=True)
 
 
 def _print_json(rows: Sequence[_Row], plan: _Plan) -> None:

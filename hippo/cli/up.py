@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from hippo.cli.processes import ProcessEndedError, StackError
 from hippo.cli.stack import BUNDLED_PAIR, Stack, StackOptions, default_cores
-from hippo.models.plan import QUANTIZATION_NAMES
+from hippo.models.plan import DTYPE_NAMES, QUANTIZATION_NAMES
 
 _COLOURS = {"draft": "cyan", "target": "magenta", "gateway": "green"}
 _WATCH_S = 0.2
@@ -89,14 +89,14 @@ def add_stack_arguments(
         )
     group.add_argument(
         "--dtype",
-        choices=("auto", "float32", "bfloat16", "float16"),
+        choices=("auto", *DTYPE_NAMES),
         help="the target's, and a draft's that is not on a CPU (default: float32 if all runs on "
         "the CPU, where it makes outputs exactly equal to the target's own; else auto, the "
         "checkpoint's)",
     )
     group.add_argument(
         "--draft-dtype",
-        choices=("auto", "float32", "bfloat16", "float16"),
+        choices=("auto", *DTYPE_NAMES),
         help="the draft's dtype, which affects only the speed (default: --dtype; on a CPU auto)",
     )
     group.add_argument(

@@ -21,7 +21,7 @@ def prepare_cpu(core: int | None, num_threads: int | None) -> None:
         try:
             for thread in Path("/proc/self/task").iterdir():
                 os.sched_setaffinity(int(thread.name), {core})
-        except OSError:
+        except (OSError, ValueError, OverflowError):
             cores = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
             raise HippoError(f"--cpu-core {core}: this process may run on cores {cores}") from None
         torch.set_num_threads(1)

@@ -301,7 +301,8 @@ class Engine:
         except Exception as error:
             if len(steps) > 1:
                 for pair in steps:
-                    self._step([pair])
+                    if not pair[0].is_closed:
+                        self._step([pair])
                 return
             self._fail(steps[0][0], error)
             self._check_device(error, steps[0][0].slot)

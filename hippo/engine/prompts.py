@@ -102,7 +102,7 @@ class PromptReader:
         )
         return ReadPrompt(prompt, rows, max_tokens, perf_counter_ns() - began_ns, masks)
 
-    def _compile(self, request: OpenRequest) -> TokenMasks | None:
+    def _compile(self, request: OpenRequest) -> TokenMasks:
         if self._compiler is None:
             raise InvalidRequestError(
                 f"{self._model.info.name} takes no grammar, because llguidance cannot read its "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hippo.config import SettingsError, require_least, setting
 from hippo.local_files import check_directories
-from hippo.models.plan import QUANTIZATION_NAMES, LoadPlan
+from hippo.models.plan import DTYPE_NAMES, QUANTIZATION_NAMES, LoadPlan
 from hippo.rpc.options import TlsFiles
 from hippo.sizes import CACHE_BYTES, GIB, IMAGE_TOKENS, MOST_AUTO_SLOTS, USED_SHARE
 from hippo.video.limits import DecodeLimits
@@ -38,7 +38,7 @@ class EngineSettings:
         "auto",
         help="auto: the checkpoint's dtype, but float16 for a draft on a CPU, because a draft's "
         "dtype affects only the speed",
-        choices=("auto", "float32", "bfloat16", "float16"),
+        choices=("auto", *DTYPE_NAMES),
     )
     quantization: str = setting(
         "none",

@@ -48,16 +48,14 @@ class GrammarCompiler:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
         self._matcher = functools.lru_cache(_MAX_COMPILED)(self._new_matcher)
 
-    def compile_request(self, request: OpenRequest) -> TokenMasks | None:
-        """Returns the masks of a request, the first one computed; None without a grammar.
+    def compile_request(self, request: OpenRequest) -> TokenMasks:
+        """Returns the masks of a request with a grammar, the first one computed.
 
         Takes up to a few seconds for a large grammar; any thread but the one of masks. Raises
         InvalidRequestError for a grammar that is wrong or too large, and if no end token of the
         model ends the completion.
         """
         sampling = request.sampling
-        if not sampling.grammar:
-            return None
         if not set(request.end_token_ids) & set(self._info.end_token_ids):
             raise InvalidRequestError(
                 "sampling.grammar needs an end token of the model among end_token_ids, which the "

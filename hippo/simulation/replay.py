@@ -220,7 +220,7 @@ def replay_all(policy: PolicyChoice, traces: Sequence[Trace], machine: Machine) 
     )
 
 
-GAMMAS = (1, 2, 3, 4, 5, 7, 10, 15, 22, 32)
+GAMMAS = (1, 2, 3, 4, 5, 7, 10, 15, 22, MAX_DRAFT_TOKENS)
 
 
 def best_gamma(name: str, traces: Sequence[Trace], machine: Machine) -> PolicyChoice:

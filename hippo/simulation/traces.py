@@ -100,6 +100,8 @@ def read_traces(path: Path, *, num_prompt_tokens: int = 0) -> list[Trace]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidRequestError(f"{path} is no text in UTF-8") from None
     traces = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -125,8 +127,10 @@ def _trace(line: str, where: str, num_prompt_tokens: int) -> Trace:
             raise InvalidRequestError(f"{where} is no JSON: {error}") from None
         marks = entry.get("agrees")
         name = str(entry.get("clip") or entry.get("key") or where)
-        own = int(entry.get("num_prompt_tokens", num_prompt_tokens))
-        lengths = (own, int(entry.get("num_draft_prompt_tokens", own)))
+        own = entry.get("num_prompt_tokens", num_prompt_tokens)
+        lengths = (own, entry.get("num_draft_prompt_tokens", own))
+        if not all(isinstance(length, int) and length >= 0 for length in lengths):
+            raise InvalidRequestError(f"{where}: numbers of prompt tokens are integers from 0 on")
     if not isinstance(marks, str) or set(marks) - {"0", "1"} or not marks:
         raise InvalidRequestError(
             f'{where}: expected a trace such as 110111 ("1": the draft agrees), or a JSON object '

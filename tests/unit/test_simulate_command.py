@@ -38,7 +38,12 @@ def test_a_pair_is_predicted_with_its_memory_and_written_as_json(
         (["--acceptance", "1.5"], "0 to 1"),
         (["--run-length", "0.5"], "1 or more"),
         (["--traces", "nowhere.jsonl"], "drawn answers"),
-        (["--delay-ms", "-1"], "at least 0"),
+        (["--delay-ms", "-1"], "--delay-ms is -1; it must be 0 to"),
+        (["--target-gpus", "0"], "--target-gpus is 0; it must be 1 to"),
+        (
+            ["--target-ms", "20", "--draft-ms", "2", "--row-ms", "-1"],
+            "--row-ms is -1; it must be 0",
+        ),
         (["--policies", "best"], "unknown policy"),
     ],
 )

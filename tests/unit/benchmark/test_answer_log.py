@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,18 @@ def test_a_line_cut_off_at_the_end_is_removed(path: Path, rest: str) -> None:
     log.add(question("3"), "adaptive", ANSWER)
     assert path.read_bytes().startswith(whole)
     assert len(path.read_bytes().splitlines()) == 4
+
+
+def test_a_file_that_cannot_be_repaired_is_told(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, length: int) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    path.write_bytes(path.read_bytes() + b"{")
+    monkeypatch.setattr(os, "truncate", refuse)
+    with pytest.raises(InvalidRequestError, match="cannot be written: Permission denied"):
+        AnswerLog(path, SETTINGS)
 
 
 def test_a_line_of_which_only_the_end_is_missing_stays(path: Path) -> None:

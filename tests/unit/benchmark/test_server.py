@@ -122,6 +122,18 @@ def test_a_plain_server_is_asked_for_nothing_of_ours() -> None:
     assert (body["seed"], body["max_tokens"]) == (3, 8)
 
 
+def test_an_error_of_the_reader_is_its_own_and_the_next_request_is_answered() -> None:
+    def stop(piece: str) -> None:
+        raise BrokenPipeError
+
+    request = FORM.request(QUESTION).body()
+    plain = PlainServer()
+    with serving(plain), closing(Server(plain.url).connect()) as connection:
+        with pytest.raises(BrokenPipeError):
+            connection.ask(request, on_text=stop)
+        assert connection.ask(request).text == "One and two."
+
+
 def test_a_gateway_is_known_by_its_figures() -> None:
     form = found_form(PlainServer(figures={"timings_ms": {"decode": 1.0}}))
     assert form.is_hippo

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from gateway.server import pin_to_core
 from hippo.engine.cpu import compute_alone, prepare_cpu, set_threads_here
 from hippo.errors import HippoError
 
@@ -55,8 +56,11 @@ def test_a_thread_that_computes_alone_stays_so() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux' affinities")
-def test_a_core_that_is_not_there_is_refused_with_those_that_are() -> None:
+@pytest.mark.parametrize("core", [1000, -1, 1 << 70])
+def test_a_core_that_is_not_there_is_refused_with_those_that_are(core: int) -> None:
     before = os.sched_getaffinity(0)
-    with pytest.raises(HippoError, match="--cpu-core 1000: this process may run on cores"):
-        prepare_cpu(1000, None)
+    with pytest.raises(HippoError, match=f"--cpu-core {core}: this process may run on cores"):
+        prepare_cpu(core, None)
+    with pytest.raises(HippoError, match=f"--cpu-core {core}: this process may run on cores"):
+        pin_to_core(core)
     assert os.sched_getaffinity(0) == before

@@ -65,7 +65,7 @@ class SlowCompiler(GrammarCompiler):
         super().__init__(info)
         self.may_compile = threading.Event()
 
-    def compile_request(self, request: OpenRequest) -> TokenMasks | None:
+    def compile_request(self, request: OpenRequest) -> TokenMasks:
         assert self.may_compile.wait(30)
         return super().compile_request(request)
 

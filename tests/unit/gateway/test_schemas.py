@@ -219,6 +219,7 @@ def test_choices_differ_by_their_index_alone_and_are_limited() -> None:
         ["--target", "a:1", "--default-temperature", "2.5"],
         ["--target", "a:1", "--default-top-p", "0"],
         ["--target", "a:1", "--max-media-bytes", "0"],
+        ["--target", "a:1", "--max-visual-tokens", "-5"],
         ["--target", "a:1", "--allowed-local-media-path", "/no/such/folder"],
     ],
 )

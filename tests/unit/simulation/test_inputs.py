@@ -37,7 +37,9 @@ def test_traces_are_read_plain_and_as_json_and_short_ones_left_out(tmp_path: Pat
         ("11x", "line 1"),
         ('{"agrees": 5}', "line 1"),
         ("{", "no JSON"),
+        ('{"agrees": "11", "num_prompt_tokens": null}', "line 1: numbers of prompt tokens"),
         ("1\n", "two tokens"),
+        ("\xff\n", "no text in UTF-8"),
         (None, "cannot be read"),
     ],
 )
@@ -46,7 +48,7 @@ def test_a_file_without_traces_is_refused_with_its_line(
 ) -> None:
     path = tmp_path / "traces"
     if text is not None:
-        path.write_text(text)
+        path.write_text(text, encoding="latin-1")
     with pytest.raises(InvalidRequestError, match=part):
         read_traces(path)
 
