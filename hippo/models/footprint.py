@@ -80,6 +80,10 @@ class ModelSizes:
             num_graphs = 1 if plan.exact_rows else most_graphs(num_slots)
             work_bytes += num_graphs * text.num_hidden_layers * GRAPH_LAYER_BYTES
             work_bytes += MOST_ROWS * text.vocab_size * torch.float32.itemsize
+        if quantization is not None and quantization.is_kept:
+            # Products of many rows unpack a weight; a graph keeps the memory of its own.
+            largest = text.intermediate_size * text.hidden_size * bytes_each
+            work_bytes += (1 + plan.has_graphs) * largest
         num_processes = devices.count(device)
         form = ", in float32 till they are packed" if is_half_on_cpu else ""
         weight_bytes = num_processes * memory.weights

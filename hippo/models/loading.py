@@ -50,14 +50,14 @@ def load_model(
     """
     report = progress or (lambda _stage, _share: None)
     device = device_of(plan, shards)
-    checkpoint = find_checkpoint(
-        plan.model, progress=report, check=partial(check_form, plan, device)
-    )
     if device.type == "cuda":
         torch.cuda.set_device(device)  # of which packages ask what it can, and where they launch
         # From Hopper on, torch prefers cuDNN's attention, which plans for about 30 ms at each new
         # length, that is, in every step of an answer.
         torch.backends.cuda.enable_cudnn_sdp(False)
+    checkpoint = find_checkpoint(
+        plan.model, progress=report, check=partial(check_form, plan, device)
+    )
     report("loading", 0.0)
     family = FAMILIES[checkpoint.model_type]
     pretrained = load_pretrained(checkpoint, family.architecture, plan, report, shards)

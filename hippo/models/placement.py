@@ -52,8 +52,8 @@ def dtype_of(
 ) -> torch.dtype:
     """Returns the plan's dtype, with auto resolved as LoadPlan says.
 
-    Raises ModelLoadError for float16 on a CPU that cannot multiply it, and for another dtype than
-    that of the quantisation's kernels.
+    Raises ModelLoadError for float16 on a CPU that cannot multiply it, for another dtype than that
+    of the quantisation's kernels, and for float16 where these would overflow.
     """
     if quantization is not None and quantization.only_dtype is not None:
         if plan.dtype not in ("auto", quantization.only_dtype):
@@ -71,6 +71,13 @@ def dtype_of(
         own = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
         own = own or text.get("dtype") or text.get("torch_dtype") or "float32"
         dtype = DTYPES.get(str(own).removeprefix("torch."), torch.float32)
+    if dtype == torch.float16 and quantization is not None and quantization.overflows_half:
+        if plan.dtype == "float16":
+            raise ModelLoadError(
+                f"{checkpoint.name}: with {quantization.name} weights products overflow float16: "
+                "use --dtype bfloat16"
+            )
+        dtype = torch.bfloat16
     if dtype == torch.float16 and device.type == "cpu" and not has_half_linear():
         if plan.dtype == "float16":
             raise ModelLoadError(

@@ -89,9 +89,9 @@ def load_pretrained(
     config, processor = _read_configuration(transformers, checkpoint)
     limit = _context_limit(checkpoint.name, config.text_config, plan.max_context_length)
     quantization = find_quantization(plan, checkpoint, device_of(plan, shards))
-    warn_of_mixing(checkpoint, quantization)
     sizes_of = partial(ModelSizes.of, plan, checkpoint, config, quantization, shards)
     sizes = sizes_of(plan.max_context_length or min(limit, LEAST_CONTEXT))
+    warn_of_mixing(plan, checkpoint, quantization, sizes.working_dtype)
     check_fits(plan, sizes.needs)
     progress("loading", _READ_FROM)
     model = read_weights(
@@ -111,7 +111,7 @@ def load_pretrained(
         _copy_from_files(model)
     stack = _make_stack(model, num_ids, make_product, shards)
     if shards is not None:
-        shards.least(0)  # the first collective allocates the backend's buffers
+        shards.warm_up(config.text_config.hidden_size, sizes.working_dtype)
     left_bytes = left_for_slots(plan, sizes.needs)
     if plan.max_context_length is None:
         sizes = sizes_of(

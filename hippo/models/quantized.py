@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import json
 import logging
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ from hippo.sizes import ModelShape
 _log = logging.getLogger(__name__)
 
 _FP8_CAPABILITY = (8, 9)  # of GPUs that multiply FP8: Ada Lovelace, Hopper and later ones
+_HOPPER = 9  # major number of its capability
 
 # Matches the name of every module that is not in a layer of the text model: the vision tower, the
 # projector and the head are never quantised at load.
@@ -47,7 +49,9 @@ class Quantization:
     ``settings`` are the checkpoint's ``quantization_config`` for transformers; None: a plain
     checkpoint is quantised at load. ``is_kept`` is False if weights are dequantised at load.
     ``mixes_rows``: a row's result depends on the rows beside it beyond rounding. ``only_dtype`` is
-    the dtype of rows that the kernels need.
+    the dtype of rows that the kernels need. ``overflows_half``: sums are scaled after they are
+    rounded, and before that they are beyond float16's range in common models. ``rounds_by_rows``:
+    in 16 bits the kernels for a few rows round more than those for many.
     """
 
     name: str
@@ -55,6 +59,8 @@ class Quantization:
     is_kept: bool = True
     mixes_rows: bool = False
     only_dtype: str | None = None
+    overflows_half: bool = False
+    rounds_by_rows: bool = False
 
     @property
     def form(self) -> str:
@@ -90,6 +96,9 @@ class Quantization:
                 for weight in module.parameters(recurse=False):
                     if not is_quantized(weight):
                         weight.data = weight.data.to(dtype)
+            # Else a checkpoint's own compute dtype would round the rows of another dtype.
+            if hasattr(module, "compute_type_is_set"):
+                module.compute_dtype = dtype
             # bitsandbytes' fused products on a CPU round rows and scales to bfloat16, and fail if
             # a weight's width is not a multiple of its block size.
             if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -115,7 +124,11 @@ def find_quantization(
         if plan.quantization is None:
             return None
         _require_packages(checkpoint, plan.quantization, _LOAD_PACKAGES[plan.quantization])
-        return Quantization(name=plan.quantization)
+        return Quantization(
+            name=plan.quantization,
+            overflows_half=plan.quantization == "int8" and device.type == "cuda",
+            rounds_by_rows=plan.quantization == "nf4" and device.type == "cuda",
+        )
     method = str(settings.get("quant_method", "")).lower()
     if method not in _METHODS:
         raise ModelLoadError(
@@ -140,14 +153,23 @@ def find_quantization(
     return found
 
 
-def warn_of_mixing(checkpoint: Checkpoint, quantization: Quantization | None) -> None:
-    """Logs a warning if the form of quantisation lets rows change each other's logits."""
-    if quantization is not None and quantization.mixes_rows:
+def warn_of_mixing(
+    plan: LoadPlan, checkpoint: Checkpoint, quantization: Quantization | None, dtype: torch.dtype
+) -> None:
+    """Logs a warning if the form of quantisation lets the number of rows, or the other rows of a
+    forward, change logits by more than the rounding of plain weights."""
+    if quantization is None:
+        return
+    differs = "so that answers may differ from those of the target alone"
+    if quantization.mixes_rows:
+        _log.warning("%s: with %s %s, %s", checkpoint.name, quantization.name, _MIXING, differs)
+    elif quantization.rounds_by_rows and dtype.itemsize == 2 and plan.exact_rows is None:
         _log.warning(
-            "%s: with %s %s, so that answers may differ from those of the target alone",
+            "%s: the kernels of %s round more for a few rows than for many, %s; --deterministic "
+            "avoids it",
             checkpoint.name,
             quantization.name,
-            _MIXING,
+            differs,
         )
 
 
@@ -189,14 +211,17 @@ def _require_packages(checkpoint: Checkpoint, method: str, packages: Iterable[st
 
 
 def _bitsandbytes(
-    checkpoint: Checkpoint, settings: dict[str, Any], _device: torch.device
+    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device
 ) -> Quantization:
     _require_packages(checkpoint, "bitsandbytes", ("bitsandbytes",))
     if settings.get("load_in_8bit"):
         has_outliers = float(settings.get("llm_int8_threshold", 6.0)) > 0
         return Quantization(name="LLM.int8()", settings=settings, mixes_rows=has_outliers)
-    return Quantization(name=f"bitsandbytes {settings.get('bnb_4bit_quant_type', 'fp4')}",
-                        settings=settings)  # fmt: skip
+    return Quantization(
+        name=f"bitsandbytes {settings.get('bnb_4bit_quant_type', 'fp4')}",
+        settings=settings,
+        rounds_by_rows=device.type == "cuda",
+    )
 
 
 def _needs_gptqmodel(
@@ -222,6 +247,8 @@ def _fine_grained_fp8(
     if not _multiplies_fp8(device):
         return Quantization(name="fp8", settings=settings | {"dequantize": True}, is_kept=False)
     _require_packages(checkpoint, "fp8", ("kernels",))
+    # transformers would rather fetch DeepGEMM and compile it, at the first forward.
+    os.environ.setdefault("TRANSFORMERS_DISABLE_DEEPGEMM_LINEAR", "1")
     try:
         importlib.import_module(
             "transformers.integrations.finegrained_fp8"
@@ -250,17 +277,28 @@ def _compressed_tensors(
     # The cache has its own dtype; transformers would hook the modules of attention.
     settings = settings | {"kv_cache_scheme": None}
     if _multiplies_fp8(device) and (weights.get("type"), weights.get("num_bits")) == ("float", 8):
-        return Quantization(name=name, settings=settings | {"use_optimized_inference": True})
+        # torch multiplies FP8 with a scale for each row into other dtypes on Hopper alone.
+        is_hopper = torch.cuda.get_device_capability(device)[0] == _HOPPER
+        return Quantization(
+            name=name,
+            settings=settings | {"use_optimized_inference": True},
+            only_dtype=None if is_hopper else "bfloat16",
+        )
     return Quantization(name=name, settings=settings | {"dequantize": True}, is_kept=False)
 
 
 def _torchao(
-    checkpoint: Checkpoint, settings: dict[str, Any], _device: torch.device
+    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device
 ) -> Quantization:
     _require_packages(checkpoint, "torchao", ("torchao",))
     form = json.dumps(settings.get("quant_type"))
     scales_whole_batch = "DynamicActivation" in form and "PerTensor" in form
-    return Quantization(name="torchao", settings=settings, mixes_rows=scales_whole_batch)
+    return Quantization(
+        name="torchao",
+        settings=settings,
+        mixes_rows=scales_whole_batch,
+        overflows_half="Int8WeightOnly" in form and device.type == "cuda",
+    )
 
 
 _METHODS: dict[str, Callable[[Checkpoint, dict[str, Any], torch.device], Quantization]] = {

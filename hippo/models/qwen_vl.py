@@ -12,7 +12,7 @@ from hippo.models.base import VisualItem
 from hippo.models.family import Family, VisionTower
 from hippo.models.pretrained import Pretrained
 from hippo.models.qwen_prompt import QwenPromptBuilder, TimedPromptBuilder
-from hippo.models.vision import place_beside_first, speed_up_vision
+from hippo.models.vision import place_beside_first, speed_up_vision, widen_range
 from hippo.models.windows import WINDOWS_NAME, register_windows
 from hippo.sizes import VISION_PATCHES
 from hippo.transfer import to_device
@@ -27,6 +27,7 @@ class QwenTower(VisionTower):
     def __init__(self, pretrained: Pretrained) -> None:
         super().__init__(pretrained)
         visual = self.model.visual
+        widen_range(visual, self._embedding.device)
         speed_up_vision(visual, pretrained.make_linear)
         register_windows()
         visual.config._attn_implementation = WINDOWS_NAME  # the tower's own config

@@ -45,6 +45,14 @@ class _PatchProduct(torch.nn.Module):
         return features.view(num_images, rows, columns, -1).permute(0, 3, 1, 2)
 
 
+def widen_range(tower: torch.nn.Module, device: torch.device) -> None:
+    """Makes a tower of float16 on a GPU compute in bfloat16: the sums of Qwen2.5-VL's last block
+    are beyond float16's range for long prompts (vLLM clamps them). A CPU computes float16 weights
+    in float32."""
+    if device.type == "cuda" and next(tower.parameters()).dtype == torch.float16:
+        tower.to(torch.bfloat16)
+
+
 def speed_up_vision(visual: Any, make_linear: MakeLinear) -> None:
     """Replaces the products in a Qwen-VL vision tower, in place.
 

@@ -20,7 +20,7 @@ import torch
 from hippo.errors import ModelLoadError
 from hippo.models.linear import Linear, MakeLinear, aligned_rows
 from hippo.parallel.group import RankGroup
-from hippo.sizes import ModelShape
+from hippo.sizes import CHUNK_ROWS, ModelShape
 
 _LAYER = "model.language_model.layers.*."
 _PLAN = {
@@ -66,6 +66,15 @@ class Shards:
         """Returns the minimum of all ranks' numbers; a collective."""
         own = torch.tensor([[number]], device=self.group.device)
         return int(self.group.concatenate(own).min())
+
+    def warm_up(self, width: int, dtype: torch.dtype) -> None:
+        """Runs each kind of collective, because a backend allocates the buffers of one at its first
+        use; rows of a step and of a prefill have buffers of their own."""
+        self.least(0)
+        for num_rows in (1, CHUNK_ROWS):
+            rows = torch.zeros(num_rows, width, device=self.group.device, dtype=dtype)
+            self.group.sum(rows)
+            self.group.broadcast(rows)
 
     def loading_options(self) -> dict[str, Any]:
         """Returns arguments of from_pretrained; raises ModelLoadError for an old transformers."""

@@ -15,6 +15,7 @@ from hippo.models.checkpoint import find_checkpoint
 from hippo.models.footprint import ModelSizes
 from hippo.models.linear import packs_weights
 from hippo.models.plan import LoadPlan
+from hippo.models.quantized import Quantization
 from hippo.shapes import find_shape
 from hippo.sizes import CACHE_BYTES, memory_of
 from tests.support.hub_forms import write_hub_form
@@ -28,13 +29,15 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return cache(lambda name: write_hub_form(tmp_path_factory.mktemp("hub") / "model", name))
 
 
-def sizes_of(folder: Path, devices: tuple[torch.device, ...]) -> ModelSizes:
+def sizes_of(
+    folder: Path, devices: tuple[torch.device, ...], quantization: Quantization | None = None
+) -> ModelSizes:
     """The sizes of the first of several ranks, or of the only one."""
     config: Any = importlib.import_module("transformers").AutoConfig.from_pretrained(folder)
     stored = find_checkpoint(str(folder), progress=lambda stage, share: None)
     shards = SimpleNamespace(group=SimpleNamespace(device=devices[0], devices=devices))
     plan = LoadPlan(str(folder), vision_cache_bytes=None, media_cache_bytes=None, dtype="bfloat16")
-    return ModelSizes.of(plan, stored, config, None, cast(Any, shards), 512)
+    return ModelSizes.of(plan, stored, config, quantization, cast(Any, shards), 512)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +62,15 @@ def test_a_service_counts_as_the_command_does(
     assert (needs.slot_bytes, needs.work_bytes) == (computed.cache, computed.work)
     assert needs.reserved_bytes == computed.earlier_media == 2 * CACHE_BYTES
     assert needs.host_bytes == (devices[0] == GPU) * len(devices) * shape.host_bytes()
+
+
+def test_a_product_of_quantised_layers_has_room_for_one_unpacked_weight(folder_of: Any) -> None:
+    plain, quantized = (
+        sizes_of(folder_of(SHARED), (GPU,), form).needs.work_bytes
+        for form in (None, Quantization(name="nf4"))
+    )
+    shape = find_shape(str(folder_of(SHARED)))
+    assert quantized - plain == 2 * shape.mlp_width * shape.hidden_size
 
 
 @pytest.mark.parametrize(

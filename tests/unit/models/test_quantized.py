@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,7 +16,7 @@ from hippo.models import quantized
 from hippo.models.checkpoint import Checkpoint, find_checkpoint
 from hippo.models.placement import dtype_of
 from hippo.models.plan import LoadPlan
-from hippo.models.quantized import Quantization, find_quantization
+from hippo.models.quantized import Quantization, find_quantization, warn_of_mixing
 from hippo.parallel.source import ParallelSource
 from hippo.public_models import PUBLIC_CONFIGS
 from hippo.shapes import shape_of
@@ -160,6 +161,49 @@ def test_awq_computes_in_float16() -> None:
     assert dtype_of(LoadPlan(NAME), checkpoint(AWQ_CONFIG), device, found) == torch.float16
     with pytest.raises(ModelLoadError, match="compute in float16: leave --dtype out"):
         dtype_of(LoadPlan(NAME, dtype="bfloat16"), checkpoint(AWQ_CONFIG), device, found)
+
+
+def test_fp8_by_rows_computes_in_bfloat16_except_on_hopper() -> None:
+    for capability, only in (((8, 9), "bfloat16"), ((9, 0), None), ((10, 0), "bfloat16")):
+        found = find(FP8_ROWS, device="cuda", capability=capability)
+        assert found is not None and found.only_dtype == only
+
+
+def test_int8_weights_are_not_multiplied_in_float16_on_a_gpu() -> None:
+    device = torch.device("cuda", 0)
+    found = find(None, quantization="int8", device="cuda")
+    half = checkpoint(None)
+    half = replace(half, config={**half.config, "dtype": "float16"})
+    assert dtype_of(LoadPlan(NAME, dtype="auto"), half, device, found) == torch.bfloat16
+    with pytest.raises(ModelLoadError, match="overflow float16: use --dtype bfloat16"):
+        dtype_of(LoadPlan(NAME, dtype="float16"), half, device, found)
+    on_cpu = find(None, quantization="int8")
+    assert on_cpu is not None and not on_cpu.overflows_half
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype", "is_told"),
+    [
+        ({"device": "cuda"}, torch.bfloat16, True),
+        ({"device": "cuda"}, torch.float32, False),
+        ({"device": "cuda", "exact_rows": 8}, torch.bfloat16, False),
+        ({}, torch.bfloat16, False),
+    ],
+)
+def test_kernels_that_round_by_the_number_of_rows_are_told(
+    options: dict[str, Any], dtype: torch.dtype, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = find(None, quantization="nf4", **options)
+    plan = LoadPlan(NAME, exact_rows=options.get("exact_rows"))
+    warn_of_mixing(plan, checkpoint(None), found, dtype)
+    assert ("--deterministic avoids it" in caplog.text) == is_told
+
+
+def test_a_checkpoints_own_compute_dtype_is_not_that_of_other_rows() -> None:
+    layer = torch.nn.Linear(2, 2)
+    layer.compute_type_is_set, layer.compute_dtype = True, torch.bfloat16
+    Quantization(name="nf4").prepare_modules(layer, torch.float32)
+    assert layer.compute_dtype == torch.float32
 
 
 def test_weights_take_the_bytes_of_their_form() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hippo.models.linear import Linear, MakeLinear, make_half_linear, make_linear
-from hippo.models.vision import replace_products
+from hippo.models.vision import replace_products, widen_range
 
 
 class Tower(torch.nn.Module):
@@ -79,3 +79,14 @@ def test_a_weight_is_freed_before_the_next_is_packed() -> None:
 
     replace_products(tower, make)
     assert num_alive == [3, 2, 1]
+
+
+def test_a_tower_of_float16_computes_in_bfloat16_on_a_gpu() -> None:
+    for device, stored, computed in (
+        ("cuda", torch.float16, torch.bfloat16),
+        ("cuda", torch.float32, torch.float32),
+        ("cpu", torch.float16, torch.float16),
+    ):
+        tower = torch.nn.Linear(2, 2, dtype=stored)
+        widen_range(tower, torch.device(device))
+        assert tower.weight.dtype == computed
