@@ -6,7 +6,7 @@ under serial and vpsd decoding finds the best of several draft lengths. Further 
 adaptive with both at these lengths, because the best of many noisy measurements is too good. A row
 of the table tells this, and the ideal pipeline (bench.ideal) for the same answers.
 
-    python -m bench.levels                    all: ninety minutes on two idle cores
+    python -m bench.levels                    all: a hundred minutes on two idle cores
     python -m bench.levels --drafts 93% --kinds short --dtypes float32 --temperatures 0
 """
 

@@ -20,7 +20,7 @@ def test_pictures_are_those_of_the_seconds_after_the_first_frame(
     clip = video(container=container)
     path = tmp_path / "clip"
     path.write_bytes(clip.data)
-    seen = []
+    seen: list[int] = []
     for url in pictures(str(path), [0.0, 0.5, 1.25]):
         with Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) as image:
             level = image.convert("L").getpixel((image.width // 2, image.height // 2))

@@ -200,7 +200,7 @@ def test_kernels_that_round_by_the_number_of_rows_are_told(
 
 
 def test_a_checkpoints_own_compute_dtype_is_not_that_of_other_rows() -> None:
-    layer = torch.nn.Linear(2, 2)
+    layer: Any = torch.nn.Linear(2, 2)
     layer.compute_type_is_set, layer.compute_dtype = True, torch.bfloat16
     Quantization(name="nf4").prepare_modules(layer, torch.float32)
     assert layer.compute_dtype == torch.float32
