@@ -179,6 +179,7 @@ def _running_vllm(args: argparse.Namespace, folder: Path, case: Case, cpus: str)
     environment = {
         **os.environ,
         "PYTHONPATH": str(folder),
+        "VLLM_TARGET_DEVICE": "cpu",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": cpus,
         "VLLM_NO_USAGE_STATS": "1",
