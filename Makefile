@@ -3,6 +3,8 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
+# --no-compile: only what is imported is compiled, at its first import; this saves a quarter of the time.
+PIP := $(BIN)/pip install --disable-pip-version-check --no-compile
 
 .PHONY: help demo test check lint protos bench train clean
 
@@ -41,9 +43,9 @@ $(VENV)/.venv:
 	touch $@
 
 $(VENV)/.engine: $(VENV)/.venv pyproject.toml constraints.txt
-	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[engine]'
+	$(PIP) -c constraints.txt -e '.[engine]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.venv pyproject.toml constraints.txt
-	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[engine,quantized,dev]'
+	$(PIP) -c constraints.txt -e '.[engine,quantized,dev]'
 	touch $(VENV)/.engine $@
