@@ -3,8 +3,6 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
-# --no-compile: only what is imported is compiled, at its first import; this saves a quarter of the time.
-PIP := $(BIN)/pip install --disable-pip-version-check --no-compile
 
 .PHONY: help demo test check lint protos bench train clean
 
@@ -43,9 +41,9 @@ $(VENV)/.venv:
 	touch $@
 
 $(VENV)/.engine: $(VENV)/.venv pyproject.toml constraints.txt
-	$(PIP) -c constraints.txt -e '.[engine]'
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[engine]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.venv pyproject.toml constraints.txt
-	$(PIP) -c constraints.txt -e '.[engine,quantized,dev]'
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[engine,quantized,dev]'
 	touch $(VENV)/.engine $@
