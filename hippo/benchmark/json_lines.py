@@ -47,7 +47,8 @@ class JsonLines:
         if num_whole > len(data):  # only the last line's end is missing
             self._write(b"\n")
         elif num_whole < len(data):
-            self._truncate(num_whole)
+            with self._told_errors():
+                os.truncate(path, num_whole)
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Appends a line. Raises InvalidRequestError if the file cannot be written."""
@@ -56,10 +57,6 @@ class JsonLines:
     def _write(self, data: bytes) -> None:
         with self._told_errors(), self._path.open("ab", buffering=0) as file:
             file.write(data)
-
-    def _truncate(self, num_bytes: int) -> None:
-        with self._told_errors():
-            os.truncate(self._path, num_bytes)
 
     @contextmanager
     def _told_errors(self) -> Iterator[None]:

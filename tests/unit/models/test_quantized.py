@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,12 @@ from hippo.models import quantized
 from hippo.models.checkpoint import Checkpoint, find_checkpoint
 from hippo.models.placement import dtype_of
 from hippo.models.plan import LoadPlan
-from hippo.models.quantized import Quantization, find_quantization, warn_of_mixing
+from hippo.models.quantized import (
+    Quantization,
+    find_quantization,
+    is_installed,
+    warn_of_mixing,
+)
 from hippo.parallel.source import ParallelSource
 from hippo.public_models import PUBLIC_CONFIGS
 from hippo.shapes import shape_of
@@ -179,6 +185,16 @@ def test_int8_weights_are_not_multiplied_in_float16_on_a_gpu() -> None:
         dtype_of(LoadPlan(NAME, dtype="float16"), half, device, found)
     on_cpu = find(None, quantization="int8")
     assert on_cpu is not None and not on_cpu.overflows_half
+
+
+@pytest.mark.skipif(not is_installed("torchao"), reason="torchao is not installed")
+def test_sums_of_int8_weights_overflow_float16_where_those_of_plain_weights_do_not() -> None:
+    torchao = importlib.import_module("torchao.quantization")
+    torch.manual_seed(0)
+    layer, rows = torch.nn.Linear(1024, 256, bias=False).half(), 20 * torch.randn(4, 1024).half()
+    assert layer(rows).isfinite().all()
+    torchao.quantize_(layer, torchao.Int8WeightOnlyConfig(set_inductor_config=False))
+    assert not layer(rows).isfinite().all()
 
 
 @pytest.mark.parametrize(
