@@ -10,7 +10,8 @@ cycle begins at another letter: "... a" has the first share, "... b" the second.
 
 Everything else is random, and the computation is that of the published shapes: all layers, the
 vision tower and the whole head run. Weights are written shard by shard, from one pool of random
-numbers; a few shards are in memory beside the pool.
+numbers; a few shards are in memory beside the pool. A target can be stored quantised, as the hub's
+repositories are; then layers are quantised on a GPU if there is one.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from safetensors.torch import save_file
 
 from tests.support.checkpoints import CHAT_TEMPLATE
 from tests.support.hub_forms import hub_name, write_qwen_files
+from tests.support.quantized import FORMS, add_config, quantise
 
 LETTERS = "abcdefgh"
 _TEMPLATE = CHAT_TEMPLATE.replace(
@@ -40,6 +42,7 @@ _TEMPLATE = CHAT_TEMPLATE.replace(
 )
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _NUM_WRITERS = 8  # shards that are written at once
+_IGNORED = ["re:visual.*", "lm_head"]  # by compressed-tensors, for towers of any depth
 _WINDOW = 100  # ids of a cycle in which the share is exact
 _SPREAD = 0.02  # of the embeddings, as in published models
 _OTHERS = 0.3  # of the embedding's size: most that all layers together add to it
@@ -59,13 +62,16 @@ class AnswerTable:
 class PairForm:
     """Which models to write; ``shares`` are those of the tokens on which draft and target agree.
 
-    ``draft_layers`` sets another depth of the draft. Without ``is_published_size`` the models are
-    small counterparts, for tests.
+    ``target_form`` is a key of tests.support.quantized.FORMS, or None for plain weights.
+    ``target_layers`` and ``draft_layers`` set another depth. Without ``is_published_size`` the
+    models are small counterparts, for tests.
     """
 
     target: str
     draft: str
     shares: tuple[float, ...] = (0.9,)
+    target_form: str | None = None
+    target_layers: int | None = None
     draft_layers: int | None = None
     is_published_size: bool = True
 
@@ -79,7 +85,10 @@ def write_pair(
 ) -> tuple[Path, Path]:
     """Writes the models of ``roles`` into ``folder``, in place of what is there; returns the
     folders of target and draft."""
-    models = {"target": (form.target, None), "draft": (form.draft, form.draft_layers)}
+    models = {
+        "target": (form.target, form.target_layers),
+        "draft": (form.draft, form.draft_layers),
+    }
     sizes = []
     with tempfile.TemporaryDirectory() as scratch:
         for role, (name, num_layers) in models.items():
@@ -96,7 +105,8 @@ def write_pair(
     tables = answer_tables(tokenizer.get_vocab(), min(sizes), form.shares)
     for seed, ((role, (name, _)), table) in enumerate(zip(models.items(), tables, strict=True)):
         if role in roles:
-            for part in _write_weights(folder / role, table, seed):
+            form_of = form.target_form if role == "target" else None
+            for part in _write_weights(folder / role, table, seed, form_of):
                 progress(f"wrote {role} ({name}): {part}")
     return folder / "target", folder / "draft"
 
@@ -130,7 +140,7 @@ def _config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _write_weights(folder: Path, table: AnswerTable, seed: int) -> Iterator[str]:
+def _write_weights(folder: Path, table: AnswerTable, seed: int, form: str | None) -> Iterator[str]:
     """Writes a file for each layer and for each part outside layers, and yields its name."""
     import transformers
 
@@ -143,21 +153,33 @@ def _write_weights(folder: Path, table: AnswerTable, seed: int) -> Iterator[str]
         if not (config.tie_word_embeddings and key == "lm_head.weight")
     }
     weights = _RandomWeights(shapes, config.text_config, table, seed)
+    if form is not None:
+        settings = FORMS[form][1]
+        add_config(folder, settings | ({"ignore": _IGNORED} if "ignore" in settings else {}))
     files: dict[str, str] = {}
     with ThreadPoolExecutor(_NUM_WRITERS) as pool:
-        writes: deque[Future[None]] = deque()
+        writes: deque[Future[dict[str, str]]] = deque()
         for number, (part, names) in enumerate(groupby(shapes, _part_of), 1):
             file = f"model-{number:05}.safetensors"
             shard = {name: weights.make(name) for name in names}
-            writes.append(pool.submit(save_file, shard, folder / file, metadata={"format": "pt"}))
-            files.update(dict.fromkeys(shard, file))
+            writes.append(pool.submit(_save, shard, folder / file, form))
             if len(writes) == _NUM_WRITERS:
-                writes.popleft().result()
+                files |= writes.popleft().result()
             yield part
         for write in writes:
-            write.result()
+            files |= write.result()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # cached blocks count as used memory
     index = {"metadata": {}, "weight_map": files}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+def _save(shard: dict[str, torch.Tensor], path: Path, form: str | None) -> dict[str, str]:
+    """Writes a file; returns its name by the names of what it stores."""
+    if form is not None:
+        shard, _ = quantise(shard, form, "cuda" if torch.cuda.is_available() else "cpu")
+    save_file(shard, path, metadata={"format": "pt"})
+    return dict.fromkeys(shard, path.name)
 
 
 def _part_of(name: str) -> str:

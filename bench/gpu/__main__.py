@@ -10,13 +10,17 @@
     serve       7B with 3B through services and gateway, by policy and acceptance; memory
     steps-32b   as steps, with 32B's shape
     serve-32b   as serve, 32B with 3B
+    forms       steps of 8 layers of 72B's shape: plain, nf4, int8, FP8
+    steps-72b   as steps, with 72B's shape in nf4
+    serve-72b   as serve, 72B in nf4 with 3B
 
 Each part ends within --seconds; what it had no time for, it names. The report (gpu.json, gpu.md in
 --out) is written after each figure, and parts of earlier runs stay in it, so that parts can run one
 by one, and a killed part keeps its figures. Nothing is downloaded. Weights are random, of the
 published shapes (bench/random_pair.py), and are written to --work: 24 GB for 7B with 3B, 75 GB for
-32B with 3B. Needed are the packages of pyproject.toml (dependencies and "engine"), and for the
-tests pytest, pytest-asyncio, pytest-timeout and hypothesis.
+32B with 3B, 52 GB for 72B with 3B. Needed are the packages of pyproject.toml (dependencies and
+"engine"; for forms and 72b "quantized"), and for the tests pytest, pytest-asyncio, pytest-timeout
+and hypothesis.
 """
 
 from __future__ import annotations
@@ -35,7 +39,17 @@ from packaging.requirements import Requirement
 
 from bench.options import integers, parser_of
 
-PARTS = ("tests", "bundled", "steps", "serve", "steps-32b", "serve-32b")
+PARTS = (
+    "tests",
+    "bundled",
+    "steps",
+    "serve",
+    "steps-32b",
+    "serve-32b",
+    "forms",
+    "steps-72b",
+    "serve-72b",
+)
 STEP_KINDS = ("eager", "graphs")
 _TEST_PACKAGES = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")
 _ROOT = Path(__file__).resolve().parents[2]

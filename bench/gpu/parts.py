@@ -36,7 +36,16 @@ from hippo.shapes import find_shape
 from hippo.sizes import GIB, RESERVED_BYTES, memory_of
 
 SHARES = (0.85, 0.93)
-_SIZES = {"7b": ("7B", "3B"), "32b": ("32B", "3B")}
+_SIZES = {"7b": ("7B", "3B"), "32b": ("32B", "3B"), "72b": ("72B", "3B")}
+_FORMS = {"72b": "unsloth bnb-4bit"}  # of a target, see tests.support.quantized
+_BITS = {"72b": 4.13}  # of this form
+_FORM_LAYERS = 8  # of 72B's 80
+_STORED_FORMS = (  # with the form of the files, and the quantisation while they are loaded
+    ("plain", None, None),
+    ("nf4", None, "nf4"),
+    ("int8", None, "int8"),
+    ("FP8", "RedHatAI FP8-dynamic", None),
+)
 _SIDE = 392  # pixels of a clip's square frames: 196 visual tokens for each two frames
 _NUM_SLOTS = 2
 _COMPLETE = "complete"  # a file beside weights that were written to the end
@@ -118,7 +127,11 @@ class GpuRun:
             for other in _SIZES:
                 if other != size and not is_small:
                     shutil.rmtree(self.work / other, ignore_errors=True)
-            num_bytes = 2 * sum(find_shape(names[role]).num_parameters for role in missing)
+            bits = {"target": _BITS.get(size)}
+            num_bytes = sum(
+                find_shape(names[role], layer_bits=bits.get(role)).weight_bytes()
+                for role in missing
+            )
             free = shutil.disk_usage(self.work).free
             if not is_small and num_bytes > free:
                 raise NotMeasuredError(
@@ -126,7 +139,13 @@ class GpuRun:
                     f"{num_bytes / 1e9:.0f} GB: choose another folder with --work"
                 )
             began = time.monotonic()
-            form = PairForm(names["target"], names["draft"], SHARES, is_published_size=not is_small)
+            form = PairForm(
+                names["target"],
+                names["draft"],
+                SHARES,
+                target_form=_FORMS.get(size),
+                is_published_size=not is_small,
+            )
             write_pair(folder, form, roles=missing)
             for role in missing:
                 (folder / role / _COMPLETE).touch()
@@ -250,7 +269,7 @@ def _measure_steps(run: GpuRun, section: Section, size: str) -> None:
     device = run.placements[0][0]
     bandwidth = copy_bandwidth(device)
     section.add_note(f"a copy on {device} reads and writes {bandwidth / 1e9:.0f} GB/s")
-    roles = ("target",) if size == "32b" else ("target", "draft")  # 7B is the other part's target
+    roles = ("target", "draft") if size == "7b" else ("target",)
     folders = run.write_pair(size, section, roles)[: len(roles)]
     names = [f"Qwen2.5-VL-{each}" for each in _SIZES[size]][: len(roles)]
     table = section.add_table("steps and prefills", STEP_COLUMNS)
@@ -270,6 +289,45 @@ def _measure_steps(run: GpuRun, section: Section, size: str) -> None:
             ):
                 table.add_row(step_cells(name, row), {"model": name, **row})
                 run.check_time(f"the figures after this one of {name}")
+
+
+def _measure_forms(run: GpuRun, section: Section, size: str) -> None:
+    """Steps of 72B's shape with few layers, plain and in forms whose layers stay quantised."""
+    device = run.placements[0][0]
+    bandwidth = copy_bandwidth(device)
+    section.add_note(f"a copy on {device} reads and writes {bandwidth / 1e9:.0f} GB/s")
+    section.add_note(f"{_FORM_LAYERS} layers of 80")
+    table = section.add_table("steps and prefills by form", STEP_COLUMNS)
+    name = "Qwen/Qwen2.5-VL-72B-Instruct"
+    folder: Path | None = None
+    for label, form, quantization in _STORED_FORMS:
+        if folder is None or form is not None:
+            run.check_time(label)
+            if folder is not None:
+                shutil.rmtree(folder)
+            pair_form = PairForm(
+                name,
+                name,
+                SHARES,
+                target_form=form,
+                target_layers=2 if run.args.small else _FORM_LAYERS,
+                is_published_size=not run.args.small,
+            )
+            folder, _ = write_pair(run.work / "forms", pair_form, roles=("target",))
+        for has_graphs in run.step_kinds:
+            run.check_time(f"{label}, {'graphs' if has_graphs else 'eager'}")
+            for row in step_rows(
+                folder,
+                device=device,
+                dtype=run.dtype,
+                quantization=quantization,
+                has_graphs=has_graphs,
+                contexts=run.scale.contexts[:1],
+                rows=run.scale.rows,
+                seconds=run.scale.seconds_each,
+                bandwidth=bandwidth,
+            ):
+                table.add_row(step_cells(label, row), {"model": label, **row})
 
 
 def _serve(run: GpuRun, section: Section, size: str) -> None:
@@ -356,5 +414,6 @@ _PARTS: dict[str, Any] = {
     "tests": _run_tests,
     "bundled": _measure_bundled,
     "steps": _measure_steps,
+    "forms": _measure_forms,
     "serve": _serve,
 }

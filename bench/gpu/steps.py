@@ -25,6 +25,7 @@ STEP_COLUMNS = (
     "model", "steps", "context", "rows", "ms", "host ms", "kernels", "busy ms", "floor ms",
     "over the floor",
 )  # fmt: skip
+_BITS = {"nf4": 4.13, "int8": 8.0}  # of a weight, scales included
 _NUM_NAMED = 8  # kernels
 _ROOM = 64  # free tokens behind a context
 _COPY_BYTES = {"cuda": 4 * GIB, "cpu": GIB // 8}
@@ -40,8 +41,10 @@ def step_rows(
     rows: Sequence[int],
     seconds: float,
     bandwidth: float,
+    quantization: str | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Loads the model and yields the time of each prefill and step, in milliseconds.
+    """Loads the model, quantised if ``quantization`` says how, and yields the time of each prefill
+    and step, in milliseconds.
 
     ``host_ms`` pass until the host has queued a step; if that is nearly ``ms``, the device waits
     for the host. ``num_kernels`` run for ``busy_ms`` in sum, as torch's profiler sees one call;
@@ -55,13 +58,14 @@ def step_rows(
         dtype=dtype,
         max_context_length=max(contexts) + _ROOM,
         cuda_graphs="on" if has_graphs else "off",
+        quantization=quantization,
     )
     model = load_model(plan)
     assert isinstance(model, CachedModel)
     num_graphs = list(model.capture_steps())
     if has_graphs and not num_graphs:
         raise RuntimeError(f"no step of {folder} was captured as a CUDA graph")
-    shape = find_shape(str(folder))
+    shape = find_shape(str(folder), layer_bits=_BITS.get(quantization or ""))
     kind = "graphs" if has_graphs else "eager"
     try:
         for context in contexts:
@@ -92,8 +96,11 @@ def _rows_of(
     facts = {"steps": kind, "context": context}
     timed = median_ms(fill, device, seconds=0.0)
     yield {**facts, "rows": None, **timed, **kernels_of(fill, device), "floor_ms": None}
-    num_read = shape.num_shared_parameters + shape.hidden_size * model.info.num_token_ids
-    num_bytes = num_read * bytes_each + shape.cache_bytes(context, bytes_each=bytes_each)
+    num_bytes = shape.num_shared_parameters * (
+        bytes_each if shape.layer_bits is None else shape.layer_bits / 8
+    )
+    num_bytes += shape.hidden_size * model.info.num_token_ids * bytes_each
+    num_bytes += shape.cache_bytes(context, bytes_each=bytes_each)
     for count in rows:
         plan = StepPlan((SequenceRows(0, 0, tuple(range(1, count + 1))),))
 

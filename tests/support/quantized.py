@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -188,19 +188,11 @@ def has_packages() -> bool:
 def write_quantized(folder: Path, name: str, form: str) -> tuple[Path, Path]:
     """Saves the hub's repository ``name``, in small, quantised in one of ``FORMS``, and a plain
     checkpoint with the same weights in float32; returns both folders."""
-    quantise, config = FORMS[form]
     folders = write_hub_form(folder / "quantised", name), write_hub_form(folder / "plain", name)
-    add_config(folders[0], config)
+    add_config(folders[0], FORMS[form][1])
     weight_map: dict[str, str] = {}
     for path in sorted(folders[0].glob("*.safetensors")):
-        stored, plain = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
-        for key, weight in load_file(path).items():
-            if "layers." in key and key.endswith("proj.weight") and "vision" not in key:
-                parts, plain[key] = quantise(weight.float())
-                stem = key.removesuffix("weight")
-                stored |= {stem + suffix: part.contiguous() for suffix, part in parts.items()}
-            else:
-                stored[key], plain[key] = weight, weight.float()
+        stored, plain = quantise(load_file(path), form)
         weight_map |= dict.fromkeys(stored, path.name)
         save_file(stored, path, metadata={"format": "pt"})
         save_file(plain, folders[1] / path.name, metadata={"format": "pt"})
@@ -208,6 +200,24 @@ def write_quantized(folder: Path, name: str, form: str) -> tuple[Path, Path]:
     if index.exists():
         index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return folders
+
+
+def quantise(
+    weights: Mapping[str, torch.Tensor], form: str, device: str = "cpu"
+) -> tuple[Stored, Stored]:
+    """Returns what a repository in one of ``FORMS`` stores for a file's weights, and in float32
+    what that stands for; the arithmetic runs on ``device``."""
+    quantise_weight, _ = FORMS[form]
+    stored, plain = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+    for key, weight in weights.items():
+        if "layers." in key and key.endswith("proj.weight") and "vision" not in key:
+            parts, whole = quantise_weight(weight.to(device).float())
+            stem = key.removesuffix("weight")
+            stored |= {stem + suffix: part.cpu().contiguous() for suffix, part in parts.items()}
+            plain[key] = whole.cpu()
+        else:
+            stored[key], plain[key] = weight, weight.float()
+    return stored, plain
 
 
 def add_config(folder: Path, quantization_config: dict[str, Any]) -> None:
