@@ -156,6 +156,8 @@ def _write_weights(folder: Path, table: AnswerTable, seed: int, form: str | None
     if form is not None:
         settings = FORMS[form][1]
         add_config(folder, settings | ({"ignore": _IGNORED} if "ignore" in settings else {}))
+        # Imports the quantiser's package before several threads would.
+        quantise({"layers.0.proj.weight": torch.ones(64, 64)}, form)
     files: dict[str, str] = {}
     with ThreadPoolExecutor(_NUM_WRITERS) as pool:
         writes: deque[Future[dict[str, str]]] = deque()
@@ -177,7 +179,8 @@ def _write_weights(folder: Path, table: AnswerTable, seed: int, form: str | None
 def _save(shard: dict[str, torch.Tensor], path: Path, form: str | None) -> dict[str, str]:
     """Writes a file; returns its name by the names of what it stores."""
     if form is not None:
-        shard, _ = quantise(shard, form, "cuda" if torch.cuda.is_available() else "cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        shard, _ = quantise(shard, form, device=device, has_plain=False)
     save_file(shard, path, metadata={"format": "pt"})
     return dict.fromkeys(shard, path.name)
 

@@ -3,7 +3,8 @@
 One product computes query, key and value, another computes gate and up, and the rotary embedding is
 a complex multiplication in place. Results equal those of transformers up to rounding. The weights
 come from the loaded modules, which say what a layer has: its head size, norms of queries and keys,
-biases, an MLP or experts. Modules that a quantiser made are not fused: each is called as it is.
+biases, an MLP or experts. Modules that a quantiser made are fused where hippo.models.packed has
+kernels for them; elsewhere each is called as it is.
 
     rotate_half pairs dimension i with i + d/2. Here the rows of the query and key weights are
     reordered so that the two are adjacent, which does not change any query-key product:
@@ -14,6 +15,7 @@ biases, an MLP or experts. Modules that a quantiser made are not fused: each is 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +24,7 @@ from torch.nn.functional import rms_norm, silu
 from hippo.models.attention import AttentionPlan, attend
 from hippo.models.kernels import make_norm
 from hippo.models.linear import Linear, MakeLinear, aligned_rows, is_plain
+from hippo.models.packed import make_packed
 
 if TYPE_CHECKING:
     from hippo.parallel.shards import Shards
@@ -117,10 +120,11 @@ class _FusedLayer:
         self._input_norm = make_norm(layer.input_layernorm)
         self._post_norm = make_norm(layer.post_attention_layernorm)
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        self._qkv = _make_qkv(projections, head_dim, make_linear)
+        dtype = layer.input_layernorm.weight.dtype
+        self._qkv = _make_qkv(projections, head_dim, make_linear, dtype)
         self._head_norm = _make_head_norm(attention, heads)
-        self._output = _make_product((attention.o_proj,), make_output)
-        self._mlp = _make_mlp(mlp, make_linear, make_output)
+        self._output = _make_product((attention.o_proj,), make_output, dtype)
+        self._mlp = _make_mlp(mlp, make_linear, make_output, dtype)
 
     def __call__(
         self, hidden: torch.Tensor, rotary: torch.Tensor, step: AttentionPlan, index: int
@@ -150,7 +154,9 @@ class _FusedLayer:
         return self._output(attended.to(hidden.dtype))
 
 
-def _make_mlp(mlp: Any, make_linear: MakeLinear, make_output: MakeLinear) -> Linear:
+def _make_mlp(
+    mlp: Any, make_linear: MakeLinear, make_output: MakeLinear, dtype: torch.dtype
+) -> Linear:
     """Makes the layer's MLP; a mixture of experts runs as transformers' own module.
 
     transformers multiplies all chosen experts by torch's grouped product. In bfloat16 on GPUs from
@@ -159,8 +165,8 @@ def _make_mlp(mlp: Any, make_linear: MakeLinear, make_output: MakeLinear) -> Lin
     """
     if not hasattr(mlp, "gate_proj"):
         return lambda x: mlp(x[None])[0]
-    gate_up = _make_product((mlp.gate_proj, mlp.up_proj), make_linear)
-    down = _make_product((mlp.down_proj,), make_output)
+    gate_up = _make_product((mlp.gate_proj, mlp.up_proj), make_linear, dtype)
+    down = _make_product((mlp.down_proj,), make_output, dtype)
 
     def run(x: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up(x).chunk(2, -1)
@@ -192,10 +198,13 @@ def _make_head_norm(
     return normalise
 
 
-def _make_product(modules: Sequence[Any], make_linear: MakeLinear) -> Linear:
-    """Makes one product of ``modules``, whose results are joined. The weights of plain modules are
-    copied and emptied; quantised modules are called."""
+def _make_product(modules: Sequence[Any], make_linear: MakeLinear, dtype: torch.dtype) -> Linear:
+    """Makes one product of ``modules``, whose results are joined, for rows of ``dtype``. The
+    weights of plain modules are copied and emptied, and so are those of quantised modules for which
+    hippo.models.packed has kernels; other modules are called."""
     if not all(map(is_plain, modules)):
+        if (packed := make_packed(modules, dtype)) is not None:
+            return packed
         if len(modules) == 1:
             return modules[0]  # type: ignore[no-any-return]
         return lambda x: torch.cat([module(x) for module in modules], -1)
@@ -215,10 +224,15 @@ def _joined_biases(biases: Sequence[torch.Tensor | None]) -> torch.Tensor | None
     return torch.cat(given) if given else None
 
 
-def _make_qkv(projections: Sequence[Any], head_dim: int, make_linear: MakeLinear) -> Linear:
+def _make_qkv(
+    projections: Sequence[Any], head_dim: int, make_linear: MakeLinear, dtype: torch.dtype
+) -> Linear:
     """Makes the product that joins query, key and value, with rotary pairs adjacent; see
     _make_product."""
     if not all(map(is_plain, projections)):
+        reorder = partial(_adjacent_pairs, head_dim=head_dim)
+        if (packed := make_packed(projections, dtype, (reorder, reorder))) is not None:
+            return packed
         query, key, value = projections
 
         def multiply(x: torch.Tensor) -> torch.Tensor:

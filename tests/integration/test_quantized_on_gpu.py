@@ -117,7 +117,7 @@ async def test_the_output_is_that_of_the_target_alone(
     draft_model = _load(folder, device="cuda", dtype=options["dtype"], **quantised)
     decoder = NoiseDecoder()
     async with (
-        serving_target(target_model, decoder) as (_, target),
+        serving_target(target_model, decoder, prefix_cache=False) as (_, target),
         serving_draft(draft_model, decoder) as (_, draft),
     ):
         alone = await target_only(target, request)

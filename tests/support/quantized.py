@@ -203,10 +203,10 @@ def write_quantized(folder: Path, name: str, form: str) -> tuple[Path, Path]:
 
 
 def quantise(
-    weights: Mapping[str, torch.Tensor], form: str, device: str = "cpu"
+    weights: Mapping[str, torch.Tensor], form: str, *, device: str = "cpu", has_plain: bool = True
 ) -> tuple[Stored, Stored]:
     """Returns what a repository in one of ``FORMS`` stores for a file's weights, and in float32
-    what that stands for; the arithmetic runs on ``device``."""
+    what that stands for (nothing without ``has_plain``); the arithmetic runs on ``device``."""
     quantise_weight, _ = FORMS[form]
     stored, plain = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
     for key, weight in weights.items():
@@ -214,9 +214,10 @@ def quantise(
             parts, whole = quantise_weight(weight.to(device).float())
             stem = key.removesuffix("weight")
             stored |= {stem + suffix: part.cpu().contiguous() for suffix, part in parts.items()}
-            plain[key] = whole.cpu()
         else:
-            stored[key], plain[key] = weight, weight.float()
+            stored[key], whole = weight, weight
+        if has_plain:
+            plain[key] = whole.float().cpu()
     return stored, plain
 
 

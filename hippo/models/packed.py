@@ -1,0 +1,285 @@
+"""Products of few rows with 4-bit and 8-bit weights on a GPU, at the speed of reading the weights.
+
+A step has one row for each token that it verifies. bitsandbytes' and torchao's products of several
+rows unpack the whole weight first, so that on an H100 a step of eight rows takes 2.4 times as long
+as one of a single row (nf4), or 3.8 times as long as with plain weights (int8). The kernel here
+unpacks weights in registers, right before tensor cores multiply them, and takes about as long for
+32 rows as for one. A row's result does not depend, to the last bit, on the number of rows.
+
+The quantised numbers stay those of the quantiser; only their order in memory changes. Products of
+more rows, as in prefills, unpack the weight and use torch's product.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hippo.models.linear import Linear
+from hippo.models.packed_kernel import SOURCE
+
+_log = logging.getLogger(__name__)
+
+MOST_ROWS = 32  # of the kernel
+_TILE_ROWS, _TILE_COLUMNS = 16, 64  # rows of a weight and columns, for one warp's load
+_WARPS = 8
+_GROUP = 64  # columns that share a scale in 4 bits; bitsandbytes' default
+_ROWS_EACH = 32  # of a weight, for one block of threads; 64 where there are enough blocks
+_SHAPES = ((1, 2), (1, 4), (2, 2), (2, 4), (4, 2))  # numbers of 8 rows, and of tile rows
+_LEAST_CAPABILITY = (8, 0)  # tensor cores that multiply bfloat16 by mma.m16n8k16
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedRows:
+    """The rows of a weight ``[out, in]`` as quantised numbers.
+
+    ``codes`` are uint8: in 4 bits ``[out, in / 2]``, the first of two numbers in the high half; in
+    8 bits ``[out, in]``, the number plus 128. ``scales`` are ``[out, in / 64]`` in float16 (4 bits)
+    or ``[out]`` in float32. ``values`` are the 16 numbers that 4-bit codes stand for, float32; None
+    in 8 bits.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    values: torch.Tensor | None
+    bias: torch.Tensor | None
+
+    @property
+    def bits(self) -> int:
+        """4 or 8."""
+        return 8 if self.values is None else 4
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the weight."""
+        return self.codes.shape[0], self.codes.shape[1] * 8 // self.bits
+
+    def reordered(self, reorder: Callable[[torch.Tensor], torch.Tensor]) -> QuantisedRows:
+        """Returns the rows in another order."""
+        bias = None if self.bias is None else reorder(self.bias)
+        return QuantisedRows(reorder(self.codes), reorder(self.scales), self.values, bias)
+
+
+def quantised_rows(module: Any) -> QuantisedRows | None:
+    """Returns the rows of a module of bitsandbytes (nf4, fp4) or torchao (int8); None for another
+    module, and for sizes or settings that the kernel does not have."""
+    weight = module.weight
+    bias = None if module.bias is None else module.bias.detach()
+    state = getattr(weight, "quant_state", None)
+    if state is not None and state.blocksize == _GROUP:
+        height, width = state.shape
+        absmax = state.absmax
+        if state.nested:
+            functional: Any = importlib.import_module("bitsandbytes.functional")
+            absmax = functional.dequantize_blockwise(absmax, state.state2) + state.offset
+        if width % _GROUP or height % _TILE_ROWS:
+            return None
+        return QuantisedRows(
+            weight.data.view(torch.uint8).view(height, width // 2),
+            absmax.view(height, width // _GROUP).half(),
+            state.code.float(),
+            bias,
+        )
+    is_int8 = getattr(weight, "qdata", weight).dtype == torch.int8
+    if is_int8 and getattr(weight, "act_quant_kwargs", 1) is None:
+        height, width = weight.shape
+        is_by_rows = tuple(weight.block_size) == (1, width)
+        if not is_by_rows or width % _TILE_COLUMNS or height % _TILE_ROWS:
+            return None
+        codes = weight.qdata.view(torch.uint8) ^ 128
+        return QuantisedRows(codes, weight.scale.view(height).float(), None, bias)
+    return None
+
+
+def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Returns codes (see QuantisedRows) in the order in which the kernel's threads read them.
+
+    A warp multiplies tiles of 16 rows and 64 columns in four steps of 16 columns. Of such a step,
+    thread ``4 * g + t`` takes rows ``g`` and ``g + 8``, and of them four columns (PTX ISA,
+    mma.m16n8k16, matrix A). Which columns a step has does not matter as long as the other factor
+    has the same, so that a thread takes 16 adjacent columns in its four steps.
+    """
+    height, width = codes.shape
+    each = bits // 4  # bytes of two adjacent columns
+    num_tiles = width // (16 * each * 2)
+    # tile row, half, g, tile column, t, step, pair, byte
+    view = codes.view(height // _TILE_ROWS, 2, 8, num_tiles, 4, 4, 2, each)
+    return view.permute(0, 3, 2, 4, 5, 6, 1, 7).contiguous().view(-1)
+
+
+def pack_scales(scales: torch.Tensor) -> torch.Tensor:
+    """Returns scales ``[out, groups]`` as ``[tile rows, groups, 8, 2]``: those of rows ``g`` and
+    ``g + 8`` side by side."""
+    height, num_groups = scales.shape
+    view = scales.view(height // _TILE_ROWS, 2, 8, num_groups)
+    return view.permute(0, 3, 2, 1).contiguous()
+
+
+def make_packed(
+    modules: Sequence[Any],
+    dtype: torch.dtype,
+    reorders: Sequence[Callable[[torch.Tensor], torch.Tensor] | None] = (),
+) -> Linear | None:
+    """Makes one product of a quantiser's modules, whose results are joined, for rows of ``dtype``.
+
+    ``reorders`` change the order of the rows of the first modules. Returns None if the kernels are
+    not for these modules, for this dtype or for this device; else the modules' weights are emptied.
+    """
+    device = modules[0].weight.device
+    if dtype.itemsize != 2 or not has_kernels(device):
+        return None
+    parts = list(filter(None, map(quantised_rows, modules)))
+    num_rows = sum(part.shape[0] for part in parts)
+    kinds = {(part.bits, part.shape[1], part.bias is None) for part in parts}
+    if len(parts) < len(modules) or len(kinds) > 1 or num_rows % _ROWS_EACH:
+        _note_unpacked(type(modules[0]).__name__)
+        return None
+    kernels = make_kernels(device, parts[0].bits, dtype)
+    if kernels is None:
+        return None
+    for index, reorder in enumerate(reorders):
+        if reorder is not None:
+            parts[index] = parts[index].reordered(reorder)
+    product = PackedLinear(parts, dtype, kernels)
+    for module in modules:
+        module.weight = torch.nn.Parameter(torch.empty(0, device=device), requires_grad=False)
+    return product
+
+
+@functools.cache
+def _note_unpacked(name: str) -> None:
+    _log.info("layers of %s are run by their own package: their sizes are not the kernels'", name)
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether the kernels run on a device."""
+    return (
+        device.type == "cuda"
+        and torch.version.cuda is not None
+        and hasattr(torch.cuda, "_compile_kernel")
+        and torch.cuda.get_device_capability(device) >= _LEAST_CAPABILITY
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Compiled kernels: ``few`` by numbers of 8 rows and of tiles for one block of threads."""
+
+    few: dict[tuple[int, int], Any]
+    unpack: Any
+
+
+@functools.cache
+def make_kernels(device: torch.device, bits: int, dtype: torch.dtype) -> Kernels | None:
+    """Compiles the kernels for the device by NVRTC, which comes with torch; logs a warning and
+    returns None if that fails."""
+    extension: Any = importlib.import_module("torch.utils.cpp_extension")
+    # torch asks for CUDA's headers, which the source does not include.
+    extension.CUDA_HOME = extension.CUDA_HOME or "/usr"
+    compile_kernel: Any = torch.cuda._compile_kernel
+
+    def compiled(name: str, num_eights: int, num_tiles: int) -> Any:
+        return compile_kernel(source_of(bits, dtype, num_eights, num_tiles), name)
+
+    try:
+        with torch.cuda.device(device):
+            few = {shape: compiled("multiply", *shape) for shape in _SHAPES}
+            return Kernels(few, compiled("unpack", 1, 2))
+    except (RuntimeError, OSError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        _log.warning("kernels for quantised layers are not compiled, steps are slow: %s", reason)
+        return None
+
+
+def source_of(bits: int, dtype: torch.dtype, num_eights: int, num_tiles: int) -> str:
+    """Returns the source for rows of ``dtype``, at most ``8 * num_eights`` of them."""
+    kind = {torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
+    # Loads of 16 bytes that a thread has under way: 8, or 2 where registers are scarce.
+    num_loads = 2 if bits == 4 and num_eights == 4 else 8
+    ahead = max(1, num_loads // num_tiles // (bits // 4))
+    settings = {"BITS": bits, "EIGHTS": num_eights, "TILES": num_tiles, "AHEAD": ahead}
+    settings["IS_BFLOAT"] = int(dtype == torch.bfloat16)
+    lines = [f"#define {name} {value}" for name, value in settings.items()]
+    return "\n".join([*lines, f'#define KIND "{kind}"', SOURCE])
+
+
+class PackedLinear:
+    """Maps ``x`` ``[rows, in]`` to ``x @ weight.T + bias`` ``[rows, out]``, in ``x``'s dtype."""
+
+    def __init__(
+        self, parts: Sequence[QuantisedRows], dtype: torch.dtype, kernels: Kernels
+    ) -> None:
+        device = parts[0].codes.device
+        self._bits, self._kernels, self._dtype = parts[0].bits, kernels, dtype
+        self._heights = [part.shape[0] for part in parts]
+        self._height, self._width = sum(self._heights), parts[0].shape[1]
+        self._packed = torch.cat([pack(part.codes, part.bits) for part in parts])
+        scales = [part.scales if self._bits == 8 else pack_scales(part.scales) for part in parts]
+        self._scales = torch.cat(scales)
+        biases = [part.bias for part in parts if part.bias is not None]
+        self._bias = torch.cat(biases).to(dtype) if biases else None
+        self._no_bias = torch.empty(0, dtype=dtype, device=device)
+        self._table = self._no_bias
+        if parts[0].values is not None:
+            self._table = value_pairs(parts[0].values.to(device), dtype)
+        num_units = torch.cuda.get_device_properties(device).multi_processor_count
+        has_many = self._height % 64 == 0 and self._height // 64 >= 2 * num_units
+        self._num_tiles = 4 if has_many else 2
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Computes the product."""
+        rows = x.reshape(-1, self._width)
+        count = rows.shape[0]
+        product = self._few(rows, count) if count <= MOST_ROWS else self._many(rows, count)
+        return product.view(*x.shape[:-1], self._height)
+
+    def _few(self, x: torch.Tensor, count: int) -> torch.Tensor:
+        eights = 1 if count <= 8 else 2 if count <= 16 else 4
+        tiles = 2 if eights == 4 else self._num_tiles
+        product = x.new_empty(count, self._height)
+        bias = self._no_bias if self._bias is None else self._bias
+        self._kernels.few[eights, tiles](
+            grid=(self._height // (_TILE_ROWS * tiles), 1, 1),
+            block=(32 * _WARPS, 1, 1),
+            args=[
+                self._packed, self._scales, self._table, bias, x.contiguous(), product, count,
+                self._height, self._width,
+            ],
+        )  # fmt: skip
+        return product
+
+    def _many(self, x: torch.Tensor, count: int) -> torch.Tensor:
+        """Unpacks the parts one after the other, so that one of them is in memory."""
+        product = x.new_empty(count, self._height)
+        first = 0
+        for height in self._heights:
+            weight = self.unpacked(first, height)
+            torch.mm(x, weight.T, out=product[:, first : first + height])
+            first += height
+        return product if self._bias is None else product.add_(self._bias)
+
+    def unpacked(self, first: int, height: int) -> torch.Tensor:
+        """Returns rows of the weight, ``[height, in]``."""
+        weight = torch.empty(height, self._width, dtype=self._dtype, device=self._packed.device)
+        num_tiles = height // _TILE_ROWS * (self._width // _TILE_COLUMNS)
+        self._kernels.unpack(
+            grid=(-(-num_tiles // _WARPS), 1, 1),
+            block=(32 * _WARPS, 1, 1),
+            args=[
+                self._packed, self._scales, self._table, weight, first // _TILE_ROWS, num_tiles,
+                self._width,
+            ],
+        )  # fmt: skip
+        return weight
+
+
+def value_pairs(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns what each byte of two codes stands for: ``[256, 2]``, the first number first."""
+    rounded = values.to(dtype)
+    return torch.stack((rounded.repeat_interleave(16), rounded.repeat(16)), 1).contiguous()

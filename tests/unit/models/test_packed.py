@@ -1,0 +1,112 @@
+"""The order in which the kernel for few rows reads quantised weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hippo.models.packed import (
+    PackedLinear,
+    QuantisedRows,
+    make_kernels,
+    pack,
+    pack_scales,
+    value_pairs,
+)
+
+HEIGHT, WIDTH = 48, 192
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_each_thread_finds_its_rows_and_columns_of_matrix_a(bits: int) -> None:
+    each = bits // 4  # bytes of two columns
+    codes = torch.randint(256, (HEIGHT, WIDTH * bits // 8), dtype=torch.uint8)
+    packed = pack(codes, bits).view(HEIGHT // 16, WIDTH // 64, 32, 4, 4, each)
+    for tile_row in range(HEIGHT // 16):
+        for tile in range(WIDTH // 64):
+            for lane in range(32):
+                g, t = divmod(lane, 4)
+                for step in range(4):
+                    for register in range(4):  # rows g and g + 8; first and last two columns
+                        row = 16 * tile_row + g + 8 * (register % 2)
+                        column = 64 * tile + 16 * t + 4 * step + 2 * (register // 2)
+                        first = column // 2 * each
+                        found = packed[tile_row, tile, lane, step, register]
+                        assert torch.equal(found, codes[row, first : first + each])
+
+
+def test_scales_of_a_threads_two_rows_are_side_by_side() -> None:
+    scales = torch.arange(HEIGHT * 3, dtype=torch.float16).view(HEIGHT, 3)
+    packed = pack_scales(scales)
+    for row in range(HEIGHT):
+        tile_row, within = divmod(row, 16)
+        half, g = divmod(within, 8)
+        assert torch.equal(packed[tile_row, :, g, half], scales[row])
+
+
+def test_a_byte_stands_for_the_number_of_its_high_half_and_that_of_its_low_half() -> None:
+    values = torch.linspace(-1, 1, 16)
+    pairs = value_pairs(values, torch.bfloat16)
+    assert pairs.shape == (256, 2)
+    assert torch.equal(pairs[0x3A], values[[3, 10]].bfloat16())
+
+
+def test_the_shape_is_that_of_the_weight() -> None:
+    codes = torch.zeros(32, 64, dtype=torch.uint8)
+    assert QuantisedRows(codes, torch.ones(32), None, None).shape == (32, 64)
+    assert QuantisedRows(codes, torch.ones(32, 2), torch.zeros(16), None).shape == (32, 128)
+
+
+def _random_rows(bits: int, height: int, width: int, *, has_bias: bool) -> QuantisedRows:
+    codes = torch.randint(256, (height, width * bits // 8), dtype=torch.uint8)
+    scales = torch.rand(height, width // 64).half() if bits == 4 else torch.rand(height)
+    values = torch.randn(16).sort().values if bits == 4 else None
+    bias = torch.randn(height) if has_bias else None
+    return QuantisedRows(
+        codes.cuda(),
+        (scales + 0.1).cuda(),
+        None if values is None else values.cuda(),
+        None if bias is None else bias.cuda(),
+    )
+
+
+def _plain_rows(rows: QuantisedRows, dtype: torch.dtype) -> torch.Tensor:
+    """The weight in float32, with the values of codes as the kernel has them, in ``dtype``."""
+    if rows.values is None:
+        return (rows.codes.float() - 128) * rows.scales[:, None]
+    codes = torch.stack((rows.codes >> 4, rows.codes & 15), 2).view(rows.shape[0], -1)
+    values = rows.values.to(dtype).float()[codes.long()]
+    return values * rows.scales.float().repeat_interleave(64, 1)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("heights", "width", "has_bias"),
+    [((32,), 64, False), ((64, 16, 16), 1088, True), ((17_408, 17_408), 1024, False)],
+)
+def test_products_are_those_of_the_plain_weight(
+    bits: int, dtype: torch.dtype, heights: tuple[int, ...], width: int, has_bias: bool
+) -> None:
+    torch.manual_seed(0)
+    parts = [_random_rows(bits, height, width, has_bias=has_bias) for height in heights]
+    kernels = make_kernels(torch.device("cuda", 0), bits, dtype)
+    assert kernels is not None
+    if bits == 4:  # parts of a product have the same values
+        parts = [QuantisedRows(p.codes, p.scales, parts[0].values, p.bias) for p in parts]
+    product = PackedLinear(parts, dtype, kernels)
+    weight = torch.cat([_plain_rows(part, dtype) for part in parts])
+    x = (torch.randn(100, width, device="cuda") / 64).to(dtype)
+    expected = x.float() @ weight.T
+    if has_bias:
+        expected += torch.cat([part.bias for part in parts if part.bias is not None]).to(dtype)
+    one_by_one = torch.cat([product(row[None]) for row in x[:32]])
+    eps = torch.finfo(dtype).eps
+    for count in (1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 100):
+        found = product(x[:count])
+        assert found.dtype == dtype
+        error = float((found.float() - expected[:count]).norm() / expected[:count].norm())
+        assert error < eps, f"{count} rows"
+        if count <= 32:
+            assert torch.equal(found, one_by_one[:count]), f"{count} rows"
