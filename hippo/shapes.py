@@ -63,13 +63,40 @@ def quantization_settings(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def is_kept_quantized(config: Mapping[str, Any]) -> bool:
     """Whether a GPU that multiplies FP8 keeps a config.json's weights quantised in memory; of
-    compressed-tensors' forms only FP8 is, and others are dequantised at load."""
+    compressed-tensors' forms FP8 is, and integers that hippo's kernels multiply."""
     settings = quantization_settings(config)
     if settings is None or settings.get("quant_method") != "compressed-tensors":
         return settings is not None
+    kinds = {(each.get("type"), each.get("num_bits")) for each in _quantized_weights(settings)}
+    return kinds == {("float", 8)} or has_packable_integers(config)
+
+
+def has_packable_integers(config: Mapping[str, Any]) -> bool:
+    """Whether hippo.models.packed has kernels for the weights of a config.json with integers of
+    compressed-tensors: symmetric, in 4 bits with a scale for 64 columns or a multiple of it, or in
+    8 bits with a scale for each row."""
+    settings = quantization_settings(config) or {}
+    groups = _quantized_weights(settings)
+    if len(groups) != 1 or groups[0].get("type", "int") != "int":
+        return False
+    (weights,), shape = groups, shape_of("", config)
+    widths = shape.hidden_size, shape.mlp_width, shape.num_heads * shape.head_dim
+    has_sizes = not any(width % 64 for width in widths)
+    has_sizes &= shape.num_kv_heads * shape.head_dim % 16 == 0
+    if not weights.get("symmetric", True) or not has_sizes:
+        return False
+    kind = (settings.get("format"), weights.get("num_bits"), weights.get("strategy"))
+    if kind == ("pack-quantized", 4, "group"):
+        size = int(weights.get("group_size") or 0)
+        is_ordered = weights.get("actorder") not in ("group", "dynamic")
+        return is_ordered and size % 64 == 0 < size and not any(width % size for width in widths)
+    return kind in (("pack-quantized", 4, "channel"), ("int-quantized", 8, "channel"))
+
+
+def _quantized_weights(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns how each of compressed-tensors' groups of layers has its weights."""
     groups = (settings.get("config_groups") or {}).values()
-    weights = [group.get("weights") or {} for group in groups]
-    return all((each.get("type"), each.get("num_bits")) == ("float", 8) for each in weights)
+    return [group.get("weights") or {} for group in groups]
 
 
 def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:

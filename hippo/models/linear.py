@@ -61,7 +61,9 @@ def is_plain(module: torch.nn.Module) -> bool:
     replace; a quantiser's module is called as it is."""
     if not isinstance(module, torch.nn.Linear):
         return False
-    weight: torch.Tensor = module.weight
+    weight = getattr(module, "weight", None)  # compressed-tensors' layers have another
+    if weight is None or not weight.is_floating_point():
+        return False
     return type(module).__module__.startswith("torch.") and not is_quantized(weight)
 
 

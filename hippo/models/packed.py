@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from hippo.errors import ModelLoadError
 from hippo.models.linear import Linear
 from hippo.models.packed_kernel import SOURCE
 
@@ -67,34 +68,65 @@ class QuantisedRows:
 
 
 def quantised_rows(module: Any) -> QuantisedRows | None:
-    """Returns the rows of a module of bitsandbytes (nf4, fp4) or torchao (int8); None for another
-    module, and for sizes or settings that the kernel does not have."""
-    weight = module.weight
-    bias = None if module.bias is None else module.bias.detach()
+    """Returns the rows of a quantiser's module: of bitsandbytes (nf4, fp4), torchao (int8) or
+    compressed-tensors (int4, int8); None for another module, and for sizes or settings that the
+    kernel does not have."""
+    weight: Any = getattr(module, "weight", None)
+    if is_compressed(module):
+        return _compressed_rows(module)
     state = getattr(weight, "quant_state", None)
     if state is not None and state.blocksize == _GROUP:
-        height, width = state.shape
-        absmax = state.absmax
-        if state.nested:
-            functional: Any = importlib.import_module("bitsandbytes.functional")
-            absmax = functional.dequantize_blockwise(absmax, state.state2) + state.offset
-        if width % _GROUP or height % _TILE_ROWS:
-            return None
-        return QuantisedRows(
-            weight.data.view(torch.uint8).view(height, width // 2),
-            absmax.view(height, width // _GROUP).half(),
-            state.code.float(),
-            bias,
-        )
-    is_int8 = getattr(weight, "qdata", weight).dtype == torch.int8
-    if is_int8 and getattr(weight, "act_quant_kwargs", 1) is None:
+        return _four_bit_rows(module, state)
+    if getattr(weight, "act_quant_kwargs", 1) is None and weight.qdata.dtype == torch.int8:
         height, width = weight.shape
         is_by_rows = tuple(weight.block_size) == (1, width)
         if not is_by_rows or width % _TILE_COLUMNS or height % _TILE_ROWS:
             return None
         codes = weight.qdata.view(torch.uint8) ^ 128
-        return QuantisedRows(codes, weight.scale.view(height).float(), None, bias)
+        return QuantisedRows(codes, weight.scale.view(height).float(), None, module.bias)
     return None
+
+
+def is_compressed(module: Any) -> bool:
+    """Whether a module is a layer of compressed-tensors with integers, which only runs here."""
+    weight: Any = getattr(module, "weight", None)
+    is_int8 = weight is not None and weight.dtype == torch.int8
+    return hasattr(module, "weight_packed") or (is_int8 and hasattr(module, "weight_scale"))
+
+
+def _four_bit_rows(module: Any, state: Any) -> QuantisedRows | None:
+    """Returns the rows of a layer of bitsandbytes, whose scales may themselves be quantised."""
+    height, width = state.shape
+    absmax = state.absmax
+    if state.nested:
+        functional: Any = importlib.import_module("bitsandbytes.functional")
+        absmax = functional.dequantize_blockwise(absmax, state.state2) + state.offset
+    if width % _GROUP or height % _TILE_ROWS:
+        return None
+    return QuantisedRows(
+        module.weight.data.view(torch.uint8).view(height, width // 2),
+        absmax.view(height, width // _GROUP).half(),
+        state.code.float(),
+        module.bias,
+    )
+
+
+def _compressed_rows(module: Any) -> QuantisedRows:
+    """Returns the rows of a layer of compressed-tensors in a form that find_quantization keeps:
+    symmetric, in 8 bits with a scale for each row, or in 4 bits with one for 64 * n columns."""
+    height, width = module.out_features, module.in_features
+    if not hasattr(module, "weight_packed"):
+        codes = module.weight.data.view(torch.uint8) ^ 128
+        return QuantisedRows(codes, module.weight_scale.view(height).float(), None, module.bias)
+    codes = module.weight_packed.data.view(torch.uint8).view(height, width // 2)
+    scales = module.weight_scale
+    scales = scales.repeat_interleave(width // _GROUP // scales.shape[1], 1)
+    return QuantisedRows(
+        (codes << 4) | (codes >> 4),  # the first number of a byte is in the low half there
+        scales.half(),
+        torch.arange(-8.0, 8.0, device=codes.device),
+        module.bias,
+    )
 
 
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
@@ -129,32 +161,37 @@ def make_packed(
     """Makes one product of a quantiser's modules, whose results are joined, for rows of ``dtype``.
 
     ``reorders`` change the order of the rows of the first modules. Returns None if the kernels are
-    not for these modules, for this dtype or for this device; else the modules' weights are emptied.
+    not for these modules, for this dtype or for this device; else the modules' weights are removed.
     """
-    device = modules[0].weight.device
+    device = next(modules[0].parameters()).device
     if dtype.itemsize != 2 or not has_kernels(device):
         return None
     parts = list(filter(None, map(quantised_rows, modules)))
     num_rows = sum(part.shape[0] for part in parts)
     kinds = {(part.bits, part.shape[1], part.bias is None) for part in parts}
     if len(parts) < len(modules) or len(kinds) > 1 or num_rows % _ROWS_EACH:
-        _note_unpacked(type(modules[0]).__name__)
+        _log_once(f"layers of {type(modules[0]).__name__} have sizes that the kernels do not have")
         return None
     kernels = make_kernels(device, parts[0].bits, dtype)
     if kernels is None:
+        if any(map(is_compressed, modules)):
+            raise ModelLoadError("the kernels for its integers cannot be compiled; see the log")
         return None
     for index, reorder in enumerate(reorders):
         if reorder is not None:
             parts[index] = parts[index].reordered(reorder)
     product = PackedLinear(parts, dtype, kernels)
     for module in modules:
-        module.weight = torch.nn.Parameter(torch.empty(0, device=device), requires_grad=False)
+        for name, _ in list(module.named_parameters(recurse=False)):
+            delattr(module, name)
+        module.quant_state = None  # bitsandbytes' modules hold their scales a second time
+    torch.cuda.empty_cache()  # see hippo.models.decoder
     return product
 
 
 @functools.cache
-def _note_unpacked(name: str) -> None:
-    _log.info("layers of %s are run by their own package: their sizes are not the kernels'", name)
+def _log_once(reason: str) -> None:
+    _log.info("%s: they are run by their own package", reason)
 
 
 def has_kernels(device: torch.device) -> bool:

@@ -22,8 +22,10 @@ import torch
 from hippo.errors import ModelLoadError
 from hippo.models.checkpoint import Checkpoint
 from hippo.models.linear import is_quantized
+from hippo.models.packed import has_kernels
+from hippo.models.placement import dtype_of
 from hippo.models.plan import LoadPlan
-from hippo.shapes import find_experts, quantization_settings
+from hippo.shapes import find_experts, has_packable_integers, quantization_settings
 from hippo.sizes import ModelShape
 
 _log = logging.getLogger(__name__)
@@ -51,7 +53,8 @@ class Quantization:
     ``mixes_rows``: a row's result depends on the rows beside it beyond rounding. ``only_dtype`` is
     the dtype of rows that the kernels need. ``overflows_half``: sums are scaled after they are
     rounded, and before that they are beyond float16's range in common models. ``rounds_by_rows``:
-    in 16 bits the kernels for a few rows round more than those for many.
+    in 16 bits the kernels for a few rows round more than those for many. ``is_packed``: the layers
+    run by the kernels of hippo.models.packed.
     """
 
     name: str
@@ -61,6 +64,7 @@ class Quantization:
     only_dtype: str | None = None
     overflows_half: bool = False
     rounds_by_rows: bool = False
+    is_packed: bool = False
 
     @property
     def form(self) -> str:
@@ -69,13 +73,15 @@ class Quantization:
 
     def weight_bytes(self, checkpoint: Checkpoint, shape: ModelShape, bytes_each: int) -> int:
         """Returns the bytes of all weights; ``bytes_each`` is the item size of plain weights."""
+        if not self.is_kept:
+            return shape.num_parameters * bytes_each
+        # The kernels have a scale of 16 bits for each 64 weights, where forms have 8 on average.
+        wider = shape.num_shared_parameters // 64 if self.is_packed else 0
         if self.settings is None:
             others = shape.num_parameters - shape.num_shared_parameters
             bits = _BITS[self.name]
-            return int(shape.num_shared_parameters * bits / 8) + others * bytes_each
-        if not self.is_kept:
-            return shape.num_parameters * bytes_each
-        return checkpoint.num_floats * bytes_each + checkpoint.num_packed_bytes
+            return int(shape.num_shared_parameters * bits / 8) + wider + others * bytes_each
+        return checkpoint.num_floats * bytes_each + checkpoint.num_packed_bytes + wider
 
     def loading_options(self, model_class: Any, config: Any, dtype: torch.dtype) -> dict[str, Any]:
         """Returns the arguments of ``model_class.from_pretrained``; ``config`` is its
@@ -94,7 +100,7 @@ class Quantization:
             # transformers leaves plain weights beside quantised ones in their stored dtype.
             if type(module).__module__.startswith(("torch.", "transformers.models.")):
                 for weight in module.parameters(recurse=False):
-                    if not is_quantized(weight):
+                    if weight.is_floating_point() and not is_quantized(weight):
                         weight.data = weight.data.to(dtype)
             # Else a checkpoint's own compute dtype would round the rows of another dtype.
             if hasattr(module, "compute_type_is_set"):
@@ -118,6 +124,7 @@ def find_quantization(
     again.
     """
     settings = quantization_settings(checkpoint.config)
+    packs = has_kernels(device) and dtype_of(plan, checkpoint, device).itemsize == 2
     if find_experts(checkpoint.config.get("text_config") or {}) is not None:
         _refuse_with_experts(plan, checkpoint, settings)
     if settings is None:
@@ -126,8 +133,9 @@ def find_quantization(
         _require_packages(checkpoint, plan.quantization, _LOAD_PACKAGES[plan.quantization])
         return Quantization(
             name=plan.quantization,
-            overflows_half=plan.quantization == "int8" and device.type == "cuda",
-            rounds_by_rows=plan.quantization == "nf4" and device.type == "cuda",
+            overflows_half=plan.quantization == "int8" and device.type == "cuda" and not packs,
+            rounds_by_rows=plan.quantization == "nf4" and device.type == "cuda" and not packs,
+            is_packed=packs,
         )
     method = str(settings.get("quant_method", "")).lower()
     if method not in _METHODS:
@@ -144,7 +152,7 @@ def find_quantization(
             f"{checkpoint.name} is quantised ({method}), and quantised layers run on one device: "
             "leave --tensor-parallel out, or use a checkpoint that is not quantised"
         )
-    found = _METHODS[method](checkpoint, dict(settings), device)
+    found = _METHODS[method](checkpoint, dict(settings), device, packs)
     if found.mixes_rows and plan.exact_rows is not None:
         raise ModelLoadError(
             f"{checkpoint.name}: with {found.name} {_MIXING}: leave --deterministic out, or use "
@@ -211,7 +219,7 @@ def _require_packages(checkpoint: Checkpoint, method: str, packages: Iterable[st
 
 
 def _bitsandbytes(
-    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device
+    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, packs: bool
 ) -> Quantization:
     _require_packages(checkpoint, "bitsandbytes", ("bitsandbytes",))
     if settings.get("load_in_8bit"):
@@ -220,12 +228,13 @@ def _bitsandbytes(
     return Quantization(
         name=f"bitsandbytes {settings.get('bnb_4bit_quant_type', 'fp4')}",
         settings=settings,
-        rounds_by_rows=device.type == "cuda",
+        rounds_by_rows=device.type == "cuda" and not packs,
+        is_packed=packs,
     )
 
 
 def _needs_gptqmodel(
-    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device
+    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, packs: bool
 ) -> Quantization:
     method = settings["quant_method"].lower()
     if device.type != "cuda":
@@ -242,7 +251,7 @@ def _needs_gptqmodel(
 
 
 def _fine_grained_fp8(
-    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device
+    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, packs: bool
 ) -> Quantization:
     if not _multiplies_fp8(device):
         return Quantization(name="fp8", settings=settings | {"dequantize": True}, is_kept=False)
@@ -262,7 +271,7 @@ def _fine_grained_fp8(
 
 
 def _compressed_tensors(
-    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device
+    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, packs: bool
 ) -> Quantization:
     _require_packages(checkpoint, "compressed-tensors", ("compressed_tensors",))
     groups = list((settings.get("config_groups") or {}).values())
@@ -284,11 +293,13 @@ def _compressed_tensors(
             settings=settings | {"use_optimized_inference": True},
             only_dtype=None if is_hopper else "bfloat16",
         )
+    if packs and has_packable_integers(checkpoint.config):
+        return Quantization(name=name, settings=settings, is_packed=True)
     return Quantization(name=name, settings=settings | {"dequantize": True}, is_kept=False)
 
 
 def _torchao(
-    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device
+    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, packs: bool
 ) -> Quantization:
     _require_packages(checkpoint, "torchao", ("torchao",))
     form = json.dumps(settings.get("quant_type"))
@@ -297,11 +308,14 @@ def _torchao(
         name="torchao",
         settings=settings,
         mixes_rows=scales_whole_batch,
-        overflows_half="Int8WeightOnly" in form and device.type == "cuda",
+        overflows_half="Int8WeightOnly" in form and device.type == "cuda" and not packs,
     )
 
 
-_METHODS: dict[str, Callable[[Checkpoint, dict[str, Any], torch.device], Quantization]] = {
+# The last argument: whether hippo.models.packed has kernels for the device and the rows' dtype.
+_Method = Callable[[Checkpoint, dict[str, Any], torch.device, bool], Quantization]
+
+_METHODS: dict[str, _Method] = {
     "awq": _needs_gptqmodel,
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed_tensors,

@@ -65,7 +65,7 @@ def _int8_rows(weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
 
 def _int4_groups(weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
     helpers: Any = importlib.import_module("compressed_tensors.compressors.pack_quantized.helpers")
-    groups = weight.view(weight.shape[0], -1, 32)
+    groups = weight.view(weight.shape[0], -1, 128)
     scales = (groups.abs().amax(2, keepdim=True) / 7).bfloat16()
     small = (groups / scales.float()).round().clamp(-8, 7)
     whole = (small.bfloat16() * scales).float().view(weight.shape)
@@ -162,7 +162,7 @@ FORMS: dict[str, tuple[Callable[[torch.Tensor], tuple[Stored, torch.Tensor]], di
         _int4_groups,
         _compressed_config(
             "pack-quantized",
-            {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32},
+            {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128},
             None,
         ),
     ),

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch.testing import assert_close
 
+from hippo.models import quantized
+from hippo.models.checkpoint import find_checkpoint
+from hippo.models.linear import is_plain
 from hippo.models.packed import (
     PackedLinear,
     QuantisedRows,
     make_kernels,
+    make_packed,
     pack,
     pack_scales,
+    quantised_rows,
     value_pairs,
 )
+from hippo.models.plan import LoadPlan
+from hippo.models.pretrained import import_transformers
+from hippo.models.quantized import find_quantization
+from hippo.models.weights import read_weights
+from tests.support.quantized import has_packages, write_quantized
 
 HEIGHT, WIDTH = 48, 192
 
@@ -55,6 +73,83 @@ def test_the_shape_is_that_of_the_weight() -> None:
     codes = torch.zeros(32, 64, dtype=torch.uint8)
     assert QuantisedRows(codes, torch.ones(32), None, None).shape == (32, 64)
     assert QuantisedRows(codes, torch.ones(32, 2), torch.zeros(16), None).shape == (32, 128)
+
+
+def _loaded(folder: Path) -> Any:
+    """transformers' model, quantised as hippo loads it where there are kernels."""
+    plan = LoadPlan(str(folder), dtype="bfloat16")
+    checkpoint = find_checkpoint(str(folder), progress=lambda stage, share: None)
+    transformers = import_transformers()
+    config = transformers.AutoConfig.from_pretrained(folder)
+    with mock.patch.object(quantized, "has_kernels", lambda device: True):
+        found = find_quantization(plan, checkpoint, torch.device("cpu"))
+    assert found is not None and found.is_packed and found.is_kept
+    return read_weights(
+        checkpoint,
+        transformers.Qwen2_5_VLForConditionalGeneration,
+        config,
+        torch.bfloat16,
+        device=torch.device("cpu"),
+        quantization=found,
+        shards=None,
+        report=lambda share: None,
+    )
+
+
+@pytest.mark.skipif(not has_packages(), reason="the group quantized is not installed")
+@pytest.mark.parametrize("form", ["RedHatAI quantized.w4a16", "RedHatAI quantized.w8a8"])
+def test_rows_of_published_integers_stand_for_the_plain_weights(form: str, tmp_path: Path) -> None:
+    folder, plain = write_quantized(tmp_path, "Qwen/Qwen2.5-VL-72B-Instruct", form)
+    expected = {
+        name: weight
+        for path in plain.glob("*.safetensors")
+        for name, weight in load_file(path).items()
+    }
+    for index, layer in enumerate(_loaded(folder).model.language_model.layers):
+        for name in ("self_attn.q_proj", "self_attn.k_proj", "mlp.gate_proj", "mlp.down_proj"):
+            module = layer.get_submodule(name)
+            assert not is_plain(module)
+            rows = quantised_rows(module)
+            assert rows is not None and rows.shape == (module.out_features, module.in_features)
+            found = _plain_rows(rows, torch.bfloat16)
+            weight = expected[f"model.layers.{index}.{name}.weight"]
+            assert_close(found, weight, rtol=1e-2, atol=1e-4)  # which is rounded to bfloat16
+
+
+@pytest.mark.skipif(not has_packages(), reason="the group quantized is not installed")
+@pytest.mark.parametrize("is_nested", [True, False])
+def test_rows_of_bitsandbytes_stand_for_its_numbers(is_nested: bool) -> None:
+    functional: Any = importlib.import_module("bitsandbytes.functional")
+    weight = torch.randn(48, 128)
+    packed, state = functional.quantize_4bit(
+        weight, blocksize=64, compress_statistics=is_nested, quant_type="nf4"
+    )
+    module = SimpleNamespace(weight=packed, bias=torch.randn(48))
+    module.weight.quant_state = state
+    rows = quantised_rows(module)
+    assert rows is not None and rows.shape == (48, 128) and rows.bias is module.bias
+    assert_close(
+        _plain_rows(rows, torch.float32),
+        functional.dequantize_4bit(packed, state),
+        rtol=1e-3,  # of scales in float16
+        atol=1e-5,
+    )
+
+
+@pytest.mark.skipif(not has_packages(), reason="the group quantized is not installed")
+def test_rows_of_torchao_stand_for_its_numbers() -> None:
+    torchao: Any = importlib.import_module("torchao.quantization")
+    layer = torch.nn.Linear(128, 48)
+    torchao.quantize_(layer, torchao.Int8WeightOnlyConfig(set_inductor_config=False))
+    rows = quantised_rows(layer)
+    assert rows is not None and rows.bits == 8
+    weight: Any = layer.weight
+    assert_close(_plain_rows(rows, torch.float32), weight.dequantize())
+
+
+def test_modules_that_the_kernels_do_not_have_stay_with_their_package() -> None:
+    assert quantised_rows(torch.nn.Linear(128, 48)) is None
+    assert make_packed([torch.nn.Linear(128, 48)], torch.bfloat16) is None  # on a CPU
 
 
 def _random_rows(bits: int, height: int, width: int, *, has_bias: bool) -> QuantisedRows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from hippo.models.quantized import (
 )
 from hippo.parallel.source import ParallelSource
 from hippo.public_models import PUBLIC_CONFIGS
-from hippo.shapes import shape_of
+from hippo.shapes import is_kept_quantized, shape_of
 from hippo.sizes import GIB
 from services.target.config import TargetSettings
 from tests.support.hub_forms import write_hub_form
@@ -136,6 +137,40 @@ def test_layers_stay_quantised_where_there_are_kernels(
     found = find(config, **options)
     assert found is not None
     assert (found.name, found.is_kept, found.mixes_rows) == (name, is_kept, False)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_kept"),
+    [
+        ({}, True),
+        ({"group_size": 64}, True),
+        ({"strategy": "channel", "group_size": None}, True),
+        ({"actorder": "static"}, True),
+        ({"actorder": "group"}, False),  # columns in an order of their own
+        ({"group_size": 32}, False),
+        ({"symmetric": False}, False),  # zero points
+        ({"num_bits": 8}, False),
+    ],
+)
+def test_integers_stay_where_hippos_kernels_multiply_them(
+    change: dict[str, Any], is_kept: bool
+) -> None:
+    config = copy.deepcopy(INT4)
+    config["config_groups"]["group_0"]["weights"] |= change
+    with mock.patch.object(quantized, "has_kernels", lambda device: True):
+        found = find(config, device="cuda", dtype="bfloat16")
+        assert found is not None and (found.is_kept, found.is_packed) == (is_kept, is_kept)
+        whole = find(config, device="cuda", dtype="float32")
+        assert whole is not None and not whole.is_kept
+    assert is_kept_quantized(checkpoint(config).config) == is_kept
+
+
+def test_with_hippos_kernels_rounding_does_not_depend_on_the_number_of_rows() -> None:
+    with mock.patch.object(quantized, "has_kernels", lambda device: True):
+        for quantization in ("nf4", "int8"):
+            found = find(None, device="cuda", dtype="bfloat16", quantization=quantization)
+            assert found is not None and found.is_packed
+            assert not found.rounds_by_rows and not found.overflows_half
 
 
 def test_a_plain_checkpoint_is_not_quantised() -> None:
