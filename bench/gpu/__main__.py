@@ -11,6 +11,7 @@
     steps-32b   as steps, with 32B's shape
     serve-32b   as serve, 32B with 3B
     forms       steps of 8 layers of 72B's shape: plain, nf4, int8, FP8
+    products    the products of a layer of 72B: plain, nf4, int8
     steps-72b   as steps, with 72B's shape in nf4
     serve-72b   as serve, 72B in nf4 with 3B
 
@@ -47,6 +48,7 @@ PARTS = (
     "steps-32b",
     "serve-32b",
     "forms",
+    "products",
     "steps-72b",
     "serve-72b",
 )

@@ -22,6 +22,7 @@ import torch
 from bench.cells import LATENCY_COLUMNS, latency_rows
 from bench.clips import filmed_clip, held_out_clips
 from bench.environment import ROOT
+from bench.gpu.products import PRODUCT_COLUMNS, product_cells, product_rows
 from bench.gpu.steps import STEP_COLUMNS, copy_bandwidth, step_cells, step_rows
 from bench.random_pair import PairForm, write_pair
 from bench.report import Report, Section
@@ -39,6 +40,7 @@ SHARES = (0.85, 0.93)
 _SIZES = {"7b": ("7B", "3B"), "32b": ("32B", "3B"), "72b": ("72B", "3B")}
 _FORMS = {"72b": "unsloth bnb-4bit"}  # of a target, see tests.support.quantized
 _BITS = {"72b": 4.13}  # of this form
+_LARGEST = "Qwen/Qwen2.5-VL-72B-Instruct"
 _FORM_LAYERS = 8  # of 72B's 80
 _STORED_FORMS = (  # with the form of the files, and the quantisation while they are loaded
     ("plain", None, None),
@@ -62,6 +64,7 @@ class Scale:
 
     contexts: tuple[int, ...] = (1024, 8192, 25_600)
     rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    product_rows: tuple[int, ...] = (1, 8, 11, 16, 32, 512)
     seconds_each: float = 0.3
     num_frames: tuple[int, ...] = (10, 84, 256)
     side: int = _SIDE
@@ -291,6 +294,18 @@ def _measure_steps(run: GpuRun, section: Section, size: str) -> None:
                 run.check_time(f"the figures after this one of {name}")
 
 
+def _measure_products(run: GpuRun, section: Section, size: str) -> None:
+    """The products of a layer of 72B, in several forms."""
+    device = parse_device(run.placements[0][0])
+    if device.type != "cuda":
+        raise NotMeasuredError("the kernels need a CUDA device")
+    table = section.add_table("products of a layer by form", PRODUCT_COLUMNS)
+    rows = run.scale.product_rows
+    for row in product_rows(find_shape(_LARGEST), device=device, rows=rows):
+        table.add_row(product_cells(row), row)
+        run.check_time("the figures after this one")
+
+
 def _measure_forms(run: GpuRun, section: Section, size: str) -> None:
     """Steps of 72B's shape with few layers, plain and in forms whose layers stay quantised."""
     device = run.placements[0][0]
@@ -298,7 +313,6 @@ def _measure_forms(run: GpuRun, section: Section, size: str) -> None:
     section.add_note(f"a copy on {device} reads and writes {bandwidth / 1e9:.0f} GB/s")
     section.add_note(f"{_FORM_LAYERS} layers of 80")
     table = section.add_table("steps and prefills by form", STEP_COLUMNS)
-    name = "Qwen/Qwen2.5-VL-72B-Instruct"
     folder: Path | None = None
     for label, form, quantization in _STORED_FORMS:
         if folder is None or form is not None:
@@ -306,8 +320,8 @@ def _measure_forms(run: GpuRun, section: Section, size: str) -> None:
             if folder is not None:
                 shutil.rmtree(folder)
             pair_form = PairForm(
-                name,
-                name,
+                _LARGEST,
+                _LARGEST,
                 SHARES,
                 target_form=form,
                 target_layers=2 if run.args.small else _FORM_LAYERS,
@@ -415,5 +429,6 @@ _PARTS: dict[str, Any] = {
     "bundled": _measure_bundled,
     "steps": _measure_steps,
     "forms": _measure_forms,
+    "products": _measure_products,
     "serve": _serve,
 }
