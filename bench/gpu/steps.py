@@ -25,7 +25,7 @@ STEP_COLUMNS = (
     "model", "steps", "context", "rows", "ms", "host ms", "kernels", "busy ms", "floor ms",
     "over the floor",
 )  # fmt: skip
-_BITS = {"nf4": 4.13, "int8": 8.0}  # of a weight, scales included
+_BITS = {"nf4": 4.25, "int8": 8.0}  # of a weight, scales included
 _NUM_NAMED = 8  # kernels
 _ROOM = 64  # free tokens behind a context
 _COPY_BYTES = {"cuda": 4 * GIB, "cpu": GIB // 8}

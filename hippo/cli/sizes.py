@@ -51,7 +51,7 @@ examples:
   hippo sizes --target Qwen/Qwen2.5-VL-32B-Instruct --draft Qwen/Qwen2.5-VL-7B-Instruct
   hippo sizes --target Qwen/Qwen2.5-VL-72B-Instruct --frames 128 --concurrency 8
   hippo sizes --target Qwen/Qwen2.5-VL-72B-Instruct-AWQ
-  hippo sizes --target Qwen/Qwen2.5-VL-72B-Instruct --weights-bits 4.13     nf4
+  hippo sizes --target Qwen/Qwen2.5-VL-72B-Instruct --weights-bits 4.25     nf4
   hippo sizes --target /models/my-target --device-memory 24,48
   hippo sizes --target Qwen/Qwen2.5-VL-3B-Instruct --cpu  the memory of a CPU's services
   hippo sizes --all --markdown                            the table of docs/operations.md
@@ -72,7 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="BITS",
         help="of a weight in the target's layers if they are quantised, scales included: AWQ and "
-        "GPTQ 4.2, nf4 4.13, int8 and FP8 8 (default: 16, or by the name or files of the model)",
+        "GPTQ 4.2, nf4 4.25, int8 and FP8 8 (default: 16, or by the name or files of the model)",
     )
     parser.add_argument("--frames", type=int, default=64, help="of a video (default: %(default)s)")
     parser.add_argument(

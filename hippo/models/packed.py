@@ -170,7 +170,9 @@ def make_packed(
     num_rows = sum(part.shape[0] for part in parts)
     kinds = {(part.bits, part.shape[1], part.bias is None) for part in parts}
     if len(parts) < len(modules) or len(kinds) > 1 or num_rows % _ROWS_EACH:
-        _log_once(f"layers of {type(modules[0]).__name__} have sizes that the kernels do not have")
+        _log_once(
+            f"layers of {type(modules[0]).__name__} are not all in a form that the kernels have"
+        )
         return None
     kernels = make_kernels(device, parts[0].bits, dtype)
     if kernels is None:
@@ -216,22 +218,22 @@ class Kernels:
 def make_kernels(device: torch.device, bits: int, dtype: torch.dtype) -> Kernels | None:
     """Compiles the kernels for the device by NVRTC, which comes with torch; logs a warning and
     returns None if that fails."""
-    extension: Any = importlib.import_module("torch.utils.cpp_extension")
-    # torch asks for CUDA's headers, which the source does not include.
-    extension.CUDA_HOME = extension.CUDA_HOME or "/usr"
-    compile_kernel: Any = torch.cuda._compile_kernel
-
-    def compiled(name: str, num_eights: int, num_tiles: int) -> Any:
-        return compile_kernel(source_of(bits, dtype, num_eights, num_tiles), name)
-
     try:
+        extension: Any = importlib.import_module("torch.utils.cpp_extension")
+        # torch asks for CUDA's headers, which the source does not include.
+        extension.CUDA_HOME = extension.CUDA_HOME or "/usr"
         with torch.cuda.device(device):
-            few = {shape: compiled("multiply", *shape) for shape in _SHAPES}
-            return Kernels(few, compiled("unpack", 1, 2))
-    except (RuntimeError, OSError) as error:
+            few = {shape: _compiled("multiply", bits, dtype, shape) for shape in _SHAPES}
+            return Kernels(few, _compiled("unpack", bits, dtype, _SHAPES[0]))
+    except (ImportError, RuntimeError, OSError) as error:
         reason = str(error).strip().partition("\n")[0]
         _log.warning("kernels for quantised layers are not compiled, steps are slow: %s", reason)
         return None
+
+
+def _compiled(name: str, bits: int, dtype: torch.dtype, shape: tuple[int, int]) -> Any:
+    compile_kernel: Any = torch.cuda._compile_kernel
+    return compile_kernel(source_of(bits, dtype, *shape), name)
 
 
 def source_of(bits: int, dtype: torch.dtype, num_eights: int, num_tiles: int) -> str:
