@@ -81,9 +81,10 @@ class ModelSizes:
             work_bytes += num_graphs * text.num_hidden_layers * GRAPH_LAYER_BYTES
             work_bytes += MOST_ROWS * text.vocab_size * torch.float32.itemsize
         if quantization is not None and quantization.is_kept:
-            # Products of many rows unpack a weight; a graph keeps the memory of its own.
+            # Products of many rows unpack a weight; a graph keeps the memory of its own, unless the
+            # kernels for few rows run in it.
             largest = text.intermediate_size * text.hidden_size * bytes_each
-            work_bytes += (1 + plan.has_graphs) * largest
+            work_bytes += (1 + (plan.has_graphs and not quantization.is_packed)) * largest
         num_processes = devices.count(device)
         form = ", in float32 till they are packed" if is_half_on_cpu else ""
         weight_bytes = num_processes * memory.weights

@@ -4,7 +4,8 @@ A step has one row for each token that it verifies. bitsandbytes' and torchao's 
 rows unpack the whole weight first, so that on an H100 a step of eight rows takes 2.4 times as long
 as one of a single row (nf4), or 3.8 times as long as with plain weights (int8). The kernel here
 unpacks weights in registers, right before tensor cores multiply them, and takes about as long for
-32 rows as for one. A row's result does not depend, to the last bit, on the number of rows.
+32 rows as for one. A row's result does not depend, to the last bit, on the number of rows, up to
+six times 32.
 
 The quantised numbers stay those of the quantiser; only their order in memory changes. Products of
 more rows, as in prefills, unpack the weight and use torch's product.
@@ -27,12 +28,15 @@ from hippo.models.packed_kernel import SOURCE
 
 _log = logging.getLogger(__name__)
 
-MOST_ROWS = 32  # of the kernel
+_MOST_ROWS = 32  # of a call of the kernel
+# Six calls of the kernel take as long on an H100 as unpacking a weight and multiplying it
+# (docs/gpu.md).
+_FEW_ROWS = 6 * _MOST_ROWS
 _TILE_ROWS, _TILE_COLUMNS = 16, 64  # rows of a weight and columns, for one warp's load
 _WARPS = 8
 _GROUP = 64  # columns that share a scale in 4 bits; bitsandbytes' default
 _ROWS_EACH = 32  # of a weight, for one block of threads; 64 where there are enough blocks
-_SHAPES = ((1, 2), (1, 4), (2, 2), (2, 4), (4, 2))  # numbers of 8 rows, and of tile rows
+SHAPES = ((1, 2), (1, 4), (2, 2), (2, 4), (4, 2))  # numbers of 8 rows, and of tile rows
 _LEAST_CAPABILITY = (8, 0)  # tensor cores that multiply bfloat16 by mma.m16n8k16
 
 
@@ -223,8 +227,8 @@ def make_kernels(device: torch.device, bits: int, dtype: torch.dtype) -> Kernels
         # torch asks for CUDA's headers, which the source does not include.
         extension.CUDA_HOME = extension.CUDA_HOME or "/usr"
         with torch.cuda.device(device):
-            few = {shape: _compiled("multiply", bits, dtype, shape) for shape in _SHAPES}
-            return Kernels(few, _compiled("unpack", bits, dtype, _SHAPES[0]))
+            few = {shape: _compiled("multiply", bits, dtype, shape) for shape in SHAPES}
+            return Kernels(few, _compiled("unpack", bits, dtype, SHAPES[0]))
     except (ImportError, RuntimeError, OSError) as error:
         reason = str(error).strip().partition("\n")[0]
         _log.warning("kernels for quantised layers are not compiled, steps are slow: %s", reason)
@@ -274,34 +278,39 @@ class PackedLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Computes the product."""
         rows = x.reshape(-1, self._width)
-        count = rows.shape[0]
-        product = self._few(rows, count) if count <= MOST_ROWS else self._many(rows, count)
+        product = x.new_empty(rows.shape[0], self._height)
+        if rows.shape[0] > _FEW_ROWS:
+            self._many(rows, product)
+        else:
+            rows = rows.contiguous()
+            for first in range(0, rows.shape[0], _MOST_ROWS):
+                part = slice(first, first + _MOST_ROWS)
+                self._few(rows[part], product[part])
         return product.view(*x.shape[:-1], self._height)
 
-    def _few(self, x: torch.Tensor, count: int) -> torch.Tensor:
+    def _few(self, x: torch.Tensor, product: torch.Tensor) -> None:
+        count = x.shape[0]
         eights = 1 if count <= 8 else 2 if count <= 16 else 4
         tiles = 2 if eights == 4 else self._num_tiles
-        product = x.new_empty(count, self._height)
         bias = self._no_bias if self._bias is None else self._bias
         self._kernels.few[eights, tiles](
             grid=(self._height // (_TILE_ROWS * tiles), 1, 1),
             block=(32 * _WARPS, 1, 1),
             args=[
-                self._packed, self._scales, self._table, bias, x.contiguous(), product, count,
-                self._height, self._width,
+                self._packed, self._scales, self._table, bias, x, product, count, self._height,
+                self._width,
             ],
         )  # fmt: skip
-        return product
 
-    def _many(self, x: torch.Tensor, count: int) -> torch.Tensor:
+    def _many(self, x: torch.Tensor, product: torch.Tensor) -> None:
         """Unpacks the parts one after the other, so that one of them is in memory."""
-        product = x.new_empty(count, self._height)
         first = 0
         for height in self._heights:
             weight = self.unpacked(first, height)
             torch.mm(x, weight.T, out=product[:, first : first + height])
             first += height
-        return product if self._bias is None else product.add_(self._bias)
+        if self._bias is not None:
+            product.add_(self._bias)
 
     def unpacked(self, first: int, height: int) -> torch.Tensor:
         """Returns rows of the weight, ``[height, in]``."""

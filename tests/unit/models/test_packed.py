@@ -17,6 +17,8 @@ from hippo.models import quantized
 from hippo.models.checkpoint import find_checkpoint
 from hippo.models.linear import is_plain
 from hippo.models.packed import (
+    SHAPES,
+    Kernels,
     PackedLinear,
     QuantisedRows,
     make_kernels,
@@ -174,6 +176,37 @@ def _plain_rows(rows: QuantisedRows, dtype: torch.dtype) -> torch.Tensor:
     return values * rows.scales.float().repeat_interleave(64, 1)
 
 
+@pytest.mark.parametrize("count", [1, 8, 9, 32, 33, 100, 192, 193, 300])
+def test_rows_are_multiplied_in_parts_or_by_the_unpacked_weight(count: int) -> None:
+    weight = torch.randn(96, 64)
+    num_rows: list[int] = []
+
+    class Few:
+        """The kernel for up to 8, 16 or 32 rows."""
+
+        def __init__(self, most: int) -> None:
+            self._most = most
+
+        def __call__(self, *, args: list[Any], **_options: Any) -> None:
+            x, product, given = args[4:7]
+            assert given == x.shape[0] <= self._most and product.is_contiguous()
+            num_rows.append(given)
+            product.copy_(x @ weight.T)
+
+    def unpack(*, args: list[Any], **_options: Any) -> None:
+        first = 16 * args[4]
+        args[3].copy_(weight[first : first + args[3].shape[0]])
+
+    few: dict[tuple[int, int], Any] = {shape: Few(8 * shape[0]) for shape in SHAPES}
+    rows = QuantisedRows(torch.zeros(48, 64, dtype=torch.uint8), torch.ones(48), None, None)
+    properties = SimpleNamespace(multi_processor_count=132)
+    with mock.patch.object(torch.cuda, "get_device_properties", lambda device: properties):
+        product = PackedLinear([rows, rows], torch.float32, Kernels(few, unpack))
+    x = torch.randn(count, 64)
+    assert_close(product(x), x @ weight.T)
+    assert sum(num_rows) == (count if count <= 192 else 0)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bits", [4, 8])
@@ -192,16 +225,16 @@ def test_products_are_those_of_the_plain_weight(
         parts = [QuantisedRows(p.codes, p.scales, parts[0].values, p.bias) for p in parts]
     product = PackedLinear(parts, dtype, kernels)
     weight = torch.cat([_plain_rows(part, dtype) for part in parts])
-    x = (torch.randn(100, width, device="cuda") / 64).to(dtype)
+    x = (torch.randn(300, width, device="cuda") / 64).to(dtype)
     expected = x.float() @ weight.T
     if has_bias:
         expected += torch.cat([part.bias for part in parts if part.bias is not None]).to(dtype)
-    one_by_one = torch.cat([product(row[None]) for row in x[:32]])
+    one_by_one = torch.cat([product(row[None]) for row in x[:192]])
     eps = torch.finfo(dtype).eps
-    for count in (1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 100):
+    for count in (1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 100, 192, 300):
         found = product(x[:count])
         assert found.dtype == dtype
         error = float((found.float() - expected[:count]).norm() / expected[:count].norm())
         assert error < eps, f"{count} rows"
-        if count <= 32:
+        if count <= 192:
             assert torch.equal(found, one_by_one[:count]), f"{count} rows"
