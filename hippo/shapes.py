@@ -79,18 +79,32 @@ def has_packable_integers(config: Mapping[str, Any]) -> bool:
     groups = _quantized_weights(settings)
     if len(groups) != 1 or groups[0].get("type", "int") != "int":
         return False
-    (weights,), shape = groups, shape_of("", config)
-    widths = shape.hidden_size, shape.mlp_width, shape.num_heads * shape.head_dim
-    has_sizes = not any(width % 64 for width in widths)
-    has_sizes &= shape.num_kv_heads * shape.head_dim % 16 == 0
-    if not weights.get("symmetric", True) or not has_sizes:
+    (weights,) = groups
+    # transformers makes layers for packed integers only if the checkpoint says that it has them.
+    if not weights.get("symmetric", True) or settings.get("quantization_status") != "compressed":
         return False
     kind = (settings.get("format"), weights.get("num_bits"), weights.get("strategy"))
     if kind == ("pack-quantized", 4, "group"):
         size = int(weights.get("group_size") or 0)
         is_ordered = weights.get("actorder") not in ("group", "dynamic")
-        return is_ordered and size % 64 == 0 < size and not any(width % size for width in widths)
+        is_even = size > 0 and not any(width % size for width in _widths(config))
+        return is_ordered and size % 64 == 0 and is_even
     return kind in (("pack-quantized", 4, "channel"), ("int-quantized", 8, "channel"))
+
+
+def has_packable_sizes(config: Mapping[str, Any]) -> bool:
+    """Whether the layers of a config.json have the sizes that hippo.models.packed needs."""
+    shape = shape_of("", config)
+    keys = shape.num_kv_heads * shape.head_dim
+    joined = shape.num_heads * shape.head_dim + 2 * keys
+    has_rows = keys % 16 == joined % 32 == shape.hidden_size % 32 == 0
+    return has_rows and not any(width % 64 for width in _widths(config))
+
+
+def _widths(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Returns the numbers of columns of a layer's weights."""
+    shape = shape_of("", config)
+    return shape.hidden_size, shape.mlp_width, shape.num_heads * shape.head_dim
 
 
 def _quantized_weights(settings: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -4,8 +4,8 @@ A step has one row for each token that it verifies. bitsandbytes' and torchao's 
 rows unpack the whole weight first, so that on an H100 a step of eight rows takes 2.4 times as long
 as one of a single row (nf4), or 3.8 times as long as with plain weights (int8). The kernel here
 unpacks weights in registers, right before tensor cores multiply them, and takes about as long for
-32 rows as for one. A row's result does not depend, to the last bit, on the number of rows, up to
-six times 32.
+8 rows as for one, and up to 1.7 times as long for 32. A row's result does not depend, to the last
+bit, on the number of rows, up to six times 32.
 
 The quantised numbers stay those of the quantiser; only their order in memory changes. Products of
 more rows, as in prefills, unpack the weight and use torch's product.
@@ -13,10 +13,11 @@ more rows, as in prefills, unpack the weight and use torch's product.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +30,8 @@ from hippo.models.packed_kernel import SOURCE
 _log = logging.getLogger(__name__)
 
 _MOST_ROWS = 32  # of a call of the kernel
-# Six calls of the kernel take as long on an H100 as unpacking a weight and multiplying it
-# (docs/gpu.md).
+# On an H100 a call takes 181 µs for gate and up of a 72B in nf4, and the product of 512 rows with
+# the unpacked weight takes 1,110 µs, as six calls (docs/gpu.md).
 _FEW_ROWS = 6 * _MOST_ROWS
 _TILE_ROWS, _TILE_COLUMNS = 16, 64  # rows of a weight and columns, for one warp's load
 _WARPS = 8
@@ -84,7 +85,9 @@ def quantised_rows(module: Any) -> QuantisedRows | None:
     if getattr(weight, "act_quant_kwargs", 1) is None and weight.qdata.dtype == torch.int8:
         height, width = weight.shape
         is_by_rows = tuple(weight.block_size) == (1, width)
-        if not is_by_rows or width % _TILE_COLUMNS or height % _TILE_ROWS:
+        has_more = getattr(weight, "act_pre_scale", None) is not None
+        has_more |= weight.zero_point is not None and bool(weight.zero_point.any())
+        if has_more or not is_by_rows or width % _TILE_COLUMNS or height % _TILE_ROWS:
             return None
         codes = weight.qdata.view(torch.uint8) ^ 128
         return QuantisedRows(codes, weight.scale.view(height).float(), None, module.bias)
@@ -167,13 +170,12 @@ def make_packed(
     ``reorders`` change the order of the rows of the first modules. Returns None if the kernels are
     not for these modules, for this dtype or for this device; else the modules' weights are removed.
     """
-    device = next(modules[0].parameters()).device
+    device = next((each.device for each in modules[0].parameters()), torch.device("cpu"))
     if dtype.itemsize != 2 or not has_kernels(device):
         return None
     parts = list(filter(None, map(quantised_rows, modules)))
-    num_rows = sum(part.shape[0] for part in parts)
-    kinds = {(part.bits, part.shape[1], part.bias is None) for part in parts}
-    if len(parts) < len(modules) or len(kinds) > 1 or num_rows % _ROWS_EACH:
+    if len(parts) < len(modules) or not _can_join(parts):
+        decompress(modules, dtype)
         _log_once(
             f"layers of {type(modules[0]).__name__} are not all in a form that the kernels have"
         )
@@ -191,13 +193,43 @@ def make_packed(
         for name, _ in list(module.named_parameters(recurse=False)):
             delattr(module, name)
         module.quant_state = None  # bitsandbytes' modules hold their scales a second time
+    del parts
     torch.cuda.empty_cache()  # see hippo.models.decoder
     return product
+
+
+def _can_join(parts: Sequence[QuantisedRows]) -> bool:
+    """Whether rows are of one form, and as many as blocks of threads can share."""
+    first = parts[0]
+    kind = first.bits, first.shape[1], first.bias is None
+    is_one_form = all(
+        (part.bits, part.shape[1], part.bias is None) == kind
+        and (part.values is None or first.values is None or torch.equal(part.values, first.values))
+        for part in parts
+    )
+    return is_one_form and sum(part.shape[0] for part in parts) % _ROWS_EACH == 0
+
+
+def decompress(modules: Iterable[Any], dtype: torch.dtype) -> None:
+    """Makes plain layers of those of compressed-tensors, which have no products of their own."""
+    for module in filter(is_compressed, modules):
+        base: Any = importlib.import_module("compressed_tensors.compressors.base")
+        base.decompress_module(module, leave_decompressed=False)
+        module.to(dtype)
 
 
 @functools.cache
 def _log_once(reason: str) -> None:
     _log.info("%s: they are run by their own package", reason)
+
+
+def can_pack(device: torch.device, bits: int, dtype: torch.dtype) -> bool:
+    """Whether layers with weights of ``bits`` run by the kernels for rows of ``dtype``."""
+    return (
+        has_kernels(device)
+        and dtype.itemsize == 2
+        and make_kernels(device, bits, dtype) is not None
+    )
 
 
 def has_kernels(device: torch.device) -> bool:
@@ -223,16 +255,26 @@ def make_kernels(device: torch.device, bits: int, dtype: torch.dtype) -> Kernels
     """Compiles the kernels for the device by NVRTC, which comes with torch; logs a warning and
     returns None if that fails."""
     try:
-        extension: Any = importlib.import_module("torch.utils.cpp_extension")
         # torch asks for CUDA's headers, which the source does not include.
-        extension.CUDA_HOME = extension.CUDA_HOME or "/usr"
-        with torch.cuda.device(device):
+        with torch.cuda.device(device), _cuda_home():
             few = {shape: _compiled("multiply", bits, dtype, shape) for shape in SHAPES}
             return Kernels(few, _compiled("unpack", bits, dtype, SHAPES[0]))
     except (ImportError, RuntimeError, OSError) as error:
         reason = str(error).strip().partition("\n")[0]
         _log.warning("kernels for quantised layers are not compiled, steps are slow: %s", reason)
         return None
+
+
+@contextlib.contextmanager
+def _cuda_home() -> Iterator[None]:
+    """Names a folder for CUDA's headers meanwhile if there is none."""
+    extension: Any = importlib.import_module("torch.utils.cpp_extension")
+    before = extension.CUDA_HOME
+    extension.CUDA_HOME = before or "/usr"
+    try:
+        yield
+    finally:
+        extension.CUDA_HOME = before
 
 
 def _compiled(name: str, bits: int, dtype: torch.dtype, shape: tuple[int, int]) -> Any:

@@ -12,7 +12,9 @@ import importlib
 import importlib.util
 import json
 import logging
+import math
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,10 +24,15 @@ import torch
 from hippo.errors import ModelLoadError
 from hippo.models.checkpoint import Checkpoint
 from hippo.models.linear import is_quantized
-from hippo.models.packed import has_kernels
+from hippo.models.packed import can_pack, decompress, is_compressed
 from hippo.models.placement import dtype_of
 from hippo.models.plan import LoadPlan
-from hippo.shapes import find_experts, has_packable_integers, quantization_settings
+from hippo.shapes import (
+    find_experts,
+    has_packable_integers,
+    has_packable_sizes,
+    quantization_settings,
+)
 from hippo.sizes import ModelShape
 
 _log = logging.getLogger(__name__)
@@ -35,11 +42,17 @@ _HOPPER = 9  # major number of its capability
 
 # Matches the name of every module that is not in a layer of the text model: the vision tower, the
 # projector and the head are never quantised at load.
-_OUTSIDE_LAYERS = r"(?!model\.language_model\.layers\.).*"
+_LAYERS = "model.language_model.layers."
+_OUTSIDE_LAYERS = rf"(?!{re.escape(_LAYERS)}).*"
 
 # Bits of a weight that is quantised at load, scales included. int8: a scale for each row of it is
 # negligible. nf4: 64 weights share a scale of 8 bits, and 256 scales share a float32.
 _BITS = {"int8": 8.0, "nf4": 4 + 8 / 64 + 32 / (64 * 256)}
+
+_WIDER_THAN_NESTED = 1.0  # 16 bits for 64 weights instead of 8: see Quantization.wider_scales
+
+Packs = Callable[[int], bool]
+"""Whether layers with weights of so many bits run by the kernels of hippo.models.packed."""
 
 _SKIP_LISTS = ("modules_to_not_convert", "llm_int8_skip_modules", "ignore")
 
@@ -54,7 +67,8 @@ class Quantization:
     the dtype of rows that the kernels need. ``overflows_half``: sums are scaled after they are
     rounded, and before that they are beyond float16's range in common models. ``rounds_by_rows``:
     in 16 bits the kernels for a few rows round more than those for many. ``is_packed``: the layers
-    run by the kernels of hippo.models.packed.
+    run by the kernels of hippo.models.packed, whose scales take ``wider_scales`` bytes more for 64
+    weights than those of the form.
     """
 
     name: str
@@ -65,6 +79,7 @@ class Quantization:
     overflows_half: bool = False
     rounds_by_rows: bool = False
     is_packed: bool = False
+    wider_scales: float = 0.0
 
     @property
     def form(self) -> str:
@@ -75,8 +90,7 @@ class Quantization:
         """Returns the bytes of all weights; ``bytes_each`` is the item size of plain weights."""
         if not self.is_kept:
             return shape.num_parameters * bytes_each
-        # The kernels have a scale of 16 bits for each 64 weights, where forms have 8 on average.
-        wider = shape.num_shared_parameters // 64 if self.is_packed else 0
+        wider = int(shape.num_shared_parameters / 64 * self.wider_scales)
         if self.settings is None:
             others = shape.num_parameters - shape.num_shared_parameters
             bits = _BITS[self.name]
@@ -96,7 +110,11 @@ class Quantization:
         """Casts plain weights to ``dtype`` and sets what the quantiser's modules leave open."""
         # Logs a warning for each product of rows that are not float16.
         logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
-        for module in model.modules():
+        for name, module in model.named_modules():
+            if is_compressed(module):
+                if not name.startswith(_LAYERS):
+                    decompress([module], dtype)
+                continue  # the kernels take scales as they are stored
             # transformers leaves plain weights beside quantised ones in their stored dtype.
             if type(module).__module__.startswith(("torch.", "transformers.models.")):
                 for weight in module.parameters(recurse=False):
@@ -124,18 +142,26 @@ def find_quantization(
     again.
     """
     settings = quantization_settings(checkpoint.config)
-    packs = has_kernels(device) and dtype_of(plan, checkpoint, device).itemsize == 2
+
+    def packs(bits: int) -> bool:
+        has_sizes = has_packable_sizes(checkpoint.config)
+        return has_sizes and can_pack(device, bits, dtype_of(plan, checkpoint, device))
+
     if find_experts(checkpoint.config.get("text_config") or {}) is not None:
         _refuse_with_experts(plan, checkpoint, settings)
     if settings is None:
         if plan.quantization is None:
             return None
         _require_packages(checkpoint, plan.quantization, _LOAD_PACKAGES[plan.quantization])
+        is_int8 = plan.quantization == "int8"
+        is_packed = packs(8 if is_int8 else 4)
+        by_package = device.type == "cuda" and not is_packed
         return Quantization(
             name=plan.quantization,
-            overflows_half=plan.quantization == "int8" and device.type == "cuda" and not packs,
-            rounds_by_rows=plan.quantization == "nf4" and device.type == "cuda" and not packs,
-            is_packed=packs,
+            overflows_half=is_int8 and by_package,
+            rounds_by_rows=not is_int8 and by_package,
+            is_packed=is_packed,
+            wider_scales=_WIDER_THAN_NESTED if is_packed and not is_int8 else 0.0,
         )
     method = str(settings.get("quant_method", "")).lower()
     if method not in _METHODS:
@@ -219,22 +245,24 @@ def _require_packages(checkpoint: Checkpoint, method: str, packages: Iterable[st
 
 
 def _bitsandbytes(
-    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, packs: bool
+    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, packs: Packs
 ) -> Quantization:
     _require_packages(checkpoint, "bitsandbytes", ("bitsandbytes",))
     if settings.get("load_in_8bit"):
         has_outliers = float(settings.get("llm_int8_threshold", 6.0)) > 0
         return Quantization(name="LLM.int8()", settings=settings, mixes_rows=has_outliers)
+    is_packed, is_nested = packs(4), bool(settings.get("bnb_4bit_use_double_quant"))
     return Quantization(
         name=f"bitsandbytes {settings.get('bnb_4bit_quant_type', 'fp4')}",
         settings=settings,
-        rounds_by_rows=device.type == "cuda" and not packs,
-        is_packed=packs,
+        rounds_by_rows=device.type == "cuda" and not is_packed,
+        is_packed=is_packed,
+        wider_scales=_WIDER_THAN_NESTED if is_packed and is_nested else 0.0,
     )
 
 
 def _needs_gptqmodel(
-    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, packs: bool
+    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, packs: Packs
 ) -> Quantization:
     method = settings["quant_method"].lower()
     if device.type != "cuda":
@@ -251,7 +279,7 @@ def _needs_gptqmodel(
 
 
 def _fine_grained_fp8(
-    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, packs: bool
+    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, packs: Packs
 ) -> Quantization:
     if not _multiplies_fp8(device):
         return Quantization(name="fp8", settings=settings | {"dequantize": True}, is_kept=False)
@@ -271,7 +299,7 @@ def _fine_grained_fp8(
 
 
 def _compressed_tensors(
-    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, packs: bool
+    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, packs: Packs
 ) -> Quantization:
     _require_packages(checkpoint, "compressed-tensors", ("compressed_tensors",))
     groups = list((settings.get("config_groups") or {}).values())
@@ -293,13 +321,15 @@ def _compressed_tensors(
             settings=settings | {"use_optimized_inference": True},
             only_dtype=None if is_hopper else "bfloat16",
         )
-    if packs and has_packable_integers(checkpoint.config):
-        return Quantization(name=name, settings=settings, is_packed=True)
+    if has_packable_integers(checkpoint.config) and packs(weights["num_bits"]):
+        stored = 128 / (weights.get("group_size") or math.inf)  # bytes of scales for 64 weights
+        wider = 2 - stored if weights["num_bits"] == 4 else 0.0
+        return Quantization(name=name, settings=settings, is_packed=True, wider_scales=wider)
     return Quantization(name=name, settings=settings | {"dequantize": True}, is_kept=False)
 
 
 def _torchao(
-    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, packs: bool
+    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, packs: Packs
 ) -> Quantization:
     _require_packages(checkpoint, "torchao", ("torchao",))
     form = json.dumps(settings.get("quant_type"))
@@ -308,12 +338,11 @@ def _torchao(
         name="torchao",
         settings=settings,
         mixes_rows=scales_whole_batch,
-        overflows_half="Int8WeightOnly" in form and device.type == "cuda" and not packs,
+        overflows_half="Int8WeightOnly" in form and device.type == "cuda",
     )
 
 
-# The last argument: whether hippo.models.packed has kernels for the device and the rows' dtype.
-_Method = Callable[[Checkpoint, dict[str, Any], torch.device, bool], Quantization]
+_Method = Callable[[Checkpoint, dict[str, Any], torch.device, Packs], Quantization]
 
 _METHODS: dict[str, _Method] = {
     "awq": _needs_gptqmodel,

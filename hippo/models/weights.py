@@ -61,17 +61,18 @@ def read_weights(
     except (OSError, ImportError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ModelLoadError(f"{checkpoint.name}: its weights cannot be read: {reason}") from error
-    _check_complete(checkpoint.name, problems)
+    # Symmetric integers have zero points of 0, which some checkpoints store.
+    is_packed = quantization is not None and quantization.is_packed
+    unused = (*_UNUSED_SUFFIXES, ".weight_zero_point") if is_packed else _UNUSED_SUFFIXES
+    _check_complete(checkpoint.name, problems, unused)
     if quantization is not None:
         quantization.prepare_modules(model, dtype)
     return model if shards is None else model.to(device)
 
 
-def _check_complete(name: str, problems: dict[str, Any]) -> None:
+def _check_complete(name: str, problems: dict[str, Any], unused_suffixes: tuple[str, ...]) -> None:
     lacking = sorted(problems["missing_keys"]) + sorted(map(str, problems["mismatched_keys"]))
-    unused = sorted(
-        key for key in problems["unexpected_keys"] if not key.endswith(_UNUSED_SUFFIXES)
-    )
+    unused = sorted(key for key in problems["unexpected_keys"] if not key.endswith(unused_suffixes))
     for keys, what in ((lacking, "missing or of another shape"), (unused, "not in the model")):
         if keys:
             raise ModelLoadError(

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from hippo.models import quantized
+from hippo.models import packed, quantized
 from hippo.models.checkpoint import find_checkpoint
 from hippo.models.linear import is_plain
 from hippo.models.packed import (
@@ -41,7 +41,7 @@ HEIGHT, WIDTH = 48, 192
 def test_each_thread_finds_its_rows_and_columns_of_matrix_a(bits: int) -> None:
     each = bits // 4  # bytes of two columns
     codes = torch.randint(256, (HEIGHT, WIDTH * bits // 8), dtype=torch.uint8)
-    packed = pack(codes, bits).view(HEIGHT // 16, WIDTH // 64, 32, 4, 4, each)
+    threads = pack(codes, bits).view(HEIGHT // 16, WIDTH // 64, 32, 4, 4, each)
     for tile_row in range(HEIGHT // 16):
         for tile in range(WIDTH // 64):
             for lane in range(32):
@@ -51,17 +51,17 @@ def test_each_thread_finds_its_rows_and_columns_of_matrix_a(bits: int) -> None:
                         row = 16 * tile_row + g + 8 * (register % 2)
                         column = 64 * tile + 16 * t + 4 * step + 2 * (register // 2)
                         first = column // 2 * each
-                        found = packed[tile_row, tile, lane, step, register]
+                        found = threads[tile_row, tile, lane, step, register]
                         assert torch.equal(found, codes[row, first : first + each])
 
 
 def test_scales_of_a_threads_two_rows_are_side_by_side() -> None:
     scales = torch.arange(HEIGHT * 3, dtype=torch.float16).view(HEIGHT, 3)
-    packed = pack_scales(scales)
+    pairs = pack_scales(scales)
     for row in range(HEIGHT):
         tile_row, within = divmod(row, 16)
         half, g = divmod(within, 8)
-        assert torch.equal(packed[tile_row, :, g, half], scales[row])
+        assert torch.equal(pairs[tile_row, :, g, half], scales[row])
 
 
 def test_a_byte_stands_for_the_number_of_its_high_half_and_that_of_its_low_half() -> None:
@@ -83,7 +83,7 @@ def _loaded(folder: Path) -> Any:
     checkpoint = find_checkpoint(str(folder), progress=lambda stage, share: None)
     transformers = import_transformers()
     config = transformers.AutoConfig.from_pretrained(folder)
-    with mock.patch.object(quantized, "has_kernels", lambda device: True):
+    with mock.patch.object(quantized, "can_pack", lambda *_of: True):
         found = find_quantization(plan, checkpoint, torch.device("cpu"))
     assert found is not None and found.is_packed and found.is_kept
     return read_weights(
@@ -120,19 +120,20 @@ def test_rows_of_published_integers_stand_for_the_plain_weights(form: str, tmp_p
 
 @pytest.mark.skipif(not has_packages(), reason="the group quantized is not installed")
 @pytest.mark.parametrize("is_nested", [True, False])
-def test_rows_of_bitsandbytes_stand_for_its_numbers(is_nested: bool) -> None:
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+def test_rows_of_bitsandbytes_stand_for_its_numbers(is_nested: bool, kind: str) -> None:
     functional: Any = importlib.import_module("bitsandbytes.functional")
     weight = torch.randn(48, 128)
-    packed, state = functional.quantize_4bit(
-        weight, blocksize=64, compress_statistics=is_nested, quant_type="nf4"
+    codes, state = functional.quantize_4bit(
+        weight, blocksize=64, compress_statistics=is_nested, quant_type=kind
     )
-    module = SimpleNamespace(weight=packed, bias=torch.randn(48))
+    module = SimpleNamespace(weight=codes, bias=torch.randn(48))
     module.weight.quant_state = state
     rows = quantised_rows(module)
     assert rows is not None and rows.shape == (48, 128) and rows.bias is module.bias
     assert_close(
         _plain_rows(rows, torch.float32),
-        functional.dequantize_4bit(packed, state),
+        functional.dequantize_4bit(codes, state),
         rtol=1e-3,  # of scales in float16
         atol=1e-5,
     )
@@ -147,6 +148,27 @@ def test_rows_of_torchao_stand_for_its_numbers() -> None:
     assert rows is not None and rows.bits == 8
     weight: Any = layer.weight
     assert_close(_plain_rows(rows, torch.float32), weight.dequantize())
+
+
+@pytest.mark.skipif(not has_packages(), reason="the group quantized is not installed")
+def test_layers_of_compressed_tensors_beside_plain_ones_are_decompressed(tmp_path: Path) -> None:
+    form = "RedHatAI quantized.w4a16"
+    folder, plain = write_quantized(tmp_path, "Qwen/Qwen2.5-VL-72B-Instruct", form)
+    layer = _loaded(folder).model.language_model.layers[0]
+    modules = [layer.mlp.gate_proj, torch.nn.Linear(128, 128, bias=False).bfloat16()]
+    assert not is_plain(modules[0])
+    with mock.patch.object(packed, "has_kernels", lambda device: True):
+        assert make_packed(modules, torch.bfloat16) is None
+    assert is_plain(modules[0])
+    expected = load_file(next(plain.glob("*00001*.safetensors")))
+    weight = expected["model.layers.0.mlp.gate_proj.weight"]
+    assert_close(modules[0].weight.float(), weight, rtol=1e-2, atol=1e-4)
+
+
+def test_a_module_that_has_only_buffers_is_called_as_it_is() -> None:
+    module = torch.nn.Module()  # as gptqmodel's
+    module.register_buffer("qweight", torch.zeros(8, 8, dtype=torch.int32))
+    assert make_packed([module], torch.bfloat16) is None
 
 
 def test_modules_that_the_kernels_do_not_have_stay_with_their_package() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,10 @@ def test_layers_stay_quantised_where_there_are_kernels(
     assert (found.name, found.is_kept, found.mixes_rows) == (name, is_kept, False)
 
 
+def _can_pack(_device: torch.device, _bits: int, dtype: torch.dtype) -> bool:
+    return dtype.itemsize == 2
+
+
 @pytest.mark.parametrize(
     ("change", "is_kept"),
     [
@@ -157,16 +162,20 @@ def test_integers_stay_where_hippos_kernels_multiply_them(
 ) -> None:
     config = copy.deepcopy(INT4)
     config["config_groups"]["group_0"]["weights"] |= change
-    with mock.patch.object(quantized, "has_kernels", lambda device: True):
+    with mock.patch.object(quantized, "can_pack", _can_pack):
         found = find(config, device="cuda", dtype="bfloat16")
         assert found is not None and (found.is_kept, found.is_packed) == (is_kept, is_kept)
+        bits = 2 - 128 / (change.get("group_size", 128) or math.inf)
+        assert found.wider_scales == (bits if is_kept else 0)
+        frozen = find(config | {"quantization_status": "frozen"}, device="cuda", dtype="bfloat16")
+        assert frozen is not None and not frozen.is_kept
         whole = find(config, device="cuda", dtype="float32")
         assert whole is not None and not whole.is_kept
     assert is_kept_quantized(checkpoint(config).config) == is_kept
 
 
 def test_with_hippos_kernels_rounding_does_not_depend_on_the_number_of_rows() -> None:
-    with mock.patch.object(quantized, "has_kernels", lambda device: True):
+    with mock.patch.object(quantized, "can_pack", _can_pack):
         for quantization in ("nf4", "int8"):
             found = find(None, device="cuda", dtype="bfloat16", quantization=quantization)
             assert found is not None and found.is_packed
