@@ -16,6 +16,7 @@ from hippo.models.pretrained import import_transformers
 from hippo.shapes import find_shape
 from hippo.types import ChatMessage, FramePlan, TextPart
 from tests.support.hub_forms import write_qwen_files
+from tests.support.quantized import has_packages
 
 _TARGET, _DRAFT = "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-VL-3B-Instruct"
 _SHARES = (0.8, 0.9)
@@ -36,10 +37,13 @@ def _step(model: VideoLanguageModel, index: int, token: int) -> int:
     return int(model.forward(StepPlan((SequenceRows(0, index, (token,)),)))[-1].argmax())
 
 
+@pytest.mark.parametrize("target_form", [None, "unsloth bnb-4bit"])
 def test_an_answer_is_a_cycle_on_which_the_draft_agrees_at_the_chosen_share(
-    tmp_path: Path,
+    tmp_path: Path, target_form: str | None
 ) -> None:
-    form = PairForm(_TARGET, _DRAFT, _SHARES, is_published_size=False)
+    if target_form is not None and not has_packages():
+        pytest.skip("the group quantized is not installed")
+    form = PairForm(_TARGET, _DRAFT, _SHARES, target_form=target_form, is_published_size=False)
     lines: list[str] = []
     folders = write_pair(tmp_path, form, progress=lines.append)
     target, draft = (load_model(LoadPlan(str(folder), dtype="bfloat16")) for folder in folders)
