@@ -11,7 +11,7 @@ import time
 import traceback
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,7 +39,7 @@ from hippo.sizes import GIB, RESERVED_BYTES, memory_of
 SHARES = (0.85, 0.93)
 _SIZES = {"7b": ("7B", "3B"), "32b": ("32B", "3B"), "72b": ("72B", "3B")}
 _FORMS = {"72b": "unsloth bnb-4bit"}  # of a target, see tests.support.quantized
-_BITS = {"72b": 4.25}  # of this form
+_BITS = {"72b": 4.13}  # of a weight in its files
 _LARGEST = "Qwen/Qwen2.5-VL-72B-Instruct"
 _FORM_LAYERS = 8  # of 72B's 80
 _STORED_FORMS = (  # with the form of the files, and the quantisation while they are loaded
@@ -269,29 +269,43 @@ def _measure_bundled(run: GpuRun, section: Section, size: str) -> None:
 
 
 def _measure_steps(run: GpuRun, section: Section, size: str) -> None:
-    device = run.placements[0][0]
-    bandwidth = copy_bandwidth(device)
-    section.add_note(f"a copy on {device} reads and writes {bandwidth / 1e9:.0f} GB/s")
     roles = ("target", "draft") if size == "7b" else ("target",)
     folders = run.write_pair(size, section, roles)[: len(roles)]
     names = [f"Qwen2.5-VL-{each}" for each in _SIZES[size]][: len(roles)]
-    table = section.add_table("steps and prefills", STEP_COLUMNS)
+    add_steps = _step_table(run, section, "steps and prefills")
     for name, folder in zip(names, folders, strict=True):
-        _check_room(run, [folder], [device], max(run.scale.contexts), 1)
+        _check_room(run, [folder], [run.placements[0][0]], max(run.scale.contexts), 1)
+        add_steps(name, folder, run.scale.contexts, None)
+
+
+def _step_table(
+    run: GpuRun, section: Section, title: str
+) -> Callable[[str, Path, Sequence[int], str | None], None]:
+    """Adds a table; returns what adds the rows of a model by name, folder, contexts and
+    quantisation at load."""
+    device = run.placements[0][0]
+    bandwidth = copy_bandwidth(device)
+    section.add_note(f"a copy on {device} reads and writes {bandwidth / 1e9:.0f} GB/s")
+    table = section.add_table(title, STEP_COLUMNS)
+
+    def add(name: str, folder: Path, contexts: Sequence[int], quantization: str | None) -> None:
         for has_graphs in run.step_kinds:
             run.check_time(f"{name}, {'graphs' if has_graphs else 'eager'}")
             for row in step_rows(
                 folder,
                 device=device,
                 dtype=run.dtype,
+                quantization=quantization,
                 has_graphs=has_graphs,
-                contexts=run.scale.contexts,
+                contexts=contexts,
                 rows=run.scale.rows,
                 seconds=run.scale.seconds_each,
                 bandwidth=bandwidth,
             ):
                 table.add_row(step_cells(name, row), {"model": name, **row})
                 run.check_time(f"the figures after this one of {name}")
+
+    return add
 
 
 def _measure_products(run: GpuRun, section: Section, size: str) -> None:
@@ -308,11 +322,8 @@ def _measure_products(run: GpuRun, section: Section, size: str) -> None:
 
 def _measure_forms(run: GpuRun, section: Section, size: str) -> None:
     """Steps of 72B's shape with few layers, plain and in forms whose layers stay quantised."""
-    device = run.placements[0][0]
-    bandwidth = copy_bandwidth(device)
-    section.add_note(f"a copy on {device} reads and writes {bandwidth / 1e9:.0f} GB/s")
     section.add_note(f"{_FORM_LAYERS} layers of 80")
-    table = section.add_table("steps and prefills by form", STEP_COLUMNS)
+    add_steps = _step_table(run, section, "steps and prefills by form")
     folder: Path | None = None
     for label, form, quantization in _STORED_FORMS:
         if folder is None or form is not None:
@@ -328,20 +339,7 @@ def _measure_forms(run: GpuRun, section: Section, size: str) -> None:
                 is_published_size=not run.args.small,
             )
             folder, _ = write_pair(run.work / "forms", pair_form, roles=("target",))
-        for has_graphs in run.step_kinds:
-            run.check_time(f"{label}, {'graphs' if has_graphs else 'eager'}")
-            for row in step_rows(
-                folder,
-                device=device,
-                dtype=run.dtype,
-                quantization=quantization,
-                has_graphs=has_graphs,
-                contexts=run.scale.contexts[:1],
-                rows=run.scale.rows,
-                seconds=run.scale.seconds_each,
-                bandwidth=bandwidth,
-            ):
-                table.add_row(step_cells(label, row), {"model": label, **row})
+        add_steps(label, folder, run.scale.contexts[:1], quantization)
 
 
 def _serve(run: GpuRun, section: Section, size: str) -> None:

@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 
-from hippo.errors import ModelLoadError
 from hippo.models.linear import Linear
 from hippo.models.packed_kernel import SOURCE
 
@@ -182,8 +181,6 @@ def make_packed(
         return None
     kernels = make_kernels(device, parts[0].bits, dtype)
     if kernels is None:
-        if any(map(is_compressed, modules)):
-            raise ModelLoadError("the kernels for its integers cannot be compiled; see the log")
         return None
     for index, reorder in enumerate(reorders):
         if reorder is not None:

@@ -40,9 +40,10 @@ _log = logging.getLogger(__name__)
 _FP8_CAPABILITY = (8, 9)  # of GPUs that multiply FP8: Ada Lovelace, Hopper and later ones
 _HOPPER = 9  # major number of its capability
 
-# Matches the name of every module that is not in a layer of the text model: the vision tower, the
-# projector and the head are never quantised at load.
-_LAYERS = "model.language_model.layers."
+_LAYERS = "model.language_model.layers."  # of the text model
+
+# Matches the name of every other module: the vision tower, the projector and the head are never
+# quantised at load.
 _OUTSIDE_LAYERS = rf"(?!{re.escape(_LAYERS)}).*"
 
 # Bits of a weight that is quantised at load, scales included. int8: a scale for each row of it is
