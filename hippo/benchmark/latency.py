@@ -89,22 +89,24 @@ def measure(
 
     Target-only runs before and after the other systems on each question. The baseline is the mean
     of both runs, and the speedups of both (system "target-only", two records per question) show the
-    drift of the machine. Each answer is the one of median decode time of ``num_repeats`` runs (or
-    one with other tokens than the first run's). Raises HippoError as ``Connection.ask`` does.
+    drift of the machine. All systems run ``num_repeats`` times, in turns, so that a slow period of
+    the machine affects all alike; of each, the answer of median decode time counts (or one with
+    other tokens than the first run's). Raises HippoError as ``Connection.ask`` does.
     """
     off, others = System(TARGET_ONLY, {"policy": "off"}), _others(systems)
     with closing(server.connect()) as connection:
 
-        def run(system: System, question: Question) -> Answer:
-            request = form.request(question, system.speculative)
-            return _typical([connection.ask(request.body()) for _ in range(num_repeats)])
+        def answers(question: Question, order: Sequence[System]) -> list[Answer]:
+            requests = [form.request(question, system.speculative) for system in order]
+            return [connection.ask(request.body()) for request in requests]
 
         warm_up(connection, form, questions[0], (off, *others))
         for number, question in enumerate(questions):
-            before = run(off, question)
-            answers = [(system, run(system, question)) for system in turned(others, number)]
-            after = run(off, question)
-            for system, answer in [(off, before), (off, after), *answers]:
+            order = [off, *turned(others, number), off]
+            rounds = [answers(question, order) for _ in range(num_repeats)]
+            typical = [_typical(runs) for runs in zip(*rounds, strict=True)]
+            before, after = typical[0], typical[-1]
+            for system, answer in zip(order, typical, strict=True):
                 yield Record(
                     clip=question.name,
                     system=system.name,
