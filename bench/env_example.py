@@ -113,7 +113,7 @@ STACK = {
     "HIPPO_TORCH_INDEX": "package index for torch instead of PyPI, which has the CUDA build "
     "(cpu.yml: https://download.pytorch.org/whl/cpu)",
     "HIPPO_EXTRA_PACKAGES": "packages to install into the engine image beside its own, such as "
-    "gptqmodel optimum for AWQ and GPTQ",
+    "gptqmodel optimum for GPTQ",
 }
 
 

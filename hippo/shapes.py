@@ -12,8 +12,8 @@ from hippo.errors import InvalidRequestError
 from hippo.public_models import PUBLIC_CONFIGS, TOWERS
 from hippo.sizes import Experts, ModelShape
 
-# Of the publishers' quantised repositories: bits of a weight, scales included.
-_FORMS = {"-AWQ": 4.2, "-GPTQ-Int4": 4.2, "-GPTQ-Int8": 8.2}
+# Of the publishers' quantised repositories: bits of a weight in memory, scales included.
+_FORMS = {"-AWQ": 4.4, "-GPTQ-Int4": 4.2, "-GPTQ-Int8": 8.2}
 
 
 def find_shape(name: str, *, layer_bits: float | None = None) -> ModelShape:
@@ -65,6 +65,8 @@ def is_kept_quantized(config: Mapping[str, Any]) -> bool:
     """Whether a GPU that multiplies FP8 keeps a config.json's weights quantised in memory; of
     compressed-tensors' forms FP8 is, and integers that hippo's kernels multiply."""
     settings = quantization_settings(config)
+    if settings is not None and settings.get("quant_method") == "awq":
+        return has_packable_groups(settings.get("group_size", 128)) and has_packable_sizes(config)
     if settings is None or settings.get("quant_method") != "compressed-tensors":
         return settings is not None
     kinds = {(each.get("type"), each.get("num_bits")) for each in _quantized_weights(settings)}
@@ -87,9 +89,14 @@ def has_packable_integers(config: Mapping[str, Any]) -> bool:
     if kind == ("pack-quantized", 4, "group"):
         size = int(weights.get("group_size") or 0)
         is_ordered = weights.get("actorder") not in ("group", "dynamic")
-        is_even = size > 0 and not any(width % size for width in _widths(config))
-        return is_ordered and size % 64 == 0 and is_even
+        is_even = size > 0 and not any(width % size for width in column_counts(config))
+        return is_ordered and has_packable_groups(size) and is_even
     return kind in (("pack-quantized", 4, "channel"), ("int-quantized", 8, "channel"))
+
+
+def has_packable_groups(group_size: int) -> bool:
+    """Whether the kernels have scales for so many columns; -1: one for all columns."""
+    return group_size == -1 or group_size % 64 == 0
 
 
 def has_packable_sizes(config: Mapping[str, Any]) -> bool:
@@ -98,10 +105,10 @@ def has_packable_sizes(config: Mapping[str, Any]) -> bool:
     keys = shape.num_kv_heads * shape.head_dim
     joined = shape.num_heads * shape.head_dim + 2 * keys
     has_rows = keys % 16 == joined % 32 == shape.hidden_size % 32 == 0
-    return has_rows and not any(width % 64 for width in _widths(config))
+    return has_rows and not any(width % 64 for width in column_counts(config))
 
 
-def _widths(config: Mapping[str, Any]) -> tuple[int, ...]:
+def column_counts(config: Mapping[str, Any]) -> tuple[int, ...]:
     """Returns the numbers of columns of a layer's weights."""
     shape = shape_of("", config)
     return shape.hidden_size, shape.mlp_width, shape.num_heads * shape.head_dim

@@ -71,8 +71,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--weights-bits",
         type=float,
         metavar="BITS",
-        help="of a weight in the target's layers if they are quantised, scales included: AWQ and "
-        "GPTQ 4.2, nf4 4.25, int8 and FP8 8 (default: 16, or by the name or files of the model)",
+        help="of a weight in the target's layers if they are quantised, scales included: AWQ "
+        "4.4, GPTQ 4.2, nf4 4.25, int8 and FP8 8 (default: 16, or by the model's name or files)",
     )
     parser.add_argument("--frames", type=int, default=64, help="of a video (default: %(default)s)")
     parser.add_argument(

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 
+from hippo.models.awq import AwqLayer
 from hippo.models.linear import Linear
 from hippo.models.packed_kernel import SOURCE
 
@@ -37,6 +39,8 @@ _WARPS = 8
 _GROUP = 64  # columns that share a scale in 4 bits; bitsandbytes' default
 _ROWS_EACH = 32  # of a weight, for one block of threads; 64 where there are enough blocks
 SHAPES = ((1, 2), (1, 4), (2, 2), (2, 4), (4, 2))  # numbers of 8 rows, and of tile rows
+_TRIED_ROWS = 64  # of a weight, to try the kernels
+_LARGEST_DIFFERENCE = 0.01  # of 16 bits' rounding it is less, of a wrong place or factor more
 _LEAST_CAPABILITY = (8, 0)  # tensor cores that multiply bfloat16 by mma.m16n8k16
 
 
@@ -47,13 +51,14 @@ class QuantisedRows:
     ``codes`` are uint8: in 4 bits ``[out, in / 2]``, the first of two numbers in the high half; in
     8 bits ``[out, in]``, the number plus 128. ``scales`` are ``[out, in / 64]`` in float16 (4 bits)
     or ``[out]`` in float32. ``values`` are the 16 numbers that 4-bit codes stand for, float32; None
-    in 8 bits.
+    in 8 bits. ``zeros``, uint8 ``[out, in / 64]``, are subtracted from the values before scaling.
     """
 
     codes: torch.Tensor
     scales: torch.Tensor
     values: torch.Tensor | None
     bias: torch.Tensor | None
+    zeros: torch.Tensor | None = None
 
     @property
     def bits(self) -> int:
@@ -68,15 +73,33 @@ class QuantisedRows:
     def reordered(self, reorder: Callable[[torch.Tensor], torch.Tensor]) -> QuantisedRows:
         """Returns the rows in another order."""
         bias = None if self.bias is None else reorder(self.bias)
-        return QuantisedRows(reorder(self.codes), reorder(self.scales), self.values, bias)
+        zeros = None if self.zeros is None else reorder(self.zeros)
+        return QuantisedRows(reorder(self.codes), reorder(self.scales), self.values, bias, zeros)
+
+    def first(self, num_rows: int) -> QuantisedRows:
+        """Returns the first rows."""
+        return self.reordered(lambda rows: rows[:num_rows])
+
+    def plain(self, dtype: torch.dtype) -> torch.Tensor:
+        """Returns the weight ``[out, in]``, float32, from ``values`` rounded to ``dtype`` as the
+        kernel has them."""
+        if self.values is None:
+            return (self.codes.float() - 128) * self.scales[:, None]
+        codes = torch.stack((self.codes >> 4, self.codes & 15), 2).view(*self.scales.shape, _GROUP)
+        values = self.values.to(dtype).float()[codes.long()]
+        if self.zeros is not None:
+            values -= self.zeros[:, :, None]
+        return (values * self.scales[:, :, None].float()).flatten(1)
 
 
 def quantised_rows(module: Any) -> QuantisedRows | None:
-    """Returns the rows of a quantiser's module: of bitsandbytes (nf4, fp4), torchao (int8) or
-    compressed-tensors (int4, int8); None for another module, and for sizes or settings that the
-    kernel does not have."""
+    """Returns the rows of a quantiser's module: of bitsandbytes (nf4, fp4), torchao (int8),
+    compressed-tensors (int4, int8) or AWQ; None for another module, and for sizes or settings that
+    the kernel does not have."""
     weight: Any = getattr(module, "weight", None)
-    if is_compressed(module):
+    if isinstance(module, AwqLayer):
+        return _awq_rows(module)
+    if has_no_product(module):
         return _compressed_rows(module)
     state = getattr(weight, "quant_state", None)
     if state is not None and state.blocksize == _GROUP:
@@ -93,8 +116,11 @@ def quantised_rows(module: Any) -> QuantisedRows | None:
     return None
 
 
-def is_compressed(module: Any) -> bool:
-    """Whether a module is a layer of compressed-tensors with integers, which only runs here."""
+def has_no_product(module: Any) -> bool:
+    """Whether a module is a layer of AWQ or one of compressed-tensors with integers, which only run
+    here."""
+    if isinstance(module, AwqLayer):
+        return True
     weight: Any = getattr(module, "weight", None)
     is_int8 = weight is not None and weight.dtype == torch.int8
     return hasattr(module, "weight_packed") or (is_int8 and hasattr(module, "weight_scale"))
@@ -135,6 +161,19 @@ def _compressed_rows(module: Any) -> QuantisedRows:
     )
 
 
+def _awq_rows(module: AwqLayer) -> QuantisedRows:
+    """Returns the rows of a layer of AWQ whose groups have 64 * n columns."""
+    numbers, zeros, scales = module.numbers()
+    repeats = module.in_features // _GROUP // scales.shape[1]
+    return QuantisedRows(
+        (numbers[:, 0::2] << 4) | numbers[:, 1::2],
+        scales.repeat_interleave(repeats, 1),
+        torch.arange(16.0, device=scales.device),
+        module.bias,
+        zeros.repeat_interleave(repeats, 1),
+    )
+
+
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Returns codes (see QuantisedRows) in the order in which the kernel's threads read them.
 
@@ -152,8 +191,8 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def pack_scales(scales: torch.Tensor) -> torch.Tensor:
-    """Returns scales ``[out, groups]`` as ``[tile rows, groups, 8, 2]``: those of rows ``g`` and
-    ``g + 8`` side by side."""
+    """Returns scales or zeros ``[out, groups]`` as ``[tile rows, groups, 8, 2]``: those of rows
+    ``g`` and ``g + 8`` side by side."""
     height, num_groups = scales.shape
     view = scales.view(height // _TILE_ROWS, 2, 8, num_groups)
     return view.permute(0, 3, 2, 1).contiguous()
@@ -169,7 +208,8 @@ def make_packed(
     ``reorders`` change the order of the rows of the first modules. Returns None if the kernels are
     not for these modules, for this dtype or for this device; else the modules' weights are removed.
     """
-    device = next((each.device for each in modules[0].parameters()), torch.device("cpu"))
+    stored = itertools.chain(modules[0].parameters(), modules[0].buffers())
+    device = next((each.device for each in stored), torch.device("cpu"))
     if dtype.itemsize != 2 or not has_kernels(device):
         return None
     parts = list(filter(None, map(quantised_rows, modules)))
@@ -179,8 +219,9 @@ def make_packed(
             f"layers of {type(modules[0]).__name__} are not all in a form that the kernels have"
         )
         return None
-    kernels = make_kernels(device, parts[0].bits, dtype)
-    if kernels is None:
+    kernels = make_kernels(device, parts[0].bits, dtype, parts[0].zeros is not None)
+    if kernels is None or not kernels.are_right(parts[0], dtype):
+        decompress(modules, dtype)
         return None
     for index, reorder in enumerate(reorders):
         if reorder is not None:
@@ -189,6 +230,8 @@ def make_packed(
     for module in modules:
         for name, _ in list(module.named_parameters(recurse=False)):
             delattr(module, name)
+        if isinstance(module, AwqLayer):
+            module.drop_numbers()
         module.quant_state = None  # bitsandbytes' modules hold their scales a second time
     del parts
     torch.cuda.empty_cache()  # see hippo.models.decoder
@@ -198,9 +241,9 @@ def make_packed(
 def _can_join(parts: Sequence[QuantisedRows]) -> bool:
     """Whether rows are of one form, and as many as blocks of threads can share."""
     first = parts[0]
-    kind = first.bits, first.shape[1], first.bias is None
+    kind = first.bits, first.shape[1], first.bias is None, first.zeros is None
     is_one_form = all(
-        (part.bits, part.shape[1], part.bias is None) == kind
+        (part.bits, part.shape[1], part.bias is None, part.zeros is None) == kind
         and (part.values is None or first.values is None or torch.equal(part.values, first.values))
         for part in parts
     )
@@ -208,8 +251,11 @@ def _can_join(parts: Sequence[QuantisedRows]) -> bool:
 
 
 def decompress(modules: Iterable[Any], dtype: torch.dtype) -> None:
-    """Makes plain layers of those of compressed-tensors, which have no products of their own."""
-    for module in filter(is_compressed, modules):
+    """Makes plain layers of those that have no products of their own."""
+    for module in filter(has_no_product, modules):
+        if isinstance(module, AwqLayer):
+            module.decompress(dtype)
+            continue
         base: Any = importlib.import_module("compressed_tensors.compressors.base")
         base.decompress_module(module, leave_decompressed=False)
         module.to(dtype)
@@ -239,23 +285,59 @@ def has_kernels(device: torch.device) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Kernels:
     """Compiled kernels: ``few`` by numbers of 8 rows and of tiles for one block of threads."""
 
     few: dict[tuple[int, int], Any]
     unpack: Any
+    _are_right: bool | None = None
+
+    def are_right(self, rows: QuantisedRows, dtype: torch.dtype) -> bool:
+        """Whether all kernels give the numbers of the plain weight, tried once with some ``rows``
+        of a weight; logs an error if not. No kernel has run on every kind of GPU."""
+        if self._are_right is None:
+            found = list(self._differences(rows.first(_TRIED_ROWS), dtype))
+            self._are_right = all(each < _LARGEST_DIFFERENCE for each in found)
+            if not self._are_right:
+                _log.error(
+                    "kernels for quantised layers are wrong on this GPU and not used; please "
+                    "report it with the GPU's name and these differences: %s",
+                    ", ".join(f"{each:.2g}" for each in found),
+                )
+        return self._are_right
+
+    def _differences(self, rows: QuantisedRows, dtype: torch.dtype) -> Iterator[float]:
+        """Yields the relative differences of each kernel's results."""
+        weight, product = rows.plain(dtype), PackedLinear([rows], dtype, self)
+        height, width = rows.shape
+        yield _difference(product.unpacked(0, height), weight)
+        for num_eights, num_tiles in self.few:
+            if height % (_TILE_ROWS * num_tiles) == 0:
+                numbers = torch.arange(8 * num_eights * width, device=weight.device)
+                x = (numbers % 31 - 15).view(-1, width).to(dtype)  # exact in 16 bits
+                expected = x.float() @ weight.T
+                if rows.bias is not None:
+                    expected += rows.bias.float()
+                product.num_tiles = num_tiles
+                yield _difference(product(x), expected)
 
 
 @functools.cache
-def make_kernels(device: torch.device, bits: int, dtype: torch.dtype) -> Kernels | None:
+def make_kernels(
+    device: torch.device, bits: int, dtype: torch.dtype, has_zeros: bool = False
+) -> Kernels | None:
     """Compiles the kernels for the device by NVRTC, which comes with torch; logs a warning and
     returns None if that fails."""
     try:
         # torch asks for CUDA's headers, which the source does not include.
         with torch.cuda.device(device), _cuda_home():
-            few = {shape: _compiled("multiply", bits, dtype, shape) for shape in SHAPES}
-            return Kernels(few, _compiled("unpack", bits, dtype, SHAPES[0]))
+            few = {
+                shape: _compiled("multiply", source_of(bits, dtype, *shape, has_zeros=has_zeros))
+                for shape in SHAPES
+            }
+            source = source_of(bits, dtype, *SHAPES[0], has_zeros=has_zeros)
+            return Kernels(few, _compiled("unpack", source))
     except (ImportError, RuntimeError, OSError) as error:
         reason = str(error).strip().partition("\n")[0]
         _log.warning("kernels for quantised layers are not compiled, steps are slow: %s", reason)
@@ -274,19 +356,21 @@ def _cuda_home() -> Iterator[None]:
         extension.CUDA_HOME = before
 
 
-def _compiled(name: str, bits: int, dtype: torch.dtype, shape: tuple[int, int]) -> Any:
+def _compiled(name: str, source: str) -> Any:
     compile_kernel: Any = torch.cuda._compile_kernel
-    return compile_kernel(source_of(bits, dtype, *shape), name)
+    return compile_kernel(source, name)
 
 
-def source_of(bits: int, dtype: torch.dtype, num_eights: int, num_tiles: int) -> str:
+def source_of(
+    bits: int, dtype: torch.dtype, num_eights: int, num_tiles: int, *, has_zeros: bool = False
+) -> str:
     """Returns the source for rows of ``dtype``, at most ``8 * num_eights`` of them."""
     kind = {torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
     # Loads of 16 bytes that a thread has under way: 8, or 2 where registers are scarce.
     num_loads = 2 if bits == 4 and num_eights == 4 else 8
     ahead = max(1, num_loads // num_tiles // (bits // 4))
     settings = {"BITS": bits, "EIGHTS": num_eights, "TILES": num_tiles, "AHEAD": ahead}
-    settings["IS_BFLOAT"] = int(dtype == torch.bfloat16)
+    settings |= {"IS_BFLOAT": int(dtype == torch.bfloat16), "HAS_ZEROS": int(has_zeros)}
     lines = [f"#define {name} {value}" for name, value in settings.items()]
     return "\n".join([*lines, f'#define KIND "{kind}"', SOURCE])
 
@@ -307,12 +391,14 @@ class PackedLinear:
         biases = [part.bias for part in parts if part.bias is not None]
         self._bias = torch.cat(biases).to(dtype) if biases else None
         self._no_bias = torch.empty(0, dtype=dtype, device=device)
+        zeros = [pack_scales(part.zeros) for part in parts if part.zeros is not None]
+        self._zeros = torch.cat(zeros) if zeros else self._no_bias
         self._table = self._no_bias
         if parts[0].values is not None:
             self._table = value_pairs(parts[0].values.to(device), dtype)
         num_units = torch.cuda.get_device_properties(device).multi_processor_count
         has_many = self._height % 64 == 0 and self._height // 64 >= 2 * num_units
-        self._num_tiles = 4 if has_many else 2
+        self.num_tiles = 4 if has_many else 2  # for one block of threads
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Computes the product."""
@@ -330,14 +416,14 @@ class PackedLinear:
     def _few(self, x: torch.Tensor, product: torch.Tensor) -> None:
         count = x.shape[0]
         eights = 1 if count <= 8 else 2 if count <= 16 else 4
-        tiles = 2 if eights == 4 else self._num_tiles
+        tiles = 2 if eights == 4 else self.num_tiles
         bias = self._no_bias if self._bias is None else self._bias
         self._kernels.few[eights, tiles](
             grid=(self._height // (_TILE_ROWS * tiles), 1, 1),
             block=(32 * _WARPS, 1, 1),
             args=[
-                self._packed, self._scales, self._table, bias, x, product, count, self._height,
-                self._width,
+                self._packed, self._scales, self._zeros, self._table, bias, x, product, count,
+                self._height, self._width,
             ],
         )  # fmt: skip
 
@@ -359,11 +445,15 @@ class PackedLinear:
             grid=(-(-num_tiles // _WARPS), 1, 1),
             block=(32 * _WARPS, 1, 1),
             args=[
-                self._packed, self._scales, self._table, weight, first // _TILE_ROWS, num_tiles,
-                self._width,
+                self._packed, self._scales, self._zeros, self._table, weight,
+                first // _TILE_ROWS, num_tiles, self._width,
             ],
         )  # fmt: skip
         return weight
+
+
+def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.float() - expected).norm() / expected.norm())
 
 
 def value_pairs(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

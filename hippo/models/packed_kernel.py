@@ -7,7 +7,8 @@ Each thread has AHEAD loads of a tile row's weights under way before it needs th
 
 4-bit codes are looked up two at a time: shared memory holds what each byte stands for, once for
 each lane, so that the 32 lanes read from 32 banks. 8-bit codes become float32 by their bits:
-0x4B000000 | code is 2^23 + code.
+0x4B000000 | code is 2^23 + code. With zero points, the rows' sums over a tile's columns, which
+tensor cores compute as products with ones, are multiplied with the zero points and taken away.
 """
 
 SOURCE = r"""
@@ -70,8 +71,8 @@ __device__ __forceinline__ void decode(u32* a, const u32* words, int step, const
 
 extern "C" __global__ void __launch_bounds__(256, 2) multiply(
     const uint4* __restrict__ packed, const void* __restrict__ scales,
-    const u32* __restrict__ pairs, const u16* __restrict__ bias, const u16* __restrict__ x,
-    u16* __restrict__ product, int num_rows, int height, int width) {
+    const u16* __restrict__ zeros, const u32* __restrict__ pairs, const u16* __restrict__ bias,
+    const u16* __restrict__ x, u16* __restrict__ product, int num_rows, int height, int width) {
   // Sums of a warp: EIGHTS times, 8 columns of TILES * 16 numbers, padded against bank conflicts.
   constexpr int COLUMN = TILES * 16 + 4;
   __shared__ __align__(16) u32 shared[BITS == 4 ? 256 * 32 : 8 * 8 * COLUMN];
@@ -93,12 +94,20 @@ extern "C" __global__ void __launch_bounds__(256, 2) multiply(
 #else
 #define LOAD_SCALE(slot, i, place)
 #endif
+#if HAS_ZEROS
+  const u16* own_zeros = zeros + first_place * 8 + g;  // pairs of bytes
+  u32 points[AHEAD][TILES];
+#define LOAD_ZERO(slot, i, place) points[slot][i] = __ldg(own_zeros + (place) * 8);
+#else
+#define LOAD_ZERO(slot, i, place)
+#endif
 #define LOAD(slot, tile)                                                               \
   _Pragma("unroll") for (u32 i = 0; i < TILES; ++i) {                                  \
     const u32 place = i * num_tiles + (tile);                                          \
     _Pragma("unroll") for (u32 k = 0; k < WORDS; ++k)                                  \
       weights[slot][i][k] = __ldcs(own_weights + (place * (32 * WORDS) + k));          \
     LOAD_SCALE(slot, i, place)                                                         \
+    LOAD_ZERO(slot, i, place)                                                          \
   }
 
 #pragma unroll
@@ -128,8 +137,22 @@ extern "C" __global__ void __launch_bounds__(256, 2) multiply(
 #pragma unroll
       for (int i = 0; i < TILES; ++i) factor[i] = factors[slot][i];
 #endif
+#if HAS_ZEROS
+      u32 point[TILES];
+#pragma unroll
+      for (int i = 0; i < TILES; ++i) point[i] = points[slot][i];
+#endif
       if (tile + 8 * AHEAD < num_tiles) { LOAD(slot, tile + 8 * AHEAD) }
       const u32* b = (const u32*)rows;
+#if HAS_ZEROS
+      const u32 one = IS_BFLOAT ? 0x3F803F80u : 0x3C003C00u, ones[4] = {one, one, one, one};
+      float of_columns[EIGHTS][4] = {};  // all rows of the result are the same
+#pragma unroll
+      for (int step = 0; step < 4; ++step)
+#pragma unroll
+        for (int n = 0; n < EIGHTS; ++n)
+          multiply_tile(of_columns[n], ones, b[n * 8 + 2 * step], b[n * 8 + 2 * step + 1]);
+#endif
 #pragma unroll
       for (int i = 0; i < TILES; ++i) {
 #if BITS == 4
@@ -145,6 +168,16 @@ extern "C" __global__ void __launch_bounds__(256, 2) multiply(
           for (int n = 0; n < EIGHTS; ++n)
             multiply_tile(part[n], a, b[n * 8 + 2 * step], b[n * 8 + 2 * step + 1]);
         }
+#if HAS_ZEROS
+        const float low_zero = (float)(point[i] & 0xFF), high_zero = (float)(point[i] >> 8);
+#pragma unroll
+        for (int n = 0; n < EIGHTS; ++n) {
+          part[n][0] -= low_zero * of_columns[n][0];
+          part[n][1] -= low_zero * of_columns[n][1];
+          part[n][2] -= high_zero * of_columns[n][0];
+          part[n][3] -= high_zero * of_columns[n][1];
+        }
+#endif
 #if BITS == 4
         const float low = widened_half((u16)(factor[i] & 0xFFFF));
         const float high = widened_half((u16)(factor[i] >> 16));
@@ -190,7 +223,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) multiply(
 // Writes rows of the weight from tile row first_row on, a tile of 16 rows and 64 columns by a warp.
 extern "C" __global__ void __launch_bounds__(256) unpack(
     const uint4* __restrict__ packed, const void* __restrict__ scales,
-    const u32* __restrict__ pairs, u32* __restrict__ weight, int first_row, int count, int width) {
+    const u16* __restrict__ zeros, const u32* __restrict__ pairs, u32* __restrict__ weight,
+    int first_row, int count, int width) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, num_tiles = width / 64;
   const int index = blockIdx.x * 8 + threadIdx.x / 32;
   if (index >= count) return;
@@ -210,6 +244,12 @@ extern "C" __global__ void __launch_bounds__(256) unpack(
   low = of_rows[g];
   high = of_rows[g + 8];
 #endif
+  float low_zero = 0, high_zero = 0;
+#if HAS_ZEROS
+  const u16 point = zeros[place * 8 + g];
+  low_zero = (float)(point & 0xFF);
+  high_zero = (float)(point >> 8);
+#endif
   u32 found[2][8];  // rows g and g + 8, 16 columns each
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
@@ -225,8 +265,9 @@ extern "C" __global__ void __launch_bounds__(256) unpack(
       first = number_of(word, 2 * (i % 2));
       second = number_of(word, 2 * (i % 2) + 1);
 #endif
-      const float factor_of_row = i % 2 ? high : low;
-      found[i % 2][2 * step + i / 2] = rounded_pair(first * factor_of_row, second * factor_of_row);
+      const float factor_of_row = i % 2 ? high : low, zero = i % 2 ? high_zero : low_zero;
+      found[i % 2][2 * step + i / 2] =
+          rounded_pair((first - zero) * factor_of_row, (second - zero) * factor_of_row);
     }
   }
 #pragma unroll

@@ -22,13 +22,16 @@ from typing import Any
 import torch
 
 from hippo.errors import ModelLoadError
+from hippo.models import awq
 from hippo.models.checkpoint import Checkpoint
 from hippo.models.linear import is_quantized
-from hippo.models.packed import can_pack, decompress, is_compressed
+from hippo.models.packed import can_pack, decompress, has_no_product
 from hippo.models.placement import dtype_of
 from hippo.models.plan import LoadPlan
 from hippo.shapes import (
+    column_counts,
     find_experts,
+    has_packable_groups,
     has_packable_integers,
     has_packable_sizes,
     quantization_settings,
@@ -104,6 +107,8 @@ class Quantization:
         if self.settings is None:
             make_config = {"int8": _int8_config, "nf4": _nf4_config}[self.name]
             return {"quantization_config": make_config(dtype)}
+        if self.settings["quant_method"] == awq.QUANT_METHOD:
+            awq.register()
         config.quantization_config = _with_current_names(self.settings, model_class, config)
         return {"config": config}
 
@@ -112,8 +117,8 @@ class Quantization:
         # Logs a warning for each product of rows that are not float16.
         logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
         for name, module in model.named_modules():
-            if is_compressed(module):
-                if not name.startswith(_LAYERS):
+            if has_no_product(module):
+                if not self.is_packed or not name.startswith(_LAYERS):
                     decompress([module], dtype)
                 continue  # the kernels take scales as they are stored
             # transformers leaves plain weights beside quantised ones in their stored dtype.
@@ -262,21 +267,31 @@ def _bitsandbytes(
     )
 
 
-def _needs_gptqmodel(
+def _awq(
     checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, packs: Packs
 ) -> Quantization:
-    method = settings["quant_method"].lower()
+    widths = column_counts(checkpoint.config)
+    if (problem := awq.problem_of(settings, widths)) is not None:
+        raise ModelLoadError(f"{checkpoint.name}: {problem}: use another form of the model")
+    settings |= {"quant_method": awq.QUANT_METHOD}
+    if not has_packable_groups(settings.get("group_size", 128)) or not packs(4):
+        return Quantization(name="awq", settings=settings, is_kept=False)
+    # Of 64 weights: a scale and a zero point here, and their share of a group's as stored.
+    group_size = settings.get("group_size", 128)
+    stored = 0.0 if group_size == -1 else 2.5 * 64 / group_size
+    return Quantization(name="awq", settings=settings, is_packed=True, wider_scales=3 - stored)
+
+
+def _gptq(
+    checkpoint: Checkpoint, settings: dict[str, Any], device: torch.device, packs: Packs
+) -> Quantization:
     if device.type != "cuda":
         raise ModelLoadError(
-            f"{checkpoint.name} is quantised by {method}, whose kernels need a GPU: use --device "
-            "cuda, or a bitsandbytes or plain form of the model"
+            f"{checkpoint.name} is quantised by gptq, whose kernels need a GPU: use --device "
+            "cuda, or an AWQ, bitsandbytes or plain form of the model"
         )
-    packages = ("gptqmodel", "optimum") if method == "gptq" else ("gptqmodel",)
-    _require_packages(checkpoint, method, packages)
-    # transformers would cast other weights to float16 as well, without a word.
-    return Quantization(
-        name=method, settings=settings, only_dtype="float16" if method == "awq" else None
-    )
+    _require_packages(checkpoint, "gptq", ("gptqmodel", "optimum"))
+    return Quantization(name="gptq", settings=settings)
 
 
 def _fine_grained_fp8(
@@ -346,11 +361,11 @@ def _torchao(
 _Method = Callable[[Checkpoint, dict[str, Any], torch.device, Packs], Quantization]
 
 _METHODS: dict[str, _Method] = {
-    "awq": _needs_gptqmodel,
+    "awq": _awq,
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed_tensors,
     "fp8": _fine_grained_fp8,
-    "gptq": _needs_gptqmodel,
+    "gptq": _gptq,
     "torchao": _torchao,
 }
 

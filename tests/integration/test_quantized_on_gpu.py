@@ -63,6 +63,7 @@ FORMS: dict[str, tuple[Source, float]] = {
     "LLM.int8()": (_stored("LLM.int8()"), FP8),
     "int4, stored": (_stored("RedHatAI quantized.w4a16"), BFLOAT16),
     "int8, stored": (_stored("RedHatAI quantized.w8a8"), BFLOAT16),
+    "AWQ": (_stored("Qwen AWQ"), BFLOAT16),
 }
 
 
@@ -104,7 +105,7 @@ def test_logits_are_those_of_the_weights_that_the_form_stands_for(
         ("int8", {"dtype": "float32"}),
         *(
             (form, {"dtype": "bfloat16", "exact_rows": 6, "cuda_graphs": graphs})
-            for form in ("nf4", "int8", "int4, stored", "FP8 by rows")
+            for form in ("nf4", "int8", "int4, stored", "AWQ", "FP8 by rows")
             for graphs in ("off", "on")
         ),
     ],

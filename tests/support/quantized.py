@@ -77,6 +77,30 @@ def _int4_groups(weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
     return stored, whole
 
 
+def _awq(weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
+    groups = weight.view(weight.shape[0], -1, 128)
+    low, high = groups.amin(2, keepdim=True), groups.amax(2, keepdim=True)
+    scales = ((high - low) / 15).half()
+    zeros = (-low / scales).round().clamp(0, 15)
+    numbers = (groups / scales + zeros).round().clamp(0, 15)
+    stored = {
+        "qweight": _packed_by_autoawq(numbers.view(weight.shape).T),
+        "qzeros": _packed_by_autoawq(zeros.squeeze(2).T),
+        "scales": scales.squeeze(2).T,
+    }
+    return stored, ((numbers - zeros) * scales).view(weight.shape)
+
+
+def _packed_by_autoawq(numbers: torch.Tensor) -> torch.Tensor:
+    """As ``WQLinear_GEMM.from_linear`` of AutoAWQ."""
+    numbers = numbers.to(torch.int32)
+    packed = numbers.new_zeros(numbers.shape[0], numbers.shape[1] // 8)
+    for place in range(packed.shape[1]):
+        for index, column in enumerate((0, 2, 4, 6, 1, 3, 5, 7)):
+            packed[:, place] |= numbers[:, 8 * place + column] << (4 * index)
+    return packed
+
+
 def _bitsandbytes_config(*, is_4bit: bool) -> dict[str, Any]:
     return {
         "_load_in_4bit": is_4bit,
@@ -129,6 +153,15 @@ def _compressed_config(
     }
 
 
+AWQ_CONFIG = {
+    "bits": 4,
+    "group_size": 128,
+    "modules_to_not_convert": ["visual"],
+    "quant_method": "awq",
+    "version": "gemm",
+    "zero_point": True,
+}
+
 FORMS: dict[str, tuple[Callable[[torch.Tensor], tuple[Stored, torch.Tensor]], dict[str, Any]]] = {
     "unsloth bnb-4bit": (_nf4, _bitsandbytes_config(is_4bit=True)),
     "LLM.int8()": (_llm_int8, _bitsandbytes_config(is_4bit=False)),
@@ -166,17 +199,10 @@ FORMS: dict[str, tuple[Callable[[torch.Tensor], tuple[Stored, torch.Tensor]], di
             None,
         ),
     ),
+    "Qwen AWQ": (_awq, AWQ_CONFIG),
 }
 """How each form stores a weight, and its ``quantization_config``."""
 
-AWQ_CONFIG = {
-    "bits": 4,
-    "group_size": 128,
-    "modules_to_not_convert": ["visual"],
-    "quant_method": "awq",
-    "version": "gemm",
-    "zero_point": True,
-}
 GPTQ_CONFIG = {"bits": 4, "desc_act": False, "group_size": 128, "quant_method": "gptq", "sym": True}
 
 

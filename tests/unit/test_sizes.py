@@ -238,7 +238,7 @@ def test_on_a_cpu_the_head_the_process_and_frames_count_too(
 
 
 def test_a_quantised_72b_fits_on_one_device(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sizes", "--target", QWEN_72B, "--weights-bits", "4.2", "--json"]) == 0
+    assert main(["sizes", "--target", QWEN_72B, "--weights-bits", "4.4", "--json"]) == 0
     (target,) = json.loads(capsys.readouterr().out)["models"]
     assert 39 < target["weight_bytes"] / 2**30 < 42
     assert target["devices"]["80"]["num_devices"] == 1

@@ -57,7 +57,7 @@ def test_videos_have_one_limit_while_it_has_room_and_then_most_of_the_rest(
     [
         ("Qwen/Qwen2.5-VL-7B-Instruct", None, 128_000, 7),
         ("Qwen/Qwen2.5-VL-32B-Instruct", None, 32_768, 1),
-        ("Qwen/Qwen2.5-VL-72B-Instruct", 4.2, 32_768, 3),  # AWQ
+        ("Qwen/Qwen2.5-VL-72B-Instruct", 4.4, 32_768, 3),  # AWQ
     ],
 )
 def test_published_models_on_80_gb(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import logging
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -99,7 +101,9 @@ def _loaded(folder: Path) -> Any:
 
 
 @pytest.mark.skipif(not has_packages(), reason="the group quantized is not installed")
-@pytest.mark.parametrize("form", ["RedHatAI quantized.w4a16", "RedHatAI quantized.w8a8"])
+@pytest.mark.parametrize(
+    "form", ["RedHatAI quantized.w4a16", "RedHatAI quantized.w8a8", "Qwen AWQ"]
+)
 def test_rows_of_published_integers_stand_for_the_plain_weights(form: str, tmp_path: Path) -> None:
     folder, plain = write_quantized(tmp_path, "Qwen/Qwen2.5-VL-72B-Instruct", form)
     expected = {
@@ -151,8 +155,10 @@ def test_rows_of_torchao_stand_for_its_numbers() -> None:
 
 
 @pytest.mark.skipif(not has_packages(), reason="the group quantized is not installed")
-def test_layers_of_compressed_tensors_beside_plain_ones_are_decompressed(tmp_path: Path) -> None:
-    form = "RedHatAI quantized.w4a16"
+@pytest.mark.parametrize("form", ["RedHatAI quantized.w4a16", "Qwen AWQ"])
+def test_layers_without_products_beside_plain_ones_are_decompressed(
+    form: str, tmp_path: Path
+) -> None:
     folder, plain = write_quantized(tmp_path, "Qwen/Qwen2.5-VL-72B-Instruct", form)
     layer = _loaded(folder).model.language_model.layers[0]
     modules = [layer.mlp.gate_proj, torch.nn.Linear(128, 128, bias=False).bfloat16()]
@@ -176,16 +182,20 @@ def test_modules_that_the_kernels_do_not_have_stay_with_their_package() -> None:
     assert make_packed([torch.nn.Linear(128, 48)], torch.bfloat16) is None  # on a CPU
 
 
-def _random_rows(bits: int, height: int, width: int, *, has_bias: bool) -> QuantisedRows:
+def _random_rows(
+    bits: int, height: int, width: int, *, has_bias: bool, has_zeros: bool
+) -> QuantisedRows:
     codes = torch.randint(256, (height, width * bits // 8), dtype=torch.uint8)
     scales = torch.rand(height, width // 64).half() if bits == 4 else torch.rand(height)
     values = torch.randn(16).sort().values if bits == 4 else None
     bias = torch.randn(height) if has_bias else None
+    zeros = torch.randint(16, (height, width // 64), dtype=torch.uint8)
     return QuantisedRows(
         codes.cuda(),
         (scales + 0.1).cuda(),
         None if values is None else values.cuda(),
         None if bias is None else bias.cuda(),
+        zeros.cuda() if has_zeros else None,
     )
 
 
@@ -195,6 +205,8 @@ def _plain_rows(rows: QuantisedRows, dtype: torch.dtype) -> torch.Tensor:
         return (rows.codes.float() - 128) * rows.scales[:, None]
     codes = torch.stack((rows.codes >> 4, rows.codes & 15), 2).view(rows.shape[0], -1)
     values = rows.values.to(dtype).float()[codes.long()]
+    if rows.zeros is not None:
+        values -= rows.zeros.float().repeat_interleave(64, 1)
     return values * rows.scales.float().repeat_interleave(64, 1)
 
 
@@ -210,14 +222,14 @@ def test_rows_are_multiplied_in_parts_or_by_the_unpacked_weight(count: int) -> N
             self._most = most
 
         def __call__(self, *, args: list[Any], **_options: Any) -> None:
-            x, product, given = args[4:7]
+            x, product, given = args[5:8]
             assert given == x.shape[0] <= self._most and product.is_contiguous()
             num_rows.append(given)
             product.copy_(x @ weight.T)
 
     def unpack(*, args: list[Any], **_options: Any) -> None:
-        first = 16 * args[4]
-        args[3].copy_(weight[first : first + args[3].shape[0]])
+        first = 16 * args[5]
+        args[4].copy_(weight[first : first + args[4].shape[0]])
 
     few: dict[tuple[int, int], Any] = {shape: Few(8 * shape[0]) for shape in SHAPES}
     rows = QuantisedRows(torch.zeros(48, 64, dtype=torch.uint8), torch.ones(48), None, None)
@@ -229,22 +241,61 @@ def test_rows_are_multiplied_in_parts_or_by_the_unpacked_weight(count: int) -> N
     assert sum(num_rows) == (count if count <= 192 else 0)
 
 
+@pytest.mark.parametrize("wrong", [None, *SHAPES, "unpack"])
+def test_kernels_that_give_other_numbers_than_the_weight_are_not_used(
+    wrong: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    codes = torch.randint(256, (64, 32), dtype=torch.uint8)
+    scales, zeros = torch.rand(64, 1).half(), torch.randint(16, (64, 1), dtype=torch.uint8)
+    rows = QuantisedRows(codes, scales, torch.arange(16.0), torch.randn(64), zeros)
+    weight = _plain_rows(rows, torch.bfloat16)
+
+    def multiply(shape: tuple[int, int]) -> Any:
+        def call(*, args: list[Any], **_options: Any) -> None:
+            x, product = args[5:7]
+            expected = x.float() @ weight.T + args[4].float()
+            product.copy_(expected.roll(1, 1) if wrong == shape else expected)
+
+        return call
+
+    def unpack(*, args: list[Any], **_options: Any) -> None:
+        args[4].copy_(weight * 1.05 if wrong == "unpack" else weight)
+
+    few = {shape: multiply(shape) for shape in SHAPES}
+    properties = SimpleNamespace(multi_processor_count=132)
+    with (
+        caplog.at_level(logging.ERROR),
+        mock.patch.object(torch.cuda, "get_device_properties", lambda device: properties),
+    ):
+        assert Kernels(few, unpack).are_right(rows, torch.bfloat16) == (wrong is None)
+    assert ("report it with the GPU's name" in caplog.text) == (wrong is not None)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("bits", "has_zeros"), [(4, False), (4, True), (8, False)])
 @pytest.mark.parametrize(
     ("heights", "width", "has_bias"),
     [((32,), 64, False), ((64, 16, 16), 1088, True), ((17_408, 17_408), 1024, False)],
 )
 def test_products_are_those_of_the_plain_weight(
-    bits: int, dtype: torch.dtype, heights: tuple[int, ...], width: int, has_bias: bool
+    bits: int,
+    has_zeros: bool,
+    dtype: torch.dtype,
+    heights: tuple[int, ...],
+    width: int,
+    has_bias: bool,
 ) -> None:
     torch.manual_seed(0)
-    parts = [_random_rows(bits, height, width, has_bias=has_bias) for height in heights]
-    kernels = make_kernels(torch.device("cuda", 0), bits, dtype)
+    parts = [
+        _random_rows(bits, height, width, has_bias=has_bias, has_zeros=has_zeros)
+        for height in heights
+    ]
+    kernels = make_kernels(torch.device("cuda", 0), bits, dtype, has_zeros)
     assert kernels is not None
     if bits == 4:  # parts of a product have the same values
-        parts = [QuantisedRows(p.codes, p.scales, parts[0].values, p.bias) for p in parts]
+        parts = [replace(part, values=parts[0].values) for part in parts]
+    assert kernels.are_right(parts[0], dtype)
     product = PackedLinear(parts, dtype, kernels)
     weight = torch.cat([_plain_rows(part, dtype) for part in parts])
     x = (torch.randn(300, width, device="cuda") / 64).to(dtype)

@@ -77,9 +77,11 @@ def find(
 @pytest.mark.parametrize(
     ("config", "options", "said"),
     [
-        (AWQ_CONFIG, {}, "kernels need a GPU: use --device cuda"),
+        (AWQ_CONFIG | {"version": "gemv"}, {}, "in the form 'gemv'; supported is 'gemm': use"),
+        (AWQ_CONFIG | {"bits": 3}, {}, "not in 4 bits with zero points"),
+        (AWQ_CONFIG | {"zero_point": False}, {}, "not in 4 bits with zero points"),
+        (AWQ_CONFIG | {"group_size": 96}, {}, "groups of 96 columns do not divide"),
         (GPTQ_CONFIG, {}, "kernels need a GPU: use --device cuda"),
-        (AWQ_CONFIG, {"device": "cuda", "packages": {"optimum"}}, "pip install gptqmodel"),
         (GPTQ_CONFIG, {"device": "cuda", "packages": set()}, "pip install gptqmodel optimum"),
         (INT4, {"packages": set()}, "pip install compressed-tensors"),
         (FORMS["unsloth bnb-4bit"][1], {"packages": set()}, "pip install bitsandbytes"),
@@ -120,7 +122,8 @@ def test_fp8_kernels_that_cannot_be_fetched_are_named() -> None:
 @pytest.mark.parametrize(
     ("config", "options", "name", "is_kept"),
     [
-        (AWQ_CONFIG, {"device": "cuda"}, "awq", True),
+        (AWQ_CONFIG, {"packages": set()}, "awq", False),
+        (AWQ_CONFIG, {"device": "cuda"}, "awq", False),  # no CUDA device here to compile for
         (GPTQ_CONFIG, {"device": "cuda"}, "gptq", True),
         (FORMS["Qwen FP8"][1], {"device": "cuda"}, "fp8", True),
         (FORMS["Qwen FP8"][1], {"device": "cuda", "capability": (8, 0)}, "fp8", False),
@@ -205,12 +208,21 @@ def test_rows_are_mixed_by_outliers_and_by_one_scale_for_all_rows() -> None:
                 find(config, exact_rows=8)
 
 
-def test_awq_computes_in_float16() -> None:
-    found = find(AWQ_CONFIG, device="cuda")
-    device = torch.device("cuda", 0)
-    assert dtype_of(LoadPlan(NAME), checkpoint(AWQ_CONFIG), device, found) == torch.float16
-    with pytest.raises(ModelLoadError, match="compute in float16: leave --dtype out"):
-        dtype_of(LoadPlan(NAME, dtype="bfloat16"), checkpoint(AWQ_CONFIG), device, found)
+@pytest.mark.parametrize(
+    ("group_size", "is_kept", "wider"),
+    [(128, True, 1.75), (64, True, 0.5), (-1, True, 3), (32, False, 0)],
+)
+def test_awq_stays_where_hippos_kernels_multiply_it(
+    group_size: int, is_kept: bool, wider: float
+) -> None:
+    config = AWQ_CONFIG | {"group_size": group_size}
+    with mock.patch.object(quantized, "can_pack", _can_pack):
+        found = find(config, device="cuda", dtype="bfloat16", packages=set())
+        assert found is not None and (found.is_kept, found.is_packed) == (is_kept, is_kept)
+        assert found.wider_scales == wider
+        whole = find(config, device="cuda", dtype="float32")
+        assert whole is not None and not whole.is_kept
+    assert is_kept_quantized(checkpoint(config).config) == is_kept
 
 
 def test_fp8_by_rows_computes_in_bfloat16_except_on_hopper() -> None:
@@ -275,7 +287,7 @@ def test_weights_take_the_bytes_of_their_form() -> None:
         assert found is not None
         return found.weight_bytes(checkpoint(config), shape, 2)
 
-    assert size(AWQ_CONFIG, device="cuda") == 2 * 1000 + 500  # as stored
+    assert size(GPTQ_CONFIG, device="cuda") == 2 * 1000 + 500  # as stored
     assert size(INT4) == whole  # dequantised
     assert 39 < size(None, quantization="nf4") / GIB < 41
     assert 70 < size(None, quantization="int8") / GIB < 72
