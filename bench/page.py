@@ -35,7 +35,7 @@ from hippo.benchmark.tables import markdown
 Result = Mapping[str, Any]
 
 NAMES = (
-    *("levels", "servers", "short", "half", "long", "random"),
+    *("levels", "levels-again", "servers", "short", "half", "long", "random"),
     *("load", "load-bfloat16", "load-long"),
     *("ratio", "ablation", "bias", "frames", "confirm", "services"),
 )
@@ -184,10 +184,11 @@ def _section(name: str, result: Result) -> str:
         parts += _differences(result["runs"]) + _rivals(result["runs"])
     elif "levels" in result:
         count = result["levels"][0]["num_clips"]
-        parts += [
-            f"{count} clips for each kind of prompt.",
-            "![Speedup over agreement](levels.svg)",
-        ]
+        parts += [f"{count} clips for each kind of prompt."]
+        if name == "levels-again":
+            parts += ["The command is the first row's; each row has one of its own."]
+        else:
+            parts += ["![Speedup over agreement](levels.svg)"]
         parts += [markdown(LEVEL_COLUMNS, level_rows(result))]
     elif "servers" in result:
         title = (

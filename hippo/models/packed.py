@@ -18,7 +18,7 @@ import functools
 import importlib
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,13 @@ import torch
 from hippo.models.awq import AwqLayer
 from hippo.models.linear import Linear
 from hippo.models.packed_kernel import SOURCE
+from hippo.models.quantised_rows import (
+    TILE_COLUMNS,
+    TILE_ROWS,
+    QuantisedRows,
+    decompress,
+    quantised_rows,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -34,144 +41,12 @@ _MOST_ROWS = 32  # of a call of the kernel
 # On an H100 a call takes 181 µs for gate and up of a 72B in nf4, and the product of 512 rows with
 # the unpacked weight takes 1,110 µs, as six calls (docs/gpu.md).
 _FEW_ROWS = 6 * _MOST_ROWS
-_TILE_ROWS, _TILE_COLUMNS = 16, 64  # rows of a weight and columns, for one warp's load
 _WARPS = 8
-_GROUP = 64  # columns that share a scale in 4 bits; bitsandbytes' default
 _ROWS_EACH = 32  # of a weight, for one block of threads; 64 where there are enough blocks
 SHAPES = ((1, 2), (1, 4), (2, 2), (2, 4), (4, 2))  # numbers of 8 rows, and of tile rows
 _TRIED_ROWS = 64  # of a weight, to try the kernels
 _LARGEST_DIFFERENCE = 0.01  # of 16 bits' rounding it is less, of a wrong place or factor more
 _LEAST_CAPABILITY = (8, 0)  # tensor cores that multiply bfloat16 by mma.m16n8k16
-
-
-@dataclass(frozen=True, slots=True)
-class QuantisedRows:
-    """The rows of a weight ``[out, in]`` as quantised numbers.
-
-    ``codes`` are uint8: in 4 bits ``[out, in / 2]``, the first of two numbers in the high half; in
-    8 bits ``[out, in]``, the number plus 128. ``scales`` are ``[out, in / 64]`` in float16 (4 bits)
-    or ``[out]`` in float32. ``values`` are the 16 numbers that 4-bit codes stand for, float32; None
-    in 8 bits. ``zeros``, uint8 ``[out, in / 64]``, are subtracted from the values before scaling.
-    """
-
-    codes: torch.Tensor
-    scales: torch.Tensor
-    values: torch.Tensor | None
-    bias: torch.Tensor | None
-    zeros: torch.Tensor | None = None
-
-    @property
-    def bits(self) -> int:
-        """4 or 8."""
-        return 8 if self.values is None else 4
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns of the weight."""
-        return self.codes.shape[0], self.codes.shape[1] * 8 // self.bits
-
-    def reordered(self, reorder: Callable[[torch.Tensor], torch.Tensor]) -> QuantisedRows:
-        """Returns the rows in another order."""
-        bias = None if self.bias is None else reorder(self.bias)
-        zeros = None if self.zeros is None else reorder(self.zeros)
-        return QuantisedRows(reorder(self.codes), reorder(self.scales), self.values, bias, zeros)
-
-    def first(self, num_rows: int) -> QuantisedRows:
-        """Returns the first rows."""
-        return self.reordered(lambda rows: rows[:num_rows])
-
-    def plain(self, dtype: torch.dtype) -> torch.Tensor:
-        """Returns the weight ``[out, in]``, float32, from ``values`` rounded to ``dtype`` as the
-        kernel has them."""
-        if self.values is None:
-            return (self.codes.float() - 128) * self.scales[:, None]
-        codes = torch.stack((self.codes >> 4, self.codes & 15), 2).view(*self.scales.shape, _GROUP)
-        values = self.values.to(dtype).float()[codes.long()]
-        if self.zeros is not None:
-            values -= self.zeros[:, :, None]
-        return (values * self.scales[:, :, None].float()).flatten(1)
-
-
-def quantised_rows(module: Any) -> QuantisedRows | None:
-    """Returns the rows of a quantiser's module: of bitsandbytes (nf4, fp4), torchao (int8),
-    compressed-tensors (int4, int8) or AWQ; None for another module, and for sizes or settings that
-    the kernel does not have."""
-    weight: Any = getattr(module, "weight", None)
-    if isinstance(module, AwqLayer):
-        return _awq_rows(module)
-    if has_no_product(module):
-        return _compressed_rows(module)
-    state = getattr(weight, "quant_state", None)
-    if state is not None and state.blocksize == _GROUP:
-        return _four_bit_rows(module, state)
-    if getattr(weight, "act_quant_kwargs", 1) is None and weight.qdata.dtype == torch.int8:
-        height, width = weight.shape
-        is_by_rows = tuple(weight.block_size) == (1, width)
-        has_more = getattr(weight, "act_pre_scale", None) is not None
-        has_more |= weight.zero_point is not None and bool(weight.zero_point.any())
-        if has_more or not is_by_rows or width % _TILE_COLUMNS or height % _TILE_ROWS:
-            return None
-        codes = weight.qdata.view(torch.uint8) ^ 128
-        return QuantisedRows(codes, weight.scale.view(height).float(), None, module.bias)
-    return None
-
-
-def has_no_product(module: Any) -> bool:
-    """Whether a module is a layer of AWQ or one of compressed-tensors with integers, which only run
-    here."""
-    if isinstance(module, AwqLayer):
-        return True
-    weight: Any = getattr(module, "weight", None)
-    is_int8 = weight is not None and weight.dtype == torch.int8
-    return hasattr(module, "weight_packed") or (is_int8 and hasattr(module, "weight_scale"))
-
-
-def _four_bit_rows(module: Any, state: Any) -> QuantisedRows | None:
-    """Returns the rows of a layer of bitsandbytes, whose scales may themselves be quantised."""
-    height, width = state.shape
-    absmax = state.absmax
-    if state.nested:
-        functional: Any = importlib.import_module("bitsandbytes.functional")
-        absmax = functional.dequantize_blockwise(absmax, state.state2) + state.offset
-    if width % _GROUP or height % _TILE_ROWS:
-        return None
-    return QuantisedRows(
-        module.weight.data.view(torch.uint8).view(height, width // 2),
-        absmax.view(height, width // _GROUP).half(),
-        state.code.float(),
-        module.bias,
-    )
-
-
-def _compressed_rows(module: Any) -> QuantisedRows:
-    """Returns the rows of a layer of compressed-tensors in a form that find_quantization keeps:
-    symmetric, in 8 bits with a scale for each row, or in 4 bits with one for 64 * n columns."""
-    height, width = module.out_features, module.in_features
-    if not hasattr(module, "weight_packed"):
-        codes = module.weight.data.view(torch.uint8) ^ 128
-        return QuantisedRows(codes, module.weight_scale.view(height).float(), None, module.bias)
-    codes = module.weight_packed.data.view(torch.uint8).view(height, width // 2)
-    scales = module.weight_scale
-    scales = scales.repeat_interleave(width // _GROUP // scales.shape[1], 1)
-    return QuantisedRows(
-        (codes << 4) | (codes >> 4),  # the first number of a byte is in the low half there
-        scales.half(),
-        torch.arange(-8.0, 8.0, device=codes.device),
-        module.bias,
-    )
-
-
-def _awq_rows(module: AwqLayer) -> QuantisedRows:
-    """Returns the rows of a layer of AWQ whose groups have 64 * n columns."""
-    numbers, zeros, scales = module.numbers()
-    repeats = module.in_features // _GROUP // scales.shape[1]
-    return QuantisedRows(
-        (numbers[:, 0::2] << 4) | numbers[:, 1::2],
-        scales.repeat_interleave(repeats, 1),
-        torch.arange(16.0, device=scales.device),
-        module.bias,
-        zeros.repeat_interleave(repeats, 1),
-    )
 
 
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
@@ -186,7 +61,7 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     each = bits // 4  # bytes of two adjacent columns
     num_tiles = width // (16 * each * 2)
     # tile row, half, g, tile column, t, step, pair, byte
-    view = codes.view(height // _TILE_ROWS, 2, 8, num_tiles, 4, 4, 2, each)
+    view = codes.view(height // TILE_ROWS, 2, 8, num_tiles, 4, 4, 2, each)
     return view.permute(0, 3, 2, 4, 5, 6, 1, 7).contiguous().view(-1)
 
 
@@ -194,7 +69,7 @@ def pack_scales(scales: torch.Tensor) -> torch.Tensor:
     """Returns scales or zeros ``[out, groups]`` as ``[tile rows, groups, 8, 2]``: those of rows
     ``g`` and ``g + 8`` side by side."""
     height, num_groups = scales.shape
-    view = scales.view(height // _TILE_ROWS, 2, 8, num_groups)
+    view = scales.view(height // TILE_ROWS, 2, 8, num_groups)
     return view.permute(0, 3, 2, 1).contiguous()
 
 
@@ -250,17 +125,6 @@ def _can_join(parts: Sequence[QuantisedRows]) -> bool:
     return is_one_form and sum(part.shape[0] for part in parts) % _ROWS_EACH == 0
 
 
-def decompress(modules: Iterable[Any], dtype: torch.dtype) -> None:
-    """Makes plain layers of those that have no products of their own."""
-    for module in filter(has_no_product, modules):
-        if isinstance(module, AwqLayer):
-            module.decompress(dtype)
-            continue
-        base: Any = importlib.import_module("compressed_tensors.compressors.base")
-        base.decompress_module(module, leave_decompressed=False)
-        module.to(dtype)
-
-
 @functools.cache
 def _log_once(reason: str) -> None:
     _log.info("%s: they are run by their own package", reason)
@@ -313,7 +177,7 @@ class Kernels:
         height, width = rows.shape
         yield _difference(product.unpacked(0, height), weight)
         for num_eights, num_tiles in self.few:
-            if height % (_TILE_ROWS * num_tiles) == 0:
+            if height % (TILE_ROWS * num_tiles) == 0:
                 numbers = torch.arange(8 * num_eights * width, device=weight.device)
                 x = (numbers % 31 - 15).view(-1, width).to(dtype)  # exact in 16 bits
                 expected = x.float() @ weight.T
@@ -419,7 +283,7 @@ class PackedLinear:
         tiles = 2 if eights == 4 else self.num_tiles
         bias = self._no_bias if self._bias is None else self._bias
         self._kernels.few[eights, tiles](
-            grid=(self._height // (_TILE_ROWS * tiles), 1, 1),
+            grid=(self._height // (TILE_ROWS * tiles), 1, 1),
             block=(32 * _WARPS, 1, 1),
             args=[
                 self._packed, self._scales, self._zeros, self._table, bias, x, product, count,
@@ -440,20 +304,22 @@ class PackedLinear:
     def unpacked(self, first: int, height: int) -> torch.Tensor:
         """Returns rows of the weight, ``[height, in]``."""
         weight = torch.empty(height, self._width, dtype=self._dtype, device=self._packed.device)
-        num_tiles = height // _TILE_ROWS * (self._width // _TILE_COLUMNS)
+        num_tiles = height // TILE_ROWS * (self._width // TILE_COLUMNS)
         self._kernels.unpack(
             grid=(-(-num_tiles // _WARPS), 1, 1),
             block=(32 * _WARPS, 1, 1),
             args=[
                 self._packed, self._scales, self._zeros, self._table, weight,
-                first // _TILE_ROWS, num_tiles, self._width,
+                first // TILE_ROWS, num_tiles, self._width,
             ],
         )  # fmt: skip
         return weight
 
 
 def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.float() - expected).norm() / expected.norm())
+    """Returns the relative difference; 0 if both are 0, and nan if one of them is not finite."""
+    least = torch.finfo(torch.float32).tiny
+    return float((found.float() - expected).norm() / expected.norm().clamp(min=least))
 
 
 def value_pairs(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

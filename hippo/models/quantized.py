@@ -25,9 +25,10 @@ from hippo.errors import ModelLoadError
 from hippo.models import awq
 from hippo.models.checkpoint import Checkpoint
 from hippo.models.linear import is_quantized
-from hippo.models.packed import can_pack, decompress, has_no_product
+from hippo.models.packed import can_pack
 from hippo.models.placement import dtype_of
 from hippo.models.plan import LoadPlan
+from hippo.models.quantised_rows import decompress, has_no_product
 from hippo.shapes import (
     column_counts,
     find_experts,
@@ -274,10 +275,10 @@ def _awq(
     if (problem := awq.problem_of(settings, widths)) is not None:
         raise ModelLoadError(f"{checkpoint.name}: {problem}: use another form of the model")
     settings |= {"quant_method": awq.QUANT_METHOD}
-    if not has_packable_groups(settings.get("group_size", 128)) or not packs(4):
+    group_size = settings.get("group_size", 128)
+    if not has_packable_groups(group_size) or not packs(4):
         return Quantization(name="awq", settings=settings, is_kept=False)
     # Of 64 weights: a scale and a zero point here, and their share of a group's as stored.
-    group_size = settings.get("group_size", 128)
     stored = 0.0 if group_size == -1 else 2.5 * 64 / group_size
     return Quantization(name="awq", settings=settings, is_packed=True, wider_scales=3 - stored)
 

@@ -22,16 +22,15 @@ from hippo.models.packed import (
     SHAPES,
     Kernels,
     PackedLinear,
-    QuantisedRows,
     make_kernels,
     make_packed,
     pack,
     pack_scales,
-    quantised_rows,
     value_pairs,
 )
 from hippo.models.plan import LoadPlan
 from hippo.models.pretrained import import_transformers
+from hippo.models.quantised_rows import QuantisedRows, quantised_rows
 from hippo.models.quantized import find_quantization
 from hippo.models.weights import read_weights
 from tests.support.quantized import has_packages, write_quantized
@@ -269,6 +268,24 @@ def test_kernels_that_give_other_numbers_than_the_weight_are_not_used(
     ):
         assert Kernels(few, unpack).are_right(rows, torch.bfloat16) == (wrong is None)
     assert ("report it with the GPU's name" in caplog.text) == (wrong is not None)
+
+
+def test_kernels_are_right_with_a_weight_of_zeros() -> None:
+    """As the first rows of a layer may be."""
+
+    def multiply(*, args: list[Any], **_options: Any) -> None:
+        args[6].zero_()
+
+    def unpack(*, args: list[Any], **_options: Any) -> None:
+        args[4].zero_()
+
+    rows = QuantisedRows(
+        torch.zeros(64, 32, dtype=torch.uint8), torch.zeros(64, 1).half(), torch.randn(16), None
+    )
+    properties = SimpleNamespace(multi_processor_count=132)
+    with mock.patch.object(torch.cuda, "get_device_properties", lambda device: properties):
+        kernels = Kernels(dict.fromkeys(SHAPES, multiply), unpack)
+        assert kernels.are_right(rows, torch.bfloat16)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

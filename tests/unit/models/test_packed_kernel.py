@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from hippo.models.packed import Kernels, QuantisedRows, source_of
+from hippo.models.packed import Kernels, source_of
+from hippo.models.quantised_rows import QuantisedRows
 
 HOST = Path(__file__).parents[2] / "support" / "host_kernel.cpp"
 _ON_HOST = ("multiply_tile", "rounded_pair", "rounded", "widened_half")  # in assembly for a GPU
