@@ -3,6 +3,9 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
+# Modules are compiled when they are first imported: an installation has thousands that nobody imports.
+INSTALL = $(BIN)/pip install --disable-pip-version-check --no-compile -c constraints.txt
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test check lint protos bench train clean
 
@@ -41,9 +44,9 @@ $(VENV)/.venv:
 	touch $@
 
 $(VENV)/.engine: $(VENV)/.venv pyproject.toml constraints.txt
-	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[engine]'
+	$(INSTALL) -e '.[engine]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.venv pyproject.toml constraints.txt
-	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[engine,quantized,dev]'
+	$(INSTALL) -e '.[engine,quantized,dev]'
 	touch $(VENV)/.engine $@
