@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -16,6 +17,14 @@ os.environ["COLUMNS"] = "160"
 # and then ends with it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_collections() -> None:
+    """Leaves out of later garbage collections what is there, above all imported modules: each load
+    of a model does a collection, and with them it takes half a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
