@@ -15,6 +15,8 @@ from hippo.sizes import Experts, ModelShape
 # Of the publishers' quantised repositories: bits of a weight in memory, scales included.
 _FORMS = {"-AWQ": 4.4, "-GPTQ-Int4": 4.2, "-GPTQ-Int8": 8.2}
 
+WIDER_THAN_NESTED = 1.0  # 16 bits for the scale of 64 weights instead of 8: see wider_scales
+
 
 def find_shape(name: str, *, layer_bits: float | None = None) -> ModelShape:
     """Returns the shape of a public model, or of a folder with config.json.
@@ -49,6 +51,7 @@ def find_shape(name: str, *, layer_bits: float | None = None) -> ModelShape:
             )
         others = shape.num_parameters - shape.num_shared_parameters
         layer_bits = 8 * (stored - 2 * others) / shape.num_shared_parameters
+        layer_bits += wider_scales(config) / 8
     return replace(shape, layer_bits=layer_bits)
 
 
@@ -92,6 +95,25 @@ def has_packable_integers(config: Mapping[str, Any]) -> bool:
         is_even = size > 0 and not any(width % size for width in column_counts(config))
         return is_ordered and has_packable_groups(size) and is_even
     return kind in (("pack-quantized", 4, "channel"), ("int-quantized", 8, "channel"))
+
+
+def wider_scales(config: Mapping[str, Any]) -> float:
+    """Returns how many bytes more the scales and zero points of 64 weights take in
+    hippo.models.packed than stored; the config.json has a form that the kernels multiply."""
+    settings = quantization_settings(config) or {}
+    if settings.get("quant_method") == "awq":
+        return 3 - 2.5 * _groups_of_64(settings.get("group_size", 128))
+    if settings.get("quant_method") == "bitsandbytes":
+        return WIDER_THAN_NESTED if settings.get("bnb_4bit_use_double_quant") else 0.0
+    for weights in _quantized_weights(settings):
+        if weights.get("type", "int") == "int" and weights.get("num_bits") == 4:
+            return 2 - 2 * _groups_of_64(weights.get("group_size") or -1)
+    return 0.0
+
+
+def _groups_of_64(group_size: int) -> float:
+    """Returns how many groups 64 columns have; -1: a group has all columns of a row."""
+    return 0.0 if group_size == -1 else 64 / group_size
 
 
 def has_packable_groups(group_size: int) -> bool:

@@ -28,6 +28,7 @@ from hippo.models.awq import AwqLayer
 from hippo.models.linear import Linear
 from hippo.models.packed_kernel import SOURCE
 from hippo.models.quantised_rows import (
+    GROUP,
     TILE_COLUMNS,
     TILE_ROWS,
     QuantisedRows,
@@ -44,7 +45,7 @@ _FEW_ROWS = 6 * _MOST_ROWS
 _WARPS = 8
 _ROWS_EACH = 32  # of a weight, for one block of threads; 64 where there are enough blocks
 SHAPES = ((1, 2), (1, 4), (2, 2), (2, 4), (4, 2))  # numbers of 8 rows, and of tile rows
-_TRIED_ROWS = 64  # of a weight, to try the kernels
+_TRIED_SHAPE = 64, 640  # of a weight to try the kernels: of ten tiles two warps have two each
 _LARGEST_DIFFERENCE = 0.01  # of 16 bits' rounding it is less, of a wrong place or factor more
 _LEAST_CAPABILITY = (8, 0)  # tensor cores that multiply bfloat16 by mma.m16n8k16
 
@@ -89,14 +90,11 @@ def make_packed(
         return None
     parts = list(filter(None, map(quantised_rows, modules)))
     if len(parts) < len(modules) or not _can_join(parts):
+        _log_once(f"layers of {type(modules[0]).__name__}")
         decompress(modules, dtype)
-        _log_once(
-            f"layers of {type(modules[0]).__name__} are not all in a form that the kernels have"
-        )
         return None
     kernels = make_kernels(device, parts[0].bits, dtype, parts[0].zeros is not None)
-    if kernels is None or not kernels.are_right(parts[0], dtype):
-        decompress(modules, dtype)
+    if kernels is None:
         return None
     for index, reorder in enumerate(reorders):
         if reorder is not None:
@@ -126,16 +124,20 @@ def _can_join(parts: Sequence[QuantisedRows]) -> bool:
 
 
 @functools.cache
-def _log_once(reason: str) -> None:
-    _log.info("%s: they are run by their own package", reason)
+def _log_once(layers: str) -> None:
+    _log.info(
+        "%s are not all in a form that the kernels have, and run unpacked or by their own package",
+        layers,
+    )
 
 
-def can_pack(device: torch.device, bits: int, dtype: torch.dtype) -> bool:
-    """Whether layers with weights of ``bits`` run by the kernels for rows of ``dtype``."""
+def can_pack(device: torch.device, bits: int, dtype: torch.dtype, has_zeros: bool) -> bool:
+    """Whether layers with weights of ``bits``, and zero points, run by the kernels for rows of
+    ``dtype``."""
     return (
         has_kernels(device)
         and dtype.itemsize == 2
-        and make_kernels(device, bits, dtype) is not None
+        and make_kernels(device, bits, dtype, has_zeros) is not None
     )
 
 
@@ -149,50 +151,20 @@ def has_kernels(device: torch.device) -> bool:
     )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Kernels:
     """Compiled kernels: ``few`` by numbers of 8 rows and of tiles for one block of threads."""
 
     few: dict[tuple[int, int], Any]
     unpack: Any
-    _are_right: bool | None = None
-
-    def are_right(self, rows: QuantisedRows, dtype: torch.dtype) -> bool:
-        """Whether all kernels give the numbers of the plain weight, tried once with some ``rows``
-        of a weight; logs an error if not. No kernel has run on every kind of GPU."""
-        if self._are_right is None:
-            found = list(self._differences(rows.first(_TRIED_ROWS), dtype))
-            self._are_right = all(each < _LARGEST_DIFFERENCE for each in found)
-            if not self._are_right:
-                _log.error(
-                    "kernels for quantised layers are wrong on this GPU and not used; please "
-                    "report it with the GPU's name and these differences: %s",
-                    ", ".join(f"{each:.2g}" for each in found),
-                )
-        return self._are_right
-
-    def _differences(self, rows: QuantisedRows, dtype: torch.dtype) -> Iterator[float]:
-        """Yields the relative differences of each kernel's results."""
-        weight, product = rows.plain(dtype), PackedLinear([rows], dtype, self)
-        height, width = rows.shape
-        yield _difference(product.unpacked(0, height), weight)
-        for num_eights, num_tiles in self.few:
-            if height % (TILE_ROWS * num_tiles) == 0:
-                numbers = torch.arange(8 * num_eights * width, device=weight.device)
-                x = (numbers % 31 - 15).view(-1, width).to(dtype)  # exact in 16 bits
-                expected = x.float() @ weight.T
-                if rows.bias is not None:
-                    expected += rows.bias.float()
-                product.num_tiles = num_tiles
-                yield _difference(product(x), expected)
 
 
 @functools.cache
 def make_kernels(
-    device: torch.device, bits: int, dtype: torch.dtype, has_zeros: bool = False
+    device: torch.device, bits: int, dtype: torch.dtype, has_zeros: bool
 ) -> Kernels | None:
-    """Compiles the kernels for the device by NVRTC, which comes with torch; logs a warning and
-    returns None if that fails."""
+    """Compiles the kernels for the device by NVRTC, which comes with torch, and tries them; logs
+    the reason and returns None if they cannot be compiled or give wrong numbers."""
     try:
         # torch asks for CUDA's headers, which the source does not include.
         with torch.cuda.device(device), _cuda_home():
@@ -201,11 +173,61 @@ def make_kernels(
                 for shape in SHAPES
             }
             source = source_of(bits, dtype, *SHAPES[0], has_zeros=has_zeros)
-            return Kernels(few, _compiled("unpack", source))
+            kernels = Kernels(few, _compiled("unpack", source))
+            is_right = are_right(kernels, tried_rows(device, bits, has_zeros), dtype)
     except (ImportError, RuntimeError, OSError) as error:
         reason = str(error).strip().partition("\n")[0]
-        _log.warning("kernels for quantised layers are not compiled, steps are slow: %s", reason)
+        _log.warning("kernels for quantised layers do not run here, steps are slow: %s", reason)
         return None
+    return kernels if is_right else None
+
+
+def tried_rows(device: torch.device, bits: int, has_zeros: bool) -> QuantisedRows:
+    """Returns pseudo-random rows to try kernels with."""
+    generator = torch.Generator().manual_seed(0)
+    (height, width), is_short = _TRIED_SHAPE, bits == 4
+
+    def numbers(most: int, *shape: int) -> torch.Tensor:
+        return torch.randint(most, shape, dtype=torch.uint8, generator=generator).to(device)
+
+    places = (height, width // GROUP) if is_short else (height,)
+    scales = (numbers(256, *places) + 16.0) / 4096
+    return QuantisedRows(
+        numbers(256, height, width * bits // 8),
+        scales.half() if is_short else scales,
+        torch.arange(-8.0, 8.0, device=device) if is_short else None,
+        numbers(16, height).float(),
+        numbers(16, *places) if has_zeros else None,
+    )
+
+
+def are_right(kernels: Kernels, rows: QuantisedRows, dtype: torch.dtype) -> bool:
+    """Whether all kernels give the numbers of the plain weight; logs an error if not. No kernel has
+    run on every kind of GPU."""
+    found = list(_differences(kernels, rows, dtype))
+    is_right = all(each < _LARGEST_DIFFERENCE for each in found)
+    if not is_right:
+        _log.error(
+            "kernels for quantised layers are wrong on this GPU and not used; please report it "
+            "with the GPU's name and these differences: %s",
+            ", ".join(f"{each:.2g}" for each in found),
+        )
+    return is_right
+
+
+def _differences(kernels: Kernels, rows: QuantisedRows, dtype: torch.dtype) -> Iterator[float]:
+    """Yields the relative differences of each kernel's results."""
+    weight, product = rows.plain(dtype), PackedLinear([rows], dtype, kernels)
+    height, width = rows.shape
+    yield _difference(product.unpacked(0, height), weight)
+    for num_eights, num_tiles in kernels.few:
+        numbers = torch.arange(8 * num_eights * width, device=weight.device)
+        x = (numbers % 31 - 15).view(-1, width).to(dtype)  # exact in 16 bits
+        expected = x.float() @ weight.T
+        if rows.bias is not None:
+            expected += rows.bias
+        product.num_tiles = num_tiles
+        yield _difference(product(x), expected)
 
 
 @contextlib.contextmanager
@@ -226,7 +248,7 @@ def _compiled(name: str, source: str) -> Any:
 
 
 def source_of(
-    bits: int, dtype: torch.dtype, num_eights: int, num_tiles: int, *, has_zeros: bool = False
+    bits: int, dtype: torch.dtype, num_eights: int, num_tiles: int, *, has_zeros: bool
 ) -> str:
     """Returns the source for rows of ``dtype``, at most ``8 * num_eights`` of them."""
     kind = {torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
@@ -236,7 +258,8 @@ def source_of(
     settings = {"BITS": bits, "EIGHTS": num_eights, "TILES": num_tiles, "AHEAD": ahead}
     settings |= {"IS_BFLOAT": int(dtype == torch.bfloat16), "HAS_ZEROS": int(has_zeros)}
     lines = [f"#define {name} {value}" for name, value in settings.items()]
-    return "\n".join([*lines, f'#define KIND "{kind}"', SOURCE])
+    # Older versions of torch write more before the first line.
+    return "\n".join(["", *lines, f'#define KIND "{kind}"', SOURCE])
 
 
 class PackedLinear:
@@ -317,9 +340,8 @@ class PackedLinear:
 
 
 def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Returns the relative difference; 0 if both are 0, and nan if one of them is not finite."""
-    least = torch.finfo(torch.float32).tiny
-    return float((found.float() - expected).norm() / expected.norm().clamp(min=least))
+    """Returns the relative difference; nan if ``found`` has numbers that are not finite."""
+    return float((found.float() - expected).norm() / expected.norm())
 
 
 def value_pairs(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

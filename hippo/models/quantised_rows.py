@@ -47,10 +47,6 @@ class QuantisedRows:
         zeros = None if self.zeros is None else reorder(self.zeros)
         return QuantisedRows(reorder(self.codes), reorder(self.scales), self.values, bias, zeros)
 
-    def first(self, num_rows: int) -> QuantisedRows:
-        """Returns the first rows."""
-        return self.reordered(lambda rows: rows[:num_rows])
-
     def plain(self, dtype: torch.dtype) -> torch.Tensor:
         """Returns the weight ``[out, in]``, float32, from ``values`` rounded to ``dtype`` as the
         kernel has them."""

@@ -12,7 +12,6 @@ import importlib
 import importlib.util
 import json
 import logging
-import math
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -30,12 +29,14 @@ from hippo.models.placement import dtype_of
 from hippo.models.plan import LoadPlan
 from hippo.models.quantised_rows import decompress, has_no_product
 from hippo.shapes import (
+    WIDER_THAN_NESTED,
     column_counts,
     find_experts,
     has_packable_groups,
     has_packable_integers,
     has_packable_sizes,
     quantization_settings,
+    wider_scales,
 )
 from hippo.sizes import ModelShape
 
@@ -54,9 +55,7 @@ _OUTSIDE_LAYERS = rf"(?!{re.escape(_LAYERS)}).*"
 # negligible. nf4: 64 weights share a scale of 8 bits, and 256 scales share a float32.
 _BITS = {"int8": 8.0, "nf4": 4 + 8 / 64 + 32 / (64 * 256)}
 
-_WIDER_THAN_NESTED = 1.0  # 16 bits for 64 weights instead of 8: see Quantization.wider_scales
-
-Packs = Callable[[int], bool]
+Packs = Callable[[int, bool], bool]  # whether kernels multiply weights of so many bits, zero points
 """Whether layers with weights of so many bits run by the kernels of hippo.models.packed."""
 
 _SKIP_LISTS = ("modules_to_not_convert", "llm_int8_skip_modules", "ignore")
@@ -150,9 +149,9 @@ def find_quantization(
     """
     settings = quantization_settings(checkpoint.config)
 
-    def packs(bits: int) -> bool:
-        has_sizes = has_packable_sizes(checkpoint.config)
-        return has_sizes and can_pack(device, bits, dtype_of(plan, checkpoint, device))
+    def packs(bits: int, has_zeros: bool) -> bool:
+        dtype = dtype_of(plan, checkpoint, device)
+        return has_packable_sizes(checkpoint.config) and can_pack(device, bits, dtype, has_zeros)
 
     if find_experts(checkpoint.config.get("text_config") or {}) is not None:
         _refuse_with_experts(plan, checkpoint, settings)
@@ -161,14 +160,14 @@ def find_quantization(
             return None
         _require_packages(checkpoint, plan.quantization, _LOAD_PACKAGES[plan.quantization])
         is_int8 = plan.quantization == "int8"
-        is_packed = packs(8 if is_int8 else 4)
+        is_packed = packs(8 if is_int8 else 4, False)
         by_package = device.type == "cuda" and not is_packed
         return Quantization(
             name=plan.quantization,
             overflows_half=is_int8 and by_package,
             rounds_by_rows=not is_int8 and by_package,
             is_packed=is_packed,
-            wider_scales=_WIDER_THAN_NESTED if is_packed and not is_int8 else 0.0,
+            wider_scales=WIDER_THAN_NESTED if is_packed and not is_int8 else 0.0,
         )
     method = str(settings.get("quant_method", "")).lower()
     if method not in _METHODS:
@@ -258,13 +257,13 @@ def _bitsandbytes(
     if settings.get("load_in_8bit"):
         has_outliers = float(settings.get("llm_int8_threshold", 6.0)) > 0
         return Quantization(name="LLM.int8()", settings=settings, mixes_rows=has_outliers)
-    is_packed, is_nested = packs(4), bool(settings.get("bnb_4bit_use_double_quant"))
+    is_packed = packs(4, False)
     return Quantization(
         name=f"bitsandbytes {settings.get('bnb_4bit_quant_type', 'fp4')}",
         settings=settings,
         rounds_by_rows=device.type == "cuda" and not is_packed,
         is_packed=is_packed,
-        wider_scales=_WIDER_THAN_NESTED if is_packed and is_nested else 0.0,
+        wider_scales=wider_scales(checkpoint.config) if is_packed else 0.0,
     )
 
 
@@ -275,12 +274,10 @@ def _awq(
     if (problem := awq.problem_of(settings, widths)) is not None:
         raise ModelLoadError(f"{checkpoint.name}: {problem}: use another form of the model")
     settings |= {"quant_method": awq.QUANT_METHOD}
-    group_size = settings.get("group_size", 128)
-    if not has_packable_groups(group_size) or not packs(4):
+    if not has_packable_groups(settings.get("group_size", 128)) or not packs(4, True):
         return Quantization(name="awq", settings=settings, is_kept=False)
-    # Of 64 weights: a scale and a zero point here, and their share of a group's as stored.
-    stored = 0.0 if group_size == -1 else 2.5 * 64 / group_size
-    return Quantization(name="awq", settings=settings, is_packed=True, wider_scales=3 - stored)
+    wider = wider_scales(checkpoint.config)
+    return Quantization(name="awq", settings=settings, is_packed=True, wider_scales=wider)
 
 
 def _gptq(
@@ -338,9 +335,8 @@ def _compressed_tensors(
             settings=settings | {"use_optimized_inference": True},
             only_dtype=None if is_hopper else "bfloat16",
         )
-    if has_packable_integers(checkpoint.config) and packs(weights["num_bits"]):
-        stored = 128 / (weights.get("group_size") or math.inf)  # bytes of scales for 64 weights
-        wider = 2 - stored if weights["num_bits"] == 4 else 0.0
+    if has_packable_integers(checkpoint.config) and packs(weights["num_bits"], False):
+        wider = wider_scales(checkpoint.config)
         return Quantization(name=name, settings=settings, is_packed=True, wider_scales=wider)
     return Quantization(name=name, settings=settings | {"dequantize": True}, is_kept=False)
 

@@ -22,10 +22,12 @@ from hippo.models.packed import (
     SHAPES,
     Kernels,
     PackedLinear,
+    are_right,
     make_kernels,
     make_packed,
     pack,
     pack_scales,
+    tried_rows,
     value_pairs,
 )
 from hippo.models.plan import LoadPlan
@@ -116,7 +118,8 @@ def test_rows_of_published_integers_stand_for_the_plain_weights(form: str, tmp_p
             assert not is_plain(module)
             rows = quantised_rows(module)
             assert rows is not None and rows.shape == (module.out_features, module.in_features)
-            found = _plain_rows(rows, torch.bfloat16)
+            assert rows.scales.dtype == (torch.float16 if rows.bits == 4 else torch.float32)
+            found = rows.plain(torch.bfloat16)
             weight = expected[f"model.layers.{index}.{name}.weight"]
             assert_close(found, weight, rtol=1e-2, atol=1e-4)  # which is rounded to bfloat16
 
@@ -135,7 +138,7 @@ def test_rows_of_bitsandbytes_stand_for_its_numbers(is_nested: bool, kind: str) 
     rows = quantised_rows(module)
     assert rows is not None and rows.shape == (48, 128) and rows.bias is module.bias
     assert_close(
-        _plain_rows(rows, torch.float32),
+        rows.plain(torch.float32),
         functional.dequantize_4bit(codes, state),
         rtol=1e-3,  # of scales in float16
         atol=1e-5,
@@ -150,7 +153,7 @@ def test_rows_of_torchao_stand_for_its_numbers() -> None:
     rows = quantised_rows(layer)
     assert rows is not None and rows.bits == 8
     weight: Any = layer.weight
-    assert_close(_plain_rows(rows, torch.float32), weight.dequantize())
+    assert_close(rows.plain(torch.float32), weight.dequantize())
 
 
 @pytest.mark.skipif(not has_packages(), reason="the group quantized is not installed")
@@ -198,17 +201,6 @@ def _random_rows(
     )
 
 
-def _plain_rows(rows: QuantisedRows, dtype: torch.dtype) -> torch.Tensor:
-    """The weight in float32, with the values of codes as the kernel has them, in ``dtype``."""
-    if rows.values is None:
-        return (rows.codes.float() - 128) * rows.scales[:, None]
-    codes = torch.stack((rows.codes >> 4, rows.codes & 15), 2).view(rows.shape[0], -1)
-    values = rows.values.to(dtype).float()[codes.long()]
-    if rows.zeros is not None:
-        values -= rows.zeros.float().repeat_interleave(64, 1)
-    return values * rows.scales.float().repeat_interleave(64, 1)
-
-
 @pytest.mark.parametrize("count", [1, 8, 9, 32, 33, 100, 192, 193, 300])
 def test_rows_are_multiplied_in_parts_or_by_the_unpacked_weight(count: int) -> None:
     weight = torch.randn(96, 64)
@@ -244,10 +236,8 @@ def test_rows_are_multiplied_in_parts_or_by_the_unpacked_weight(count: int) -> N
 def test_kernels_that_give_other_numbers_than_the_weight_are_not_used(
     wrong: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    codes = torch.randint(256, (64, 32), dtype=torch.uint8)
-    scales, zeros = torch.rand(64, 1).half(), torch.randint(16, (64, 1), dtype=torch.uint8)
-    rows = QuantisedRows(codes, scales, torch.arange(16.0), torch.randn(64), zeros)
-    weight = _plain_rows(rows, torch.bfloat16)
+    rows = tried_rows(torch.device("cpu"), 4, True)
+    weight = rows.plain(torch.bfloat16)
 
     def multiply(shape: tuple[int, int]) -> Any:
         def call(*, args: list[Any], **_options: Any) -> None:
@@ -266,26 +256,8 @@ def test_kernels_that_give_other_numbers_than_the_weight_are_not_used(
         caplog.at_level(logging.ERROR),
         mock.patch.object(torch.cuda, "get_device_properties", lambda device: properties),
     ):
-        assert Kernels(few, unpack).are_right(rows, torch.bfloat16) == (wrong is None)
+        assert are_right(Kernels(few, unpack), rows, torch.bfloat16) == (wrong is None)
     assert ("report it with the GPU's name" in caplog.text) == (wrong is not None)
-
-
-def test_kernels_are_right_with_a_weight_of_zeros() -> None:
-    """As the first rows of a layer may be."""
-
-    def multiply(*, args: list[Any], **_options: Any) -> None:
-        args[6].zero_()
-
-    def unpack(*, args: list[Any], **_options: Any) -> None:
-        args[4].zero_()
-
-    rows = QuantisedRows(
-        torch.zeros(64, 32, dtype=torch.uint8), torch.zeros(64, 1).half(), torch.randn(16), None
-    )
-    properties = SimpleNamespace(multi_processor_count=132)
-    with mock.patch.object(torch.cuda, "get_device_properties", lambda device: properties):
-        kernels = Kernels(dict.fromkeys(SHAPES, multiply), unpack)
-        assert kernels.are_right(rows, torch.bfloat16)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -312,9 +284,8 @@ def test_products_are_those_of_the_plain_weight(
     assert kernels is not None
     if bits == 4:  # parts of a product have the same values
         parts = [replace(part, values=parts[0].values) for part in parts]
-    assert kernels.are_right(parts[0], dtype)
     product = PackedLinear(parts, dtype, kernels)
-    weight = torch.cat([_plain_rows(part, dtype) for part in parts])
+    weight = torch.cat([part.plain(dtype) for part in parts])
     x = (torch.randn(300, width, device="cuda") / 64).to(dtype)
     expected = x.float() @ weight.T
     if has_bias:

@@ -6,6 +6,7 @@ import ctypes
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from hippo.models.packed import Kernels, source_of
-from hippo.models.quantised_rows import QuantisedRows
+from hippo.models.packed import Kernels, are_right, source_of, tried_rows
 
 HOST = Path(__file__).parents[2] / "support" / "host_kernel.cpp"
 _ON_HOST = ("multiply_tile", "rounded_pair", "rounded", "widened_half")  # in assembly for a GPU
@@ -84,19 +84,12 @@ def test_the_kernels_give_the_numbers_of_the_plain_weight(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    torch.manual_seed(0)
-    height, width = 64, 640  # of ten tiles two warps have two each
-    scales = torch.rand(height, width // 64).half() if bits == 4 else torch.rand(height)
-    rows = QuantisedRows(
-        torch.randint(256, (height, width * bits // 8), dtype=torch.uint8),
-        scales + 0.1,
-        torch.randn(16) if bits == 4 else None,
-        torch.randn(height) if has_bias else None,
-        torch.randint(16, (height, width // 64), dtype=torch.uint8) if has_zeros else None,
-    )
+    rows = tried_rows(torch.device("cpu"), bits, has_zeros)
+    if not has_bias:
+        rows = replace(rows, bias=None)
     library = _compiled(source_of(bits, dtype, *shape, has_zeros=has_zeros), tmp_path)
     properties = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     few = {shape: _OnHost(library.launch_multiply)}
     kernels = Kernels(few, _OnHost(library.launch_unpack))
-    assert kernels.are_right(rows, dtype)
+    assert are_right(kernels, rows, dtype)

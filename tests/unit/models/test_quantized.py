@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,7 +142,7 @@ def test_layers_stay_quantised_where_there_are_kernels(
     assert (found.name, found.is_kept, found.mixes_rows) == (name, is_kept, False)
 
 
-def _can_pack(_device: torch.device, _bits: int, dtype: torch.dtype) -> bool:
+def _can_pack(_device: torch.device, _bits: int, dtype: torch.dtype, _has_zeros: bool) -> bool:
     return dtype.itemsize == 2
 
 
@@ -153,6 +152,7 @@ def _can_pack(_device: torch.device, _bits: int, dtype: torch.dtype) -> bool:
         ({}, True),
         ({"group_size": 64}, True),
         ({"strategy": "channel", "group_size": None}, True),
+        ({"strategy": "channel", "group_size": -1}, True),
         ({"actorder": "static"}, True),
         ({"actorder": "group"}, False),  # columns in an order of their own
         ({"group_size": 32}, False),
@@ -168,8 +168,8 @@ def test_integers_stay_where_hippos_kernels_multiply_them(
     with mock.patch.object(quantized, "can_pack", _can_pack):
         found = find(config, device="cuda", dtype="bfloat16")
         assert found is not None and (found.is_kept, found.is_packed) == (is_kept, is_kept)
-        bits = 2 - 128 / (change.get("group_size", 128) or math.inf)
-        assert found.wider_scales == (bits if is_kept else 0)
+        wider = {128: 1, 64: 0}.get(change.get("group_size", 128), 2)  # bytes for 64 weights
+        assert found.wider_scales == (wider if is_kept else 0)
         frozen = find(config | {"quantization_status": "frozen"}, device="cuda", dtype="bfloat16")
         assert frozen is not None and not frozen.is_kept
         whole = find(config, device="cuda", dtype="float32")
