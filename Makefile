@@ -16,11 +16,11 @@ demo: $(VENV)/.engine  ## Install, start the pair, ask about a clip, print the m
 	$(BIN)/hippo demo
 
 test: $(VENV)/.dev lint  ## Lint, type-check and run every test
-	@$(RUN) pytest -q -n 2 --dist loadfile --durations=15 tests/unit tests/contract tests/demo tests/integration; alone=$$?; \
-	$(RUN) pytest -q -n 2 --dist loadfile --durations=15 tests/e2e && exit $$alone
+	@$(RUN) pytest -q -n 3 --dist loadfile --durations=15 tests/unit tests/contract tests/demo tests/integration; alone=$$?; \
+	$(RUN) pytest -q -n 3 --dist loadfile --durations=15 tests/e2e && exit $$alone
 
 check: $(VENV)/.dev lint  ## Lint, type-check and run the unit tests
-	$(RUN) pytest -q -n 2 --dist loadfile tests/unit
+	$(RUN) pytest -q -n 3 --dist loadfile tests/unit
 
 lint: $(VENV)/.dev  ## ruff and mypy --strict
 	$(RUN) ruff check .

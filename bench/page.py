@@ -166,9 +166,12 @@ def _weaker(results: Mapping[str, Result]) -> str:
     ]
     if not parts:
         return ""
-    commit = results["levels"]["environment"]["commit"]
     drafts = "; one on ".join(parts)
-    return f" Weaker drafts in {first['dtype']} (commit {commit}): one that agrees on {drafts}."
+    return (
+        f" Weaker drafts in {first['dtype']}, where the bundled one reaches "
+        f"{first['adaptive']['decode']['mean']:.2f}× (commit "
+        f"{results['levels']['environment']['commit']}): one that agrees on {drafts}."
+    )
 
 
 def _section(name: str, result: Result) -> str:

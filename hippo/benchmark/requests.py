@@ -15,7 +15,7 @@ from hippo.benchmark.answers import Answer
 from hippo.benchmark.server import Connection
 from hippo.errors import InvalidRequestError
 
-VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov", ".m4v", ".mpg", ".mpeg", ".ts")
+VIDEO_SUFFIXES = tuple(".mp4 .mkv .webm .avi .mov .m4v .3gp .mpg .mpeg .ts".split())
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 REMOTE = ("http://", "https://", "data:", "file://")
 """Beginnings of URLs, which are sent as they are."""

@@ -7,6 +7,7 @@ import json
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -111,15 +112,21 @@ class CaptionRun:
     def _find_files(self) -> list[str]:
         """Returns the paths of videos and images below the folder, sorted."""
         suffixes = VIDEO_SUFFIXES + IMAGE_SUFFIXES
-        names = [
-            path.relative_to(self.folder).as_posix()
-            for path in sorted(self.folder.rglob("*"))
-            if path.suffix.lower() in suffixes and not path.is_dir()
-        ]
+        names, others = [], Counter[str]()
+        for path in sorted(self.folder.rglob("*")):
+            if path.is_dir():
+                continue
+            if path.suffix.lower() in suffixes:
+                names.append(path.relative_to(self.folder).as_posix())
+            elif path.resolve() != self.out.resolve():
+                others[path.suffix.lower() or path.name] += 1
         if not names:
             raise InvalidRequestError(
                 f"there are no videos or images below {self.folder} ({', '.join(suffixes)})"
             )
+        if others:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in others.most_common())
+            self._say(f"left out, not known as videos or images: {kinds}")
         return names
 
     def _take(self, number: int, data: bytes) -> None:

@@ -52,7 +52,7 @@ def memory_table(pair: ModelPair) -> Table:
         table.add_row(
             f"{name} {shape.name.rpartition('/')[2]}",
             f"{place.num_gpus} {place.gpu.name}",
-            f"{2 * shape.num_parameters / GIB:.1f}",
+            f"{shape.weight_bytes() / GIB:.1f}",
             f"{shape.cache_bytes(num_tokens) / GIB:.2f}",
             f"{place.memory_gib(shape, num_tokens):.1f}",
             f"{place.gpu.memory_gib:g}",

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hippo.benchmark.requests import VIDEO_SUFFIXES
 from hippo.benchmark.video_questions import read_questions
 from hippo.errors import InvalidRequestError
 
-VIDEO_SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm")
 DEFAULT_QUESTIONS = (
     "Describe the video in detail.",
     "What happens in this video, from the beginning to the end?",

@@ -6,6 +6,8 @@ instead. To this are added the small operations of each layer and, across severa
 all-reduces per layer. If the host takes longer to launch the operations one by one, its time is
 used instead. Shares and overheads are those that `python -m bench.gpu` found on an H200 with the
 shapes of Qwen2.5-VL-3B, 7B and 32B (docs/gpu.md), except the all-reduces, which are assumed.
+Quantised layers are read at the share that hippo's kernels reached on an H100 with the products of
+a 72B in nf4 (docs/gpu.md); that a prefill unpacks them is left out.
 """
 
 from __future__ import annotations
@@ -52,6 +54,8 @@ class Placement:
     ``bandwidth_share`` and ``compute_share`` are the shares of the data sheet's values that matrix
     products reach, ``layer_us`` is the small operations of a layer on the device, ``block_us``
     those besides in a step of several rows, ``sum_us`` one all-reduce (two per layer),
+    ``packed_share`` is the bandwidth's share with quantised layers, whose products take
+    ``packed_row_share`` longer for each row after the first,
     ``launch_us`` the host's time to launch an operation, ``step_us`` sampling and the host's part
     of a step. With ``has_graphs`` a step on one GPU is one launch (CUDA graphs).
     """
@@ -63,14 +67,17 @@ class Placement:
     layer_us: float = 65.0
     block_us: float = 25.0
     sum_us: float = 12.0
+    # Gate, up and down of a layer are 386 MB in nf4: 115 us at an H100's bandwidth. Measured were
+    # 174 us for one row and 197 us for 16.
+    packed_share: float = 0.66
+    packed_row_share: float = (197 / 174 - 1) / 15
     launch_us: float = 20.0
     step_us: float = 150.0
     has_graphs: bool = True
 
     def step_ms(self, shape: ModelShape, num_rows: int, context: int) -> float:
         """Returns the milliseconds of a forward after ``context`` cached tokens."""
-        read = _BYTES * read_parameters(shape, num_rows) + shape.cache_bytes(1) * context
-        memory_ms = 1e3 * read / self._bandwidth
+        memory_ms = self._weights_ms(shape, num_rows) + self._cache_ms(shape) * context
         compute_ms = 1e3 * self._flops_of(shape, num_rows, context) / self._flops
         small_ms = self._small_ms(shape) + (num_rows > 1) * shape.num_layers * self.block_us / 1e3
         device_ms = max(memory_ms, compute_ms) + small_ms
@@ -80,7 +87,7 @@ class Placement:
         """Returns a linear ``step_ms``, exact for 1 and 16 rows at ``context``."""
         one_row = self.step_ms(shape, 1, context)
         slope = (self.step_ms(shape, _ROWS, context) - one_row) / (_ROWS - 1)
-        kilotoken = 1e6 * shape.cache_bytes(1) / self._bandwidth
+        kilotoken = 1e3 * self._cache_ms(shape)
         base = one_row - kilotoken * context / 1e3
         return ForwardTime(one_row_ms=base, row_ms=slope, kilotoken_ms=kilotoken)
 
@@ -94,7 +101,7 @@ class Placement:
     def memory_gib(self, shape: ModelShape, num_tokens: int) -> float:
         """Returns GiB of weights and KV cache of ``num_tokens`` on each GPU."""
         cache = shape.cache_bytes(num_tokens)
-        return (_BYTES * shape.num_parameters + cache) / self.num_gpus / GIB
+        return (shape.weight_bytes() + cache) / self.num_gpus / GIB
 
     def check_fits(self, shape: ModelShape, num_tokens: int) -> None:
         """Raises InvalidRequestError, with usable numbers of GPUs, if the GPUs cannot share the
@@ -117,6 +124,18 @@ class Placement:
     @property
     def _bandwidth(self) -> float:
         return 1e9 * self.gpu.bandwidth_gbs * self.bandwidth_share * self.num_gpus
+
+    def _weights_ms(self, shape: ModelShape, num_rows: int) -> float:
+        plain, layers = shape.num_head_parameters, shape.num_read_parameters(num_rows)
+        if shape.layer_bits is None:
+            return 1e3 * _BYTES * (plain + layers) / self._bandwidth
+        packed = layers * shape.layer_bits / 8 * (1 + self.packed_row_share * (num_rows - 1))
+        packed *= self.bandwidth_share / self.packed_share
+        return 1e3 * (_BYTES * plain + packed) / self._bandwidth
+
+    def _cache_ms(self, shape: ModelShape) -> float:
+        """Returns the time to read a token's keys and values."""
+        return 1e3 * shape.cache_bytes(1) / self._bandwidth
 
     @property
     def _flops(self) -> float:

@@ -46,6 +46,13 @@ class ModelPair:
         return self.num_text_tokens + round((1 - self.ratio) * self.num_visual_tokens)
 
     @property
+    def _form(self) -> str:
+        bits, share = self.target.layer_bits, self.target_place.packed_share
+        if bits is None:
+            return "bfloat16"
+        return f"bfloat16, the target's layers in {bits:g} bits, read at x {share:g}"
+
+    @property
     def target_place(self) -> Placement:
         """The target's GPUs."""
         return Placement(gpu=self.gpu, num_gpus=self.num_target_gpus, has_graphs=self.has_graphs)
@@ -77,21 +84,30 @@ class ModelPair:
             sources=(
                 f"step times from bytes over bandwidth: {self.gpu.bandwidth_gbs:g} GB/s x "
                 f"{target.bandwidth_share:g}, {target.num_gpus} GPUs share the target, "
-                f"{target.layer_us:g} us a layer, {target.sum_us:g} us a sum, bfloat16; at least "
-                f"{target.launch_us:g} us for each operation of steps without CUDA graphs",
+                f"{target.layer_us:g} us a layer, {target.sum_us:g} us a sum, {self._form}; at "
+                f"least {target.launch_us:g} us for each operation of steps without CUDA graphs",
                 f"{self.num_visual_tokens:,} visual tokens, {self.ratio:.0%} of them pruned for "
                 "the draft",
             ),
         )
 
 
-def _pair(name: str, family: str, draft: str, target: str, num_target_gpus: int = 1) -> ModelPair:
+def _pair(
+    name: str,
+    family: str,
+    draft: str,
+    target: str,
+    *,
+    num_target_gpus: int = 1,
+    layer_bits: float | None = None,
+) -> ModelPair:
     title = "Qwen2.5-VL" if family is _QWEN else "LLaVA-OneVision"
+    form = "" if layer_bits is None else " in nf4"
     return ModelPair(
         name=name,
-        title=f"{title} {draft.upper()} / {target.upper()}",
+        title=f"{title} {draft.upper()} / {target.upper()}{form}",
         draft=find_shape(family.format(draft)),
-        target=find_shape(family.format(target)),
+        target=find_shape(family.format(target), layer_bits=layer_bits),
         num_target_gpus=num_target_gpus,
     )
 
@@ -100,6 +116,8 @@ PAIRS = {
     pair.name: pair
     for pair in (
         _pair("qwen-7b-72b", _QWEN, "7B", "72B", num_target_gpus=2),
+        _pair("qwen-7b-72b-nf4", _QWEN, "7B", "72B", layer_bits=4.25),
+        _pair("qwen-3b-72b-nf4", _QWEN, "3B", "72B", layer_bits=4.25),
         _pair("qwen-7b-32b", _QWEN, "7B", "32B"),
         _pair("qwen-3b-32b", _QWEN, "3B", "32B"),
         _pair("qwen-3b-7b", _QWEN, "3B", "7B"),

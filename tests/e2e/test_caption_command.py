@@ -69,6 +69,7 @@ def test_every_file_gets_a_line_and_a_second_run_goes_on(
     assert lines["a.mp4"]["answer"] == lines["sub folder/b.MP4"]["answer"]
     told = capsys.readouterr().out
     assert "4 files: 3 answered, 1 failed\n" in told and "failed: broken.mp4: " in told
+    assert "left out, not known as videos or images: 1 .txt" in told
 
     # A stop in the middle of a line, of which nothing is left.
     whole = out.read_bytes()

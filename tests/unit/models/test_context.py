@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hippo.models.captured import GRAPH_LAYER_BYTES, MOST_ROWS, most_graphs
 from hippo.models.context import SHARED_SLOTS, VIDEO_CONTEXT, choose_context, visual_limit
 from hippo.shapes import find_shape
-from hippo.sizes import DEVICE_BYTES, RESERVED_BYTES, memory_of, slots_that_fit
+from hippo.sizes import (
+    DEVICE_BYTES,
+    MOST_AUTO_SLOTS,
+    RESERVED_BYTES,
+    memory_of,
+    slots_that_fit,
+)
 
 
 @given(
@@ -57,7 +64,8 @@ def test_videos_have_one_limit_while_it_has_room_and_then_most_of_the_rest(
     [
         ("Qwen/Qwen2.5-VL-7B-Instruct", None, 128_000, 7),
         ("Qwen/Qwen2.5-VL-32B-Instruct", None, 32_768, 1),
-        ("Qwen/Qwen2.5-VL-72B-Instruct", 4.4, 32_768, 3),  # AWQ
+        ("Qwen/Qwen2.5-VL-72B-Instruct", 4.25, 32_768, 3),  # nf4, and int4 with a scale
+        ("Qwen/Qwen2.5-VL-72B-Instruct", 4.375, 32_768, 2),  # AWQ
     ],
 )
 def test_published_models_on_80_gb(
@@ -65,7 +73,10 @@ def test_published_models_on_80_gb(
 ) -> None:
     shape = dataclasses.replace(find_shape(name), layer_bits=layer_bits)
     weights = memory_of(shape, num_tokens=1, num_slots=1).weights
-    left = DEVICE_BYTES[80] - RESERVED_BYTES - weights
+    graphs = most_graphs(MOST_AUTO_SLOTS) * shape.num_layers * GRAPH_LAYER_BYTES
+    graphs += MOST_ROWS * shape.num_head_parameters // shape.hidden_size * 4  # logits
+    unpacked = 0 if layer_bits is None else 2 * shape.hidden_size * shape.mlp_width
+    left = DEVICE_BYTES[80] - RESERVED_BYTES - weights - graphs - unpacked
 
     def num_fitting(tokens: int) -> int:
         one = memory_of(shape, num_tokens=tokens, num_slots=1)

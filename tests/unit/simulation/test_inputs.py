@@ -81,6 +81,19 @@ def test_a_step_reads_the_weights_and_the_cache_once() -> None:
     assert place.step_ms(shape, 512, 1000) > 1.5 * expected  # arithmetic by now
 
 
+def test_quantised_layers_are_read_as_fast_as_kernels_were_measured() -> None:
+    """docs/gpu.md: microseconds for gate, up and down of a layer in nf4, of one row and of 16."""
+    shape, place = PAIRS["qwen-7b-72b-nf4"].target, Placement(gpu=GPUS["h100"])
+    products = 3 * shape.mlp_width * shape.hidden_size / shape.num_shared_parameters
+    head_ms = 2e3 * shape.num_head_parameters / (0.8 * 3.35e12)
+    small_ms = place.layer_us / 1e3 * shape.num_layers + place.step_us / 1e3
+    for num_rows, measured_us in ((1, 110 + 64), (16, 126 + 71)):
+        others_ms = small_ms + (num_rows > 1) * place.block_us / 1e3 * shape.num_layers
+        layers_ms = place.step_ms(shape, num_rows, 0) - head_ms - others_ms
+        assert 1e3 * products * layers_ms == pytest.approx(measured_us, rel=0.02)
+    assert place.memory_gib(shape, 1000) == pytest.approx(41, abs=0.5)
+
+
 def test_rows_read_the_experts_that_they_choose() -> None:
     shape = find_shape("Qwen/Qwen3-VL-30B-A3B-Instruct")
     experts = 48 * 3 * 2048 * 768  # parameters of one expert of each layer
