@@ -189,7 +189,10 @@ def _section(name: str, result: Result) -> str:
         count = result["levels"][0]["num_clips"]
         parts += [f"{count} clips for each kind of prompt."]
         if name == "levels-again":
-            parts += ["The command is the first row's; each row has one of its own."]
+            parts += [
+                "The command is the first row's; that of another row has its draft, prompts, dtype "
+                "and T."
+            ]
         else:
             parts += ["![Speedup over agreement](levels.svg)"]
         parts += [markdown(LEVEL_COLUMNS, level_rows(result))]
