@@ -54,6 +54,7 @@ class Outcome:
     decode_ns: float = 0.0  # from the first token to the last
     num_events: int = 0
     num_out_of_step: int = 0  # blocks of an epoch later than the verifier's
+    num_misread_steps: int = 0  # forwards that attended to other tokens than those of their path
     stats: SpeculationStats = field(default_factory=SpeculationStats)
 
     @property

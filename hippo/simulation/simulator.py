@@ -1,8 +1,8 @@
 """Runs drafter, verifier and coordinator in virtual time, to judge a policy without hardware.
 
 It simulates two devices, a gateway, and four message legs; each leg keeps the order of messages.
-A model is a function from the completion ids so far to the next id. ``hippo simulate`` uses
-assumed costs, and property tests use hostile delays and faults.
+A model is a function from the completion ids in its KV cache to the next id. ``hippo simulate``
+uses assumed costs, and property tests use hostile delays and faults.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from hippo.simulation.devices import Clock, Costs, Device, Outage, Outcome
+from hippo.simulation.key_cache import KeyCache
 from hippo.speculation.branches import Proposal
 from hippo.speculation.coordinator import Action, Coordinator, ToTarget
-from hippo.speculation.core import Step, Wait
+from hippo.speculation.core import Core, Step, Wait
 from hippo.speculation.drafter import Drafter
 from hippo.speculation.policies import Policy
 from hippo.speculation.verifier import Verifier
@@ -70,6 +71,8 @@ class Simulation(Clock):
         self._verifier = Verifier(max_tokens=max_tokens, end_token_ids=end_token_ids, pace=pace)
         self._target = Device(self)
         self._draft = Device(self)
+        self._target_keys = KeyCache()
+        self._draft_keys = KeyCache()
         self._drafter: Drafter | None = None
         self._draft_number = 0  # number of drafts so far; events of an earlier draft are ignored
         self._last_arrival: dict[str, float] = {}
@@ -102,6 +105,13 @@ class Simulation(Clock):
         self._last_arrival[leg] = at
         self.call_at(at, deliver)
 
+    def _attended(self, core: Core, keys: KeyCache, step: Step) -> list[int]:
+        """Returns the ids that a step's first used row attends to; counts a step that attends to
+        others than its core says."""
+        ids = keys.feed(step)
+        self._outcome.num_misread_steps += ids != list(core.history(step))
+        return ids
+
     # The target.
 
     def _begin_target(self) -> None:
@@ -124,9 +134,9 @@ class Simulation(Clock):
             self._target.run(duration, partial(self._finish_target, step, wait_ns, context))
 
     def _finish_target(self, step: Step, wait_ns: float, context: int) -> None:
-        history = list(self._verifier.committed_ids)
+        history = self._attended(self._verifier, self._target_keys, step)
         target_ids = [self._target_tokens(history)]
-        for draft_id in step.token_ids[1:]:
+        for draft_id in step.guess:
             history.append(draft_id)
             target_ids.append(self._target_tokens(history))
         timing = Timing(
@@ -162,6 +172,7 @@ class Simulation(Clock):
 
     def _open_draft(self) -> None:
         self._draft_number += 1
+        self._draft_keys = KeyCache()
         self._has_drafted = False
         now = self._coordinator
         self._drafter = self._new_drafter(
@@ -204,7 +215,7 @@ class Simulation(Clock):
 
     def _finish_draft(self, number: int, step: Step) -> None:
         if self._drafter is not None and number == self._draft_number:
-            history = [*self._drafter.history(step)]
+            history = self._attended(self._drafter, self._draft_keys, step)
             proposals = [self._propose(history)]
             for guessed_id in step.guess:
                 history.append(guessed_id)

@@ -175,18 +175,18 @@ class Drafter:
 
     def next_step(self, now_ns: int = 0) -> Step | None:
         assert self._step is None, "the last step is not finished"
-        path, branch = self._ids, None
+        path, branch, num_known = self._ids, None, self._num_fed
         if not self._has_begun:
             return None
         if self.is_exhausted:
             branch = self._branch_to_extend()
             if branch is None:
                 return None
-            path = path[: branch.start] + branch.ids
+            path, num_known = path[: branch.start] + branch.ids, min(num_known, branch.start)
         if not path:
             return None
         # The last id must be fed again, because its row's logits give the next token.
-        num_fed = min(self._num_cached_of(path, self._num_fed), len(path) - 1)
+        num_fed = min(self._num_cached_of(path, num_known), len(path) - 1)
         known = path[num_fed : num_fed + _MOST_FED]
         end = num_fed + len(known)
         guess = self._make_guess(path, branch) if end == len(path) else ()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hippo.errors import HippoError
 from hippo.sampling.sampler import SampleRequest, TokenSampler, sample_step
 from hippo.simulation.devices import Costs
+from hippo.simulation.key_cache import KeyCache
 from hippo.simulation.simulator import Simulation
 from hippo.speculation.adaptive import AdaptivePolicy
 from hippo.speculation.branches import Branches, Proposal
@@ -121,6 +122,16 @@ def test_the_run_is_fed_again_where_a_branch_overwrote_it() -> None:
     assert drafter.ids == [10, 11, 12, 13]
 
 
+def test_a_branch_is_fed_again_where_a_step_of_the_run_overwrote_it() -> None:
+    drafter = a_drafter()
+    say(drafter, Proposal(31))
+    drafter.add_commit(Commit(0, 0, (10,)))
+    step = say(drafter, Proposal(13))
+    assert (step.start_index, step.token_ids) == (1, (11, 12))
+    step = say(drafter, Proposal(32))
+    assert (step.start_index, step.token_ids) == (1, (21, 31))
+
+
 def test_a_step_about_a_branch_is_used_if_its_commit_comes_meanwhile() -> None:
     drafter = a_drafter()
     say(drafter, Proposal(31))
@@ -157,7 +168,7 @@ def test_an_improbable_branch_is_not_drafted() -> None:
 def test_only_what_the_draft_itself_says_is_drafted_in_runs_and_branches(
     data: st.DataObject, seed: int
 ) -> None:
-    """Commits of any length, right or wrong, come before and during steps."""
+    """Commits of any length, right or wrong, come before and during steps, and the pace changes."""
     rng = random.Random(seed)
 
     def says(history: Sequence[int]) -> Proposal:
@@ -165,21 +176,27 @@ def test_only_what_the_draft_itself_says_is_drafted_in_runs_and_branches(
         first, second = own.sample(range(4), 2)
         return Proposal(first, second, own.random() / 2)
 
-    pace = Pace(
-        StepLimits(1, 8),
-        StepLimits(1, 8),
-        max_ahead=data.draw(st.integers(1, 12)),
-        block_size=data.draw(st.integers(1, 4)),
-        max_branched=data.draw(st.integers(0, 12)),
-    )
-    drafter = Drafter(max_tokens=60, end_token_ids=[3] if seed % 2 else [], pace=pace,
-                      max_guessed=data.draw(st.integers(0, 4)))  # fmt: skip
+    def a_pace() -> Pace:
+        return Pace(
+            StepLimits(1, 8),
+            StepLimits(1, 8),
+            max_ahead=rng.randint(1, 12),
+            block_size=rng.randint(1, 4),
+            max_branched=rng.randint(0, 12),
+        )
+
+    settled = [rng.randrange(3) for _ in range(data.draw(st.sampled_from((0, 0, 9, 40, 180))))]
+    max_tokens = len(settled) + 60
+    drafter = Drafter(max_tokens=max_tokens, end_token_ids=[3] if seed % 2 else [], pace=a_pace(),
+                      committed_ids=settled, max_guessed=data.draw(st.integers(0, 4)))  # fmt: skip
     drafter.set_prompt_text([rng.randrange(4) for _ in range(seed % 7)])
     drafter.begin(says([]).token_id, notes=[says([])])
-    settled: list[int] = []
+    keys = KeyCache()
     for _ in range(60):
+        if rng.random() < 0.1:
+            drafter.set_pace(a_pace())
         step = drafter.next_step()
-        if rng.random() < 0.3 and len(settled) < 50:
+        if rng.random() < 0.3 and len(settled) < max_tokens - 10:
             added = list(drafter.ids)[len(settled) : len(settled) + rng.randrange(1, 4)]
             added = added or [rng.randrange(4)]
             if rng.random() < 0.6:
@@ -188,9 +205,11 @@ def test_only_what_the_draft_itself_says_is_drafted_in_runs_and_branches(
             drafter.add_commit(Commit(drafter.epoch, len(settled), tuple(added)))
             settled += added
         if step is not None:
-            history = list(drafter.history(step))
+            history = keys.feed(step)
+            assert history == list(drafter.history(step))
             rows = [says(history + list(step.guess[:row])) for row in range(step.num_guessed + 1)]
             drafter.finish_step(step, [row.token_id for row in rows], notes=rows)
+        assert list(keys.ids)[: len(drafter.fed_ids)] == list(drafter.fed_ids)
         ids = list(drafter.ids)
         for index in range(len(settled), len(ids)):
             assert ids[index] == says(ids[:index]).token_id

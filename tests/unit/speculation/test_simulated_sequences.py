@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hippo.simulation.devices import Costs, Outage, Outcome
+from hippo.simulation.key_cache import KeyCache
 from hippo.simulation.simulator import SecondChoice, Simulation, TokenFunction
 from hippo.speculation.coordinator import Action
+from hippo.speculation.core import Core
 from hippo.speculation.policies import POLICY_NAMES, Policy, make_policy
 from hippo.types import Block, Pace, StepLimits, Verdict
 
@@ -114,7 +116,7 @@ def run(
 ) -> Outcome:
     """Runs one sequence and checks all that must hold of any."""
     target = toy_target(seed, num_ids)
-    outcome = Simulation(
+    outcome = CheckedSimulation(
         target=target,
         draft=toy_draft(target, seed, agreement, num_ids),
         policy=policy,
@@ -134,15 +136,14 @@ def run(
     ).run(most_events=400 * max_tokens + 4_000)
     assert outcome.output_ids == decode_alone(target, max_tokens, end_token_ids)
     assert outcome.num_out_of_step == 0
+    assert outcome.num_misread_steps == 0
     check_verdicts(outcome, max_tokens)
     check_stats(outcome)
     return outcome
 
 
-class WatchedSimulation(Simulation):
-    """Checks after every event that the gateway knows when the draft is silent in good order."""
-
-    _num_in_flight = 0  # messages to the draft and from it
+class CheckedSimulation(Simulation):
+    """Checks after every event that the KV caches hold what the cores say that they hold."""
 
     def call_at(self, time_ns: float, event: Callable[[], None]) -> None:
         def watched() -> None:
@@ -150,6 +151,22 @@ class WatchedSimulation(Simulation):
             self._check()
 
         super().call_at(time_ns, watched)
+
+    def _check(self) -> None:
+        cores: list[tuple[Core | None, KeyCache]] = [
+            (self._verifier, self._target_keys),
+            (self._drafter, self._draft_keys),
+        ]
+        for core, keys in cores:
+            if core is not None:
+                fed = list(core.fed_ids)
+                assert list(keys.ids)[: len(fed)] == fed
+
+
+class WatchedSimulation(CheckedSimulation):
+    """Checks after every event that the gateway knows when the draft is silent in good order."""
+
+    _num_in_flight = 0  # messages to the draft and from it
 
     def _send_message(self, leg: str, deliver: Callable[[], None]) -> None:
         def arrive() -> None:
@@ -161,6 +178,7 @@ class WatchedSimulation(Simulation):
         super()._send_message(leg, arrive if is_drafts else deliver)
 
     def _check(self) -> None:
+        super()._check()
         owes, drafter = self._coordinator.owes_block, self._drafter
         if drafter is None or not self._has_drafted:
             assert not owes
@@ -320,7 +338,9 @@ def test_a_draft_owes_a_block_exactly_while_it_has_something_to_draft(
         max_guessed=seed % 5,
         second_choice=toy_second_choice(target, seed, num_ids),
     )
-    assert simulation.run().output_ids == decode_alone(target, max_tokens, ends)
+    outcome = simulation.run()
+    assert outcome.output_ids == decode_alone(target, max_tokens, ends)
+    assert outcome.num_misread_steps == 0
 
 
 PATIENT = ("serial", "vpsd", "optimistic", "conservative")  # policies that wait for long
