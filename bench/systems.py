@@ -6,6 +6,7 @@ from typing import Any
 
 from hippo.benchmark.latency import TARGET_ONLY, System
 from hippo.simulation.replay import PolicyChoice
+from hippo.speculation.policies import DEFAULT_GAMMA
 
 __all__ = ["TARGET_ONLY", "System", "policy_of", "systems"]
 
@@ -23,7 +24,7 @@ def systems(strategy: str, ratio: float) -> tuple[System, ...]:
             system(f"serial γ={gamma}", "serial", gamma=gamma)
             for gamma in (3, 5, 7, 10, 15, 20, 30)
         ),
-        *(system(f"vpsd γ={gamma}", "vpsd", gamma=gamma) for gamma in (3, 5, 7, 10, 15)),
+        *(system(f"vpsd γ={gamma}", "vpsd", gamma=gamma) for gamma in (3, 5, 7, 10, 15, "auto")),
         system("always optimistic", "optimistic"),
         system("always conservative", "conservative"),
         system("adaptive", "adaptive"),
@@ -38,4 +39,4 @@ def policy_of(system: str) -> PolicyChoice:
     if system == TARGET_ONLY:
         return PolicyChoice("off")
     name, _, gamma = system.removeprefix("always ").partition(" γ=")
-    return PolicyChoice(name, int(gamma or 5))
+    return PolicyChoice(name, "auto" if gamma == "auto" else int(gamma or DEFAULT_GAMMA))

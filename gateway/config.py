@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from hippo.config import SettingsError, setting
 from hippo.errors import InvalidRequestError
 from hippo.local_files import check_directories
 from hippo.rpc.options import DEFAULT_SILENCE_SECONDS, TlsFiles
-from hippo.speculation.policies import MAX_DRAFT_TOKENS, POLICY_NAMES
+from hippo.speculation.policies import DEFAULT_GAMMA, MAX_DRAFT_TOKENS, POLICY_NAMES
 from hippo.types import PruningStrategy, SamplingParams
 from hippo.validation import validate_sampling
 
@@ -54,7 +55,11 @@ class GatewaySettings:
     log_style: str = setting("text", help="form of the log lines", choices=("text", "json"))
 
     policy: str = setting("adaptive", help="default policy", choices=POLICY_NAMES)
-    gamma: int = setting(5, help="default draft length of serial and vpsd")
+    gamma: int | Literal["auto"] = setting(
+        DEFAULT_GAMMA,
+        help="default draft length of serial and vpsd; auto: the measured time of a target step "
+        "over that of a draft step",
+    )
     max_draft_tokens: int = setting(
         MAX_DRAFT_TOKENS, help="most draft tokens verified in one forward"
     )
@@ -175,11 +180,12 @@ class GatewaySettings:
             f"the default {self.pruning_strategy} (--pruning-strategy) among them",
         )
         for name in (
-            "gamma", "max_draft_tokens", "default_max_tokens", "max_body_bytes",
+            "max_draft_tokens", "default_max_tokens", "max_body_bytes",
             "max_message_mib", "max_media_bytes", "media_timeout_s", "draft_stall_s",
             "upload_ttl_s", "services_silence_s", "max_choices", "lookup_period_s",
         ):  # fmt: skip
             self._require(getattr(self, name) > 0, "--" + name.replace("_", "-"), "above 0")
+        self._require(self.gamma == "auto" or self.gamma > 0, "--gamma", "auto, or above 0")
         for name in ("temperature", "top_p"):
             try:
                 validate_sampling(SamplingParams(**{name: getattr(self, f"default_{name}")}))

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from gateway.media_schemas import (
     ContentPart,
@@ -98,6 +107,13 @@ class PruningOptions(Model):
     )
 
 
+def _draft_length(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return validate(value)
+    except ValidationError:  # has an entry for each type of the union
+        raise refusal(f'expected a number of at least 1, or "auto", not {value!r:.60}') from None
+
+
 class SpeculationOptions(Model):
     """Options of speculative decoding; the answer does not depend on them."""
 
@@ -108,7 +124,13 @@ class SpeculationOptions(Model):
         "and serial decoding of a chain (the publication decodes a tree of 25 nodes).",
     )
     policy: Literal["off", "serial", "vpsd", "adaptive", "optimistic", "conservative"] | None = None
-    gamma: int | None = Field(default=None, ge=1, description="Draft length of serial and vpsd.")
+    gamma: Annotated[
+        Annotated[int, Field(ge=1)] | Literal["auto"] | None, WrapValidator(_draft_length)
+    ] = Field(
+        default=None,
+        description='Draft length of serial and vpsd; "auto": the measured time of a target step '
+        "over that of a draft step.",
+    )
     max_draft_tokens: int | None = Field(
         default=None, ge=1, description="Maximum number of draft tokens that one forward verifies."
     )

@@ -9,7 +9,7 @@ from gateway.config import GatewaySettings
 from gateway.schemas import SpeculationOptions
 from hippo.errors import InvalidRequestError
 from hippo.speculation.estimates import PairTimes
-from hippo.speculation.policies import Policy, make_policy
+from hippo.speculation.policies import DEFAULT_GAMMA, Gamma, Policy, make_policy
 from hippo.types import Pruning, PruningStrategy, SpatialScore
 
 ValueT = TypeVar("ValueT")
@@ -23,7 +23,7 @@ class Preset:
     """
 
     policy_name: str
-    gamma: int
+    gamma: Gamma
     pruning: Pruning
     guesses: bool
 
@@ -37,8 +37,8 @@ _HOLISTIC = Pruning(
 )
 _TWO_STAGES = Pruning(PruningStrategy.SPECVLM, ratio=0.9, score_layer_share=1.0)
 PRESETS = {
-    "hippo": Preset("vpsd", 5, _HOLISTIC, guesses=False),
-    "specvlm": Preset("serial", 5, _TWO_STAGES, guesses=False),
+    "hippo": Preset("vpsd", "auto", _HOLISTIC, guesses=False),
+    "specvlm": Preset("serial", DEFAULT_GAMMA, _TWO_STAGES, guesses=False),
 }
 
 
@@ -47,7 +47,7 @@ class SpeculationPlan:
     """The options of speculative decoding of one request, within the operator's limits."""
 
     policy_name: str
-    gamma: int
+    gamma: Gamma
     max_draft_tokens: int
     pruning: Pruning
     guesses: bool = True  # the draft feeds guesses
@@ -79,7 +79,7 @@ def speculation_plan(
     most = settings.max_draft_tokens
     for name in ("gamma", "max_draft_tokens"):
         value = getattr(options, name)
-        if value is not None and value > most:
+        if isinstance(value, int) and value > most:
             raise InvalidRequestError(
                 f"speculative.{name} is {value}; this server allows {most}",
                 param=f"speculative.{name}",
@@ -88,9 +88,10 @@ def speculation_plan(
     default = Preset(settings.policy, settings.gamma, by_default, guesses=True)
     preset = PRESETS[options.preset] if options.preset else default
     policy_name = options.policy or preset.policy_name
+    gamma = given_or(options.gamma, preset.gamma)
     return SpeculationPlan(
         policy_name=policy_name,
-        gamma=min(given_or(options.gamma, preset.gamma), most),
+        gamma=gamma if gamma == "auto" else min(gamma, most),
         max_draft_tokens=given_or(options.max_draft_tokens, most),
         pruning=_pruning(options, preset, settings),
         guesses=given_or(options.guesses, preset.guesses),

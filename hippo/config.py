@@ -15,6 +15,7 @@ from hippo.errors import InvalidRequestError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+_AUTO = typing.Literal["auto"]
 SettingsT = TypeVar("SettingsT", bound="DataclassInstance")
 
 
@@ -42,9 +43,10 @@ def load_settings(
     """Reads ``cls`` from flags (``--max-tokens``), then the environment (``PREFIX_MAX_TOKENS``).
 
     Field types may be str, int, float, bool (``--flag``, ``--flag false``, ``--no-flag``),
-    tuple[str, ...] (comma-separated), and each type ``| None``; ``auto`` is a number's None. The
-    dataclass's ``__post_init__`` may raise SettingsError for values that do not go together. Raises
-    SettingsError with the name of the flag or variable for a missing or wrong value.
+    tuple[str, ...] (comma-separated), and each type ``| None``; ``auto`` is a number's None, or
+    itself for a type ``| Literal["auto"]``. The dataclass's ``__post_init__`` may raise
+    SettingsError for values that do not go together. Raises SettingsError with the name of the flag
+    or variable for a missing or wrong value.
     """
     hints = typing.get_type_hints(cls)
     parser = argparse.ArgumentParser(prog=prog, description=description)
@@ -119,7 +121,7 @@ def _show(value: Any) -> str:
 
 
 def _base_type(hint: Any) -> Any:
-    if isinstance(hint, types.UnionType):
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return next(arg for arg in typing.get_args(hint) if arg is not type(None))
     return hint
 
@@ -136,12 +138,14 @@ def _parse(raw: str, hint: Any, source: str) -> Any:
             return False
         raise SettingsError(f"{source}={raw!r}: expected true or false")
     if kind in (int, float):
+        has_auto = _AUTO in typing.get_args(hint)
         if raw == "auto" and kind is not hint:
-            return None
+            return "auto" if has_auto else None
         try:
             return kind(raw)
         except ValueError:
             noun = "a whole number" if kind is int else "a number"
+            noun += ", or auto" if has_auto else ""
             raise SettingsError(f"{source}={raw!r}: expected {noun}") from None
     if typing.get_origin(kind) is tuple:
         return tuple(part.strip() for part in raw.split(",") if part.strip())

@@ -21,7 +21,7 @@ from hippo.benchmark.uploads import sent_media
 from hippo.cli.compare import compare, is_equal, own_policy, show
 from hippo.cli.record import Recorder, check_path
 from hippo.errors import InvalidRequestError
-from hippo.speculation.policies import POLICY_NAMES
+from hippo.speculation.policies import POLICY_NAMES, Gamma
 
 HELP = "ask a question about a video"
 DESCRIPTION = "Asks a running gateway and streams the answer, then a line of figures."
@@ -51,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--url", default="http://127.0.0.1:8000", help="the gateway's address")
     add("--policy", choices=POLICY_NAMES, help="default: the gateway's")
-    add("--gamma", type=int, help="draft length of serial and vpsd")
+    add("--gamma", type=_draft_length, help="draft length of serial and vpsd: a number, or auto")
     add("--max-tokens", type=int, default=256, help="default: %(default)s")
     add("--temperature", type=float, default=0.0, help="0, the default, is greedy")
     add("--seed", type=int, default=0, help="default: %(default)s")
@@ -92,6 +92,14 @@ def run(arguments: argparse.Namespace) -> int:
         ]
         question = question_about(text, *media, seed=arguments.seed)
         return _answer(arguments, server, question, speculative, videos)
+
+
+def _draft_length(text: str) -> Gamma:
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of at least 1 nor auto")
+    return int(text)
 
 
 def _answer(

@@ -249,9 +249,9 @@ def _policies(text: str | None) -> tuple[System, ...] | None:
         return None
     systems = []
     for choice in parse_policies(text):
-        if choice.gamma < 1:
+        if choice.gamma == 0:
             raise InvalidRequestError(
-                f"--policies {text}: a draft length is a number, as in {choice.name}:7"
+                f"--policies {text}: a draft length is a number or auto, as in {choice.name}:7"
             )
         if choice.name == "off":
             systems.append(System(TARGET_ONLY, {"policy": "off"}))

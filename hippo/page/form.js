@@ -7,7 +7,7 @@ export function requestFields(form) {
   if (strategy.value) pruning.strategy = strategy.value;
   if (strategy.value && strategy.value !== "none") pruning.ratio = Number(ratio.value);
   const speculative = { policy: policy.value, pruning };
-  if (gamma.value && !gamma.disabled) speculative.gamma = Number(gamma.value);
+  if (gamma.value && !gamma.disabled) speculative.gamma = gamma.value === "auto" ? "auto" : Number(gamma.value);
   if (most.value) speculative.max_draft_tokens = Number(most.value);
   return {
     temperature: Number(temperature.value),

@@ -13,7 +13,14 @@ from hippo.simulation.machine import Machine
 from hippo.simulation.simulator import SecondChoice, Simulation, TokenFunction
 from hippo.simulation.traces import Trace
 from hippo.speculation.estimates import PairTimes
-from hippo.speculation.policies import MAX_DRAFT_TOKENS, POLICY_NAMES, Policy, make_policy
+from hippo.speculation.policies import (
+    DEFAULT_GAMMA,
+    MAX_DRAFT_TOKENS,
+    POLICY_NAMES,
+    Gamma,
+    Policy,
+    make_policy,
+)
 from hippo.types import FinishReason
 
 _END, _WRONG, _OTHER = 1_000_000, 2_000_000, 3_000_000
@@ -33,7 +40,7 @@ class PolicyChoice:
     """A policy's name, with the draft length of `serial` and `vpsd`."""
 
     name: str
-    gamma: int = 5
+    gamma: Gamma = DEFAULT_GAMMA
 
     def new_policy(self, times: PairTimes | None = None) -> Policy:
         """Returns a policy for one sequence; ``times`` are those measured by earlier ones."""
@@ -50,7 +57,7 @@ class PolicyChoice:
 
 
 def parse_policies(text: str) -> list[PolicyChoice]:
-    """Parses a list such as ``adaptive,serial:5,serial:best``; "best" gives a gamma of 0.
+    """Parses a list such as ``adaptive,serial:5,vpsd:auto,serial:best``; "best" gives a gamma of 0.
 
     Raises InvalidRequestError for an unknown policy or draft length.
     """
@@ -60,18 +67,20 @@ def parse_policies(text: str) -> list[PolicyChoice]:
         if name not in POLICY_NAMES:
             raise InvalidRequestError(
                 f"unknown policy {name!r}; choose from {', '.join(POLICY_NAMES)}, serial and vpsd "
-                "with a draft length as in serial:7 or serial:best"
+                "with a draft length as in serial:7, serial:auto or serial:best"
             )
         if gamma and name not in ("serial", "vpsd"):
             raise InvalidRequestError(f"{part!r}: only serial and vpsd have a draft length")
         if gamma == "best":
             choices.append(PolicyChoice(name, 0))
+        elif gamma == "auto":
+            choices.append(PolicyChoice(name, "auto"))
         elif gamma and not (gamma.isdigit() and 1 <= int(gamma) <= MAX_DRAFT_TOKENS):
             raise InvalidRequestError(
-                f"{part!r}: the draft length must be 1 to {MAX_DRAFT_TOKENS}, or best"
+                f"{part!r}: the draft length must be 1 to {MAX_DRAFT_TOKENS}, auto or best"
             )
         else:
-            choices.append(PolicyChoice(name, int(gamma or 5)))
+            choices.append(PolicyChoice(name, int(gamma or DEFAULT_GAMMA)))
     if not choices:
         raise InvalidRequestError(f"no policy given; choose from {', '.join(POLICY_NAMES)}")
     return choices
@@ -206,11 +215,11 @@ class Totals:
 def replay_all(policy: PolicyChoice, traces: Sequence[Trace], machine: Machine) -> Totals:
     """Simulates all traces in turn, as one gateway would answer them, trace ``k`` with seed ``k``.
 
-    The adaptive policy keeps its measured times from one answer to the next, and first runs the
-    first trace once to measure them.
+    A policy that measures times keeps them from one answer to the next, and first runs the first
+    trace once to measure them.
     """
     times = PairTimes()
-    if policy.name == "adaptive":
+    if policy.name == "adaptive" or policy.gamma == "auto":
         replay(policy, traces[0], machine, times=times)
     return Totals(
         tuple(

@@ -2,8 +2,9 @@
 
 ``off``           target-only decoding, the baseline.
 ``serial``        drafts gamma tokens, verifies them, drafts again (SpecVLM and most servers).
-``vpsd``          HIPPO's method: blocks of gamma tokens, verified while the next block is drafted;
-                  after a rejection the first draft token is verified as soon as it arrives.
+``vpsd``          HIPPO's method, which has PEARL's schedule: gamma tokens are drafted while the
+                  target verifies those before them; after a rejection it decodes one token at once,
+                  and compares that with the draft's first.
 ``optimistic``    the target verifies all queued draft tokens, up to ``max_draft_tokens``.
 ``conservative``  the target verifies one draft token per forward.
 ``adaptive``      chooses by measured times and acceptance (:mod:`hippo.speculation.adaptive`).
@@ -12,7 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from hippo.errors import InvalidRequestError
 from hippo.speculation.adaptive import AdaptivePolicy
@@ -25,8 +26,20 @@ POLICY_NAMES = ("adaptive", "serial", "vpsd", "optimistic", "conservative", "off
 # fixed shape have.
 MAX_DRAFT_TOKENS = 31
 
+Gamma = int | Literal["auto"]
+"""The draft length of ``serial`` and ``vpsd``; "auto": the measured T_target / T_draft."""
+
+DEFAULT_GAMMA = 5
+
 # Longer than any draft step, and the longest time that a stalled draft delays a forward.
 _LONG_WAIT_NS = 1_000_000_000
+
+# A run's first block has at most four tokens if the target does not wait for it (drafter.py).
+_LONGEST_BLOCK = 4
+
+# An automatic gamma changes only if the ratio is further from it: it rounds at 0.5, and a ratio
+# between two whole numbers would otherwise cost messages with every measurement.
+_FAR = 0.75
 
 
 class Policy(Protocol):
@@ -66,6 +79,48 @@ class FixedPolicy:
         pass
 
 
+class AutoGammaPolicy:
+    """The pace of the published rule gamma = T_target / T_draft (ParallelVLM; nano-PEARL, which
+    rounds it), at most ``max_gamma``, by the times measured in the last forwards.
+
+    T_target is the time of a forward with one row for each of its sequences. Until both times are
+    known, gamma is the default.
+    """
+
+    def __init__(
+        self, pace_of: Callable[[int], Pace], *, max_gamma: int, times: PairTimes | None
+    ) -> None:
+        # On a shared device the draft slows these forwards down, which other policies must not
+        # take for the target's own time.
+        self._times = PairTimes() if times is None or times.takes_turns else times
+        self._pace_of = pace_of
+        self._max_gamma = max_gamma
+        self._gamma = min(DEFAULT_GAMMA, max_gamma)
+        self.pace = pace_of(self._gamma)
+        self._review_gamma()
+
+    def observe_verdict(self, verdict: Verdict, outcomes: Sequence[bool], now_ns: int) -> None:
+        if verdict.start_index > 0 and verdict.timing.forward_ns:  # not the prefill
+            self._times.observe_forward(verdict.timing)
+            self._review_gamma()
+
+    def observe_block(self, block: Block, outcomes: Sequence[bool], now_ns: int) -> None:
+        if block.step_ns:
+            self._times.draft_step.observe_time(block.step_ns)
+            self._review_gamma()
+
+    def observe_broken_run(self, outcomes: Sequence[bool], *, is_start: bool) -> None:
+        pass
+
+    def _review_gamma(self) -> None:
+        if not self._times.is_known:
+            return
+        ratio = self._times.one_row_ns / self._times.draft_step.value
+        if abs(ratio - self._gamma) > _FAR:
+            self._gamma = min(max(round(ratio), 1), self._max_gamma)
+            self.pace = self._pace_of(self._gamma)
+
+
 def serial_pace(gamma: int) -> Pace:
     """The target waits for gamma tokens; the draft waits for the verdict on them."""
     limits = StepLimits(gamma, gamma, _LONG_WAIT_NS)
@@ -73,18 +128,24 @@ def serial_pace(gamma: int) -> Pace:
 
 
 def vpsd_pace(gamma: int) -> Pace:
-    """The target verifies blocks of gamma, and one token after a rejection (HIPPO, arXiv
-    2601.08273).
+    """The schedule of PEARL (arXiv 2408.11850), which HIPPO (arXiv 2601.08273) uses.
 
-    The draft goes one token further than two blocks. After an accepted block, the target's own
-    token stands for one draft token, so without the extra token every second block would be one
-    token short when the target is free.
+    In the time of a forward the draft drafts gamma tokens. The forward verifies the gamma - 1
+    tokens queued before (at least one), and its own token is compared with the next one. After a
+    rejection it runs at once without draft tokens, and its token is compared with the draft's
+    first.
     """
+    num = max(gamma - 1, 1)
+    limits = StepLimits(num, num, _LONG_WAIT_NS)
+    # The target never waits for tokens behind those that it verifies: a block ends where a forward
+    # begins, and the last block before it is not more than half of the tokens.
+    sizes = [size for size in range(1, _LONGEST_BLOCK + 1) if gamma % size == 0]
+    size = max((size for size in sizes if 2 * size <= gamma), default=1)
     return Pace(
-        optimistic=StepLimits(gamma, gamma, _LONG_WAIT_NS),
-        conservative=StepLimits(1, 1, _LONG_WAIT_NS),
-        max_ahead=2 * gamma + 1,
-        block_size=gamma,
+        optimistic=limits,
+        conservative=StepLimits(),  # without draft tokens
+        max_ahead=gamma + num,
+        block_size=size,
     )
 
 
@@ -105,26 +166,33 @@ def conservative_pace(max_draft_tokens: int) -> Pace:
 
 
 def make_policy(
-    name: str, *, gamma: int, max_draft_tokens: int, times: PairTimes | None = None
+    name: str, *, gamma: Gamma, max_draft_tokens: int, times: PairTimes | None = None
 ) -> Policy:
     """Makes a policy for one sequence.
 
-    ``gamma`` is the block size of ``serial`` and ``vpsd``, and ``max_draft_tokens`` bounds the
-    draft tokens in one forward; both must be at least 1. The sequences of one pair of services
+    ``gamma`` is the draft length of ``serial`` and ``vpsd``, and ``max_draft_tokens`` bounds the
+    draft tokens in one forward; numbers must be at least 1. The sequences of one pair of services
     share ``times``. Raises InvalidRequestError for an unknown name or a number out of range.
     """
-    if gamma < 1:
-        raise InvalidRequestError(f"gamma must be at least 1, not {gamma}", param="gamma")
+    if gamma != "auto" and gamma < 1:
+        message = f'gamma must be at least 1, or "auto", not {gamma}'
+        raise InvalidRequestError(message, param="gamma")
     if max_draft_tokens < 1:
         raise InvalidRequestError(
             f"max_draft_tokens must be at least 1, not {max_draft_tokens}; "
             'for target-only decoding choose the policy "off"',
             param="max_draft_tokens",
         )
+
+    def with_gamma(pace_of: Callable[[int], Pace]) -> Policy:
+        if gamma == "auto":
+            return AutoGammaPolicy(pace_of, max_gamma=max_draft_tokens, times=times)
+        return FixedPolicy(pace_of(min(gamma, max_draft_tokens)))
+
     makers: dict[str, Callable[[], Policy]] = {
         "adaptive": lambda: AdaptivePolicy(max_draft_tokens, times),
-        "serial": lambda: FixedPolicy(serial_pace(min(gamma, max_draft_tokens))),
-        "vpsd": lambda: FixedPolicy(vpsd_pace(min(gamma, max_draft_tokens))),
+        "serial": lambda: with_gamma(serial_pace),
+        "vpsd": lambda: with_gamma(vpsd_pace),
         "optimistic": lambda: FixedPolicy(optimistic_pace(max_draft_tokens)),
         "conservative": lambda: FixedPolicy(conservative_pace(max_draft_tokens)),
         "off": lambda: FixedPolicy(TARGET_ONLY),

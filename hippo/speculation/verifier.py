@@ -118,6 +118,7 @@ class Verifier:
         for offset, token_id in enumerate(ids):
             index = block.start_index + offset
             if index < len(self._committed):
+                self.is_conservative = False
                 if token_id != self._committed[index]:
                     self._num_dropped += len(ids) - offset
                     self._reject_run(index)

@@ -196,6 +196,7 @@ def test_a_prompt_that_leaves_little_room(http: httpx.Client, running: Running) 
         ({"speculative": {"policy": "magic"}}, "speculative.policy"),
         ({"speculative": {"preset": "magic"}}, "speculative.preset"),
         ({"speculative": {"gamma": 0}}, "speculative.gamma"),
+        ({"speculative": {"gamma": "best"}}, "speculative.gamma"),
         ({"speculative": {"gamma": 1000}}, "speculative.gamma"),
         ({"speculative": {"max_draft_tokens": 32}}, "speculative.max_draft_tokens"),
         ({"speculative": {"pruning": {"ratio": 1.0}}}, "speculative.pruning.ratio"),

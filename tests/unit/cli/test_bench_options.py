@@ -52,12 +52,14 @@ def test_text_alone_is_asked_without_a_video() -> None:
 
 
 def test_policies_have_block_lengths() -> None:
-    systems = plan("--policies", "vpsd:7,off,adaptive", *TEXT).policies
+    systems = plan("--policies", "vpsd:7,off,adaptive,serial:auto", *TEXT).policies
     assert systems is not None
+    assert systems[3].name == "serial γ=auto"
     assert [system.speculative for system in systems] == [
         {"policy": "vpsd", "gamma": 7},
         {"policy": "off"},
         {"policy": "adaptive"},
+        {"policy": "serial", "gamma": "auto"},
     ]
     assert systems[1].name == TARGET_ONLY
 
@@ -108,7 +110,7 @@ def test_the_questions_of_a_file_are_asked_of_the_named_systems(tmp_path: Path) 
         (["--seconds", "5"], "--seconds needs --concurrency"),
         (["--requests", "5"], "--requests needs --concurrency"),
         (["--policies", "fast"], "unknown policy 'fast'"),
-        (["--policies", "vpsd:best"], "a draft length is a number, as in vpsd:7"),
+        (["--policies", "vpsd:best"], "a draft length is a number or auto, as in vpsd:7"),
         (["--policies", "off,off"], "one stands there twice"),
         (["--plot", "a.pdf"], r"ends in \.svg or \.png"),
         (["--plot", "none/a.svg"], "--plot: there is no folder none"),

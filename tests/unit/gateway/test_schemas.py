@@ -216,6 +216,8 @@ def test_choices_differ_by_their_index_alone_and_are_limited() -> None:
         ["--target", "a:1", "--allowed-pruning-strategies", ""],
         ["--target", "a:1", "--allowed-pruning-strategies", "uniform,none"],  # default: holistic
         ["--target", "a:1", "--policy", "magic"],
+        ["--target", "a:1", "--gamma", "0"],
+        ["--target", "a:1", "--gamma", "best"],
         ["--target", "a:1", "--default-temperature", "2.5"],
         ["--target", "a:1", "--default-top-p", "0"],
         ["--target", "a:1", "--max-media-bytes", "0"],

@@ -7,12 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from gateway.config import PRUNING_STRATEGIES, GatewaySettings
 from gateway.schemas import SpeculationOptions
 from gateway.speculation import PRESETS, SpeculationPlan, speculation_plan
-from hippo.config import load_settings
+from hippo.config import SettingsError, load_settings
 from hippo.errors import InvalidRequestError
+from hippo.speculation.estimates import PairTimes
+from hippo.speculation.policies import serial_pace, vpsd_pace
 from hippo.types import Pruning, PruningStrategy, SpatialScore
 
 SETTINGS = GatewaySettings(target=("localhost:1",))
@@ -57,7 +60,6 @@ def test_a_published_system_goes_before_the_operators_defaults(
     )
     plan = _plan(settings, preset=preset)
     assert (plan.policy_name, plan.pruning, plan.guesses) == (policy_name, pruning, False)
-    assert plan.make_policy().pace.optimistic.max_draft_tokens == 5
     default = _plan(settings)
     assert (default.policy_name, default.pruning) == (
         "adaptive",
@@ -91,6 +93,33 @@ def test_what_the_request_gives_goes_before_its_preset() -> None:
     assert plan.pruning == replace(
         HIPPO, spatial_score=SpatialScore.CONTRAST, spread=0.1, score_layer_share=0.5
     )
+
+
+def test_the_draft_length_may_follow_the_measured_times() -> None:
+    times = PairTimes()
+    times.draft_step.observe_time(2e6)
+    times.forwards.observe_forward(1, 20e6)
+    for asked in (
+        _plan(preset="hippo"),
+        _plan(policy="vpsd", gamma="auto"),
+        _plan(_settings("--policy", "vpsd", "--gamma", "auto")),
+    ):
+        assert asked.gamma == "auto"
+        assert asked.make_policy(times).pace == vpsd_pace(10)
+    assert _plan(preset="hippo", gamma=7).make_policy(times).pace == vpsd_pace(7)
+    assert _plan(preset="specvlm").make_policy(times).pace == serial_pace(5)
+    assert not _plan(gamma="auto").is_default
+
+
+@pytest.mark.parametrize("gamma", ["best", 0, -3, 2.5])
+def test_a_draft_length_is_a_number_or_auto(gamma: object) -> None:
+    with pytest.raises(ValidationError) as refused:
+        _plan(gamma=gamma)
+    [error] = refused.value.errors()
+    assert error["loc"] == ("gamma",)
+    assert error["msg"] == f'expected a number of at least 1, or "auto", not {gamma!r}'
+    with pytest.raises(SettingsError, match=r"gamma.*auto"):
+        _settings("--gamma", str(gamma))
 
 
 def test_strategies_that_the_operator_does_not_allow_are_refused_by_name() -> None:

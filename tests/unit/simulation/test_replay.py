@@ -147,13 +147,25 @@ def test_the_best_block_length_is_searched_for() -> None:
     assert best.totals.decode_ns <= min(short.totals.decode_ns, long.totals.decode_ns)
 
 
+@pytest.mark.parametrize("name", ["serial", "vpsd"])
+def test_the_automatic_block_length_is_the_ratio_of_the_steps(name: str) -> None:
+    machine = dataclasses.replace(BUSY, target=ForwardTime(one_row_ms=10.0, row_ms=0.2))
+    traces = drawn_traces(agreement=0.8, num_traces=4, num_tokens=200)
+    found, same = compare(parse_policies(f"{name}:auto,{name}:10"), traces, machine)
+    assert found.policy.title == f"{name} γ=auto"
+    assert found.totals.decode_ns == pytest.approx(same.totals.decode_ns, rel=0.01)
+    assert [outcome.stats.num_draft_tokens for outcome in found.totals.outcomes] == [
+        outcome.stats.num_draft_tokens for outcome in same.totals.outcomes
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "part"),
     [
         ("fast", "adaptive"),
         ("adaptive:3", "only serial and vpsd"),
         ("serial:0", f"1 to {MAX_DRAFT_TOKENS}"),
-        ("serial:many", f"1 to {MAX_DRAFT_TOKENS}"),
+        ("serial:many", f"1 to {MAX_DRAFT_TOKENS}, auto or best"),
         ("", "no policy given"),
     ],
 )

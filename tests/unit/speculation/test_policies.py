@@ -8,10 +8,12 @@ import pytest
 
 from hippo.errors import InvalidRequestError
 from hippo.simulation.devices import Outcome
-from hippo.simulation.traces import agreement_trace
+from hippo.simulation.machine import ForwardTime, Machine
+from hippo.simulation.replay import PolicyChoice, replay
+from hippo.simulation.traces import Trace, agreement_trace
 from hippo.speculation.adaptive import AdaptivePolicy
 from hippo.speculation.estimates import PairTimes
-from hippo.speculation.policies import POLICY_NAMES, make_policy
+from hippo.speculation.policies import POLICY_NAMES, Policy, make_policy
 from hippo.types import TARGET_ONLY, Block, Pace, StepLimits, Timing, Verdict
 from tests.support.virtual import VirtualMachine, mean_speedup, simulate
 
@@ -26,6 +28,43 @@ def run_adaptive(trace: list[bool], machine: VirtualMachine) -> tuple[AdaptivePo
 def test_every_name_makes_a_policy() -> None:
     for name in POLICY_NAMES:
         make_policy(name, gamma=5, max_draft_tokens=16)
+
+
+def test_a_draft_length_may_follow_the_measured_times() -> None:
+    for name in ("serial", "vpsd"):
+        times = PairTimes()
+        policy = make_policy(name, gamma="auto", max_draft_tokens=16, times=times)
+        assert policy.pace == make_policy(name, gamma=5, max_draft_tokens=16).pace
+        observe(policy, target_ms=24, draft_ms=3)
+        assert policy.pace == make_policy(name, gamma=8, max_draft_tokens=16).pace
+        following = make_policy(name, gamma="auto", max_draft_tokens=6, times=times)
+        assert following.pace == make_policy(name, gamma=6, max_draft_tokens=16).pace
+        slow = make_policy(name, gamma="auto", max_draft_tokens=6)
+        observe(slow, target_ms=2, draft_ms=10)
+        assert slow.pace == make_policy(name, gamma=1, max_draft_tokens=16).pace
+
+
+def test_a_ratio_between_two_lengths_does_not_change_the_pace_with_each_measurement() -> None:
+    policy = make_policy("vpsd", gamma="auto", max_draft_tokens=16)
+    paces = set()
+    for number in range(40):
+        observe(policy, target_ms=16.9 if number % 2 else 16.1, draft_ms=3)
+        paces.add(policy.pace)
+    assert len(paces) == 1
+
+
+def test_on_one_gpu_the_drafts_load_is_no_measurement_of_the_target() -> None:
+    times = PairTimes(takes_turns=True)
+    policy = make_policy("vpsd", gamma="auto", max_draft_tokens=16, times=times)
+    observe(policy, target_ms=24, draft_ms=3)
+    assert policy.pace == make_policy("vpsd", gamma=8, max_draft_tokens=16).pace
+    assert not times.is_known
+
+
+def observe(policy: Policy, *, target_ms: float, draft_ms: float) -> None:
+    policy.observe_block(Block(0, 1, (1,), step_ns=round(draft_ms * MS)), (), 0)
+    timing = Timing(forward_ns=round(target_ms * MS), num_rows=1)
+    policy.observe_verdict(Verdict(0, 1, (1,), timing=timing), (), 0)
 
 
 def test_an_unknown_name_is_answered_with_the_choices() -> None:
@@ -50,10 +89,33 @@ def test_serial_leaves_the_draft_idle_while_the_target_verifies() -> None:
     assert (pace.max_ahead, pace.block_size) == (5, 5)
 
 
-def test_vpsd_takes_the_first_token_after_a_rejection() -> None:
-    pace = make_policy("vpsd", gamma=5, max_draft_tokens=16).pace
-    assert (pace.conservative.min_draft_tokens, pace.conservative.max_draft_tokens) == (1, 1)
-    assert (pace.optimistic.min_draft_tokens, pace.max_ahead) == (5, 11)
+# Until its next rejection, a run settles one token and then gamma in the time of each forward.
+@pytest.mark.parametrize("gamma", [2, 3, 5, 8, 10])
+def test_vpsd_has_the_schedule_of_pearl(gamma: int) -> None:
+    free = Machine(name="free", target=ForwardTime(one_row_ms=gamma + 0.01),
+                   draft=ForwardTime(one_row_ms=1.0))  # fmt: skip
+    agrees = [True] * (1 + 12 * gamma)
+    agrees[2 * gamma] = agrees[2 * gamma + 1] = False
+    outcome = replay(PolicyChoice("vpsd", gamma), Trace(tuple(agrees)), free)
+    rejected = next(k for k, verdict in enumerate(outcome.verdicts) if verdict.is_rejection)
+    alone, caught, *going = outcome.verdicts[rejected + 1 :]
+    assert alone.is_rejection and not alone.num_draft_tokens  # the draft's first token is wrong
+    assert not caught.is_rejection and not caught.num_draft_tokens
+    for verdict in (alone, caught):
+        assert (len(verdict.token_ids), verdict.timing.wait_ns) == (1, 0)
+    for verdict in going[:-1]:
+        assert verdict.num_draft_tokens == gamma - 1
+        assert len(verdict.token_ids) == gamma
+        assert verdict.timing.wait_ns <= 1.01 * MS  # the steps of both begin a little apart
+    assert outcome.stats.num_rejections == 2
+
+
+@pytest.mark.parametrize("gamma", [*range(1, 32)])
+def test_vpsds_blocks_end_where_a_forward_begins(gamma: int) -> None:
+    pace = make_policy("vpsd", gamma=gamma, max_draft_tokens=31).pace
+    assert gamma % pace.block_size == 0
+    assert pace.block_size in (1, 2, 3, 4)
+    assert 2 * pace.block_size <= max(gamma, 2)
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)

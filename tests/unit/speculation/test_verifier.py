@@ -102,6 +102,18 @@ def test_the_targets_own_token_keeps_the_run_alive_if_the_draft_has_it_too() -> 
     assert start(verifier).token_ids == (13, 14)
 
 
+def test_a_late_block_that_begins_with_a_settled_token_ends_the_conservative_mode() -> None:
+    alone = StepLimits(0, 0, 1000)
+    verifier = make_verifier(conservative=alone, optimistic=StepLimits(2, 2, 1000))
+    verifier.add_block(block(77, 78))
+    assert verify(verifier, 11, 0, 0).is_rejection
+    assert not verify(verifier, 12).num_draft_tokens
+    assert verifier.is_conservative
+    verifier.add_block(block(12, 13, start=2, epoch=1))
+    assert not verifier.is_conservative
+    assert isinstance(verifier.next_step(0), Wait)
+
+
 def test_the_targets_own_token_ends_the_run_if_the_draft_has_another() -> None:
     verifier = make_verifier()
     verifier.add_block(block(11, 12))
