@@ -135,5 +135,8 @@ def _scale(logits: torch.Tensor, largest: torch.Tensor, params: SamplingParams) 
 
 
 def _best_two(scores: torch.Tensor) -> torch.Tensor:
-    values, ids = scores.topk(2, dim=-1)
-    return torch.cat((ids, values.double().view(torch.int64)), dim=1)
+    # Not by topk, which promises no order of equal scores: the lowest id wins, as in the target.
+    first, first_ids = scores.max(dim=-1, keepdim=True)
+    second, second_ids = scores.scatter(1, first_ids, -math.inf).max(dim=-1, keepdim=True)
+    values = torch.cat((first, second), dim=1).double()
+    return torch.cat((first_ids, second_ids, values.view(torch.int64)), dim=1)

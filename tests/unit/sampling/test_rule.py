@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hippo.errors import HippoError
-from hippo.sampling.rule import choose_tokens, keep_mask, penalise
+from hippo.sampling.rule import choose_tokens, keep_mask, penalise, propose_tokens
 from hippo.sampling.sampler import TokenSampler
+from hippo.speculation.sharpness import SHARPNESSES
 from hippo.types import SamplingParams
 from tests.unit.sampling.test_sampler import sample
 
@@ -108,6 +109,29 @@ def test_a_tiny_temperature_is_greedy_and_a_huge_one_is_uniform(plain: SimpleNam
         noise = [plain.noise(4, 0, index, token_id) for token_id in range(4)]
         best = noise.index(max(noise))
         assert sample(sampler, logits, [0] * index) == [best]
+
+
+@pytest.mark.parametrize("num_ids", [2, 40, 1000, 5000, 152_064])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_draft_breaks_ties_as_the_target_does(
+    num_ids: int, temperature: float, device: str
+) -> None:
+    """Of logits in bfloat16, which have few values, and of its second choices too."""
+    params = SamplingParams(temperature=temperature)
+    noise = torch.zeros(4, num_ids, dtype=torch.float64, device=device)
+    for seed in range(10):
+        random = torch.Generator().manual_seed(seed)
+        logits = torch.randn(4, num_ids, generator=random).clamp(max=1.5).bfloat16()
+        logits = logits.float().to(device)
+        first = choose_tokens(logits, params, noise=noise)
+        others = logits.scatter(1, first[:, None], -math.inf)
+        second = choose_tokens(others, params, noise=noise)
+        assert first.tolist() == [row.index(max(row)) for row in logits.tolist()]
+        for place in range(len(SHARPNESSES) if temperature else 1):
+            found = propose_tokens(logits, params, sharpness_place=place, noise=noise)
+            assert torch.equal(found[:, 0], first)
+            assert torch.equal(found[:, 1], second)
+            assert all(torch.equal(choices, first) for choices in found[:, 4:].T)
 
 
 def test_float32_extremes_and_excluded_ids_are_sampled_without_infinity(device: str) -> None:
