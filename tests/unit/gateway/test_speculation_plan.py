@@ -155,5 +155,5 @@ def test_all_strategies_are_allowed_by_default() -> None:
 
 def test_the_schema_offers_what_there_is() -> None:
     schema = json.dumps(SpeculationOptions.model_json_schema())
-    for name in (*PRUNING_STRATEGIES, *PRESETS):
+    for name in (*PRUNING_STRATEGIES, *PRESETS, "auto"):
         assert f'"{name}"' in schema
