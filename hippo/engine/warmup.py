@@ -23,6 +23,7 @@ from hippo.models.base import (
     VideoLanguageModel,
 )
 from hippo.models.cached import CachedModel
+from hippo.models.context import most_kept
 from hippo.models.linear import padded_rows
 from hippo.types import ChatMessage, FramePlan, MediaKind, MediaPart, TextPart
 
@@ -106,13 +107,23 @@ def _grey_prompt(
     return model.prepare_prompt([message], [media], FramePlan())
 
 
+def _fitting(model: VideoLanguageModel, prompt: Prompt) -> torch.Tensor | None:
+    """Returns the first visual tokens of the prompt, as many as a slot has room for beside a few
+    tokens of an answer; None: it has room for all."""
+    if prompt.length < model.info.slot_tokens:
+        return None
+    num_others = prompt.length - int(prompt.visual_indices.shape[0])
+    return torch.arange(most_kept(model.info.slot_tokens, num_others, _MAX_ROWS))
+
+
 def run_longest(model: VideoLanguageModel, prompt: Prompt, *, slot: int, num_tapped: int) -> None:
     """Runs the prefill of ``longest_prompt`` (device thread), so that a lack of memory shows at the
     start. Raises ModelLoadError if the device's memory does not suffice."""
     began_s = perf_counter()
     tap = AttentionTap(num_tapped) if num_tapped else None
     try:
-        for _ in model.prefill(slot, prompt, model.embed_visual(prompt), None, tap):
+        visual, kept = model.embed_visual(prompt), _fitting(model, prompt)
+        for _ in model.prefill(slot, prompt, visual, kept, tap):
             pass
     except torch.OutOfMemoryError as error:
         reason = str(error).partition(". ")[0]
@@ -138,10 +149,14 @@ def warm_up(
 ) -> None:
     """Runs a prefill of ``slot``, then forwards of up to ``max_rows`` rows (device thread)."""
     tap = AttentionTap(num_tapped) if num_tapped else None
-    *_, logits = model.prefill(slot, prompt, model.embed_visual(prompt), None, tap)
+    kept = _fitting(model, prompt)
+    *_, logits = model.prefill(slot, prompt, model.embed_visual(prompt), kept, tap)
     assert logits is not None, "a prefill ends with logits"
     token_id = int(logits.argmax())
-    num_rows = min(max_rows, model.info.max_context_length - prompt.length)
+    num_cached = prompt.length
+    if kept is not None:
+        num_cached += int(kept.shape[0]) - int(prompt.visual_indices.shape[0])
+    num_rows = min(max_rows, model.info.slot_tokens - num_cached)
     for rows in sorted({min(padded_rows(rows), num_rows) for rows in range(1, num_rows + 1)}):
         plan = StepPlan((SequenceRows(slot, 0, (token_id,) * rows),))
         token_id = int(model.forward(plan)[-1].argmax())

@@ -140,7 +140,7 @@ def test_prefix_and_block_are_averaged_and_rounded_once(
 ) -> None:
     """A difference and a weight in 16 bits would each cost a further rounding."""
     parts: list[tuple[torch.Tensor, torch.Tensor]] = []
-    call = ranges.attend_ranges
+    call = flash.attend_ranges
 
     def recorded(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         parts.append(call(*args, **kwargs))
