@@ -287,8 +287,8 @@ def _note(plan: _Plan) -> str:
             "media; a draft caches what a pruned prompt needs"
         )
     return (
-        f"{workload}a draft caches what a pruned prompt needs; the devices that are needed also have room for "
-        f"{1 - USED_SHARE:.0%} of what the weights leave free, "
+        f"{workload}a draft caches what a pruned prompt needs; the devices that are needed also "
+        f"have room for {1 - USED_SHARE:.0%} of what the weights leave free, "
         f"{CACHE_BYTES // 1_000_000} MB (or one context) for features of earlier media, "
         f"{RESERVED_BYTES // GIB} GiB of each device for the driver; "
         "N x: tensor parallel over N devices, the fewest that the model fits on"
