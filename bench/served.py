@@ -24,6 +24,7 @@ from hippo.benchmark.answers import Answer
 from hippo.benchmark.tables import number
 from hippo.cli.stack import Stack, StackOptions
 from hippo.models.cache import cache_dtype
+from hippo.models.context import pruned_cache_tokens
 from hippo.models.linear import packs_weights
 from hippo.models.placement import DTYPES
 from hippo.shapes import find_shape
@@ -136,6 +137,7 @@ def _computed_bytes(
             find_shape(model),
             num_tokens=num_tokens,
             num_slots=num_slots,
+            cache_tokens=pruned_cache_tokens(num_tokens) if role == "draft" else None,
             bytes_each=dtype.itemsize,
             cache_each=cache_dtype(dtype, torch.device(device)).itemsize,
             packs_weights=packs_weights(torch.device(device)),

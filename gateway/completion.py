@@ -168,8 +168,14 @@ class Completion:
         streams = self._streams
         streams.pair = pair
         await self._drafting.turn_to(pair)
+        pruning = streams.request.pruning
+        if self._wants_draft:
+            pruning = dataclasses.replace(pruning, draft_cache_tokens=pair.draft_cache_tokens)
         request = dataclasses.replace(
-            streams.request, pace=self._coordinator.pace, must_not_wait=pair.must_not_wait
+            streams.request,
+            pace=self._coordinator.pace,
+            must_not_wait=pair.must_not_wait,
+            pruning=pruning,
         )
         opened = pair.target.client.verify(request, timeout_s=streams.seconds_left)
         async with opened as stream:

@@ -11,7 +11,7 @@ from hippo.errors import InvalidRequestError
 from hippo.local_files import check_directories
 from hippo.rpc.options import DEFAULT_SILENCE_SECONDS, TlsFiles
 from hippo.speculation.policies import DEFAULT_GAMMA, MAX_DRAFT_TOKENS, POLICY_NAMES
-from hippo.types import PruningStrategy, SamplingParams
+from hippo.types import MIN_VISUAL_TOKENS, PRUNING_RATIO, PruningStrategy, SamplingParams
 from hippo.validation import validate_sampling
 
 ENV_PREFIX = "HIPPO_GATEWAY"
@@ -69,10 +69,11 @@ class GatewaySettings:
         choices=PRUNING_STRATEGIES,
     )
     pruning_ratio: float = setting(
-        0.9, help="default share of visual tokens that the draft does not see"
+        PRUNING_RATIO, help="default share of visual tokens that the draft does not see"
     )
     pruning_min_visual_tokens: int = setting(
-        512, help="prompts with fewer visual tokens are not pruned, unless the request sets pruning"
+        MIN_VISUAL_TOKENS,
+        help="prompts with fewer visual tokens are not pruned, unless the request sets pruning",
     )
     allowed_pruning_strategies: tuple[str, ...] = setting(
         PRUNING_STRATEGIES, help="pruning strategies that requests may choose, the default included"

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from hippo.errors import HippoError, IncompatiblePairError, OverloadedError, UnavailableError
+from hippo.errors import (
+    ContextLengthError,
+    HippoError,
+    IncompatiblePairError,
+    OverloadedError,
+    UnavailableError,
+)
 from hippo.metrics.gateway import DraftLoss
 
 
@@ -35,4 +41,6 @@ def loss_of(error: HippoError) -> DraftLoss:
         return DraftLoss.OVERLOADED
     if isinstance(error, UnavailableError):
         return DraftLoss.UNAVAILABLE
+    if isinstance(error, ContextLengthError):
+        return DraftLoss.NO_ROOM
     return DraftLoss.INCOMPATIBLE if isinstance(error, IncompatiblePairError) else DraftLoss.ERROR

@@ -143,6 +143,12 @@ class Pair:
         near = [each for each in fitting if each.host == self.target.host and not each.is_full]
         return choose_draft(near or fitting, self.key) if fitting else None
 
+    @property
+    def draft_cache_tokens(self) -> int:
+        """How many tokens of a sequence any draft that fits the target caches; 0: there is none."""
+        infos = [draft.info for draft in self.target.fitting_drafts]
+        return min((info.slot_tokens for info in infos if info is not None), default=0)
+
     def nearer_draft(self, draft: Draft | None) -> Draft | None:
         """Returns the best draft if it is on the target's host and ``draft`` is on another one."""
         best, host = self.draft, self.target.host

@@ -278,6 +278,7 @@ def memory_of(
     *,
     num_tokens: int,
     num_slots: int,
+    cache_tokens: int | None = None,
     num_devices: int = 1,
     bytes_each: int = 2,
     cache_each: int | None = None,
@@ -287,7 +288,8 @@ def memory_of(
     process_bytes: int = 0,
     max_pixels: int = 0,
 ) -> Memory:
-    """Returns the memory on each of ``num_devices``.
+    """Returns the memory on each of ``num_devices``, for sequences of ``num_tokens`` tokens, of
+    which ``cache_tokens`` are cached (None: all).
 
     ``bytes_each`` is the item size of the weights' dtype and ``cache_each`` of the cache's (None:
     the same one). ``packs_weights`` is ModelShape.head_copy_bytes'. ``vision_cache_bytes`` and
@@ -297,7 +299,8 @@ def memory_of(
     ModelShape.image_tokens'.
     """
     cache_each = bytes_each if cache_each is None else cache_each
-    cache = shape.cache_bytes(num_tokens, num_slots=num_slots, bytes_each=cache_each)
+    cached = num_tokens if cache_tokens is None else cache_tokens
+    cache = shape.cache_bytes(cached, num_slots=num_slots, bytes_each=cache_each)
     features = shape.feature_bytes(num_tokens, bytes_each=bytes_each)
     return Memory(
         weights=shape.weight_bytes(
@@ -317,10 +320,21 @@ def memory_of(
 
 
 def most_slots(
-    shape: ModelShape, device_bytes: int, *, num_tokens: int, num_devices: int = 1
+    shape: ModelShape,
+    device_bytes: int,
+    *,
+    num_tokens: int,
+    cache_tokens: int | None = None,
+    num_devices: int = 1,
 ) -> int:
-    """Returns how many slots fit beside the weights."""
-    one = memory_of(shape, num_tokens=num_tokens, num_slots=1, num_devices=num_devices)
+    """Returns how many slots fit beside the weights; see memory_of."""
+    one = memory_of(
+        shape,
+        num_tokens=num_tokens,
+        num_slots=1,
+        cache_tokens=cache_tokens,
+        num_devices=num_devices,
+    )
     free = device_bytes - RESERVED_BYTES - one.weights
     return slots_that_fit(
         free, slot_bytes=one.cache, work_bytes=one.work, reserved_bytes=one.earlier_media

@@ -7,6 +7,12 @@ from dataclasses import dataclass, field
 
 PROTOCOL_VERSION = 1
 
+PRUNING_RATIO = 0.9
+"""Default share of a video's visual tokens that the draft does not see."""
+
+MIN_VISUAL_TOKENS = 512
+"""By default a prompt with fewer visual tokens is not pruned."""
+
 
 class FinishReason(enum.Enum):
     """Why a sequence ended."""
@@ -133,18 +139,21 @@ class Pruning:
     """Which visual tokens the draft sees.
 
     ``ratio`` is the share of dropped tokens, 0 to 0.99. If a prompt has fewer than
-    ``min_visual_tokens`` visual tokens, all are kept. The last three are the target's own if they
-    are None: the spatial score; the share of holistic's kept tokens that is spaced evenly; the
-    share of the layers, from the first on, whose attention scores tokens.
+    ``min_visual_tokens`` visual tokens, all are kept. Fewer are kept than either says if a slot of
+    the draft, which caches ``draft_cache_tokens`` tokens (0: not told), has no room for more. The
+    spatial score, holistic's ``spread`` (the share of its kept tokens that is spaced evenly) and
+    the share of the layers, from the first on, whose attention scores tokens are the target's own
+    if they are None.
     """
 
     strategy: PruningStrategy = PruningStrategy.UNIFORM
-    ratio: float = 0.9
+    ratio: float = PRUNING_RATIO
     seed: int = 0
     min_visual_tokens: int = 0
     spatial_score: SpatialScore | None = None
     spread: float | None = None
     score_layer_share: float | None = None
+    draft_cache_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,3 +342,9 @@ class ModelInfo:
     media_dirs: tuple[str, ...] = ()  # whose files the service opens by Media.path
     video_hash: bytes = b""  # of how a video becomes prompt ids; empty: not told
     takes_grammars: bool = False  # whether SamplingParams.grammar takes effect
+    cache_tokens: int = 0  # of a slot, less than the context if a draft's; 0: the whole context
+
+    @property
+    def slot_tokens(self) -> int:
+        """Number of tokens that a slot caches."""
+        return self.cache_tokens or self.max_context_length

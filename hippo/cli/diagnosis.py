@@ -229,7 +229,8 @@ def _about_requests(readings: Readings) -> Iterator[Finding]:
         told = ", ".join(f"{cause} {num:.0f}" for cause, num in losses.items() if num)
         yield _problem(
             f"answers went on without their draft ({told}; {num_ended:.0f} requests)",
-            "overloaded: raise --slots of the draft; unavailable, stalled: see its log",
+            "overloaded: raise --slots of the draft; no_room: raise its --cache-tokens; "
+            "unavailable, stalled: see its log",
         )
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from hippo.cli.up import add_stack_arguments, stack_options, warn_of_unused_gpus
 from hippo.errors import HippoError, InvalidRequestError
+from hippo.types import MIN_VISUAL_TOKENS, PRUNING_RATIO
 
 HELP = "train a draft on the answers of its target"
 DESCRIPTION = """\
@@ -72,10 +73,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("--held-out-share", type=float, default=0.1, help="of the videos (default: 0.1)")
     add(
-        "--pruning-ratio", type=float, default=0.9,
-        help="as in serving; the training's questions vary it (default: 0.9)",
+        "--pruning-ratio", type=float, default=PRUNING_RATIO,
+        help="as in serving; the training's questions vary it (default: %(default)s)",
     )  # fmt: skip
-    add("--pruning-min-visual-tokens", type=int, default=512, help="as in serving (default: 512)")
+    add(
+        "--pruning-min-visual-tokens", type=int, default=MIN_VISUAL_TOKENS,
+        help="as in serving (default: %(default)s)",
+    )  # fmt: skip
     add("--seed", type=int, default=0, help="of all that is drawn (default: 0)")
     group = parser.add_argument_group("training")
     add = group.add_argument

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hippo.errors import InvalidRequestError
+from hippo.models.context import pruned_cache_tokens
 from hippo.shapes import find_shape
 from hippo.sizes import (
     CACHE_BYTES,
@@ -156,12 +157,13 @@ class _Plan:
         """Bytes of a number in the cache."""
         return 4 if self.is_cpu else 2
 
-    def memory_of(self, shape: ModelShape, num_tokens: int) -> Memory:
+    def memory_of(self, shape: ModelShape, num_tokens: int, cache_tokens: int) -> Memory:
         """Returns the memory of all slots on one device."""
         return memory_of(
             shape,
             num_tokens=num_tokens,
             num_slots=self.num_slots,
+            cache_tokens=cache_tokens,
             cache_each=self.cache_each,
             packs_weights=self.is_cpu,
             media_cache_bytes=None if self.is_cpu else 0,
@@ -181,7 +183,9 @@ class _Row:
     role: str
     shape: ModelShape
     num_tokens: int
+    cache_tokens: int  # of a slot
     whole: Memory  # on one device
+    unpruned: Memory  # ``whole`` if slots cached the whole context
     fits: dict[int, _Fit]
 
 
@@ -199,22 +203,37 @@ def _rows(target: str, draft: str | None, plan: _Plan) -> Iterator[_Row]:
             continue
         shape = find_shape(name, layer_bits=plan.weights_bits if role == "target" else None)
         num_tokens = plan.num_tokens(shape)
+        cache_tokens = pruned_cache_tokens(num_tokens) if role == "draft" else num_tokens
         counts = [n for n in range(1, _MOST_DEVICES + 1) if role == "target" or n == 1]
         fits = {
-            size: _fit(shape, num_bytes, num_tokens, plan.num_slots, counts)
+            size: _fit(shape, num_bytes, num_tokens, cache_tokens, plan.num_slots, counts)
             for size, num_bytes in plan.devices.items()
         }
-        yield _Row(role, shape, num_tokens, plan.memory_of(shape, num_tokens), fits)
+        whole, unpruned = (
+            plan.memory_of(shape, num_tokens, cached) for cached in (cache_tokens, num_tokens)
+        )
+        yield _Row(role, shape, num_tokens, cache_tokens, whole, unpruned, fits)
 
 
 def _fit(
-    shape: ModelShape, device_bytes: int, num_tokens: int, num_slots: int, counts: Sequence[int]
+    shape: ModelShape,
+    device_bytes: int,
+    num_tokens: int,
+    cache_tokens: int,
+    num_slots: int,
+    counts: Sequence[int],
 ) -> _Fit:
     """Returns the fewest devices that hold the model and all its slots."""
     for count in counts:
         if not shape.can_divide(count):
             continue
-        slots = most_slots(shape, device_bytes, num_tokens=num_tokens, num_devices=count)
+        slots = most_slots(
+            shape,
+            device_bytes,
+            num_tokens=num_tokens,
+            cache_tokens=cache_tokens,
+            num_devices=count,
+        )
         if slots >= num_slots:
             return _Fit(count, slots)
     return _Fit(0, 0)
@@ -234,6 +253,7 @@ def _cells(row: _Row, plan: _Plan) -> list[str]:
         f"{whole.weights / GIB:.1f}",
         f"{row.shape.cache_bytes(1, bytes_each=plan.cache_each) / 1024:.0f}",
         f"{row.num_tokens:,}",
+        f"{row.cache_tokens:,}",
         f"{whole.work / GIB:.1f}",
         f"{whole.total / GIB:.1f}",
         *map(_show, row.fits.values()),
@@ -242,7 +262,8 @@ def _cells(row: _Row, plan: _Plan) -> list[str]:
 
 def _headings(plan: _Plan) -> list[str]:
     return [
-        "role", "model", "weights, GiB", "cache per token, KiB", "context, tokens", "work, GiB",
+        "role", "model", "weights, GiB", "cache per token, KiB", "context, tokens",
+        "cached of it", "work, GiB",
         f"total for {plan.num_slots} slots, GiB",
         *(f"{size} GB devices" for size in plan.devices),
     ]  # fmt: skip
@@ -263,11 +284,11 @@ def _note(plan: _Plan) -> str:
             f"{workload}on a CPU, with the packed copy of a tied head and the cache in float32; "
             f"the total includes {PROCESS_BYTES / 1e6:.0f} MB of Python's libraries and twice "
             f"{CACHE_BYTES // 1_000_000} MB (or one context) for features and frames of earlier "
-            "media"
+            "media; a draft caches what a pruned prompt needs"
         )
     return (
-        f"{workload}the devices that are needed also have room for "
-        f"{1 - USED_SHARE:.0%} of what the weights leave free, "
+        f"{workload}a draft caches what a pruned prompt needs; the devices that are needed also "
+        f"have room for {1 - USED_SHARE:.0%} of what the weights leave free, "
         f"{CACHE_BYTES // 1_000_000} MB (or one context) for features of earlier media, "
         f"{RESERVED_BYTES // GIB} GiB of each device for the driver; "
         "N x: tensor parallel over N devices, the fewest that the model fits on"
@@ -304,6 +325,15 @@ def _print_table(rows: Sequence[_Row], plan: _Plan) -> None:
             highlight=False,
             soft_wrap=True,
         )
+        if row.cache_tokens < row.num_tokens:
+            saved = row.unpruned.cache - row.whole.cache
+            console.print(
+                f"{row.role}: pruning saves {saved / GIB:.2f} GiB: the cache takes "
+                f"{row.whole.cache / GIB:.2f} GiB, and for whole prompts "
+                f"(--draft-arg=--cache-tokens={row.num_tokens}) {row.unpruned.cache / GIB:.2f} GiB",
+                highlight=False,
+                soft_wrap=True,
+            )
         if row.role == "target":
             num_visual = row.num_tokens - plan.num_other_tokens
             told = f"gateway, for hippo up: --gateway-arg=--max-visual-tokens={num_visual}"
@@ -320,9 +350,11 @@ def _print_json(rows: Sequence[_Row], plan: _Plan) -> None:
                 "model": row.shape.name,
                 "num_parameters": row.shape.num_parameters,
                 "max_context_length": row.num_tokens,
+                "cache_tokens": row.cache_tokens,
                 "weight_bytes": row.whole.weights,
                 "work_bytes": row.whole.work,
                 "cache_bytes": row.whole.cache,
+                "unpruned_cache_bytes": row.unpruned.cache,
                 "total_bytes": row.whole.total,
                 "devices": {size: dataclasses.asdict(fit) for size, fit in row.fits.items()},
             }

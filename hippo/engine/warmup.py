@@ -23,6 +23,7 @@ from hippo.models.base import (
     VideoLanguageModel,
 )
 from hippo.models.cached import CachedModel
+from hippo.models.context import most_kept
 from hippo.models.linear import padded_rows
 from hippo.types import ChatMessage, FramePlan, MediaKind, MediaPart, TextPart
 
@@ -76,21 +77,24 @@ def warm_prompt(model: VideoLanguageModel) -> Prompt:
 
 
 def longest_prompt(model: VideoLanguageModel, prompt: Prompt) -> Prompt:
-    """Returns the prompt with the longest grey video for which the context has room; ``prompt`` is
-    the model's warm_prompt. Any thread may call it."""
+    """Returns the prompt with the longest grey video for which the context has room, and a slot for
+    the text between its frames; ``prompt`` is the model's warm_prompt. Any thread may call it."""
     limits = model.frame_limits
     side = _GRID_SIDE * limits.side_multiple
     size, num_tokens = (side, side), _GRID_SIDE**2
     if limits.fixed_size is not None:
         size, num_tokens = limits.fixed_size, math.prod(prompt.visual_grids[0][1:])
-    num_others = prompt.length - int(prompt.visual_indices.shape[0])
-    fitting, most = 0, (model.info.max_context_length - 1 - num_others) // num_tokens
+    fitting, most = 0, (model.info.max_context_length - 1 - _num_others(prompt)) // num_tokens
     tried = most
     while fitting < most:
         try:
-            prompt = _grey_prompt(model, tried * limits.frame_multiple, size, is_resized=True)
-            fitting = tried
+            longer = _grey_prompt(model, tried * limits.frame_multiple, size, is_resized=True)
+            has_room = _num_others(longer) < model.info.slot_tokens
         except ContextLengthError:  # some families write text before each frame
+            has_room = False
+        if has_room:
+            fitting, prompt = tried, longer
+        else:
             most = tried - 1
         tried = (fitting + most + 1) // 2
     return prompt
@@ -106,13 +110,26 @@ def _grey_prompt(
     return model.prepare_prompt([message], [media], FramePlan())
 
 
+def _num_others(prompt: Prompt) -> int:
+    return prompt.length - int(prompt.visual_indices.shape[0])
+
+
+def _fitting(model: VideoLanguageModel, prompt: Prompt) -> torch.Tensor | None:
+    """Returns the first visual tokens of the prompt, as many as a slot has room for beside a few
+    tokens of an answer; None: it has room for all."""
+    if prompt.length < model.info.slot_tokens:
+        return None
+    return torch.arange(most_kept(model.info.slot_tokens, _num_others(prompt), _MAX_ROWS))
+
+
 def run_longest(model: VideoLanguageModel, prompt: Prompt, *, slot: int, num_tapped: int) -> None:
     """Runs the prefill of ``longest_prompt`` (device thread), so that a lack of memory shows at the
     start. Raises ModelLoadError if the device's memory does not suffice."""
     began_s = perf_counter()
     tap = AttentionTap(num_tapped) if num_tapped else None
     try:
-        for _ in model.prefill(slot, prompt, model.embed_visual(prompt), None, tap):
+        visual, kept = model.embed_visual(prompt), _fitting(model, prompt)
+        for _ in model.prefill(slot, prompt, visual, kept, tap):
             pass
     except torch.OutOfMemoryError as error:
         reason = str(error).partition(". ")[0]
@@ -138,10 +155,12 @@ def warm_up(
 ) -> None:
     """Runs a prefill of ``slot``, then forwards of up to ``max_rows`` rows (device thread)."""
     tap = AttentionTap(num_tapped) if num_tapped else None
-    *_, logits = model.prefill(slot, prompt, model.embed_visual(prompt), None, tap)
+    kept = _fitting(model, prompt)
+    *_, logits = model.prefill(slot, prompt, model.embed_visual(prompt), kept, tap)
     assert logits is not None, "a prefill ends with logits"
     token_id = int(logits.argmax())
-    num_rows = min(max_rows, model.info.max_context_length - prompt.length)
+    num_cached = prompt.length if kept is None else _num_others(prompt) + int(kept.shape[0])
+    num_rows = min(max_rows, model.info.slot_tokens - num_cached)
     for rows in sorted({min(padded_rows(rows), num_rows) for rows in range(1, num_rows + 1)}):
         plan = StepPlan((SequenceRows(slot, 0, (token_id,) * rows),))
         token_id = int(model.forward(plan)[-1].argmax())

@@ -30,6 +30,7 @@ class DraftLoss(enum.Enum):
     UNAVAILABLE = "unavailable"  # the service or the connection failed
     STALLED = "stalled"  # it owed tokens for longer than --draft-stall-s
     INCOMPATIBLE = "incompatible"  # its prompt differs from the target's
+    NO_ROOM = "no_room"  # its slot has no room for the pruned prompt, or for more of the answer
     ERROR = "error"  # anything else
 
 

@@ -215,12 +215,19 @@ class CachedModel:
         num_rows = len(sequence.token_ids)
         start = slot.prompt_length + sequence.start_index
         if start + num_rows > self._cache.shape.capacity:
-            raise ContextLengthError(
-                f"{start + num_rows} tokens do not fit in a context of {self._cache.shape.capacity}"
-            )
+            raise ContextLengthError(f"{start + num_rows} tokens do not fit in {self._room()}")
         position = slot.next_position + sequence.start_index
         rotary = self._rotary_table[position : position + num_rows]
         return PlacedRows(sequence.slot, start, sequence.token_ids, rotary)
+
+    def _room(self) -> str:
+        """Names the length of a slot, for an error."""
+        if self.info.slot_tokens == self.info.max_context_length:
+            return f"a context of {self.info.max_context_length}"
+        return (
+            f"the {self.info.slot_tokens} tokens that a slot of {self.info.name} caches "
+            "(--cache-tokens)"
+        )
 
     def _begin_slot(self, slot: int, prompt: Prompt, num_cached: int) -> None:
         """Prepares a slot for a prompt of ``num_cached`` cached rows; raises ContextLengthError if
@@ -228,7 +235,7 @@ class CachedModel:
         capacity = self._cache.shape.capacity
         if num_cached >= capacity:
             raise ContextLengthError(
-                f"a prompt of {num_cached} cached tokens leaves no room in a context of {capacity}"
+                f"a prompt of {num_cached} cached tokens leaves no room in {self._room()}"
             )
         self._slots.pop(slot, None)
         self._cache.forget_slot(slot)

@@ -1,9 +1,11 @@
-"""Chooses the context length, the tokens of one sequence with prompt and answer, and the part of
-it that videos may take."""
+"""Chooses the context length, the tokens of one sequence with prompt and answer, the part of it
+that videos may take, and how much of it a draft caches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+
+from hippo.types import MIN_VISUAL_TOKENS, PRUNING_RATIO
 
 VIDEO_CONTEXT = 32_768
 """Tokens; three quarters of them are the 24,576 visual tokens of the longest video that
@@ -52,6 +54,27 @@ def visual_limit(context: int, num_others: int, ceiling: int | None = None) -> i
     if room >= most:
         return most
     return max(room - room % (1 << max(room.bit_length() - 5, 0)), 1)
+
+
+def pruned_cache_tokens(context: int) -> int:
+    """Returns how many tokens a slot of a draft caches by default, at most ``context``.
+
+    These are all tokens of text and answer beside the longest video, and the visual tokens that are
+    kept of the video, or all of a video that is not pruned.
+    """
+    most = visual_limit(context, 0)
+    kept = max(most - int(PRUNING_RATIO * most), MIN_VISUAL_TOKENS)
+    return min(context, context - most + kept)
+
+
+def most_kept(cache_tokens: int, num_others: int, max_tokens: int) -> int:
+    """Returns how many visual tokens of a prompt a slot of ``cache_tokens`` tokens has room for,
+    beside ``num_others`` other tokens of the prompt.
+
+    For the answer, of at most ``max_tokens`` tokens, at most a quarter of the slot is left: few
+    answers are as long as they may be.
+    """
+    return max(cache_tokens - num_others - min(max_tokens, cache_tokens // 4), 0)
 
 
 def _longest(limit: int, fits: Callable[[int], bool]) -> int:

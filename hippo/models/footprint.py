@@ -57,7 +57,7 @@ class ModelSizes:
         working_dtype = torch.float32 if is_half_on_cpu else dtype
         kept_dtype = cache_dtype(working_dtype, device)
         text = config.text_config
-        cache = _slot_shape(plan, text, len(devices), context_length)
+        cache = _slot_shape(plan, text, len(devices), plan.slot_tokens(context_length))
         slot_bytes = cache.num_bytes(kept_dtype)
         shape = shape_of(checkpoint.name, config.to_dict())
         bytes_each = working_dtype.itemsize
@@ -97,6 +97,7 @@ class ModelSizes:
         needs = MemoryNeeds(
             name=checkpoint.name,
             context_length=context_length,
+            slot_tokens=cache.capacity,
             device=device,
             dtype=dtype,
             form=form,
@@ -121,16 +122,16 @@ class ModelSizes:
         )
 
 
-def _slot_shape(plan: LoadPlan, text: Any, num_ranks: int, context_length: int) -> CacheShape:
-    """Returns the shape of one rank's cache for one slot."""
+def _slot_shape(plan: LoadPlan, text: Any, num_ranks: int, slot_tokens: int) -> CacheShape:
+    """Returns the shape of one rank's cache for one slot of ``slot_tokens`` tokens."""
     num_spare = 0
     if plan.has_graphs or plan.exact_rows:
-        num_spare = spare_places(context_length, plan.exact_rows or MAX_GROUPED_ROWS)
+        num_spare = spare_places(slot_tokens, plan.exact_rows or MAX_GROUPED_ROWS)
     return CacheShape(
         num_layers=text.num_hidden_layers,
         num_slots=1,
         num_kv_heads=text.num_key_value_heads // num_ranks,
-        capacity=context_length,
+        capacity=slot_tokens,
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
         num_spare=num_spare,
     )

@@ -26,6 +26,7 @@ class MemoryNeeds:
 
     name: str  # of the model
     context_length: int  # tokens of one sequence
+    slot_tokens: int  # tokens of one sequence that are cached
     device: torch.device
     dtype: torch.dtype  # as served
     form: str = ""  # of weights, if it is not ``dtype``: quantised, or another one till packed
@@ -71,7 +72,7 @@ def check_fits(plan: LoadPlan, needs: MemoryNeeds) -> None:
     raise ModelLoadError(
         f"{needs.name} does not fit: it needs about {_gib(needed)} ({_gib(weight_bytes)} of "
         f"weights in {weights}, {_gib(cache_bytes)} of cache for {slots} "
-        f"of {needs.context_length} tokens, {_gib(needs.reserved_bytes)} for earlier media, "
+        f"of {needs.slot_tokens} tokens, {_gib(needs.reserved_bytes)} for earlier media, "
         f"{_gib(work_bytes)} to work), and {room}: {advice}"
     )
 
@@ -147,7 +148,10 @@ def no_room(plan: LoadPlan, needs: MemoryNeeds) -> ModelLoadError:
 
 
 def _slot(needs: MemoryNeeds) -> str:
-    return f"a sequence of {needs.context_length} tokens takes {_gib(needs.slot_bytes)}"
+    cached = ""
+    if needs.slot_tokens < needs.context_length:
+        cached = f", of which {needs.slot_tokens} are cached,"
+    return f"a sequence of {needs.context_length} tokens{cached} takes {_gib(needs.slot_bytes)}"
 
 
 def _left_bytes(device: torch.device, budget_bytes: int | None) -> int:

@@ -9,6 +9,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 
 from hippo.config import SettingsError
 from hippo.errors import ModelLoadError
+from hippo.models.context import pruned_cache_tokens
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
@@ -35,9 +36,11 @@ class LoadPlan:
     room for caches of earlier media, of ``vision_cache_bytes`` and (on a CPU)
     ``media_cache_bytes`` (None: see hippo.sizes.cache_limit). ``budget_bytes`` limits the memory
     that a process uses on its device. ``cuda_graphs`` captures steps: auto (on one GPU), on or off.
-    With ``exact_rows`` every step has that many rows, so that a token's logits do not depend on the
-    other tokens fed. ``max_pixels`` is the most that the operator allows an image or a frame (0:
-    the operator says nothing): memory is planned for it, and a model of one frame size refuses it.
+    A slot caches ``cache_tokens`` tokens (None: the whole context, or what a pruned prompt needs if
+    the service ``prunes``). With ``exact_rows`` every step has that many rows, so that a token's
+    logits do not depend on the other tokens fed. ``max_pixels`` is the most that the operator
+    allows an image or a frame (0: the operator says nothing): memory is planned for it, and a model
+    of one frame size refuses it.
     """
 
     model: str
@@ -58,6 +61,8 @@ class LoadPlan:
     media_cache_bytes: int | None = 0
     budget_bytes: int | None = None
     cuda_graphs: str = "off"
+    cache_tokens: int | None = None
+    prunes: bool = False
     exact_rows: int | None = None
     max_pixels: int = 0
     log_level: str = "info"  # of the followers' log records
@@ -69,6 +74,8 @@ class LoadPlan:
             raise SettingsError(
                 f"--max-context-length is {self.max_context_length}; it must be at least 2"
             )
+        if self.cache_tokens is not None and self.cache_tokens < 2:
+            raise SettingsError(f"--cache-tokens is {self.cache_tokens}; it must be at least 2")
         if self.dtype not in (*DTYPE_NAMES, "auto"):
             raise SettingsError(
                 f"dtype {self.dtype!r} is unknown: use {', '.join(DTYPE_NAMES)} or auto"
@@ -132,6 +139,12 @@ class LoadPlan:
                 f"{name} takes frames of one size, and images of sizes of its own: leave out "
                 "--max-video-pixels and --max-image-pixels"
             )
+
+    def slot_tokens(self, context_length: int) -> int:
+        """Returns how many tokens a slot caches of a sequence of at most ``context_length``."""
+        if self.cache_tokens is not None:
+            return min(self.cache_tokens, context_length)
+        return pruned_cache_tokens(context_length) if self.prunes else context_length
 
     @property
     def has_graphs(self) -> bool:

@@ -283,10 +283,11 @@ def _model_info(
         tokenizer_json=tokenizer.backend_tokenizer.to_str().encode(),
         num_token_ids=num_ids,
         end_token_ids=end_ids,
-        max_context_length=sizes.cache.capacity,
+        max_context_length=sizes.needs.context_length,
         num_slots=num_slots,
         num_parameters=sizes.num_parameters,
         device_uuids=device_uuids(sizes.devices),
+        cache_tokens=sizes.cache.capacity,
     )
 
 

@@ -7,8 +7,8 @@
 All rows of a sequence attend to the same prefix, without a mask. The rows and the query heads that
 share a key-value head are therefore given to the kernel as the heads of one row, for which it reads
 keys and values once. The rows' attention to each other is a second, small call. The two results are
-averaged with their sums of exponentials as weights. If every sequence has one row, that row is
-cached first, belongs to the prefix, and there is no second call.
+averaged in float32, with their sums of exponentials as weights, and rounded once. If every sequence
+has one row, that row is cached first, belongs to the prefix, and there is no second call.
 
 The kernel reads the places and lengths of the sequences from the device, so that a CUDA graph
 serves all slots and lengths (hippo.models.captured).
@@ -91,9 +91,9 @@ class RangesPart:
             is_causal=True,
             scaling=scaling,
         )
-        weight = torch.sigmoid(prefix_sums - block_sums.T.view(prefix_sums.shape))
-        merged = torch.lerp(block.view(prefix.shape), prefix, weight.to(block.dtype).unsqueeze(-1))
-        return merged.reshape(self.num_rows, -1)
+        weight = torch.sigmoid(prefix_sums - block_sums.T.view(prefix_sums.shape)).unsqueeze(-1)
+        merged = torch.lerp(block.view(prefix.shape).float(), prefix.float(), weight)
+        return merged.to(block.dtype).reshape(self.num_rows, -1)
 
     def _attend_prefix(
         self, query: torch.Tensor, layer: int, scaling: float

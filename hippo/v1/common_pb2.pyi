@@ -453,6 +453,7 @@ class Pruning(_message.Message):
     SPATIAL_SCORE_FIELD_NUMBER: _builtins.int
     SPREAD_FIELD_NUMBER: _builtins.int
     SCORE_LAYER_SHARE_FIELD_NUMBER: _builtins.int
+    DRAFT_CACHE_TOKENS_FIELD_NUMBER: _builtins.int
     strategy: Global___PruningStrategy.ValueType
     """How they are chosen."""
     ratio: _builtins.float
@@ -469,6 +470,10 @@ class Pruning(_message.Message):
     """Share of the target's layers, from the first on, whose attention scores tokens, above 0 and at
     most 1; unset: the target's own.
     """
+    draft_cache_tokens: _builtins.int
+    """Tokens that a slot of the draft caches: fewer visual tokens are kept than ratio and
+    min_visual_tokens say if more have no room beside text and answer; 0: not told.
+    """
     def __init__(
         self,
         *,
@@ -479,10 +484,11 @@ class Pruning(_message.Message):
         spatial_score: Global___SpatialScore.ValueType = ...,
         spread: _builtins.float | None = ...,
         score_layer_share: _builtins.float | None = ...,
+        draft_cache_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_score_layer_share", b"_score_layer_share", "_spread", b"_spread", "score_layer_share", b"score_layer_share", "spread", b"spread"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score_layer_share", b"_score_layer_share", "_spread", b"_spread", "min_visual_tokens", b"min_visual_tokens", "ratio", b"ratio", "score_layer_share", b"score_layer_share", "seed", b"seed", "spatial_score", b"spatial_score", "spread", b"spread", "strategy", b"strategy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score_layer_share", b"_score_layer_share", "_spread", b"_spread", "draft_cache_tokens", b"draft_cache_tokens", "min_visual_tokens", b"min_visual_tokens", "ratio", b"ratio", "score_layer_share", b"score_layer_share", "seed", b"seed", "spatial_score", b"spatial_score", "spread", b"spread", "strategy", b"strategy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score_layer_share: _TypeAlias = _typing.Literal["score_layer_share"]  # noqa: Y015
     _WhichOneofArgType__score_layer_share: _TypeAlias = _typing.Literal["_score_layer_share", b"_score_layer_share"]  # noqa: Y015
@@ -1102,6 +1108,7 @@ class GetModelResponse(_message.Message):
     MEDIA_DIRS_FIELD_NUMBER: _builtins.int
     VIDEO_HASH_FIELD_NUMBER: _builtins.int
     TAKES_GRAMMARS_FIELD_NUMBER: _builtins.int
+    CACHE_TOKENS_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol; 1."""
     name: _builtins.str
@@ -1128,6 +1135,10 @@ class GetModelResponse(_message.Message):
     """SHA-256 of how a video becomes prompt ids; equal for the two of a pair, empty if not told."""
     takes_grammars: _builtins.bool
     """SamplingParams.grammar takes effect."""
+    cache_tokens: _builtins.int
+    """Tokens that a slot caches, if they are fewer than max_context_length, as a draft's that reads
+    pruned prompts; 0: max_context_length.
+    """
     @_builtins.property
     def end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """End tokens of the generation configuration."""
@@ -1159,10 +1170,11 @@ class GetModelResponse(_message.Message):
         media_dirs: _abc.Iterable[_builtins.str] | None = ...,
         video_hash: _builtins.bytes = ...,
         takes_grammars: _builtins.bool = ...,
+        cache_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_uuids", b"device_uuids", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "family", b"family", "max_context_length", b"max_context_length", "media_dirs", b"media_dirs", "name", b"name", "num_parameters", b"num_parameters", "num_slots", b"num_slots", "num_token_ids", b"num_token_ids", "protocol_version", b"protocol_version", "takes_grammars", b"takes_grammars", "tokenizer_hash", b"tokenizer_hash", "tokenizer_json", b"tokenizer_json", "video_hash", b"video_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_tokens", b"cache_tokens", "device", b"device", "device_uuids", b"device_uuids", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "family", b"family", "max_context_length", b"max_context_length", "media_dirs", b"media_dirs", "name", b"name", "num_parameters", b"num_parameters", "num_slots", b"num_slots", "num_token_ids", b"num_token_ids", "protocol_version", b"protocol_version", "takes_grammars", b"takes_grammars", "tokenizer_hash", b"tokenizer_hash", "tokenizer_json", b"tokenizer_json", "video_hash", b"video_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

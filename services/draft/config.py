@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hippo.config import require_least, setting
 from hippo.engine.settings import EngineSettings
 from hippo.models.plan import LoadPlan
+from hippo.types import MIN_VISUAL_TOKENS, PRUNING_RATIO
 
 ENV_PREFIX = "HIPPO_DRAFT"
 
@@ -22,6 +23,13 @@ class DraftSettings(EngineSettings):
         "a rejected draft); the draft verifies them in the same forward; 0: none",
     )
 
+    cache_tokens: int | None = setting(
+        None,
+        help="tokens of a sequence that are cached; auto: a quarter of the context for text and "
+        f"answer, and {1 - PRUNING_RATIO:.0%} of the rest, at least {MIN_VISUAL_TOKENS}, for the "
+        "visual tokens that are kept of videos (default: auto)",
+    )
+
     def __post_init__(self) -> None:
         """Raises SettingsError for a value out of range."""
         EngineSettings.__post_init__(self)
@@ -30,4 +38,5 @@ class DraftSettings(EngineSettings):
     @property
     def load_plan(self) -> LoadPlan:
         """How to load the model; in half precision by default, as the target settles all tokens."""
-        return self._load_plan(auto_is_half=True)
+        plan = self._load_plan(auto_is_half=True)
+        return replace(plan, cache_tokens=self.cache_tokens, prunes=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import perf_counter_ns
 
 import torch
 
 from hippo.models.base import AttentionTap, Prompt
+from hippo.models.context import most_kept
 from hippo.pruning.select import (
     DEFAULT_OPTIONS,
     SelectionOptions,
@@ -17,6 +19,33 @@ from hippo.pruning.select import (
     select_tokens,
 )
 from hippo.types import Pruning, PruningStrategy, Selection
+
+
+def bounded_pruning(pruning: Pruning, prompt: Prompt, max_tokens: int) -> Pruning:
+    """Returns the pruning of a prompt: the request's, or one that keeps as many visual tokens as a
+    slot of the draft has room for beside the other tokens and an answer of ``max_tokens``.
+
+    The strategy stays, but ``none`` becomes ``uniform``, and ``blind`` stands in if no visual token
+    has room.
+    """
+    num_visual = int(prompt.visual_indices.shape[0])
+    if not pruning.draft_cache_tokens or pruning.strategy is PruningStrategy.BLIND:
+        return pruning
+    most = most_kept(pruning.draft_cache_tokens, prompt.length - num_visual, max_tokens)
+    is_pruned = (
+        pruning.strategy is not PruningStrategy.NONE and num_visual >= pruning.min_visual_tokens
+    )
+    if (num_kept(num_visual, pruning.ratio) if is_pruned else num_visual) <= most:
+        return pruning
+    if not most:
+        return replace(pruning, strategy=PruningStrategy.BLIND, min_visual_tokens=0)
+    is_none = pruning.strategy is PruningStrategy.NONE
+    return replace(
+        pruning,
+        strategy=PruningStrategy.UNIFORM if is_none else pruning.strategy,
+        ratio=(num_visual - most) / num_visual,
+        min_visual_tokens=0,
+    )
 
 
 def needs_scores(pruning: Pruning, num_visual_tokens: int) -> bool:

@@ -20,7 +20,12 @@ from hippo.pruning.select import (
 )
 from hippo.speculation.verifier import Verifier
 from hippo.types import OpenRequest, PromptInfo, Pruning
-from services.target.selection import ScoredSelection, needs_scores, select_without_scores
+from services.target.selection import (
+    ScoredSelection,
+    bounded_pruning,
+    needs_scores,
+    select_without_scores,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,9 @@ class TargetSequence(EngineSequence):
     def announce_prompt(self, info: PromptInfo, prompt: Prompt) -> None:
         """Also sends a selection that needs no scores, before any device work."""
         super().announce_prompt(info, prompt)
-        pruning = self.request.pruning
+        request = self.request
+        pruning = bounded_pruning(request.pruning, prompt, request.max_tokens)
+        self.request = replace(request, pruning=pruning)
         if not needs_scores(pruning, int(prompt.visual_indices.shape[0])):
             self.output.put_item(select_without_scores(pruning, prompt))
 

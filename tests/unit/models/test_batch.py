@@ -155,5 +155,12 @@ def test_a_slot_is_cleared_once_in_a_while_and_never_what_it_holds() -> None:
     assert bool((view[:, :, 100:256] == 2.0).all())
     assert bool((view[:, :, 256:] == 0.0).all())
     cache.forget_slot(2)
+    view.fill_(3.0)
+    cache.zero_unwritten(2, 10, 20)
+    view[:, :, :400] = 4.0  # steps that read nothing under a mask, and so cleared nothing
+    cache.zero_unwritten(2, 400, 410)
+    assert bool((view[:, :, :400] == 4.0).all()), "what the slot holds"
+    assert bool((view[:, :, 400:512] == 0.0).all()) and bool((view[:, :, 512:] == 3.0).all())
+    cache.forget_slot(2)
     cache.zero_unwritten(2, 10, 20)
     assert bool((view[:, :, 10:256] == 0.0).all())

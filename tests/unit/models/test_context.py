@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hippo.config import SettingsError
 from hippo.models.captured import GRAPH_LAYER_BYTES, MOST_ROWS, most_graphs
-from hippo.models.context import SHARED_SLOTS, VIDEO_CONTEXT, choose_context, visual_limit
+from hippo.models.context import (
+    SHARED_SLOTS,
+    VIDEO_CONTEXT,
+    choose_context,
+    most_kept,
+    pruned_cache_tokens,
+    visual_limit,
+)
+from hippo.models.plan import LoadPlan
+from hippo.pruning.select import num_kept
 from hippo.shapes import find_shape
 from hippo.sizes import (
     DEVICE_BYTES,
@@ -18,6 +29,7 @@ from hippo.sizes import (
     memory_of,
     slots_that_fit,
 )
+from hippo.types import MIN_VISUAL_TOKENS, PRUNING_RATIO
 
 
 @given(
@@ -57,6 +69,50 @@ def test_videos_have_one_limit_while_it_has_room_and_then_most_of_the_rest(
         assert limit == most
     else:
         assert left * 15 / 16 <= limit <= max(left, 1)
+
+
+@given(context=st.integers(2, 200_000), num_others=st.integers(0, 200_000))
+def test_a_draft_caches_text_answer_and_what_is_kept_of_the_longest_video(
+    context: int, num_others: int
+) -> None:
+    cached = pruned_cache_tokens(context)
+    num_others = min(num_others, context - visual_limit(context, 0))
+    for num_visual in (context - num_others, min(context - num_others, MIN_VISUAL_TOKENS - 1)):
+        is_pruned = num_visual >= MIN_VISUAL_TOKENS
+        kept = num_kept(num_visual, PRUNING_RATIO) if is_pruned else num_visual
+        assert num_others + kept <= cached <= context
+
+
+def test_a_draft_caches_a_third_of_a_long_context_unless_the_operator_says_more() -> None:
+    assert pruned_cache_tokens(VIDEO_CONTEXT) == 8192 + 2458
+    assert pruned_cache_tokens(1024) == 256 + 512
+    assert pruned_cache_tokens(600) == 600
+
+    def cached(**changes: Any) -> int:
+        return LoadPlan("m", **changes).slot_tokens(VIDEO_CONTEXT)
+
+    assert cached() == VIDEO_CONTEXT
+    assert cached(prunes=True) == 10_650
+    assert cached(prunes=True, cache_tokens=20_000) == 20_000
+    assert cached(prunes=True, cache_tokens=40_000) == VIDEO_CONTEXT
+    with pytest.raises(SettingsError, match="--cache-tokens is 1; it must be at least 2"):
+        cached(cache_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("cache_tokens", "num_others", "max_tokens", "most"),
+    [
+        (100, 30, 25, 45),
+        (100, 30, 26, 45),  # an answer has at most a quarter
+        (100, 30, 24, 46),
+        (100, 75, 300, 0),
+        (100, 120, 1, 0),
+    ],
+)
+def test_visual_tokens_have_the_room_beside_text_and_an_answer(
+    cache_tokens: int, num_others: int, max_tokens: int, most: int
+) -> None:
+    assert most_kept(cache_tokens, num_others, max_tokens) == most
 
 
 @pytest.mark.parametrize(

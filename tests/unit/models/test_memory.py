@@ -27,7 +27,12 @@ def needs(**changes: int) -> memory.MemoryNeeds:
         "work_bytes": 10 * MIB,
     }
     return memory.MemoryNeeds(
-        name="a model", context_length=512, device=CPU, dtype=torch.float32, **(sizes | changes)
+        name="a model",
+        context_length=512,
+        slot_tokens=512,
+        device=CPU,
+        dtype=torch.float32,
+        **(sizes | changes),
     )
 
 

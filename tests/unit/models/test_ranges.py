@@ -134,6 +134,33 @@ def test_sequences_attend_as_each_of_their_rows_does(
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_prefix_and_block_are_averaged_and_rounded_once(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A difference and a weight in 16 bits would each cost a further rounding."""
+    parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+    call = flash.attend_ranges
+
+    def recorded(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        parts.append(call(*args, **kwargs))
+        return parts[-1]
+
+    monkeypatch.setattr(ranges, "attend_ranges", recorded)
+    num_rows, num_kv_heads, groups = 16, 2, 3
+    rows = [placed(slot, 12, num_rows) for slot in (4, 1)]
+    step = RandomRows(new_cache(num_kv_heads, dtype=dtype), rows, groups, 0)
+    found = step.attend(plan_ranges(step.cache, rows, first_row=0))
+    (prefix, prefix_sums), (block, block_sums) = parts
+    by_sequence = (len(rows), num_kv_heads, num_rows, groups)
+    prefix = prefix.view(*by_sequence, HEAD_DIM).transpose(1, 2).reshape(block.shape)
+    prefix_sums = prefix_sums.T.view(by_sequence).transpose(1, 2).reshape(block_sums.T.shape)
+    weight = torch.sigmoid(prefix_sums.double() - block_sums.T.double()).unsqueeze(-1)
+    expected = (weight * prefix.double() + (1 - weight) * block.double()).to(dtype)
+    # Where the average lies between two numbers, float32 may round to the other one than float64.
+    assert (found.view(expected.shape) == expected).double().mean() > 0.999
+
+
 @settings(deadline=None)
 @given(st.sampled_from([0, 1, 30, 240]), st.integers(1, 70), st.integers(0, 1000), st.booleans())
 def test_a_sequence_attends_without_a_mask(

@@ -30,7 +30,18 @@ def test_what_is_kept_is_ascending_distinct_and_as_many_as_the_ratio_says(
 
 @pytest.mark.parametrize(
     ("num_tokens", "ratio", "expected"),
-    [(10, 0.9, 1), (64, 0.9, 7), (100, 0.3, 70), (1, 0.99, 1), (0, 0.9, 0), (5, 0.0, 5)],
+    [
+        (10, 0.9, 1),
+        (64, 0.9, 7),
+        (100, 0.3, 70),
+        (1, 0.99, 1),
+        (0, 0.9, 0),
+        (5, 0.0, 5),
+        (100, 0.29, 71),  # in float64 the product is 28.999999999999996
+        (1000, 0.57, 430),  # and this one 569.9999999999999
+        (10_000, 0.00019, 9_999),  # a share is rounded down, however near it is to the next
+        (24_576, 0.9, 2_458),
+    ],
 )
 def test_the_number_kept_is_all_less_the_share_dropped_rounded_down(
     num_tokens: int, ratio: float, expected: int

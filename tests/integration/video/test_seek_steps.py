@@ -1,0 +1,307 @@
+"""The steps of seeking, each alone; and files that PyAV writes, whose frames are told apart."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any
+
+import av.error
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hippo.errors import MediaError
+from hippo.types import FramePlan
+from hippo.video import frames as reading
+from hippo.video import seeking
+from hippo.video.canvas import Canvas, Frames, Pixels
+from hippo.video.limits import DecodeLimits
+from hippo.video.resizing import FrameLimits
+from hippo.video.sampling import resolve_plan
+from hippo.video.seeking import SeekError, all_frames, seek_frames
+from hippo.video.timeline import PresentationTimes
+from tests.fuzz.corpus import encode
+
+BASE = Fraction(1, 10)
+
+
+def times(keys: Sequence[int], *, num_ticks: int = 100, **changes: Any) -> PresentationTimes:
+    return PresentationTimes(range(num_ticks), keys, BASE, num_ticks / 10, **changes)
+
+
+def packet(tick: int | None, *, is_key: bool = False, **changes: Any) -> Any:
+    """A packet that decodes to a frame at the same time."""
+    values = {"pts": tick, "is_keyframe": is_key, "is_discard": False, "size": 1}
+    return SimpleNamespace(**(values | changes))
+
+
+def frame(tick: int | None, *, is_corrupt: bool = False) -> Any:
+    return SimpleNamespace(pts=tick, is_corrupt=is_corrupt)
+
+
+@dataclass
+class Stream:
+    """A decoder that gives each packet's frame, except of those at the times ``bad``."""
+
+    bad: set[int | None] = field(default_factory=set)
+    codec_context: Any = field(
+        default_factory=lambda: SimpleNamespace(skip_frame="", flush_buffers=lambda: None)
+    )
+    skipped: dict[int | None, str] = field(default_factory=dict)
+
+    def decode(self, given: Any) -> list[Any]:
+        if given is None:
+            raise av.error.EOFError(0, "over")
+        if given.pts in self.bad:
+            raise av.error.InvalidDataError(1, "damaged")
+        self.skipped[given.pts] = self.codec_context.skip_frame
+        return [frame(given.pts)]
+
+
+class Container:
+    """Where a seek leads to: for each aim the packets from there on."""
+
+    def __init__(self, places: dict[int, list[Any]]) -> None:
+        self.places = places
+        self.aims: list[int] = []
+
+    def seek(self, aim: int, *, stream: Any) -> None:
+        self.aims.append(aim)
+
+    def demux(self, stream: Any) -> Iterator[Any]:
+        return iter(self.places[self.aims[-1]])
+
+
+@given(
+    keys=st.sets(st.integers(0, 99), min_size=1).map(sorted),
+    wanted=st.lists(st.integers(0, 99), min_size=1, max_size=20).map(sorted),
+)
+def test_each_run_goes_from_the_last_key_frame_before_its_times_to_the_next(
+    keys: list[int], wanted: list[int]
+) -> None:
+    if wanted[0] < keys[0]:
+        with pytest.raises(SeekError):
+            seeking._runs(wanted, times(keys))
+        return
+    runs = seeking._runs(wanted, times(keys))
+    assert [tick for run in runs for tick in run.wanted] == wanted
+    for run in runs:
+        before = [key for key in keys if key <= run.wanted[0]]
+        assert run.key == before[-1]
+        assert run.previous == (before[-2] if len(before) > 1 else before[-1])
+    for run, after in itertools.pairwise(runs):
+        assert after.key > run.wanted[-1], "what one run has decoded is not decoded again"
+    for run in runs:
+        for earlier, later in itertools.pairwise(run.wanted):
+            assert max(key for key in keys if key <= later) <= earlier, "no key frame between"
+
+
+@given(
+    shown=st.sets(st.integers(0, 30), min_size=1, max_size=12).map(sorted),
+    wanted=st.lists(st.integers(0, 35), min_size=1, max_size=12).map(sorted),
+)
+def test_on_screen_is_the_last_frame_that_is_not_later(shown: list[int], wanted: list[int]) -> None:
+    seen = seeking._on_screen(map(frame, shown), wanted)
+    expected = [max((tick for tick in shown if tick <= at), default=shown[0]) for at in wanted]
+    assert [each.pts for each in seen] == expected
+
+
+def test_no_more_frames_are_decoded_than_are_wanted() -> None:
+    left = iter(map(frame, range(10)))
+    assert [each.pts for each in seeking._on_screen(left, [2, 4])] == [2, 4]
+    assert next(left).pts == 5
+    with pytest.raises(MediaError, match="no frame that can be decoded"):
+        list(seeking._on_screen(iter(()), [1]))
+
+
+RUN = seeking._Run(previous=20, key=40, wanted=[47, 52])
+EARLIER = 20 - 20  # two seconds before the key frame before
+
+
+def key(tick: int) -> Any:
+    return packet(tick, is_key=True)
+
+
+@pytest.mark.parametrize(
+    ("places", "first", "aims"),
+    [
+        ({47: [key(40), packet(41)]}, 40, [47]),
+        ({47: [key(20), packet(30), key(40), packet(41)]}, 40, [47]),  # ends too early
+        ({47: [key(60)], 40: [key(40)]}, 40, [47, 40]),  # too late
+        ({47: [packet(45), key(60)], 40: [packet(50)], EARLIER: [key(20)]}, 20, [47, 40, EARLIER]),
+        ({47: [key(47)]}, 47, [47]),  # the frame itself is a key frame that no index told
+        ({47: [packet(None, is_key=True), key(40)]}, 40, [47]),
+    ],
+)
+def test_packets_begin_with_a_key_frame_that_is_not_behind_the_time(
+    places: dict[int, list[Any]], first: int, aims: list[int]
+) -> None:
+    container: Any = Container(places)
+    stream: Any = None
+    packets = list(seeking._seek(container, stream, RUN, times([20, 40, 60])))
+    assert packets[0].pts == first and container.aims == aims
+    end = places[aims[-1]]
+    assert packets == end[end.index(packets[0]) :], "the rest follows"
+
+
+def test_without_such_a_key_frame_nothing_is_sought() -> None:
+    container: Any = Container({47: [key(60)], 40: [key(60)], EARLIER: [key(0), packet(21)]})
+    with pytest.raises(SeekError):
+        seeking._seek(container, container, RUN, times([20, 40, 60]))
+    assert container.aims == [47, 40, EARLIER]
+
+
+def decoded(packets: Sequence[Any], *, bad: set[int | None] = frozenset()) -> list[int]:  # type: ignore[assignment]
+    stream: Any = Stream(set(bad))
+    return [each.pts for each in seeking._from_key(iter(packets), stream, {41})]  # type: ignore[misc]
+
+
+def test_frames_shown_before_the_key_frame_are_left_out() -> None:
+    assert decoded([key(40), packet(38), packet(39), packet(41)]) == [40, 41]
+    assert decoded([key(40), packet(38), packet(41)], bad={38}) == [40, 41]
+
+
+@pytest.mark.parametrize(
+    ("packets", "bad"),
+    [
+        ([key(40), packet(41)], {41}),
+        ([key(40), packet(41)], {40}),
+        ([key(40), packet(None)], {None}),
+        ([key(40), packet(None)], set()),
+    ],
+    ids=["damaged", "the key frame damaged", "no time, damaged", "no time"],
+)
+def test_what_the_decoder_cannot_restore_is_not_guessed(
+    packets: list[Any], bad: set[int | None]
+) -> None:
+    with pytest.raises(SeekError):
+        decoded(packets, bad=bad)
+
+
+@pytest.mark.parametrize("is_discard", [True, False])
+def test_only_behind_a_discarded_key_frame_the_first_shown_may_be_later(is_discard: bool) -> None:
+    first = packet(40, is_key=True, is_discard=is_discard)
+    stream: Any = Stream()
+    stream.decode = lambda given: [] if given is first else [frame(given.pts)]
+    found = seeking._from_key(iter([first, packet(42)]), stream, {42})
+    if is_discard:
+        assert [each.pts for each in found] == [42]
+        return
+    with pytest.raises(SeekError):  # the decoder has dropped what it could not restore
+        next(found)
+
+
+def test_only_frames_that_are_wanted_or_referred_to_are_decoded() -> None:
+    stream: Any = Stream()
+    list(seeking._decode([packet(1), packet(2), packet(None)], stream, {2}, pytest.fail))
+    assert stream.skipped == {1: "NONREF", 2: "DEFAULT", None: "DEFAULT"}
+    list(seeking._decode([packet(1)], stream, None, pytest.fail))
+    assert stream.skipped[1] == "DEFAULT"
+
+
+def sought(frames: Sequence[Any], timeline: PresentationTimes, wanted: Sequence[int]) -> list[Any]:
+    container: Any = Container({tick: [key(0)] for tick in (0, *wanted)})
+    stream: Any = Stream()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(seeking, "_from_key", lambda *_: iter(frames))
+        return list(seek_frames(container, stream, timeline, wanted))
+
+
+def test_a_frame_that_is_not_the_one_on_screen_is_refused() -> None:
+    plain, computed = times([0]), times([0], is_computed=True)
+    assert [each.pts for each in sought([frame(0), frame(4)], plain, [2, 4])] == [0, 4]
+    assert [each.pts for each in sought([frame(2), frame(4)], computed, [2, 4])] == [2, 4]
+    for frames, timeline, wanted in (
+        ([frame(0), frame(4)], computed, [2, 4]),  # at 2 there is none, as the index says
+        ([frame(3)], plain, [2]),  # too late
+        ([frame(None)], plain, [2]),
+        ([frame(2, is_corrupt=True)], plain, [2]),
+        ([], plain, [2]),
+    ):
+        with pytest.raises(SeekError):
+            sought(frames, timeline, wanted)
+
+
+@pytest.mark.parametrize(
+    ("num_stored", "num_bad", "is_read"),
+    [(40, 4, True), (40, 5, False), (5, 1, True), (5, 2, False), (20, 2, True), (20, 3, False)],
+)
+def test_a_tenth_of_the_frames_may_be_damaged_and_always_one(
+    num_stored: int, num_bad: int, is_read: bool
+) -> None:
+    container: Any = SimpleNamespace(demux=lambda _: map(packet, range(num_stored)))
+    stream: Any = Stream(bad=set(range(1, 1 + num_bad)))
+    timeline = times([0], num_ticks=num_stored)
+    wanted = [0, num_stored - 1]
+    if is_read:
+        found = all_frames(container, stream, timeline, wanted)
+        assert [each.pts for each in found] == wanted
+    else:
+        message = f"{num_bad} of {num_stored} frames cannot be decoded"
+        with pytest.raises(MediaError, match=message):
+            list(all_frames(container, stream, timeline, wanted))
+
+
+def test_frames_without_times_are_counted() -> None:
+    container: Any = SimpleNamespace(demux=lambda _: [packet(None) for _ in range(6)])
+    stream: Any = Stream()
+    found = all_frames(container, stream, times([], num_ticks=6, is_stored=False), [1, 4])
+    assert [each.pts for each in found] == [1, 4]
+
+
+def _noise(number: int, width: int, height: int) -> Any:
+    return np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def _read(data: bytes, plan: FramePlan) -> Frames:
+    limits = DecodeLimits()
+
+    def allocate(num_frames: int, height: int, width: int) -> Pixels:
+        return np.zeros((num_frames, height, width, 3), np.uint8)
+
+    canvas = Canvas(resolve_plan(plan, limits), limits, FrameLimits(), allocate)
+    return reading.read_video(io.BytesIO(data), canvas)
+
+
+FILES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "mp4 with B-frames": ("mp4", "libx264", {"options": {"g": "30", "bf": "3"}}),
+    "mp4 of key frames": ("mp4", "libx264", {"options": {"g": "1"}}),
+    "mp4 with open GOPs": (
+        "mp4",
+        "libx264",
+        {"options": {"x264-params": "open-gop=1:keyint=20:bframes=3"}},
+    ),
+    "matroska of a variable rate": (
+        "matroska",
+        "libx264",
+        {"options": {"g": "25"}, "ticks": [40 * n + 17 * (n // 9) for n in range(96)]},
+    ),
+    "mpeg-ts": ("mpegts", "libx264", {"options": {"g": "25"}}),
+    "webm": ("webm", "libvpx-vp9", {"options": {"g": "25", "cpu-used": "8"}}),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("plan", [FramePlan(num_frames=5), FramePlan(fps=9.0)], ids=["few", "many"])
+def test_sought_frames_are_those_of_the_whole_file(
+    name: str, plan: FramePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    container, codec, options = FILES[name]
+    data = encode(container, codec, num_frames=96, fps=25, height=64, paint=_noise, **options)
+
+    def refuse(*_: object) -> None:
+        raise SeekError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "all_frames", pytest.fail)
+        found = _read(data, plan)
+    monkeypatch.setattr(reading, "seek_frames", refuse)
+    whole = _read(data, plan)
+    assert found.seconds == whole.seconds and len(found.pixels) > 3
+    assert np.array_equal(found.pixels, whole.pixels)
