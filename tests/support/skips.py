@@ -13,8 +13,7 @@ _VARIABLE = "HIPPO_NO_SKIPS"
 _ALLOWED = (
     "needs a CUDA device",
     "no Docker engine answers",
-    "docker compose is not installed",
-    "docker-compose is not installed",
+    "docker compose is not installed",  # but the older docker-compose is
     "aiperf is not installed",  # its packages do not fit those of constraints.txt
     r"the base image \S+ cannot be had",
     r"no image of \w+ can be had",
