@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
 # Modules are compiled when they are first imported: an installation has thousands that nobody imports.
 INSTALL = $(BIN)/pip install --disable-pip-version-check --no-compile -c constraints.txt
+UV = $(BIN)/uv -q --system-certs
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test check lint protos bench train clean
+.PHONY: help demo test check lint lowest protos bench train clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -26,6 +27,13 @@ lint: $(VENV)/.dev  ## ruff and mypy --strict
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 	$(RUN) mypy .
+
+lowest: $(VENV)/.dev  ## Run the demo and the unit tests with the lowest versions in pyproject.toml
+	$(UV) pip compile --resolution lowest-direct --all-extras pyproject.toml -o $(VENV)/lowest.txt
+	$(UV) venv --clear -p $(BIN)/python $(VENV)/lowest
+	$(UV) pip install -p $(VENV)/lowest -r $(VENV)/lowest.txt -e .
+	$(VENV)/lowest/bin/hippo demo
+	$(VENV)/lowest/bin/python -m pytest -q -W ignore::DeprecationWarning tests/unit
 
 protos: $(VENV)/.dev  ## Regenerate the gRPC stubs from protos/
 	$(BIN)/python protos/generate.py
@@ -48,5 +56,5 @@ $(VENV)/.engine: $(VENV)/.venv pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.venv pyproject.toml constraints.txt
-	$(INSTALL) -e '.[engine,quantized,dev]'
+	$(INSTALL) -e '.[dev]'
 	touch $(VENV)/.engine $@

@@ -6,9 +6,12 @@ import gc
 import os
 import signal
 import subprocess
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+
+from tests.support.skips import refuse_skip
 
 # Tables are as wide as the terminal: what a test reads from one must not be cut off by it.
 os.environ["COLUMNS"] = "160"
@@ -17,6 +20,22 @@ os.environ["COLUMNS"] = "160"
 # and then ends with it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A skip that the machine of CI does not explain is a failure there."""
+    report = yield
+    refuse_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """The same for a whole file."""
+    report = yield
+    refuse_skip(report)
+    return report
 
 
 @pytest.fixture(scope="module", autouse=True)

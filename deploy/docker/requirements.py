@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 
 def requirements(pyproject: Path, extras: list[str]) -> list[str]:
     """Returns the dependencies and those of the extras. Raises KeyError for an unknown extra."""
     project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
-    groups = [project["optional-dependencies"][extra] for extra in extras]
-    return [line for group in (project["dependencies"], *groups) for line in group]
+    own = re.compile(rf"{re.escape(project['name'])}\[([\w,-]+)\]")
+
+    def lines_of(extra: str) -> Iterator[str]:
+        for line in project["optional-dependencies"][extra]:
+            if others := own.fullmatch(line):
+                for other in others[1].split(","):
+                    yield from lines_of(other)
+            else:
+                yield line
+
+    lines = [line for extra in extras for line in lines_of(extra)]
+    return list(dict.fromkeys([*project["dependencies"], *lines]))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hippo.benchmark.requests import VIDEO_SUFFIXES
-from hippo.errors import HippoError, InvalidRequestError
+from hippo.errors import InvalidRequestError
+from hippo.extras import needs_extra
 
 Record = Mapping[str, Any]
 
@@ -87,12 +88,8 @@ def read_records(path: Path) -> list[Record]:
 
 
 def _parquet(path: Path) -> list[Record]:
-    try:
+    with needs_extra("parquet", "a Parquet file"):
         from pyarrow import parquet
-    except ImportError:
-        raise HippoError(
-            "a Parquet file needs pyarrow: pip install 'hippo-serve[parquet]'"
-        ) from None
     records: list[Record] = parquet.read_table(path).to_pylist()
     return records
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hippo.benchmark.latency import TARGET_ONLY
-from hippo.errors import HippoError, InvalidRequestError
+from hippo.errors import InvalidRequestError
+from hippo.extras import needs_extra
 
 SUFFIXES = (".svg", ".png")
 _GREY = "#777777"
@@ -148,13 +149,9 @@ def _colours(systems: Sequence[str]) -> dict[str, str]:
 
 def _figure(width: float, height: float) -> Any:
     """Returns an empty figure; sizes are inches. Raises HippoError without matplotlib."""
-    try:
+    with needs_extra("plots", "a plot", or_else="leave --plot out"):
         import matplotlib
         from matplotlib.figure import Figure
-    except ImportError:
-        raise HippoError(
-            "a plot needs matplotlib: pip install 'hippo-serve[dev]' (or leave --plot out)"
-        ) from None
     matplotlib.rcParams["svg.hashsalt"] = "hippo"  # equal figures give equal files
     return Figure(figsize=(width, height))
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from hippo.cli.up import add_stack_arguments, stack_options, warn_of_unused_gpus
 from hippo.errors import HippoError, InvalidRequestError
+from hippo.extras import needs_extra
 from hippo.types import MIN_VISUAL_TOKENS, PRUNING_RATIO
 
 HELP = "train a draft on the answers of its target"
@@ -114,12 +115,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Trains a draft and prints the table; returns the exit code."""
     check_options(arguments)
-    try:
+    with needs_extra("distill", "`hippo distill`"):
         from hippo.cli.distill_run import Distillation
-    except ImportError as error:
-        raise HippoError(
-            f"`hippo distill` needs hippo-serve[engine,distill] here: {error}"
-        ) from None
     console = Console(stderr=True)
     warn_of_unused_gpus(arguments, console)
     Distillation(arguments, stack_options(arguments), Console(), console).run()

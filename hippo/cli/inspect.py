@@ -9,7 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from hippo.cli.stack import BUNDLED_PAIR
-from hippo.errors import HippoError, InvalidRequestError
+from hippo.errors import InvalidRequestError
+from hippo.extras import needs_extra
 from hippo.types import FramePlan, Pruning, PruningStrategy
 
 _STRATEGIES = ("holistic", "attention", "specvlm", "uniform")
@@ -70,16 +71,12 @@ def run(arguments: argparse.Namespace) -> int:
     strategies = _strategies(arguments.strategies)
     _check(arguments)
     data = _read(arguments.video)
-    try:
+    with needs_extra("engine", "`hippo inspect` runs the target here and"):
         from hippo.cli.picture import draw
         from hippo.cli.scoring import decode, score, score_layers
         from hippo.models.context import most_text_tokens, visual_limit
         from hippo.models.loading import load_model
         from hippo.models.plan import LoadPlan
-    except ImportError as error:
-        raise HippoError(
-            f"`hippo inspect` runs the target here and needs hippo-serve[engine]: {error}"
-        ) from None
     console = Console(stderr=True)
     with console.status("loading the target ..."):
         model = load_model(

@@ -6,7 +6,9 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from hippo.config import SettingsError, load_settings
+from hippo.config import load_settings
+from hippo.errors import HippoError
+from hippo.extras import needs_extra
 from services.target.config import ENV_PREFIX, TargetSettings
 
 
@@ -21,12 +23,13 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
             prog="python -m services.target",
             description="Settles tokens with a video language model: the large half of a pair.",
         )
-    except SettingsError as error:
+        # Imported here, because --help and a wrong flag need not wait for torch.
+        with needs_extra("engine", "the target service"):
+            from hippo.engine.process import run_process
+            from services.target.servicer import build_service
+    except HippoError as error:
         sys.stderr.write(f"error: {error.message}\n")
         return 2
-    # Imported here, because --help and a wrong flag need not wait for torch.
-    from hippo.engine.process import run_process
-    from services.target.servicer import build_service
 
     source = None
     if settings.tensor_parallel > 1:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import io
-import shutil
-import subprocess
-from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -19,49 +17,124 @@ from hippo.video.limits import DecodeLimits
 from hippo.video.resizing import FrameLimits
 from hippo.video.sampling import resolve_plan
 from hippo.video.seeking import SeekError
+from tests.fuzz.corpus import encode
 
-pytestmark = pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="ffmpeg makes the files")
-
-# Twelve seconds: a picture that moves and has noise, so that no two frames are equal.
-SOURCE = ("-f", "lavfi", "-i", "testsrc=s=160x120:r=25:d=12,noise=alls=20:allf=t")
-H264 = ("-c:v", "libx264", "-preset", "veryfast", "-pix_fmt", "yuv420p")
-HEVC = ("-x265-params", "log-level=none:keyint=50:open-gop=1", "-pix_fmt", "yuv420p")
-VARIABLE = ("-vf", r"select=not(mod(n\,7))+lt(mod(n\,50)\,9)", "-fps_mode", "vfr")
+NUM_FRAMES = 300  # twelve seconds
+H264: dict[str, Any] = {"container": "mp4", "codec": "libx264"}
 PLANS = (FramePlan(num_frames=2), FramePlan(num_frames=7), FramePlan(fps=1.5), FramePlan(fps=12.0))
 
-# Name: the extension, the encoder's options, and where the timeline is from.
-FILES: dict[str, tuple[str, Sequence[str], str]] = {
-    "long GOPs with B-frames": ("mp4", (*H264, "-g", "100", "-bf", "3"), "index"),
-    "short GOPs": ("mp4", (*H264, "-g", "12"), "index"),
-    "open GOPs": ("mp4", (*H264, "-x264-params", "open-gop=1:keyint=40:bframes=3"), "index"),
-    "hevc": ("mp4", ("-c:v", "libx265", "-preset", "ultrafast", *HEVC), "index"),
-    "gif of 3 frames": ("gif", ("-frames:v", "3"), "packets"),
-    "120 frames a second": ("mp4", (*H264, "-r", "120", "-t", "4"), "index"),
-    "index at the end": ("mov", (*H264, "-g", "50"), "index"),
-    "variable rate": ("mp4", (*H264, "-g", "30", *VARIABLE), "packets"),
-    "matroska": ("mkv", (*H264, "-g", "60"), "packets"),
-    "matroska without an index": ("mkv", (*H264, "-g", "60", "-live", "1"), "packets"),
-    "mpeg-ts": ("ts", (*H264, "-g", "60"), "packets"),
-    "mpeg-ts with open GOPs": ("ts", (*H264, "-x264-params", "open-gop=1:keyint=40"), "packets"),
-    "avi": ("avi", ("-c:v", "mpeg4", "-g", "50"), "packets"),
-    "fragments": ("mp4", (*H264, "-g", "50", "-movflags", "frag_keyframe+empty_moov"), "packets"),
-    "webm": (
-        "webm",
-        ("-c:v", "libvpx-vp9", "-deadline", "realtime", "-cpu-used", "8", "-g", "75"),
+
+def gop(length: int, **options: str) -> dict[str, str]:
+    return {"preset": "veryfast", "g": str(length), **options}
+
+
+def x264(options: str) -> dict[str, str]:
+    return {"preset": "veryfast", "x264-params": options}
+
+
+# Milliseconds of the frames that are left of 25 a second: every seventh, and the first nine of 50.
+VARIABLE = [40 * number for number in range(NUM_FRAMES) if number % 7 == 0 or number % 50 < 9]
+
+# Name: how it is encoded, and where the timeline is from.
+FILES: dict[str, tuple[dict[str, Any], str]] = {
+    "long GOPs with B-frames": ({**H264, "options": gop(100, bf="3")}, "index"),
+    "short GOPs": ({**H264, "options": gop(12)}, "index"),
+    "open GOPs": ({**H264, "options": x264("open-gop=1:keyint=40:bframes=3")}, "index"),
+    "hevc": (
+        {
+            "container": "mp4",
+            "codec": "libx265",
+            "options": {
+                "preset": "ultrafast",
+                "x265-params": "log-level=none:keyint=50:open-gop=1",
+            },
+        },
+        "index",
+    ),
+    "gif of 3 frames": (
+        {"container": "gif", "codec": "gif", "pix_fmt": "rgb8", "num_frames": 3},
         "packets",
     ),
-    "intra refresh": ("ts", (*H264, "-x264-params", "intra-refresh=1:keyint=60"), "everything"),
-    "raw": ("h264", (*H264, "-g", "50"), "everything"),
+    "120 frames a second": ({**H264, "fps": 120, "num_frames": 480, "options": gop(250)}, "index"),
+    "index at the end": ({**H264, "container": "mov", "options": gop(50)}, "index"),
+    "variable rate": (
+        {**H264, "ticks": VARIABLE, "num_frames": len(VARIABLE), "options": gop(30)},
+        "packets",
+    ),
+    "matroska": ({**H264, "container": "matroska", "options": gop(60)}, "packets"),
+    "matroska without an index": (
+        {
+            **H264,
+            "container": "matroska",
+            "options": gop(60),
+            "container_options": {"live": "1"},
+        },
+        "packets",
+    ),
+    "mpeg-ts": ({**H264, "container": "mpegts", "options": gop(60)}, "packets"),
+    "mpeg-ts with open GOPs": (
+        {**H264, "container": "mpegts", "options": x264("open-gop=1:keyint=40")},
+        "packets",
+    ),
+    "avi": ({"container": "avi", "codec": "mpeg4", "options": {"g": "50"}}, "packets"),
+    "fragments": (
+        {
+            **H264,
+            "options": gop(50),
+            "container_options": {"movflags": "frag_keyframe+empty_moov"},
+        },
+        "packets",
+    ),
+    "webm": (
+        {
+            "container": "webm",
+            "codec": "libvpx-vp9",
+            "options": {"deadline": "realtime", "cpu-used": "8", "g": "75"},
+        },
+        "packets",
+    ),
+    "intra refresh": (
+        {**H264, "container": "mpegts", "options": x264("intra-refresh=1:keyint=60")},
+        "everything",
+    ),
+    "raw": ({**H264, "container": "h264", "options": gop(50)}, "everything"),
 }
 
 
-def ffmpeg(*arguments: str) -> None:
-    subprocess.run(["ffmpeg", "-v", "error", "-y", *arguments], check=True)
+@functools.cache
+def picture(number: int, width: int, height: int) -> Pixels:
+    """A square that moves over a slope, with noise: no two frames are equal."""
+    noise = np.random.default_rng(number).integers(-20, 21, (height, width, 3))
+    slope = np.linspace(30, 220, width)[None, :, None]
+    pixels = np.clip(slope + noise, 0, 255).astype(np.uint8)
+    left, top = (number * 3) % (width - 24), (number * 2) % (height - 24)
+    pixels[top : top + 24, left : left + 24] = (220, 30 + number % 200, 40)
+    return pixels
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("videos")
+def encoded(**wishes: Any) -> bytes:
+    """Twelve seconds at 25 frames a second, if ``wishes`` say no other."""
+    size = {"num_frames": NUM_FRAMES, "fps": 25, "width": 160, "height": 120}
+    return encode(**{**size, "paint": picture, **wishes})
+
+
+def cut(data: bytes, seconds: float) -> bytes:
+    """The packets from the key frame before ``seconds`` on; an edit list leaves out what is before
+    them."""
+    cut_file = io.BytesIO()
+    with av.open(io.BytesIO(data)) as source, av.open(cut_file, "w", format="mp4") as output:
+        stream = source.streams.video[0]
+        copied = output.add_stream_from_template(stream)
+        assert stream.time_base is not None
+        start = round(seconds / stream.time_base)
+        source.seek(start, stream=stream)
+        for packet in source.demux(stream):
+            if packet.dts is None or packet.pts is None:
+                continue  # the end
+            packet.pts, packet.dts = packet.pts - start, packet.dts - start
+            packet.stream = copied
+            output.mux(packet)
+    return cut_file.getvalue()
 
 
 def decode(data: bytes, plan: FramePlan) -> Frames:
@@ -101,30 +174,28 @@ def check(data: bytes, monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_frames_equal_those_of_the_whole_file(
-    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    extension, options, source = FILES[name]
-    path = folder / f"{name}.{extension}"
-    ffmpeg(*SOURCE, *options, str(path))
-    used = check(path.read_bytes(), monkeypatch)
+def test_frames_equal_those_of_the_whole_file(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wishes, source = FILES[name]
+    used = check(encoded(**wishes), monkeypatch)
     assert used == {"index"} if source == "index" else source in used
     assert ("everything" in used) == (source == "everything")
 
 
-def test_a_file_cut_by_an_edit_list(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, path = folder / "whole.mp4", folder / "cut.mp4"
-    ffmpeg(*SOURCE, *H264, "-g", "50", "-bf", "2", str(whole))
-    ffmpeg("-ss", "3.3", "-i", str(whole), "-c", "copy", str(path))
-    check(path.read_bytes(), monkeypatch)
+def test_a_file_cut_by_an_edit_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = cut(encoded(**H264, options=gop(50, bf="2")), 3.3)
+    with av.open(io.BytesIO(data)) as container:
+        stream = container.streams.video[0]
+        assert stream.time_base is not None and stream.duration is not None
+        assert stream.duration * stream.time_base == pytest.approx(12 - 3.3, abs=0.05)
+        assert stream.frames > (12 - 3.3 + 1) * 25  # from a key frame on, a second earlier or more
+    check(data, monkeypatch)
 
 
-def test_the_whole_file_gives_the_frames_that_a_player_shows(folder: Path) -> None:
-    path = folder / "player.mp4"
-    ffmpeg(*SOURCE, *H264, "-g", "80", "-bf", "3", str(path))
-    with av.open(str(path)) as container:
+def test_the_whole_file_gives_the_frames_that_a_player_shows() -> None:
+    data = encoded(**H264, options=gop(80, bf="3"))
+    with av.open(io.BytesIO(data)) as container:
         shown = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
-    frames = decode(path.read_bytes(), FramePlan(num_frames=10))
+    frames = decode(data, FramePlan(num_frames=10))
     places = [round(seconds * 25) for seconds in frames.seconds]
     assert places == [place * len(shown) // 10 for place in range(10)]
     assert all(
@@ -133,10 +204,9 @@ def test_the_whole_file_gives_the_frames_that_a_player_shows(folder: Path) -> No
     )
 
 
-def test_only_the_bytes_near_the_frames_are_read(folder: Path) -> None:
-    path = folder / "long.mp4"
-    ffmpeg(*SOURCE, *H264, "-g", "25", "-crf", "1", "-movflags", "faststart", str(path))
-    data = path.read_bytes()
+def test_only_the_bytes_near_the_frames_are_read() -> None:
+    options = gop(25, crf="1")
+    data = encoded(**H264, options=options, container_options={"movflags": "faststart"})
 
     class Counting(io.BytesIO):
         num_read = 0

@@ -1,0 +1,29 @@
+"""Packages that only some commands need: the extras of pyproject.toml."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hippo.errors import HippoError
+
+_OWN = ("hippo", "services", "gateway")
+
+
+@contextmanager
+def needs_extra(extra: str, what: str, *, or_else: str = "") -> Iterator[None]:
+    """Makes a missing package in the imports of its block a HippoError that says what to install.
+
+    ``what`` needs it; ``or_else`` is what the user can do instead. Other errors of an import are
+    left as they are, because an installation would not mend them.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", *_OWN):
+            raise
+        raise HippoError(
+            f"{what} needs {package}: pip install 'hippo-serve[{extra}]'"
+            + (f", or {or_else}" if or_else else "")
+        ) from None
