@@ -7,7 +7,7 @@ from typing import Any
 from hippo.benchmark.latency import TARGET_ONLY, System
 from hippo.simulation.replay import PolicyChoice
 
-__all__ = ["TARGET_ONLY", "System", "policy_of", "systems"]
+__all__ = ["TARGET_ONLY", "System", "is_preset_name", "policy_of", "systems"]
 
 
 def systems(strategy: str, ratio: float) -> tuple[System, ...]:
@@ -31,6 +31,11 @@ def systems(strategy: str, ratio: float) -> tuple[System, ...]:
         System("preset hippo", {"preset": "hippo"}),
         System("preset specvlm, chain", {"preset": "specvlm"}),
     )
+
+
+def is_preset_name(system: str) -> bool:
+    """Whether a system's name is that of a preset, which has a pruning of its own."""
+    return system.startswith("preset ")
 
 
 def policy_of(system: str) -> PolicyChoice:
