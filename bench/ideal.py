@@ -85,9 +85,9 @@ def simulated_lines(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredForward(ForwardTime):
-    """The time of a forward by its rows: between two numbers of rows that were measured it lies on
-    a straight line; beyond them it stays as it is."""
+class MeasuredForward:
+    """The ForwardCost of measured forwards: between two numbers of rows that were measured it lies
+    on a straight line; beyond them it stays as it is."""
 
     rows: tuple[int, ...]
     row_times_ms: tuple[float, ...]
@@ -166,7 +166,7 @@ def machine_of(forward_ms: Mapping[int, float], draft_ms: float) -> Machine:
     times = tuple(forward_ms.values())
     return Machine(
         name="measured",
-        target=MeasuredForward(one_row_ms=times[0], rows=tuple(forward_ms), row_times_ms=times),
+        target=MeasuredForward(rows=tuple(forward_ms), row_times_ms=times),
         draft=ForwardTime(one_row_ms=draft_ms),
     )
 

@@ -133,7 +133,7 @@ def level(records: Sequence[Record], tried: Sequence[Record]) -> dict[str, Any]:
             record.answer.decode_s_per_token for record in records if record.system == TARGET_ONLY
         ),
         "step_ms": {
-            "draft": machine.draft.one_row_ms,
+            "draft": machine.draft.ms(1, 0),
             "target": {str(rows): round(machine.target.ms(rows, 0), 3) for rows in range(1, 33)},
         },
         **{

@@ -28,7 +28,7 @@ from bench.environment import ROOT
 from bench.options import parser_of
 from bench.pruning.plots import DRAWERS
 from bench.pruning.tables import markdown_tables
-from bench.systems import TARGET_ONLY
+from bench.systems import TARGET_ONLY, is_preset_name
 from hippo.benchmark.plots import draw_levels, draw_load, draw_speedups
 from hippo.benchmark.tables import markdown
 
@@ -180,8 +180,8 @@ def _section(name: str, result: Result) -> str:
     if "runs" in result:
         titles: dict[str, list[list[str]]] = {}
         for run in result["runs"]:
-            if "summary" in run:
-                titles.setdefault(_latency_title(run), []).extend(_latency_cells(run))
+            for title, part in _by_pruning(run) if "summary" in run else ():
+                titles.setdefault(title, []).extend(_latency_cells(part))
         for title, rows in titles.items():
             parts += [title, markdown(("dtype, T", *LATENCY_COLUMNS), rows)]
         parts += _differences(result["runs"]) + _rivals(result["runs"])
@@ -222,14 +222,22 @@ def _run_title(run: Result) -> str:
     return f"{run['kind']} prompts, {run['dtype']}, T={temperature:g}, {num_clips} clips"
 
 
-def _latency_title(run: Result) -> str:
-    name = f"rival: target-only with {run['rival']}, " if "rival" in run else ""
-    if run.get("draft") == "random":
-        name = "a draft with random weights: "
+def _by_pruning(run: Result) -> Iterator[tuple[str, Result]]:
+    """Yields title and rows of the systems with the run's pruning, and then of the presets."""
     pruned: str = run["pruning"]["strategy"]
     if pruned not in ("none", "blind"):
         pruned += f", {run['pruning']['ratio']:.0%} pruned"
-    return f"### {name}{run['kind']} prompts, {_num_clips(run)} clips, pruning: {pruned}"
+    for pruning, is_preset in ((pruned, False), ("each preset's own", True)):
+        rows = [row for row in run["summary"] if is_preset_name(row["system"]) == is_preset]
+        if rows:
+            yield _latency_title(run, pruning), {**run, "summary": rows}
+
+
+def _latency_title(run: Result, pruning: str) -> str:
+    name = f"rival: target-only with {run['rival']}, " if "rival" in run else ""
+    if run.get("draft") == "random":
+        name = "a draft with random weights: "
+    return f"### {name}{run['kind']} prompts, {_num_clips(run)} clips, pruning: {pruning}"
 
 
 def _latency_cells(run: Result) -> list[list[str]]:

@@ -8,7 +8,7 @@ from hippo.benchmark.latency import TARGET_ONLY, System
 from hippo.simulation.replay import PolicyChoice
 from hippo.speculation.policies import DEFAULT_GAMMA
 
-__all__ = ["TARGET_ONLY", "System", "policy_of", "systems"]
+__all__ = ["TARGET_ONLY", "System", "is_preset_name", "policy_of", "systems"]
 
 
 def systems(strategy: str, ratio: float) -> tuple[System, ...]:
@@ -32,6 +32,11 @@ def systems(strategy: str, ratio: float) -> tuple[System, ...]:
         System("preset hippo", {"preset": "hippo"}),
         System("preset specvlm, chain", {"preset": "specvlm"}),
     )
+
+
+def is_preset_name(system: str) -> bool:
+    """Whether a system's name is that of a preset, which has a pruning of its own."""
+    return system.startswith("preset ")
 
 
 def policy_of(system: str) -> PolicyChoice:

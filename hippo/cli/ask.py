@@ -200,7 +200,7 @@ def figures_line(answer: Answer) -> str:
         num_accepted = figures["num_accepted_tokens"] + figures["num_accepted_reused"]
         num_verified = figures["num_draft_tokens"] + figures["num_reused_tokens"]
         parts += [
-            f"{figures['mean_tokens_per_forward']:.2f} tokens a forward",
+            f"{figures['mean_tokens_per_forward']:.2f} tokens/forward",
             f"{num_accepted / num_verified:.0%} of {num_verified} draft tokens accepted",
         ]
     elif figures["draft_problem"]:

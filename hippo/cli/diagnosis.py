@@ -1,9 +1,9 @@
 """Derives from a gateway's metrics what is wrong with a pair of models.
 
 The bounds equal those of the alerts (deploy/prometheus/rules/hippo.yml; a test compares them).
-Two rules come from HIPPO (https://arxiv.org/abs/2601.08273): a mean run length under 3 tokens
-means that draft and target are badly aligned; a high acceptance rate with a speedup under 1.5
-means that scheduling or transport is the problem.
+Two rules come from HIPPO (https://arxiv.org/abs/2601.08273): fewer than 3 mean accepted tokens, a
+mean run length under 4, mean that draft and target are badly aligned; a high acceptance rate with a
+speedup under 1.5 means that scheduling or transport is the problem.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 LEAST_SPEEDUP = 1.0
 LEAST_ACCEPTANCE = 0.3
-LEAST_RUN_LENGTH = 3.0
+LEAST_RUN_LENGTH = 4.0
 HIGH_ACCEPTANCE = 0.8
 SPEEDUP_OF_HIGH_ACCEPTANCE = 1.5
 MOST_STALE_BLOCKS = 0.3
@@ -167,7 +167,7 @@ def _about_draft(
         yield Finding(Severity.UNKNOWN, "too few draft tokens were verified to judge the draft")
         return
     run_length = readings.histogram_mean("hippo_run_length_tokens")
-    text = f"{acceptance:.0%} of the draft's tokens are accepted, {run_length:.1f} tokens a run"
+    text = f"{acceptance:.0%} of the draft's tokens are accepted, mean run length {run_length:.1f}"
     is_slow = speedup is not None and speedup < SPEEDUP_OF_HIGH_ACCEPTANCE
     if run_length < LEAST_RUN_LENGTH:
         yield _problem(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 from pathlib import Path
 
@@ -32,7 +31,7 @@ a machine (without any of these: --pair qwen-7b-72b):
 
 agreement (without any of these: a share of 0.9):
   hippo simulate --acceptance 0.95 --burstiness 0
-  hippo simulate --run-length 8                         tokens between two rejections
+  hippo simulate --run-length 9                         HIPPO's M (mean accepted tokens) of 8
   hippo simulate --traces bench/out/agreement.jsonl     lines such as 110111, or JSON
 
 what if:
@@ -69,7 +68,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("agreement")
     add = group.add_mutually_exclusive_group().add_argument
     add("--acceptance", type=float, help="share of tokens on which the draft agrees")
-    add("--run-length", type=float, help="mean number of tokens between two rejections")
+    add(
+        "--run-length",
+        type=float,
+        help="mean tokens between two rejections, the corrected one included: the papers' mean "
+        "accepted tokens + 1",
+    )
     add("--traces", type=Path, help="a file of agreement traces")
     add = group.add_argument
     add("--burstiness", type=float, help="0: rejections are independent; 1: they come together")
@@ -92,14 +96,14 @@ def run(arguments: argparse.Namespace) -> int:
     traces = traces_of(arguments, pair)
     with console.status("replaying ..."):
         rows = compare(policies, traces, machine)
-    console.print(show.machine_table(machine))
+    console.print(show.machine_table(machine, pair))
     if pair is not None:
         console.print(show.memory_table(pair))
     agreement = mean_agreement(traces)
     console.print(show.policy_table(rows, num_traces=len(traces), agreement=agreement))
     if arguments.json is not None:
         document = {
-            "machine": dataclasses.asdict(machine),
+            "machine": show.machine_figures(machine, pair),
             "num_traces": len(traces),
             "agreement": agreement,
             "policies": [show.row_figures(row) for row in rows],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -12,22 +14,24 @@ from hippo.simulation.pairs import NUM_NEW_TOKENS, ModelPair
 from hippo.simulation.replay import Row
 from hippo.sizes import GIB
 
+SHOWN_ROWS = (1, 2, 8, 32)
+"""Numbers of rows whose step times are shown."""
 
-def machine_table(machine: Machine) -> Table:
-    """Returns a table of the machine's times in milliseconds."""
+
+def machine_table(machine: Machine, pair: ModelPair | None) -> Table:
+    """Returns a table of the machine's times in milliseconds, after the pair's prompt."""
     table = Table(
         title=machine.name, caption="\n".join(machine.sources), caption_justify="left", min_width=60
     )
     table.add_column("milliseconds")
     table.add_column("target", justify="right")
     table.add_column("draft", justify="right")
-    target, draft = machine.target, machine.draft
-    table.add_row("step, one row", f"{target.one_row_ms:.3f}", f"{draft.one_row_ms:.3f}")
-    for title, name in (
-        ("  each further row", "row_ms"),
-        ("  each 1,000 cached tokens", "kilotoken_ms"),
+    times = step_times(machine, pair)
+    for num_rows, target_ms, draft_ms in zip(
+        SHOWN_ROWS, times["target"], times["draft"], strict=True
     ):
-        table.add_row(title, *(_unless_zero(getattr(step, name)) for step in (target, draft)))
+        name = "step, one row" if num_rows == 1 else f"  {num_rows} rows"
+        table.add_row(name, f"{target_ms:.3f}", f"{draft_ms:.3f}")
     table.add_row("prefill", f"{machine.target_prefill_ms:.1f}", f"{machine.draft_prefill_ms:.1f}")
     table.add_row("  may begin after", "-", _unless_zero(machine.selection_ms))
     for title, first, second in (
@@ -37,6 +41,31 @@ def machine_table(machine: Machine) -> Table:
     ):
         table.add_row(title, _unless_zero(first), _unless_zero(second))
     return table
+
+
+def step_times(machine: Machine, pair: ModelPair | None) -> dict[str, list[float]]:
+    """Returns the milliseconds of steps of SHOWN_ROWS after the pair's prompt, by model."""
+    contexts = (pair.num_prompt_tokens, pair.num_draft_tokens) if pair is not None else (0, 0)
+    return {
+        name: [step.ms(num_rows, context) for num_rows in SHOWN_ROWS]
+        for name, step, context in zip(
+            ("target", "draft"), (machine.target, machine.draft), contexts, strict=True
+        )
+    }
+
+
+def machine_figures(machine: Machine, pair: ModelPair | None) -> dict[str, Any]:
+    """Returns the machine's times for JSON; those of steps as in ``step_times``."""
+    fields = dataclasses.fields(machine)
+    return {
+        **{
+            each.name: getattr(machine, each.name)
+            for each in fields
+            if each.name not in ("target", "draft")
+        },
+        "step_rows": SHOWN_ROWS,
+        **{f"{name}_step_ms": ms for name, ms in step_times(machine, pair).items()},
+    }
 
 
 def memory_table(pair: ModelPair) -> Table:
@@ -82,8 +111,8 @@ def policy_table(rows: Sequence[Row], *, num_traces: int, agreement: float) -> T
             f"{row.decode_speedup:.2f}×",
             f"{row.end_to_end_speedup:.2f}×",
             f"{totals.ms_per_token:.3f}",
-            f"{totals.tokens_per_forward:.2f}",
-            f"{totals.run_length:.1f}",
+            f"{totals.mean_tokens_per_forward:.2f}",
+            f"{totals.mean_run_length:.1f}",
             f"{totals.target_wait_share:.0%}",
             f"{row.decode_speedup / row.efficiency:.2f}×",
             f"{row.efficiency:.0%}",
@@ -102,8 +131,8 @@ def row_figures(row: Row) -> dict[str, float | str]:
         "ms_per_token": totals.ms_per_token,
         "ideal_ms_per_token": row.ideal.ms_per_token,
         "efficiency": row.efficiency,
-        "mean_tokens_per_forward": totals.tokens_per_forward,
-        "mean_run_length": totals.run_length,
+        "mean_tokens_per_forward": totals.mean_tokens_per_forward,
+        "mean_run_length": totals.mean_run_length,
         "acceptance_rate": totals.acceptance,
         "target_wait_share": totals.target_wait_share,
     }

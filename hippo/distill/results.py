@@ -25,7 +25,7 @@ Figures = dict[str, Any]
 
 _ROWS: Mapping[str, str] = {
     "agreement": "agreement",
-    "tokens_per_forward": "tokens a forward",
+    "tokens_per_forward": "tokens/forward",
     "run_length": "run length",
     "predicted_speedup": "decode ×, predicted",
     "decode_speedup": "decode ×, measured",

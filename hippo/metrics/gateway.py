@@ -142,7 +142,8 @@ REUSED_TOKENS = counter(
 )
 RUN_LENGTH = histogram(
     "hippo_run_length_tokens",
-    "Tokens settled while drafting, from one rejection to the next or to the answer's end.",
+    "Tokens settled while drafting, from one rejection to the next, the corrected token included, "
+    "or to the answer's end.",
     RUN_TOKENS,
 )
 FIRST_BLOCK_DELAY = histogram(

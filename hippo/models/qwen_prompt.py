@@ -22,8 +22,8 @@ RopeIndex = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 _TOKEN_TYPES = {MediaKind.IMAGE: 1, MediaKind.VIDEO: 2}  # transformers' mm_token_type_ids
 # Of qwen-vl-utils 0.0.14: VIDEO_MIN_TOKEN_NUM and VIDEO_MAX_TOKEN_NUM of a frame, and the share of
 # MODEL_SEQ_LEN that a video may take.
-_FRAME_TOKENS = (128, 768)
-_MAX_VIDEO_TOKENS = int(128_000 * 0.9)
+FRAME_TOKENS = (128, 768)
+MAX_VIDEO_TOKENS = int(128_000 * 0.9)
 _LONGEST_SECONDS = 99_999.9  # about a day, to whose text a frame has room
 
 
@@ -153,12 +153,12 @@ def frame_limits(processor: Any) -> FrameLimits:
     side = int(video.patch_size * video.merge_size)
     least, most = int(image.size["shortest_edge"]), int(image.size["longest_edge"])
     pixels = (int(video.size["shortest_edge"]), int(video.size["longest_edge"]))
-    reference = (_FRAME_TOKENS[0] * side**2, _FRAME_TOKENS[1] * side**2)
+    reference = (FRAME_TOKENS[0] * side**2, FRAME_TOKENS[1] * side**2)
     return FrameLimits(
         frame_multiple=int(video.temporal_patch_size),
         side_multiple=side,
         video_pixels=pixels if pixels[1] <= reference[1] else reference,
         image_pixels=(least, min(most, IMAGE_TOKENS * side**2)),
-        max_video_tokens=_MAX_VIDEO_TOKENS,
+        max_video_tokens=MAX_VIDEO_TOKENS,
         resample=int(video.resample),
     )

@@ -229,7 +229,7 @@ function figuresTable(runs) {
     timed("Decoding", "decode"),
     timed("Whole answer", "total"),
     told("Tokens a second, decoding", (run) => number(run.metrics?.tokens_per_second ?? NaN, 1)),
-    told("Mean accepted length (tokens a forward)", (run) =>
+    told("Tokens per forward", (run) =>
       number(run.hippo.mean_tokens_per_forward),
     ),
     told("Draft tokens accepted", (run) => {

@@ -5,22 +5,31 @@ from __future__ import annotations
 import dataclasses
 import random
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from hippo.simulation.devices import Costs
 
 _MS = 1_000_000
 
 
+class ForwardCost(Protocol):
+    """Time of one forward, as a function of its rows and of the cached tokens."""
+
+    def ms(self, num_rows: int, context: int) -> float:
+        """Returns the milliseconds of ``num_rows`` rows (at least 1) after ``context`` cached
+        tokens."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardTime:
-    """Time of one forward, linear in rows and in cached tokens."""
+    """A ForwardCost that is linear in rows and in cached tokens."""
 
     one_row_ms: float
     row_ms: float = 0.0  # per row after the first
     kilotoken_ms: float = 0.0  # per 1,000 cached tokens
 
     def ms(self, num_rows: int, context: int) -> float:
-        """Returns the time of ``num_rows`` rows (at least 1) after ``context`` cached tokens."""
         return self.one_row_ms + self.row_ms * (num_rows - 1) + self.kilotoken_ms * context / 1000
 
 
@@ -34,8 +43,8 @@ class Machine:
     """
 
     name: str
-    target: ForwardTime
-    draft: ForwardTime
+    target: ForwardCost
+    draft: ForwardCost
     target_prefill_ms: float = 0.0
     draft_prefill_ms: float = 0.0
     selection_ms: float = 0.0  # from the start to the beginning of the draft's prefill

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hippo.errors import InvalidRequestError
 from hippo.shapes import find_shape
-from hippo.simulation.hardware import GPUS, Gpu, Placement
+from hippo.simulation.hardware import GPUS, Gpu, Placement, RooflineTime
 from hippo.simulation.machine import Machine
 from hippo.sizes import ModelShape
 
@@ -33,7 +33,7 @@ class ModelPair:
     num_visual_tokens: int = 25_000
     num_text_tokens: int = 100
     ratio: float = 0.9  # of visual tokens pruned for the draft
-    has_graphs: bool = True  # of models on one GPU
+    has_graphs: bool = True  # of models on one GPU; hippo has none on several
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -55,7 +55,8 @@ class ModelPair:
     @property
     def target_place(self) -> Placement:
         """The target's GPUs."""
-        return Placement(gpu=self.gpu, num_gpus=self.num_target_gpus, has_graphs=self.has_graphs)
+        has_graphs = self.has_graphs and self.num_target_gpus == 1
+        return Placement(gpu=self.gpu, num_gpus=self.num_target_gpus, has_graphs=has_graphs)
 
     @property
     def draft_place(self) -> Placement:
@@ -65,15 +66,13 @@ class ModelPair:
     def machine(self) -> Machine:
         """Returns the pair's times. Raises InvalidRequestError if it does not fit into memory."""
         target, draft = self.target_place, self.draft_place
-        context = self.num_prompt_tokens + NUM_NEW_TOKENS // 2
-        draft_context = self.num_draft_tokens + NUM_NEW_TOKENS // 2
         target.check_fits(self.target, self.num_prompt_tokens + NUM_NEW_TOKENS)
         draft.check_fits(self.draft, self.num_draft_tokens + NUM_NEW_TOKENS)
         prefill_ms = target.prefill_ms(self.target, self.num_prompt_tokens)
         return Machine(
             name=f"{self.title} on {draft.num_gpus} + {target.num_gpus} {self.gpu.name}",
-            target=target.step_time(self.target, context),
-            draft=draft.step_time(self.draft, draft_context),
+            target=RooflineTime(target, self.target),
+            draft=RooflineTime(draft, self.draft),
             target_prefill_ms=prefill_ms,
             draft_prefill_ms=draft.prefill_ms(self.draft, self.num_draft_tokens),
             selection_ms=_SCORED_SHARE * prefill_ms,
@@ -120,6 +119,7 @@ PAIRS = {
         _pair("qwen-3b-72b-nf4", _QWEN, "3B", "72B", layer_bits=4.25),
         _pair("qwen-7b-32b", _QWEN, "7B", "32B"),
         _pair("qwen-3b-32b", _QWEN, "3B", "32B"),
+        _pair("qwen-3b-32b-nf4", _QWEN, "3B", "32B", layer_bits=4.25),
         _pair("qwen-3b-7b", _QWEN, "3B", "7B"),
         _pair("llava-0.5b-7b", _LLAVA, "0.5b", "7b"),
         _pair("llava-7b-72b", _LLAVA, "7b", "72b", num_target_gpus=2),

@@ -185,14 +185,14 @@ class Totals:
         return self.decode_ns / _MS / num_tokens
 
     @property
-    def tokens_per_forward(self) -> float:
+    def mean_tokens_per_forward(self) -> float:
         """Mean tokens per target forward: 1 + accepted tokens, reused ones included, / forwards."""
         num_accepted = self._sum("num_accepted_tokens") + self._sum("num_accepted_reused")
         return 1 + num_accepted / self._sum("num_forwards")
 
     @property
-    def run_length(self) -> float:
-        """Mean run length: tokens settled between two rejections."""
+    def mean_run_length(self) -> float:
+        """Mean tokens settled between two rejections, the corrected token included."""
         return statistics.fmean(
             length for outcome in self.outcomes for length in outcome.stats.all_run_lengths
         )

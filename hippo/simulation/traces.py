@@ -78,7 +78,8 @@ def agreement_of_run_length(mean_run_length: float) -> float:
     """Returns the rate of independent agreement that gives runs of this mean length.
 
     A run is the tokens settled between two rejections, the corrected token included, so a rate of
-    ``a`` gives a mean of ``1 / (1 - a)``. Raises InvalidRequestError for a length below 1.
+    ``a`` gives a mean of ``1 / (1 - a)`` (docs/algorithms.md). Raises InvalidRequestError for a
+    length below 1.
     """
     if mean_run_length < 1:
         raise InvalidRequestError(

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 class SpeculationStats:
     """Counts and times of one sequence, as seen by the gateway.
 
-    Two readings of "accepted tokens" exist: ``mean_tokens_per_forward`` (reported by public
-    servers) and ``mean_run_length`` (reported by the code of PEARL and HIPPO).
+    docs/algorithms.md relates ``mean_tokens_per_forward`` and ``mean_run_length`` to the "mean
+    accepted tokens" that others report.
     """
 
     num_output_tokens: int = 0

@@ -207,7 +207,7 @@ def test_a_dropped_video_is_raced_over_and_the_race_is_saved_and_replayed(
     answers = turn.locator(".answer").all_inner_texts()
     assert len(answers) == 2 and answers[0] and answers[0] == answers[1]
     assert turn.locator(".lane.alone .token.draft").count() == 0
-    expect(turn.locator(".figures")).to_contain_text("Mean accepted length")
+    expect(turn.locator(".figures")).to_contain_text("Tokens per forward")
 
     # Who wrote a token, and its place, by keyboard alone.
     turn.locator(".answer").first.focus()

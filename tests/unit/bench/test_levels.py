@@ -109,7 +109,7 @@ def test_step_times_and_traces_are_those_of_the_answers() -> None:
     assert [machine.target.ms(rows, 100) for rows in (1, 3, 5, 6, 9)] == pytest.approx(
         [8.0, 8.2, 8.4, 8.5, 8.5]
     )
-    assert machine.draft.one_row_ms == 1.0
+    assert machine.draft.ms(1, 0) == 1.0
     # Serial: two rounds of 10 ms of waiting, in which 7 tokens of 1 ms were drafted.
     assert machine.leg_ms == pytest.approx((20 - 7) / 8)
     assert machine.target_scheduling_ms == pytest.approx(0.5)

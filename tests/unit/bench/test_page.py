@@ -63,3 +63,12 @@ def test_a_file_of_another_name_is_refused(tmp_path: Path) -> None:
 )
 def test_shares_are_shown_in_percent(value: dict[str, float], is_signed: bool, text: str) -> None:
     assert percent(value, is_signed=is_signed) == text
+
+
+def test_presets_stand_in_no_table_of_another_pruning() -> None:
+    heading, found = "", []
+    for line in page.page(RESULTS).splitlines():
+        heading = line if line.startswith("#") else heading
+        if "| preset " in line and "pruning:" in heading:
+            found.append(heading)
+    assert found and all(each.endswith("pruning: each preset's own") for each in found)

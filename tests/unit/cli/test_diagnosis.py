@@ -50,7 +50,7 @@ def test_a_healthy_pair_is_told_its_speedup_and_no_problem() -> None:
     findings = diagnose(_readings())
     assert {finding.severity for finding in findings} == {Severity.GOOD}
     assert "decoding is 6.00 times as fast as the target alone" in _texts(findings)
-    assert "95% of the draft's tokens are accepted, 90.0 tokens a run" in _texts(findings)
+    assert "95% of the draft's tokens are accepted, mean run length 90.0" in _texts(findings)
 
 
 def _texts(findings: list[Finding]) -> str:
@@ -66,7 +66,7 @@ def _texts(findings: list[Finding]) -> str:
             {"baseline_seconds_total{policy_adaptive": 8, "num_accepted_tokens": 500},
             "0.80 times as fast",
         ),
-        ({"run_length_tokens_sum": 25}, "draft and target are badly aligned"),
+        ({"run_length_tokens_sum": 35}, "draft and target are badly aligned"),
         ({"num_accepted_tokens": 200}, "acceptance has collapsed"),
         ({"stale_blocks": 200}, "50% of the draft's blocks come too late"),
         ({"draft_losses": 30}, "answers went on without their draft (unavailable 30;"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -119,3 +120,11 @@ def test_prometheus_accepts_its_configuration_and_the_alerts_do_what_they_should
         ["promtool", *arguments], cwd=PROMETHEUS, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_panel_of_run_lengths_turns_red_where_the_alert_fires() -> None:
+    panels = dashboards()["speculation.json"]["panels"]
+    (panel,) = (each for each in panels if "run_length" in json.dumps(each.get("targets", "")))
+    bound = diagnosis.LEAST_RUN_LENGTH
+    assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"][1]["value"] == bound
+    assert f"Below {bound:g} " in panel["description"]

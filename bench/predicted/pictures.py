@@ -1,7 +1,5 @@
-"""Plots of predictions of ``hippo simulate``: ``python -m bench.predicted``.
-
-The plots in docs/performance.md show speedups of the papers' pairs over the acceptance rate, the
-ratio of step times, and the network's delay. Nothing in them is measured.
+"""Plots of predictions of ``hippo simulate``: speedups of the papers' pairs over the acceptance
+rate, the ratio of step times, and the network's delay. Nothing in them is measured.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from rich.console import Console
 
 from bench.environment import ROOT
 from hippo.benchmark.tables import progress_bar
-from hippo.simulation.machine import ForwardTime, Machine
+from hippo.simulation.machine import ForwardCost, Machine
 from hippo.simulation.pairs import ModelPair, find_pair
 from hippo.simulation.replay import PolicyChoice, compare, parse_policies
 from hippo.simulation.traces import Trace, drawn_traces
@@ -55,15 +53,24 @@ class Sweep:
     points: tuple[Point, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ScaledTime:
+    """A ForwardCost times a factor."""
+
+    cost: ForwardCost
+    factor: float
+
+    def ms(self, num_rows: int, context: int) -> float:
+        return self.factor * self.cost.ms(num_rows, context)
+
+
 def with_ratio(machine: Machine, ratio: float) -> Machine:
     """Returns the machine with a draft step of 1 / ``ratio`` of the target's step.
 
     The ratio is that of one row at a context of 0; all parts of the draft's step are scaled.
     """
-    factor = machine.target.one_row_ms / ratio / machine.draft.one_row_ms
-    times = dataclasses.asdict(machine.draft)
-    draft = ForwardTime(**{name: factor * ms for name, ms in times.items()})
-    return dataclasses.replace(machine, draft=draft)
+    factor = machine.target.ms(1, 0) / ratio / machine.draft.ms(1, 0)
+    return dataclasses.replace(machine, draft=ScaledTime(machine.draft, factor))
 
 
 def sweep(
@@ -141,9 +148,8 @@ def _panel(axes: Any, sweep: Sweep) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def main() -> None:
+def write_pictures(console: Console) -> None:
     """Writes a plot per pair."""
-    console = Console()
     with progress_bar(console) as progress:
         total = len(PICTURES) * sum(map(len, VALUES.values()))
         task = progress.add_task("sweeps", total=total)
@@ -175,7 +181,3 @@ def main() -> None:
             goal = ROOT / "docs" / f"predicted-{name}.svg"
             draw_sweeps(sweeps, goal, title=f"predicted: {machine.name}")
             console.print(f"written to {goal}", highlight=False, soft_wrap=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,57 @@
+"""The table of the papers' pairs: serial, vpsd and adaptive at their best draft lengths."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from hippo.simulation.hardware import GPUS
+from hippo.simulation.pairs import ModelPair, find_pair
+from hippo.simulation.replay import compare, parse_policies
+from hippo.simulation.traces import drawn_traces
+
+AGREEMENT = 0.87
+HEAD = (
+    *("pair (draft / target)", "options", "step ms, target / draft", "second row, ms"),
+    *("serial, decode (γ)", "vpsd, decode (γ)", "adaptive, decode", "adaptive, end to end"),
+)
+_ROWS = (
+    ("qwen-7b-72b", "h200", True),
+    ("qwen-7b-72b-nf4", "h100", True),
+    ("qwen-3b-72b-nf4", "h100", True),
+    ("qwen-7b-32b", "h200", True),
+    ("qwen-7b-32b", "h200", False),
+    ("qwen-3b-32b", "h200", True),
+    ("qwen-3b-7b", "h200", True),
+    ("llava-0.5b-7b", "h200", True),
+    ("llava-0.5b-7b", "h200", False),
+)
+
+
+def pair_rows() -> Iterator[tuple[str, ...]]:
+    """Yields the rows below ``HEAD``."""
+    for name, gpu, has_graphs in _ROWS:
+        pair = dataclasses.replace(find_pair(name), gpu=GPUS[gpu], has_graphs=has_graphs)
+        options = f"--pair {name}" + ("" if gpu == "h200" else f" --gpu {gpu}")
+        yield _row(pair, f"`{options}`" if has_graphs else f"`{options} --eager`")
+
+
+def _row(pair: ModelPair, options: str) -> tuple[str, ...]:
+    machine = pair.machine()
+    traces = drawn_traces(
+        agreement=AGREEMENT,
+        num_traces=12,
+        num_tokens=256,
+        burstiness=0.5,
+        num_prompt_tokens=pair.num_prompt_tokens,
+        num_draft_prompt_tokens=pair.num_draft_tokens,
+    )
+    rows = compare(parse_policies("serial:best,vpsd:best,adaptive"), traces, machine)
+    one, two = (machine.target.ms(rows, pair.num_prompt_tokens) for rows in (1, 2))
+    draft = machine.draft.ms(1, pair.num_draft_tokens)
+    serial, vpsd, adaptive = rows
+    return (
+        *(pair.title, options, f"{one:.1f} / {draft:.1f}", f"{two - one:.1f}"),
+        *(f"{each.decode_speedup:.2f} ({each.policy.gamma})" for each in (serial, vpsd)),
+        *(f"{adaptive.decode_speedup:.2f}", f"{adaptive.end_to_end_speedup:.2f}"),
+    )
