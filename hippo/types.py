@@ -33,6 +33,7 @@ class PruningStrategy(enum.Enum):
     HOLISTIC = "holistic"
     SPECVLM = "specvlm"
     HYBRID = "hybrid"
+    UV = "uv"
 
 
 class SpatialScore(enum.StrEnum):
@@ -133,9 +134,12 @@ class Pruning:
     """Which visual tokens the draft sees.
 
     ``ratio`` is the share of dropped tokens, 0 to 0.99. If a prompt has fewer than
-    ``min_visual_tokens`` visual tokens, all are kept. The last three are the target's own if they
-    are None: the spatial score; the share of holistic's kept tokens that is spaced evenly; the
-    share of the layers, from the first on, whose attention scores tokens.
+    ``min_visual_tokens`` visual tokens, all are kept. Three are the target's own if they are None:
+    the spatial score; the share of holistic's kept tokens that is spaced evenly; the share of the
+    layers, from the first on, that score tokens. ``causal_attention`` scores by the attention that
+    the model itself computes in all text behind the videos, instead of the question's attention to
+    the visual tokens alone. With ``compacted_positions`` the draft numbers the tokens of a pruned
+    prompt consecutively, instead of keeping their positions.
     """
 
     strategy: PruningStrategy = PruningStrategy.UNIFORM
@@ -145,6 +149,8 @@ class Pruning:
     spatial_score: SpatialScore | None = None
     spread: float | None = None
     score_layer_share: float | None = None
+    causal_attention: bool = False
+    compacted_positions: bool = False
 
 
 @dataclass(frozen=True, slots=True)

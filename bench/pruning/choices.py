@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
 from bench.pruning.traces import ClipTrace, SampleTrace, Scope
-from hippo.models.base import Prompt
 from hippo.pruning.select import (
     SelectionOptions,
     VisualScores,
@@ -45,16 +44,3 @@ class Choice:
             VisualScores(attention, features),
             self.options,
         ).cpu()
-
-
-def compacted(prompt: Prompt, kept: torch.Tensor) -> Prompt:
-    """Returns the prompt with consecutive positions, on every axis, for text and kept tokens.
-
-    Positions of dropped tokens are never read.
-    """
-    is_cached = torch.ones(prompt.length, dtype=torch.bool)
-    is_cached[prompt.visual_indices] = False
-    is_cached[prompt.visual_indices[kept]] = True
-    ranks = is_cached.long().cumsum(0) - 1
-    positions = ranks.clamp(min=0).expand(prompt.positions.shape[0], -1)
-    return replace(prompt, positions=positions, next_position=int(is_cached.sum()))

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from bench.pruning.agreement import AgreementCache, DraftRunner
-from bench.pruning.choices import Choice, compacted
+from bench.pruning.choices import Choice
 from bench.pruning.samples import HeldOutWorld, Sample, SampleClip
 from bench.pruning.teacher import run_choices
 from bench.pruning.traces import (
@@ -129,18 +129,6 @@ def test_what_is_known_is_not_run_again_even_after_a_break(tmp_path: Path) -> No
     assert len(idle.plans) == 2
     assert len(path.read_text(encoding="utf-8").splitlines()) == 3
     assert AgreementCache(path).get_trace("nothing") is None
-
-
-def test_compacted_prompts_number_what_is_kept_one_by_one() -> None:
-    clip = clip_trace(ToyModel())
-    prompt, kept = clip.samples[0].prompt, torch.tensor([0, 5, 11])
-    moved = compacted(prompt, kept)
-    num_text = prompt.length - prompt.visual_indices.shape[0]
-    assert moved.next_position == num_text + 3
-    cached = torch.ones(prompt.length, dtype=torch.bool)
-    cached[prompt.visual_indices] = False
-    cached[prompt.visual_indices[kept]] = True
-    assert moved.positions[0, cached].tolist() == list(range(num_text + 3))
 
 
 def test_every_choice_is_judged_on_every_sample_and_recorded(tmp_path: Path) -> None:
