@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from bench.pruning.traces import ClipTrace, SampleTrace, Scope
+from bench.pruning.traces import ClipTrace, SampleTrace
+from hippo.pruning.scores import Scope
 from hippo.pruning.select import (
     SelectionOptions,
     VisualScores,
+    needs_alignment,
     needs_attention,
     needs_features,
     select_tokens,
@@ -31,16 +33,18 @@ class Choice:
     def kept(self, clip: ClipTrace, trace: SampleTrace, seed: int) -> torch.Tensor:
         """Returns the ascending int64 indices of kept tokens, on the CPU; ``seed`` is for
         ``random``. Scores are computed in float32 on the features' device."""
-        attention = features = None
+        attention = features = alignment = None
         if needs_attention(self.strategy):
             attention = trace.attention[self.scope][: self.num_layers].mean(0)
             attention = attention.to(clip.target_features.device)
         if needs_features(self.strategy):
             features = clip.target_features
+        if needs_alignment(self.strategy):
+            alignment = trace.alignment[self.num_layers].to(clip.target_features.device)
         return select_tokens(
             Pruning(self.strategy, self.ratio, seed),
             clip.grids,
             clip.target_features.shape[0],
-            VisualScores(attention, features),
+            VisualScores(attention, features, alignment),
             self.options,
         ).cpu()

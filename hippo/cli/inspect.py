@@ -92,9 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
                 max_context_length=arguments.max_context_length,
             )
         )
-        layers = score_layers(
-            arguments.score_layers, model.num_layers, has_alignment=has_alignment
-        )
+        layers = score_layers(arguments.score_layers, model.num_layers, has_alignment=has_alignment)
     with console.status("scoring the visual tokens ..."):
         num_others = most_text_tokens(arguments.question)
         most = visual_limit(arguments.max_context_length, num_others)  # as in the gateway

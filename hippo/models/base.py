@@ -93,10 +93,10 @@ class AttentionTap:
     """Requests scores of a prompt's visual tokens from one prefill, and receives them.
 
     A score is the attention of text to a visual token in the first ``num_layers`` layers. With the
-    scopes "visual" and "all" the text is the question (``prompt.question_indices``), and the
-    softmax of a query is taken over the visual tokens alone or over all cached tokens. With
-    "causal" the text is every text row behind the last visual token, and the softmax is over the
-    tokens up to the row, as the model itself computes it.
+    scope "visual" the text is the question (``prompt.question_indices``), and the softmax of a
+    query is taken over the visual tokens alone. With "causal" the text is every text row behind the
+    last visual token, and the softmax is over the tokens up to the row, as the model itself
+    computes it.
 
     With ``is_alignment`` a score is instead the sum over these layers of the change, from one layer
     to the next, of the mean cosine between the visual token's hidden state and the question's

@@ -128,9 +128,7 @@ def compacted(prompt: Prompt, kept: torch.Tensor) -> Prompt:
     is_cached = _is_cached(prompt, kept)
     ranks = (is_cached.long().cumsum(0) - 1).clamp(min=0)
     positions = ranks.repeat(prompt.positions.shape[0], 1)
-    return dataclasses.replace(
-        prompt, positions=positions, next_position=int(is_cached.sum())
-    )
+    return dataclasses.replace(prompt, positions=positions, next_position=int(is_cached.sum()))
 
 
 def _is_cached(prompt: Prompt, kept: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from hippo.types import SpatialScore
 
 VisualGrid = tuple[int, int, int]  # frames, rows, columns of one video
 Normalisation = Literal["min-max", "z-score"]
-Scope = Literal["visual", "all", "causal"]
+Scope = Literal["visual", "causal"]
 """The keys over which the softmax of attention scores is taken."""
 
 # Elements of features that are converted to float32 at once: few enough for a CPU's cache, or
@@ -39,9 +39,9 @@ def attention_scores(
     """Returns how much text attends to each visual token in one layer: float32 ``[num_visual]``.
 
     The score is the mean over heads and queries of ``softmax(scaling * query keyᵀ)``: over the
-    visual keys (``scope`` "visual", HIPPO's global relevance), over all keys, or over the keys up
-    to the query's own ("causal", SpecVLM's Stage I score). ``rows`` are the indices of the queries'
-    own keys (int64 ``[num_queries]``); only "causal" needs them.
+    visual keys (``scope`` "visual", HIPPO's global relevance), or over the keys up to the query's
+    own ("causal", SpecVLM's Stage I score). ``rows`` are the indices of the queries' own keys
+    (int64 ``[num_queries]``); only "causal" needs them.
 
     ``query`` is ``[num_queries, num_heads, head_dim]`` after the rotary embedding, with at least
     one query. ``key`` is ``[num_kv_heads, tokens, head_dim]``, from the KV cache. ``visual`` are
@@ -68,7 +68,7 @@ def attention_scores(
         if last is not None:
             logits.masked_fill_(columns > last[part, None], -torch.inf)
         mass += logits.softmax(-1).sum((0, 1))
-    if scope != "visual":
+    if scope == "causal":
         mass = mass[visual]
     return mass / (num_queries * num_heads)
 

@@ -45,8 +45,10 @@ class Scoring:
         InvalidRequestError for ``uv`` with all layers.
         """
         if pruning is not None:
-            share = pruning.score_layer_share
-            wanted = self.num_layers_for(model) if share is None else round(share * model.num_layers)
+            if (share := pruning.score_layer_share) is None:
+                wanted = self.num_layers_for(model)
+            else:
+                wanted = max(1, round(share * model.num_layers))
             if needs_alignment(pruning.strategy) and wanted >= model.num_layers:
                 raise InvalidRequestError(
                     f"uv scores by hidden states, which the last of the {model.num_layers} layers "
@@ -54,7 +56,7 @@ class Scoring:
                     "(pruning.score_layer_share, or --score-layers of the target)",
                     param="pruning.score_layer_share",
                 )
-            return max(1, wanted)
+            return wanted
         if self.score_layers is not None and self.score_layers > model.num_layers:
             raise ModelLoadError(
                 f"--score-layers is {self.score_layers}, but {model.info.name} has "

@@ -162,4 +162,5 @@ async def test_the_scores_that_a_request_asks_for_are_those_of_the_prefill() -> 
             for causal in (False, True):
                 pruning = Pruning(strategy, 0.5, causal_attention=causal)
                 await target_only(client, toy_request(pruning=pruning, max_tokens=1))
-    assert model.taps[-4:] == [("visual", False), ("causal", False), ("visual", True), ("visual", True)]
+    asked_for = [("visual", False), ("causal", False), ("visual", True), ("visual", True)]
+    assert model.taps[-4:] == asked_for

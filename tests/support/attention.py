@@ -69,7 +69,9 @@ def text_behind(prompt: Prompt) -> list[int]:
     return [place for place in range(last + 1, prompt.length) if place not in visual]
 
 
-def reference_alignment(model: Any, inputs: Any, prompt: Prompt, *, num_layers: int) -> torch.Tensor:
+def reference_alignment(
+    model: Any, inputs: Any, prompt: Prompt, *, num_layers: int
+) -> torch.Tensor:
     """ParallelVLM's UV-Prune, as its formula reads: the change of each cosine between a visual
     token's and a question token's hidden state, from layer to layer, summed over the first
     ``num_layers`` layers; the mean over the question. ``[num_visual_tokens]``."""
