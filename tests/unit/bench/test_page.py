@@ -49,10 +49,8 @@ def test_a_new_measurement_takes_the_place_of_the_old_one_alone(
     monkeypatch.setattr(page, "ROOT", tmp_path)
     monkeypatch.setattr(page, "_DOCS", tmp_path / "docs")
     page.main([str(tmp_path / "confirm.json")])
-    results, pruning = (
-        (tmp_path / "docs" / name).read_text(encoding="utf-8")
-        for name in ("results.md", "pruning.md")
-    )
+    docs = tmp_path / "docs"
+    results, pruning = ((docs / f"{name}.md").read_text("utf-8") for name in ("results", "pruning"))
     assert RESULTS["short"]["command"] in results and "confirm again" not in results
     assert "confirm again" in pruning
 

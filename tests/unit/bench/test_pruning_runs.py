@@ -73,7 +73,7 @@ def test_experiments_run_on_a_file_of_questions(tmp_path: Path, questions: Path)
     assert rows["none"]["minus none"]["mean"] == 0.0
     assert len(ablation["rows"]) > 40 and ablation["dtype"] == "bfloat16"
     variants = {row["label"]: row for row in ablation["rows"]}
-    assert {"preset specvlm", "preset hippo", "uv, layers: 1"} <= set(variants)
+    assert {"preset specvlm", "preset hippo", "uv, layers: 2"} <= set(variants)
     for row in (*rows.values(), *variants.values()):
         agreement = row["agreement"]["mean"]
         if row["accepted_tokens"] is not None:  # a / (1 - a)
