@@ -162,10 +162,9 @@ def agreement_rows(
     references: Sequence[str] = (),
     machine: Machine | None = None,
 ) -> list[dict[str, Any]]:
-    """Returns a row per choice: agreement on all tokens, on content words if they are known, mean
-    accepted tokens (draft tokens from one rejection to the next, the corrected one left out; None
-    without a rejection), and differences; with a ``machine`` also tokens a pass and the decode
-    speedup of adaptive, replayed on it.
+    """Returns a row per choice: agreement on all tokens, on content words if they are known, and
+    differences; with a ``machine`` also tokens a pass and the decode speedup of adaptive, replayed
+    on it.
 
     For each label in ``references`` a row has ``minus LABEL``, the difference from its agreement.
     """
@@ -184,8 +183,6 @@ def agreement_rows(
         }
         if outcome.content.num_clips:
             row["content_agreement"] = interval(outcome.content).as_dict()
-        has_rejections = any(outcome.accepted.totals.values())
-        row["accepted_tokens"] = interval(outcome.accepted).as_dict() if has_rejections else None
         if machine is not None:
             replayed = replay_agreement(outcome.traces, machine)
             row["tokens_a_pass"] = interval(replayed.tokens_a_pass).as_dict()

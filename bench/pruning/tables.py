@@ -11,7 +11,7 @@ from hippo.benchmark.tables import interval, markdown, number
 
 Result = Mapping[str, Any]
 
-_NUMBERS = ("accepted_tokens", "tokens_a_pass", "decode_speedup")
+_REPLAYED = ("tokens_a_pass", "decode_speedup")
 _LEFT_OUT = ("strategy", "ratio", "num_clips", "num_samples")  # the label or the title tells
 
 
@@ -34,10 +34,8 @@ def table_of(result: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]
 
 
 def _cell(key: str, value: Any) -> str:
-    if value is None:
-        return "-"
     if isinstance(value, dict):
-        if key in _NUMBERS or key.endswith(", over all"):
+        if key in _REPLAYED or key.endswith(", over all"):
             return plus_minus(value)
         return percent(value, is_signed=key.startswith("minus "))
     return value if isinstance(value, str) else f"{value:g}"
@@ -46,6 +44,16 @@ def _cell(key: str, value: Any) -> str:
 def plus_minus(value: Mapping[str, float]) -> str:
     """Formats a number and half of its interval."""
     return f"{value['mean']:.2f} ±{(value['high'] - value['low']) / 2:.2f}"
+
+
+def accepted_tokens(agreement: Mapping[str, float]) -> str:
+    """Formats mean accepted tokens, and the ends of their interval: a / (1 - a) of an agreement.
+
+    These are the draft tokens from one rejection to the next, without the corrected token (PEARL).
+    """
+    mean, low, high = (agreement[name] for name in ("mean", "low", "high"))
+    found = (f"{each / (1 - each):.1f}" if each < 1 else "∞" for each in (mean, low, high))
+    return "{} [{}, {}]".format(*found)
 
 
 def markdown_tables(name: str, result: Result) -> list[str]:
@@ -65,18 +73,23 @@ def _ratios(result: Result) -> list[str]:
         label: f"{percent(row['agreement'])} ({percent(row['minus none'], is_signed=True)})"
         for label, row in rows.items()
     }
-    speed = {
-        label: f"{_cell('accepted_tokens', row['accepted_tokens'])}, "
-        f"{row['tokens_a_pass']['mean']:.1f}, {row['decode_speedup']['mean']:.2f}"
-        for label, row in rows.items()
-    }
-    return [
+    tables = [
         "Agreement in percent, and in brackets its difference from seeing every token:",
         _by_ratio(agreement),
-        "Mean accepted tokens, then tokens a pass and decode speedup of adaptive (replayed):",
-        _by_ratio(speed),
-        *_draft_times(result["step_times"]),
+        "Mean accepted tokens with their interval:",
+        _by_ratio({label: accepted_tokens(row["agreement"]) for label, row in rows.items()}),
     ]
+    if "step_times" in result:
+        speed = {
+            label: f"{row['tokens_a_pass']['mean']:.1f}, {plus_minus(row['decode_speedup'])}"
+            for label, row in rows.items()
+        }
+        tables += [
+            "Tokens a pass, then decode speedup, of adaptive (replayed):",
+            _by_ratio(speed),
+            *_draft_times(result["step_times"]),
+        ]
+    return tables
 
 
 def _draft_times(times: Mapping[str, Any]) -> list[str]:
@@ -111,7 +124,8 @@ def _ablation(result: Result) -> list[str]:
             percent(row["agreement"]),
             percent(row["content_agreement"]),
             percent(row[reference], is_signed=True),
-            *(_cell(key, row[key]) for key in _NUMBERS),
+            accepted_tokens(row["agreement"]),
+            *(_cell(key, row[key]) for key in _REPLAYED),
         ]
         for row in shown
     ]
@@ -163,7 +177,8 @@ def _frames(result: Result) -> list[str]:
             f"{row['kept_tokens']:g}",
             percent(row["agreement"]),
             percent(row["minus none"], is_signed=True),
-            *(_cell(key, row[key]) for key in _NUMBERS),
+            accepted_tokens(row["agreement"]),
+            *(_cell(key, row[key]) for key in _REPLAYED),
         ]
         for row in result["rows"]
     ]

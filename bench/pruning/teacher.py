@@ -59,7 +59,6 @@ class ChoiceOutcome:
     num_kept: int = 0
     num_prompt_tokens: int = 0  # of the target's prompts
     num_frames: int = 0
-    accepted: Counts = field(default_factory=Counts.empty)  # agreed tokens over rejections
     traces: list[Trace] = field(default_factory=list)  # each named by its clip
 
     def add_sample(self, judged: Judged) -> None:
@@ -68,8 +67,6 @@ class ChoiceOutcome:
         self.tokens.add_hits(clip, *judged.hits())
         if (places := judged.content_places) is not None:
             self.content.add_hits(clip, *judged.hits(places))
-        hits, total = judged.hits()
-        self.accepted.add_hits(clip, hits, total - hits)
         num_dropped = judged.trace.prompt.visual_indices.shape[0] - judged.kept.shape[0]
         length = judged.trace.prompt.length
         agrees = tuple(mark == "1" for mark in judged.agrees)

@@ -75,10 +75,6 @@ def test_experiments_run_on_a_file_of_questions(tmp_path: Path, questions: Path)
     variants = {row["label"]: row for row in ablation["rows"]}
     assert {"preset specvlm", "preset hippo", "uv, layers: 2"} <= set(variants)
     for row in (*rows.values(), *variants.values()):
-        agreement = row["agreement"]["mean"]
-        if row["accepted_tokens"] is not None:  # a / (1 - a)
-            accepted = row["accepted_tokens"]["mean"]
-            assert accepted / (1 + accepted) == pytest.approx(agreement, abs=1e-3)
         assert row["tokens_a_pass"]["mean"] >= 1.0 and row["decode_speedup"]["mean"] > 0
     assert set(ratio["step_times"]["target_ms"]) == {"1", "2", "4", "8", "16", "32"}
     bias = run("bias", tmp_path, *flags)
