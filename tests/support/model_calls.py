@@ -38,10 +38,13 @@ def prefill(
 
 
 def score(model: Model, *, slot: int, prompt: Prompt, visual: Visual) -> torch.Tensor:
-    tap = AttentionTap(2)
-    prefill(model, slot=slot, prompt=prompt, visual=visual, tap=tap)
-    assert tap.layer_scores is not None
-    return tap.layer_scores
+    taps = AttentionTap(2), AttentionTap(2, "causal"), AttentionTap(2, is_alignment=True)
+    found = []
+    for tap in taps:
+        prefill(model, slot=slot, prompt=prompt, visual=visual, tap=tap)
+        assert tap.layer_scores is not None
+        found.append(tap.layer_scores)
+    return torch.cat(found)
 
 
 def step(model: Model, *, plan: StepPlan) -> torch.Tensor:
