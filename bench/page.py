@@ -1,8 +1,8 @@
 """The page of results: ``python -m bench.page [FILE ...]``.
 
-Writes docs/results.md between its markers, its plots, README's figures, and docs/results.json with
-the data of the tables. FILE is the JSON of a measurement (default: all of bench/out). Results in
-docs/results.json without a new file stay.
+Writes docs/results.md and docs/pruning.md between their markers, their plots, README's figures,
+and docs/results.json with the data of the tables. FILE is the JSON of a measurement (default: all
+of bench/out). Results in docs/results.json without a new file stay.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from hippo.benchmark.tables import markdown
 
 Result = Mapping[str, Any]
 
+PRUNING = ("services", "ratio", "ablation", "bias", "frames", "confirm")  # of docs/pruning.md
 NAMES = (
     *("levels", "levels-again", "servers", "short", "half", "long", "random"),
     *("load", "load-bfloat16", "load-long"),
-    *("ratio", "ablation", "bias", "frames", "confirm", "services"),
+    *PRUNING,
 )
 _BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
 _DOCS = ROOT / "docs"
@@ -61,13 +62,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     results = {name: results[name] for name in NAMES if name in results}
     kept.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     replace_measured(_DOCS / "results.md", page(results))
+    replace_measured(_DOCS / "pruning.md", pruning_page(results))
     draw(results, _DOCS)
     replace_measured(ROOT / "README.md", readme_lines(results))
 
 
 def page(results: Mapping[str, Result]) -> str:
-    """The measured part of the page."""
-    return "\n\n".join(_section(name, result) for name, result in results.items())
+    """The measured part of docs/results.md."""
+    shown = (name for name in results if name not in PRUNING)
+    return "\n\n".join(_section(name, results[name]) for name in shown)
+
+
+def pruning_page(results: Mapping[str, Result]) -> str:
+    """The measured part of docs/pruning.md."""
+    return "\n\n".join(_section(name, results[name]) for name in PRUNING if name in results)
 
 
 def draw(results: Mapping[str, Result], folder: Path) -> None:

@@ -82,7 +82,9 @@ class PruningOptions(Model):
     """How the visual tokens that the draft sees are chosen; the answer does not depend on them."""
 
     strategy: (
-        Literal["holistic", "attention", "specvlm", "hybrid", "uniform", "random", "none", "blind"]
+        Literal[
+            "holistic", "attention", "specvlm", "hybrid", "uv", "uniform", "random", "none", "blind"
+        ]
         | None
     ) = None
     ratio: float | None = Field(default=None, ge=0, le=0.99, description="Share that is dropped.")
@@ -103,7 +105,17 @@ class PruningOptions(Model):
         default=None,
         gt=0,
         le=1,
-        description="Share of the target's layers, from the first on, whose attention scores.",
+        description="Share of the target's layers, from the first on, that score tokens.",
+    )
+    causal_attention: bool | None = Field(
+        default=None,
+        description="Attention is that of all text behind the videos to the tokens before it, as "
+        "in SpecVLM; by default the question's, to visual tokens alone.",
+    )
+    compacted_positions: bool | None = Field(
+        default=None,
+        description="The draft numbers the tokens of a pruned prompt consecutively, as in SpecVLM; "
+        "by default they keep their positions.",
     )
 
 
@@ -121,7 +133,8 @@ class SpeculationOptions(Model):
         default=None,
         description="A published system, with all its options; other fields override them. hippo: "
         "holistic pruning of 0.9 by the published scores, vpsd. specvlm: two-stage pruning of 0.9 "
-        "and serial decoding of a chain (the publication decodes a tree of 25 nodes).",
+        "by causal attention, compacted positions, and serial decoding of a chain (the publication "
+        "decodes a tree of 25 nodes).",
     )
     policy: Literal["off", "serial", "vpsd", "adaptive", "optimistic", "conservative"] | None = None
     gamma: Annotated[

@@ -35,7 +35,13 @@ _HOLISTIC = Pruning(
     spread=0.0,
     score_layer_share=1.0,
 )
-_TWO_STAGES = Pruning(PruningStrategy.SPECVLM, ratio=0.9, score_layer_share=1.0)
+_TWO_STAGES = Pruning(
+    PruningStrategy.SPECVLM,
+    ratio=0.9,
+    score_layer_share=1.0,
+    causal_attention=True,
+    compacted_positions=True,
+)
 PRESETS = {
     "hippo": Preset("vpsd", "auto", _HOLISTIC, guesses=False),
     "specvlm": Preset("serial", DEFAULT_GAMMA, _TWO_STAGES, guesses=False),
@@ -112,6 +118,8 @@ def _pruning(options: SpeculationOptions, preset: Preset, settings: GatewaySetti
         spatial_score=given_or(spatial, published.spatial_score),
         spread=given_or(given.spread, published.spread),
         score_layer_share=given_or(given.score_layer_share, published.score_layer_share),
+        causal_attention=given_or(given.causal_attention, published.causal_attention),
+        compacted_positions=given_or(given.compacted_positions, published.compacted_positions),
     )
 
 

@@ -39,6 +39,7 @@ class PruningStrategy(enum.Enum):
     HOLISTIC = "holistic"
     SPECVLM = "specvlm"
     HYBRID = "hybrid"
+    UV = "uv"
 
 
 class SpatialScore(enum.StrEnum):
@@ -140,10 +141,13 @@ class Pruning:
 
     ``ratio`` is the share of dropped tokens, 0 to 0.99. If a prompt has fewer than
     ``min_visual_tokens`` visual tokens, all are kept. Fewer are kept than either says if a slot of
-    the draft, which caches ``draft_cache_tokens`` tokens (0: not told), has no room for more. The
-    spatial score, holistic's ``spread`` (the share of its kept tokens that is spaced evenly) and
-    the share of the layers, from the first on, whose attention scores tokens are the target's own
-    if they are None.
+    the draft, which caches ``draft_cache_tokens`` tokens (0: not told), has no room for more. Three
+    are the target's own if they are None: the spatial score; the share of holistic's kept tokens
+    that is spaced evenly; the share of the layers, from the first on, that score tokens.
+    ``causal_attention`` scores by the attention that the model itself computes in all text behind
+    the videos, instead of the question's attention to the visual tokens alone. With
+    ``compacted_positions`` the draft numbers the tokens of a pruned prompt consecutively, instead
+    of keeping their positions.
     """
 
     strategy: PruningStrategy = PruningStrategy.UNIFORM
@@ -154,6 +158,8 @@ class Pruning:
     spread: float | None = None
     score_layer_share: float | None = None
     draft_cache_tokens: int = 0
+    causal_attention: bool = False
+    compacted_positions: bool = False
 
 
 @dataclass(frozen=True, slots=True)

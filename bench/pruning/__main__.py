@@ -1,16 +1,19 @@
 """Experiments on visual token pruning: by default the bundled pair, on held-out clips of its world.
 
 Each experiment writes NAME.json; `python -m bench.page` puts the bundled pair's into
-docs/results.md. All but `services` run only the draft along the target's outputs, which are stored
-beside the results; an interrupted run continues.
+docs/pruning.md. All but `services` run only the draft along the target's outputs, which are stored
+beside the results; an interrupted run continues. Their tokens a pass and decode speedups are
+replays of the draft's agreement by the simulator of `hippo simulate`, under adaptive and without
+transport, with step times that the command measures.
 
     traces      the target's greedy outputs, visual features and attention of each layer
-    ratio       agreement by strategy and ratio
-    ablation    holistic with one option changed at a time
+    ratio       agreement and accepted tokens by strategy and ratio, the draft's time by ratio
+    ablation    holistic with one option changed at a time, uv, and the published choices
     bias        the share of the highest scores at the frames' edges and the sequence's ends
     frames      agreement and prompt length by number of frames
     confirm     strategies on other clips of the world, on which no default was chosen
-    services    speedup and acceptance rate by strategy, ratio and policy, through the services
+    services    measured speedup, times and accepted tokens by strategy and ratio, of options and
+                presets, through the services
 
     python -m bench.pruning ratio --clips 50 --records
 
@@ -43,6 +46,7 @@ from bench.pruning import experiments, pair
 from bench.pruning.agreement import AgreementCache, DraftRunner
 from bench.pruning.bias import bias_choices, bias_rows
 from bench.pruning.choices import Choice
+from bench.pruning.experiments import Layers
 from bench.pruning.samples import (
     CONFIRM_SEED,
     HeldOutWorld,
@@ -51,6 +55,7 @@ from bench.pruning.samples import (
     SampleSource,
 )
 from bench.pruning.services import measure_services
+from bench.pruning.speed import StepTimes, measure_steps
 from bench.pruning.tables import table_of
 from bench.pruning.teacher import run_choices
 from bench.pruning.traces import (
@@ -101,16 +106,12 @@ class ExperimentRun:
         """The draft."""
         return self._load(self.args.draft_model, self.args.draft_device)
 
-    @property
-    def num_layers(self) -> int:
-        """Layers tapped by default: --layers, or the target service's default."""
-        return int(self.args.layers or default_score_layers(self.most_layers))
-
-    @property
-    def most_layers(self) -> int:
-        """The number of layers of the target."""
+    @cached_property
+    def layers(self) -> Layers:
+        """Layers tapped: --layers or the target service's default, and at most the target's."""
         target = self.checkpoints[0]
-        return shape_of(target.name, target.config).num_layers
+        most = shape_of(target.name, target.config).num_layers
+        return Layers(int(self.args.layers or default_score_layers(most)), most)
 
     @cached_property
     def clips(self) -> list[SampleClip]:
@@ -118,11 +119,21 @@ class ExperimentRun:
         return self.source.clips(self.args.clips)
 
     def traces(self, title: str, *, num_frames: int = 0) -> Iterator[ClipTrace]:
-        """Traces the clips that have no trace, then yields all."""
-        store = TraceStore(self.args.out / f"traces-{self._key(num_frames)}")
+        """Traces the clips that have no trace, then yields all; alignment only with the model's
+        number of frames."""
+        aligned = [] if num_frames else self.layers.aligned
+        tapped = "-".join(map(str, aligned))
+        store = TraceStore(self.args.out / f"traces-{self._key(num_frames)}-aligned{tapped}")
 
         def trace(clip: SampleClip) -> ClipTrace:
-            return trace_clip(self.target, self.draft, clip, self.source, num_frames=num_frames)
+            return trace_clip(
+                self.target,
+                self.draft,
+                clip,
+                self.source,
+                num_frames=num_frames,
+                aligned_layers=aligned,
+            )
 
         trace_missing(self.console, store, self.clips, trace)
         device = self.args.draft_device
@@ -141,7 +152,15 @@ class ExperimentRun:
         file = self.args.out / f"{name}{num_frames or ''}-records.jsonl"
         records = file if self.args.records else None
         outcomes = run_choices(traces, DraftRunner(self.draft, cache), choices, records=records)
-        return experiments.agreement_rows(outcomes, references=["none", *references])
+        return experiments.agreement_rows(
+            outcomes, references=["none", *references], machine=self.step_times.machine
+        )
+
+    @cached_property
+    def step_times(self) -> StepTimes:
+        """Times of both models on the first clip; the draft's prefill and step also pruned."""
+        first, *_ = self.traces("step times")
+        return measure_steps(self.target, self.draft, first)
 
     def write_result(self, name: str, rows: Sequence[Mapping[str, Any]], **facts: Any) -> None:
         """Writes an experiment's JSON and prints its rows."""
@@ -156,7 +175,7 @@ class ExperimentRun:
             "dtype": self.args.dtype,
             "source": self.source.name,
             "num_clips": len(self.clips),
-            "num_layers_tapped": self.num_layers,
+            "num_layers_tapped": self.layers.default,
             "rows": rows,
             **facts,
         }
@@ -186,32 +205,34 @@ def run_traces(run: ExperimentRun) -> None:
 
 def run_ratio(run: ExperimentRun) -> None:
     """Measures every strategy at every ratio."""
-    choices = experiments.ratio_choices(run.num_layers)
-    run.write_result("ratio", run.judge_choices("ratio", choices, "holistic 0.9"))
+    choices = experiments.ratio_choices(run.layers)
+    rows = run.judge_choices("ratio", choices, "holistic 0.9")
+    run.write_result("ratio", rows, step_times=run.step_times.as_dict())
 
 
 def run_ablation(run: ExperimentRun) -> None:
     """Measures holistic with one option changed at a time."""
-    choices = experiments.ablation_choices(run.num_layers, run.args.ratio, run.most_layers)
+    choices = experiments.ablation_choices(run.layers, run.args.ratio)
     rows = run.judge_choices("ablation", choices, experiments.BASE)
-    run.write_result("ablation", rows, ratio=run.args.ratio)
+    step_times = run.step_times.as_dict()
+    run.write_result("ablation", rows, ratio=run.args.ratio, step_times=step_times)
 
 
 def run_bias(run: ExperimentRun) -> None:
     """Measures where the tokens with the highest scores lie."""
-    rows, grids = bias_rows(run.traces("bias"), bias_choices(run.num_layers, run.most_layers))
+    rows, grids = bias_rows(run.traces("bias"), bias_choices(run.layers))
     run.write_result("bias", rows, grids=grids)
 
 
 def run_frames(run: ExperimentRun) -> None:
     """Measures holistic and no pruning at each number of frames asked for."""
-    choices = experiments.frames_choices(run.num_layers)
+    choices = experiments.frames_choices(run.layers)
     rows = [
         {**row, "label": f"{number} frames, {row['label']}"}
         for number in run.args.frames
         for row in run.judge_choices("frames", choices, num_frames=number)
     ]
-    run.write_result("frames", rows)
+    run.write_result("frames", rows, step_times=run.step_times.as_dict())
 
 
 def run_confirm(run: ExperimentRun) -> None:
@@ -219,8 +240,9 @@ def run_confirm(run: ExperimentRun) -> None:
     if not isinstance(run.source, HeldOutWorld):
         raise InvalidRequestError("confirm has clips of its own: leave --questions out")
     run.source = HeldOutWorld(CONFIRM_SEED)
-    choices = experiments.confirmation_choices(run.num_layers)
-    run.write_result("confirm", run.judge_choices("confirm", choices, "holistic 0.9"))
+    choices = experiments.confirmation_choices(run.layers)
+    rows = run.judge_choices("confirm", choices, "holistic 0.9")
+    run.write_result("confirm", rows, step_times=run.step_times.as_dict())
 
 
 def run_services(run: ExperimentRun) -> None:
@@ -254,7 +276,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("experiment", choices=list(EXPERIMENTS))
     add("--clips", type=int, help="clips (default: 200, or all of --questions; services 10)")
     add("--layers", type=int, help="first layers tapped (default: as the target service)")
-    add("--ratio", type=float, default=0.9, help="share pruned in ablation, and by the policies")
+    add("--ratio", type=float, default=0.9, help="share pruned in ablation, and by options")
     add("--frames", type=integers, default=[4, 8, 16, 32], help="for frames (default: 4,8,16,32)")
     add("--records", action="store_true", help="also write kept indices and agreement by sample")
     for model in ("target", "draft"):

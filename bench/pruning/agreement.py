@@ -8,10 +8,11 @@ from pathlib import Path
 
 import torch
 
-from bench.pruning.choices import Choice, compacted
+from bench.pruning.choices import Choice
 from bench.pruning.traces import ClipTrace, SampleTrace
 from hippo.benchmark.json_lines import JsonLines
 from hippo.models.base import SequenceRows, StepPlan, VideoLanguageModel
+from hippo.models.content import compacted
 
 
 class AgreementCache:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from bench.pruning.choices import Choice
+from bench.pruning.experiments import Layers
 from bench.pruning.statistics import Counts, interval
 from bench.pruning.traces import ClipTrace
 from hippo.pruning.select import SelectionOptions
@@ -18,19 +19,28 @@ _RATIO = 0.9  # the published shares are of the top 10 %
 _SIDE = 12  # the ring is most of a smaller grid, so that a bias to it hardly shows
 
 
-def bias_choices(num_layers: int, most_layers: int) -> dict[str, Choice]:
+def bias_choices(layers: Layers) -> dict[str, Choice]:
     """Returns the choices of the tokens with the highest scores, by the name of the score."""
+    num_layers, most_layers = layers.default, layers.most
 
     def scored(weights: tuple[float, float, float]) -> Choice:
         options = SelectionOptions(weights=weights, spread=0.0)
         return Choice(PruningStrategy.HOLISTIC, _RATIO, num_layers, options=options)
 
-    return {
+    found = {
+        "raw attention, causal, all layers": Choice(
+            PruningStrategy.ATTENTION, _RATIO, most_layers, scope="causal"
+        ),
         "raw attention, all layers": Choice(PruningStrategy.ATTENTION, _RATIO, most_layers),
         "raw attention": Choice(PruningStrategy.ATTENTION, _RATIO, num_layers),
         "attention, normalised": scored((1.0, 0.0, 0.0)),
         "holistic score": scored((1.0, 1.0, 1.0)),
     }
+    if layers.aligned:
+        found["change of alignment (uv)"] = Choice(
+            PruningStrategy.UV, _RATIO, layers.of(PruningStrategy.UV)
+        )
+    return found
 
 
 def boundaries(grids: Sequence[tuple[int, int, int]]) -> dict[str, torch.Tensor]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
-from bench.pruning.traces import ClipTrace, SampleTrace, Scope
-from hippo.models.base import Prompt
+from bench.pruning.traces import ClipTrace, SampleTrace
+from hippo.pruning.scores import Scope
 from hippo.pruning.select import (
     SelectionOptions,
     VisualScores,
+    needs_alignment,
     needs_attention,
     needs_features,
     select_tokens,
@@ -32,29 +33,18 @@ class Choice:
     def kept(self, clip: ClipTrace, trace: SampleTrace, seed: int) -> torch.Tensor:
         """Returns the ascending int64 indices of kept tokens, on the CPU; ``seed`` is for
         ``random``. Scores are computed in float32 on the features' device."""
-        attention = features = None
+        attention = features = alignment = None
         if needs_attention(self.strategy):
             attention = trace.attention[self.scope][: self.num_layers].mean(0)
             attention = attention.to(clip.target_features.device)
         if needs_features(self.strategy):
             features = clip.target_features
+        if needs_alignment(self.strategy):
+            alignment = trace.alignment[self.num_layers].to(clip.target_features.device)
         return select_tokens(
             Pruning(self.strategy, self.ratio, seed),
             clip.grids,
             clip.target_features.shape[0],
-            VisualScores(attention, features),
+            VisualScores(attention, features, alignment),
             self.options,
         ).cpu()
-
-
-def compacted(prompt: Prompt, kept: torch.Tensor) -> Prompt:
-    """Returns the prompt with consecutive positions, on every axis, for text and kept tokens.
-
-    Positions of dropped tokens are never read.
-    """
-    is_cached = torch.ones(prompt.length, dtype=torch.bool)
-    is_cached[prompt.visual_indices] = False
-    is_cached[prompt.visual_indices[kept]] = True
-    ranks = is_cached.long().cumsum(0) - 1
-    positions = ranks.clamp(min=0).expand(prompt.positions.shape[0], -1)
-    return replace(prompt, positions=positions, next_position=int(is_cached.sum()))

@@ -1,4 +1,4 @@
-"""The plots of pruning experiments in docs/results.md, as SVG."""
+"""The plots of pruning experiments in docs/pruning.md, as SVG."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ COLOURS: Mapping[str, str] = {
     "hybrid": "#e9a13b",
     "attention": "#2f6f9f",
     "specvlm": "#7fb2d6",
+    "uv": "#7a4f9f",
     "uniform": "#4d7c4f",
     "random": "#9aa39a",
     "none": "#222222",
@@ -67,7 +68,7 @@ def draw_services(result: Mapping[str, Any], goal: Path) -> None:
     rows = [
         {**row, "label": row["system"], "strategy": row["system"].split(" ")[0]}
         for row in result["rows"]
-        if row["system"].split(" ")[0] in COLOURS and " " in row["system"]
+        if row["system"].split(" ")[0] in COLOURS and row["system"].count(" ") == 1
     ]
     for row in rows:
         row["ratio"] = float(row["system"].split(" ")[1])
@@ -81,9 +82,45 @@ def draw_services(result: Mapping[str, Any], goal: Path) -> None:
     _finish(figure, axes, goal, _title(result, "adaptive policy, through the services"))
 
 
+def draw_bias(result: Mapping[str, Any], goal: Path) -> None:
+    """Draws, for each score, the share kept over the share present at both boundaries."""
+    rows = list(reversed(result["rows"]))
+    figure, axes = _axes(7.6, 0.5 * len(rows) + 1.4)
+    for name, colour, shift in (("ring", _BLUE, 0.12), ("ends", COLOURS["holistic"], -0.12)):
+        values = [row[f"{name}, over all"] for row in rows]
+        for place, value in enumerate(values):
+            ends = [value["low"], value["high"]]
+            axes.plot(ends, [place + shift] * 2, color=colour, linewidth=3, alpha=0.4)
+        places = [place + shift for place in range(len(rows))]
+        label = "outer ring of the frame" if name == "ring" else "first and last tenth"
+        axes.plot([v["mean"] for v in values], places, "o", markersize=5, color=colour, label=label)
+    axes.axvline(1, color="#444444", linewidth=1, linestyle="--")
+    axes.set_yticks(range(len(rows)), [row["label"] for row in rows], fontsize=8)
+    axes.set_xlabel("share of the kept tokens there over the share of all tokens (dashed: no bias)")
+    _finish(figure, axes, goal, _title(result, "where the highest tenth of the scores lies"))
+
+
+def draw_frames(result: Mapping[str, Any], goal: Path) -> None:
+    """Draws agreement over the number of frames, pruned and unpruned."""
+    figure, axes = _axes(7.6, 4.0)
+    for strategy in ("none", "holistic"):
+        rows = [row for row in result["rows"] if row["strategy"] == strategy]
+        counts = [row["num_frames"] for row in rows]
+        for key, scale in (("mean", 100), ("low", 100), ("high", 100)):
+            values = [scale * row["agreement"][key] for row in rows]
+            style = "-o" if key == "mean" else ":"
+            label = rows[0]["label"].partition(", ")[2] if key == "mean" else None
+            axes.plot(counts, values, style, color=COLOURS[strategy], markersize=4, label=label)
+    axes.set_xlabel("frames")
+    axes.set_ylabel("tokens on which the draft agrees, %")
+    _finish(figure, axes, goal, _title(result, "agreement by number of frames"))
+
+
 DRAWERS: Mapping[str, Callable[[Mapping[str, Any], Path], None]] = {
     "ratio": draw_ratio,
     "ablation": draw_ablation,
+    "bias": draw_bias,
+    "frames": draw_frames,
     "confirm": draw_confirm,
     "services": draw_services,
 }

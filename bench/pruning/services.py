@@ -1,57 +1,91 @@
-"""Speedup and acceptance rate of strategies and policies, through the services."""
+"""Speedup, times and accepted tokens of strategies, options and presets, through the services."""
 
 from __future__ import annotations
 
+import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from bench.clips import ClipFile
+from bench.measure import Record
 from bench.pruning.samples import SampleClip
 from bench.runs import run_systems, running_stack
-from bench.systems import System, systems
+from bench.systems import System
 from hippo.cli.stack import StackOptions
 
-STRATEGIES = ("holistic", "hybrid", "attention", "specvlm", "uniform", "random")
-RATIOS = (0.5, 0.9, 0.98)
-_OTHER_POLICIES = ("serial", "vpsd", "always")  # beginnings of names; the default is adaptive
+SWEPT = ("holistic", "uv", "specvlm", "uniform")
+RATIOS = (0.5, 0.75, 0.9, 0.95, 0.98)
+OTHERS = ("hybrid", "attention", "random")  # at one ratio
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "variance as spatial score": {"spatial_score": "variance"},
+    "spread 0": {"spread": 0.0},
+    "all layers score": {"score_layer_share": 1.0},
+    "causal attention": {"causal_attention": True},
+    "compacted positions": {"compacted_positions": True},
+}
 
 
 def measure_services(
     console: Console, options: StackOptions, clips: Sequence[SampleClip], *, ratio: float
 ) -> list[dict[str, Any]]:
-    """Returns a row per strategy and ratio (adaptive policy), per other policy (holistic, at
-    ``ratio``) and per preset."""
+    """Returns a row per strategy and ratio, per option of holistic at ``ratio`` (all under the
+    adaptive policy), and per preset; target-only is the first."""
     with tempfile.TemporaryDirectory() as folder, running_stack(options) as stack:
         files = write_clips(Path(folder), clips)
-        title = f"strategies and policies, {options.dtype}, T=0"
-        chosen = [*strategy_systems(), *policy_systems(ratio)]
-        _, run = run_systems(console, stack.url, files, chosen, title=title)
+        title = f"strategies and options, {options.dtype}, T=0"
+        chosen = [*strategy_systems(ratio), *option_systems(ratio), *preset_systems()]
+        records, run = run_systems(console, stack.url, files, chosen, title=title)
     rows: list[dict[str, Any]] = run["summary"]
+    for row in rows:
+        row |= _times([record for record in records if record.system == row["system"]])
     return rows
 
 
-def strategy_systems() -> list[System]:
-    """Returns all visual tokens, none, every strategy at every ratio, and the two presets."""
+def strategy_systems(ratio: float) -> list[System]:
+    """Returns all visual tokens, none, four strategies at every ratio, the others at ``ratio``."""
     found = [System(name, {"pruning": {"strategy": name}}) for name in ("none", "blind")]
-    found += [
-        System(f"{strategy} {ratio:g}", {"pruning": {"strategy": strategy, "ratio": ratio}})
-        for strategy in STRATEGIES
-        for ratio in RATIOS
+    chosen = [(strategy, each) for strategy in SWEPT for each in RATIOS]
+    chosen += [(strategy, ratio) for strategy in OTHERS]
+    return found + [
+        System(f"{strategy} {each:g}", {"pruning": {"strategy": strategy, "ratio": each}})
+        for strategy, each in chosen
     ]
-    return found + [System(f"preset {name}", {"preset": name}) for name in ("hippo", "specvlm")]
 
 
-def policy_systems(ratio: float) -> list[System]:
-    """Returns the policies beside adaptive, at each draft length, with holistic pruning."""
+def option_systems(ratio: float) -> list[System]:
+    """Returns holistic at ``ratio`` with one option changed each."""
+    pruning = {"strategy": "holistic", "ratio": ratio}
     return [
-        System(f"{system.name}, holistic {ratio:g}", system.speculative)
-        for system in systems("holistic", ratio)
-        if system.name.startswith(_OTHER_POLICIES)
+        System(f"holistic {ratio:g}, {name}", {"pruning": {**pruning, **changed}})
+        for name, changed in OPTIONS.items()
     ]
+
+
+def preset_systems() -> list[System]:
+    """Returns the published systems, and SpecVLM's at original positions."""
+    original = {"preset": "specvlm", "pruning": {"compacted_positions": False}}
+    return [
+        *(System(f"preset {name}", {"preset": name}) for name in ("hippo", "specvlm")),
+        System("preset specvlm, original positions", original),
+    ]
+
+
+def _times(records: Sequence[Record]) -> dict[str, Any]:
+    """Returns times in milliseconds, and mean accepted tokens: accepted draft tokens over
+    rejections of all answers; None for what there was not."""
+    figures = [record.figures for record in records]
+    prefills = [each["timings_ms"]["draft_prefill"] for each in figures]
+    num_rejections = sum(each["num_rejections"] for each in figures)
+    num_right = sum(each["num_accepted_tokens"] + each["num_accepted_reused"] for each in figures)
+    return {
+        "end_to_end_ms": statistics.fmean(1e3 * each.answer.end_to_end_s for each in records),
+        "draft_prefill_ms": None if None in prefills else statistics.fmean(prefills),
+        "accepted_tokens": num_right / num_rejections if num_rejections else None,
+    }
 
 
 def write_clips(folder: Path, clips: Sequence[SampleClip]) -> list[ClipFile]:

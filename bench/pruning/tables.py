@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bench.cells import percent
@@ -11,6 +11,7 @@ from hippo.benchmark.tables import interval, markdown, number
 
 Result = Mapping[str, Any]
 
+_REPLAYED = ("tokens_a_pass", "decode_speedup")
 _LEFT_OUT = ("strategy", "ratio", "num_clips", "num_samples")  # the label or the title tells
 
 
@@ -34,28 +35,81 @@ def table_of(result: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]
 
 def _cell(key: str, value: Any) -> str:
     if isinstance(value, dict):
+        if key in _REPLAYED or key.endswith(", over all"):
+            return plus_minus(value)
         return percent(value, is_signed=key.startswith("minus "))
     return value if isinstance(value, str) else f"{value:g}"
 
 
+def plus_minus(value: Mapping[str, float]) -> str:
+    """Formats a number and half of its interval."""
+    return f"{value['mean']:.2f} ±{(value['high'] - value['low']) / 2:.2f}"
+
+
+def accepted_tokens(agreement: Mapping[str, float]) -> str:
+    """Formats mean accepted tokens, and the ends of their interval: a / (1 - a) of an agreement.
+
+    These are the draft tokens from one rejection to the next, without the corrected token (PEARL).
+    """
+    mean, low, high = (agreement[name] for name in ("mean", "low", "high"))
+    found = (f"{each / (1 - each):.1f}" if each < 1 else "∞" for each in (mean, low, high))
+    return "{} [{}, {}]".format(*found)
+
+
 def markdown_tables(name: str, result: Result) -> list[str]:
     """Returns the tables of experiment ``name``, each after a line that says what it shows."""
-    if name == "services":
-        return _services(result)
-    if name == "ablation":
-        return [_ablation(result)]
-    if name in ("bias", "frames"):
-        title, head, rows = table_of(result)
-        return [f"{title}:", markdown(head, rows)]
-    title = "Agreement in percent, and in brackets its difference from seeing every token:"
-    cells = {
-        row["label"]: f"{percent(row['agreement'])} ({percent(row['minus none'], is_signed=True)})"
-        for row in result["rows"]
+    makers: Mapping[str, Callable[[Result], list[str]]] = {
+        "services": _services,
+        "ablation": _ablation,
+        "bias": _bias,
+        "frames": _frames,
     }
-    return [title, _by_ratio(cells)]
+    return makers.get(name, _ratios)(result)
 
 
-def _ablation(result: Result) -> str:
+def _ratios(result: Result) -> list[str]:
+    rows = {row["label"]: row for row in result["rows"]}
+    agreement = {
+        label: f"{percent(row['agreement'])} ({percent(row['minus none'], is_signed=True)})"
+        for label, row in rows.items()
+    }
+    tables = [
+        "Agreement in percent, and in brackets its difference from seeing every token:",
+        _by_ratio(agreement),
+        "Mean accepted tokens with their interval:",
+        _by_ratio({label: accepted_tokens(row["agreement"]) for label, row in rows.items()}),
+    ]
+    if "step_times" in result:
+        speed = {
+            label: f"{row['tokens_a_pass']['mean']:.1f}, {plus_minus(row['decode_speedup'])}"
+            for label, row in rows.items()
+        }
+        tables += [
+            "Tokens a pass, then decode speedup, of adaptive (replayed):",
+            _by_ratio(speed),
+            *_draft_times(result["step_times"]),
+        ]
+    return tables
+
+
+def _draft_times(times: Mapping[str, Any]) -> list[str]:
+    ratios = list(times["draft_step_ms"])
+    rows = [
+        [name, *(f"{times[key][ratio]:.2f}" for ratio in ratios)]
+        for name, key in (
+            ("prefill, without the vision tower", "draft_prefill_ms"),
+            ("step", "draft_step_ms"),
+        )
+    ]
+    target = ", ".join(f"{rows} rows {ms:.2f}" for rows, ms in times["target_ms"].items())
+    return [
+        f"Times in ms on a prompt of {times['num_prompt_tokens']} tokens, medians: the target's "
+        f"forwards of {target}; the draft's by ratio:",
+        markdown(["draft, ms", *ratios], rows),
+    ]
+
+
+def _ablation(result: Result) -> list[str]:
     """Returns a row per variant, without the variants that equal the first row."""
     keys = (key for key in result["rows"][0] if key.startswith("minus "))
     reference = next(key for key in keys if key != "minus none")
@@ -70,26 +124,97 @@ def _ablation(result: Result) -> str:
             percent(row["agreement"]),
             percent(row["content_agreement"]),
             percent(row[reference], is_signed=True),
+            accepted_tokens(row["agreement"]),
+            *(_cell(key, row[key]) for key in _REPLAYED),
         ]
         for row in shown
     ]
-    head = ("choice of visual tokens", "agreement, %", "content words, %", "minus the first row")
-    return markdown(head, rows)
+    head = (
+        *("choice of visual tokens", "agreement, %", "content words, %", "minus the first row"),
+        *("accepted tokens", "tokens a pass", "decode speedup"),
+    )
+    times = ", ".join(f"{n} rows {ms:.2f}" for n, ms in result["step_times"]["target_ms"].items())
+    draft = result["step_times"]["draft_step_ms"]
+    return [
+        f"Ratio {result['ratio']:g}; the last two columns are replays of adaptive at these times, "
+        f"ms: the target's forward of {times}; the draft's step {draft['0.9']:.2f} at ratio 0.9, "
+        f"{draft['0']:.2f} unpruned:",
+        markdown(head, rows),
+    ]
+
+
+def _bias(result: Result) -> list[str]:
+    """Returns a row per score: of the highest tenth of the scores, the share at each boundary, that
+    of all tokens, and the first over the second."""
+    grids = ", ".join(f"{grid} ({number} clips)" for grid, number in result["grids"].items())
+    rows = [
+        [
+            row["label"],
+            *(
+                cell
+                for name in ("ring", "ends")
+                for cell in (
+                    percent(row[name]),
+                    f"{100 * row[f'{name}, all']['mean']:.1f}",
+                    plus_minus(row[f"{name}, over all"]),
+                )
+            ),
+        ]
+        for row in result["rows"]
+    ]
+    head = (
+        *("score", "outer ring: kept, %", "present, %", "kept over present"),
+        *("ends: kept, %", "present, %", "kept over present"),
+    )
+    return [f"Grids of a frame: {grids}.", markdown(head, rows)]
+
+
+def _frames(result: Result) -> list[str]:
+    rows = [
+        [
+            row["label"],
+            f"{row['prompt_tokens']:g}",
+            f"{row['kept_tokens']:g}",
+            percent(row["agreement"]),
+            percent(row["minus none"], is_signed=True),
+            accepted_tokens(row["agreement"]),
+            *(_cell(key, row[key]) for key in _REPLAYED),
+        ]
+        for row in result["rows"]
+    ]
+    head = (
+        *("frames, choice", "prompt tokens", "visual tokens kept", "agreement, %", "minus none"),
+        *("accepted tokens", "tokens a pass", "decode speedup"),
+    )
+    return [markdown(head, rows)]
 
 
 def _services(result: Result) -> list[str]:
     rows = [row for row in result["rows"] if row["system"] != TARGET_ONLY]
+    alone = next(row for row in result["rows"] if row["system"] == TARGET_ONLY)
     num_equal = sum(row["num_equal"] for row in rows)
-    title = (
-        "Speedup of decoding with its 95 % interval, in brackets end to end, then the acceptance "
-        f"rate; {num_equal} of {sum(row['num_answers'] for row in rows)} answers equal:"
-    )
-    cells = {
-        row["system"]: f"{interval(row['decode_speedup'])} "
-        f"({row['end_to_end_speedup']['mean']:.2f}), {number(row['acceptance_rate'], '.2f')}"
+    cells = [
+        [
+            row["system"],
+            interval(row["decode_speedup"]),
+            interval(row["end_to_end_speedup"]),
+            f"{row['end_to_end_ms']:.0f}",
+            number(row["draft_prefill_ms"], ".0f"),
+            number(row["accepted_tokens"], ".1f"),
+            number(row["mean_tokens_per_forward"], ".1f"),
+            number(row["acceptance_rate"], ".2f"),
+        ]
         for row in rows
-    }
-    return [title, _by_ratio(cells)]
+    ]
+    head = (
+        *("choice, ratio", "decode", "end to end", "end to end, ms", "draft's prefill, ms"),
+        *("accepted tokens", "tokens a pass", "acceptance"),
+    )
+    return [
+        f"{num_equal} of {sum(row['num_answers'] for row in rows)} answers equal target-only's, "
+        f"which takes {alone['end_to_end_ms']:.0f} ms end to end; speedups with 95 % intervals:",
+        markdown(head, cells),
+    ]
 
 
 def _by_ratio(cells: Mapping[str, str]) -> str:

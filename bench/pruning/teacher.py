@@ -14,6 +14,7 @@ from bench.pruning.agreement import DraftRunner
 from bench.pruning.choices import Choice
 from bench.pruning.statistics import Counts
 from bench.pruning.traces import ClipTrace, SampleTrace
+from hippo.simulation.traces import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class ChoiceOutcome:
     num_kept: int = 0
     num_prompt_tokens: int = 0  # of the target's prompts
     num_frames: int = 0
+    traces: list[Trace] = field(default_factory=list)  # each named by its clip
 
     def add_sample(self, judged: Judged) -> None:
         """Adds the counts of one sample."""
@@ -65,6 +67,10 @@ class ChoiceOutcome:
         self.tokens.add_hits(clip, *judged.hits())
         if (places := judged.content_places) is not None:
             self.content.add_hits(clip, *judged.hits(places))
+        num_dropped = judged.trace.prompt.visual_indices.shape[0] - judged.kept.shape[0]
+        length = judged.trace.prompt.length
+        agrees = tuple(mark == "1" for mark in judged.agrees)
+        self.traces.append(Trace(agrees, length, length - num_dropped, clip))
         self.num_samples += 1
         self.num_kept += judged.kept.shape[0]
         prompt = judged.trace.prompt

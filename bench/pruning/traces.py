@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 from rich.console import Console
@@ -30,12 +29,12 @@ from hippo.models.base import (
     prunable_embeddings,
 )
 from hippo.models.context import most_text_tokens
+from hippo.models.tap import most_reused
 from hippo.pair import check_pair
+from hippo.pruning.scores import Scope
 from hippo.sampling.sampler import TokenSampler
 from hippo.types import ChatMessage, FramePlan, MediaPart, TextPart
 
-Scope = Literal["visual", "all"]
-SCOPES: tuple[Scope, ...] = ("visual", "all")
 CACHE = ROOT / "bench/out/pruning"
 MAX_TOKENS = 256
 
@@ -49,6 +48,7 @@ class SampleTrace:
     output_ids: tuple[int, ...]  # the end token included
     content: tuple[bool, ...] | None  # of each token whether only the video determines it
     attention: dict[Scope, torch.Tensor]  # float32 [num_layers, num_visual_tokens] each
+    alignment: dict[int, torch.Tensor]  # by layers tapped: float32 [num_visual_tokens]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +136,12 @@ def trace_clip(
     source: SampleSource,
     *,
     num_frames: int = 0,
+    aligned_layers: Sequence[int] = (),
 ) -> ClipTrace:
     """Decodes the video, and runs both vision towers once and the target on every sample.
 
-    ``num_frames`` 0 is the model's default. Raises IncompatiblePairError for two models that a
+    ``num_frames`` 0 is the model's default. ``aligned_layers`` are the numbers of layers over which
+    alignment is measured. Raises IncompatiblePairError for two models that a
     gateway refuses, and InvalidRequestError for what the decoder or the model refuses.
     """
     check_pair(draft.info, target.info)
@@ -155,7 +157,9 @@ def trace_clip(
         if features is None:
             features, draft_features = target.embed_visual(prompt), draft.embed_visual(prompt)
             assert features is not None and draft_features is not None
-        traced.append(_trace_sample(target, tokenizer, sample, prompt, features, source))
+        traced.append(
+            _trace_sample(target, tokenizer, sample, prompt, features, source, aligned_layers)
+        )
     assert features is not None and draft_features is not None
     features, draft_features = features.cpu(), draft_features.cpu()
     if torch.equal(features, draft_features):
@@ -172,15 +176,26 @@ def _trace_sample(
     prompt: Prompt,
     features: torch.Tensor,
     source: SampleSource,
+    aligned_layers: Sequence[int],
 ) -> SampleTrace:
+    alignment: dict[int, torch.Tensor] = {}
+    for count in aligned_layers:
+        tap = AttentionTap(count, is_alignment=True)
+        pieces = target.prefill(0, prompt, features, None, tap)
+        while tap.scores is None:
+            next(pieces)
+        pieces.close()
+        alignment[count] = tap.scores.cpu()
     attention: dict[Scope, torch.Tensor] = {}
-    first_id = -1
-    for scope in SCOPES:
-        tap = AttentionTap(num_layers=target.num_layers, scope=scope)
-        *_, logits = target.prefill(0, prompt, features, None, tap)
+    num_reused, first_id = 0, -1
+    for scope in ("visual", "causal"):
+        tap = AttentionTap(target.num_layers, scope)
+        num_reused = min(num_reused, most_reused(tap, prompt))
+        *_, logits = target.prefill(0, prompt, features, None, tap, num_reused)
         assert logits is not None and tap.layer_scores is not None
         attention[scope] = tap.layer_scores.cpu()
         first_id = int(logits.argmax())
+        num_reused = prompt.length - 1  # the next scope's prefill runs only the rows that score
     guess = tokenizer.encode(sample.answer, add_special_tokens=False).ids
     output_ids = target_output(target, first_id, guess, max_tokens=MAX_TOKENS)
     content = source.content_mask([tokenizer.decode([token_id]) for token_id in output_ids])
@@ -190,6 +205,7 @@ def _trace_sample(
         output_ids=output_ids,
         content=None if content is None else tuple(content),
         attention=attention,
+        alignment=alignment,
     )
 
 

@@ -13,7 +13,7 @@ from hippo.errors import InvalidRequestError
 from hippo.extras import needs_extra
 from hippo.types import FramePlan, Pruning, PruningStrategy
 
-_STRATEGIES = ("holistic", "attention", "specvlm", "uniform")
+_STRATEGIES = ("holistic", "attention", "specvlm", "uv", "uniform")
 _CHOICES = tuple(strategy.value for strategy in PruningStrategy)
 HELP = "draw which visual tokens the draft would see"
 DESCRIPTION = (
@@ -77,6 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
         from hippo.models.context import most_text_tokens, visual_limit
         from hippo.models.loading import load_model
         from hippo.models.plan import LoadPlan
+        from hippo.pruning.select import needs_alignment
+    has_alignment = any(map(needs_alignment, strategies))
     console = Console(stderr=True)
     with console.status("loading the target ..."):
         model = load_model(
@@ -87,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
                 max_context_length=arguments.max_context_length,
             )
         )
-        layers = score_layers(arguments.score_layers, model.num_layers)
+        layers = score_layers(arguments.score_layers, model.num_layers, has_alignment=has_alignment)
     with console.status("scoring the visual tokens ..."):
         num_others = most_text_tokens(arguments.question)
         most = visual_limit(arguments.max_context_length, num_others)  # as in the gateway
@@ -99,6 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.question,
             is_video_first=not arguments.question_first,
             num_layers=layers,
+            has_alignment=has_alignment,
         )
     rows = [*(scored.score_rows() if arguments.scores else ())]
     rows += [scored.kept_row(Pruning(strategy, arguments.ratio)) for strategy in strategies]

@@ -38,6 +38,7 @@ class Scored:
     grid: tuple[int, int, int]  # frames, rows, columns
     attention: torch.Tensor  # [num_visual_tokens], mean over the tapped layers
     features: torch.Tensor  # [num_visual_tokens, hidden]
+    alignment: torch.Tensor | None  # [num_visual_tokens], its change over the tapped layers
     is_question_first: bool  # in the prompt; the chat template may change the order
 
     @property
@@ -60,7 +61,7 @@ class Scored:
     def kept_row(self, pruning: Pruning) -> PictureRow:
         """Returns a row of the picture with the tokens that ``pruning`` keeps."""
         total = self.num_visual_tokens
-        scores = VisualScores(self.attention, self.features)
+        scores = VisualScores(self.attention, self.features, self.alignment)
         kept = torch.zeros(total, dtype=torch.bool)
         kept[select_tokens(pruning, [self.grid], total, scores).cpu()] = True
         mask = kept.view(self.grid)
@@ -93,8 +94,10 @@ def score(
     *,
     is_video_first: bool,
     num_layers: int,
+    has_alignment: bool,
 ) -> Scored:
-    """Runs the vision tower and the first ``num_layers`` layers of the prefill of slot 0.
+    """Runs the vision tower and the first ``num_layers`` layers of the prefill of slot 0, and with
+    ``has_alignment`` these layers again for the alignment.
 
     Raises InvalidRequestError if the clip has no visual tokens to prune, as an image has none.
     """
@@ -105,25 +108,35 @@ def score(
         raise InvalidRequestError("there are no visual tokens to prune: give a video")
     visual = model.embed_visual(prompt)
     assert visual is not None
-    tap = AttentionTap(num_layers)
-    prefill = model.prefill(0, prompt, visual, None, tap)
-    while tap.scores is None:
-        next(prefill)
+
+    def scored(tap: AttentionTap) -> torch.Tensor:
+        prefill = model.prefill(0, prompt, visual, None, tap)
+        while tap.scores is None:
+            next(prefill)
+        prefill.close()
+        return tap.scores
+
     return Scored(
         prompt.visual_grids[0],
-        tap.scores,
+        scored(AttentionTap(num_layers)),
         prunable_embeddings(model, prompt, visual),
+        scored(AttentionTap(num_layers, is_alignment=True)) if has_alignment else None,
         is_question_first=bool(prompt.question_indices[0] < prompt.visual_indices[0]),
     )
 
 
-def score_layers(wanted: int | None, num_layers: int) -> int:
+def score_layers(wanted: int | None, num_layers: int, *, has_alignment: bool) -> int:
     """Returns the number of layers to tap: ``wanted``, or the default.
 
-    Raises InvalidRequestError unless it is 1 to ``num_layers``.
+    Raises InvalidRequestError unless it is 1 to ``num_layers``, or less with alignment, because a
+    prefill computes the last layer's output for the last token only.
     """
     if wanted is None:
-        return default_score_layers(num_layers)
+        wanted = default_score_layers(num_layers)
     if not 1 <= wanted <= num_layers:
         raise InvalidRequestError(f"--score-layers is {wanted}; the model has {num_layers}")
+    if has_alignment and wanted == num_layers:
+        raise InvalidRequestError(
+            f"--score-layers is {wanted}, all layers; for uv it is at most {num_layers - 1}"
+        )
     return wanted

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 
+from hippo.pruning.scores import Scope
 from hippo.types import ChatMessage, FramePlan, MediaKind, MediaUse, ModelInfo
 from hippo.video.resizing import FrameLimits
 
-Scope = Literal["visual", "all"]
 NO_INDICES = torch.empty(0, dtype=torch.int64)
 
 
@@ -92,14 +92,24 @@ class Prompt:
 class AttentionTap:
     """Requests scores of a prompt's visual tokens from one prefill, and receives them.
 
-    A score is the attention of the question (``prompt.question_indices``) to a visual token in the
-    first ``num_layers`` layers. ``scope`` is the set of tokens over which the softmax of a query is
-    taken: the visual tokens alone, or all cached tokens.
+    A score is the attention of text to a visual token in the first ``num_layers`` layers. With the
+    scope "visual" the text is the question (``prompt.question_indices``), and the softmax of a
+    query is taken over the visual tokens alone. With "causal" the text is every text row behind the
+    last visual token, and the softmax is over the tokens up to the row, as the model itself
+    computes it.
+
+    With ``is_alignment`` a score is instead the sum over these layers of the change, from one layer
+    to the next, of the mean cosine between the visual token's hidden state and the question's
+    (ParallelVLM's UV-Prune). This sum is the cosine behind the last layer minus that of the
+    embeddings. The model's last layer cannot be among the layers, because a prefill computes its
+    output for the last row only.
     """
 
     num_layers: int
     scope: Scope = "visual"
-    layer_scores: torch.Tensor | None = None  # float32 [num_layers, num_visual_tokens]
+    is_alignment: bool = False
+    # float32 [num_layers, num_visual_tokens]; of alignment, [1, num_visual_tokens]
+    layer_scores: torch.Tensor | None = None
     score_ns: int = 0  # time that the device thread spent on the scores
 
     @property
@@ -221,7 +231,8 @@ class VideoLanguageModel(Protocol):
 
         The first ``num_reused`` cached rows are in the slot already, from an earlier prefill or
         forward of equal content (hippo.models.content); the prefill neither computes nor writes
-        these rows. The last row is never reused, and with a tap no row of the question is.
+        these rows. The last row is never reused, and with a tap at most its ``most_reused`` rows
+        (hippo.models.tap) are.
         ``visual`` may be None if the reused rows include all visual tokens.
 
         A ``tap`` (only with ``kept`` None) has its scores when the piece that completes the tapped

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from hippo.errors import ContextLengthError
-from hippo.models.attention import AttentionPlan, ChunkMask, plan_sequence
+from hippo.models.attention import AttentionPlan, ChunkMask, QueryTap, plan_sequence
 from hippo.models.base import (
     AttentionTap,
     DecodedMedia,
@@ -24,7 +24,14 @@ from hippo.models.eager import EagerRunner
 from hippo.models.family import Family
 from hippo.models.pretrained import Pretrained
 from hippo.models.rows import PlacedRows, layer_groups
-from hippo.models.tap import KeptQueries, score_layers, scored_rows, tap_question
+from hippo.models.tap import (
+    AlignmentMeter,
+    KeptQueries,
+    most_reused,
+    score_layers,
+    scored_rows,
+    tap_question,
+)
 from hippo.sizes import CHUNK_ROWS as _CHUNK_ROWS
 from hippo.transfer import to_device
 from hippo.types import ChatMessage, FramePlan
@@ -147,7 +154,7 @@ class CachedModel:
         computed for the last row only.
         """
         assert tap is None or kept is None, "scores are about all visual tokens"
-        assert tap is None or bool((prompt.question_indices >= num_reused).all())
+        assert tap is None or num_reused <= most_reused(tap, prompt)
         with torch.inference_mode():
             hidden, rotary, added = self._prompt_rows(prompt, visual, kept, num_reused)
             del visual  # the caller may free it from here on
@@ -159,13 +166,23 @@ class CachedModel:
         scores: list[torch.Tensor] = []
         # Copied before any layer is queued: a later copy would wait for the queued layers.
         device = self.embedding.device
-        taps = []
-        if tap is not None:
-            question = scored_rows(prompt.question_indices) - num_reused
-            if not question.shape[0]:  # as there are no visual tokens
-                tap.layer_scores = torch.empty(num_tapped, 0, device=device)
-            taps = [tap_question(question, rows, queries, device) for rows, _ in chunks]
+        taps: list[QueryTap | None] = [None] * len(chunks)
         visual_places = to_device(prompt.visual_indices, device)
+        asking = meter = None
+        if tap is not None:
+            text = scored_rows(tap, prompt)
+            asking = to_device(text, device)
+            if not text.shape[0]:  # as there are no visual tokens
+                tap.layer_scores = torch.empty(1 if tap.is_alignment else num_tapped, 0).to(device)
+            elif tap.is_alignment:
+                assert num_tapped < self.num_layers, "the last layer's output is of one row"
+                meter = AlignmentMeter(tap, visual_places - num_reused, asking - num_reused)
+                with torch.inference_mode():
+                    meter.measure(hidden)
+            else:
+                taps = [
+                    tap_question(text - num_reused, rows, queries, device) for rows, _ in chunks
+                ]
         bounds = layer_groups(self.num_layers, num_tapped, hidden.shape[0], len(added))
         for first, last in itertools.pairwise(bounds):
             for index, (rows, step) in enumerate(chunks):
@@ -177,7 +194,10 @@ class CachedModel:
                     self._run_chunk(hidden[rows], rotary[rows], step, first, last)
                     if last <= len(added) and index == len(chunks) - 1:
                         hidden.index_add_(0, *added[last - 1])
+                    if meter is not None and last == num_tapped and index == len(chunks) - 1:
+                        meter.measure(hidden)
                     if tap is not None and queries and index == len(chunks) - 1:
+                        assert asking is not None
                         score_layers(
                             tap,
                             queries,
@@ -186,6 +206,7 @@ class CachedModel:
                             slot,
                             prompt_length=prompt.length,
                             visual=visual_places,
+                            rows=asking,
                             scaling=self._stack.scaling,
                         )
                 yield None

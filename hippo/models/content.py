@@ -56,6 +56,10 @@ class CachedRows:
         """Returns the rows at ``places`` (int64, ascending; None: all rows)."""
         return self if places is None else dataclasses.replace(self, table=self.table[:, places])
 
+    def moved(self, positions: torch.Tensor) -> CachedRows:
+        """Returns the rows at other positions (int64 ``[num_axes, num_rows]``)."""
+        return dataclasses.replace(self, table=torch.cat((self.table[:3], positions)))
+
     def followed_by(self, token_ids: Sequence[int], position: int) -> CachedRows:
         """Returns the rows followed by text, whose first token has ``position`` on every axis."""
         ids = torch.tensor(token_ids, dtype=torch.int64)
@@ -113,12 +117,26 @@ def has_visual_from(prompt: Prompt, place: int) -> bool:
 
 def cached_places(prompt: Prompt, kept: torch.Tensor | None) -> torch.Tensor | None:
     """Returns the cached tokens' indices in ``input_ids`` (int64, on the CPU); None: all."""
-    if kept is None:
-        return None
+    return None if kept is None else _is_cached(prompt, kept).nonzero()[:, 0]
+
+
+def compacted(prompt: Prompt, kept: torch.Tensor) -> Prompt:
+    """Returns the prompt with consecutive positions, on every axis, for text and kept tokens.
+
+    Positions of dropped tokens are never read.
+    """
+    is_cached = _is_cached(prompt, kept)
+    ranks = (is_cached.long().cumsum(0) - 1).clamp(min=0)
+    positions = ranks.repeat(prompt.positions.shape[0], 1)
+    return dataclasses.replace(prompt, positions=positions, next_position=int(is_cached.sum()))
+
+
+def _is_cached(prompt: Prompt, kept: torch.Tensor) -> torch.Tensor:
+    """Marks text and kept tokens: bool ``[length]``."""
     is_cached = torch.ones(prompt.length, dtype=torch.bool)
     is_cached[prompt.visual_indices] = False
     is_cached[prompt.visual_indices[kept.cpu()]] = True
-    return is_cached.nonzero()[:, 0]
+    return is_cached
 
 
 def _first_true(mask: torch.Tensor) -> int:

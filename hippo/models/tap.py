@@ -1,4 +1,5 @@
-"""Computes scores of visual tokens from the queries that a prefill's taps have kept."""
+"""Computes scores of visual tokens from the queries that a prefill's taps have kept, or from the
+hidden states between its layers."""
 
 from __future__ import annotations
 
@@ -7,9 +8,9 @@ from time import perf_counter_ns
 import torch
 
 from hippo.models.attention import QueryTap
-from hippo.models.base import AttentionTap
+from hippo.models.base import AttentionTap, Prompt
 from hippo.models.cache import KeyValueCache
-from hippo.pruning.scores import attention_scores
+from hippo.pruning.scores import alignment, attention_scores
 from hippo.sizes import SCORED_ROWS
 from hippo.transfer import to_device
 
@@ -17,13 +18,26 @@ KeptQueries = dict[int, list[torch.Tensor]]
 """By layer, one tensor ``[num_tapped, num_heads, head_dim]`` for each forward."""
 
 
-def scored_rows(question: torch.Tensor) -> torch.Tensor:
-    """Returns the rows of ``question`` (int64) whose queries score the visual tokens: all, or of a
-    long question SCORED_ROWS evenly spaced ones, with its first and its last row."""
-    num_rows = question.shape[0]
+def scored_rows(tap: AttentionTap, prompt: Prompt) -> torch.Tensor:
+    """Returns the prompt's rows that score the visual tokens (int64, ascending): those of the tap's
+    text, or of a long text SCORED_ROWS evenly spaced ones, with its first and its last row."""
+    text = prompt.question_indices
+    if tap.scope == "causal" and prompt.visual_indices.shape[0]:
+        text = torch.arange(int(prompt.visual_indices[-1]) + 1, prompt.length)
+        text = text[~torch.isin(text, prompt.other_indices)]
+    num_rows = text.shape[0]
     if num_rows <= SCORED_ROWS:
-        return question
-    return question[torch.arange(SCORED_ROWS) * (num_rows - 1) // (SCORED_ROWS - 1)]
+        return text
+    return text[torch.arange(SCORED_ROWS) * (num_rows - 1) // (SCORED_ROWS - 1)]
+
+
+def most_reused(tap: AttentionTap, prompt: Prompt) -> int:
+    """Returns how many of a prompt's first rows a tapped prefill may reuse: scores need the text's
+    queries, and alignment also the hidden states of the visual tokens."""
+    needed = [scored_rows(tap, prompt)]
+    if tap.is_alignment:
+        needed.append(prompt.visual_indices)
+    return min((int(rows[0]) for rows in needed if rows.shape[0]), default=prompt.length)
 
 
 def tap_question(
@@ -46,13 +60,14 @@ def score_layers(
     *,
     prompt_length: int,
     visual: torch.Tensor,
+    rows: torch.Tensor,
     scaling: float,
 ) -> None:
     """Adds the scores of the layers in ``queries`` to ``scores``, and empties ``queries``; sets the
     tap's scores if these are its last layers.
 
-    ``visual`` holds the visual tokens' indices in the prompt (int64, on the cache's device). The
-    slot must hold all ``prompt_length`` rows of these layers.
+    ``visual`` and ``rows`` hold the indices in the prompt of the visual tokens and of the queries
+    (int64, on the cache's device). The slot must hold all ``prompt_length`` rows of these layers.
     """
     began_ns = perf_counter_ns()
     keys, _ = cache.seen(slot, prompt_length)
@@ -63,8 +78,33 @@ def score_layers(
             scaling=scaling,
             visual=visual,
             scope=tap.scope,
+            rows=rows,
         )
         scores.append(layer_scores)
     if len(scores) == tap.num_layers:
         tap.layer_scores = torch.stack(scores)
     tap.score_ns += perf_counter_ns() - began_ns
+
+
+class AlignmentMeter:
+    """Measures a tap's alignment before the first layer and behind its last one.
+
+    ``visual`` and ``text`` are indices of the visual tokens and of the text in ``hidden`` (int64,
+    on its device).
+    """
+
+    def __init__(self, tap: AttentionTap, visual: torch.Tensor, text: torch.Tensor) -> None:
+        self._tap = tap
+        self._visual = visual
+        self._text = text
+        self._before: torch.Tensor | None = None
+
+    def measure(self, hidden: torch.Tensor) -> None:
+        """Measures ``hidden`` ``[rows, hidden]``; the second measurement sets the tap's scores."""
+        began_ns = perf_counter_ns()
+        measured = alignment(hidden, self._visual, self._text)
+        if self._before is None:
+            self._before = measured
+        else:
+            self._tap.layer_scores = (measured - self._before)[None]
+        self._tap.score_ns += perf_counter_ns() - began_ns

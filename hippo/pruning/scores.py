@@ -17,6 +17,8 @@ from hippo.types import SpatialScore
 
 VisualGrid = tuple[int, int, int]  # frames, rows, columns of one video
 Normalisation = Literal["min-max", "z-score"]
+Scope = Literal["visual", "causal"]
+"""The keys over which the softmax of attention scores is taken."""
 
 # Elements of features that are converted to float32 at once: few enough for a CPU's cache, or
 # many for few kernel launches.
@@ -31,13 +33,15 @@ def attention_scores(
     *,
     scaling: float,
     visual: torch.Tensor,
-    scope: Literal["visual", "all"] = "visual",
+    scope: Scope = "visual",
+    rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Returns how much text attends to each visual token in one layer: float32 ``[num_visual]``.
 
-    The score is the mean over heads and queries of ``softmax(scaling * query keyᵀ)`` over the
-    visual keys (``scope`` "visual") or over all keys, without a causal mask (HIPPO's global
-    relevance and SpecVLM's Stage I score).
+    The score is the mean over heads and queries of ``softmax(scaling * query keyᵀ)``: over the
+    visual keys (``scope`` "visual", HIPPO's global relevance), or over the keys up to the query's
+    own ("causal", SpecVLM's Stage I score). ``rows`` are the indices of the queries' own keys
+    (int64 ``[num_queries]``); only "causal" needs them.
 
     ``query`` is ``[num_queries, num_heads, head_dim]`` after the rotary embedding, with at least
     one query. ``key`` is ``[num_kv_heads, tokens, head_dim]``, from the KV cache. ``visual`` are
@@ -49,15 +53,41 @@ def attention_scores(
     assert num_queries > 0 and num_heads % num_kv_heads == 0, (query.shape, key.shape)
     visual = visual.to(key.device)
     keys = (key.index_select(1, visual) if scope == "visual" else key).float().transpose(1, 2)
-    rows = query.float().view(num_queries, num_kv_heads, -1, head_dim).transpose(0, 1)
-    rows = (scaling * rows).reshape(num_kv_heads, -1, head_dim)  # all queries of a key-value head
+    heads = query.float().view(num_queries, num_kv_heads, -1, head_dim).transpose(0, 1)
+    heads = (scaling * heads).reshape(num_kv_heads, -1, head_dim)  # all queries of a key-value head
+    last = None  # the last key that each of these queries sees
+    if scope == "causal":
+        assert rows is not None and rows.shape == (num_queries,)
+        last = rows.to(key.device).repeat_interleave(num_heads // num_kv_heads)
     per_block = max(1, SCORED_LOGITS // max(1, num_kv_heads * keys.shape[2]))
     mass = torch.zeros(keys.shape[2], device=key.device)
-    for block in torch.split(rows, per_block, dim=1):
-        mass += torch.bmm(block, keys).softmax(-1).sum((0, 1))
-    if scope == "all":
+    columns = torch.arange(keys.shape[2], device=key.device)
+    for start in range(0, heads.shape[1], per_block):
+        part = slice(start, start + per_block)
+        logits = torch.bmm(heads[:, part], keys)
+        if last is not None:
+            logits.masked_fill_(columns > last[part, None], -torch.inf)
+        mass += logits.softmax(-1).sum((0, 1))
+    if scope == "causal":
         mass = mass[visual]
     return mass / (num_queries * num_heads)
+
+
+def alignment(hidden: torch.Tensor, visual: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+    """Returns the mean cosine of each visual token's hidden state with those of the text: float32
+    ``[num_visual]``.
+
+    ``hidden`` is ``[rows, hidden]``; ``visual`` and ``text`` are int64 indices of its rows, on its
+    device. The mean over the text's rows is one product with the mean of their unit vectors, so no
+    ``[num_visual, num_text]`` matrix is formed. Rows are converted to float32 in blocks.
+    """
+    toward = normalize(hidden.index_select(0, text).float(), dim=-1).mean(0)
+    per_block = max(1, SCORED_LOGITS // hidden.shape[1])
+    parts = [hidden.new_zeros(0, dtype=torch.float32)]
+    for block in torch.split(visual, per_block):
+        state = hidden.index_select(0, block).float()
+        parts.append(state @ toward / torch.linalg.vector_norm(state, dim=-1).clamp(min=1e-12))
+    return torch.cat(parts)
 
 
 def distinctness(

@@ -12,6 +12,7 @@ from hippo.types import Pruning, PruningStrategy, SpatialScore
 
 _NEED_FEATURES = frozenset({PruningStrategy.HOLISTIC, PruningStrategy.HYBRID})
 _NEED_ATTENTION = _NEED_FEATURES | {PruningStrategy.ATTENTION, PruningStrategy.SPECVLM}
+_NEED_ALIGNMENT = frozenset({PruningStrategy.UV})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,6 +21,7 @@ class VisualScores:
 
     attention: torch.Tensor | None = None  # [num_visual_tokens], mean over the tapped layers
     features: torch.Tensor | None = None  # [num_visual_tokens, hidden], projected embeddings
+    alignment: torch.Tensor | None = None  # [num_visual_tokens], its change over the tapped layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,16 @@ DEFAULT_OPTIONS = SelectionOptions()
 def needs_attention(strategy: PruningStrategy) -> bool:
     """Whether the strategy chooses by the target's attention."""
     return strategy in _NEED_ATTENTION
+
+
+def needs_alignment(strategy: PruningStrategy) -> bool:
+    """Whether the strategy chooses by the target's hidden states."""
+    return strategy in _NEED_ALIGNMENT
+
+
+def needs_prefill(strategy: PruningStrategy) -> bool:
+    """Whether the strategy chooses by what the target computes in its prefill."""
+    return needs_attention(strategy) or needs_alignment(strategy)
 
 
 def needs_features(strategy: PruningStrategy) -> bool:
@@ -87,7 +99,9 @@ def select_tokens(
     - ``holistic``: the highest ``holistic_scores`` (HIPPO); a share of ``options.spread`` of the
       kept tokens is instead spaced evenly among the other tokens;
     - ``specvlm``: Stage I keeps the smallest set that holds ``specvlm_mass`` of the attention, at
-      most ``num_kept`` tokens; Stage II adds evenly spaced other tokens (SpecVLM);
+      most ``num_kept`` tokens; Stage II adds evenly spaced other tokens, the first and the last of
+      them included (SpecVLM);
+    - ``uv``: the tokens whose alignment with the text grows most (ParallelVLM's UV-Prune);
     - ``hybrid``: the highest ``holistic_scores`` of each frame, in proportion to the frame's share
       of its video's temporal distinctness, from ``scores.features`` (the target's, or others such
       as the draft's). Frames that do not change come last.
@@ -108,8 +122,11 @@ def select_tokens(
         order = torch.randperm(num_visual_tokens, generator=generator)
         return order[:kept].sort().values
 
-    assert needs_attention(strategy), strategy
+    assert needs_prefill(strategy), strategy
     scores = scores or VisualScores()
+    if needs_alignment(strategy):
+        alignment = _given(scores.alignment, "alignment", strategy, num_visual_tokens)
+        return _first_sorted(_by_score(alignment), kept)
     attention = _given(scores.attention, "attention", strategy, num_visual_tokens)
     if strategy is PruningStrategy.SPECVLM:
         return _select_two_stages(attention, kept, options.specvlm_mass)
@@ -199,13 +216,29 @@ def _select_by_frame(
 
 
 def _select_two_stages(attention: torch.Tensor, kept: int, share: float) -> torch.Tensor:
-    """Applies SpecVLM's Stage I, then Stage II; the sizes of both stay on the device."""
+    """Applies SpecVLM's Stage I, then Stage II; the sizes of both stay on the device.
+
+    Of M other tokens, Stage II adds n: those at ``floor(i (M - 1) / (n - 1))``, i = 0 to n - 1, as
+    torch.linspace of SpecVLM's code gives them (drop_visual_tokens_specvlm, utils/utils.py).
+    """
     order = _by_score(attention)
     reached = attention[order].double().cumsum(0)
     before = torch.nn.functional.pad(reached[:-1], (1, 0))
     is_needed = before < share * reached[-1]  # the tokens before this token do not suffice
     is_needed[kept:] = False
-    return _fill_evenly(torch.empty_like(is_needed).scatter_(0, order, is_needed), kept)
+    is_kept = torch.empty_like(is_needed).scatter_(0, order, is_needed)
+    num_gaps = (~is_kept).sum() - 1
+    num_steps = kept - is_kept.sum() - 1  # -1: Stage II adds no token
+
+    def num_before(place: torch.Tensor) -> torch.Tensor:
+        """Returns how many of Stage II's tokens lie before ``place``, from 0."""
+        return (place * num_steps + num_gaps - 1) // num_gaps.clamp(min=1)
+
+    place = (~is_kept).cumsum(0) - 1  # of each other token among the others
+    is_added = torch.where(
+        num_steps > 0, num_before(place + 1) > num_before(place), (num_steps == 0) & (place == 0)
+    )
+    return _marked(is_kept | ~is_kept & is_added, kept)
 
 
 def _fill_evenly(is_kept: torch.Tensor, kept: int) -> torch.Tensor:
@@ -218,6 +251,10 @@ def _fill_evenly(is_kept: torch.Tensor, kept: int) -> torch.Tensor:
         """Returns how many middles of num_filled equal stretches lie before ``place``."""
         return (2 * num_filled * place + num_others - 1) // (2 * num_others).clamp(min=1)
 
-    is_kept = is_kept | ~is_kept & (num_before(place) > num_before(place - 1))
+    return _marked(is_kept | ~is_kept & (num_before(place) > num_before(place - 1)), kept)
+
+
+def _marked(is_kept: torch.Tensor, kept: int) -> torch.Tensor:
+    """Returns the indices of the ``kept`` marked tokens, ascending."""
     # A stable sort puts the kept tokens first. nonzero() would wait for the device.
     return is_kept.logical_not().to(torch.uint8).sort(stable=True).indices[:kept]

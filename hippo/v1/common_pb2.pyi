@@ -71,6 +71,8 @@ class _PruningStrategyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pruni
     """A share of the target's attention mass, the rest filled up uniformly (SpecVLM)."""
     PRUNING_STRATEGY_HYBRID: _PruningStrategy.ValueType  # 8
     """As holistic, with a budget for each frame by how much it differs from the one before."""
+    PRUNING_STRATEGY_UV: _PruningStrategy.ValueType  # 9
+    """The tokens whose hidden states come closest to the text's over the first layers (ParallelVLM)."""
 
 class PruningStrategy(_PruningStrategy, metaclass=_PruningStrategyEnumTypeWrapper):
     """How the visual tokens that the draft sees are chosen."""
@@ -93,6 +95,8 @@ PRUNING_STRATEGY_SPECVLM: PruningStrategy.ValueType  # 7
 """A share of the target's attention mass, the rest filled up uniformly (SpecVLM)."""
 PRUNING_STRATEGY_HYBRID: PruningStrategy.ValueType  # 8
 """As holistic, with a budget for each frame by how much it differs from the one before."""
+PRUNING_STRATEGY_UV: PruningStrategy.ValueType  # 9
+"""The tokens whose hidden states come closest to the text's over the first layers (ParallelVLM)."""
 Global___PruningStrategy: _TypeAlias = PruningStrategy  # noqa: Y015
 
 class _FinishReason:
@@ -454,6 +458,8 @@ class Pruning(_message.Message):
     SPREAD_FIELD_NUMBER: _builtins.int
     SCORE_LAYER_SHARE_FIELD_NUMBER: _builtins.int
     DRAFT_CACHE_TOKENS_FIELD_NUMBER: _builtins.int
+    CAUSAL_ATTENTION_FIELD_NUMBER: _builtins.int
+    COMPACTED_POSITIONS_FIELD_NUMBER: _builtins.int
     strategy: Global___PruningStrategy.ValueType
     """How they are chosen."""
     ratio: _builtins.float
@@ -467,12 +473,20 @@ class Pruning(_message.Message):
     spread: _builtins.float
     """Share of holistic's kept tokens that is spaced evenly, 0 to 1; unset: the target's own."""
     score_layer_share: _builtins.float
-    """Share of the target's layers, from the first on, whose attention scores tokens, above 0 and at
-    most 1; unset: the target's own.
+    """Share of the target's layers, from the first on, that score tokens, above 0 and at most 1; unset:
+    the target's own.
     """
     draft_cache_tokens: _builtins.int
     """Tokens that a slot of the draft caches: fewer visual tokens are kept than ratio and
     min_visual_tokens say if more have no room beside text and answer; 0: not told.
+    """
+    causal_attention: _builtins.bool
+    """Attention is that of all text behind the videos to the tokens before it, as the model computes it
+    (SpecVLM); otherwise that of the question to the visual tokens alone.
+    """
+    compacted_positions: _builtins.bool
+    """The draft numbers the tokens of a pruned prompt consecutively; otherwise they keep their
+    positions. A target ignores it.
     """
     def __init__(
         self,
@@ -485,10 +499,12 @@ class Pruning(_message.Message):
         spread: _builtins.float | None = ...,
         score_layer_share: _builtins.float | None = ...,
         draft_cache_tokens: _builtins.int = ...,
+        causal_attention: _builtins.bool = ...,
+        compacted_positions: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_score_layer_share", b"_score_layer_share", "_spread", b"_spread", "score_layer_share", b"score_layer_share", "spread", b"spread"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score_layer_share", b"_score_layer_share", "_spread", b"_spread", "draft_cache_tokens", b"draft_cache_tokens", "min_visual_tokens", b"min_visual_tokens", "ratio", b"ratio", "score_layer_share", b"score_layer_share", "seed", b"seed", "spatial_score", b"spatial_score", "spread", b"spread", "strategy", b"strategy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score_layer_share", b"_score_layer_share", "_spread", b"_spread", "causal_attention", b"causal_attention", "compacted_positions", b"compacted_positions", "draft_cache_tokens", b"draft_cache_tokens", "min_visual_tokens", b"min_visual_tokens", "ratio", b"ratio", "score_layer_share", b"score_layer_share", "seed", b"seed", "spatial_score", b"spatial_score", "spread", b"spread", "strategy", b"strategy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score_layer_share: _TypeAlias = _typing.Literal["score_layer_share"]  # noqa: Y015
     _WhichOneofArgType__score_layer_share: _TypeAlias = _typing.Literal["_score_layer_share", b"_score_layer_share"]  # noqa: Y015

@@ -13,7 +13,7 @@ from hippo.engine.sequence import EngineSequence
 from hippo.engine.slots import SlotPool
 from hippo.errors import InvalidRequestError
 from hippo.models.base import Prompt
-from hippo.models.content import cached_places
+from hippo.models.content import cached_places, compacted
 from hippo.speculation.drafter import Drafter
 from hippo.speculation.sharpness import SharpnessByTemperature
 from hippo.types import OpenRequest, Selection
@@ -105,6 +105,9 @@ class DraftSequence(EngineSequence):
     def _prefill(self, engine: Engine, selection: Selection) -> Job:
         self._room.leave(self)
         kept = self._kept(selection)
+        if kept is not None and self.request.pruning.compacted_positions:
+            self.prompt = compacted(self.prompt, kept)
+            self.rows = self.rows.moved(self.prompt.positions)
         wait_ns = self.take_wait_ns()
         rows = self.rows.at(cached_places(self.prompt, kept))
         num_reused = engine.take_over_rows(self, rows)

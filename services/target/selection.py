@@ -13,8 +13,9 @@ from hippo.pruning.select import (
     DEFAULT_OPTIONS,
     SelectionOptions,
     VisualScores,
-    needs_attention,
+    needs_alignment,
     needs_features,
+    needs_prefill,
     num_kept,
     select_tokens,
 )
@@ -50,7 +51,7 @@ def bounded_pruning(pruning: Pruning, prompt: Prompt, max_tokens: int) -> Prunin
 
 def needs_scores(pruning: Pruning, num_visual_tokens: int) -> bool:
     """Whether the choice needs scores; False if all tokens are kept."""
-    if num_visual_tokens < pruning.min_visual_tokens or not needs_attention(pruning.strategy):
+    if num_visual_tokens < pruning.min_visual_tokens or not needs_prefill(pruning.strategy):
         return False
     return num_kept(num_visual_tokens, pruning.ratio) < num_visual_tokens
 
@@ -60,17 +61,24 @@ def select_without_scores(pruning: Pruning, prompt: Prompt) -> Selection:
     began_ns = perf_counter_ns()
     num_visual = int(prompt.visual_indices.shape[0])
     has_few = num_visual < pruning.min_visual_tokens
-    if has_few or needs_attention(pruning.strategy):
+    if has_few or needs_prefill(pruning.strategy):
         pruning = Pruning(PruningStrategy.NONE)
     kept = select_tokens(pruning, prompt.visual_grids, num_visual)
     return Selection(tuple(kept.tolist()), num_visual, score_ns=perf_counter_ns() - began_ns)
 
 
+def tap_for(pruning: Pruning, num_layers: int) -> AttentionTap:
+    """Returns the tap of the first ``num_layers`` layers that a choice by scores needs."""
+    if needs_alignment(pruning.strategy):
+        return AttentionTap(num_layers, is_alignment=True)
+    return AttentionTap(num_layers, "causal" if pruning.causal_attention else "visual")
+
+
 class ScoredSelection:
     """A choice by scores during the prefill, on the device thread.
 
-    The prefill must be given ``tap``. ``embeddings`` ``[num_visual_tokens, hidden]`` are those of
-    the prunable tokens, or None if the strategy does not need them.
+    The prefill must be given ``tap`` (of ``tap_for``). ``embeddings`` ``[num_visual_tokens,
+    hidden]`` are those of the prunable tokens, or None if the strategy does not need them.
     """
 
     def __init__(
@@ -78,8 +86,7 @@ class ScoredSelection:
         pruning: Pruning,
         prompt: Prompt,
         embeddings: torch.Tensor | None,
-        *,
-        score_layers: int,
+        tap: AttentionTap,
         options: SelectionOptions = DEFAULT_OPTIONS,
     ) -> None:
         self._pruning = pruning
@@ -87,7 +94,7 @@ class ScoredSelection:
         self._grids = prompt.visual_grids
         self._num_visual = int(prompt.visual_indices.shape[0])
         self._features = embeddings if needs_features(pruning.strategy) else None
-        self.tap = AttentionTap(score_layers)
+        self.tap = tap
         self._kept: torch.Tensor | None = None  # on the CPU, once ``_copied`` has passed
         self._copied: torch.cuda.Event | None = None
         self._host_ns = 0
@@ -115,7 +122,8 @@ class ScoredSelection:
     @torch.inference_mode()
     def _choose(self) -> None:
         began_ns = perf_counter_ns()
-        scores = VisualScores(attention=self.tap.scores, features=self._features)
+        measured = "alignment" if self.tap.is_alignment else "attention"
+        scores = VisualScores(features=self._features, **{measured: self.tap.scores})
         self._features = None
         kept = select_tokens(self._pruning, self._grids, self._num_visual, scores, self._options)
         if kept.is_cuda:

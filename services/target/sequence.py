@@ -12,10 +12,12 @@ from hippo.engine.slots import SlotPool
 from hippo.errors import InvalidRequestError, ModelLoadError
 from hippo.models.base import Prompt, VideoLanguageModel, prunable_embeddings
 from hippo.models.content import has_visual_from
+from hippo.models.tap import most_reused
 from hippo.pruning.select import (
     DEFAULT_OPTIONS,
     SelectionOptions,
     default_score_layers,
+    needs_alignment,
     needs_features,
 )
 from hippo.speculation.verifier import Verifier
@@ -25,6 +27,7 @@ from services.target.selection import (
     bounded_pruning,
     needs_scores,
     select_without_scores,
+    tap_for,
 )
 
 
@@ -36,13 +39,25 @@ class Scoring:
     score_layers: int | None = None
     options: SelectionOptions = DEFAULT_OPTIONS
 
-    def num_layers_for(self, model: VideoLanguageModel, share: float | None = None) -> int:
-        """Returns how many layers score, by default or for a request's ``share`` of the layers.
+    def num_layers_for(self, model: VideoLanguageModel, pruning: Pruning | None = None) -> int:
+        """Returns how many layers score, by default or for a request's ``pruning``.
 
-        Raises ModelLoadError if the model has fewer layers than the setting says.
+        Raises ModelLoadError if the model has fewer layers than the setting says, and
+        InvalidRequestError for ``uv`` with all layers.
         """
-        if share is not None:
-            return max(1, round(share * model.num_layers))
+        if pruning is not None:
+            if (share := pruning.score_layer_share) is None:
+                wanted = self.num_layers_for(model)
+            else:
+                wanted = max(1, round(share * model.num_layers))
+            if needs_alignment(pruning.strategy) and wanted >= model.num_layers:
+                raise InvalidRequestError(
+                    f"uv scores by hidden states, which the last of the {model.num_layers} layers "
+                    "computes for the last token only: let fewer layers score "
+                    "(pruning.score_layer_share, or --score-layers of the target)",
+                    param="pruning.score_layer_share",
+                )
+            return wanted
         if self.score_layers is not None and self.score_layers > model.num_layers:
             raise ModelLoadError(
                 f"--score-layers is {self.score_layers}, but {model.info.name} has "
@@ -90,24 +105,25 @@ class TargetSequence(EngineSequence):
         pruning, model = self.request.pruning, engine.model
         queue_ns = engine.jobs.piece_began_ns - self.submitted_ns
         is_scored = needs_scores(pruning, int(self.prompt.visual_indices.shape[0]))
-        # Scores need the question's queries, so the prefill must not reuse the question's rows.
-        most = int(self.prompt.question_indices[0]) if is_scored else None
+        tap = most = None
+        if is_scored:
+            tap = tap_for(pruning, self._scoring.num_layers_for(model, pruning))
+            most = most_reused(tap, self.prompt)
         num_reused = engine.take_over_rows(self, self.rows, most=most)
         visual = yield from self.run_tower(
             engine,
             is_needed=has_visual_from(self.prompt, num_reused)
             or (is_scored and needs_features(pruning.strategy)),
         )
-        selection = tap = None
-        if is_scored:
+        selection = None
+        if tap is not None:
             selection = ScoredSelection(
                 pruning,
                 self.prompt,
                 None if visual is None else prunable_embeddings(model, self.prompt, visual),
-                score_layers=self._scoring.num_layers_for(model, pruning.score_layer_share),
+                tap=tap,
                 options=self._scoring.options_for(pruning),
             )
-            tap = selection.tap
         pieces = model.prefill(self.slot, self.prompt, visual, None, tap, num_reused)
         visual = logits = None
         self.stages.prefill_began_ns = perf_counter_ns()

@@ -4,9 +4,19 @@ own."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Generator
 
 import pytest
+import torch
 
+from hippo.models.base import (
+    AttentionTap,
+    DelegatingModel,
+    Prompt,
+    StepPlan,
+    VideoLanguageModel,
+)
+from hippo.models.content import cached_places
 from hippo.types import (
     ChatMessage,
     ContentPart,
@@ -27,6 +37,7 @@ from tests.support.services import (
     serving_target,
     target_only,
     toy_request,
+    until_free,
 )
 
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=11, presence_penalty=0.3)
@@ -110,3 +121,63 @@ async def test_every_strategy_gives_the_target_only_output(
     assert counts.pop(PruningStrategy.BLIND) == 0
     assert set(counts.values()) == {num_visual - int(0.9 * num_visual)}
     assert len({kept[strategy] for strategy in counts}) > 2, "strategies choose differently"
+
+
+class _Watched(DelegatingModel):
+    """Notes the prompts of prefills."""
+
+    def __init__(self, model: VideoLanguageModel) -> None:
+        super().__init__(model)
+        self.prompts: list[Prompt] = []
+
+    def prefill(
+        self,
+        slot: int,
+        prompt: Prompt,
+        visual: torch.Tensor | None,
+        kept: torch.Tensor | None,
+        tap: AttentionTap | None = None,
+        num_reused: int = 0,
+    ) -> Generator[torch.Tensor | None]:
+        self.prompts.append(prompt)
+        return self._model.prefill(slot, prompt, visual, kept, tap, num_reused)
+
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        return self._model.forward(plan)
+
+
+async def test_a_draft_at_compacted_positions_gives_the_target_only_output(
+    family_pair: Pair,
+) -> None:
+    pruning = Pruning(PruningStrategy.SPECVLM, 0.9, causal_attention=True, compacted_positions=True)
+    request = toy_request(
+        messages=(ChatMessage("user", VIDEO_FIRST),),
+        media=MEDIA[:1],
+        pruning=pruning,
+        max_tokens=24,
+        end_token_ids=(),
+    )
+    watched = _Watched(family_pair.draft)
+    async with (
+        serving_target(family_pair.target, NoiseDecoder()) as (_, target),
+        serving_draft(watched, NoiseDecoder()) as (service, draft),
+    ):
+        alone = await target_only(target, request)
+        watched.prompts.clear()
+        at_original = dataclasses.replace(pruning, compacted_positions=False)
+        for own in (pruning, at_original, pruning):  # the last one reuses no row at other positions
+            asked = dataclasses.replace(request, pruning=own)
+            answer = await relay(draft, target, asked, "serial")
+            assert answer.token_ids == alone.token_ids and answer.blocks
+            await until_free(service)
+    selection = answer.selection
+    assert selection is not None
+    kept = torch.tensor(selection.kept_indices)
+    moved, original, again = watched.prompts
+    num_cached = moved.length - selection.num_visual_tokens + kept.shape[0]
+    places = cached_places(moved, kept)
+    for prompt in (moved, again):
+        assert prompt.next_position == num_cached < original.next_position
+        axes = prompt.positions[:, places]
+        assert torch.equal(axes, torch.arange(num_cached).expand_as(axes))
+    assert not torch.equal(original.positions, moved.positions)

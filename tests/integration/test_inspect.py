@@ -21,7 +21,7 @@ def test_a_picture_has_a_row_a_strategy_and_a_row_a_score(
     for extra in ([], ["--scores", "--question-first"]):
         out = tmp_path / f"kept{len(extra)}.png"
         arguments = ["inspect", str(CLIPS / "tray.mp4"), "--out", str(out), "--ratio", "0.75"]
-        assert main([*arguments, "--strategies", "holistic,uniform,blind", *extra]) == 0
+        assert main([*arguments, "--strategies", "holistic,uv,blind", *extra]) == 0
         assert str(out) in capsys.readouterr().out.replace("\n", "")
         with Image.open(out) as drawn:
             assert drawn.mode == "RGB"
@@ -55,6 +55,7 @@ def test_the_size_in_which_a_model_sees_frames_is_written(monkeypatch: pytest.Mo
         (["{clip}", "--out", "kept.jpg"], "must end in .png"),
         (["{clip}", "--out", "/no/such/folder/kept.png"], "there is no folder"),
         (["{clip}", "--score-layers", "21"], "the model has 20"),
+        (["{clip}", "--strategies", "uv", "--score-layers", "20"], "for uv it is at most 19"),
         (["{clip}", "--model", "/no/such/model"], "no"),
         (["{figures}"], "not a video"),
     ],

@@ -72,8 +72,12 @@ async def cold_answers(pair: Pair, requests: list[OpenRequest]) -> list[Answer]:
     [
         (Pruning(PruningStrategy.NONE), SamplingParams()),
         (Pruning(PruningStrategy.HOLISTIC, 0.5), SAMPLED),
+        (
+            Pruning(PruningStrategy.SPECVLM, 0.5, causal_attention=True, compacted_positions=True),
+            SAMPLED,
+        ),
     ],
-    ids=["unpruned, greedy", "holistic, sampled"],
+    ids=["unpruned, greedy", "holistic, sampled", "as SpecVLM, sampled"],
 )
 async def test_warm_answers_equal_cold_ones_with_and_without_a_draft(
     pair: Pair, pruning: Pruning, sampling: SamplingParams
@@ -109,6 +113,23 @@ async def test_warm_answers_equal_cold_ones_with_and_without_a_draft(
         assert backend_of(target_service).engine.vision_cache.num_misses == 2
         assert backend_of(draft_service).engine.vision_cache.num_misses == 2
         assert backend_of(draft_service).engine.counters.num_prefix_hits >= 3
+
+
+async def test_uv_computes_the_video_again_and_scores_it_alike(pair: Pair) -> None:
+    pruning = Pruning(PruningStrategy.UV, 0.5)
+    requests = [
+        question(text, pruning=pruning) for text in ("what is in the thing?", "where is the man?")
+    ]
+    cold = await cold_answers(pair, requests)
+    async with serving_target(pair.target, NoiseDecoder()) as (_, client):
+        warm = [await target_only(client, request) for request in requests]
+    for answer, expected in zip(warm, cold, strict=True):
+        assert answer.token_ids == expected.token_ids
+        assert answer.selection is not None and expected.selection is not None
+        assert answer.selection.kept_indices == expected.selection.kept_indices
+    assert num_reused(warm[1]) > 0
+    assert warm[1].selection is not None
+    assert warm[1].verdicts[0].timing.num_rows > warm[1].selection.num_visual_tokens
 
 
 async def test_a_second_question_runs_only_its_own_rows(pair: Pair) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from hippo.config import SettingsError
-from hippo.errors import ModelLoadError
+from hippo.errors import InvalidRequestError, ModelLoadError
 from hippo.types import (
     ChatMessage,
     PromptInfo,
@@ -33,6 +34,7 @@ SCORED = [
     PruningStrategy.HOLISTIC,
     PruningStrategy.SPECVLM,
     PruningStrategy.HYBRID,
+    PruningStrategy.UV,
 ]
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=11)
 NUM_TOY_TOKENS = 16
@@ -59,11 +61,10 @@ async def test_the_selection_is_there_while_the_later_layers_wait(
     assert model.tapped[-1] == 2
 
 
-async def test_the_tokens_that_score_highest_are_kept() -> None:
+@pytest.mark.parametrize("strategy", [PruningStrategy.ATTENTION, PruningStrategy.UV])
+async def test_the_tokens_that_score_highest_are_kept(strategy: PruningStrategy) -> None:
     async with serving_target(ToyModel()) as (_, client):
-        answer = await target_only(
-            client, toy_request(pruning=Pruning(PruningStrategy.ATTENTION, 0.75))
-        )
+        answer = await target_only(client, toy_request(pruning=Pruning(strategy, 0.75)))
     assert answer.selection is not None
     assert answer.selection.kept_indices == (12, 13, 14, 15)
 
@@ -138,3 +139,28 @@ async def test_more_layers_than_the_model_has_are_refused() -> None:
             pass
     with pytest.raises(SettingsError, match="--score-layers is 0"):
         TargetSettings(model="toy", score_layers=0)
+
+
+async def test_uv_with_all_layers_is_refused_and_the_service_goes_on() -> None:
+    uv = Pruning(PruningStrategy.UV, 0.5, score_layer_share=1.0)
+    async with serving_target(ToyModel()) as (_, client):
+        with pytest.raises(InvalidRequestError, match="let fewer layers score") as refused:
+            await target_only(client, toy_request(pruning=uv))
+        assert refused.value.param == "pruning.score_layer_share"
+        fewer = dataclasses.replace(uv, score_layer_share=0.5)
+        answer = await target_only(client, toy_request(pruning=fewer, max_tokens=1))
+        assert answer.selection is not None
+    async with serving_target(ToyModel(), score_layers=3) as (_, client):
+        with pytest.raises(InvalidRequestError, match="--score-layers of the target"):
+            await target_only(client, toy_request(pruning=Pruning(PruningStrategy.UV, 0.5)))
+
+
+async def test_the_scores_that_a_request_asks_for_are_those_of_the_prefill() -> None:
+    model = ToyModel()
+    async with serving_target(model) as (_, client):
+        for strategy in (PruningStrategy.SPECVLM, PruningStrategy.UV):
+            for causal in (False, True):
+                pruning = Pruning(strategy, 0.5, causal_attention=causal)
+                await target_only(client, toy_request(pruning=pruning, max_tokens=1))
+    asked_for = [("visual", False), ("causal", False), ("visual", True), ("visual", True)]
+    assert model.taps[-4:] == asked_for

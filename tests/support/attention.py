@@ -1,8 +1,9 @@
-"""Attention of a prompt's question to its visual tokens, by transformers' own layers."""
+"""Scores of a prompt's visual tokens by transformers' own layers."""
 
 from __future__ import annotations
 
 import importlib
+import itertools
 from typing import Any
 
 import torch
@@ -49,9 +50,54 @@ def reference_scores(
             key = qwen2.repeat_kv(key, attention.num_key_value_groups)
             logits = (query[0] @ key[0].transpose(-1, -2)) * attention.scaling  # [heads, n, n]
         asked = logits[:, prompt.question_indices]
+        if scope == "causal":  # as the model attends: all text behind the videos
+            length = prompt.length
+            logits += torch.full((length, length), -torch.inf).triu(1)
+            asked = logits[:, text_behind(prompt)]
         if scope == "visual":
             weights = asked[:, :, prompt.visual_indices].softmax(-1)
         else:
             weights = asked.softmax(-1)[:, :, prompt.visual_indices]
         scores.append(weights.mean((0, 1)))
     return torch.stack(scores)
+
+
+def text_behind(prompt: Prompt) -> list[int]:
+    """The places of the text behind the last video, one by one."""
+    visual = {*prompt.visual_indices.tolist(), *prompt.other_indices.tolist()}
+    last = int(prompt.visual_indices[-1])
+    return [place for place in range(last + 1, prompt.length) if place not in visual]
+
+
+def reference_alignment(
+    model: Any, inputs: Any, prompt: Prompt, *, num_layers: int
+) -> torch.Tensor:
+    """ParallelVLM's UV-Prune, as its formula reads: the change of each cosine between a visual
+    token's and a question token's hidden state, from layer to layer, summed over the first
+    ``num_layers`` layers; the mean over the question. ``[num_visual_tokens]``."""
+    layers = model.model.language_model.layers
+    states: list[torch.Tensor] = []
+
+    def keep(_module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        states.append((args[0] if args else kwargs["hidden_states"])[0])
+
+    hooks = [
+        layer.register_forward_pre_hook(keep, with_kwargs=True)
+        for layer in layers[: num_layers + 1]
+    ]
+    try:
+        model.model.rope_deltas = None
+        with torch.no_grad():
+            model(**inputs, use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert len(states) == num_layers + 1
+    cosines = [
+        torch.nn.functional.cosine_similarity(
+            state[prompt.visual_indices, None], state[None, prompt.question_indices], dim=-1
+        )
+        for state in states
+    ]
+    changes = [after - before for before, after in itertools.pairwise(cosines)]
+    return torch.stack(changes).sum(0).mean(1)

@@ -9,7 +9,7 @@ import torch
 from hippo.models.base import AttentionTap, Prompt, StepPlan, prunable_embeddings
 from hippo.models.base import VideoLanguageModel as Model
 from hippo.types import Pruning, PruningStrategy
-from services.target.selection import ScoredSelection
+from services.target.selection import ScoredSelection, tap_for
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2.5-vl": ("target_checkpoint", {}),
@@ -38,10 +38,13 @@ def prefill(
 
 
 def score(model: Model, *, slot: int, prompt: Prompt, visual: Visual) -> torch.Tensor:
-    tap = AttentionTap(2)
-    prefill(model, slot=slot, prompt=prompt, visual=visual, tap=tap)
-    assert tap.layer_scores is not None
-    return tap.layer_scores
+    taps = AttentionTap(2), AttentionTap(2, "causal"), AttentionTap(2, is_alignment=True)
+    found = []
+    for tap in taps:
+        prefill(model, slot=slot, prompt=prompt, visual=visual, tap=tap)
+        assert tap.layer_scores is not None
+        found.append(tap.layer_scores)
+    return torch.cat(found)
 
 
 def step(model: Model, *, plan: StepPlan) -> torch.Tensor:
@@ -59,7 +62,7 @@ def select(
     pruning = Pruning(strategy, ratio=0.5, min_visual_tokens=1)
     assert visual is not None
     embeddings = prunable_embeddings(model, prompt, visual)
-    selection = ScoredSelection(pruning, prompt, embeddings, score_layers=2)
+    selection = ScoredSelection(pruning, prompt, embeddings, tap=tap_for(pruning, 2))
     pieces = model.prefill(3, prompt, visual, None, selection.tap)
     taken = [selection.take_selection() for _ in pieces]
     taken.append(selection.take_selection(is_last=True))

@@ -91,6 +91,7 @@ class ToyModel:
         self.plans: list[StepPlan] = []
         self.kept: list[int | None] = []  # visual tokens of each prefill
         self.tapped: list[int | None] = []  # layers tapped in each prefill
+        self.taps: list[tuple[str, bool]] = []  # scope of each tap, and whether of alignment
         self.reused: list[int] = []  # rows taken over by each prefill
         self.num_copied = 0  # prefills whose rows began with another slot's
         self.num_embedded = 0  # items that passed the vision tower
@@ -209,6 +210,8 @@ class ToyModel:
         self.threads.add(threading.current_thread().name)
         self.kept.append(None if kept is None else int(kept.shape[0]))
         self.tapped.append(None if tap is None else tap.num_layers)
+        if tap is not None:
+            self.taps.append((tap.scope, tap.is_alignment))
         self.reused.append(num_reused)
         rows = _rows_of(prompt, kept)
         cached = self._rows[slot]

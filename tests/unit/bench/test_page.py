@@ -18,6 +18,10 @@ RESULTS: dict[str, Any] = json.loads((ROOT / "docs/results.json").read_text(enco
 def test_the_page_is_made_of_the_figures_beside_it() -> None:
     text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     assert page.page(RESULTS) in text, "run: python -m bench.page"
+    pruning = (ROOT / "docs/pruning.md").read_text(encoding="utf-8")
+    assert page.pruning_page(RESULTS) in pruning, "run: python -m bench.page"
+    for command in (RESULTS[name]["command"] for name in page.PRUNING):
+        assert f"## `{command}`" in pruning and f"## `{command}`" not in text
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert page.readme_lines(RESULTS) in readme
 
@@ -34,7 +38,7 @@ def test_the_same_figures_give_the_same_pictures(tmp_path: Path) -> None:
 def test_a_new_measurement_takes_the_place_of_the_old_one_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("README.md", "docs/results.md"):
+    for name in ("README.md", "docs/results.md", "docs/pruning.md"):
         goal = tmp_path / name
         goal.parent.mkdir(exist_ok=True)
         goal.write_text("<!-- measured: begin --><!-- measured: end -->", encoding="utf-8")
@@ -45,8 +49,10 @@ def test_a_new_measurement_takes_the_place_of_the_old_one_alone(
     monkeypatch.setattr(page, "ROOT", tmp_path)
     monkeypatch.setattr(page, "_DOCS", tmp_path / "docs")
     page.main([str(tmp_path / "confirm.json")])
-    text = (tmp_path / "docs/results.md").read_text(encoding="utf-8")
-    assert "confirm again" in text and RESULTS["short"]["command"] in text
+    docs = tmp_path / "docs"
+    results, pruning = ((docs / f"{name}.md").read_text("utf-8") for name in ("results", "pruning"))
+    assert RESULTS["short"]["command"] in results and "confirm again" not in results
+    assert "confirm again" in pruning
 
 
 def test_a_file_of_another_name_is_refused(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import torch
 from rich.console import Console
 
 from bench.pruning.agreement import AgreementCache, DraftRunner
-from bench.pruning.choices import Choice, compacted
+from bench.pruning.choices import Choice
 from bench.pruning.samples import HeldOutWorld, Sample, SampleClip
+from bench.pruning.speed import StepTimes, measure_steps, replay_agreement
 from bench.pruning.teacher import run_choices
 from bench.pruning.traces import (
     ClipTrace,
@@ -29,6 +30,7 @@ from hippo.errors import InvalidRequestError
 from hippo.models.base import DecodedMedia, SequenceRows, StepPlan
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
+from hippo.simulation.traces import Trace
 from hippo.types import FramePlan, MediaKind, PruningStrategy
 from tests.support.families import write_family
 from tests.support.toy_model import NUM_TOKEN_IDS, ToyModel
@@ -53,7 +55,8 @@ def start(model: ToyModel, sample: Sample, frames: int = 3) -> tuple[SampleTrace
     output = target_output(model, int(logits.argmax()), (), max_tokens=24)
     attention = torch.arange(4.0 * frames).expand(2, -1)
     content = tuple(token % 2 == 0 for token in output)
-    return SampleTrace(sample, prompt, output, content, {"visual": attention}), features
+    scores = {"visual": attention}
+    return SampleTrace(sample, prompt, output, content, scores, {1: -attention[0]}), features
 
 
 def clip_trace(model: ToyModel) -> ClipTrace:
@@ -131,24 +134,13 @@ def test_what_is_known_is_not_run_again_even_after_a_break(tmp_path: Path) -> No
     assert AgreementCache(path).get_trace("nothing") is None
 
 
-def test_compacted_prompts_number_what_is_kept_one_by_one() -> None:
-    clip = clip_trace(ToyModel())
-    prompt, kept = clip.samples[0].prompt, torch.tensor([0, 5, 11])
-    moved = compacted(prompt, kept)
-    num_text = prompt.length - prompt.visual_indices.shape[0]
-    assert moved.next_position == num_text + 3
-    cached = torch.ones(prompt.length, dtype=torch.bool)
-    cached[prompt.visual_indices] = False
-    cached[prompt.visual_indices[kept]] = True
-    assert moved.positions[0, cached].tolist() == list(range(num_text + 3))
-
-
 def test_every_choice_is_judged_on_every_sample_and_recorded(tmp_path: Path) -> None:
     clip = clip_trace(ToyModel())
     runner = DraftRunner(ToyModel(noise=1.0), AgreementCache(tmp_path / "cache.jsonl"))
     choices = {
         "none": NONE,
         "attention": Choice(strategy=PruningStrategy.ATTENTION, ratio=0.5, num_layers=2),
+        "uv": Choice(strategy=PruningStrategy.UV, ratio=0.5, num_layers=1),
         "blind": Choice(strategy=PruningStrategy.BLIND, ratio=1.0, num_layers=1),
     }
     records = tmp_path / "records.jsonl"
@@ -161,6 +153,7 @@ def test_every_choice_is_judged_on_every_sample_and_recorded(tmp_path: Path) -> 
     lines = [json.loads(line) for line in records.read_text(encoding="utf-8").splitlines()]
     by_choice = {line["choice"]: line for line in lines}
     assert by_choice["attention"]["kept"] == [6, 7, 8, 9, 10, 11]  # the most attended to
+    assert by_choice["uv"]["kept"] == [0, 1, 2, 3, 4, 5]  # whose alignment grows most
     assert len(by_choice["none"]["agrees"]) == length
     assert {outcome.num_samples for outcome in outcomes.values()} == {1}
 
@@ -181,3 +174,30 @@ def test_traces_are_made_once_and_read_back_and_a_refused_clip_is_named(tmp_path
     (found,) = stored_traces(console, store, [clip], device="cpu", title="")
     assert found.samples[0].output_ids == trace.samples[0].output_ids
     assert torch.equal(found.target_features, trace.target_features)
+
+
+def test_step_times_are_of_every_number_of_rows_and_every_ratio() -> None:
+    clip = clip_trace(ToyModel())
+    times = measure_steps(ToyModel(), ToyModel(), clip)
+    assert list(times.target) == [1, 2, 4, 8, 16, 32]
+    assert times.draft_step.keys() == times.draft_prefill.keys() >= {0.0, 0.9, 1.0}
+    assert all(ms > 0 for ms in (*times.target.values(), *times.draft_step.values()))
+
+
+def test_a_replay_is_of_the_agreement_and_the_step_times() -> None:
+    """A draft that is always right, ten times as fast as the target; one that is always wrong."""
+    machine = StepTimes(
+        100,
+        50,
+        dict.fromkeys((1, 2, 4, 8, 16, 32), 10.0),
+        {0.0: 5.0, 0.9: 1.0},
+        {0.0: 1.0, 0.9: 1.0},
+    ).machine
+    right, wrong = (
+        replay_agreement([Trace((mark,) * 121, 100, 60, f"clip {k}") for k in range(3)], machine)
+        for mark in (True, False)
+    )
+    assert 8 < right.decode_speedup.share <= right.tokens_a_pass.share * 1.05
+    assert right.tokens_a_pass.num_clips == 3
+    assert wrong.tokens_a_pass.share == 1.0
+    assert 0.8 < wrong.decode_speedup.share <= 1.01

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from bench.pruning.statistics import Counts, difference, interval
+from bench.pruning.tables import accepted_tokens
 
 
 def counted(clips: dict[str, tuple[int, int]]) -> Counts:
@@ -53,3 +54,10 @@ def test_differences_of_other_clips_and_shares_of_nothing_are_refused() -> None:
         difference(counted({"a": (1, 1)}), counted({"b": (1, 1)}))
     with pytest.raises(ValueError, match="no clips"):
         interval(Counts.empty())
+
+
+def test_accepted_tokens_are_those_between_rejections() -> None:
+    """Of 100 tokens ten are wrong: nine right ones before each."""
+    agreement = interval(counted({"a": (90, 100)})).as_dict()
+    assert accepted_tokens(agreement) == "9.0 [9.0, 9.0]"
+    assert accepted_tokens({"mean": 0.5, "low": 0.0, "high": 1.0}) == "1.0 [0.0, ∞]"

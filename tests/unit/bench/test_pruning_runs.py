@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,13 @@ from bench.pruning import __main__ as pruning
 from bench.pruning import pair
 from bench.pruning.bias import boundaries
 from bench.pruning.samples import HeldOutWorld, QuestionsFile
-from bench.pruning.services import policy_systems, write_clips
+from bench.pruning.services import option_systems, preset_systems, strategy_systems, write_clips
 from demo import clips
+from gateway.config import GatewaySettings
+from gateway.schemas import SpeculationOptions
+from gateway.speculation import speculation_plan
 from hippo.models.checkpoint import find_checkpoint
+from hippo.types import PruningStrategy
 from tests.support.families import write_family
 
 
@@ -67,7 +72,13 @@ def test_experiments_run_on_a_file_of_questions(tmp_path: Path, questions: Path)
     assert "content_agreement" not in rows["none"]  # nothing tells content words
     assert rows["none"]["minus none"]["mean"] == 0.0
     assert len(ablation["rows"]) > 40 and ablation["dtype"] == "bfloat16"
+    variants = {row["label"]: row for row in ablation["rows"]}
+    assert {"preset specvlm", "preset hippo", "uv, layers: 2"} <= set(variants)
+    for row in (*rows.values(), *variants.values()):
+        assert row["tokens_a_pass"]["mean"] >= 1.0 and row["decode_speedup"]["mean"] > 0
+    assert set(ratio["step_times"]["target_ms"]) == {"1", "2", "4", "8", "16", "32"}
     bias = run("bias", tmp_path, *flags)
+    assert "change of alignment (uv)" in {row["label"] for row in bias["rows"]}
     assert sum(bias["grids"].values()) == 2
     for row in bias["rows"]:
         assert row["ring, over all"]["mean"] == pytest.approx(
@@ -154,6 +165,21 @@ def test_the_services_are_asked_each_question_in_turning_order(
     files = write_clips(tmp_path, QuestionsFile(questions).clips(None))
     assert [file.is_video_first for file in files] == [True, False, True]
     assert files[1].path == files[2].path and files[0].question.endswith("directly.")
-    names = [system.name for system in policy_systems(0.8)]
-    assert "vpsd γ=5, holistic 0.8" in names and "always optimistic, holistic 0.8" in names
-    assert not any("adaptive" in name or "target-only" in name for name in names)
+
+
+def test_the_services_are_asked_for_what_their_rows_name() -> None:
+    systems = [*strategy_systems(0.8), *option_systems(0.8), *preset_systems()]
+    asked = {system.name: system.speculative for system in systems}
+    assert len(asked) == len(systems)
+    assert asked["uv 0.95"] == {"pruning": {"strategy": "uv", "ratio": 0.95}}
+    assert asked["holistic 0.8, spread 0"]["pruning"]["spread"] == 0.0
+    settings = GatewaySettings(target=("localhost:1",))
+    plans = [
+        speculation_plan(SpeculationOptions.model_validate(each), settings)
+        for each in asked.values()
+    ]
+    assert {plan.pruning.strategy for plan in plans} == set(PruningStrategy)
+    by_name = dict(zip(asked, plans, strict=True))
+    as_published = by_name["preset specvlm"].pruning
+    original = by_name["preset specvlm, original positions"].pruning
+    assert as_published == replace(original, compacted_positions=True)

@@ -45,7 +45,13 @@ HIPPO = Pruning(
     spread=0.0,
     score_layer_share=1.0,
 )
-SPECVLM = Pruning(PruningStrategy.SPECVLM, 0.9, score_layer_share=1.0)
+SPECVLM = Pruning(
+    PruningStrategy.SPECVLM,
+    0.9,
+    score_layer_share=1.0,
+    causal_attention=True,
+    compacted_positions=True,
+)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +93,9 @@ def test_what_the_request_gives_goes_before_its_preset() -> None:
     everything = replace(SPECVLM, strategy=PruningStrategy.NONE)
     assert (plan.policy_name, plan.pruning) == ("serial", everything)
     assert plan.make_policy().pace.optimistic.max_draft_tokens == 3
+    own = {"causal_attention": False, "compacted_positions": False}
+    plan = _plan(preset="specvlm", pruning=own)
+    assert plan.pruning == replace(SPECVLM, causal_attention=False, compacted_positions=False)
     own = {"spatial_score": "contrast", "spread": 0.1, "score_layer_share": 0.5}
     plan = _plan(preset="hippo", guesses=True, pruning=own)
     assert plan.guesses

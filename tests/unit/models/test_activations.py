@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import deque
 from dataclasses import replace
@@ -29,14 +30,17 @@ CPU = torch.device("cpu")
 LONG_QUESTION = "what is in the thing? " * 40  # scores by as many rows as at most
 
 
-def measured(model: VideoLanguageModel, question: str, media: DecodedMedia) -> tuple[int, int]:
+def measured(
+    model: VideoLanguageModel, question: str, media: DecodedMedia, tap: AttentionTap | None = None
+) -> tuple[int, int]:
     """The peak of a whole prefill with scores, and the prompt's length."""
+    tap = tap or AttentionTap(model.num_layers)
     prompt = prepare(model, user(0, question), media)
     assert question != LONG_QUESTION or prompt.question_indices.shape[0] > SCORED_ROWS
 
     def scored_prefill() -> None:
         visual = model.embed_visual(prompt)
-        deque(model.prefill(0, prompt, visual, None, AttentionTap(model.num_layers)), maxlen=1)
+        deque(model.prefill(0, prompt, visual, None, dataclasses.replace(tap)), maxlen=1)
 
     scored_prefill()  # whatever happens only once
     return peak_bytes(scored_prefill, CPU), prompt.length
@@ -56,8 +60,10 @@ def test_videos_and_images_take_what_is_computed_and_little_less(dtype: str) -> 
     processor = model._prompts._processor  # type: ignore[attr-defined]
     processor.video_processor.size["longest_edge"] = 1 << 30
     processor.image_processor.size["longest_edge"] = 1 << 30
-    peak, num_tokens = measured(model, LONG_QUESTION, clip(num_frames=24, size=280))
-    assert peak <= computed(folder, num_tokens, dtype)
+    taps = AttentionTap(2), AttentionTap(2, "causal"), AttentionTap(1, is_alignment=True)
+    for tap in taps:
+        peak, num_tokens = measured(model, LONG_QUESTION, clip(num_frames=24, size=280), tap)
+        assert peak <= computed(folder, num_tokens, dtype)
     peak, num_tokens = measured(model, "what?", image(height=980, width=980))
     assert peak <= computed(folder, num_tokens, dtype) <= 1.3 * peak
 

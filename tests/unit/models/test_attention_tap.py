@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from hippo.models.base import AttentionTap, DecodedMedia, Prompt, Scope, VideoLanguageModel
+from hippo.models.base import AttentionTap, DecodedMedia, Prompt, VideoLanguageModel
 from hippo.models.linear import has_half_linear
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.models.tap import KeptQueries, score_layers, scored_rows
-from tests.support.attention import reference_scores
+from hippo.pruning.scores import Scope
+from tests.support.attention import reference_alignment, reference_scores
 from tests.support.reference import Reference, arranged, clip, image, prefill, prepare, user
 from tests.unit.models.conftest import Held
 
@@ -60,7 +61,7 @@ def test_scores_equal_those_of_transformers_layers(
     inputs = held.reference.inputs(content, media)
     prompt = prepare(held.model, user(*parts), *media)
     monkeypatch.setattr("hippo.models.cached._CHUNK_ROWS", chunk_rows)
-    scopes: tuple[Scope, ...] = ("visual", "all")
+    scopes: tuple[Scope, ...] = ("visual", "causal")
     for scope in scopes:
         scores = tapped(held.model, prompt, scope=scope)
         expected = reference_scores(held.reference.model, inputs, prompt, num_layers=2, scope=scope)
@@ -68,15 +69,46 @@ def test_scores_equal_those_of_transformers_layers(
         torch.testing.assert_close(scores, expected, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("num_layers", [1, 2, 3])
+@pytest.mark.parametrize("chunk_rows", [2048, 37, 8])
+@pytest.mark.parametrize("turn", TURNS)
+def test_alignment_is_the_summed_change_of_the_cosines_of_transformers_hidden_states(
+    held: Held, turn: str, chunk_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content, parts, media = arranged(TURNS[turn])
+    inputs = held.reference.inputs(content, media)
+    prompt = prepare(held.model, user(*parts), *media)
+    monkeypatch.setattr("hippo.models.cached._CHUNK_ROWS", chunk_rows)
+    for num_layers in range(1, held.model.num_layers):
+        tap = AttentionTap(num_layers, is_alignment=True)
+        run(held.model, prompt, tap)
+        expected = reference_alignment(held.reference.model, inputs, prompt, num_layers=num_layers)
+        assert tap.scores is not None and expected.std() > 1e-3
+        torch.testing.assert_close(tap.scores, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_alignment_behind_the_last_layer_is_a_bug(model: VideoLanguageModel) -> None:
+    prompt = prepare(model, user(0, "what?"), clip())
+    with pytest.raises(AssertionError, match="the last layer's output is of one row"):
+        run(model, prompt, AttentionTap(model.num_layers, is_alignment=True))
+
+
+@pytest.mark.parametrize(
+    "tap",
+    [
+        *(AttentionTap(count) for count in (1, 2, 3)),
+        AttentionTap(2, "causal"),
+        AttentionTap(2, is_alignment=True),
+    ],
+    ids=["1", "2", "3", "causal", "alignment"],
+)
 @pytest.mark.parametrize("turn", TURNS)
 def test_the_tap_leaves_the_prefill_as_it_is(
-    model: VideoLanguageModel, turn: str, num_layers: int
+    model: VideoLanguageModel, turn: str, tap: AttentionTap
 ) -> None:
     _, parts, media = arranged(TURNS[turn])
     prompt = prepare(model, user(*parts), *media)
     expected = prefill(model, 0, prompt)
-    logits, _ = run(model, prompt, AttentionTap(num_layers), slot=1)
+    logits, _ = run(model, prompt, dataclasses.replace(tap), slot=1)
     assert torch.equal(logits, expected)
 
 
@@ -104,7 +136,10 @@ def test_each_layer_scores_for_itself_and_the_score_is_their_mean(
 
 def test_without_a_video_there_is_nothing_to_score(model: VideoLanguageModel) -> None:
     prompt = prepare(model, user("what?"))
-    assert tapped(model, prompt).shape == (2, 0)
+    assert tapped(model, prompt).shape == tapped(model, prompt, scope="causal").shape == (2, 0)
+    tap = AttentionTap(2, is_alignment=True)
+    run(model, prompt, tap)
+    assert tap.scores is not None and tap.scores.shape == (0,)
 
 
 @pytest.mark.skipif(not has_half_linear(), reason="this torch has no fbgemm")
@@ -136,7 +171,7 @@ def test_a_long_question_scores_by_evenly_spaced_rows(
     content, parts, media = arranged((CLIPS[0], QUESTION))
     prompt = prepare(held.model, user(*parts), *media)
     question = prompt.question_indices
-    rows = scored_rows(question)
+    rows = scored_rows(AttentionTap(2), prompt)
     assert question.shape[0] > 6
     assert (rows.shape[0], rows[0], rows[-1]) == (4, question[0], question[-1])
     steps = rows.diff()

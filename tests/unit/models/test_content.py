@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hippo.models.base import DecodedMedia, Prompt, VideoLanguageModel, VisualItem
-from hippo.models.content import visual_digest
+from hippo.models.content import cached_places, cached_rows, compacted, visual_digest
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.types import MediaKind
@@ -144,3 +144,17 @@ def test_text_has_no_items(family: VideoLanguageModel) -> None:
     prompt = prepare(family, user("only text"))
     assert prompt.items == ()
     assert family.embed_visual(dataclasses.replace(prompt), Kept()) is None
+
+
+def test_compacted_prompts_number_what_is_kept_one_by_one(family: VideoLanguageModel) -> None:
+    prompt = several(family)
+    kept = torch.tensor([0, 5, 11])
+    moved = compacted(prompt, kept)
+    num_cached = prompt.length - prompt.visual_indices.shape[0] + 3
+    assert moved.next_position == num_cached
+    axes = moved.positions[:, cached_places(prompt, kept)]
+    assert torch.equal(axes, torch.arange(num_cached).expand_as(axes))
+    rows = cached_rows(prompt).moved(moved.positions)
+    assert rows.common_length(cached_rows(moved)) == prompt.length
+    first_moved = int((prompt.positions != moved.positions).any(0).nonzero()[0])
+    assert rows.common_length(cached_rows(prompt)) == first_moved

@@ -22,7 +22,7 @@ from hippo.models.captured import CapturedRunner, shapes_of
 from hippo.models.kernels import difference_of
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
-from hippo.pruning.select import needs_attention
+from hippo.pruning.select import needs_prefill
 from hippo.types import PruningStrategy
 from tests.support.model_calls import (
     FAMILIES,
@@ -136,7 +136,7 @@ def test_a_gpus_numbers_are_those_of_the_cpu(pair: Pair) -> None:
     pair.agree(
         partial(prefill, slot=1, prompt=prompt, visual=visual, num_reused=4), "a reused prefix"
     )
-    for strategy in filter(needs_attention, PruningStrategy):
+    for strategy in filter(needs_prefill, PruningStrategy):
         here = select(pair.here, strategy, prompt, visual[pair.here])
         there = select(pair.there, strategy, prompt, visual[pair.there])
         assert len(here) == len(there) > 0

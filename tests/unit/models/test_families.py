@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hippo.errors import ContextLengthError, InvalidRequestError
 from hippo.models.base import DecodedMedia, Prompt, SequenceRows, StepPlan, VideoLanguageModel
+from hippo.models.content import compacted
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.sizes import CHUNK_ROWS
@@ -152,8 +153,9 @@ def test_images_stay_when_video_tokens_are_dropped(held: Held) -> None:
     is_visual = torch.isin(picture, prompt.visual_indices)
     assert is_visual.shape[0] and not is_visual.any()
     kept = torch.tensor([3, 4])
-    logits = prefill(held.model, 0, prompt, kept)
-    assert_close(logits, held.reference.recompute(prompt, kept, ())[-1])
+    for placed in (prompt, compacted(prompt, kept)):
+        logits = prefill(held.model, 0, placed, kept)
+        assert_close(logits, held.reference.recompute(placed, kept, ())[-1])
 
 
 def test_a_prefill_left_early_leaves_the_slot_usable(held: Held, prompt: Prompt) -> None:

@@ -14,6 +14,7 @@ from hippo.models.base import VideoLanguageModel as Model
 from hippo.models.content import CachedRows, cached_places, cached_rows, no_rows, salted
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
+from hippo.models.tap import most_reused
 from hippo.types import ChatMessage, FramePlan, TextPart
 from tests.support.reference import assert_close, clip, image, prepare, user
 
@@ -221,15 +222,24 @@ def test_a_second_turn_goes_on_behind_the_answer_that_was_decoded(family: Model)
 
 
 @pytest.mark.parametrize("chunk_rows", [2048, 7], ids=["whole", "in chunks"])
+@pytest.mark.parametrize(
+    "tap",
+    [AttentionTap(2), AttentionTap(2, "causal"), AttentionTap(2, is_alignment=True)],
+    ids=["visual", "causal", "alignment"],
+)
 def test_the_early_layers_score_reused_rows_as_computed_ones(
-    family: Model, chunk_rows: int, monkeypatch: pytest.MonkeyPatch
+    family: Model, chunk_rows: int, tap: AttentionTap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = (prepare(family, user(0, text), clip()) for text in QUESTIONS)
-    taps = [AttentionTap(2), AttentionTap(2)]
+    taps = [dataclasses.replace(tap), dataclasses.replace(tap)]
     run(family, 0, other, tap=taps[0])
     run(family, 1, one)
     monkeypatch.setattr("hippo.models.cached._CHUNK_ROWS", chunk_rows)
-    run(family, 1, other, shared(one, other), tap=taps[1], is_blind=True)
+    num_reused = min(shared(one, other), most_reused(tap, other))
+    assert num_reused > 0
+    is_blind = num_reused > int(other.visual_indices[-1])  # hidden states of visual rows are needed
+    assert is_blind is not tap.is_alignment
+    run(family, 1, other, num_reused, tap=taps[1], is_blind=is_blind)
     expected, actual = (tap.layer_scores for tap in taps)
     assert expected is not None and actual is not None
     torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-6)

@@ -16,7 +16,7 @@ from hippo.models.base import Prompt, SequenceRows, StepPlan
 from hippo.models.base import VideoLanguageModel as Model
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
-from hippo.pruning.select import needs_attention
+from hippo.pruning.select import needs_prefill
 from hippo.sampling.masks import mask_logits
 from hippo.sampling.sampler import SampleRequest, TokenSampler, choose_step
 from hippo.types import PruningStrategy, SamplingParams
@@ -108,7 +108,7 @@ def test_prompts(pair: Pair) -> None:
     pair.agree(partial(prefill, slot=1, prompt=prompt, visual=visual))
     pair.agree(partial(score, slot=2, prompt=prompt, visual=visual))
     pair.agree(partial(prefill, slot=1, prompt=prompt, visual=visual, num_reused=4))
-    for strategy in filter(needs_attention, PruningStrategy):
+    for strategy in filter(needs_prefill, PruningStrategy):
         here = select(pair.here, strategy, prompt, visual[pair.here])
         assert here and here == select(pair.there, strategy, prompt, visual[pair.there])
 

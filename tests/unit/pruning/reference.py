@@ -28,18 +28,21 @@ def attention(
     scaling: float,
     visual: Sequence[int],
     scope: str,
+    rows: Sequence[int],  # [num_queries], the keys of the queries' own tokens
 ) -> list[float]:
     num_heads, num_kv_heads = len(query[0]), len(key)
     total = [0.0] * len(visual)
-    for heads in query:
+    for heads, row in zip(query, rows, strict=True):
         for head, vector in enumerate(heads):
             keys = key[head * num_kv_heads // num_heads]
             logits = [scaling * sum(a * b for a, b in zip(vector, k, strict=True)) for k in keys]
-            seen = list(visual) if scope == "visual" else range(len(keys))
+            last = row if scope == "causal" else len(keys) - 1
+            seen = list(visual) if scope == "visual" else range(last + 1)
             most = max(logits[token] for token in seen)
             mass = sum(math.exp(logits[token] - most) for token in seen)
             for place, token in enumerate(visual):
-                total[place] += math.exp(logits[token] - most) / mass
+                if token <= last:
+                    total[place] += math.exp(logits[token] - most) / mass
     return [value / (len(query) * num_heads) for value in total]
 
 
@@ -124,14 +127,22 @@ def best(scores: Sequence[float], num_kept: int) -> list[int]:
 
 
 def two_stages(scores: Sequence[float], num_kept: int, share: float) -> list[int]:
-    """SpecVLM: tokens until the share of the mass is reached, then evenly spaced others."""
+    """SpecVLM: tokens until the share of the mass is reached, then others, evenly spaced between
+    the first and the last of them."""
     order = sorted(range(len(scores)), key=lambda token: (-scores[token], token))
     kept: list[int] = []
     for token in order:
         if len(kept) == num_kept or sum(scores[t] for t in kept) >= share * sum(scores):
             break
         kept.append(token)
-    return filled_evenly(scores, kept, num_kept)
+    others = [token for token in range(len(scores)) if token not in kept]
+    num_added = num_kept - len(kept)
+    places = [math.floor(i * (len(others) - 1) / max(1, num_added - 1)) for i in range(num_added)]
+    return sorted([*kept, *(others[place] for place in places)])
+
+
+def alignment(hidden: Sequence[Vector], visual: Sequence[int], text: Sequence[int]) -> list[float]:
+    return [sum(cosine(hidden[v], hidden[t]) for t in text) / len(text) for v in visual]
 
 
 def filled_evenly(scores: Sequence[float], kept: list[int], num_kept: int) -> list[int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +10,9 @@ from hypothesis import strategies as st
 from hippo.pruning import scores as scores_module
 from hippo.pruning.scores import (
     Normalisation,
+    Scope,
     VisualGrid,
+    alignment,
     attention_scores,
     distinctness,
     normalise,
@@ -82,28 +82,49 @@ def test_normalised_scores_are_those_of_the_loops(
     num_kv_heads=st.integers(1, 3),
     groups=st.integers(1, 3),
     num_tokens=st.integers(1, 12),
-    scope=st.sampled_from(["visual", "all"]),
+    scope=st.sampled_from(["visual", "causal"]),
     seed=st.integers(0, 2**32),
 )
 def test_attention_scores_are_those_of_the_loops(
-    num_queries: int, num_kv_heads: int, groups: int, num_tokens: int, scope: str, seed: int
+    num_queries: int, num_kv_heads: int, groups: int, num_tokens: int, scope: Scope, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     query = torch.randn(num_queries, num_kv_heads * groups, 4, generator=generator)
     key = torch.randn(num_kv_heads, num_tokens, 4, generator=generator)
     num_visual = int(torch.randint(1, num_tokens + 1, (1,), generator=generator))
     visual = torch.randperm(num_tokens, generator=generator)[:num_visual].sort().values
-    actual = attention_scores(
-        query,
-        key,
-        scaling=0.5,
-        visual=visual,
-        scope=cast(Literal["visual", "all"], scope),
-    )
+    rows = torch.randint(0, num_tokens, (num_queries,), generator=generator).sort().values
+    actual = attention_scores(query, key, scaling=0.5, visual=visual, scope=scope, rows=rows)
     expected = reference.attention(
-        query.tolist(), key.tolist(), scaling=0.5, visual=visual.tolist(), scope=scope
+        query.tolist(),
+        key.tolist(),
+        scaling=0.5,
+        visual=visual.tolist(),
+        scope=scope,
+        rows=rows.tolist(),
     )
     assert_close(actual, expected)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    num_visual=st.integers(0, 12),
+    num_text=st.integers(1, 4),
+    per_block=st.integers(1, 5),
+    seed=st.integers(0, 2**32),
+)
+def test_alignment_is_the_mean_cosine_of_the_loops(
+    num_visual: int, num_text: int, per_block: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(num_visual + num_text + 3, 4, generator=generator)
+    hidden[0] = 0.0
+    order = torch.randperm(hidden.shape[0], generator=generator)
+    visual, text = order[:num_visual], order[num_visual : num_visual + num_text]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scores_module, "SCORED_LOGITS", 4 * per_block)
+        actual = alignment(hidden, visual, text)
+    assert_close(actual, reference.alignment(hidden.tolist(), visual.tolist(), text.tolist()))
 
 
 def test_blocks_of_queries_and_of_frames_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +135,8 @@ def test_blocks_of_queries_and_of_frames_change_nothing(monkeypatch: pytest.Monk
     visual = torch.arange(4, 24)
     whole = distinctness(features, grids)
     attention = attention_scores(query, key, scaling=0.3, visual=visual)
+    rows = torch.arange(7) + 20
+    causal = attention_scores(query, key, scaling=0.3, visual=visual, scope="causal", rows=rows)
     for block_elements in (1, 2 * 12 * 6):  # one frame at a time; two of the first video's
         monkeypatch.setattr(scores_module, "_BLOCK_ELEMENTS_CPU", block_elements)
         monkeypatch.setattr(scores_module, "SCORED_LOGITS", block_elements)
@@ -121,6 +144,10 @@ def test_blocks_of_queries_and_of_frames_change_nothing(monkeypatch: pytest.Monk
             torch.testing.assert_close(actual, expected)
         torch.testing.assert_close(
             attention_scores(query, key, scaling=0.3, visual=visual), attention
+        )
+        torch.testing.assert_close(
+            attention_scores(query, key, scaling=0.3, visual=visual, scope="causal", rows=rows),
+            causal,
         )
 
 
@@ -143,12 +170,13 @@ def test_half_precision_inputs_are_scored_in_float32(dtype: torch.dtype) -> None
         torch.testing.assert_close(half, full)
 
 
-def test_attention_is_a_share_of_the_visual_keys_or_of_all() -> None:
+def test_attention_is_a_share_of_the_visual_keys_or_of_all_earlier_ones() -> None:
     query = torch.randn(5, 4, 8, generator=torch.Generator().manual_seed(0))
     key = torch.randn(4, 20, 8, generator=torch.Generator().manual_seed(1))
     visual = torch.arange(2, 12)
     of_visual = attention_scores(query, key, scaling=1.0, visual=visual)
-    of_all = attention_scores(query, key, scaling=1.0, visual=visual, scope="all")
+    last = torch.full((5,), 19)
+    of_all = attention_scores(query, key, scaling=1.0, visual=visual, scope="causal", rows=last)
     assert of_visual.sum().item() == pytest.approx(1.0)
     assert of_all.sum().item() < 1.0
     no_visual = attention_scores(query, key, scaling=1.0, visual=torch.arange(0))

@@ -12,8 +12,10 @@ from hippo.pruning.select import (
     SelectionOptions,
     VisualScores,
     holistic_scores,
+    needs_alignment,
     needs_attention,
     needs_features,
+    needs_prefill,
     num_kept,
     select_tokens,
 )
@@ -172,12 +174,21 @@ def test_the_two_stages_of_specvlm_by_hand() -> None:
     def kept(share: float, ratio: float = 0.6) -> list[int]:
         return select(PruningStrategy.SPECVLM, grids, ratio, attention, specvlm_mass=share)
 
-    assert kept(0.5) == [1, 2, 5, 8]  # 2 suffices; of the nine others the 2nd, 5th and 8th
-    assert kept(0.51) == [2, 3, 7, 8]  # 2 and 7; of the eight others the 3rd and 7th
+    assert kept(0.5) == [0, 2, 5, 9]  # 2 suffices; of the nine others the 1st, 5th and 9th
+    assert kept(0.51) == [0, 2, 7, 9]  # 2 and 7; of the eight others the first and the last
+    assert kept(0.5, ratio=0.8) == [0, 2]  # Stage II adds one token: the first
     assert kept(1.0, ratio=0.8) == [2, 7]  # capped: Stage I alone
-    assert kept(0.0) == [1, 3, 6, 8]  # Stage II alone is uniform
-    uniform = select_tokens(Pruning(PruningStrategy.UNIFORM, 0.6), grids, 10)
-    assert kept(0.0) == uniform.tolist()
+    assert kept(0.0) == torch.linspace(0, 9, 4, dtype=torch.long).tolist()  # Stage II alone
+
+
+def test_uv_keeps_the_tokens_whose_alignment_grows_most_and_of_equal_ones_the_first() -> None:
+    growth = torch.tensor([-0.5, 0.25, -1.0, 0.25, 0.5, 0.25])
+    kept = select_tokens(
+        Pruning(PruningStrategy.UV, 0.5), ((1, 2, 3),), 6, VisualScores(alignment=growth)
+    )
+    assert kept.tolist() == [1, 3, 4]
+    with pytest.raises(ValueError, match=r"'uv' needs scores\.alignment"):
+        select_tokens(Pruning(PruningStrategy.UV), ((1, 2, 3),), 6, VisualScores(growth))
 
 
 @pytest.mark.parametrize("strategy", SCORED)
@@ -291,6 +302,8 @@ def test_which_strategies_need_the_target_to_look() -> None:
     names = {strategy.value for strategy in SCORED}
     assert names == {"attention", "holistic", "specvlm", "hybrid"}
     assert {s.value for s in PruningStrategy if needs_features(s)} == {"holistic", "hybrid"}
+    assert {s.value for s in PruningStrategy if needs_alignment(s)} == {"uv"}
+    assert {s.value for s in PruningStrategy if needs_prefill(s)} == {*names, "uv"}
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
