@@ -85,11 +85,10 @@ def _cells(pair: ModelPair, gpu: Gpu, fit: Fit) -> Iterator[str]:
     machine = placed.machine()
     if not fit.num_target_gpus:  # the draft's prefill waits for the target's
         machine = dataclasses.replace(machine, selection_ms=machine.target_prefill_ms)
-    for place, rate in enumerate(AGREEMENTS):
+    alone = replay_all(PolicyChoice("off"), _traces(placed, AGREEMENTS[0]), machine)
+    yield f"{1e3 / alone.ms_per_token:.1f}"
+    for rate in AGREEMENTS:
         traces = _traces(placed, rate)
-        alone = replay_all(PolicyChoice("off"), traces, machine)
-        if not place:
-            yield f"{1e3 / alone.ms_per_token:.1f}"
         policy = PolicyChoice("adaptive")
         if not fit.num_target_gpus:
             policy = PolicyChoice("serial", _taking_turns(machine, placed, rate))
