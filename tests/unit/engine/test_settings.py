@@ -6,6 +6,7 @@ import pytest
 
 from hippo.config import SettingsError, load_settings
 from hippo.engine.settings import EngineSettings
+from services.draft.config import DraftSettings
 from services.target.config import TargetSettings
 
 
@@ -62,3 +63,22 @@ def test_decoded_media_are_kept_in_megabytes_and_reckoned_where_they_lie() -> No
     assert on_device(TargetSettings(model="m", tensor_parallel=2)) is None
     with pytest.raises(SettingsError, match="--media-cache-mb is -1"):
         EngineSettings(model="m", media_cache_mb=-1)
+
+
+def test_a_draft_caches_what_a_pruned_prompt_needs_and_a_target_the_whole_context() -> None:
+    def draft(*argv: str) -> int:
+        settings = load_settings(
+            DraftSettings,
+            ("--model", "m", *argv),
+            {},
+            env_prefix="HIPPO_DRAFT",
+            prog="draft",
+            description="",
+        )
+        return settings.load_plan.slot_tokens(8192)
+
+    assert target().load_plan.slot_tokens(8192) == 8192
+    assert draft() == draft("--cache-tokens", "auto") == 2048 + 615
+    assert draft("--cache-tokens", "5000") == 5000
+    with pytest.raises(SettingsError, match="--cache-tokens is 0; it must be at least 2"):
+        draft("--cache-tokens", "0")

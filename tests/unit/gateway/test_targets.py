@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from hippo.errors import (
     OverloadedError,
     UnavailableError,
 )
+from tests.support.info import small_model_info
 
 
 @dataclass(eq=False)
@@ -137,3 +139,20 @@ async def test_errors_that_another_target_would_not_mend_are_raised() -> None:
         await _offer(
             _Offered("one", OverloadedError("one")), _Offered("two", OverloadedError("the last"))
         )
+
+
+def test_the_selection_has_room_in_whichever_draft_takes_it() -> None:
+    def draft(max_context_length: int, cache_tokens: int) -> Any:
+        info = replace(
+            small_model_info(), max_context_length=max_context_length, cache_tokens=cache_tokens
+        )
+        return SimpleNamespace(info=info)
+
+    def told(*drafts: Any) -> int:
+        target: Any = SimpleNamespace(fitting_drafts=list(drafts))
+        return Pair(target, b"").draft_cache_tokens
+
+    assert told() == 0
+    assert told(draft(4096, 1536), draft(8192, 2663)) == 1536
+    assert told(draft(8192, 2663), draft(2048, 0)) == 2048, "of an older release: all is cached"
+    assert told(SimpleNamespace(info=None), draft(8192, 2663)) == 2663
