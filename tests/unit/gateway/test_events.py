@@ -23,7 +23,7 @@ from hippo.types import (
     Timing,
     Verdict,
 )
-from tests.unit.gateway.test_detokenizer import TOKENIZER
+from tests.unit.gateway.test_detokenizer import TOKENIZER, TOKENS
 
 MS = 1_000_000
 
@@ -33,7 +33,7 @@ class Log:
 
     def __init__(self) -> None:
         self.num_told = 0
-        self.events = EventLog(TOKENIZER, 100 * MS, self._tell)
+        self.events = EventLog(TOKENS, 100 * MS, self._tell)
 
     def _tell(self) -> None:
         self.num_told += 1
@@ -140,7 +140,7 @@ def test_an_end_token_has_no_text_whatever_word_it_is(
     (event,) = log.take()
     assert [each["id"] for each in event["tokens"]] == list(ids)
     assert "".join(each["text"] for each in event["tokens"]) == text
-    assert AnswerText(TOKENIZER, stops=()).add_verdict(verdict).text == text
+    assert AnswerText(TOKENS, stops=()).add_verdict(verdict).text == text
 
 
 def test_what_is_before_the_first_token_is_told() -> None:
