@@ -68,7 +68,7 @@ class Completion:
             end_token_ids=request.end_token_ids,
         )
         self._text = AnswerText(
-            target.tokenizer,
+            target.token_bytes,
             stops=stops,
             min_tokens=request.sampling.min_tokens,
             has_logprobs=request.num_top_logprobs is not None,

@@ -2,60 +2,39 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 
-from tokenizers import Tokenizer
+from gateway.token_bytes import TokenBytes
 
-# A character has at most four bytes, so at most three bytes can wait for a missing one.
-_MAX_INCOMPLETE = 3
-# A model may emit invalid bytes without end; after this many ids they are decoded as U+FFFD.
-_MAX_WINDOW = 64
+_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
     """Decodes one completion incrementally; special tokens are left out.
 
-    The concatenated pieces equal the text of all ids. A character whose bytes are split across
-    tokens is returned with its last token.
+    The text, piece by piece, does not depend on how many ids come at once: a target alone says it
+    id by id. A character whose bytes are split across tokens is returned with its last token, and
+    bytes that form no character are returned as U+FFFD.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._context: list[int] = []  # the last window: decoders may treat a first id differently
-        self._context_text = ""
-        self._window: list[int] = []
-        self._num_emitted = 0  # characters of the window's text that were returned
+    def __init__(self, tokens: TokenBytes) -> None:
+        self._tokens = tokens
+        self._decoder = _Utf8Decoder("replace")
+        self.has_begun = False  # whether a token that is not special has come
 
     def add_tokens(self, token_ids: Sequence[int]) -> str:
         """Appends ids and returns the text that later ids cannot change."""
-        if not token_ids:
-            return ""
-        self._window.extend(token_ids)
-        text = self._window_text()
-        settled = text
-        if len(self._window) <= _MAX_WINDOW:
-            for _ in range(_MAX_INCOMPLETE):
-                settled = settled.removesuffix("\ufffd")
-        piece = settled[self._num_emitted :]
-        self._num_emitted = max(self._num_emitted, len(settled))
-        if len(settled) == len(text):
-            # After invalid bytes, no context is kept: later ids must not change returned text.
-            self._context = [] if text.endswith("\ufffd") else self._window
-            self._context_text = self._decode(self._context)
-            self._window, self._num_emitted = [], 0
-        return piece
+        data = bytearray()
+        for token_id in token_ids:
+            if token_id not in self._tokens.special_ids:
+                data += self._tokens.of_token(token_id, is_first=not self.has_begun)
+                self.has_begun = True
+        return self._decoder.decode(data)
 
     def flush_text(self) -> str:
-        """Returns the text that was held back, with U+FFFD for bytes that form no character."""
-        piece = self._window_text()[self._num_emitted :] if self._window else ""
-        self._context, self._context_text, self._window, self._num_emitted = [], "", [], 0
-        return piece
-
-    def _window_text(self) -> str:
-        return self._decode(self._context + self._window)[len(self._context_text) :]
-
-    def _decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True)) if ids else ""
+        """Returns U+FFFD if the bytes of the last character are not complete, and otherwise ""."""
+        return self._decoder.decode(b"", final=True)
 
 
 class StopStrings:

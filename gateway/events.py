@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tokenizers import Tokenizer
-
 from gateway.detokenizer import Detokenizer
+from gateway.token_bytes import TokenBytes
 from hippo.types import (
     Block,
     FinishReason,
@@ -40,10 +39,8 @@ class _Proposal:
 class EventLog:
     """Collects the events of one completion; ``on_event`` is called after each one."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, received_ns: int, on_event: Callable[[], None]
-    ) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
+    def __init__(self, tokens: TokenBytes, received_ns: int, on_event: Callable[[], None]) -> None:
+        self._detokenizer = Detokenizer(tokens)
         self._received_ns = received_ns
         self._on_event = on_event
         self._events: list[dict[str, Any]] = []  # not yet taken

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from gateway.baseline import Baseline, Calibration
 from gateway.discovery import Pool
+from gateway.token_bytes import TokenBytes
 from gateway.watch import Watch
 from hippo.errors import (
     IncompatiblePairError,
@@ -55,6 +56,7 @@ class Target(Watch[TargetClient]):
         self.fitting_drafts: list[Draft] = []  # serving drafts that fit
         self.served_name: str | None = None  # kept while the target is down
         self._tokenizer: Tokenizer | None = None  # set before ``info`` is
+        self._token_bytes: TokenBytes | None = None  # set before ``info`` is
         self._drafts = drafts
         self._drafts_changed = asyncio.Event()
         self._misfits: dict[Draft, str] = {}  # why a draft does not fit
@@ -65,6 +67,12 @@ class Target(Watch[TargetClient]):
         """The model's tokenizer; the target must have served once."""
         assert self._tokenizer is not None
         return self._tokenizer
+
+    @property
+    def token_bytes(self) -> TokenBytes:
+        """The bytes of the tokenizer's tokens; the target must have served once."""
+        assert self._token_bytes is not None
+        return self._token_bytes
 
     @property
     def draft_problem(self) -> str | None:
@@ -125,6 +133,7 @@ class Target(Watch[TargetClient]):
                 f"tokenizer of {info.name} at {self.address} ({error}): install the version "
                 "that the target service has"
             ) from None
+        self._token_bytes = TokenBytes(self._tokenizer)
 
 
 @dataclass(frozen=True, slots=True)

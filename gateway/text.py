@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import Tokenizer, decoders
-
 from gateway.detokenizer import Detokenizer, StopStrings
+from gateway.token_bytes import TokenBytes
 from hippo.errors import IncompatiblePairError
 from hippo.types import FinishReason, TokenLogprobs, Verdict
 
@@ -47,16 +46,17 @@ class AnswerText:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokens: TokenBytes,
         *,
         stops: Sequence[str],
         min_tokens: int = 0,
         has_logprobs: bool = False,
     ) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokens)
         self._stops = StopStrings(stops)
         self._min_tokens = min_tokens
-        self._texts = TokenTexts(tokenizer) if has_logprobs else None
+        self._tokens = tokens
+        self._has_logprobs = has_logprobs
         # (offset in the text, entry) of the tokens whose entries were not returned yet.
         self._entries: deque[tuple[int, dict[str, Any]]] = deque()
         self._num_decoded = 0  # characters
@@ -85,26 +85,36 @@ class AnswerText:
         token_ids = verdict.token_ids
         if verdict.finish_reason is FinishReason.STOP:
             token_ids = token_ids[:-1]  # the end token has no text
-        if self._texts is not None and len(verdict.logprobs) != len(verdict.token_ids):
+        if self._has_logprobs and len(verdict.logprobs) != len(verdict.token_ids):
             raise IncompatiblePairError(
                 "the target service tells no log-probabilities; it is of an older release"
             )
-        if not self._stops.is_active and self._texts is None:
+        if not self._stops.is_active and not self._has_logprobs:
             self.num_tokens += len(token_ids)
             return self._detokenizer.add_tokens(token_ids)
         # One by one, so that the result does not depend on the number of tokens of a verdict.
         text = ""
         for place, token_id in enumerate(token_ids):
             self.num_tokens += 1
-            if self._texts is not None:
-                entry = self._texts.entry(token_id, verdict.logprobs[place])
-                self._entries.append((self._num_decoded, entry))
+            if self._has_logprobs:
+                self._entries.append(
+                    (self._num_decoded, self._entry(token_id, verdict.logprobs[place]))
+                )
             piece = self._detokenizer.add_tokens((token_id,))
             self._num_decoded += len(piece)
             text += self._cut_at_stop(piece, self.num_tokens)
             if self._stops.matched is not None:
                 break
         return text
+
+    def _entry(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, Any]:
+        """Returns one item of ``choices[].logprobs.content``."""
+        is_first = not self._detokenizer.has_begun
+        own, *top = (
+            _described(self._tokens.of_token(each, is_first=is_first), logprob)
+            for each, logprob in ((token_id, logprobs.logprob), *logprobs.top)
+        )
+        return {**own, "top_logprobs": top}
 
     def _take_entries(self) -> tuple[dict[str, Any], ...]:
         """Takes the entries of tokens that begin in returned text; at the natural end, all."""
@@ -118,47 +128,11 @@ class AnswerText:
         return self._stops.add_piece(piece, can_match=num_tokens > self._min_tokens)
 
 
-class TokenTexts:
-    """The bytes of tokens, including tokens that hold only a part of a character."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        added = tokenizer.get_added_tokens_decoder()
-        self._added = {token_id: token.content for token_id, token in added.items()}
-        is_of_bytes = isinstance(tokenizer.decoder, decoders.ByteLevel)
-        self._byte_of = _bytes_of_characters() if is_of_bytes else None
-
-    def bytes_of(self, token_id: int) -> bytes:
-        """Returns the token's bytes: UTF-8, possibly a part of a character."""
-        if token_id in self._added:
-            return self._added[token_id].encode()
-        name = self._tokenizer.id_to_token(token_id)
-        if name is not None and self._byte_of is not None:
-            return bytes(self._byte_of[character] for character in name)
-        return str(self._tokenizer.decode([token_id])).encode()
-
-    def describe_token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        """Returns ``token``, ``logprob`` and ``bytes``; ``token`` has U+FFFD for invalid UTF-8."""
-        data = self.bytes_of(token_id)
-        return {
-            "token": data.decode(errors="replace"),
-            "logprob": max(logprob, LEAST_LOGPROB),
-            "bytes": list(data),
-        }
-
-    def entry(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, Any]:
-        """Returns one item of ``choices[].logprobs.content``."""
-        top = [self.describe_token(each, logprob) for each, logprob in logprobs.top]
-        return {**self.describe_token(token_id, logprobs.logprob), "top_logprobs": top}
-
-
-def _bytes_of_characters() -> dict[str, int]:
-    """Returns the byte of each character of a byte-level vocabulary (GPT-2's table): printable
-    bytes have their own character, the others have the characters from 256 on."""
-    table = {}
-    for byte in range(256):
-        is_plain = 33 <= byte <= 126 or 161 <= byte <= 172 or 174 <= byte
-        if is_plain:
-            table[chr(byte)] = byte
-    others = (byte for byte in range(256) if chr(byte) not in table)
-    return table | {chr(256 + place): byte for place, byte in enumerate(others)}
+def _described(data: bytes, logprob: float) -> dict[str, Any]:
+    """Returns a token's ``token``, ``logprob`` and ``bytes``; ``token`` has U+FFFD for invalid
+    UTF-8."""
+    return {
+        "token": data.decode(errors="replace"),
+        "logprob": max(logprob, LEAST_LOGPROB),
+        "bytes": list(data),
+    }

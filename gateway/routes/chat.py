@@ -227,7 +227,7 @@ class ChatResponse(Response):
                 is_calibration=is_calibration,
                 timeline=Timeline() if body.return_timeline else None,
                 events=(
-                    EventLog(pairs[0].target.tokenizer, self._received_ns, news.set)
+                    EventLog(pairs[0].target.token_bytes, self._received_ns, news.set)
                     if body.return_events
                     else None
                 ),

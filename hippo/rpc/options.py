@@ -19,6 +19,8 @@ _OTHER_BYTES = 131_072 * 128
 
 _KEEPALIVE_MS = 30_000
 _KEEPALIVE_TIMEOUT_MS = 10_000
+# As long as a health check waits: a host whose cores are all taken, or far away, answers in time.
+_CONNECT_MS = 5_000
 
 ChannelOptions = tuple[tuple[str, int], ...]
 
@@ -73,8 +75,8 @@ def server_options(max_message_bytes: int) -> ChannelOptions:
 
 def client_options(max_message_bytes: int, silence_seconds: float) -> ChannelOptions:
     """Options that break a connection if the peer answers no ping within ``silence_seconds``
-    (because it hangs or its host is lost), that try to reconnect at least every two seconds, and
-    that use no proxy of the environment, which is for the hub's files."""
+    (because it hangs or its host is lost), that try again to connect after two seconds at the
+    latest, and that use no proxy of the environment, which is for the hub's files."""
     half_ms = max(round(silence_seconds * 500), 1)
     return (
         *_message_limits(max_message_bytes),
@@ -84,7 +86,7 @@ def client_options(max_message_bytes: int, silence_seconds: float) -> ChannelOpt
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", _CONNECT_MS),  # what one attempt may take
         ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.use_local_subchannel_pool", 1),
         NO_PROXY,

@@ -80,6 +80,28 @@ def test_choices_and_streams_follow_the_schema_too(client: openai.OpenAI, clip: 
     assert texts == [choice.message.content for choice in whole.choices]
 
 
+@pytest.mark.parametrize(
+    "text", ["a" + "🎈" * 20, "བོད་སྐད་ཡིག་" * 4, "ที่👩‍🚀" * 9], ids=["emoji", "tibetan", "thai"]
+)
+def test_letters_of_several_tokens_are_whole_by_every_policy(
+    client: openai.OpenAI, clip: Path, text: str
+) -> None:
+    """Verdicts that end within a letter do not show in answers, streams, events or tokens."""
+    for policy, has_logprobs in (("off", True), ("vpsd", False), ("adaptive", False)):
+        extra = {"structured_outputs": {"choice": [text]}, "return_events": True}
+        fields: dict[str, Any] = {"logprobs": has_logprobs, "max_tokens": 400, **GREEDY}
+        chunks = list(_answer(client, clip, policy, stream=True, extra_body=extra, **fields))
+        choices = [choice for chunk in chunks for choice in chunk.choices]
+        assert "".join(choice.delta.content or "" for choice in choices) == text, policy
+        events = [event for choice in choices for event in choice.model_extra.get("events", [])]
+        tokens = [token for event in events for token in event.get("tokens", [])]
+        assert "".join(token["text"] for token in tokens) == text
+        told = [choice.logprobs for choice in choices if choice.logprobs]
+        entries = [entry for logprobs in told for entry in logprobs.content]
+        data = bytes(byte for entry in entries for byte in entry.bytes)
+        assert data.decode() == (text if has_logprobs else "")
+
+
 class Thing(BaseModel):
     """A part of a client's own class."""
 

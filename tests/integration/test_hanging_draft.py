@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from unittest.mock import Mock
 
 import pytest
 
@@ -116,14 +117,20 @@ def num_long_waits(completion: Completion) -> int:
 
 
 @pytest.mark.parametrize("policy", PATIENT)
-async def test_a_draft_that_hangs_where_all_it_said_was_right_is_given_up(policy: str) -> None:
+async def test_a_draft_that_hangs_where_all_it_said_was_right_is_given_up(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draft = HangingDraft()
     async with pair(draft) as (backends, expected):
         draft.hang_at = 24
+        (watch,) = backends.drafts
+        report = Mock(wraps=watch.report_failure)
+        monkeypatch.setattr(watch, "report_failure", report)
         completion = await answer(backends, policy)
         assert completion.token_ids == expected
         assert completion.record.draft_losses == [DraftLoss.STALLED]
         assert completion.record.draft_problem == "the draft stalled"
+        assert report.called, "other answers must not be given to it"
         # Once until the stall is noticed; the draft that is asked to join costs nothing.
         assert num_long_waits(completion) == 1
 

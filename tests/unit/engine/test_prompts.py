@@ -108,6 +108,39 @@ async def test_items_of_a_refused_request_are_decoded_no_further(
     assert read.prompt.length == 16
 
 
+class Planned(ToyDecoder):
+    """Remembers by which plan it decoded each item."""
+
+    def __init__(self) -> None:
+        self.plans: dict[bytes, FramePlan] = {}
+
+    async def decode(self, media: Media, plan: FramePlan, *, salt: str = "") -> DecodedMedia:
+        self.plans[media.data] = plan
+        return await super().decode(media, plan)
+
+
+@pytest.mark.parametrize(
+    ("limit", "share"),
+    [
+        (0, 0),  # no limit
+        (101, 50),
+        (1, 1),  # not 0, which is no limit
+    ],
+)
+async def test_the_videos_of_a_request_share_their_visual_tokens_equally(
+    readers: list[PromptReader], limit: int, share: int
+) -> None:
+    """An image has none of them."""
+    decoder, names = Planned(), (b"toy:2", b"toy:02", b"toy:1")
+    request = _request(*names)
+    image = replace(request.media[2], kind=MediaKind.IMAGE)
+    plan = FramePlan(max_visual_tokens=limit)
+    request = replace(request, media=(*request.media[:2], image), frame_plan=plan)
+    await _reader(readers, decoder).read_prompt(request)
+    found = {name: decoder.plans[name].max_visual_tokens for name in names[:2]}
+    assert found == {b"toy:2": share, b"toy:02": share}
+
+
 async def test_the_frames_of_a_request_are_bounded_together(readers: list[PromptReader]) -> None:
     decoder = OneWorker()
     reader = _reader(readers, decoder)

@@ -8,7 +8,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -144,7 +144,11 @@ async def test_the_model_of_a_target_that_has_never_answered_may_be_any(
         await backends.close()
 
 
-async def test_an_unhealthy_target_is_left_out_and_taken_back() -> None:
+async def test_an_unhealthy_target_is_left_out_and_taken_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is asked at once, and not when its turn comes."""
+    monkeypatch.setattr("gateway.watch._PERIOD_UP_S", 3600.0)
     async with (
         serving_target(_model_on()) as (_, one),
         serving_target(_model_on()) as (_, other),
@@ -349,12 +353,51 @@ async def test_a_request_that_goes_on_to_the_next_target_takes_the_draft_there()
         await backends.close()
 
 
+@pytest.mark.parametrize("broken", ["target", "draft"])
+async def test_a_service_that_breaks_a_stream_is_left_out_at_once(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only when its health is looked at for the next time."""
+    monkeypatch.setattr("gateway.watch._PERIOD_UP_S", 3600.0)
+    model, gate = with_tokenizer(ToyModel()), Gate()
+    async with (
+        serving_target(model) as (target, target_client),
+        serving_draft(with_tokenizer(ToyModel())) as (draft, draft_client),
+    ):
+        backends = _backends([target_client], [draft_client])
+        await backends.start()
+        await _until_up(backends, 1, 1)
+        model.on_forward = gate
+        completion = _completion([backends.pair(None)])
+        try:
+            async with completion:
+                await until(gate.has_arrived.is_set)
+                await until(lambda: completion.record.stats.num_blocks > 0)
+                await {"target": target, "draft": draft}[broken].rpc.stop()
+                if broken == "target":
+                    await until(lambda: completion.is_over)
+                    assert isinstance(completion.error, UnavailableError)
+                    with pytest.raises(UnavailableError):
+                        backends.pair(None)
+                else:
+                    await until(lambda: bool(completion.record.draft_losses))
+                    await _until_up(backends, 1, 0)
+                    gate.open()
+                    await until(lambda: completion.is_over)
+                    assert completion.error is None
+        finally:
+            gate.open()
+        await backends.close()
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    """Holds a device thread."""
+    while not condition():
+        time.sleep(0.005)
+
+
 async def test_a_sequence_in_the_targets_queue_leaves_the_drafts_slots_to_running_ones() -> None:
     model, gate = with_tokenizer(ToyModel(num_slots=1)), Gate()
-
-    def step(plan: StepPlan) -> None:
-        gate(plan)
-        time.sleep(0.005)
 
     async with (
         serving_target(model) as (target, client),
@@ -363,15 +406,26 @@ async def test_a_sequence_in_the_targets_queue_leaves_the_drafts_slots_to_runnin
         backends = _backends([client], [draft_client])
         await backends.start()
         await _until_up(backends, 1, 1)
-        model.on_forward = step
         pairs = [backends.pair(None)]
         first, second = _completion(pairs), _completion(pairs)
+        opened = backend_of(draft).engine.counters
+
+        def prefill(_: int) -> None:
+            """Of the sequence that has the slot: its draft is there from the beginning."""
+            _wait_until(lambda: opened.num_opened == (2 if first.is_over else 1))
+
+        def step(plan: StepPlan) -> None:
+            gate(plan)
+            running = second if first.is_over else first
+            _wait_until(lambda: running.record.stats.num_blocks > 0)
+
+        model.on_piece, model.on_forward = prefill, step
         async with first:
             await until(gate.has_arrived.is_set)
             async with second:
                 await until(lambda: backend_of(target).slots.num_waiting == 1)
                 await asyncio.sleep(0.1)
-                assert backend_of(draft).engine.counters.num_opened == 1
+                assert opened.num_opened == 1
                 gate.open()
                 await until(lambda: first.is_over and second.is_over)
         for completion in (first, second):

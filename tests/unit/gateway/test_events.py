@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
 from pydantic import TypeAdapter, ValidationError
 
 from gateway.event_schemas import StreamEvent
 from gateway.events import EventLog
 from gateway.schemas import ChatCompletionRequest
 from gateway.text import AnswerText
+from gateway.token_bytes import TokenBytes
 from hippo.types import (
     Block,
     Branch,
@@ -23,7 +25,14 @@ from hippo.types import (
     Timing,
     Verdict,
 )
-from tests.unit.gateway.test_detokenizer import TOKENIZER
+from tests.unit.gateway.test_detokenizer import (
+    CASES,
+    SIZES,
+    TOKENIZER,
+    TOKENS,
+    VOCABULARIES,
+    verdicts_of,
+)
 
 MS = 1_000_000
 
@@ -33,7 +42,7 @@ class Log:
 
     def __init__(self) -> None:
         self.num_told = 0
-        self.events = EventLog(TOKENIZER, 100 * MS, self._tell)
+        self.events = EventLog(TOKENS, 100 * MS, self._tell)
 
     def _tell(self) -> None:
         self.num_told += 1
@@ -140,7 +149,23 @@ def test_an_end_token_has_no_text_whatever_word_it_is(
     (event,) = log.take()
     assert [each["id"] for each in event["tokens"]] == list(ids)
     assert "".join(each["text"] for each in event["tokens"]) == text
-    assert AnswerText(TOKENIZER, stops=()).add_verdict(verdict).text == text
+    assert AnswerText(TOKENS, stops=()).add_verdict(verdict).text == text
+
+
+@given(case=CASES, sizes=SIZES)
+def test_the_tokens_texts_join_to_the_answer(case: tuple[str, list[int]], sizes: list[int]) -> None:
+    name, ids = case
+    tokens = TokenBytes(VOCABULARIES[name])
+    events, answer = EventLog(tokens, 0, lambda: None), AnswerText(tokens, stops=())
+    text, start = "", 0
+    for block in verdicts_of(ids, sizes):
+        reason = FinishReason.LENGTH if start + len(block) == len(ids) else None
+        verdict = Verdict(0, start, tuple(block), finish_reason=reason)
+        start += len(block)
+        text += answer.add_verdict(verdict).text
+        events.add_verdict(verdict, 0, num_tokens=start)
+    told = [token for event in events.take_events() for token in event["tokens"]]
+    assert "".join(token["text"] for token in told) == text
 
 
 def test_what_is_before_the_first_token_is_told() -> None:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import socket
 import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,41 @@ from gateway.fetch import UrlFetcher, is_public_address
 from hippo.errors import ForbiddenError, MediaError
 
 
-def _fetcher(*domains: str, allow_http: bool = False, allow_private: bool = False) -> UrlFetcher:
+def _fetcher(
+    *domains: str, allow_http: bool = False, allow_private: bool = False, **others: Any
+) -> UrlFetcher:
     settings = GatewaySettings(
         target=("localhost:1",),
         allowed_media_domains=domains,
         allow_http_media=allow_http,
         allow_private_media_addresses=allow_private,
+        **others,
     )
     return UrlFetcher(settings)
+
+
+@asynccontextmanager
+async def _answering(
+    answer: Callable[[str, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[str]:
+    """The URL of a server that lets ``answer`` write what there is at a path."""
+
+    tasks = []
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.append(asyncio.current_task())
+        head = await reader.readuntil(b"\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            await answer(head.split()[1].decode(), writer)
+            await writer.drain()
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await asyncio.gather(*filter(None, tasks))
 
 
 def _count(num_bytes: int) -> None:
@@ -173,4 +202,146 @@ async def test_redirects_that_lead_nowhere_are_the_urls_fault(
             await fetcher.fetch_url(f"http://127.0.0.1:{port}/" + "x" * 70_000, _count)
         with pytest.raises(MediaError, match="cannot be sent"):
             await fetcher.fetch_url(f"http://127.0.0.1:{port}/\ud800", _count)
+    await fetcher.close()
+
+
+_LOCAL = {"allow_http": True, "allow_private": True}
+
+
+@pytest.mark.parametrize("is_declared", [True, False])
+async def test_a_file_is_at_most_as_large_as_the_operator_allows(is_declared: bool) -> None:
+    """Whether the server tells its size or not."""
+
+    async def answer(path: str, writer: asyncio.StreamWriter) -> None:
+        data = bytes(int(path.strip("/")))
+        length = b"Content-Length: %d\r\n" % len(data) if is_declared else b""
+        writer.write(b"HTTP/1.1 200 OK\r\n" + length + b"Connection: close\r\n\r\n")
+        for start in range(0, len(data), 100):
+            writer.write(data[start : start + 100])
+
+    fetcher = _fetcher("127.0.0.1", **_LOCAL, max_media_bytes=1000)
+    async with _answering(answer) as url:
+        assert await fetcher.fetch_url(f"{url}/1000", _count) == bytes(1000)
+        with pytest.raises(MediaError, match="larger than 1000 bytes"):
+            await fetcher.fetch_url(f"{url}/1001", _count)
+    await fetcher.close()
+
+
+async def test_a_size_that_is_too_large_is_believed_before_a_byte_has_come() -> None:
+    async def answer(_: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1001\r\n\r\n")
+
+    fetcher = _fetcher("127.0.0.1", **_LOCAL, max_media_bytes=1000)
+    async with _answering(answer) as url:
+        with pytest.raises(MediaError, match="larger than 1000 bytes"):
+            await fetcher.fetch_url(url, _count)
+    await fetcher.close()
+
+
+async def test_a_file_without_end_is_read_no_further_than_the_limit() -> None:
+    async def answer(_: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        while not writer.is_closing():
+            writer.write(bytes(1000))
+            await writer.drain()
+
+    fetcher = _fetcher("127.0.0.1", **_LOCAL, max_media_bytes=10_000)
+    async with _answering(answer) as url:
+        with pytest.raises(MediaError, match="larger than 10000 bytes"):
+            await fetcher.fetch_url(url, _count)
+    await fetcher.close()
+
+
+async def test_a_file_that_comes_byte_by_byte_must_be_there_in_time_as_a_whole() -> None:
+    """Though no byte is late."""
+    is_over = asyncio.Event()
+
+    async def answer(_: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n")
+        for _number in range(100):
+            writer.write(b"x")
+            await writer.drain()
+            await asyncio.sleep(0.02)
+        is_over.set()
+
+    fetcher = _fetcher("127.0.0.1", **_LOCAL, media_timeout_s=0.5)
+    async with _answering(answer) as url:
+        with pytest.raises(MediaError, match=r"took longer than 0\.5 s, this server's limit"):
+            await fetcher.fetch_url(url, _count)
+        assert not is_over.is_set()
+    await fetcher.close()
+
+
+async def test_three_redirects_are_followed_and_a_fourth_is_not() -> None:
+    asked = []
+
+    async def answer(path: str, writer: asyncio.StreamWriter) -> None:
+        asked.append(path)
+        num_left = int(path.strip("/"))
+        if num_left:
+            writer.write(b"HTTP/1.1 302 Found\r\nLocation: /%d\r\n" % (num_left - 1))
+            writer.write(b"Content-Length: 0\r\n\r\n")
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndata")
+
+    fetcher = _fetcher("127.0.0.1", **_LOCAL)
+    async with _answering(answer) as url:
+        assert await fetcher.fetch_url(f"{url}/3", _count) == b"data"
+        assert asked == ["/3", "/2", "/1", "/0"]
+        with pytest.raises(MediaError, match="redirects more than 3 times"):
+            await fetcher.fetch_url(f"{url}/4", _count)
+        assert asked[4:] == ["/4", "/3", "/2", "/1"]
+    await fetcher.close()
+
+
+async def test_a_redirect_leads_to_an_allowed_host_alone() -> None:
+    async def answer(_: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 302 Found\r\nLocation: http://localhost/\r\n")
+        writer.write(b"Content-Length: 0\r\n\r\n")
+
+    fetcher = _fetcher("127.0.0.1", **_LOCAL)
+    async with _answering(answer) as url:
+        with pytest.raises(ForbiddenError, match="'localhost' is not on this server's list"):
+            await fetcher.fetch_url(url, _count)
+    await fetcher.close()
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [("10.0.0.1", "93.184.215.14"), ("93.184.215.14", "10.0.0.1"), ("93.184.215.14", "::1")],
+)
+async def test_a_name_of_which_one_address_is_private_is_refused(
+    addresses: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever the connection would go to."""
+
+    async def resolve(host: str, port: int, **_: object) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (each, port)) for each in addresses]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    with pytest.raises(ForbiddenError, match="an address that is not public"):
+        await _fetcher("one.example").fetch_url("https://one.example/clip.mp4", _count)
+
+
+async def test_a_name_is_looked_up_once_and_the_connection_goes_where_it_led(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second look-up might lead elsewhere."""
+    hosts = []
+
+    async def answer(_: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndata")
+
+    async def resolve(host: str, port: int, **_: object) -> list[Any]:
+        hosts.append(host)
+        address = "127.0.0.1" if len(hosts) == 1 else "127.0.0.2"
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, port))]
+
+    fetcher = _fetcher("one.example", **_LOCAL)
+    async with _answering(answer) as url:
+        port = url.rpartition(":")[2]
+        with monkeypatch.context() as patched:
+            patched.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+            assert await fetcher.fetch_url(f"http://one.example:{port}/", _count) == b"data"
+    assert [host for host in hosts if host == "one.example"] == ["one.example"]
     await fetcher.close()

@@ -236,6 +236,30 @@ async def test_an_item_that_is_refused_ends_the_fetch_beside_it(uploads: Uploads
     await reader.close()
 
 
+async def test_what_several_urls_hold_counts_together(uploads: Uploads) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (1 << 19))
+        writer.write(bytes(1 << 19))
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    private: dict[str, Any] = {"allow_http_media": True, "allow_private_media_addresses": True}
+    reader = MediaReader(_settings("127.0.0.1", max_message_mib=1, **private), uploads)
+    inline = f"data:video/mp4;base64,{base64.b64encode(bytes(1 << 19)).decode()}"
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/half.mp4"
+
+        def sources(*urls: str) -> list[MediaSource]:
+            return [MediaSource(MediaKind.VIDEO, each, "field") for each in urls]
+
+        assert len(await reader.read_media(sources(url, url))) == 2
+        for urls in ((url, url, url), (url, inline, url)):
+            with pytest.raises(MediaError, match="more than 1048576 bytes"):
+                await reader.read_media(sources(*urls))
+    await reader.close()
+
+
 async def _upload(uploads: Uploads, data: bytes, owner: str | None = None) -> str:
     pieces = iter([data, b""])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -160,3 +161,26 @@ def test_a_prompt_says_what_the_model_sees_of_each_item(reference: Reference) ->
 def test_frames_that_the_processor_refuses_are_refused(reference: Reference) -> None:
     with pytest.raises(MediaError, match="aspect ratio"):
         builder(reference).build_prompt(user(0, "what?"), [video(2, 4, 900)], FramePlan())
+
+
+@pytest.mark.parametrize(
+    ("change", "decides_ids"),
+    [
+        ({"fps": 1.0}, True),
+        ({"num_frames": 8}, True),
+        ({"min_frames": 6}, True),
+        ({"max_video_tokens": 5000}, True),
+        ({"grid_text_tokens": 3}, True),
+        ({"video_pixels": (3136, 10**7)}, True),
+        ({"image_pixels": (3136, 10**7)}, False),
+        ({"resample": 2}, False),
+    ],
+)
+def test_the_hash_of_a_pairs_videos_is_of_all_limits_that_decide_their_ids(
+    reference: Reference, change: dict[str, Any], decides_ids: bool
+) -> None:
+    """Limits which the hash's own example, a small clip, is far from count too."""
+    here, there = builder(reference), builder(reference)
+    assert here.video_hash() == there.video_hash()
+    there.frame_limits = replace(here.frame_limits, **change)
+    assert (here.video_hash() != there.video_hash()) is decides_ids

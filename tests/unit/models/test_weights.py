@@ -109,9 +109,11 @@ def sizes_of(folder, dtype, names):
     before = resident(*names)
     watcher = threading.Thread(target=watch)
     watcher.start()
-    load_model(LoadPlan(folder, dtype=dtype, max_context_length=256))
-    ended.set()
-    watcher.join()
+    try:
+        load_model(LoadPlan(folder, dtype=dtype, max_context_length=256))
+    finally:
+        ended.set()
+        watcher.join()
     (needs,) = seen
     work = max(needs.work_bytes, needs.packing_bytes)
     return {
