@@ -11,7 +11,7 @@ from hippo.speculation.branches import Proposal
 from hippo.speculation.core import Step
 from hippo.speculation.drafter import Drafter
 from hippo.speculation.sharpness import Sharpness
-from hippo.types import Block, Commit, Pace, StepLimits
+from hippo.types import Block, Commit, Pace, StepLimits, Timing
 
 END = 99
 
@@ -101,6 +101,16 @@ def test_the_first_block_of_a_run_is_what_the_idle_target_waits_for() -> None:
     assert take(drafter) == Block(1, 2, (56, 57))
 
 
+def test_a_block_tells_how_long_the_device_waited_since_the_block_before() -> None:
+    drafter = make_drafter(pace=make_pace(block_size=2, num_first=3))
+    for token_id, wait_ns in ((11, 5), (12, 7)):
+        drafter.finish_step(start(drafter), [token_id], Timing(wait_ns=wait_ns))
+    assert take(drafter).wait_ns == 5 + 7
+    for token_id, wait_ns in ((13, 2), (14, 9)):
+        drafter.finish_step(start(drafter), [token_id], Timing(wait_ns=wait_ns))
+    assert take(drafter).wait_ns == 2 + 9
+
+
 def test_drafting_stops_at_max_ahead_and_goes_on_after_a_commit() -> None:
     drafter = make_drafter(pace=make_pace(max_ahead=2, block_size=4, num_first=4))
     draft(drafter, 11)
@@ -170,6 +180,16 @@ def test_a_newer_epoch_makes_it_send_again_what_still_fits() -> None:
     drafter.add_commit(Commit(2, 0, (10, 11)))
     block = take(drafter)
     assert (block.epoch, block.start_index, block.token_ids) == (2, 2, (12, 13))
+
+
+def test_the_target_waits_for_what_is_sent_again_as_for_a_first_block() -> None:
+    drafter = make_drafter(pace=make_pace(block_size=3, num_first=2))
+    draft(drafter, 11)
+    take(drafter)
+    draft(drafter, 12, 13)
+    assert drafter.take_messages() == []
+    drafter.add_commit(Commit(2, 0, (10, 11)))
+    assert take(drafter) == Block(2, 2, (12, 13))
 
 
 def test_a_commit_that_makes_the_running_step_stale_discards_its_token() -> None:
