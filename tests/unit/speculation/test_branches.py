@@ -193,6 +193,18 @@ def test_all_branches_end_with_their_run() -> None:
     assert branches.take(3) is None
 
 
+def test_branches_of_settled_tokens_leave_room_for_others() -> None:
+    drafter = a_drafter()
+    for token_id in (31, 32, 33, 34):
+        say(drafter, Proposal(token_id))
+    assert drafter.next_step() is None  # all that may be drafted in branches
+    drafter.add_commit(Commit(0, 0, (10, 11, 12)))
+    for token_id in (13, 14, 15):
+        say(drafter, Proposal(token_id, token_id + 10, 0.3))
+    step = say(drafter, Proposal(90))
+    assert (step.start_index, step.token_ids) == (3, (23,))
+
+
 def test_a_new_run_has_branches_of_its_own() -> None:
     drafter = a_drafter()
     for token_id in (31, 32, 33, 34):
