@@ -163,12 +163,16 @@ def test_a_difference_in_what_was_sent_raises_the_epoch_without_being_told() -> 
 
 
 def test_a_new_run_is_sent_from_its_beginning_however_far_the_broken_one_was_sent() -> None:
-    drafter = make_drafter()
-    draft(drafter, 11, 12, 13, 14)
+    drafter = make_drafter(pace=make_pace(block_size=3, num_first=2))
+    draft(drafter, 11)
+    take(drafter)
+    draft(drafter, 12, 13, 14)
     take(drafter)
     drafter.add_commit(Commit(0, 0, (10, 51)))
     draft(drafter, 52)
-    assert take(drafter) == Block(1, 2, (52,))
+    assert drafter.take_messages() == []
+    draft(drafter, 53)
+    assert take(drafter) == Block(1, 2, (52, 53))
 
 
 def test_a_difference_in_what_was_not_sent_raises_none() -> None:
