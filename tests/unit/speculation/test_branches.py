@@ -152,8 +152,10 @@ def test_a_branch_ends_with_an_end_token_and_before_the_targets_last_token() -> 
     step = drafter.next_step()
     assert step is not None and step.token_ids == (11, 22)
     drafter = a_drafter(max_tokens=4)
+    take(drafter)
     say(drafter, Proposal(31))
     assert drafter.next_step() is None
+    assert take(drafter).branches == (Branch(1, (21, 31)),)  # nothing follows to wait for
 
 
 def test_branches_that_the_target_dropped_are_sent_again_with_the_run() -> None:
@@ -183,6 +185,14 @@ def test_a_branch_ends_when_its_token_is_settled() -> None:
     assert branches.num_drafted == 1
     branches.settle(6)
     assert branches.num_drafted == 0
+
+
+def test_dropped_branches_are_to_be_sent_again_in_full() -> None:
+    branches = two_branches()
+    assert len(branches.take_unsent()) == 2
+    assert branches.num_unsent == 0
+    branches.forget_sent()
+    assert branches.num_unsent == branches.num_drafted == 2
 
 
 def test_all_branches_end_with_their_run() -> None:
@@ -218,6 +228,13 @@ def test_a_new_run_has_branches_of_its_own() -> None:
     step = say(drafter, Proposal(90))
     assert (step.start_index, step.token_ids) == (2, (61,))
     assert drafter.history(step) == [10, 50, 61]
+
+
+def test_no_branch_is_drafted_of_a_run_that_has_ended() -> None:
+    drafter = a_drafter()
+    drafter.add_commit(Commit(1, 0, (50,)))
+    say(drafter, Proposal(END))
+    assert drafter.next_step() is None
 
 
 def test_an_improbable_branch_is_not_drafted() -> None:

@@ -315,6 +315,13 @@ def test_a_guess_is_kept_as_far_as_the_draft_itself_says_the_same() -> None:
     assert start(drafter).token_ids[0] == 77  # what was fed rightly is not fed again
 
 
+def test_a_guess_follows_the_settled_tokens_and_not_those_of_the_broken_run() -> None:
+    drafter = make_guessing(prompt=[7, 8, 60, 61, 9, 8, 70])
+    draft(drafter, 11, 12, 13, 14)
+    drafter.add_commit(Commit(1, 0, (10, 11, 50, 7, 8)))
+    assert start(drafter).guess == (60, 61, 9)  # after 7 and 8; after the last 8 comes 70
+
+
 def test_a_guess_that_is_right_brings_one_token_more() -> None:
     drafter = make_guessing(prompt=[10, 11, 12])
     assert drafter.finish_step(start(drafter), [11, 12, 10, 11]) == 4
@@ -327,7 +334,7 @@ def test_a_block_tells_which_tokens_stood_in_a_guess() -> None:
     drafter.finish_step(start(drafter), [11, 12, 77, 78])
     block = take(drafter)
     assert (block.token_ids, block.guessed_places) == ((10, 11, 12, 77), (1, 2))
-    drafter.add_commit(Commit(1, 0, (10, 11, 50)))  # the guess of 12 was wrong
+    drafter.add_commit(Commit(1, 0, (10, 50)))  # the guess of 11 was wrong
     step = start(drafter)
     drafter.finish_step(step, [60] * (step.num_guessed + 1))
     assert take(drafter).guessed_places == ()
