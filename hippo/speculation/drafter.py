@@ -227,7 +227,7 @@ class Drafter:
     def _take_tokens(self, step: Step, token_ids: Sequence[int], notes: Sequence[Proposal]) -> int:
         """Appends to the run the tokens of the rows whose history it has."""
         ids, num_before = self._ids, len(self._ids)
-        end = self._num_cached_of(ids, min(self._num_fed, step.start_index))
+        end = self._num_cached_of(ids, self._num_fed)
         # While all ids are fed, the last id's row has chosen the next id. The first choice is taken
         # even if no more draft tokens are wanted, so that it need not be computed again.
         while end == len(ids) >= step.first_index and (end == num_before or not self.is_exhausted):

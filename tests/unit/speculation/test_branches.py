@@ -17,7 +17,7 @@ from hippo.simulation.devices import Costs
 from hippo.simulation.key_cache import KeyCache
 from hippo.simulation.simulator import Simulation
 from hippo.speculation.adaptive import AdaptivePolicy
-from hippo.speculation.branches import Branches, Proposal
+from hippo.speculation.branches import Branches, DraftBranch, Proposal
 from hippo.speculation.coordinator import Coordinator, ToTarget
 from hippo.speculation.core import Step
 from hippo.speculation.drafter import Drafter
@@ -152,7 +152,88 @@ def test_a_branch_ends_with_an_end_token_and_before_the_targets_last_token() -> 
     step = drafter.next_step()
     assert step is not None and step.token_ids == (11, 22)
     drafter = a_drafter(max_tokens=4)
+    take(drafter)
     say(drafter, Proposal(31))
+    assert drafter.next_step() is None
+    assert take(drafter).branches == (Branch(1, (21, 31)),)  # nothing follows to wait for
+
+
+def test_branches_that_the_target_dropped_are_sent_again_with_the_run() -> None:
+    drafter = a_drafter()
+    say(drafter, Proposal(31))
+    say(drafter, Proposal(32))
+    assert take(drafter).branches == (Branch(1, (21, 31, 32)),)
+    drafter.add_commit(Commit(2, 0, (10,)))
+    block = take(drafter)
+    assert (block.epoch, block.start_index, block.token_ids) == (2, 1, (11, 12))
+    assert block.branches == (Branch(1, (21, 31, 32)),)
+
+
+def two_branches() -> Branches:
+    branches = Branches([END])
+    for start in (3, 5):
+        branch = DraftBranch(start, [20 + start])
+        branch.append(Proposal(30))
+        branches.keep(branch)
+    return branches
+
+
+def test_a_branch_ends_when_its_token_is_settled() -> None:
+    branches = two_branches()
+    branches.settle(5)
+    assert branches.take_unsent() == (Branch(5, (25, 30)),)
+    assert branches.num_drafted == 1
+    branches.settle(6)
+    assert branches.num_drafted == 0
+
+
+def test_dropped_branches_are_to_be_sent_again_in_full() -> None:
+    branches = two_branches()
+    assert len(branches.take_unsent()) == 2
+    assert branches.num_unsent == 0
+    branches.forget_sent()
+    assert branches.num_unsent == branches.num_drafted == 2
+
+
+def test_all_branches_end_with_their_run() -> None:
+    branches = two_branches()
+    taken = branches.take(5)
+    assert taken is not None and taken.ids == [25, 30]
+    assert branches.num_drafted == 0
+    assert branches.take(3) is None
+
+
+def test_branches_of_settled_tokens_leave_room_for_others() -> None:
+    drafter = a_drafter()
+    for token_id in (31, 32, 33, 34):
+        say(drafter, Proposal(token_id))
+    assert drafter.next_step() is None  # all that may be drafted in branches
+    drafter.add_commit(Commit(0, 0, (10, 11, 12)))
+    for token_id in (13, 14, 15):
+        say(drafter, Proposal(token_id, token_id + 10, 0.3))
+    step = say(drafter, Proposal(90))
+    assert (step.start_index, step.token_ids) == (3, (23,))
+
+
+def test_a_new_run_has_branches_of_its_own() -> None:
+    drafter = a_drafter()
+    for token_id in (31, 32, 33, 34):
+        say(drafter, Proposal(token_id))
+    assert drafter.next_step() is None  # all that may be drafted in branches
+    drafter.add_commit(Commit(1, 0, (10, 50)))
+    say(drafter, Proposal(60, 61, 0.4))
+    say(drafter, Proposal(70, 71, 0.1))
+    say(drafter, Proposal(80, 81, 0.1))
+    take(drafter)
+    step = say(drafter, Proposal(90))
+    assert (step.start_index, step.token_ids) == (2, (61,))
+    assert drafter.history(step) == [10, 50, 61]
+
+
+def test_no_branch_is_drafted_of_a_run_that_has_ended() -> None:
+    drafter = a_drafter()
+    drafter.add_commit(Commit(1, 0, (50,)))
+    say(drafter, Proposal(END))
     assert drafter.next_step() is None
 
 

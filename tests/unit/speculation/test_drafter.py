@@ -11,7 +11,7 @@ from hippo.speculation.branches import Proposal
 from hippo.speculation.core import Step
 from hippo.speculation.drafter import Drafter
 from hippo.speculation.sharpness import Sharpness
-from hippo.types import Block, Commit, Pace, StepLimits
+from hippo.types import Block, Commit, Pace, StepLimits, Timing
 
 END = 99
 
@@ -101,6 +101,16 @@ def test_the_first_block_of_a_run_is_what_the_idle_target_waits_for() -> None:
     assert take(drafter) == Block(1, 2, (56, 57))
 
 
+def test_a_block_tells_how_long_the_device_waited_since_the_block_before() -> None:
+    drafter = make_drafter(pace=make_pace(block_size=2, num_first=3))
+    for token_id, wait_ns in ((11, 5), (12, 7)):
+        drafter.finish_step(start(drafter), [token_id], Timing(wait_ns=wait_ns))
+    assert take(drafter).wait_ns == 5 + 7
+    for token_id, wait_ns in ((13, 2), (14, 9)):
+        drafter.finish_step(start(drafter), [token_id], Timing(wait_ns=wait_ns))
+    assert take(drafter).wait_ns == 2 + 9
+
+
 def test_drafting_stops_at_max_ahead_and_goes_on_after_a_commit() -> None:
     drafter = make_drafter(pace=make_pace(max_ahead=2, block_size=4, num_first=4))
     draft(drafter, 11)
@@ -152,6 +162,19 @@ def test_a_difference_in_what_was_sent_raises_the_epoch_without_being_told() -> 
     assert (take(drafter).epoch, drafter.epoch) == (1, 1)
 
 
+def test_a_new_run_is_sent_from_its_beginning_however_far_the_broken_one_was_sent() -> None:
+    drafter = make_drafter(pace=make_pace(block_size=3, num_first=2))
+    draft(drafter, 11)
+    take(drafter)
+    draft(drafter, 12, 13, 14)
+    take(drafter)
+    drafter.add_commit(Commit(0, 0, (10, 51)))
+    draft(drafter, 52)
+    assert drafter.take_messages() == []
+    draft(drafter, 53)
+    assert take(drafter) == Block(1, 2, (52, 53))
+
+
 def test_a_difference_in_what_was_not_sent_raises_none() -> None:
     drafter = make_drafter(pace=make_pace(block_size=2, num_first=2))
     draft(drafter, 11)
@@ -170,6 +193,16 @@ def test_a_newer_epoch_makes_it_send_again_what_still_fits() -> None:
     drafter.add_commit(Commit(2, 0, (10, 11)))
     block = take(drafter)
     assert (block.epoch, block.start_index, block.token_ids) == (2, 2, (12, 13))
+
+
+def test_the_target_waits_for_what_is_sent_again_as_for_a_first_block() -> None:
+    drafter = make_drafter(pace=make_pace(block_size=3, num_first=2))
+    draft(drafter, 11)
+    take(drafter)
+    draft(drafter, 12, 13)
+    assert drafter.take_messages() == []
+    drafter.add_commit(Commit(2, 0, (10, 11)))
+    assert take(drafter) == Block(2, 2, (12, 13))
 
 
 def test_a_commit_that_makes_the_running_step_stale_discards_its_token() -> None:
@@ -282,6 +315,13 @@ def test_a_guess_is_kept_as_far_as_the_draft_itself_says_the_same() -> None:
     assert start(drafter).token_ids[0] == 77  # what was fed rightly is not fed again
 
 
+def test_a_guess_follows_the_settled_tokens_and_not_those_of_the_broken_run() -> None:
+    drafter = make_guessing(prompt=[7, 8, 60, 61, 9, 8, 70])
+    draft(drafter, 11, 12, 13, 14)
+    drafter.add_commit(Commit(1, 0, (10, 11, 50, 7, 8)))
+    assert start(drafter).guess == (60, 61, 9)  # after 7 and 8; after the last 8 comes 70
+
+
 def test_a_guess_that_is_right_brings_one_token_more() -> None:
     drafter = make_guessing(prompt=[10, 11, 12])
     assert drafter.finish_step(start(drafter), [11, 12, 10, 11]) == 4
@@ -294,7 +334,7 @@ def test_a_block_tells_which_tokens_stood_in_a_guess() -> None:
     drafter.finish_step(start(drafter), [11, 12, 77, 78])
     block = take(drafter)
     assert (block.token_ids, block.guessed_places) == ((10, 11, 12, 77), (1, 2))
-    drafter.add_commit(Commit(1, 0, (10, 11, 50)))  # the guess of 12 was wrong
+    drafter.add_commit(Commit(1, 0, (10, 50)))  # the guess of 11 was wrong
     step = start(drafter)
     drafter.finish_step(step, [60] * (step.num_guessed + 1))
     assert take(drafter).guessed_places == ()
