@@ -140,7 +140,7 @@ def _computed_bytes(
             cache_tokens=pruned_cache_tokens(num_tokens) if role == "draft" else None,
             bytes_each=dtype.itemsize,
             cache_each=cache_dtype(dtype, torch.device(device)).itemsize,
-            packs_weights=packs_weights(torch.device(device)),
+            packs_weights=packs_weights(torch.device(device), dtype),
             vision_cache_bytes=cache_bytes,
             media_cache_bytes=0 if on_gpu else cache_bytes,
             process_bytes=RESERVED_BYTES if on_gpu else PROCESS_BYTES,

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from hippo.models.linear import packing
+
 Views = Sequence[torch.Tensor]
 
 _ZEROED_AT_ONCE = 256  # places; a completion grows by few rows a step
@@ -23,9 +25,11 @@ def cache_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 
 def _has_bfloat16_tiles() -> bool:
+    """Whether the processor has the tiles and oneDNN, which attention multiplies by, uses them."""
     if not hasattr(torch.cpu, "get_capabilities"):  # an older torch
         return False
-    return bool(torch.cpu.get_capabilities().get("amx_bf16", False))
+    has_tiles = bool(torch.cpu.get_capabilities().get("amx_bf16", False))
+    return has_tiles and packing(torch.bfloat16) is not None
 
 
 def _zeros(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

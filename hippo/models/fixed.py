@@ -5,10 +5,13 @@
     cache    |0 ...  9|10 ... 255|         all 256 are read; row k is masked beyond its own place
 
 Every forward holds one sequence and has the same number of rows, and the number of cached tokens
-read follows from the row's own index. On a device whose kernels treat every row of a product alike,
-a token's logits then have the same bits whether the token was fed alone or in a block
-(docs/algorithms.md). Padding comes last and is written behind the sequence's end, where the next
-step overwrites it, so no row attends to padding.
+read follows from the row's own index. Where the kernels treat every row of a product alike, a
+token's logits then have the same bits whether the token was fed alone or in a block
+(docs/algorithms.md). Not all kernels do: fbgemm's for AVX2 take six rows at a time, and what is
+left by a kernel of its own. So ``most_alike`` measures it with the model's own products.
+
+Padding comes last and is written behind the sequence's end, where the next step overwrites it, so
+no row attends to padding.
 """
 
 from __future__ import annotations
@@ -88,7 +91,7 @@ class ExactRunner:
     def forward(self, sequences: Sequence[PlacedRows]) -> torch.Tensor:
         """See FixedRunner.forward."""
         outputs = [
-            self._run_piece(rows, piece)
+            self._run_piece(rows, piece, self._num_rows)
             for rows in sequences
             for piece in split_rows(
                 rows.start,
@@ -103,9 +106,30 @@ class ExactRunner:
         """See FixedRunner.capture_all; nothing is captured."""
         return iter(())
 
-    def _run_piece(self, rows: PlacedRows, places: range) -> torch.Tensor:
-        """Runs the rows at cache indices ``places``; the last one is repeated as padding."""
-        cache, num_rows, groups = self._cache, self._num_rows, self._stack.groups
+    @torch.inference_mode()
+    def most_alike(self, rotary: torch.Tensor) -> int:
+        """Returns the most rows of a forward, up to ``num_rows``, for which a token's logits have
+        the same bits in each place; 1 if in no larger one. ``rotary`` is as in capture_all. Slot 0
+        is empty before and afterwards."""
+        return next(
+            count for count in range(self._num_rows, 0, -1) if self._is_alike(count, rotary)
+        )
+
+    def _is_alike(self, num_rows: int, rotary: torch.Tensor) -> bool:
+        """Whether tokens have the same logits together, each in its own place, and in the first
+        place alone."""
+        places = range(min(num_rows, self._cache.shape.capacity))
+        ids = tuple(1 + place % (self._embedding.shape[0] - 1) for place in places)
+        rows = PlacedRows(0, 0, ids, rotary[: len(places)])
+        together = self._run_piece(rows, places, num_rows)
+        alone = [self._run_piece(rows, range(place, place + 1), num_rows) for place in places]
+        self._cache.forget_slot(0)
+        return torch.equal(torch.cat(alone), together)
+
+    def _run_piece(self, rows: PlacedRows, places: range, num_rows: int) -> torch.Tensor:
+        """Runs the rows at cache indices ``places`` in a forward of ``num_rows``; the last one is
+        repeated as padding."""
+        cache, groups = self._cache, self._stack.groups
         num_tokens = stretch(places[-1], cache.shape.capacity)
         cache.zero_unwritten(rows.slot, places.start, num_tokens + num_rows)
         taken = slice(places.start - rows.start, places.stop - rows.start)

@@ -61,7 +61,7 @@ class ModelSizes:
         slot_bytes = cache.num_bytes(kept_dtype)
         shape = shape_of(checkpoint.name, config.to_dict())
         bytes_each = working_dtype.itemsize
-        packs = packs_weights(device) and not is_half_on_cpu
+        packs = packs_weights(device, dtype) and not is_half_on_cpu
         memory = memory_of(
             shape,
             num_tokens=context_length,

@@ -1,21 +1,29 @@
 """Matrix products with a fixed weight, in the form that is fastest for few rows.
 
-On a CPU, oneDNN or MKL packs a weight once. A product of one row or of eight rows then reads the
-weight once, whereas a plain product packs the weight every time and is up to three times as slow
-for 16 rows. With a packed weight the bits of a row's result do not depend on the rows beside it.
+On a CPU, MKL, oneDNN or fbgemm packs a weight once. A product of one row or of eight rows then
+reads the weight once, whereas a plain product packs the weight every time and is up to three times
+as slow for 16 rows. What these libraries can multiply depends on the processor and on torch's
+build, so each is tried on a small weight before it is used; where none can, products are plain.
+
+Whether a row's bits depend on the rows beside it is a property of the kernel that a library chooses
+for a processor and for the sizes of a weight. Only --deterministic needs to know, and measures it
+(hippo.models.fixed).
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import logging
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch.nn.functional import linear
+
+from hippo.models.kernels import difference_of
+
+_log = logging.getLogger(__name__)
 
 _TYPICAL_ROWS = 8  # oneDNN packs for this number of rows; other numbers work as well
 
@@ -24,6 +32,10 @@ _MKL_ROWS = 256  # MKL packs for this number of rows; products of fewer rows tak
 _ALIGNED_ROWS = 64  # NVIDIA, Matrix Multiplication Background: 128 bytes of 16-bit numbers
 
 _EXACT_ROWS = 33  # one settled token and 32 draft tokens
+
+# Of a weight and rows to try a product with. MKL's kernels for AVX2 sum long rows in parts, which
+# depend on the number of rows.
+_TRIED_SHAPE, _TRIED_ROWS = (200, 1024), 9
 
 
 def padded_rows(num_rows: int) -> int:
@@ -72,57 +84,118 @@ def is_quantized(weight: torch.Tensor) -> bool:
     return type(weight).__module__.startswith("torchao")
 
 
-def packs_weights(device: torch.device) -> bool:
-    """Whether make_linear packs weights on the device, so that padded_rows saves time."""
-    return device.type == "cpu" and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+def packs_weights(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether make_linear packs weights of ``dtype`` on the device, so that padded_rows saves
+    time."""
+    return device.type == "cpu" and packing(dtype) is not None
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """Makes a product in the weight's dtype: packed on a CPU with oneDNN, by MKL for float32 on an
-    Intel processor and by oneDNN otherwise; plain elsewhere."""
-    if not packs_weights(weight.device):
-        # Separate tensors: the caller may empty the module's parameter afterwards.
-        own_weight, own_bias = weight.detach(), None if bias is None else bias.detach()
-        return lambda x: linear(x, own_weight, own_bias)
-    # These operators are those of torch.compile's CPU backend.
-    if weight.dtype == torch.float32 and _has_fast_mkl():
-        mkl_packed = torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), _MKL_ROWS)
-        shape = weight.new_empty(()).expand(weight.shape)  # the operator reads only its shape
-        multiply_mkl = torch.ops.mkl._mkl_linear.default
-        return lambda x: multiply_mkl(x, mkl_packed, shape, bias, x.numel() // x.shape[-1])
-    multiply = torch.ops.mkldnn._linear_pointwise.default
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _TYPICAL_ROWS)
-    return lambda x: multiply(x, packed, bias, "none", [], "")
+    """Makes a product in the weight's dtype: packed on a CPU that can, and plain elsewhere."""
+    make = packing(weight.dtype) if weight.device.type == "cpu" else None
+    return (make or _make_plain)(weight, bias)
 
 
 @functools.cache
-def _has_fast_mkl() -> bool:
-    """Whether torch has MKL and the processor is Intel's; MKL is slow on other processors."""
-    with contextlib.suppress(OSError):
-        processor = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-        has_mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-        return has_mkl and "GenuineIntel" in processor
-    return False
+def packing(dtype: torch.dtype) -> MakeLinear | None:
+    """Returns what makes packed products of ``dtype`` on this processor; None: nothing does.
+
+    MKL is up to a quarter faster than oneDNN for one row of float32 by its kernels for AVX-512, and
+    these give a row the same bits beside any other rows. Its other kernels do not, and are not
+    used.
+    """
+    if dtype == torch.float32 and _is_right(_make_by_mkl, dtype) and _treats_rows_alike():
+        return _make_by_mkl
+    return _make_by_onednn if _is_right(_make_by_onednn, dtype) else None
 
 
+@functools.cache
 def has_half_linear() -> bool:
-    """Whether this CPU and this torch support make_half_linear."""
-    return "fbgemm" in torch.backends.quantized.supported_engines and hasattr(
-        torch, "fbgemm_linear_fp16_weight_fp32_activation"
-    )
+    """Whether fbgemm multiplies float16 weights here, so that make_half_linear is fast."""
+    return _is_right(_make_by_fbgemm, torch.float16, rows_dtype=torch.float32)
 
 
 def make_half_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
     """Makes a product of float32 rows with a weight stored in float16, on a CPU.
 
     The product reads half the memory, computes in float32 and has the least overhead. For one row
-    it is twice as fast as make_linear in bfloat16 at the sizes of the bundled pair.
+    it is twice as fast as make_linear in bfloat16 at the sizes of the bundled pair. Without fbgemm
+    each product widens its weight first, which takes two to four times as long as float32.
     """
+    if has_half_linear():
+        return _make_by_fbgemm(weight, bias)
+    narrow, own_bias = weight.half(), None if bias is None else bias.detach()
+    return lambda x: linear(x, narrow.float(), own_bias)
+
+
+def _make_plain(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    # Separate tensors: the caller may empty the module's parameter afterwards.
+    own_weight, own_bias = weight.detach(), None if bias is None else bias.detach()
+    return lambda x: linear(x, own_weight, own_bias)
+
+
+# The operators of MKL and oneDNN are those of torch.compile's CPU backend.
+
+
+def _make_by_mkl(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    packed = torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), _MKL_ROWS)
+    shape = weight.new_empty(()).expand(weight.shape)  # the operator reads only its shape
+    multiply = torch.ops.mkl._mkl_linear.default
+    return lambda x: multiply(x, packed, shape, bias, x.numel() // x.shape[-1])
+
+
+def _make_by_onednn(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    multiply = torch.ops.mkldnn._linear_pointwise.default
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _TYPICAL_ROWS)
+    return lambda x: multiply(x, packed, bias, "none", [], "")
+
+
+def _make_by_fbgemm(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
     multiply = torch.fbgemm_linear_fp16_weight_fp32_activation
     with warnings.catch_warnings():
         # Both warn once that torch will drop them in favour of an operator with eight times the
-        # overhead; has_half_linear checks that they exist.
+        # overhead; has_half_linear tries them.
         warnings.simplefilter("ignore", UserWarning)
         packed = torch.fbgemm_pack_gemm_matrix_fp16(weight.float().contiguous())
         multiply(weight.new_zeros(1, weight.shape[1], dtype=torch.float32), packed, bias)
     return lambda x: multiply(x, packed, bias)
+
+
+def _tried(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns a pseudo-random weight and rows."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(_TRIED_SHAPE, generator=generator).to(dtype)
+    return weight, torch.randn(_TRIED_ROWS, _TRIED_SHAPE[1], generator=generator).to(dtype)
+
+
+@torch.inference_mode()
+def _is_right(
+    make: MakeLinear, dtype: torch.dtype, *, rows_dtype: torch.dtype | None = None
+) -> bool:
+    """Whether a form of product runs here and gives the numbers of a plain one. A library that is
+    absent or lacks a feature of the processor raises RuntimeError (of which NotImplementedError is
+    a kind) or AttributeError."""
+    weight, rows = _tried(dtype)
+    rows = rows.to(rows_dtype or dtype)
+    try:
+        found = make(weight)(rows)
+    except (RuntimeError, AttributeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        _log.debug("no products of %s by %s here: %s", dtype, make, reason)
+        return False
+    if (problem := difference_of(found, rows.float() @ weight.float().T, dtype)) is not None:
+        _log.warning("products of %s by %s are wrong here: %s", dtype, make, problem)
+    return problem is None
+
+
+@torch.inference_mode()
+def _treats_rows_alike() -> bool:
+    """Whether MKL's product gives rows the same bits whatever the number of rows beside them."""
+    weight, rows = _tried(torch.float32)
+    product = _make_by_mkl(weight)
+    together = product(rows)
+    return all(
+        torch.equal(product(rows[first:end]), together[first:end])
+        for first in range(_TRIED_ROWS)
+        for end in range(first + 1, _TRIED_ROWS + 1)
+    )

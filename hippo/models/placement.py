@@ -10,7 +10,7 @@ import torch
 
 from hippo.errors import ModelLoadError
 from hippo.models.checkpoint import Checkpoint
-from hippo.models.linear import has_half_linear
+from hippo.models.linear import has_half_linear, packs_weights
 from hippo.models.plan import LoadPlan
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ def dtype_of(
 ) -> torch.dtype:
     """Returns the plan's dtype, with auto resolved as LoadPlan says.
 
-    Raises ModelLoadError for float16 on a CPU that cannot multiply it, for another dtype than that
-    of the quantisation's kernels, and for float16 where these would overflow.
+    Raises ModelLoadError for another dtype than that of the quantisation's kernels, and for float16
+    where these would overflow.
     """
     if quantization is not None and quantization.only_dtype is not None:
         if plan.dtype not in ("auto", quantization.only_dtype):
@@ -62,15 +62,10 @@ def dtype_of(
                 f"{quantization.only_dtype}: leave --dtype out"
             )
         return DTYPES[quantization.only_dtype]
-    if plan.dtype != "auto":
-        dtype = DTYPES[plan.dtype]
-    elif plan.auto_is_half and device.type == "cpu":
-        dtype = torch.float16
-    else:
-        text = checkpoint.config.get("text_config") or {}
-        own = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
-        own = own or text.get("dtype") or text.get("torch_dtype") or "float32"
-        dtype = DTYPES.get(str(own).removeprefix("torch."), torch.float32)
+    is_auto = plan.dtype == "auto"
+    dtype = _own_dtype(checkpoint) if is_auto else DTYPES[plan.dtype]
+    if is_auto and device.type == "cpu":
+        dtype = _fast_dtype(dtype, device, any_will_do=plan.auto_is_half)
     if dtype == torch.float16 and quantization is not None and quantization.overflows_half:
         if plan.dtype == "float16":
             raise ModelLoadError(
@@ -78,11 +73,23 @@ def dtype_of(
                 "use --dtype bfloat16"
             )
         dtype = torch.bfloat16
-    if dtype == torch.float16 and device.type == "cpu" and not has_half_linear():
-        if plan.dtype == "float16":
-            raise ModelLoadError(
-                "float16 on a CPU needs torch's fbgemm, which this machine lacks: use bfloat16 or "
-                "float32"
-            )
-        dtype = torch.float32
     return dtype
+
+
+def _own_dtype(checkpoint: Checkpoint) -> torch.dtype:
+    """Returns the dtype that a checkpoint's configuration names."""
+    text = checkpoint.config.get("text_config") or {}
+    own = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
+    own = own or text.get("dtype") or text.get("torch_dtype") or "float32"
+    return DTYPES.get(str(own).removeprefix("torch."), torch.float32)
+
+
+def _fast_dtype(own: torch.dtype, device: torch.device, *, any_will_do: bool) -> torch.dtype:
+    """Returns the dtype that a CPU multiplies fast: ``own`` or float32, and with ``any_will_do``
+    the narrowest whose products have the least overhead."""
+    is_fast = {
+        torch.float16: has_half_linear(),
+        torch.bfloat16: packs_weights(device, torch.bfloat16),
+    }
+    wanted = (torch.float16, torch.bfloat16) if any_will_do else (own,)
+    return next((dtype for dtype in wanted if is_fast.get(dtype)), torch.float32)

@@ -26,8 +26,9 @@ class LoadPlan:
 
     ``model`` is a checkpoint's folder or its name on the Hugging Face hub. ``dtype`` is float32,
     bfloat16, float16 (on a CPU: weights in float16, arithmetic in float32) or auto: the
-    checkpoint's own, or with ``auto_is_half`` float16 on a CPU, and float32 if that CPU cannot
-    multiply float16. ``quantization`` quantises a plain checkpoint's layers at load: int8 (by
+    checkpoint's own; on a CPU float32 where the processor multiplies that slowly, and with
+    ``auto_is_half`` float16, bfloat16 or float32, the first that it multiplies fast
+    (hippo.models.linear). ``quantization`` quantises a plain checkpoint's layers at load: int8 (by
     torchao) or nf4 (by bitsandbytes). ``num_slots`` None: as many as fit. ``max_context_length``
     None: as long as fits and the checkpoint allows (hippo.models.context).
 

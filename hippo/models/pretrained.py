@@ -219,7 +219,8 @@ def _choose_products(sizes: ModelSizes) -> tuple[MakeLinear, Callable[[int], int
     """Returns what makes matrix products, and Pretrained.padded for these products."""
     if sizes.working_dtype != sizes.needs.dtype:
         return make_half_linear, int
-    return make_linear, padded_rows if packs_weights(sizes.needs.device) else int
+    packs = packs_weights(sizes.needs.device, sizes.needs.dtype)
+    return make_linear, padded_rows if packs else int
 
 
 def _make_stack(

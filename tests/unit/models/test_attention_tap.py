@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from hippo.models.base import AttentionTap, DecodedMedia, Prompt, VideoLanguageModel
-from hippo.models.linear import has_half_linear
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.models.tap import KeptQueries, score_layers, scored_rows
@@ -142,7 +141,6 @@ def test_without_a_video_there_is_nothing_to_score(model: VideoLanguageModel) ->
     assert tap.scores is not None and tap.scores.shape == (0,)
 
 
-@pytest.mark.skipif(not has_half_linear(), reason="this torch has no fbgemm")
 def test_weights_in_float16_score_nearly_the_same(
     target_checkpoint: Path, reference: Reference
 ) -> None:

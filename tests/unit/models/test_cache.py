@@ -4,7 +4,9 @@ import psutil
 import pytest
 import torch
 
+from hippo.models import cache
 from hippo.models.cache import CacheShape, KeyValueCache, cache_dtype
+from hippo.models.linear import make_linear
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -19,16 +21,21 @@ def test_on_a_gpu_it_is_the_models(
 
 
 @pytest.mark.parametrize(
-    ("capabilities", "expected"),
+    ("capabilities", "packs", "expected"),
     [
-        ({"amx_bf16": True}, torch.bfloat16),
-        ({"amx_bf16": False, "avx512_bf16": True}, torch.float32),
-        ({}, torch.float32),  # an ARM processor names others
+        ({"amx_bf16": True}, True, torch.bfloat16),
+        ({"amx_bf16": True}, False, torch.float32),  # oneDNN is told not to use it
+        ({"amx_bf16": False, "avx512_bf16": True}, True, torch.float32),
+        ({}, True, torch.float32),  # an ARM processor names others
     ],
 )
 def test_on_a_cpu_bfloat16_stays_where_it_is_multiplied_in_tiles(
-    capabilities: dict[str, bool], expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    capabilities: dict[str, bool],
+    packs: bool,
+    expected: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(cache, "packing", lambda _: make_linear if packs else None)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     assert cache_dtype(torch.bfloat16, CPU) == expected
     assert cache_dtype(torch.float32, CPU) == torch.float32
@@ -46,7 +53,7 @@ def test_a_cache_on_a_cpu_is_resident_only_where_it_is_written() -> None:
 
     shape = CacheShape(num_layers=4, num_slots=8, num_kv_heads=2, capacity=16384, head_dim=64)
     before = resident()
-    cache = KeyValueCache(shape, dtype=torch.float32, device=torch.device("cpu"))
+    held = KeyValueCache(shape, dtype=torch.float32, device=torch.device("cpu"))
     assert shape.num_bytes(torch.float32) == 512 << 20
     assert resident() - before < 64 << 20
-    assert not cache.seen(7, 16384)[1][3].any()
+    assert not held.seen(7, 16384)[1][3].any()

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hippo.config import SettingsError
-from hippo.errors import ContextLengthError
+from hippo.errors import ContextLengthError, ModelLoadError
+from hippo.models import pretrained
 from hippo.models.base import DecodedMedia, Prompt, SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.cached import CachedModel
 from hippo.models.fixed import split_rows, stretch
-from hippo.models.linear import has_half_linear
+from hippo.models.linear import Linear, make_linear
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from tests.support.reference import clip, prefill, prepare, step, user
@@ -24,11 +25,7 @@ CONTEXT = 600  # two stretches, and a last one that is no multiple
 DTYPES = (  # and how many rows a step has
     ("float32", 3),
     ("bfloat16", 8),
-    pytest.param(
-        "float16",
-        3,
-        marks=pytest.mark.skipif(not has_half_linear(), reason="this torch has no fbgemm"),
-    ),
+    ("float16", 3),
 )
 
 
@@ -138,6 +135,27 @@ def test_a_tokens_logits_have_the_same_bits_however_it_was_fed(
         (1, [40] * num_tokens, prompts[1]),
     ):
         assert torch.equal(feed(slot, cuts, other), alone)
+
+
+def test_a_number_of_rows_whose_places_differ_is_refused_with_one_that_is_right(
+    target_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        product = make_linear(weight, bias)
+
+        def multiply(x: torch.Tensor) -> torch.Tensor:  # as fbgemm's kernels for AVX2: 6 + 1 rows
+            result = product(x)
+            if x.shape[0] == 7:
+                result[6] *= 1 + 2**-20
+            return result
+
+        return multiply
+
+    monkeypatch.setattr(pretrained, "make_linear", make)
+    with pytest.raises(ModelLoadError, match=r"in a step of 7 rows. Use --deterministic-rows 6,"):
+        _load(target_checkpoint, exact_rows=7)
+    for exact_rows in (8, 6):
+        _load(target_checkpoint, exact_rows=exact_rows)
 
 
 def test_heads_may_be_wider_than_their_share_of_a_row(qwen3_checkpoint: Path) -> None:

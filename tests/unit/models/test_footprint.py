@@ -54,7 +54,7 @@ def test_a_service_counts_as_the_command_does(
         num_slots=1,
         num_devices=len(devices),
         cache_each=sizes.cache_dtype.itemsize,
-        packs_weights=packs_weights(devices[0]),
+        packs_weights=packs_weights(devices[0], torch.bfloat16),
         media_cache_bytes=None,
     )
     needs = sizes.needs

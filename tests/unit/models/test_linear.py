@@ -1,57 +1,109 @@
-"""Products equal torch's whatever the form of their weight, and with a packed one a row's bits do
-not depend on its company."""
+"""Products equal torch's whatever the processor packs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch.nn.functional import linear
 
-from hippo.models import linear
-from hippo.models.linear import has_half_linear, make_half_linear, make_linear, padded_rows
+from hippo.models.kernels import difference_of
+from hippo.models.linear import (
+    _make_by_mkl,
+    _make_by_onednn,
+    has_half_linear,
+    make_half_linear,
+    make_linear,
+    packing,
+    packs_weights,
+    padded_rows,
+)
+from tests.support.processors import PROCESSORS, has_fbgemm, running_on
 
 
-@pytest.mark.parametrize("packs", ["by default", "by oneDNN", "not"])
+@pytest.fixture(params=["this one", *PROCESSORS])
+def processor(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The processor that the products of a test are made for."""
+    if request.param == "this one":
+        yield request.param
+        return
+    with running_on(request.param):
+        yield request.param
+
+
+@pytest.mark.usefixtures("processor")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("rows", [(1,), (2,), (5,), (16,), (200,), (2, 5), (1, 7, 3)])
-def test_a_product_equals_torchs(
-    rows: tuple[int, ...], has_bias: bool, packs: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if packs == "by oneDNN":
-        monkeypatch.setattr(linear, "_has_fast_mkl", lambda: False)
-    if packs == "not":
-        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+def test_a_product_equals_torchs(rows: tuple[int, ...], has_bias: bool, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(48, 64, generator=generator)
-    bias = torch.randn(48, generator=generator) if has_bias else None
+    weight = torch.randn(48, 64, generator=generator).to(dtype)
+    bias = torch.randn(48, generator=generator).to(dtype) if has_bias else None
     product = make_linear(weight, bias)
     x = torch.randn(*rows, 64, generator=generator)
     for given in (x, torch.randn(*rows, 128, generator=generator)[..., ::2]):
-        expected = torch.nn.functional.linear(given, weight, bias)
-        torch.testing.assert_close(product(given), expected, rtol=1e-5, atol=1e-5)
+        found = product(given.to(dtype))
+        expected = linear(*(each.float() for each in (given.to(dtype), weight)))
+        assert found.dtype == dtype
+        expected = expected if bias is None else expected + bias
+        assert difference_of(found, expected, dtype) is None
+        if dtype == torch.float32:
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_has_the_same_bits_alone_and_in_a_block(dtype: torch.dtype) -> None:
+@pytest.mark.usefixtures("processor")
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_weight_kept_in_float16_multiplies_float32_rows(has_bias: bool) -> None:
     generator = torch.Generator().manual_seed(0)
-    product = make_linear(torch.randn(320, 640, generator=generator).to(dtype))
-    x = torch.randn(16, 640, generator=generator).to(dtype)
-    together = product(x)
-    for num_rows in range(1, 16):
-        assert torch.equal(product(x[:num_rows]), together[:num_rows])
-
-
-@pytest.mark.skipif(not has_half_linear(), reason="this torch has no fbgemm")
-def test_a_weight_kept_in_float16_multiplies_float32_rows() -> None:
-    generator = torch.Generator().manual_seed(0)
-    weight, bias = (
+    weight, values = (
         torch.randn(*shape, generator=generator).half().float() for shape in ((48, 320), (48,))
     )
-    x = torch.randn(16, 320, generator=generator)
+    bias = values if has_bias else None
     product = make_half_linear(weight, bias)
-    together = product(x)
-    torch.testing.assert_close(together, x @ weight.T + bias, rtol=1e-5, atol=1e-5)
-    for num_rows in range(1, 16):
-        assert torch.equal(product(x[:num_rows]), together[:num_rows])
+    for rows in ((1,), (16,), (2, 5)):
+        x = torch.randn(*rows, 320, generator=generator)
+        torch.testing.assert_close(product(x), linear(x, weight, bias), rtol=1e-5, atol=1e-5)
+
+
+def test_what_a_processor_lacks_is_not_packed(processor: str) -> None:
+    if processor == "this one":
+        assert packing(torch.bfloat16) is None or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return
+    cpu = torch.device("cpu")
+    assert packs_weights(cpu, torch.float32) == (processor != "unknown")
+    assert not packs_weights(cpu, torch.bfloat16)
+    assert not packs_weights(cpu, torch.float16)
+    assert has_half_linear() <= has_fbgemm(processor)
+    assert not packs_weights(torch.device("cuda"), torch.float32)
+
+
+def test_a_library_with_wrong_numbers_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reorder = torch.ops.mkldnn._reorder_linear_weight
+    with running_on("AVX2, no MKL"):
+        monkeypatch.setattr(
+            torch.ops.mkldnn, "_reorder_linear_weight", lambda weight, rows: reorder(-weight, rows)
+        )
+        assert packing(torch.float32) is None
+    assert "are wrong here: a result differs by" in caplog.text
+
+
+@pytest.mark.parametrize("is_alike", [True, False])
+def test_mkl_multiplies_only_where_its_rows_do_not_depend_on_the_rows_beside_them(
+    is_alike: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def multiply(x: torch.Tensor, packed: torch.Tensor, *_others: object) -> torch.Tensor:
+        product = x.double() @ packed.double().T
+        return (product if is_alike else product * (1 + x.shape[0] * 2**-20)).float()
+
+    with running_on("AVX2"):
+        monkeypatch.setattr(torch.ops.mkl, "_mkl_reorder_linear_weight", lambda weight, _: weight)
+        monkeypatch.setattr(torch.ops.mkl, "_mkl_linear", SimpleNamespace(default=multiply))
+        make = packing(torch.float32)
+    assert make is (_make_by_mkl if is_alike else _make_by_onednn)
 
 
 def test_rows_are_padded_to_few_different_numbers() -> None:

@@ -17,8 +17,6 @@ from safetensors.torch import load_file, save_file
 from hippo.config import SettingsError
 from hippo.engine.settings import EngineSettings
 from hippo.errors import IncompatiblePairError, ModelLoadError
-from hippo.models import placement
-from hippo.models.linear import has_half_linear
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.models.pretrained import _context_limit
@@ -127,8 +125,6 @@ def test_narrower_weights_stay_near_float32(
     request: pytest.FixtureRequest, checkpoint: str, dtype: str, limit: float
 ) -> None:
     folder: Path = request.getfixturevalue(checkpoint)
-    if dtype == "float16" and not has_half_linear():
-        pytest.skip("this torch has no fbgemm")
     results = []
     for name in ("float32", dtype):
         model = load_model(LoadPlan(str(folder), dtype=name, max_context_length=256))
@@ -138,21 +134,6 @@ def test_narrower_weights_stay_near_float32(
         results.append(torch.cat((first[None], rows)))
     difference = (results[0] - results[1]).norm() / results[0].norm()
     assert 0 < difference < limit
-
-
-@pytest.mark.parametrize("can_multiply", [True, False])
-def test_auto_is_half_precision_for_a_draft_on_a_cpu_that_multiplies_it(
-    copy: Path, monkeypatch: pytest.MonkeyPatch, can_multiply: bool
-) -> None:
-    if can_multiply and not has_half_linear():
-        pytest.skip("this torch has no fbgemm")
-    monkeypatch.setattr(placement, "has_half_linear", lambda: can_multiply)
-    change_config(copy, dtype="bfloat16")
-    for dtype, expected in (("auto", "float16" if can_multiply else "float32"), ("bfloat16",) * 2):
-        model = load_model(
-            LoadPlan(str(copy), dtype=dtype, max_context_length=64, auto_is_half=True)
-        )
-        assert model.info.dtype == expected
 
 
 def test_end_tokens_fall_back_to_the_tokenizers(copy: Path) -> None:

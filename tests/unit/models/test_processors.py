@@ -1,0 +1,79 @@
+"""Every dtype is served on processors that lack what makes it fast."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from hippo.models.cache import cache_dtype
+from hippo.models.loading import load_model
+from hippo.models.plan import DTYPE_NAMES, LoadPlan
+from tests.support.processors import PROCESSORS, has_fbgemm, running_on
+from tests.support.reference import clip, prefill, prepare, step, user
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=PROCESSORS)
+def processor(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The processor that a model is loaded on."""
+    with running_on(request.param):
+        yield request.param
+
+
+def _logits(folder: Path, dtype: str, exact_rows: int | None = None) -> torch.Tensor:
+    plan = LoadPlan(str(folder), dtype=dtype, max_context_length=256, exact_rows=exact_rows)
+    model = load_model(plan)
+    assert model.info.dtype == dtype
+    first = prefill(model, 0, prepare(model, user(0, "what?"), clip()))
+    return torch.cat((first[None], model.forward(step(0, 0, 5, 6, 7))))
+
+
+@pytest.mark.parametrize("exact_rows", [None, 4])
+@pytest.mark.parametrize("family", ["target_checkpoint", "llava_checkpoint"])
+def test_every_dtype_is_near_float32(
+    request: pytest.FixtureRequest, family: str, exact_rows: int | None
+) -> None:
+    folder: Path = request.getfixturevalue(family)
+    expected = _logits(folder, "float32")
+    for processor in PROCESSORS:
+        with running_on(processor):
+            for dtype in DTYPE_NAMES:
+                found = _logits(folder, dtype, exact_rows)
+                difference = (found - expected).norm() / expected.norm()
+                limit = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.005}[dtype]
+                assert difference < limit, (processor, dtype)
+
+
+@pytest.mark.parametrize("own", DTYPE_NAMES)
+def test_auto_is_what_the_processor_multiplies_fast(
+    processor: str, own: str, target_checkpoint: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(target_checkpoint, tmp_path / "copy"))
+    config = copy / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": own}))
+    half = "float16" if has_fbgemm(processor) else "float32"
+    for is_draft, expected in ((True, half), (False, half if own == "float16" else "float32")):
+        plan = LoadPlan(str(copy), max_context_length=64, auto_is_half=is_draft)
+        assert load_model(plan).info.dtype == expected
+
+
+def test_auto_is_bfloat16_for_a_draft_where_that_alone_is_fast(
+    target_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_on("ARM"):
+        monkeypatch.setattr(
+            "hippo.models.placement.packs_weights", lambda _, dtype: dtype == torch.bfloat16
+        )
+        plan = LoadPlan(str(target_checkpoint), max_context_length=64, auto_is_half=True)
+        assert load_model(plan).info.dtype == "bfloat16"
+
+
+def test_the_cache_is_in_float32_without_tiles_for_bfloat16(processor: str) -> None:
+    assert processor
+    assert cache_dtype(torch.bfloat16, CPU) == torch.float32
