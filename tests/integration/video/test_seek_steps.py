@@ -172,10 +172,17 @@ def test_frames_shown_before_the_key_frame_are_left_out() -> None:
     [
         ([key(40), packet(41)], {41}),
         ([key(40), packet(41)], {40}),
+        ([packet(40, is_key=True, is_discard=True), packet(41)], {40}),
         ([key(40), packet(None)], {None}),
         ([key(40), packet(None)], set()),
     ],
-    ids=["damaged", "the key frame damaged", "no time, damaged", "no time"],
+    ids=[
+        "damaged",
+        "the key frame damaged",
+        "a discarded one damaged",
+        "no time, damaged",
+        "no time",
+    ],
 )
 def test_what_the_decoder_cannot_restore_is_not_guessed(
     packets: list[Any], bad: set[int | None]
