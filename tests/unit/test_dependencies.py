@@ -134,7 +134,7 @@ def test_each_extra_stands_alone() -> None:
 
 
 def test_the_pins_are_within_the_bounds_and_pin_all_that_is_declared() -> None:
-    pins = {}
+    pins: dict[str, str] = {}
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         name, _, version = line.partition("==")
         pins[canonicalize_name(name)] = version

@@ -122,7 +122,7 @@ def cut(data: bytes, seconds: float) -> bytes:
     """The packets from the key frame before ``seconds`` on; an edit list leaves out what is before
     them."""
     cut_file = io.BytesIO()
-    with av.open(io.BytesIO(data)) as source, av.open(cut_file, "w", format="mp4") as output:
+    with av.open(io.BytesIO(data), "r") as source, av.open(cut_file, "w", format="mp4") as output:
         stream = source.streams.video[0]
         copied = output.add_stream_from_template(stream)
         assert stream.time_base is not None
@@ -183,7 +183,7 @@ def test_frames_equal_those_of_the_whole_file(name: str, monkeypatch: pytest.Mon
 
 def test_a_file_cut_by_an_edit_list(monkeypatch: pytest.MonkeyPatch) -> None:
     data = cut(encoded(**H264, options=gop(50, bf="2")), 3.3)
-    with av.open(io.BytesIO(data)) as container:
+    with av.open(io.BytesIO(data), "r") as container:
         stream = container.streams.video[0]
         assert stream.time_base is not None and stream.duration is not None
         assert stream.duration * stream.time_base == pytest.approx(12 - 3.3, abs=0.05)
@@ -193,7 +193,7 @@ def test_a_file_cut_by_an_edit_list(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_whole_file_gives_the_frames_that_a_player_shows() -> None:
     data = encoded(**H264, options=gop(80, bf="3"))
-    with av.open(io.BytesIO(data)) as container:
+    with av.open(io.BytesIO(data), "r") as container:
         shown = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
     frames = decode(data, FramePlan(num_frames=10))
     places = [round(seconds * 25) for seconds in frames.seconds]

@@ -92,8 +92,8 @@ def test_a_forward_counts_in_the_first_bucket_that_it_does_not_exceed() -> None:
     counters.count_forward(bounds[-1] + 1, 1, 1)
     assert counters.forward_counts == [1] * (len(bounds) + 1)
     found = scraped(counters)
-    for number, bound in enumerate(FORWARD_SECONDS):
-        assert found[f"hippo_forward_seconds_bucket{bound}"] == number + 1, "and all before it"
+    for number, seconds in enumerate(FORWARD_SECONDS):
+        assert found[f"hippo_forward_seconds_bucket{seconds}"] == number + 1, "and all before it"
     assert found["hippo_forward_seconds_bucket+Inf"] == len(bounds) + 1
 
 
