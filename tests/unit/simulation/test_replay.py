@@ -143,7 +143,7 @@ def _num_alone(outcome: Outcome) -> int:
 def test_the_best_block_length_is_searched_for() -> None:
     traces = drawn_traces(agreement=0.6, num_traces=4, num_tokens=200)
     best, short, long = compare(parse_policies("serial:best,serial:1,serial:15"), traces, FREE)
-    assert best.policy.gamma > 0
+    assert best.policy.gamma
     assert best.totals.decode_ns <= min(short.totals.decode_ns, long.totals.decode_ns)
 
 

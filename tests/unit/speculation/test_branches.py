@@ -337,6 +337,14 @@ def test_a_branch_of_another_token_gives_way_to_the_broken_run() -> None:
     assert verdict.num_accepted_reused == 2
 
 
+def test_a_run_has_no_branches_of_the_run_before() -> None:
+    verifier = a_verifier(Branch(2, (22, 32, 33)))
+    verify(verifier, 21, 0, 0, 0, 0)
+    verifier.add_block(Block(1, 2, (12, 13)))
+    verify(verifier, 22, 0, 0)
+    assert verify(verifier, 0, 0)[0].token_ids == (22, 13)  # the run's own rest
+
+
 def test_the_next_run_is_preferred_to_a_branch_and_may_repeat_it() -> None:
     verifier = a_verifier(Branch(2, (22, 32, 33)))
     verify(verifier, 11, 22, 0, 0, 0)

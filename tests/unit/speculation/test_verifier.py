@@ -114,6 +114,30 @@ def test_a_late_block_that_begins_with_a_settled_token_ends_the_conservative_mod
     assert isinstance(verifier.next_step(0), Wait)
 
 
+def test_each_wait_is_counted_from_the_end_of_the_step_before() -> None:
+    verifier = make_verifier(optimistic=StepLimits(1, 8, 500))
+    assert verifier.next_step(0) == Wait(500)
+    verify(verifier, 11, now_ns=600)
+    assert verifier.next_step(700) == Wait(1200)
+
+
+def test_a_block_of_a_later_run_ends_the_queued_one() -> None:
+    verifier = make_verifier()
+    verifier.add_block(block(11, 12))
+    assert verifier.add_block(block(22, start=2, epoch=1)) == 1  # of the later run 1 is missing
+    assert (verifier.epoch, verifier.num_queued) == (1, 0)
+    verifier.add_block(block(21, 22, epoch=1))
+    assert start(verifier).token_ids == (10, 21, 22)
+
+
+def test_a_draft_that_had_no_more_to_say_is_waited_for_again_once_its_run_is_wrong() -> None:
+    verifier = make_verifier(optimistic=StepLimits(0, 8))
+    verify(verifier, 11)
+    verifier.add_block(block(77, 78, is_exhausted=True))
+    assert verifier.epoch == 1
+    assert verifier.next_step(0) == Wait(500)
+
+
 def test_the_targets_own_token_ends_the_run_if_the_draft_has_another() -> None:
     verifier = make_verifier()
     verifier.add_block(block(11, 12))
