@@ -15,7 +15,7 @@ help:  ## Show this list
 demo: $(VENV)/.engine  ## Install, start the pair, ask about a clip, print the measured speedup
 	$(BIN)/hippo demo
 
-test: $(VENV)/.dev lint  ## Lint, type-check and run every test
+test: $(VENV)/.dev lint  ## Lint, type-check and run every test but those of nightly
 	@$(RUN) pytest -q -n 3 --dist loadfile --durations=15 tests/unit tests/contract tests/demo tests/integration; alone=$$?; \
 	$(RUN) pytest -q -n 3 --dist loadfile --durations=15 tests/e2e && exit $$alone
 
