@@ -8,7 +8,7 @@ INSTALL = $(BIN)/pip install --disable-pip-version-check --no-compile -c constra
 UV = $(BIN)/uv -q --system-certs
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test check lint lowest protos bench train clean
+.PHONY: help demo test nightly check lint lowest protos bench train clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -16,9 +16,13 @@ help:  ## Show this list
 demo: $(VENV)/.engine  ## Install, start the pair, ask about a clip, print the measured speedup
 	$(BIN)/hippo demo
 
-test: $(VENV)/.dev lint  ## Lint, type-check and run every test
+test: $(VENV)/.dev lint  ## Lint, type-check and run every test but those of nightly
 	@$(RUN) pytest -q -n 3 --dist loadfile --durations=15 tests/unit tests/contract tests/demo tests/integration; alone=$$?; \
 	$(RUN) pytest -q -n 3 --dist loadfile --durations=15 tests/e2e && exit $$alone
+
+nightly: $(VENV)/.dev  ## What takes long: a training, bench.gpu's parts, properties with new examples
+	$(RUN) pytest -q -m nightly --durations=15 tests/demo tests/e2e
+	$(RUN) pytest -q -n 3 --dist loadfile --hypothesis-profile nightly tests/unit
 
 check: $(VENV)/.dev lint  ## Lint, type-check and run the unit tests
 	$(RUN) pytest -q -n 3 --dist loadfile tests/unit

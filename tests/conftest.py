@@ -10,11 +10,18 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.support.skips import refuse_skip
 
 # Tables are as wide as the terminal: what a test reads from one must not be cut off by it.
 os.environ["COLUMNS"] = "160"
+
+# The same examples in every run, so that a run is red by a change alone; no example has a time.
+# `make nightly` looks for new ones.
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("nightly", max_examples=1000, deadline=None, print_blob=True)
+settings.load_profile("same")
 
 # A shell's background job starts with SIGINT ignored, and so would every process that a test starts
 # and then ends with it.

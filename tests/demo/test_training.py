@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ def train_tiny(encoder: Encoder, folder: Path, *, stop_after: int | None = None)
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
-def test_a_resumed_stage_equals_one_that_was_never_stopped(
+@pytest.mark.nightly
+def test_a_resumed_stage_of_the_language_model_equals_one_that_was_never_stopped(
     encoder: Encoder, tmp_path: Path
 ) -> None:
     whole = train_tiny(encoder, tmp_path / "whole")
@@ -53,6 +55,35 @@ def test_a_resumed_stage_equals_one_that_was_never_stopped(
     assert (tmp_path / "broken" / "tiny.done").exists()
     for name, value in whole.items():
         assert torch.equal(value, resumed[name]), name
+
+
+def test_a_resumed_stage_equals_one_that_was_never_stopped(tmp_path: Path) -> None:
+    """Its parts, momentum included, and the chance of each step."""
+
+    def train(folder: Path, *, stop_before: int | None = None) -> torch.Tensor:
+        torch.manual_seed(0)
+        part = torch.nn.Linear(3, 3)
+        optimizer = torch.optim.AdamW(part.parameters(), lr=0.1)
+
+        def step(index: int) -> dict[str, float]:
+            if index == stop_before:
+                raise _Stop
+            optimizer.zero_grad()
+            loss = part(torch.randn(5, 3)).square().sum()
+            loss.backward()
+            optimizer.step()
+            return {"loss": float(loss.detach())}
+
+        parts = {"part": part, "optimizer": optimizer}
+        with contextlib.suppress(_Stop):
+            loop.run_steps("stage", folder, num_steps=7, parts=parts, step=step, save_every=2)
+        return part.weight.detach()
+
+    whole = train(tmp_path / "whole")
+    train(tmp_path / "broken", stop_before=5)
+    assert not (tmp_path / "broken" / "stage.done").exists()
+    assert torch.equal(train(tmp_path / "broken"), whole)
+    assert (tmp_path / "broken" / "stage.done").exists()
 
 
 def test_a_finished_stage_is_not_run_again(tmp_path: Path) -> None:

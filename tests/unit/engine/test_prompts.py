@@ -104,7 +104,7 @@ async def test_items_of_a_refused_request_are_decoded_no_further(
     assert caught.value.param == "media[0]"
     await asyncio.sleep(0)
     assert decoder.num_wanted == 0
-    read = await asyncio.wait_for(reader.read_prompt(_request(b"toy:4")), 5)
+    read = await asyncio.wait_for(reader.read_prompt(_request(b"toy:4")), 30)
     assert read.prompt.length == 16
 
 

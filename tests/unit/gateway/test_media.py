@@ -232,7 +232,7 @@ async def test_an_item_that_is_refused_ends_the_fetch_beside_it(uploads: Uploads
         with pytest.raises(MediaError, match="status 404") as caught:
             await reader.read_media(sources)
         assert caught.value.param == "bad"
-        await asyncio.wait_for(has_left.wait(), 2)
+        await asyncio.wait_for(has_left.wait(), 30)
     await reader.close()
 
 

@@ -34,7 +34,7 @@ async def test_an_error_of_the_transport_is_raised_where_the_stream_is_read() ->
     stream: ClientStream[Any, Any] = ClientStream(
         lambda metadata: BrokenCall(), "open", peer="x", attributes={"rpc.method": "x/Verify"}
     )
-    async with asyncio.timeout(5), stream:
+    async with asyncio.timeout(30), stream:
         with pytest.raises(grpc.aio.InternalError, match="the transport is gone"):
             await anext(stream)
 
@@ -78,7 +78,7 @@ async def test_media_that_were_sent_are_not_kept_until_the_next_message() -> Non
     stream: ClientStream[Any, Any] = ClientStream(
         lambda metadata: call, Media(living), peer="x", attributes={"rpc.method": "x/Verify"}
     )
-    async with asyncio.timeout(5), stream:
+    async with asyncio.timeout(30), stream:
         await call.was_sent.wait()
         assert call.num_living == 1, "the message was kept beside its bytes"
         assert not living
