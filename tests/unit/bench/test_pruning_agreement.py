@@ -141,6 +141,7 @@ def test_every_choice_is_judged_on_every_sample_and_recorded(tmp_path: Path) -> 
         "none": NONE,
         "attention": Choice(strategy=PruningStrategy.ATTENTION, ratio=0.5, num_layers=2),
         "uv": Choice(strategy=PruningStrategy.UV, ratio=0.5, num_layers=1),
+        "uv reversed": Choice(PruningStrategy.UV, ratio=0.5, num_layers=1, is_falling=True),
         "blind": Choice(strategy=PruningStrategy.BLIND, ratio=1.0, num_layers=1),
     }
     records = tmp_path / "records.jsonl"
@@ -154,6 +155,7 @@ def test_every_choice_is_judged_on_every_sample_and_recorded(tmp_path: Path) -> 
     by_choice = {line["choice"]: line for line in lines}
     assert by_choice["attention"]["kept"] == [6, 7, 8, 9, 10, 11]  # the most attended to
     assert by_choice["uv"]["kept"] == [0, 1, 2, 3, 4, 5]  # whose alignment grows most
+    assert by_choice["uv reversed"]["kept"] == [6, 7, 8, 9, 10, 11]
     assert len(by_choice["none"]["agrees"]) == length
     assert {outcome.num_samples for outcome in outcomes.values()} == {1}
 
