@@ -30,6 +30,7 @@ from hippo.errors import InvalidRequestError
 from hippo.models.base import DecodedMedia, SequenceRows, StepPlan
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
+from hippo.pruning.scores import Scope
 from hippo.simulation.traces import Trace
 from hippo.types import FramePlan, MediaKind, PruningStrategy
 from tests.support.families import write_family
@@ -55,7 +56,7 @@ def start(model: ToyModel, sample: Sample, frames: int = 3) -> tuple[SampleTrace
     output = target_output(model, int(logits.argmax()), (), max_tokens=24)
     attention = torch.arange(4.0 * frames).expand(2, -1)
     content = tuple(token % 2 == 0 for token in output)
-    scores = {"visual": attention}
+    scores: dict[Scope, torch.Tensor] = {"visual": attention}
     return SampleTrace(sample, prompt, output, content, scores, {1: -attention[0]}), features
 
 
