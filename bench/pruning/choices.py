@@ -29,6 +29,7 @@ class Choice:
     scope: Scope = "visual"
     options: SelectionOptions = field(default_factory=SelectionOptions)
     is_compacted: bool = False  # kept tokens get consecutive positions
+    is_falling: bool = False  # uv: the tokens whose alignment falls most, instead of grows
 
     def kept(self, clip: ClipTrace, trace: SampleTrace, seed: int) -> torch.Tensor:
         """Returns the ascending int64 indices of kept tokens, on the CPU; ``seed`` is for
@@ -41,6 +42,7 @@ class Choice:
             features = clip.target_features
         if needs_alignment(self.strategy):
             alignment = trace.alignment[self.num_layers].to(clip.target_features.device)
+            alignment = -alignment if self.is_falling else alignment
         return select_tokens(
             Pruning(self.strategy, self.ratio, seed),
             clip.grids,

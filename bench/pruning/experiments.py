@@ -135,9 +135,9 @@ def ablation_choices(layers: Layers, ratio: float) -> dict[str, Choice]:
             base, strategy=PruningStrategy.SPECVLM, options=SelectionOptions(specvlm_mass=mass)
         )
     for count in layers.aligned:
-        choices[f"uv, layers: {count}"] = replace(
-            base, strategy=PruningStrategy.UV, num_layers=count
-        )
+        uv = replace(base, strategy=PruningStrategy.UV, num_layers=count)
+        choices[f"uv, layers: {count}"] = uv
+        choices[f"uv reversed, layers: {count}"] = replace(uv, is_falling=True)
     choices |= published_choices(most_layers, ratio)
     choices["none"] = replace(base, strategy=PruningStrategy.NONE, ratio=0.0)
     return choices

@@ -20,7 +20,7 @@ def test_the_page_is_made_of_the_figures_beside_it() -> None:
     assert page.page(RESULTS) in text, "run: python -m bench.page"
     pruning = (ROOT / "docs/pruning.md").read_text(encoding="utf-8")
     assert page.pruning_page(RESULTS) in pruning, "run: python -m bench.page"
-    for command in (RESULTS[name]["command"] for name in page.PRUNING):
+    for command in (RESULTS[name]["command"] for name in page.PRUNING if name in RESULTS):
         assert f"## `{command}`" in pruning and f"## `{command}`" not in text
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert page.readme_lines(RESULTS) in readme

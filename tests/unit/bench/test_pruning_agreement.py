@@ -30,6 +30,7 @@ from hippo.errors import InvalidRequestError
 from hippo.models.base import DecodedMedia, SequenceRows, StepPlan
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
+from hippo.pruning.scores import Scope
 from hippo.simulation.traces import Trace
 from hippo.types import FramePlan, MediaKind, PruningStrategy
 from tests.support.families import write_family
@@ -55,7 +56,7 @@ def start(model: ToyModel, sample: Sample, frames: int = 3) -> tuple[SampleTrace
     output = target_output(model, int(logits.argmax()), (), max_tokens=24)
     attention = torch.arange(4.0 * frames).expand(2, -1)
     content = tuple(token % 2 == 0 for token in output)
-    scores = {"visual": attention}
+    scores: dict[Scope, torch.Tensor] = {"visual": attention}
     return SampleTrace(sample, prompt, output, content, scores, {1: -attention[0]}), features
 
 
@@ -141,6 +142,7 @@ def test_every_choice_is_judged_on_every_sample_and_recorded(tmp_path: Path) -> 
         "none": NONE,
         "attention": Choice(strategy=PruningStrategy.ATTENTION, ratio=0.5, num_layers=2),
         "uv": Choice(strategy=PruningStrategy.UV, ratio=0.5, num_layers=1),
+        "uv reversed": Choice(PruningStrategy.UV, ratio=0.5, num_layers=1, is_falling=True),
         "blind": Choice(strategy=PruningStrategy.BLIND, ratio=1.0, num_layers=1),
     }
     records = tmp_path / "records.jsonl"
@@ -154,6 +156,7 @@ def test_every_choice_is_judged_on_every_sample_and_recorded(tmp_path: Path) -> 
     by_choice = {line["choice"]: line for line in lines}
     assert by_choice["attention"]["kept"] == [6, 7, 8, 9, 10, 11]  # the most attended to
     assert by_choice["uv"]["kept"] == [0, 1, 2, 3, 4, 5]  # whose alignment grows most
+    assert by_choice["uv reversed"]["kept"] == [6, 7, 8, 9, 10, 11]
     assert len(by_choice["none"]["agrees"]) == length
     assert {outcome.num_samples for outcome in outcomes.values()} == {1}
 

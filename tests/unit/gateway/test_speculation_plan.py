@@ -93,8 +93,8 @@ def test_what_the_request_gives_goes_before_its_preset() -> None:
     everything = replace(SPECVLM, strategy=PruningStrategy.NONE)
     assert (plan.policy_name, plan.pruning) == ("serial", everything)
     assert plan.make_policy().pace.optimistic.max_draft_tokens == 3
-    own = {"causal_attention": False, "compacted_positions": False}
-    plan = _plan(preset="specvlm", pruning=own)
+    question = {"causal_attention": False, "compacted_positions": False}
+    plan = _plan(preset="specvlm", pruning=question)
     assert plan.pruning == replace(SPECVLM, causal_attention=False, compacted_positions=False)
     own = {"spatial_score": "contrast", "spread": 0.1, "score_layer_share": 0.5}
     plan = _plan(preset="hippo", guesses=True, pruning=own)
