@@ -74,7 +74,7 @@ def test_a_resumed_stage_equals_one_that_was_never_stopped(tmp_path: Path) -> No
             optimizer.step()
             return {"loss": float(loss.detach())}
 
-        parts = {"part": part, "optimizer": optimizer}
+        parts: dict[str, loop.Stateful] = {"part": part, "optimizer": optimizer}
         with contextlib.suppress(_Stop):
             loop.run_steps("stage", folder, num_steps=7, parts=parts, step=step, save_every=2)
         return part.weight.detach()

@@ -47,7 +47,8 @@ CASES = st.sampled_from(sorted(VOCABULARIES)).flatmap(
 
 def verdicts_of(ids: list[int], sizes: list[int]) -> list[list[int]]:
     """The ids in blocks of these sizes."""
-    blocks, start = [], 0
+    blocks: list[list[int]] = []
+    start = 0
     for size in cycle(sizes):
         if start >= len(ids):
             return blocks
