@@ -50,9 +50,7 @@ class StepTimes:
         return Machine(
             name="measured",
             target=MeasuredForward(
-                one_row_ms=self.target[1],
-                rows=tuple(self.target),
-                row_times_ms=tuple(self.target.values()),
+                rows=tuple(self.target), row_times_ms=tuple(self.target.values())
             ),
             draft=ForwardTime(one_row_ms=level, kilotoken_ms=max(slope, 0.0)),
         )
