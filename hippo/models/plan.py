@@ -36,7 +36,8 @@ class LoadPlan:
     room for caches of earlier media, of ``vision_cache_bytes`` and (on a CPU)
     ``media_cache_bytes`` (None: see hippo.sizes.cache_limit). ``budget_bytes`` limits the memory
     that a process uses on its device. ``cuda_graphs`` captures steps: auto (on one GPU), on or off.
-    With ``exact_rows`` every step has that many rows, so that a token's logits do not depend on the
+    With ``exact_rows`` every step has that many rows, or fewer if the device's kernels need it
+    (ExactRunner.fit_rows), so that a token's logits do not depend on the
     other tokens fed. ``max_pixels`` is the most that the operator allows an image or a frame (0:
     the operator says nothing): memory is planned for it, and a model of one frame size refuses it.
     """
