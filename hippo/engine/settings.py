@@ -36,7 +36,8 @@ class EngineSettings:
     device: str = setting("cpu", help="cpu, cuda or cuda:N")
     dtype: str = setting(
         "auto",
-        help="auto: the checkpoint's dtype, but float16 for a draft on a CPU, because a draft's "
+        help="auto: the checkpoint's dtype, on a CPU float32 if the processor multiplies that "
+        "slowly; a draft on a CPU: the first of float16, bfloat16 and float32 that is fast, as its "
         "dtype affects only the speed",
         choices=("auto", *DTYPE_NAMES),
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from hippo.errors import ContextLengthError, ModelLoadError
+from hippo.errors import ContextLengthError
 from hippo.models.attention import AttentionPlan, ChunkMask, QueryTap, plan_sequence
 from hippo.models.base import (
     AttentionTap,
@@ -73,18 +73,10 @@ class CachedModel:
         with torch.inference_mode():
             self._rotary_table = self._text_rotary(min(2048, self.info.max_context_length))
 
-    def check_exact_rows(self, num_rows: int) -> None:
-        """Raises ModelLoadError if a token's logits depend on its place in steps of ``num_rows``
-        rows."""
-        if not isinstance(self._fixed, ExactRunner):
-            return
-        if (most := self._fixed.most_alike(self._rotary_table)) < num_rows:
-            raise ModelLoadError(
-                f"{self.info.name}: --deterministic does not hold for {self.info.dtype} by this "
-                f"processor's kernels: the last bits of a token's logits depend on its place in a "
-                f"step of {num_rows} rows. Use --deterministic-rows {most}, where they do not, or "
-                "another --dtype"
-            )
+    def fit_exact_rows(self) -> None:
+        """Limits the rows of exact steps to a number for which they are exact here."""
+        if isinstance(self._fixed, ExactRunner):
+            self._fixed.fit_rows(self._rotary_table)
 
     def prepare_prompt(
         self, messages: Sequence[ChatMessage], media: Sequence[DecodedMedia], frame_plan: FramePlan

@@ -8,7 +8,7 @@ Every forward holds one sequence and has the same number of rows, and the number
 read follows from the row's own index. Where the kernels treat every row of a product alike, a
 token's logits then have the same bits whether the token was fed alone or in a block
 (docs/algorithms.md). Not all kernels do: fbgemm's for AVX2 take six rows at a time, and what is
-left by a kernel of its own. So ``most_alike`` measures it with the model's own products.
+left by a kernel of its own. So ``fit_rows`` measures it with the model's own products.
 
 Padding comes last and is written behind the sequence's end, where the next step overwrites it, so
 no row attends to padding.
@@ -16,6 +16,7 @@ no row attends to padding.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -28,6 +29,8 @@ from hippo.models.decoder import DecoderStack
 from hippo.models.plan import MAX_GROUPED_ROWS
 from hippo.models.rows import PlacedRows
 from hippo.transfer import to_device
+
+_log = logging.getLogger(__name__)
 
 _LEAST_STRETCH = 256  # tokens
 
@@ -107,13 +110,45 @@ class ExactRunner:
         return iter(())
 
     @torch.inference_mode()
-    def most_alike(self, rotary: torch.Tensor) -> int:
-        """Returns the most rows of a forward, up to ``num_rows``, for which a token's logits have
-        the same bits in each place; 1 if in no larger one. ``rotary`` is as in capture_all. Slot 0
-        is empty before and afterwards."""
-        return next(
-            count for count in range(self._num_rows, 0, -1) if self._is_alike(count, rotary)
+    def fit_rows(self, rotary: torch.Tensor) -> None:
+        """Lowers ``num_rows`` to the most for which a token's logits have the same bits in each
+        place of a forward. ``rotary`` is as in capture_all; slot 0 is empty, and stays so."""
+        asked = self._num_rows
+        while not (self._attends_alike(self._num_rows) and self._is_alike(self._num_rows, rotary)):
+            self._num_rows -= 1  # one row has one place
+        if self._num_rows < asked:
+            _log.warning(
+                "steps of %d rows instead of %d (--deterministic-rows): with more, kernels of this "
+                "device give a token's logits other bits in other places of a step",
+                self._num_rows,
+                asked,
+            )
+
+    def _attends_alike(self, num_rows: int) -> bool:
+        """Whether equal rows have equal bits after attention. Where the cache is wider than the
+        model's dtype, rounding hides a difference in most tokens' logits, but not in all."""
+        cache, groups = self._cache, self._stack.groups
+        shape = cache.shape
+        num_tokens = stretch(0, shape.capacity)
+        generator = torch.Generator().manual_seed(0)
+
+        def numbers(*sizes: int) -> torch.Tensor:
+            return torch.randn(sizes, generator=generator).to(cache.device, cache.dtype)
+
+        keys, values = ([numbers(shape.num_kv_heads, 1, num_tokens, shape.head_dim)] for _ in "kv")
+        part = SequencePart(
+            first_row=0,
+            num_rows=num_rows,
+            written=(),
+            keys=keys,
+            values=values,
+            mask=torch.zeros(num_rows * groups, num_tokens, dtype=cache.dtype, device=cache.device),
+            is_causal=False,
+            is_grouped=True,
         )
+        query = numbers(1, shape.num_kv_heads, groups, shape.head_dim)
+        found = part.read_cache(query.expand(num_rows, -1, -1, -1), 0, self._stack.scaling)
+        return bool((found == found[0]).all())
 
     def _is_alike(self, num_rows: int, rotary: torch.Tensor) -> bool:
         """Whether tokens have the same logits together, each in its own place, and in the first

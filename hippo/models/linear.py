@@ -146,7 +146,11 @@ def _multiply_narrow(
     if x.numel() <= _NARROW_ROWS * x.shape[-1]:
         return linear(x, weight, bias)
     wide_bias = None if bias is None else bias.float()
-    return linear(x.float(), weight.float(), wide_bias).to(x.dtype)
+    if not packs_weights(x.device, torch.float32):
+        return linear(x.float(), weight.float(), wide_bias).to(x.dtype)
+    # By oneDNN, which gives a row the same bits in each place.
+    multiply = torch.ops.mkldnn._linear_pointwise.default
+    return multiply(x.float(), weight.float(), wide_bias, "none", [], "").to(x.dtype)
 
 
 # The operators of MKL and oneDNN are those of torch.compile's CPU backend.

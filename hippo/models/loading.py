@@ -62,8 +62,7 @@ def load_model(
     family = FAMILIES[checkpoint.model_type]
     pretrained = load_pretrained(checkpoint, family.architecture, plan, report, shards)
     model = CachedModel(pretrained, family)
-    if plan.exact_rows is not None:
-        model.check_exact_rows(plan.exact_rows)
+    model.fit_exact_rows()
     report("loading", 1.0)
     return model
 

@@ -38,10 +38,10 @@ class LoadPlan:
     ``media_cache_bytes`` (None: see hippo.sizes.cache_limit). ``budget_bytes`` limits the memory
     that a process uses on its device. ``cuda_graphs`` captures steps: auto (on one GPU), on or off.
     A slot caches ``cache_tokens`` tokens (None: the whole context, or what a pruned prompt needs if
-    the service ``prunes``). With ``exact_rows`` every step has that many rows, so that a token's
-    logits do not depend on the other tokens fed. ``max_pixels`` is the most that the operator
-    allows an image or a frame (0: the operator says nothing): memory is planned for it, and a model
-    of one frame size refuses it.
+    the service ``prunes``). With ``exact_rows`` every step has that many rows, or fewer if the
+    device's kernels need it (ExactRunner.fit_rows), so that a token's logits do not depend on the
+    other tokens fed. ``max_pixels`` is the most that the operator allows an image or a frame (0:
+    the operator says nothing): memory is planned for it, and a model of one frame size refuses it.
     """
 
     model: str

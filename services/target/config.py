@@ -40,7 +40,9 @@ class TargetSettings(EngineSettings):
         help="run every step in one shape, also target-only, so that the bits of an answer do not "
         "depend on batching or drafting, in any dtype",
     )
-    deterministic_rows: int = setting(8, help="with --deterministic: rows per step")
+    deterministic_rows: int = setting(
+        8, help="with --deterministic: rows per step; fewer where the device's kernels need it"
+    )
     tensor_parallel: int = setting(1, help="devices that share the model's layers")
     devices: tuple[str, ...] = setting(
         (), help="with --tensor-parallel: the devices, as cuda:0,cuda:1; default: from --device on"

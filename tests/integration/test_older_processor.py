@@ -8,9 +8,12 @@ import platform
 import subprocess
 import sys
 
+import pytest
+
 from tests.support.processors import SWITCHES
 
 
+@pytest.mark.timeout(300)  # it loads eight models
 def test_every_dtype_is_served_without_avx_512() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.older_processor"],
@@ -34,4 +37,3 @@ def test_every_dtype_is_served_without_avx_512() -> None:
         assert len(answer["alone"]) == 12
         if dtype != "auto" or plain == "float32":  # in bfloat16 rounding can change a token
             assert answer["together"] == answer["alone"], dtype
-    assert all(answers[dtype]["exact_rows"] > 1 for dtype in ("bfloat16", "float16"))

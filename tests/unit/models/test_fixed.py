@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hippo.config import SettingsError
-from hippo.errors import ContextLengthError, ModelLoadError
+from hippo.errors import ContextLengthError
 from hippo.models import pretrained
+from hippo.models.attention import SequencePart
 from hippo.models.base import DecodedMedia, Prompt, SequenceRows, StepPlan, VideoLanguageModel
 from hippo.models.cached import CachedModel
-from hippo.models.fixed import split_rows, stretch
+from hippo.models.fixed import ExactRunner, split_rows, stretch
 from hippo.models.linear import Linear, make_linear
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
@@ -137,8 +138,9 @@ def test_a_tokens_logits_have_the_same_bits_however_it_was_fed(
         assert torch.equal(feed(slot, cuts, other), alone)
 
 
-def test_a_number_of_rows_whose_places_differ_is_refused_with_one_that_is_right(
-    target_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("num_rows", [8, 7, 6])
+def test_steps_have_no_number_of_rows_whose_places_differ(
+    target_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, num_rows: int
 ) -> None:
     def make(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         product = make_linear(weight, bias)
@@ -151,11 +153,33 @@ def test_a_number_of_rows_whose_places_differ_is_refused_with_one_that_is_right(
 
         return multiply
 
+    found = _num_exact_rows(_load(target_checkpoint, exact_rows=num_rows))
     monkeypatch.setattr(pretrained, "make_linear", make)
-    with pytest.raises(ModelLoadError, match=r"in a step of 7 rows. Use --deterministic-rows 6,"):
-        _load(target_checkpoint, exact_rows=7)
-    for exact_rows in (8, 6):
-        _load(target_checkpoint, exact_rows=exact_rows)
+    limited = _num_exact_rows(_load(target_checkpoint, exact_rows=num_rows))
+    expected = _num_exact_rows(_load(target_checkpoint, exact_rows=6)) if found == 7 else found
+    assert limited == expected
+
+
+def test_attention_counts_as_well(
+    target_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read_cache = SequencePart.read_cache
+
+    def read(part: SequencePart, query: torch.Tensor, layer: int, scaling: float) -> torch.Tensor:
+        result = read_cache(part, query, layer, scaling)
+        result[2:] *= 1 + 2**-20  # which rounding to bfloat16 mostly hides
+        return result
+
+    monkeypatch.setattr(SequencePart, "read_cache", read)
+    monkeypatch.setattr("hippo.models.footprint.cache_dtype", lambda *_: torch.float32)
+    model = _load(target_checkpoint, dtype="bfloat16", exact_rows=8)
+    assert _num_exact_rows(model) == 2
+    assert "steps of 2 rows instead of 8 (--deterministic-rows)" in caplog.text
+
+
+def _num_exact_rows(model: VideoLanguageModel) -> int:
+    assert isinstance(model, CachedModel) and isinstance(model._fixed, ExactRunner)
+    return model._fixed._num_rows
 
 
 def test_heads_may_be_wider_than_their_share_of_a_row(qwen3_checkpoint: Path) -> None:
