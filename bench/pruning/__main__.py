@@ -55,7 +55,7 @@ from bench.pruning.samples import (
     SampleSource,
 )
 from bench.pruning.services import measure_services
-from bench.pruning.speed import StepTimes, measure_steps
+from bench.pruning.speed import MeasuredTimes, measure_steps
 from bench.pruning.tables import table_of
 from bench.pruning.teacher import run_choices
 from bench.pruning.traces import (
@@ -157,7 +157,7 @@ class ExperimentRun:
         )
 
     @cached_property
-    def step_times(self) -> StepTimes:
+    def step_times(self) -> MeasuredTimes:
         """Times of both models on the first clip; the draft's prefill and step also pruned."""
         first, *_ = self.traces("step times")
         return measure_steps(self.target, self.draft, first)

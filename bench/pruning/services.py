@@ -41,7 +41,7 @@ def measure_services(
         records, run = run_systems(console, stack.url, files, chosen, title=title)
     rows: list[dict[str, Any]] = run["summary"]
     for row in rows:
-        row |= _times([record for record in records if record.system == row["system"]])
+        row |= answer_times([record for record in records if record.system == row["system"]])
     return rows
 
 
@@ -74,7 +74,7 @@ def preset_systems() -> list[System]:
     ]
 
 
-def _times(records: Sequence[Record]) -> dict[str, Any]:
+def answer_times(records: Sequence[Record]) -> dict[str, Any]:
     """Returns times in milliseconds, and mean accepted tokens: accepted draft tokens over
     rejections of all answers; None for what there was not."""
     figures = [record.figures for record in records]

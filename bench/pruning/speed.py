@@ -28,7 +28,7 @@ _RATIOS = (0.0, 0.5, 0.75, 0.9, 0.95, 0.98, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class MeasuredTimes:
     """Times of a pair on one clip, in milliseconds: of the target's forwards by rows, and of the
     draft's prefill (without its vision tower) and of its step by the share pruned."""
 
@@ -67,7 +67,7 @@ class StepTimes:
 
 def measure_steps(
     target: VideoLanguageModel, draft: VideoLanguageModel, clip: ClipTrace
-) -> StepTimes:
+) -> MeasuredTimes:
     """Measures both models on a clip's first sample, everything in turns, and takes medians."""
     prompt, ids = clip.samples[0].prompt, clip.samples[0].output_ids
     count = clip.target_features.shape[0]
@@ -102,7 +102,7 @@ def measure_steps(
             timed("prefill", ratio, partial(prefill, ratio))
             timed("step", ratio, step(draft, 1))
     medians = {key: statistics.median(values) for key, values in samples.items()}
-    return StepTimes(
+    return MeasuredTimes(
         prompt.length,
         count,
         {rows: medians["target", rows] for rows in ROWS},

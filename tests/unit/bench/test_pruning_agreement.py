@@ -13,7 +13,7 @@ from rich.console import Console
 from bench.pruning.agreement import AgreementCache, DraftRunner
 from bench.pruning.choices import Choice
 from bench.pruning.samples import HeldOutWorld, Sample, SampleClip
-from bench.pruning.speed import StepTimes, measure_steps, replay_agreement
+from bench.pruning.speed import MeasuredTimes, measure_steps, replay_agreement
 from bench.pruning.teacher import run_choices
 from bench.pruning.traces import (
     ClipTrace,
@@ -189,7 +189,7 @@ def test_step_times_are_of_every_number_of_rows_and_every_ratio() -> None:
 
 def test_a_replay_is_of_the_agreement_and_the_step_times() -> None:
     """A draft that is always right, ten times as fast as the target; one that is always wrong."""
-    machine = StepTimes(
+    machine = MeasuredTimes(
         100,
         50,
         dict.fromkeys((1, 2, 4, 8, 16, 32), 10.0),

@@ -6,8 +6,12 @@ import random
 
 import pytest
 
+from bench.measure import Record
+from bench.pruning.services import answer_times
 from bench.pruning.statistics import Counts, difference, interval
-from bench.pruning.tables import accepted_tokens
+from bench.pruning.tables import accepted_tokens, markdown_tables
+from hippo.benchmark.answers import Answer
+from hippo.benchmark.figures import summarise
 
 
 def counted(clips: dict[str, tuple[int, int]]) -> Counts:
@@ -61,3 +65,43 @@ def test_accepted_tokens_are_those_between_rejections() -> None:
     agreement = interval(counted({"a": (90, 100)})).as_dict()
     assert accepted_tokens(agreement) == "9.0 [9.0, 9.0]"
     assert accepted_tokens({"mean": 0.5, "low": 0.0, "high": 1.0}) == "1.0 [0.0, ∞]"
+
+
+def record(system: str, *, accepted: int, rejections: int, prefill_ms: float | None) -> Record:
+    """An answer of two tokens that took half a second, and target-only twice as long."""
+    figures = {
+        "num_accepted_tokens": accepted,
+        "num_accepted_reused": 1,
+        "num_rejections": rejections,
+        "timings_ms": {"decode": 250.0, "draft_prefill": prefill_ms},
+        "mean_tokens_per_forward": 3.0,
+        "acceptance_rate": 0.75,
+    }
+    answer = Answer(text="a", asked_s=1.0, piece_s=(1.25, 1.5), token_ids=(1, 2), figures=figures)
+    return Record("clip", system, 0.0, answer, 0.5, 1.0, (1, 2))
+
+
+def test_accepted_tokens_and_times_of_services_are_of_all_answers() -> None:
+    records = [
+        record("holistic 0.9", accepted=9, rejections=1, prefill_ms=20.0),
+        record("holistic 0.9", accepted=4, rejections=4, prefill_ms=40.0),
+    ]
+    found = answer_times(records)
+    assert found == {"end_to_end_ms": 500.0, "draft_prefill_ms": 30.0, "accepted_tokens": 3.0}
+    alone = answer_times([record("target-only", accepted=0, rejections=0, prefill_ms=None)])
+    assert alone["draft_prefill_ms"] is None and alone["accepted_tokens"] is None
+
+
+def test_the_services_table_has_speed_times_and_accepted_tokens() -> None:
+    by_system = {
+        "target-only": record("target-only", accepted=0, rejections=0, prefill_ms=None),
+        "uv 0.9": record("uv 0.9", accepted=9, rejections=2, prefill_ms=20.0),
+    }
+    rows = [
+        row | answer_times([by_system[row["system"]]])
+        for row in summarise(list(by_system.values()))
+    ]
+    title, table = markdown_tables("services", {"rows": rows})
+    assert title.startswith("1 of 1 answers equal target-only's, which takes 500 ms end to end")
+    cells = [cell.strip() for cell in table.splitlines()[2].strip("|").split("|")]
+    assert cells == ["uv 0.9", *["2.00 [2.00, 2.00]"] * 2, "500", "20", "5.0", "3.0", "0.75"]
