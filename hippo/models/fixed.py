@@ -7,8 +7,8 @@
 Every forward holds one sequence and has the same number of rows, and the number of cached tokens
 read follows from the row's own index. Where the kernels treat every row of a product alike, a
 token's logits then have the same bits whether the token was fed alone or in a block
-(docs/algorithms.md). Not all kernels do: fbgemm's for AVX2 take six rows at a time, and what is
-left by a kernel of its own. So ``fit_rows`` measures it with the model's own products.
+(docs/algorithms.md). Not all kernels do: fbgemm by AVX2 multiplies five rows of seven by one kernel
+and two by another. So ``fit_rows`` measures it with the model's own products.
 
 Padding comes last and is written behind the sequence's end, where the next step overwrites it, so
 no row attends to padding.

@@ -104,14 +104,25 @@ def packing(dtype: torch.dtype) -> MakeLinear | None:
 
     MKL is up to a quarter faster than oneDNN for one row of float32 by its kernels for AVX-512, and
     these give a row the same bits beside any other rows. Its other kernels do not, and are not
-    used.
+    used. oneDNN also takes bfloat16 where AVX-512 has no bfloat16 arithmetic, and is then slower
+    than a plain product.
     """
     if dtype == torch.float32 and _is_right(_make_by_mkl, dtype) and _treats_rows_alike():
         return _make_by_mkl
+    if dtype == torch.bfloat16 and not _has_bfloat16():
+        return None
     return _make_by_onednn if _is_right(_make_by_onednn, dtype) else None
 
 
-@functools.cache
+def _has_bfloat16() -> bool:
+    """Whether the processor has arithmetic for bfloat16: avx512_bf16 or amx_bf16 on x86, and names
+    with the same end on ARM. Without a word from torch, an older one, oneDNN alone decides."""
+    if not hasattr(torch.cpu, "get_capabilities"):
+        return True
+    capabilities = torch.cpu.get_capabilities()
+    return any(has for name, has in capabilities.items() if name.endswith("bf16"))
+
+
 def has_half_linear() -> bool:
     """Whether fbgemm multiplies float16 weights here, so that make_half_linear is fast."""
     return _is_right(_make_by_fbgemm, torch.float16, rows_dtype=torch.float32)
@@ -146,7 +157,7 @@ def _multiply_narrow(
     if x.numel() <= _NARROW_ROWS * x.shape[-1]:
         return linear(x, weight, bias)
     wide_bias = None if bias is None else bias.float()
-    if not packs_weights(x.device, torch.float32):
+    if not _is_right(_make_by_onednn, torch.float32):
         return linear(x.float(), weight.float(), wide_bias).to(x.dtype)
     # By oneDNN, which gives a row the same bits in each place.
     multiply = torch.ops.mkldnn._linear_pointwise.default
@@ -187,6 +198,7 @@ def _tried(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     return weight, torch.randn(_TRIED_ROWS, _TRIED_SHAPE[1], generator=generator).to(dtype)
 
 
+@functools.cache
 @torch.inference_mode()
 def _is_right(
     make: MakeLinear, dtype: torch.dtype, *, rows_dtype: torch.dtype | None = None

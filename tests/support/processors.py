@@ -31,12 +31,13 @@ def has_fbgemm(processor: str) -> bool:
 def forget_trials() -> None:
     """Makes hippo.models.linear try each kind of product again."""
     linear.packing.cache_clear()
-    linear.has_half_linear.cache_clear()
+    linear._is_right.cache_clear()
 
 
 @contextmanager
-def running_on(processor: str) -> Iterator[None]:
-    """Lets torch's operators answer as on one of PROCESSORS; none has bfloat16 in oneDNN."""
+def running_on(processor: str) -> Iterator[pytest.MonkeyPatch]:
+    """Lets torch's operators answer as on one of PROCESSORS; none has bfloat16 in oneDNN.
+    Yields what undoes it, for further patches."""
     reorder = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
 
     def refuse(*_arguments: Any) -> torch.Tensor:
@@ -59,5 +60,5 @@ def running_on(processor: str) -> Iterator[None]:
             patch.delattr(torch, "fbgemm_pack_gemm_matrix_fp16", raising=False)
             patch.delattr(torch, "fbgemm_linear_fp16_weight_fp32_activation", raising=False)
         forget_trials()
-        yield
+        yield patch
     forget_trials()

@@ -145,7 +145,7 @@ def test_steps_have_no_number_of_rows_whose_places_differ(
     def make(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         product = make_linear(weight, bias)
 
-        def multiply(x: torch.Tensor) -> torch.Tensor:  # as fbgemm's kernels for AVX2: 6 + 1 rows
+        def multiply(x: torch.Tensor) -> torch.Tensor:  # a kernel of its own for the last row
             result = product(x)
             if x.shape[0] == 7:
                 result[6] *= 1 + 2**-20

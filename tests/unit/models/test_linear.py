@@ -80,11 +80,11 @@ def test_what_a_processor_lacks_is_not_packed(processor: str) -> None:
 
 
 def test_a_library_with_wrong_numbers_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     reorder = torch.ops.mkldnn._reorder_linear_weight
-    with running_on("AVX2, no MKL"):
-        monkeypatch.setattr(
+    with running_on("AVX2, no MKL") as patch:
+        patch.setattr(
             torch.ops.mkldnn, "_reorder_linear_weight", lambda weight, rows: reorder(-weight, rows)
         )
         assert packing(torch.float32) is None
@@ -93,15 +93,15 @@ def test_a_library_with_wrong_numbers_is_not_used(
 
 @pytest.mark.parametrize("is_alike", [True, False])
 def test_mkl_multiplies_only_where_its_rows_do_not_depend_on_the_rows_beside_them(
-    is_alike: bool, monkeypatch: pytest.MonkeyPatch
+    is_alike: bool,
 ) -> None:
     def multiply(x: torch.Tensor, packed: torch.Tensor, *_others: object) -> torch.Tensor:
         product = x.double() @ packed.double().T
         return (product if is_alike else product * (1 + x.shape[0] * 2**-20)).float()
 
-    with running_on("AVX2"):
-        monkeypatch.setattr(torch.ops.mkl, "_mkl_reorder_linear_weight", lambda weight, _: weight)
-        monkeypatch.setattr(torch.ops.mkl, "_mkl_linear", SimpleNamespace(default=multiply))
+    with running_on("AVX2") as patch:
+        patch.setattr(torch.ops.mkl, "_mkl_reorder_linear_weight", lambda weight, _: weight)
+        patch.setattr(torch.ops.mkl, "_mkl_linear", SimpleNamespace(default=multiply))
         make = packing(torch.float32)
     assert make is (_make_by_mkl if is_alike else _make_by_onednn)
 
