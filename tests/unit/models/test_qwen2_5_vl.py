@@ -14,6 +14,7 @@ from hippo.models.cached import CachedModel
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.types import FramePlan
+from tests.support.processors import running_on
 from tests.support.reference import (
     Reference,
     assert_close,
@@ -37,8 +38,9 @@ def test_a_forward_is_filled_up_where_numbers_of_rows_are_prepared(
     is_packed: bool,
     num_computed: int,
 ) -> None:
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: is_packed)
-    model = load_model(LoadPlan(str(target_checkpoint), dtype="float32", max_context_length=512))
+    with running_on("AVX2" if is_packed else "unknown"):
+        plan = LoadPlan(str(target_checkpoint), dtype="float32", max_context_length=512)
+        model = load_model(plan)
     assert isinstance(model, CachedModel)
     prefill(model, 0, prepare(model, user("what?")))
     numbers, run = [], model._stack.run
