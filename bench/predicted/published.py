@@ -15,7 +15,7 @@ from hippo.sizes import ModelShape
 from hippo.speculation.policies import MAX_DRAFT_TOKENS
 
 HEAD = (
-    *("system", "pair", "M", "published", "T / d", "vpsd (γ)", "over published"),
+    *("system", "pair", "M", "run length", "published", "T / d", "vpsd (γ)", "over published"),
     *("adaptive", "over published"),
 )
 _QWEN, _LLAVA = "Qwen/Qwen2.5-VL-{}-Instruct", "llava-hf/llava-onevision-qwen2-{}-ov-hf"
@@ -33,6 +33,7 @@ class PublishedSetting:
     target_place: Placement
     context: int
     draft_context: int
+    counts_corrected: bool  # whether the publication's M counts the corrected token
 
     def machine(self) -> Machine:
         """Returns the step times on this machine, without messages between services: in all three
@@ -58,6 +59,7 @@ def _settings() -> tuple[tuple[PublishedSetting, tuple[tuple[float, float], ...]
         target_place=Placement(gpu=h200, num_gpus=2),
         context=1000,
         draft_context=1000,
+        counts_corrected=True,
     )
 
     def parallel(pair: str, family: str, draft: str, target: str) -> PublishedSetting:
@@ -71,6 +73,7 @@ def _settings() -> tuple[tuple[PublishedSetting, tuple[tuple[float, float], ...]
             target_place=Placement(gpu=l40s, has_graphs=False),
             context=24_000,
             draft_context=2_400,
+            counts_corrected=False,
         )
 
     return (
@@ -94,8 +97,9 @@ def _row(
 ) -> tuple[str, ...]:
     ratio = machine.target.ms(1, setting.context) / machine.draft.ms(1, setting.draft_context)
     gamma = min(max(round(ratio), 1), MAX_DRAFT_TOKENS)
+    run_length = accepted + (not setting.counts_corrected)
     traces = drawn_traces(
-        agreement=agreement_of_run_length(accepted + 1),
+        agreement=agreement_of_run_length(run_length),
         num_traces=24,
         num_tokens=NUM_NEW_TOKENS,
         num_prompt_tokens=setting.context,
@@ -104,7 +108,8 @@ def _row(
     policies = (PolicyChoice("off"), PolicyChoice("vpsd", gamma), PolicyChoice("adaptive"))
     alone, vpsd, adaptive = (replay_all(each, traces, machine).decode_ns for each in policies)
     return (
-        *(setting.system, setting.pair, f"{accepted:g}", f"{speedup:.2f}", f"{ratio:.1f}"),
+        *(setting.system, setting.pair, f"{accepted:g}", f"{run_length:g}", f"{speedup:.2f}"),
+        f"{ratio:.1f}",
         *(f"{alone / vpsd:.2f} ({gamma})", f"{alone / vpsd / speedup:.2f}"),
         *(f"{alone / adaptive:.2f}", f"{alone / adaptive / speedup:.2f}"),
     )
