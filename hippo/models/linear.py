@@ -161,7 +161,8 @@ def _multiply_narrow(
         return linear(x.float(), weight.float(), wide_bias).to(x.dtype)
     # By oneDNN, which gives a row the same bits in each place.
     multiply = torch.ops.mkldnn._linear_pointwise.default
-    return multiply(x.float(), weight.float(), wide_bias, "none", [], "").to(x.dtype)
+    wide: torch.Tensor = multiply(x.float(), weight.float(), wide_bias, "none", [], "")
+    return wide.to(x.dtype)
 
 
 # The operators of MKL and oneDNN are those of torch.compile's CPU backend.
