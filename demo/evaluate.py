@@ -193,7 +193,7 @@ def step_ms(loaded: Loaded, *, context: int, repeats: int = 60) -> float:
     times = []
     for _ in range(repeats):
         started = time.perf_counter()
-        out = model(input_ids=ids[:, :1], past_key_values=out.past_key_values, use_cache=True)
+        out = model(input_ids=ids[:, :1], cache=out.past_key_values, use_cache=True)
         times.append(1e3 * (time.perf_counter() - started))
     return float(np.median(times))
 

@@ -117,7 +117,7 @@ def greedy(
             inputs_embeds=embeds,
             position_ids=positions,
             attention_mask=mask.long(),
-            past_key_values=cache,
+            cache=cache,
             use_cache=True,
             **(deepstack if deep and cache is None else {}),
         )

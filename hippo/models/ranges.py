@@ -92,8 +92,11 @@ class RangesPart:
             scaling=scaling,
         )
         weight = torch.sigmoid(prefix_sums - block_sums.T.view(prefix_sums.shape)).unsqueeze(-1)
-        merged = torch.lerp(block.view(prefix.shape).float(), prefix.float(), weight)
-        return merged.to(block.dtype).reshape(self.num_rows, -1)
+        # block + weight * prefix - weight * block, in float32; rounded once, to the block's dtype.
+        merged = block.view(prefix.shape)
+        total = torch.addcmul(merged, weight, prefix)
+        torch.addcmul(total, weight, merged, value=-1, out=merged)
+        return merged.reshape(self.num_rows, -1)
 
     def _attend_prefix(
         self, query: torch.Tensor, layer: int, scaling: float

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -77,7 +78,7 @@ def test_the_small_form_measures_every_part(
 def test_missing_packages_are_named_before_anything_is_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    versions = {"fastapi": "0.1", "grpcio": "1.80.0"}
+    versions = {"fastapi": "0.1"}
 
     def version(name: str) -> str:
         if name == "av":
@@ -87,7 +88,8 @@ def test_missing_packages_are_named_before_anything_is_run(
     monkeypatch.setattr(importlib.metadata, "version", version)
     assert gpu.main(["--out", str(tmp_path / "out")]) == 2
     printed = capsys.readouterr().out
-    assert "not installed here: fastapi>=0.115, av>=14, transformers" in printed
+    named = re.search(r"not installed here: fastapi>=[\d.]+, av>=[\d.]+, transformers", printed)
+    assert named is not None, printed
     assert not (tmp_path / "out").exists()
 
 

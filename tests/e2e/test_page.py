@@ -17,6 +17,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 from gateway.responses import ChatCompletionChunk
+from hippo.cli.record import STRATEGIES
 from hippo.page import POLICY, recording
 from tests.e2e.support import (
     CHAT,
@@ -371,7 +372,7 @@ def test_ask_records_both_answers_the_strategies_and_the_frames(recorded: Path) 
     (turn,) = json.loads(held.group(1))["turns"]
     assert sorted(turn["runs"]) == ["alone", "pair"]
     assert turn["runs"]["alone"]["hippo"]["policy"] == "off"
-    assert len(turn["selections"]) == 6 and len(turn["pictures"]) > 1
+    assert len(turn["selections"]) == len(STRATEGIES) and len(turn["pictures"]) > 1
     assert turn["pictures"][0].startswith("data:image/jpeg;base64,")
 
 
