@@ -194,7 +194,7 @@ def test_the_stack_answers_a_video_question_through_the_published_port(
         answers = [
             client.chat.completions.create(
                 model="hippo",
-                messages=[video_message(url, _QUESTION)],  # type: ignore[list-item]
+                messages=[video_message(url, _QUESTION)],
                 max_tokens=64,
                 **GREEDY,
             )

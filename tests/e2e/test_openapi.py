@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 import pytest
@@ -34,7 +34,7 @@ from tests.e2e.support import (
     further_gateway,
 )
 
-Operation = APIOperation[Any, Any, Any, Any]
+Operation: TypeAlias = APIOperation[Any, Any, Any, Any]
 
 CHECKS = [
     not_a_server_error,

@@ -121,7 +121,7 @@ def test_the_official_client_parses_an_answer_into_its_class(
 ) -> None:
     parsed = client.chat.completions.parse(
         model="hippo",
-        messages=[video_message(data_url(clip))],  # type: ignore[list-item]
+        messages=[video_message(data_url(clip))],
         response_format=Scene,
         temperature=0.7,
         seed=2,
