@@ -138,9 +138,9 @@ def _parse(raw: str, hint: Any, source: str) -> Any:
             return False
         raise SettingsError(f"{source}={raw!r}: expected true or false")
     if kind in (int, float):
-        has_auto = _AUTO in typing.get_args(hint)
-        if raw == "auto" and kind is not hint:
-            return "auto" if has_auto else None
+        has_auto = kind is not hint
+        if raw == "auto" and has_auto:
+            return "auto" if _AUTO in typing.get_args(hint) else None
         try:
             return kind(raw)
         except ValueError:

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 from hippo.errors import HippoError
 
-_OWN = ("hippo", "services", "gateway")
-
 
 @contextmanager
 def needs_extra(extra: str, what: str, *, or_else: str = "") -> Iterator[None]:
@@ -20,10 +18,9 @@ def needs_extra(extra: str, what: str, *, or_else: str = "") -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package in ("", *_OWN):
+        if not error.name or "." in error.name:  # a module that an installed package lacks
             raise
         raise HippoError(
-            f"{what} needs {package}: pip install 'hippo-serve[{extra}]'"
+            f"{what} needs {error.name}: pip install 'hippo-serve[{extra}]'"
             + (f", or {or_else}" if or_else else "")
         ) from None

@@ -122,6 +122,11 @@ def _fitting(model: VideoLanguageModel, prompt: Prompt) -> torch.Tensor | None:
     return torch.arange(most_kept(model.info.slot_tokens, _num_others(prompt), _MAX_ROWS))
 
 
+def _num_cached(prompt: Prompt, kept: torch.Tensor | None) -> int:
+    """Returns how many tokens of a prompt whose visual tokens ``kept`` remain go into a slot."""
+    return prompt.length if kept is None else _num_others(prompt) + int(kept.shape[0])
+
+
 def run_longest(model: VideoLanguageModel, prompt: Prompt, *, slot: int, num_tapped: int) -> None:
     """Runs the prefill of ``longest_prompt`` (device thread), so that a lack of memory shows at the
     start. Raises ModelLoadError if the device's memory does not suffice."""
@@ -140,7 +145,7 @@ def run_longest(model: VideoLanguageModel, prompt: Prompt, *, slot: int, num_tap
         ) from error
     _log.info(
         "the longest prompt, of %d tokens, was read in %.1f s",
-        prompt.length,
+        _num_cached(prompt, kept),
         perf_counter() - began_s,
     )
 
@@ -159,8 +164,7 @@ def warm_up(
     *_, logits = model.prefill(slot, prompt, model.embed_visual(prompt), kept, tap)
     assert logits is not None, "a prefill ends with logits"
     token_id = int(logits.argmax())
-    num_cached = prompt.length if kept is None else _num_others(prompt) + int(kept.shape[0])
-    num_rows = min(max_rows, model.info.slot_tokens - num_cached)
+    num_rows = min(max_rows, model.info.slot_tokens - _num_cached(prompt, kept))
     for rows in sorted({min(padded_rows(rows), num_rows) for rows in range(1, num_rows + 1)}):
         plan = StepPlan((SequenceRows(slot, 0, (token_id,) * rows),))
         token_id = int(model.forward(plan)[-1].argmax())

@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -26,8 +27,8 @@ from hippo.models.fixed import ExactRunner
 from hippo.models.pretrained import Pretrained
 from hippo.models.rows import PlacedRows, layer_groups
 from hippo.models.tap import (
-    AlignmentMeter,
     KeptQueries,
+    measure_alignment,
     most_reused,
     score_layers,
     scored_rows,
@@ -72,9 +73,6 @@ class CachedModel:
         )
         with torch.inference_mode():
             self._rotary_table = self._text_rotary(min(2048, self.info.max_context_length))
-
-    def fit_exact_rows(self) -> None:
-        """Limits the rows of exact steps to a number for which they are exact here."""
         if isinstance(self._fixed, ExactRunner):
             self._fixed.fit_rows(self._rotary_table)
 
@@ -174,17 +172,22 @@ class CachedModel:
         device = self.embedding.device
         taps: list[QueryTap | None] = [None] * len(chunks)
         visual_places = to_device(prompt.visual_indices, device)
-        asking = meter = None
+        measure = asking = None
         if tap is not None:
             text = scored_rows(tap, prompt)
             asking = to_device(text, device)
-            if not text.shape[0]:  # as there are no visual tokens
-                tap.layer_scores = torch.empty(1 if tap.is_alignment else num_tapped, 0).to(device)
-            elif tap.is_alignment:
+            if tap.is_alignment:
                 assert num_tapped < self.num_layers, "the last layer's output is of one row"
-                meter = AlignmentMeter(tap, visual_places - num_reused, asking - num_reused)
+                measure = partial(
+                    measure_alignment,
+                    tap,
+                    hidden,
+                    scores,
+                    visual=visual_places - num_reused,
+                    text=asking - num_reused,
+                )
                 with torch.inference_mode():
-                    meter.measure(hidden)
+                    measure()
             else:
                 taps = [
                     tap_question(text - num_reused, rows, queries, device) for rows, _ in chunks
@@ -200,8 +203,8 @@ class CachedModel:
                     self._run_chunk(hidden[rows], rotary[rows], step, first, last)
                     if last <= len(added) and index == len(chunks) - 1:
                         hidden.index_add_(0, *added[last - 1])
-                    if meter is not None and last == num_tapped and index == len(chunks) - 1:
-                        meter.measure(hidden)
+                    if measure is not None and last == num_tapped and index == len(chunks) - 1:
+                        measure()
                     if tap is not None and queries and index == len(chunks) - 1:
                         assert asking is not None
                         score_layers(

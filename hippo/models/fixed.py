@@ -114,8 +114,10 @@ class ExactRunner:
         """Lowers ``num_rows`` to the most for which a token's logits have the same bits in each
         place of a forward. ``rotary`` is as in capture_all; slot 0 is empty, and stays so."""
         asked = self._num_rows
-        while not (self._attends_alike(self._num_rows) and self._is_alike(self._num_rows, rotary)):
-            self._num_rows -= 1  # one row has one place
+        while self._num_rows > 1 and not (
+            self._attends_alike(self._num_rows) and self._is_alike(self._num_rows, rotary)
+        ):
+            self._num_rows -= 1
         if self._num_rows < asked:
             _log.warning(
                 "steps of %d rows instead of %d (--deterministic-rows): with more, kernels of this "

@@ -11,7 +11,7 @@ from hippo.models.cache import CacheShape, cache_dtype
 from hippo.models.captured import GRAPH_LAYER_BYTES, MOST_ROWS, most_graphs
 from hippo.models.checkpoint import Checkpoint
 from hippo.models.fixed import spare_places
-from hippo.models.linear import packs_weights
+from hippo.models.linear import has_half_linear, packs_weights
 from hippo.models.memory import MemoryNeeds
 from hippo.models.placement import device_of, dtype_of
 from hippo.models.plan import MAX_GROUPED_ROWS, LoadPlan
@@ -85,6 +85,9 @@ class ModelSizes:
             # kernels for few rows run in it.
             largest = text.intermediate_size * text.hidden_size * bytes_each
             work_bytes += (1 + (plan.has_graphs and not quantization.is_packed)) * largest
+        if device.type == "cpu" and dtype.itemsize == 2:
+            if not (has_half_linear() if is_half_on_cpu else packs):
+                work_bytes += shape.packing_bytes(torch.float32.itemsize)  # a weight in float32
         num_processes = devices.count(device)
         form = ", in float32 till they are packed" if is_half_on_cpu else ""
         weight_bytes = num_processes * memory.weights

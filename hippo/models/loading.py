@@ -62,7 +62,6 @@ def load_model(
     family = FAMILIES[checkpoint.model_type]
     pretrained = load_pretrained(checkpoint, family.architecture, plan, report, shards)
     model = CachedModel(pretrained, family)
-    model.fit_exact_rows()
     report("loading", 1.0)
     return model
 

@@ -73,6 +73,8 @@ def dtype_of(
                 "use --dtype bfloat16"
             )
         dtype = torch.bfloat16
+        if device.type == "cpu":
+            dtype = _fast_dtype(dtype, device, any_will_do=False)
     return dtype
 
 

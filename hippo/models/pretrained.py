@@ -108,7 +108,7 @@ def load_pretrained(
     num_ids = num_token_ids(processor.tokenizer, config.text_config.vocab_size)
     make_product, padded = _choose_products(sizes)
     if sizes.needs.device.type == "cpu" and (quantization is None or not quantization.is_kept):
-        _copy_from_files(model)
+        _copy_from_files(model, all_weights=make_product is make_linear and padded is int)
     stack = _make_stack(model, num_ids, make_product, shards)
     if shards is not None:
         shards.warm_up(config.text_config.hidden_size, sizes.working_dtype)
@@ -236,8 +236,8 @@ def _make_stack(
     return stack
 
 
-def _copy_from_files(model: Any) -> None:
-    """Copies all weights but those of the layers' products, which are packed.
+def _copy_from_files(model: Any, *, all_weights: bool) -> None:
+    """Copies weights: all, or all but those of the layers' products, which are packed.
 
     Weights may be views of the mapped weight files; a file stays in memory as long as one of its
     weights is in use.
@@ -246,7 +246,7 @@ def _copy_from_files(model: Any) -> None:
     if not _is_tied(model):
         packed.add(id(model.lm_head.weight))
     for weight in model.parameters():
-        if id(weight) not in packed:
+        if all_weights or id(weight) not in packed:
             weight.data = weight.data.clone()
 
 

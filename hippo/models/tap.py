@@ -22,7 +22,7 @@ def scored_rows(tap: AttentionTap, prompt: Prompt) -> torch.Tensor:
     """Returns the prompt's rows that score the visual tokens (int64, ascending): those of the tap's
     text, or of a long text SCORED_ROWS evenly spaced ones, with its first and its last row."""
     text = prompt.question_indices
-    if tap.scope == "causal" and prompt.visual_indices.shape[0]:
+    if tap.scope == "causal":
         text = torch.arange(int(prompt.visual_indices[-1]) + 1, prompt.length)
         text = text[~torch.isin(text, prompt.other_indices)]
     num_rows = text.shape[0]
@@ -37,7 +37,7 @@ def most_reused(tap: AttentionTap, prompt: Prompt) -> int:
     needed = [scored_rows(tap, prompt)]
     if tap.is_alignment:
         needed.append(prompt.visual_indices)
-    return min((int(rows[0]) for rows in needed if rows.shape[0]), default=prompt.length)
+    return min(int(rows[0]) for rows in needed)
 
 
 def tap_question(
@@ -86,25 +86,21 @@ def score_layers(
     tap.score_ns += perf_counter_ns() - began_ns
 
 
-class AlignmentMeter:
-    """Measures a tap's alignment before the first layer and behind its last one.
+def measure_alignment(
+    tap: AttentionTap,
+    hidden: torch.Tensor,
+    scores: list[torch.Tensor],
+    *,
+    visual: torch.Tensor,
+    text: torch.Tensor,
+) -> None:
+    """Adds the alignment of ``hidden`` ``[rows, hidden]`` to ``scores``; sets the tap's scores if
+    this is the second one, behind the tap's last layer.
 
-    ``visual`` and ``text`` are indices of the visual tokens and of the text in ``hidden`` (int64,
-    on its device).
+    ``visual`` and ``text`` are indices of rows of ``hidden`` (int64, on its device).
     """
-
-    def __init__(self, tap: AttentionTap, visual: torch.Tensor, text: torch.Tensor) -> None:
-        self._tap = tap
-        self._visual = visual
-        self._text = text
-        self._before: torch.Tensor | None = None
-
-    def measure(self, hidden: torch.Tensor) -> None:
-        """Measures ``hidden`` ``[rows, hidden]``; the second measurement sets the tap's scores."""
-        began_ns = perf_counter_ns()
-        measured = alignment(hidden, self._visual, self._text)
-        if self._before is None:
-            self._before = measured
-        else:
-            self._tap.layer_scores = (measured - self._before)[None]
-        self._tap.score_ns += perf_counter_ns() - began_ns
+    began_ns = perf_counter_ns()
+    scores.append(alignment(hidden, visual, text))
+    if len(scores) == 2:
+        tap.layer_scores = (scores[1] - scores[0])[None]
+    tap.score_ns += perf_counter_ns() - began_ns

@@ -12,7 +12,6 @@ from hippo.types import Pruning, PruningStrategy, SpatialScore
 
 _NEED_FEATURES = frozenset({PruningStrategy.HOLISTIC, PruningStrategy.HYBRID})
 _NEED_ATTENTION = _NEED_FEATURES | {PruningStrategy.ATTENTION, PruningStrategy.SPECVLM}
-_NEED_ALIGNMENT = frozenset({PruningStrategy.UV})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +52,7 @@ def needs_attention(strategy: PruningStrategy) -> bool:
 
 def needs_alignment(strategy: PruningStrategy) -> bool:
     """Whether the strategy chooses by the target's hidden states."""
-    return strategy in _NEED_ALIGNMENT
+    return strategy is PruningStrategy.UV
 
 
 def needs_prefill(strategy: PruningStrategy) -> bool:

@@ -45,25 +45,24 @@ class Scoring:
         Raises ModelLoadError if the model has fewer layers than the setting says, and
         InvalidRequestError for ``uv`` with all layers.
         """
-        if pruning is not None:
-            if (share := pruning.score_layer_share) is None:
-                wanted = self.num_layers_for(model)
-            else:
-                wanted = max(1, round(share * model.num_layers))
-            if needs_alignment(pruning.strategy) and wanted >= model.num_layers:
-                raise InvalidRequestError(
-                    f"uv scores by hidden states, which the last of the {model.num_layers} layers "
-                    "computes for the last token only: let fewer layers score "
-                    "(pruning.score_layer_share, or --score-layers of the target)",
-                    param="pruning.score_layer_share",
-                )
-            return wanted
-        if self.score_layers is not None and self.score_layers > model.num_layers:
+        share = None if pruning is None else pruning.score_layer_share
+        if share is None:
+            wanted = self.score_layers or default_score_layers(model.num_layers)
+        else:
+            wanted = max(1, round(share * model.num_layers))
+        if wanted > model.num_layers:
             raise ModelLoadError(
                 f"--score-layers is {self.score_layers}, but {model.info.name} has "
                 f"{model.num_layers}"
             )
-        return self.score_layers or default_score_layers(model.num_layers)
+        if pruning is not None and needs_alignment(pruning.strategy) and wanted == model.num_layers:
+            raise InvalidRequestError(
+                f"uv scores by hidden states, which the last of the {model.num_layers} layers "
+                "computes for the last token only: let fewer layers score "
+                "(pruning.score_layer_share, or --score-layers of the target)",
+                param="pruning.score_layer_share",
+            )
+        return wanted
 
     def options_for(self, pruning: Pruning) -> SelectionOptions:
         """Returns the options of a request, which override the service's."""

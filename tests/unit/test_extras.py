@@ -99,4 +99,4 @@ def test_what_else_can_be_done_is_said() -> None:
         pytest.raises(HippoError, match=sentence),
         needs_extra("engine", "this", or_else="do that"),
     ):
-        raise ModuleNotFoundError("No module named 'nowhere'", name="nowhere.at_all")
+        raise ModuleNotFoundError("No module named 'nowhere'", name="nowhere")

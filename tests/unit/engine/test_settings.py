@@ -36,6 +36,11 @@ def test_prefixes_are_kept_unless_the_operator_says_no(
     assert target(*argv).keeps_prefixes is keeps_prefixes
 
 
+def test_what_a_number_may_be_besides_is_said() -> None:
+    with pytest.raises(SettingsError, match="expected a whole number, or auto"):
+        target(HIPPO_TARGET_SCORE_LAYERS="x")
+
+
 def test_flags_go_before_the_environment() -> None:
     assert target(HIPPO_TARGET_PREFIX_CACHE="false").keeps_prefixes is False
     assert target("--prefix-cache", HIPPO_TARGET_PREFIX_CACHE="false").keeps_prefixes is True

@@ -133,14 +133,6 @@ def test_each_layer_scores_for_itself_and_the_score_is_their_mean(
     torch.testing.assert_close(tap.layer_scores.sum(1), torch.ones(3))
 
 
-def test_without_a_video_there_is_nothing_to_score(model: VideoLanguageModel) -> None:
-    prompt = prepare(model, user("what?"))
-    assert tapped(model, prompt).shape == tapped(model, prompt, scope="causal").shape == (2, 0)
-    tap = AttentionTap(2, is_alignment=True)
-    run(model, prompt, tap)
-    assert tap.scores is not None and tap.scores.shape == (0,)
-
-
 def test_weights_in_float16_score_nearly_the_same(
     target_checkpoint: Path, reference: Reference
 ) -> None:

@@ -177,6 +177,15 @@ def test_attention_counts_as_well(
     assert "steps of 2 rows instead of 8 (--deterministic-rows)" in caplog.text
 
 
+def test_logits_that_are_no_numbers_leave_one_row(target_checkpoint: Path) -> None:
+    model = _load(target_checkpoint, exact_rows=4)
+    assert isinstance(model, CachedModel) and isinstance(model._fixed, ExactRunner)
+    with torch.inference_mode():
+        model.embedding[1] = torch.nan
+        model._fixed.fit_rows(model._rotary_table)
+    assert _num_exact_rows(model) == 1
+
+
 def _num_exact_rows(model: VideoLanguageModel) -> int:
     assert isinstance(model, CachedModel) and isinstance(model._fixed, ExactRunner)
     return model._fixed._num_rows

@@ -11,8 +11,12 @@ import pytest
 import torch
 
 from hippo.models.cache import cache_dtype
+from hippo.models.checkpoint import find_checkpoint
 from hippo.models.loading import load_model
+from hippo.models.placement import dtype_of
 from hippo.models.plan import DTYPE_NAMES, LoadPlan
+from hippo.models.quantized import Quantization
+from tests.support.checkpoints import write_checkpoint
 from tests.support.processors import PROCESSORS, has_fbgemm, running_on
 from tests.support.reference import clip, prefill, prepare, step, user
 
@@ -50,6 +54,29 @@ def test_every_dtype_is_near_float32(
                 assert difference < limit, (processor, dtype)
 
 
+def test_plain_weights_do_not_keep_the_weight_file_in_memory(tmp_path: Path) -> None:
+    maps = Path("/proc/self/smaps")
+    if not maps.exists():
+        pytest.skip("needs Linux's /proc")
+    folder = write_checkpoint(
+        tmp_path / "model",
+        num_heads=16,
+        head_dim=64,
+        intermediate_size=4096,
+        dtype=torch.bfloat16,
+    )
+    with running_on("unknown"):
+        model = load_model(LoadPlan(str(folder), dtype="bfloat16", max_context_length=64))
+    resident, is_file = 0, False
+    for line in maps.read_text().splitlines():
+        if "-" in line.split()[0]:
+            is_file = str(folder) in line
+        elif line.startswith("Rss:") and is_file:
+            resident += int(line.split()[1]) << 10
+    size = (folder / "model.safetensors").stat().st_size
+    assert model.info.dtype == "bfloat16" and resident < size / 8
+
+
 @pytest.mark.parametrize("own", DTYPE_NAMES)
 def test_auto_is_what_the_processor_multiplies_fast(
     processor: str, own: str, target_checkpoint: Path, tmp_path: Path
@@ -72,6 +99,16 @@ def test_auto_is_bfloat16_for_a_draft_where_that_alone_is_fast(
         )
         plan = LoadPlan(str(target_checkpoint), max_context_length=64, auto_is_half=True)
         assert load_model(plan).info.dtype == "bfloat16"
+
+
+def test_auto_is_what_is_fast_also_for_weights_that_overflow_float16(
+    processor: str, target_checkpoint: Path
+) -> None:
+    checkpoint = find_checkpoint(str(target_checkpoint), progress=lambda _stage, _share: None)
+    int8 = Quantization(name="int8", overflows_half=True)
+    for is_draft in (True, False):
+        plan = LoadPlan(str(target_checkpoint), auto_is_half=is_draft)
+        assert dtype_of(plan, checkpoint, CPU, int8) == torch.float32, processor
 
 
 def test_the_cache_is_in_float32_without_tiles_for_bfloat16(processor: str) -> None:
