@@ -20,8 +20,10 @@ class TokenBytes:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
-        self.special_ids = frozenset(each for each, token in added.items() if token.special)
-        self._known = {token_id: token.content.encode() for token_id, token in added.items()}
+        self._known = {
+            each: token.content.encode() for each, token in added.items() if token.special
+        }
+        self.special_ids = frozenset(self._known)
         decoder = tokenizer.decoder
         is_of_bytes = decoder is not None and decoder.decode(["\u0120"]) == " "
         self._byte_of = _bytes_of_characters() if is_of_bytes else None

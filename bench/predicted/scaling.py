@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hippo.models.context import choose_context, visual_limit
+from hippo.models.context import choose_context, pruned_cache_tokens, visual_limit
 from hippo.models.qwen_prompt import FRAME_TOKENS, MAX_VIDEO_TOKENS
 from hippo.simulation.hardware import GPUS, Gpu
 from hippo.simulation.machine import Machine
 from hippo.simulation.pairs import NUM_NEW_TOKENS, ModelPair, find_pair
 from hippo.simulation.replay import GAMMAS, PolicyChoice, Totals, replay_all
 from hippo.simulation.traces import Trace, drawn_traces
-from hippo.sizes import DEVICE_BYTES, RESERVED_BYTES, USED_SHARE, memory_of
+from hippo.sizes import DEVICE_BYTES, RESERVED_BYTES, USED_SHARE, Memory, memory_of
 from hippo.video.resizing import smart_resize
 
 GPU_NAMES = ("a100-40", "a100", "h100", "h200")
@@ -70,7 +70,7 @@ def scaling_rows(
 
 
 def _cells(pair: ModelPair, gpu: Gpu, fit: Fit) -> Iterator[str]:
-    is_llava = pair.title.startswith("LLaVA")
+    is_llava = _is_llava(pair)
     most = min(visual_limit(fit.context, NUM_NEW_TOKENS), MAX_VIDEO_TOKENS)
     num_tokens = _LLAVA_TOKENS if is_llava else min(most, _SECONDS * tokens_per_second())
     placed = dataclasses.replace(
@@ -131,15 +131,11 @@ def _on_two_or_more(pair: ModelPair, gpu: Gpu) -> Fit | None:
     for count in range(1, _MOST_TARGET_GPUS + 1):
         if not pair.target.can_divide(count):
             continue
-        sides = ((pair.target, count), (pair.draft, 1))
         context = choose_context(
             _limit(pair),
             1,
-            lambda tokens, slots, sides=sides: all(  # type: ignore[misc]
-                memory_of(shape, num_tokens=tokens, num_slots=slots, num_devices=devices).fits(
-                    _device_bytes(gpu)
-                )
-                for shape, devices in sides
+            lambda tokens, slots, count=count: all(  # type: ignore[misc]
+                side.fits(_device_bytes(gpu)) for side in _memories(pair, tokens, slots, count)
             ),
         )
         if context >= _least(pair):
@@ -151,10 +147,7 @@ def _on_one(pair: ModelPair, gpu: Gpu) -> Fit | None:
     """Returns the longest context of both models on one GPU, each by the rule of Memory.fits."""
 
     def fits(tokens: int, slots: int) -> bool:
-        both = [
-            memory_of(shape, num_tokens=tokens, num_slots=slots)
-            for shape in (pair.target, pair.draft)
-        ]
+        both = _memories(pair, tokens, slots)
         left = _device_bytes(gpu) - sum(RESERVED_BYTES + each.weights for each in both)
         return sum(each.total - each.weights for each in both) <= USED_SHARE * left
 
@@ -162,13 +155,32 @@ def _on_one(pair: ModelPair, gpu: Gpu) -> Fit | None:
     return Fit(0, context) if context >= _least(pair) else None
 
 
+def _memories(
+    pair: ModelPair, tokens: int, slots: int, num_target_gpus: int = 1
+) -> tuple[Memory, Memory]:
+    """Returns what target and draft take, as `hippo sizes` tells it."""
+    return (
+        memory_of(pair.target, num_tokens=tokens, num_slots=slots, num_devices=num_target_gpus),
+        memory_of(
+            pair.draft,
+            num_tokens=tokens,
+            num_slots=slots,
+            cache_tokens=pruned_cache_tokens(tokens),
+        ),
+    )
+
+
+def _is_llava(pair: ModelPair) -> bool:
+    return pair.title.startswith("LLaVA")
+
+
 def _limit(pair: ModelPair) -> int:
-    return _LLAVA_LIMIT if pair.title.startswith("LLaVA") else _LIMIT
+    return _LLAVA_LIMIT if _is_llava(pair) else _LIMIT
 
 
 def _least(pair: ModelPair) -> int:
     """Returns the context of the shortest useful video: five seconds, or LLaVA's 32 frames."""
-    visual = _LLAVA_TOKENS if pair.title.startswith("LLaVA") else 5 * tokens_per_second()
+    visual = _LLAVA_TOKENS if _is_llava(pair) else 5 * tokens_per_second()
     return visual * 4 // 3
 
 

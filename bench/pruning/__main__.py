@@ -145,22 +145,19 @@ class ExperimentRun:
         choices: Mapping[str, Choice],
         *references: str,
         num_frames: int = 0,
-    ) -> list[dict[str, Any]]:
-        """Runs the draft with every choice; returns a row for each (experiments.agreement_rows)."""
+    ) -> tuple[list[dict[str, Any]], MeasuredTimes]:
+        """Runs the draft with every choice. Returns a row for each (experiments.agreement_rows),
+        and times of both models on the first clip, for the draft also pruned."""
         traces = self.traces(name, num_frames=num_frames)
         cache = AgreementCache(self.args.out / f"agreement-{self._key(num_frames)}.jsonl")
         file = self.args.out / f"{name}{num_frames or ''}-records.jsonl"
         records = file if self.args.records else None
         outcomes = run_choices(traces, DraftRunner(self.draft, cache), choices, records=records)
-        return experiments.agreement_rows(
-            outcomes, references=["none", *references], machine=self.step_times.machine
-        )
-
-    @cached_property
-    def step_times(self) -> MeasuredTimes:
-        """Times of both models on the first clip; the draft's prefill and step also pruned."""
-        first, *_ = self.traces("step times")
-        return measure_steps(self.target, self.draft, first)
+        first = next(self.traces("step times", num_frames=num_frames))
+        times = measure_steps(self.target, self.draft, first)
+        references = ("none", *references)
+        rows = experiments.agreement_rows(outcomes, references=references, machine=times.machine)
+        return rows, times
 
     def write_result(self, name: str, rows: Sequence[Mapping[str, Any]], **facts: Any) -> None:
         """Writes an experiment's JSON and prints its rows."""
@@ -206,16 +203,15 @@ def run_traces(run: ExperimentRun) -> None:
 def run_ratio(run: ExperimentRun) -> None:
     """Measures every strategy at every ratio."""
     choices = experiments.ratio_choices(run.layers)
-    rows = run.judge_choices("ratio", choices, "holistic 0.9")
-    run.write_result("ratio", rows, step_times=run.step_times.as_dict())
+    rows, times = run.judge_choices("ratio", choices, "holistic 0.9")
+    run.write_result("ratio", rows, step_times=times.as_dict())
 
 
 def run_ablation(run: ExperimentRun) -> None:
     """Measures holistic with one option changed at a time."""
     choices = experiments.ablation_choices(run.layers, run.args.ratio)
-    rows = run.judge_choices("ablation", choices, experiments.BASE)
-    step_times = run.step_times.as_dict()
-    run.write_result("ablation", rows, ratio=run.args.ratio, step_times=step_times)
+    rows, times = run.judge_choices("ablation", choices, experiments.BASE)
+    run.write_result("ablation", rows, ratio=run.args.ratio, step_times=times.as_dict())
 
 
 def run_bias(run: ExperimentRun) -> None:
@@ -230,9 +226,9 @@ def run_frames(run: ExperimentRun) -> None:
     rows = [
         {**row, "label": f"{number} frames, {row['label']}"}
         for number in run.args.frames
-        for row in run.judge_choices("frames", choices, num_frames=number)
+        for row in run.judge_choices("frames", choices, num_frames=number)[0]
     ]
-    run.write_result("frames", rows, step_times=run.step_times.as_dict())
+    run.write_result("frames", rows)
 
 
 def run_confirm(run: ExperimentRun) -> None:
@@ -241,8 +237,8 @@ def run_confirm(run: ExperimentRun) -> None:
         raise InvalidRequestError("confirm has clips of its own: leave --questions out")
     run.source = HeldOutWorld(CONFIRM_SEED)
     choices = experiments.confirmation_choices(run.layers)
-    rows = run.judge_choices("confirm", choices, "holistic 0.9")
-    run.write_result("confirm", rows, step_times=run.step_times.as_dict())
+    rows, times = run.judge_choices("confirm", choices, "holistic 0.9")
+    run.write_result("confirm", rows, step_times=times.as_dict())
 
 
 def run_services(run: ExperimentRun) -> None:

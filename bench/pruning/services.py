@@ -75,16 +75,16 @@ def preset_systems() -> list[System]:
 
 
 def answer_times(records: Sequence[Record]) -> dict[str, Any]:
-    """Returns times in milliseconds, and mean accepted tokens: accepted draft tokens over
-    rejections of all answers; None for what there was not."""
+    """Returns times in milliseconds, and mean accepted tokens: the tokens of all answers but the
+    corrected ones, over rejections. None for what there was not."""
     figures = [record.figures for record in records]
     prefills = [each["timings_ms"]["draft_prefill"] for each in figures]
     num_rejections = sum(each["num_rejections"] for each in figures)
-    num_right = sum(each["num_accepted_tokens"] + each["num_accepted_reused"] for each in figures)
+    num_tokens = sum(record.answer.num_tokens for record in records)
     return {
         "end_to_end_ms": statistics.fmean(1e3 * each.answer.end_to_end_s for each in records),
         "draft_prefill_ms": None if None in prefills else statistics.fmean(prefills),
-        "accepted_tokens": num_right / num_rejections if num_rejections else None,
+        "accepted_tokens": num_tokens / num_rejections - 1 if num_rejections else None,
     }
 
 

@@ -46,13 +46,16 @@ class MeasuredTimes:
         lengths = [
             (num_text + num_kept(self.num_visual_tokens, ratio)) / 1000 for ratio in self.draft_step
         ]
-        slope, level = statistics.linear_regression(lengths, list(self.draft_step.values()))
+        steps = list(self.draft_step.values())
+        slope, level = statistics.linear_regression(lengths, steps)
+        if slope < 0:  # of the lines that do not fall, the level one fits best
+            slope, level = 0.0, statistics.fmean(steps)
         return Machine(
             name="measured",
             target=MeasuredForward(
                 rows=tuple(self.target), row_times_ms=tuple(self.target.values())
             ),
-            draft=ForwardTime(one_row_ms=level, kilotoken_ms=max(slope, 0.0)),
+            draft=ForwardTime(one_row_ms=level, kilotoken_ms=slope),
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from hippo.benchmark.tables import interval, markdown, number
 Result = Mapping[str, Any]
 
 _REPLAYED = ("tokens_a_pass", "decode_speedup")
+_SPEED_HEAD = ("accepted tokens", "tokens a pass", "decode speedup")
 _LEFT_OUT = ("strategy", "ratio", "num_clips", "num_samples")  # the label or the title tells
 
 
@@ -101,12 +102,19 @@ def _draft_times(times: Mapping[str, Any]) -> list[str]:
             ("step", "draft_step_ms"),
         )
     ]
-    target = ", ".join(f"{rows} rows {ms:.2f}" for rows, ms in times["target_ms"].items())
     return [
         f"Times in ms on a prompt of {times['num_prompt_tokens']} tokens, medians: the target's "
-        f"forwards of {target}; the draft's by ratio:",
+        f"forwards of {_forwards(times)}; the draft's by ratio:",
         markdown(["draft, ms", *ratios], rows),
     ]
+
+
+def _forwards(times: Mapping[str, Any]) -> str:
+    return ", ".join(f"{rows} rows {ms:.2f}" for rows, ms in times["target_ms"].items())
+
+
+def _speed_cells(row: Result) -> list[str]:
+    return [accepted_tokens(row["agreement"]), *(_cell(key, row[key]) for key in _REPLAYED)]
 
 
 def _ablation(result: Result) -> list[str]:
@@ -124,21 +132,21 @@ def _ablation(result: Result) -> list[str]:
             percent(row["agreement"]),
             percent(row["content_agreement"]),
             percent(row[reference], is_signed=True),
-            accepted_tokens(row["agreement"]),
-            *(_cell(key, row[key]) for key in _REPLAYED),
+            *_speed_cells(row),
         ]
         for row in shown
     ]
     head = (
         *("choice of visual tokens", "agreement, %", "content words, %", "minus the first row"),
-        *("accepted tokens", "tokens a pass", "decode speedup"),
+        *_SPEED_HEAD,
     )
-    times = ", ".join(f"{n} rows {ms:.2f}" for n, ms in result["step_times"]["target_ms"].items())
-    draft = result["step_times"]["draft_step_ms"]
+    times = result["step_times"]
+    draft = times["draft_step_ms"]
+    ratio = f"{result['ratio']:g}" if f"{result['ratio']:g}" in draft else "0.9"
     return [
         f"Ratio {result['ratio']:g}; the last two columns are replays of adaptive at these times, "
-        f"ms: the target's forward of {times}; the draft's step {draft['0.9']:.2f} at ratio 0.9, "
-        f"{draft['0']:.2f} unpruned:",
+        f"ms: the target's forward of {_forwards(times)}; the draft's step {draft[ratio]:.2f} at "
+        f"ratio {ratio}, {draft['0']:.2f} unpruned:",
         markdown(head, rows),
     ]
 
@@ -177,14 +185,13 @@ def _frames(result: Result) -> list[str]:
             f"{row['kept_tokens']:g}",
             percent(row["agreement"]),
             percent(row["minus none"], is_signed=True),
-            accepted_tokens(row["agreement"]),
-            *(_cell(key, row[key]) for key in _REPLAYED),
+            *_speed_cells(row),
         ]
         for row in result["rows"]
     ]
     head = (
         *("frames, choice", "prompt tokens", "visual tokens kept", "agreement, %", "minus none"),
-        *("accepted tokens", "tokens a pass", "decode speedup"),
+        *_SPEED_HEAD,
     )
     return [markdown(head, rows)]
 

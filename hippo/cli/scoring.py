@@ -137,6 +137,7 @@ def score_layers(wanted: int | None, num_layers: int, *, has_alignment: bool) ->
         raise InvalidRequestError(f"--score-layers is {wanted}; the model has {num_layers}")
     if has_alignment and wanted == num_layers:
         raise InvalidRequestError(
-            f"--score-layers is {wanted}, all layers; for uv it is at most {num_layers - 1}"
+            f"uv scores by at most {num_layers - 1} of the {num_layers} layers; "
+            f"{wanted} are asked for (--score-layers)"
         )
     return wanted

@@ -56,16 +56,10 @@ def step_times(machine: Machine, pair: ModelPair | None) -> dict[str, list[float
 
 def machine_figures(machine: Machine, pair: ModelPair | None) -> dict[str, Any]:
     """Returns the machine's times for JSON; those of steps as in ``step_times``."""
-    fields = dataclasses.fields(machine)
-    return {
-        **{
-            each.name: getattr(machine, each.name)
-            for each in fields
-            if each.name not in ("target", "draft")
-        },
-        "step_rows": SHOWN_ROWS,
-        **{f"{name}_step_ms": ms for name, ms in step_times(machine, pair).items()},
-    }
+    figures = dataclasses.asdict(machine)
+    del figures["target"], figures["draft"]
+    steps = {f"{name}_step_ms": ms for name, ms in step_times(machine, pair).items()}
+    return figures | {"step_rows": SHOWN_ROWS} | steps
 
 
 def memory_table(pair: ModelPair) -> Table:

@@ -62,8 +62,8 @@ class Placement:
     ``layer_us`` is the small operations of a layer on the device, ``block_us`` those besides in a
     step of several rows, ``sum_us`` one all-reduce (two per layer), ``packed_share`` the
     bandwidth's share of one row with quantised layers, ``launch_us`` the host's time to launch an
-    operation, ``step_us`` sampling and the host's part of a step. With ``has_graphs`` a step is one
-    launch (CUDA graphs).
+    operation, ``step_us`` sampling and the host's part of a step. With ``has_graphs`` (CUDA graphs)
+    the launches of a step take no time.
     """
 
     gpu: Gpu

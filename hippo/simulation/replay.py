@@ -75,7 +75,7 @@ def parse_policies(text: str) -> list[PolicyChoice]:
             choices.append(PolicyChoice(name, 0))
         elif gamma == "auto":
             choices.append(PolicyChoice(name, "auto"))
-        elif gamma and not (gamma.isdigit() and 1 <= int(gamma) <= MAX_DRAFT_TOKENS):
+        elif gamma and not (gamma.isdecimal() and 1 <= int(gamma) <= MAX_DRAFT_TOKENS):
             raise InvalidRequestError(
                 f"{part!r}: the draft length must be 1 to {MAX_DRAFT_TOKENS}, auto or best"
             )

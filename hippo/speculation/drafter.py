@@ -37,7 +37,7 @@ from hippo.types import Block, Commit, Pace, Timing
 
 # A broken run is right more often than a continuation, so its guess may be longer by this factor.
 _BROKEN_RUN = 3
-_FIRST_BLOCK = 4  # a run's first block is due with this many tokens if the target does not wait
+FIRST_BLOCK = 4  # a run's first block is due with this many tokens if the target does not wait
 _UNTIMED = Timing()
 _LOOK_BACK = 8  # steps in the running mean
 _OUTLIER = 3.0  # a step counts as at most this many times the mean, because stalls are not steps
@@ -285,7 +285,7 @@ class Drafter:
         num_branched = self._branches.num_unsent
         size = self._pace.block_size
         if self._is_fresh:
-            size = self._pace.conservative.min_draft_tokens or min(size, _FIRST_BLOCK)
+            size = self._pace.conservative.min_draft_tokens or min(size, FIRST_BLOCK)
         is_exhausted = self.is_exhausted
         is_due = num_unsent > 0 and (is_exhausted or num_unsent >= size)
         if is_exhausted and num_branched:

@@ -17,6 +17,7 @@ from typing import Literal, Protocol
 
 from hippo.errors import InvalidRequestError
 from hippo.speculation.adaptive import AdaptivePolicy
+from hippo.speculation.drafter import FIRST_BLOCK
 from hippo.speculation.estimates import PairTimes
 from hippo.types import TARGET_ONLY, Block, Pace, StepLimits, Verdict
 
@@ -33,9 +34,6 @@ DEFAULT_GAMMA = 5
 
 # Longer than any draft step, and the longest time that a stalled draft delays a forward.
 _LONG_WAIT_NS = 1_000_000_000
-
-# A run's first block has at most four tokens if the target does not wait for it (drafter.py).
-_LONGEST_BLOCK = 4
 
 # An automatic gamma changes only if the ratio is further from it: it rounds at 0.5, and a ratio
 # between two whole numbers would otherwise cost messages with every measurement.
@@ -83,7 +81,9 @@ class AutoGammaPolicy:
     """The pace of the published rule gamma = T_target / T_draft (ParallelVLM; nano-PEARL, which
     rounds it), at most ``max_gamma``, by the times measured in the last forwards.
 
-    T_target is the time of a forward with one row for each of its sequences. Until both times are
+    T_target is the time of a forward with one row for each of its sequences. It is extrapolated: if
+    nearly all forwards have equally many rows, as with a draft that is never rejected, a row is
+    taken to cost 2 % of a forward, and gamma is up to a quarter too small. Until both times are
     known, gamma is the default.
     """
 
@@ -139,8 +139,8 @@ def vpsd_pace(gamma: int) -> Pace:
     limits = StepLimits(num, num, _LONG_WAIT_NS)
     # The target never waits for tokens behind those that it verifies: a block ends where a forward
     # begins, and the last block before it is not more than half of the tokens.
-    sizes = [size for size in range(1, _LONGEST_BLOCK + 1) if gamma % size == 0]
-    size = max((size for size in sizes if 2 * size <= gamma), default=1)
+    sizes = (size for size in range(1, FIRST_BLOCK + 1) if gamma % size == 0)
+    size = max(size for size in sizes if size == 1 or 2 * size <= gamma)
     return Pace(
         optimistic=limits,
         conservative=StepLimits(),  # without draft tokens

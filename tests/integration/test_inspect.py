@@ -55,7 +55,7 @@ def test_the_size_in_which_a_model_sees_frames_is_written(monkeypatch: pytest.Mo
         (["{clip}", "--out", "kept.jpg"], "must end in .png"),
         (["{clip}", "--out", "/no/such/folder/kept.png"], "there is no folder"),
         (["{clip}", "--score-layers", "21"], "the model has 20"),
-        (["{clip}", "--strategies", "uv", "--score-layers", "20"], "for uv it is at most 19"),
+        (["{clip}", "--strategies", "uv", "--score-layers", "20"], "uv scores by at most 19"),
         (["{clip}", "--model", "/no/such/model"], "no"),
         (["{figures}"], "not a video"),
     ],

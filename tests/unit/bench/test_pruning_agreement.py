@@ -31,6 +31,7 @@ from hippo.models.base import DecodedMedia, SequenceRows, StepPlan
 from hippo.models.loading import load_model
 from hippo.models.plan import LoadPlan
 from hippo.pruning.scores import Scope
+from hippo.simulation.machine import ForwardTime
 from hippo.simulation.traces import Trace
 from hippo.types import FramePlan, MediaKind, PruningStrategy
 from tests.support.families import write_family
@@ -185,6 +186,21 @@ def test_step_times_are_of_every_number_of_rows_and_every_ratio() -> None:
     assert list(times.target) == [1, 2, 4, 8, 16, 32]
     assert times.draft_step.keys() == times.draft_prefill.keys() >= {0.0, 0.9, 1.0}
     assert all(ms > 0 for ms in (*times.target.values(), *times.draft_step.values()))
+
+
+@pytest.mark.parametrize(
+    ("steps", "level", "slope"), [((3.0, 1.0), 1.0, 20.0), ((1.0, 3.0), 2.0, 0.0)]
+)
+def test_a_replayed_draft_step_takes_no_less_time_with_more_tokens(
+    steps: tuple[float, float], level: float, slope: float
+) -> None:
+    times = MeasuredTimes(
+        100, 100, {1: 10.0, 2: 10.0}, {}, dict(zip((0.0, 1.0), steps, strict=True))
+    )
+    draft = times.machine.draft
+    assert isinstance(draft, ForwardTime)
+    assert draft.one_row_ms == pytest.approx(level)
+    assert draft.kilotoken_ms == pytest.approx(slope)
 
 
 def test_a_replay_is_of_the_agreement_and_the_step_times() -> None:

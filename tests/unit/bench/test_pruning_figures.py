@@ -67,11 +67,9 @@ def test_accepted_tokens_are_those_between_rejections() -> None:
     assert accepted_tokens({"mean": 0.5, "low": 0.0, "high": 1.0}) == "1.0 [0.0, ∞]"
 
 
-def record(system: str, *, accepted: int, rejections: int, prefill_ms: float | None) -> Record:
+def record(system: str, *, rejections: int, prefill_ms: float | None) -> Record:
     """An answer of two tokens that took half a second, and target-only twice as long."""
     figures = {
-        "num_accepted_tokens": accepted,
-        "num_accepted_reused": 1,
         "num_rejections": rejections,
         "timings_ms": {"decode": 250.0, "draft_prefill": prefill_ms},
         "mean_tokens_per_forward": 3.0,
@@ -83,19 +81,19 @@ def record(system: str, *, accepted: int, rejections: int, prefill_ms: float | N
 
 def test_accepted_tokens_and_times_of_services_are_of_all_answers() -> None:
     records = [
-        record("holistic 0.9", accepted=9, rejections=1, prefill_ms=20.0),
-        record("holistic 0.9", accepted=4, rejections=4, prefill_ms=40.0),
+        record("holistic 0.9", rejections=0, prefill_ms=20.0),
+        record("holistic 0.9", rejections=1, prefill_ms=40.0),
     ]
     found = answer_times(records)
     assert found == {"end_to_end_ms": 500.0, "draft_prefill_ms": 30.0, "accepted_tokens": 3.0}
-    alone = answer_times([record("target-only", accepted=0, rejections=0, prefill_ms=None)])
+    alone = answer_times([record("target-only", rejections=0, prefill_ms=None)])
     assert alone["draft_prefill_ms"] is None and alone["accepted_tokens"] is None
 
 
 def test_the_services_table_has_speed_times_and_accepted_tokens() -> None:
     by_system = {
-        "target-only": record("target-only", accepted=0, rejections=0, prefill_ms=None),
-        "uv 0.9": record("uv 0.9", accepted=9, rejections=2, prefill_ms=20.0),
+        "target-only": record("target-only", rejections=0, prefill_ms=None),
+        "uv 0.9": record("uv 0.9", rejections=1, prefill_ms=20.0),
     }
     rows = [
         row | answer_times([by_system[row["system"]]])
@@ -104,4 +102,4 @@ def test_the_services_table_has_speed_times_and_accepted_tokens() -> None:
     title, table = markdown_tables("services", {"rows": rows})
     assert title.startswith("1 of 1 answers equal target-only's, which takes 500 ms end to end")
     cells = [cell.strip() for cell in table.splitlines()[2].strip("|").split("|")]
-    assert cells == ["uv 0.9", *["2.00 [2.00, 2.00]"] * 2, "500", "20", "5.0", "3.0", "0.75"]
+    assert cells == ["uv 0.9", *["2.00 [2.00, 2.00]"] * 2, "500", "20", "1.0", "3.0", "0.75"]

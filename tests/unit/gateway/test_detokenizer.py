@@ -108,6 +108,16 @@ def test_a_token_that_no_vocabulary_has_is_no_text() -> None:
         assert read(tokenizer, [1, 100_000, 1], [1]) == tokenizer.decode([1, 1])
 
 
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_an_added_token_that_is_not_special_has_the_tokenizers_text(name: str) -> None:
+    tokenizer = Tokenizer.from_str(VOCABULARIES[name].to_str())
+    tokenizer.add_tokens(["<tool>"])
+    tool_id = tokenizer.get_vocab_size() - 1
+    for before in ("a", "the"):
+        ids = [*tokenizer.encode(before).ids, tool_id, tool_id]
+        assert read(tokenizer, ids, [1]) == tokenizer.decode(ids)
+
+
 def test_a_name_of_other_letters_than_bytes_have_is_text() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens(["<｜tool｜>"])

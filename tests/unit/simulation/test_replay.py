@@ -165,6 +165,7 @@ def test_the_automatic_block_length_is_the_ratio_of_the_steps(name: str) -> None
         ("fast", "adaptive"),
         ("adaptive:3", "only serial and vpsd"),
         ("serial:0", f"1 to {MAX_DRAFT_TOKENS}"),
+        ("serial:²", f"1 to {MAX_DRAFT_TOKENS}"),
         ("serial:many", f"1 to {MAX_DRAFT_TOKENS}, auto or best"),
         ("", "no policy given"),
     ],
