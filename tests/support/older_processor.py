@@ -4,6 +4,7 @@ JSON what it answered. Started with SWITCHES of tests.support.processors in its 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ import torch
 from hippo.models.base import VideoLanguageModel
 from hippo.models.linear import has_half_linear, packing
 from hippo.models.loading import load_model
-from hippo.models.plan import LoadPlan
+from hippo.models.plan import DTYPE_NAMES, LoadPlan
 from hippo.types import FramePlan
 from tests.support.pairs import NoiseDecoder
 from tests.support.services import relay, serving_draft, serving_target, target_only, toy_request
 
+NUM_TOKENS = 6
 _PAIR = Path(__file__).parents[2] / "demo" / "models"
 
 
@@ -25,17 +27,21 @@ def _load(name: str, dtype: str, **options: Any) -> VideoLanguageModel:
     return load_model(LoadPlan(str(_PAIR / name), dtype=dtype, max_context_length=512, **options))
 
 
+def _dtypes(dtype: str) -> list[str]:
+    models = _load("target", dtype), _load("draft", dtype, auto_is_half=True)
+    return [model.info.dtype for model in models]
+
+
 async def _answers(dtype: str) -> dict[str, Any]:
-    """The dtypes of target and draft, and the answers of the target alone and of the pair. In 16
-    bits steps are exact, since rounding can change a token otherwise."""
-    exact_rows = 8 if dtype in ("bfloat16", "float16") else None
-    target_model = _load("target", dtype, exact_rows=exact_rows)
-    draft_model = _load("draft", dtype, auto_is_half=True)
+    """The answers of the target alone and of the pair. In float16 steps are exact, since rounding
+    can change a token otherwise; in bfloat16 that would take a quarter of a minute."""
+    target_model = _load("target", dtype, exact_rows=8 if dtype == "float16" else None)
+    draft_model = _load("draft", dtype)
     decoder = NoiseDecoder()
     request = toy_request(
         "Describe the video in detail.",
         frame_plan=FramePlan(min_pixels=56 * 56, max_pixels=56 * 56),  # few are enough here
-        max_tokens=12,
+        max_tokens=NUM_TOKENS,
         end_token_ids=(),
     )
     async with (
@@ -52,14 +58,13 @@ async def _answers(dtype: str) -> dict[str, Any]:
 def main() -> None:
     """Prints what the libraries can do here, and the answers."""
     torch.set_num_threads(1)
+    gc.freeze()  # each load does a collection, which takes half a second with all imported modules
     report = {
         "says_bfloat16": torch.ops.mkldnn._is_mkldnn_bf16_supported(),
         "packs_bfloat16": packing(torch.bfloat16) is not None,
         "packs_half": has_half_linear(),
-        "answers": {
-            dtype: asyncio.run(_answers(dtype))
-            for dtype in ("float32", "bfloat16", "float16", "auto")
-        },
+        "answers": {dtype: asyncio.run(_answers(dtype)) for dtype in DTYPE_NAMES},
+        "auto": _dtypes("auto"),
     }
     print(json.dumps(report))  # noqa: T201
 
