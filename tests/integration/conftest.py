@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.support.pairs import Pair, load
+from tests.support.zygote import Zygote
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +30,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """The process that services are forked from."""
+    started = Zygote()
+    yield started
+    started.close()
 
 
 @pytest.fixture(

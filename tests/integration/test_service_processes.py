@@ -19,24 +19,23 @@ from hippo.rpc.client import DraftClient, TargetClient
 from hippo.types import ChatMessage, Pace, TextPart
 from services.target.__main__ import main as target_main
 from tests.support.services import target_only, toy_request
+from tests.support.zygote import ForkedProcess, Zygote
 
 ROOT = Path(__file__).parents[2]
 
 
-@contextmanager
-def process(service: str, *flags: str) -> Iterator[subprocess.Popen[str]]:
-    with module_process(f"services.{service}", *flags) as child:
-        yield child
+Child = subprocess.Popen[str] | ForkedProcess
+
+
+def process(module: str, *arguments: str) -> subprocess.Popen[str]:
+    """A process as an operator starts it."""
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
 
 @contextmanager
-def module_process(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    child = subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def ended(child: Child) -> Iterator[Child]:
+    """Kills the process at the end if it still runs."""
     try:
         yield child
     finally:
@@ -44,7 +43,7 @@ def module_process(module: str, *arguments: str) -> Iterator[subprocess.Popen[st
         child.communicate()
 
 
-def _port(child: subprocess.Popen[str], port_file: Path) -> int:
+def _port(child: Child, port_file: Path) -> int:
     while not port_file.exists():
         assert child.poll() is None, child.communicate()[1]
         time.sleep(0.05)
@@ -53,13 +52,18 @@ def _port(child: subprocess.Popen[str], port_file: Path) -> int:
 
 @pytest.mark.parametrize("service", ["draft", "target"])
 def test_a_service_starts_serves_and_stops_in_good_order_on_sigterm(
-    service: str, target_checkpoint: Path, tmp_path: Path
+    service: str, target_checkpoint: Path, tmp_path: Path, zygote: Zygote
 ) -> None:
     flags = ("--model", str(target_checkpoint), "--port", "0", "--port-file", f"{tmp_path}/port")
     small = ("--slots", "1", "--max-context-length", "256")
     core = max(os.sched_getaffinity(0))
     named = ("--served-name", "tiny", "--cpu-core", str(core))
-    with process(service, *flags, *small, *named) as child:
+    arguments = (*flags, *small, *named)
+    with ended(
+        process("services.target", *arguments)
+        if service == "target"
+        else zygote.start("services.draft", arguments)
+    ) as child:
         port = _port(child, tmp_path / "port")
 
         async def use() -> None:
@@ -89,10 +93,10 @@ def test_a_service_starts_serves_and_stops_in_good_order_on_sigterm(
 
 
 def test_sigint_while_the_model_loads_ends_the_service(
-    target_checkpoint: Path, tmp_path: Path
+    target_checkpoint: Path, tmp_path: Path, zygote: Zygote
 ) -> None:
     flags = ("--model", str(target_checkpoint), "--port", "0", "--port-file", f"{tmp_path}/port")
-    with process("draft", *flags) as child:
+    with ended(zygote.start("services.draft", flags)) as child:
         _port(child, tmp_path / "port")
         child.send_signal(signal.SIGINT)
         _, log = child.communicate(timeout=60)
@@ -101,8 +105,9 @@ def test_sigint_while_the_model_loads_ends_the_service(
     assert "Traceback" not in log
 
 
-def test_a_missing_model_is_one_clear_line(tmp_path: Path) -> None:
-    with process("draft", "--model", str(tmp_path / "nothing"), "--port", "0") as child:
+def test_a_missing_model_is_one_clear_line(tmp_path: Path, zygote: Zygote) -> None:
+    flags = ("--model", str(tmp_path / "nothing"), "--port", "0")
+    with ended(zygote.start("services.draft", flags)) as child:
         _, log = child.communicate(timeout=60)
 
     assert child.returncode == 1
@@ -112,7 +117,7 @@ def test_a_missing_model_is_one_clear_line(tmp_path: Path) -> None:
 
 
 def test_a_device_that_fails_ends_the_service_when_its_answers_have_got_the_error(
-    target_checkpoint: Path, tmp_path: Path
+    target_checkpoint: Path, tmp_path: Path, zygote: Zygote
 ) -> None:
     flags = ("--model", str(target_checkpoint), "--port", "0", "--port-file", f"{tmp_path}/port")
     small = ("--slots", "2", "--max-context-length", "512", "--num-threads", "1")
@@ -146,7 +151,7 @@ def test_a_device_that_fails_ends_the_service_when_its_answers_have_got_the_erro
             await client.close()
 
     arguments = (str(failure_file), *flags, *small)
-    with module_process("tests.support.failing_service", *arguments) as child:
+    with ended(zygote.start("tests.support.failing_service", arguments)) as child:
         ends = asyncio.run(use(_port(child, tmp_path / "port")))
         _, log = child.communicate(timeout=60)
 

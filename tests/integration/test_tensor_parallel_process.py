@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 import pytest
@@ -25,34 +22,44 @@ from hippo.rpc.client import TargetClient
 from hippo.types import ChatMessage, TextPart
 from tests.support.parallel import followers_of
 from tests.support.services import serving_target, target_only, toy_request
+from tests.support.zygote import ForkedProcess, Zygote
 
-ROOT = Path(__file__).parents[2]
 TEXT = toy_request(
     media=(), messages=(ChatMessage("user", (TextPart("hello"),)),), max_tokens=24, end_token_ids=()
 )
 
 
-@contextmanager
-def _target(folder: Path, port_file: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
+class Start(Protocol):
+    """Starts a target whose port goes into a file."""
+
+    def __call__(
+        self, folder: Path, port_file: Path, *flags: str
+    ) -> AbstractContextManager[ForkedProcess]: ...
+
+
+@pytest.fixture
+def start(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """The followers are processes of their own; rank 0 is forked."""
     if torch.accelerator.is_available():
         pytest.skip("ranks on the CPU need the accelerator hidden: CUDA_VISIBLE_DEVICES=")
-    child = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "services.target", "--model", str(folder), "--port", "0"),
-            *("--port-file", str(port_file), "--tensor-parallel", "2", "--num-threads", "1"),
-            *("--dtype", "float32", "--slots", "1", "--max-context-length", "512", *flags),
-        ],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": str(port_file.parent)},
-    )
-    try:
-        yield child
-        assert list(port_file.parent.glob("hippo-ranks-*")) == []
-    finally:
-        child.kill()
-        child.communicate()
+
+    @contextmanager
+    def started(folder: Path, port_file: Path, *flags: str) -> Iterator[ForkedProcess]:
+        monkeypatch.setenv("TMPDIR", str(port_file.parent))
+        arguments = (
+            *("--model", str(folder), "--port", "0", "--port-file", str(port_file)),
+            *("--tensor-parallel", "2", "--num-threads", "1", "--dtype", "float32"),
+            *("--slots", "1", "--max-context-length", "512", *flags),
+        )
+        child = zygote.start("services.target", arguments)
+        try:
+            yield child
+            assert list(port_file.parent.glob("hippo-ranks-*")) == []
+        finally:
+            child.kill()
+            child.communicate()
+
+    return started
 
 
 def _wait(condition: Callable[[], Any]) -> Any:
@@ -67,7 +74,7 @@ def _port(port_file: Path) -> int:
     return int(port_file.read_text())
 
 
-def _follower(child: subprocess.Popen[str]) -> psutil.Process:
+def _follower(child: ForkedProcess) -> psutil.Process:
     (follower,) = _wait(lambda: followers_of(child.pid))
     assert isinstance(follower, psutil.Process)
     return follower
@@ -78,7 +85,7 @@ def _has_ended(process: psutil.Process) -> bool:
 
 
 def test_a_service_on_two_ranks_serves_one_ranks_output_and_stops_in_good_order(
-    target_checkpoint: Path, tmp_path: Path
+    target_checkpoint: Path, tmp_path: Path, start: Start
 ) -> None:
     async def expected() -> list[int]:
         model = load_model(
@@ -97,7 +104,7 @@ def test_a_service_on_two_ranks_serves_one_ranks_output_and_stops_in_good_order(
 
     cores = psutil.Process().cpu_affinity()
     flags = ("--cpu-cores", f"{cores[0]},{cores[-1]}")
-    with _target(target_checkpoint, tmp_path / "port", *flags) as child:
+    with start(target_checkpoint, tmp_path / "port", *flags) as child:
         ids = asyncio.run(use(_port(tmp_path / "port")))
         follower = _follower(child)
         assert follower.cpu_affinity() == [cores[-1]]
@@ -113,11 +120,11 @@ def test_a_service_on_two_ranks_serves_one_ranks_output_and_stops_in_good_order(
 
 
 def test_a_follower_that_is_killed_ends_the_service_with_a_clear_message(
-    target_checkpoint: Path, tmp_path: Path
+    target_checkpoint: Path, tmp_path: Path, start: Start
 ) -> None:
     endless = dataclasses.replace(TEXT, max_tokens=450)
 
-    async def use(port: int, child: subprocess.Popen[str]) -> None:
+    async def use(port: int, child: ForkedProcess) -> None:
         client = TargetClient(f"127.0.0.1:{port}")
         try:
             await client.wait_ready(90)
@@ -131,7 +138,7 @@ def test_a_follower_that_is_killed_ends_the_service_with_a_clear_message(
         finally:
             await client.close()
 
-    with _target(target_checkpoint, tmp_path / "port") as child:
+    with start(target_checkpoint, tmp_path / "port") as child:
         asyncio.run(use(_port(tmp_path / "port"), child))
         _, log = child.communicate(timeout=60)
 
@@ -140,18 +147,18 @@ def test_a_follower_that_is_killed_ends_the_service_with_a_clear_message(
 
 
 def test_followers_end_when_rank_0_ends_for_whatever_reason(
-    target_checkpoint: Path, tmp_path: Path
+    target_checkpoint: Path, tmp_path: Path, start: Start
 ) -> None:
-    with _target(target_checkpoint, tmp_path / "port") as child:
+    with start(target_checkpoint, tmp_path / "port") as child:
         follower = _follower(child)
         child.kill()
         _wait(lambda: _has_ended(follower))
 
 
 def test_a_follower_that_ends_while_it_loads_ends_the_service(
-    target_checkpoint: Path, tmp_path: Path
+    target_checkpoint: Path, tmp_path: Path, start: Start
 ) -> None:
-    with _target(target_checkpoint, tmp_path / "port") as child:
+    with start(target_checkpoint, tmp_path / "port") as child:
         _follower(child).kill()
         _, log = child.communicate(timeout=60)
 
@@ -161,9 +168,9 @@ def test_a_follower_that_ends_while_it_loads_ends_the_service(
 
 
 def test_sigterm_while_the_ranks_load_leaves_no_process_behind(
-    target_checkpoint: Path, tmp_path: Path
+    target_checkpoint: Path, tmp_path: Path, start: Start
 ) -> None:
-    with _target(target_checkpoint, tmp_path / "port") as child:
+    with start(target_checkpoint, tmp_path / "port") as child:
         follower = _follower(child)
         child.send_signal(signal.SIGTERM)
         _, log = child.communicate(timeout=60)

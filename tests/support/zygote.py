@@ -39,7 +39,7 @@ _MOST_BYTES = 1 << 16  # of an order
 
 
 class ForkedProcess:
-    """What hippo.cli.processes.Child uses of subprocess.Popen."""
+    """What hippo.cli.processes.Child and tests use of subprocess.Popen."""
 
     def __init__(self) -> None:
         read_end, self.write_end = os.pipe()
@@ -70,6 +70,18 @@ class ForkedProcess:
             raise subprocess.TimeoutExpired([str(self.pid)], timeout or 0.0)
         assert self.returncode is not None
         return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[None, str]:
+        """Waits for the end; returns all that was written and is not yet read, as if it had been
+        written to standard error."""
+        log = b"" if self.stdout.closed else self.stdout.read()
+        self.stdout.close()
+        self.wait(timeout)
+        return None, log.decode()
+
+    def kill(self) -> None:
+        """Kills the process unless it has ended."""
+        self.send_signal(signal.SIGKILL)
 
     def send_signal(self, number: int) -> None:
         """Sends a signal unless the process has ended."""
