@@ -98,7 +98,7 @@ async def test_every_strategy_gives_the_target_only_output(
         messages=(ChatMessage("user", content),),
         media=MEDIA[:num_media],
         sampling=sampling,
-        max_tokens=24,
+        max_tokens=12,
         end_token_ids=(),
     )
     kept: dict[PruningStrategy, tuple[int, ...]] = {}
@@ -107,7 +107,7 @@ async def test_every_strategy_gives_the_target_only_output(
         serving_draft(family_pair.draft, NoiseDecoder()) as (_, draft),
     ):
         alone = await target_only(target, request)
-        assert len(alone.token_ids) == 24
+        assert len(alone.token_ids) == 12
         for strategy in PruningStrategy:
             pruned = dataclasses.replace(request, pruning=Pruning(strategy, 0.9, seed=3))
             answer = await relay(draft, target, pruned, "vpsd")
@@ -156,7 +156,7 @@ async def test_a_draft_at_compacted_positions_gives_the_target_only_output(
         messages=(ChatMessage("user", VIDEO_FIRST),),
         media=MEDIA[:1],
         pruning=pruning,
-        max_tokens=24,
+        max_tokens=12,
         end_token_ids=(),
     )
     watched = _Watched(family_pair.draft)

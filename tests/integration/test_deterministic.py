@@ -52,8 +52,8 @@ async def test_blocks_of_all_kinds_give_the_target_only_output_to_the_last_bit(
     options: dict[str, Any] = {"dtype": "bfloat16", "num_slots": 3, **place}
     decoder = NoiseDecoder()
     requests = [
-        toy_request("a short one", sampling=SAMPLED, max_tokens=100, end_token_ids=()),
-        toy_request("and a longer question", max_tokens=120, end_token_ids=()),
+        toy_request("a short one", sampling=SAMPLED, max_tokens=50, end_token_ids=()),
+        toy_request("and a longer question", max_tokens=60, end_token_ids=()),
     ]
     target_model = load(target_checkpoint, exact_rows=6, **options)
     form = SamplingParams(temperature=0.9, seed=6, grammar=grammar_from("regex", "[a-z ]{30,45}"))

@@ -79,7 +79,7 @@ def requests() -> list[OpenRequest]:
             sampling=sampling,
             pruning=PRUNING,
             request_id=str(index),
-            max_tokens=24,
+            max_tokens=12,
             end_token_ids=(),
         )
         for index, sampling in enumerate((SamplingParams(), SAMPLED))

@@ -42,7 +42,7 @@ def question(text: str, data: bytes = b"aaaa", **changes: Any) -> OpenRequest:
     values: dict[str, Any] = {
         "media": (Media(MediaKind.VIDEO, data),),
         "pruning": Pruning(PruningStrategy.NONE),
-        "max_tokens": 20,
+        "max_tokens": 12,
         "end_token_ids": (),
     }
     return toy_request(text, **(values | changes))
