@@ -8,10 +8,8 @@ import functools
 import http.server
 import io
 import json
-import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,8 +21,10 @@ import av
 import httpx
 import numpy as np
 import openai
+import pytest
 from PIL import Image
 
+from hippo.cli import main
 from hippo.cli.processes import Child
 from tests.support.stack import RunningStack, fetch, free_port
 
@@ -66,14 +66,20 @@ def official_client(url: str, api_key: str = "unused") -> openai.OpenAI:
 
 
 def hippo(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command of ours to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "hippo.cli", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        env={**os.environ, "COLUMNS": "200", **environment},
-    )
+    """Runs a command of ours to its end, in this process."""
+    on_term = signal.getsignal(signal.SIGTERM)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as err,
+    ):
+        for name, value in {"COLUMNS": "200", **environment}.items():
+            patch.setenv(name, value)
+        try:
+            code = main(arguments)
+        finally:
+            signal.signal(signal.SIGTERM, on_term)
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 @contextlib.contextmanager

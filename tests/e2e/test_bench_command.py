@@ -34,7 +34,7 @@ def test_a_gateway_is_measured_side_by_side(running: Running, clip: Path, tmp_pa
     plot, out = tmp_path / "a.svg", tmp_path / "a.json"
     done = bench(
         "--url", running.url, "--video", str(clip), "--prompt", "What happens?",
-        "--max-tokens", "24", "--policies", "optimistic,vpsd:3", "--rounds", "2",
+        "--max-tokens", "16", "--policies", "optimistic,vpsd:3", "--rounds", "2",
         "--plot", str(plot), "--out", str(out),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -65,7 +65,7 @@ def test_a_gateway_under_load_gives_the_answers_it_gives_alone(
 ) -> None:
     document = found(
         "--url", running.url, "--video", str(clip), "--prompt", "What?", "--prompt", "Who?",
-        "--max-tokens", "12", "--concurrency", "1,3", "--requests", "4",
+        "--max-tokens", "8", "--concurrency", "1,3", "--requests", "4",
     )  # fmt: skip
     lines = document["load"]
     assert [(line["num_clients"], line["system"]) for line in lines] == [
@@ -84,7 +84,7 @@ def test_more_clients_than_the_queue_takes_are_errors_beside_the_answers(
 ) -> None:
     (line,) = found(
         "--url", running.url, "--video", str(clip), "--max-tokens", "24", "--policies", "off",
-        "--concurrency", "8", "--seconds", "2",
+        "--concurrency", "8", "--seconds", "1",
     )["load"]  # fmt: skip
     assert line["num_answers"] > 0 and line["num_errors"] > 0
     assert all("the server answered 429" in message for message in line["errors"])
@@ -198,7 +198,7 @@ def test_questions_of_a_file_have_equal_scores_and_go_on_after_a_stop(
     arguments = (
         "--url", running.url, "--questions", str(written_questions(tmp_path)), "--videos",
         str(BUNDLED_CLIPS), "--answers", str(answers), "--policies", "adaptive,vpsd:3",
-        "--max-tokens", "24",
+        "--max-tokens", "16",
     )  # fmt: skip
     first = found(*arguments, "--limit", "1")["questions"]
     assert {row["num_answers"] for row in first["summary"]} == {1}

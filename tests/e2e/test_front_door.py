@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +15,7 @@ import httpx
 import openai
 import pytest
 
+from hippo.cli.processes import Child, ProcessEndedError
 from tests.e2e.support import (
     CHAT,
     GREEDY,
@@ -341,12 +339,10 @@ def test_a_stream_is_kept_open_while_nothing_comes(running: Running, guarded: st
 def test_settings_that_cannot_work_are_refused_at_the_start(
     arguments: tuple[str, ...], expected: str
 ) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "gateway", "--target", "127.0.0.1:1", "--port", "0", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=dict(os.environ),
-    )
-    assert ended.returncode == 2
-    assert expected in ended.stderr
+    gateway = Child("gateway", lambda name, line: None)
+    gateway.start("gateway", ["--target", "127.0.0.1:1", "--port", "0", *arguments])
+    assert gateway.wait(60)
+    with pytest.raises(ProcessEndedError) as ended:
+        gateway.check_running()
+    assert "(exit code 2)" in ended.value.message
+    assert expected in ended.value.message

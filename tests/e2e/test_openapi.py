@@ -95,7 +95,7 @@ def test_generated_requests_are_answered_as_described(
     schema: BaseSchema, label: str, mode: GenerationMode
 ) -> None:
     operation = _operations(schema)[label]
-    most = 60 if operation.body else 10 if operation.path_parameters else 1
+    most = 30 if operation.body else 10 if operation.path_parameters else 1
 
     @given(case=operation.as_strategy(generation_mode=mode))
     @settings(

@@ -9,13 +9,13 @@ import httpx
 from tests.e2e.support import CHAT, chat_body, free_port, process, readiness, wait_until
 
 
-def test_a_gateway_asks_its_services_by_mutual_tls(
-    pki: Path, target_checkpoint: Path, draft_checkpoint: Path
-) -> None:
+def test_a_gateway_asks_its_services_by_mutual_tls(pki: Path, pair: dict[str, str]) -> None:
     """Who else is let in: tests/integration/test_service_lifecycle.py."""
     target, draft, gateway = (str(free_port()) for _ in range(3))
     ca, cert, key = (str(pki / name) for name in ("ca.pem", "service.pem", "service.key"))
-    tls = ("--tls-cert", cert, "--tls-key", key, "--tls-ca", ca, "--served-name", "hippo")
+    tls = ("--tls-cert", cert, "--tls-key", key, "--tls-ca", ca)
+    small = ("--slots", "1", "--max-context-length", "256", "--num-threads", "1")
+    options = ("--served-name", "hippo", *tls, *small)
     by_tls = (
         *("--services-tls", "--services-tls-ca", ca),
         *("--services-tls-cert", cert, "--services-tls-key", key),
@@ -23,8 +23,8 @@ def test_a_gateway_asks_its_services_by_mutual_tls(
     services = ("--target", f"127.0.0.1:{target}", "--draft", f"127.0.0.1:{draft}")
     url = f"http://127.0.0.1:{gateway}"
     with (
-        process("services.target", "--port", target, "--model", str(target_checkpoint), *tls),
-        process("services.draft", "--port", draft, "--model", str(draft_checkpoint), *tls),
+        process("services.target", "--port", target, "--model", pair["target"], *options),
+        process("services.draft", "--port", draft, "--model", pair["draft"], *options),
         process("gateway", "--port", gateway, *services, *by_tls),
     ):
         wait_until(lambda: (readiness(url) or {}).get("draft") == "ready")

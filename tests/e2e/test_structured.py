@@ -56,7 +56,7 @@ def test_every_policy_gives_the_targets_own_answer_by_the_schema(
     assert choice.finish_reason == "stop"
     jsonschema_rs.validate(SCHEMA, json.loads(choice.message.content))
     policies = ("serial", "vpsd", "optimistic", "conservative", "adaptive")
-    for policy in policies[1:3] if sampling is PENALISED else policies:
+    for policy in policies if sampling is GREEDY else policies[1:3]:
         pair = _answer(client, clip, policy, **fields)
         other = pair.choices[0]
         assert other.model_extra["token_ids"] == choice.model_extra["token_ids"], policy
@@ -81,7 +81,7 @@ def test_choices_and_streams_follow_the_schema_too(client: openai.OpenAI, clip: 
 
 
 @pytest.mark.parametrize(
-    "text", ["a" + "🎈" * 20, "བོད་སྐད་ཡིག་" * 4, "ที่👩‍🚀" * 9], ids=["emoji", "tibetan", "thai"]
+    "text", ["a" + "🎈" * 20, "བོད་སྐད་ཡིག་" * 2, "ที่👩‍🚀" * 4], ids=["emoji", "tibetan", "thai"]
 )
 def test_letters_of_several_tokens_are_whole_by_every_policy(
     client: openai.OpenAI, clip: Path, text: str

@@ -61,7 +61,7 @@ class Watched:
         def work() -> None:
             try:
                 with self.door.client() as client:
-                    while not leave.wait(0.2):
+                    while not leave.wait(0.5):
                         for kind in kinds:
                             self.ask(client, speculative=kind)
                             self.ask(client, speculative=kind, cache_salt=uuid.uuid4().hex)

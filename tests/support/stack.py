@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import httpx
 
@@ -63,10 +66,31 @@ def run_stack(options: StackOptions) -> Iterator[RunningStack]:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
+    """A port that is free, and stays so: below those that the kernel gives to outgoing connections
+    and for port 0, and of no other worker of pytest-xdist."""
+    return next(port for port in _PORTS if _is_free(port))
+
+
+def _ports() -> Iterator[int]:
+    """This worker's ports, again and again, from a place that differs between processes."""
+    first_of_kernel = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    ports = range(10_000 + worker, max(first_of_kernel, 20_000), num_workers)
+    start = 97 * os.getpid() % len(ports)
+    yield from itertools.cycle([*ports[start:], *ports[:start]])
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+_PORTS = _ports()
 
 
 def fetch(url: str) -> httpx.Response:

@@ -3,7 +3,7 @@
 A service takes several seconds of processor time to import torch and transformers, and the
 end-to-end tests start dozens. Here one process imports them once, and each service is a fork of it,
 with its own arguments, environment, session and output. Services that a `hippo` command starts are
-not forked: tests/e2e/test_cli.py starts them as a user does.
+not forked: tests/e2e/test_wheel.py starts them as a user does.
 """
 
 from __future__ import annotations
