@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,13 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "questions.jsonl"
     path.write_text("\n".join(lines), encoding="utf-8")
     return path
+
+
+@pytest.fixture(autouse=True)
+def _short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pruning, "load_model", cache(pruning.load_model))
+    monkeypatch.setattr("bench.pruning.traces.MAX_TOKENS", 8)
+    monkeypatch.setattr("bench.pruning.speed._REPEATS", 2)
 
 
 @pytest.fixture(autouse=True)
@@ -93,10 +101,7 @@ def test_experiments_run_on_a_file_of_questions(tmp_path: Path, questions: Path)
 
 
 @pytest.mark.parametrize("family", ["llava_onevision", "qwen3_vl"])
-def test_any_family_runs(
-    tmp_path: Path, questions: Path, family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bench.pruning.traces.MAX_TOKENS", 8)
+def test_any_family_runs(tmp_path: Path, questions: Path, family: str) -> None:
     target = write_family(tmp_path / "target", family)
     draft = write_family(tmp_path / "draft", family, noise=0.1)
     flags = ["--questions", questions, "--target-model", target, "--draft-model", draft]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import islice
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +139,7 @@ def test_a_training_that_was_stopped_ends_as_one_that_was_not(
     assert 0 < read_state(again.folder).step <= 7
     run_training(again)
     assert read_state(again.folder).history == state.history
-    for name, weight in weights_of(again).items():
-        torch.testing.assert_close(weight, weights_of(plan)[name])
+    torch.testing.assert_close(weights_of(again), weights_of(plan))
 
 
 def stopping(*, after: int) -> Callable[[Any], None]:
@@ -151,6 +153,17 @@ def stopping(*, after: int) -> Callable[[Any], None]:
     return end
 
 
+@pytest.fixture
+def one_import(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Processes start as by "spawn", but what they import is imported once."""
+    forked = partial(training.LaunchConfig, start_method="forkserver")
+    monkeypatch.setattr(training, "LaunchConfig", forked)
+    multiprocessing.set_forkserver_preload(["tests.support.training_imports"])
+    yield
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("one_import")
 def test_several_processes_share_the_work(plan: TrainingPlan) -> None:
     run_training(replace(plan, num_processes=2, num_accumulated=1))
     state = read_state(plan.folder)

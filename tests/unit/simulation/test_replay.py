@@ -69,7 +69,7 @@ def test_a_broken_run_fits_where_the_trace_says_so() -> None:
 def test_serial_settles_as_many_tokens_a_round_as_independent_agreement_gives(
     gamma: int, rate: float
 ) -> None:
-    traces = drawn_traces(agreement=rate, num_traces=12, num_tokens=1500, burstiness=0.0)
+    traces = drawn_traces(agreement=rate, num_traces=8, num_tokens=400, burstiness=0.0)
     found = replay_all(PolicyChoice("serial", gamma), traces, FREE)
     expected = (1 - rate ** (gamma + 1)) / (1 - rate)  # Leviathan et al., section 3.1
     assert found.mean_tokens_per_forward == pytest.approx(expected, rel=0.03)
@@ -81,11 +81,11 @@ def test_serial_settles_as_many_tokens_a_round_as_independent_agreement_gives(
 def test_a_draft_that_is_always_right_is_bound_by_the_slower_side(ratio: float) -> None:
     machine = dataclasses.replace(FREE, draft=ForwardTime(one_row_ms=10.0 / ratio))
     gamma = 8
-    [row] = compare([PolicyChoice("vpsd", gamma)], always_right(2001), machine)
+    [row] = compare([PolicyChoice("vpsd", gamma)], always_right(401), machine)
     # Neither can the draft be outrun, nor can a forward settle more than gamma and its own token.
     bound = min(ratio, gamma + 1)
     assert row.decode_speedup <= bound * 1.01
-    [free] = compare([PolicyChoice("optimistic")], always_right(2001), machine)
+    [free] = compare([PolicyChoice("optimistic")], always_right(401), machine)
     assert free.decode_speedup == pytest.approx(min(ratio, 33), rel=0.05)
 
 
@@ -99,12 +99,12 @@ def test_the_ideal_has_the_steps_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("policy", ["serial", "vpsd", "adaptive"])
 def test_decoding_gets_no_faster_with_the_networks_delay(policy: str) -> None:
-    traces = drawn_traces(agreement=0.85, num_traces=6, num_tokens=300)
+    traces = drawn_traces(agreement=0.85, num_traces=2, num_tokens=150)
     times = [
         replay_all(PolicyChoice(policy), traces, dataclasses.replace(FREE, leg_ms=delay)).decode_ns
-        for delay in (0.0, 1.0, 3.0, 5.0)
+        for delay in (0.0, 2.0, 5.0)
     ]
-    assert times == sorted(times)
+    assert times == sorted(times) and times[0] < times[-1]
 
 
 def test_the_same_seed_gives_the_same_outcome_and_another_one_another() -> None:
@@ -141,7 +141,7 @@ def _num_alone(outcome: Outcome) -> int:
 
 
 def test_the_best_block_length_is_searched_for() -> None:
-    traces = drawn_traces(agreement=0.6, num_traces=4, num_tokens=200)
+    traces = drawn_traces(agreement=0.6, num_traces=2, num_tokens=60)
     best, short, long = compare(parse_policies("serial:best,serial:1,serial:15"), traces, FREE)
     assert best.policy.gamma
     assert best.totals.decode_ns <= min(short.totals.decode_ns, long.totals.decode_ns)
@@ -150,7 +150,7 @@ def test_the_best_block_length_is_searched_for() -> None:
 @pytest.mark.parametrize("name", ["serial", "vpsd"])
 def test_the_automatic_block_length_is_the_ratio_of_the_steps(name: str) -> None:
     machine = dataclasses.replace(BUSY, target=ForwardTime(one_row_ms=10.0, row_ms=0.2))
-    traces = drawn_traces(agreement=0.8, num_traces=4, num_tokens=200)
+    traces = drawn_traces(agreement=0.8, num_traces=2, num_tokens=100)
     found, same = compare(parse_policies(f"{name}:auto,{name}:10"), traces, machine)
     assert found.policy.title == f"{name} γ=auto"
     assert found.totals.decode_ns == pytest.approx(same.totals.decode_ns, rel=0.01)
