@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
-import pytest
+import pytest_asyncio
 
-from hippo.local_files import LocalFiles
 from hippo.video.decoder import MediaDecoder
 from hippo.video.limits import DecodeLimits
 
 
-@pytest.fixture
-async def decoder(tmp_path: Path) -> AsyncIterator[MediaDecoder]:
-    """A decoder with small limits, so that tests can exceed them, which opens files of tmp_path."""
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def decoder() -> AsyncIterator[MediaDecoder]:
+    """A decoder for all tests of a file, which run in the file's event loop; with small limits, so
+    that they can exceed them."""
     limits = DecodeLimits(
         max_frames=64,
         max_pixels=1 << 20,
@@ -23,5 +22,5 @@ async def decoder(tmp_path: Path) -> AsyncIterator[MediaDecoder]:
         timeout_s=100.0,
         max_memory_bytes=256 << 20,
     )
-    async with MediaDecoder(limits, files=LocalFiles([tmp_path])) as decoder:
+    async with MediaDecoder(limits) as decoder:
         yield decoder

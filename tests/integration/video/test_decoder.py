@@ -15,6 +15,8 @@ from hippo.types import FramePlan, Media, MediaKind
 from hippo.video.decoder import MediaDecoder
 from tests.support.clips import image, numbers, video
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # where the decoder lives
+
 
 async def test_a_video_gives_the_planned_frames_at_their_times(decoder: MediaDecoder) -> None:
     media = await decoder.decode(video(32, fps=8), FramePlan())

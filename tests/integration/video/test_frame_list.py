@@ -17,6 +17,8 @@ from hippo.video.decoder import MediaDecoder
 from hippo.video.frame_list import MAGIC, pack_frames, read_frame_list
 from tests.support.clips import refusal
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # where the decoder lives
+
 
 def jpeg(level: int, *, width: int = 32, height: int = 24, **options: Any) -> bytes:
     buffer = io.BytesIO()
@@ -95,7 +97,7 @@ async def test_the_limits_of_videos_hold(decoder: MediaDecoder) -> None:
         assert "22 frames of 1024 x 1000 pixels need 67,584,000 bytes" in message
 
 
-def test_a_list_that_contradicts_itself_is_refused() -> None:
+async def test_a_list_that_contradicts_itself_is_refused() -> None:
     whole = pack_frames([b"one", b"two"], [0.0, 1.0], duration_s=2.0)
     listed_frames = read_frame_list(io.BytesIO(whole), len(whole))
     assert [whole[start : start + size] for start, size in listed_frames.spans] == [b"one", b"two"]

@@ -15,6 +15,7 @@ from hippo.video.decoder import MediaDecoder
 from tests.fuzz.corpus import IMAGES, VIDEOS, Build, encode, patched, picture, sound_only, without
 from tests.support.clips import refusal
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # where the decoder lives
 FASTSTART = {"movflags": "faststart"}
 
 # Two frames a second of a clip of eight frames in two seconds, 64 x 32, unless it stands here.
@@ -52,7 +53,7 @@ async def test_an_odd_video_is_decoded(decoder: MediaDecoder, name: str) -> None
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="needs Linux' scheduler")
-def test_an_encoder_leaves_the_priority_of_this_process_alone() -> None:
+async def test_an_encoder_leaves_the_priority_of_this_process_alone() -> None:
     before = os.sched_getscheduler(0)
     built(VIDEOS["webm av1"])
     assert os.sched_getscheduler(0) == before

@@ -25,7 +25,7 @@ PLANS = (FramePlan(num_frames=2), FramePlan(num_frames=7), FramePlan(fps=1.5), F
 
 
 def gop(length: int, **options: str) -> dict[str, str]:
-    return {"preset": "veryfast", "g": str(length), **options}
+    return {"preset": "veryfast", "g": str(length), "sc_threshold": "0", **options}
 
 
 def x264(options: str) -> dict[str, str]:
@@ -94,7 +94,7 @@ FILES: dict[str, tuple[dict[str, Any], str]] = {
         "packets",
     ),
     "intra refresh": (
-        {**H264, "container": "mpegts", "options": x264("intra-refresh=1:keyint=60")},
+        {**H264, "container": "mpegts", "options": x264("intra-refresh=1:keyint=60:scenecut=0")},
         "everything",
     ),
     "raw": ({**H264, "container": "h264", "options": gop(50)}, "everything"),
@@ -114,7 +114,7 @@ def picture(number: int, width: int, height: int) -> Pixels:
 
 def encoded(**wishes: Any) -> bytes:
     """Twelve seconds at 25 frames a second, if ``wishes`` say no other."""
-    size = {"num_frames": NUM_FRAMES, "fps": 25, "width": 160, "height": 120}
+    size = {"num_frames": NUM_FRAMES, "fps": 25, "width": 80, "height": 56}
     return encode(**{**size, "paint": picture, **wishes})
 
 

@@ -17,6 +17,8 @@ from hippo.video.decoder import MediaDecoder
 from hippo.video.limits import DecodeLimits
 from tests.support.clips import video
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # where the decoder lives
+
 
 async def test_a_worker_killed_between_two_items_is_replaced(decoder: MediaDecoder) -> None:
     pid = decoder.worker_pid
@@ -56,7 +58,7 @@ async def test_an_item_that_crashes_the_decoder_twice_is_refused() -> None:
 async def test_workers_that_do_not_start_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "av.py").write_text("raise SystemExit(3)\n")
+    (tmp_path / "numpy.py").write_text("raise SystemExit(3)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     decoder = MediaDecoder()
     with pytest.raises(UnavailableError, match="does not start"):
@@ -163,14 +165,13 @@ async def test_nothing_is_left_behind() -> None:
         return len(os.listdir("/proc/self/fd")), mapped, num_children
 
     before = resources()
-    for _ in range(3):
-        async with MediaDecoder(DecodeLimits(max_memory_bytes=64 << 20)) as decoder:
-            media = await decoder.decode(video(16), FramePlan())
-            with pytest.raises(MediaError):
-                await decoder.decode(Media(MediaKind.VIDEO, b"nonsense"), FramePlan())
-            os.kill(decoder.worker_pid or 0, signal.SIGKILL)
-            await decoder.decode(video(16), FramePlan())
-            del media
+    async with MediaDecoder(DecodeLimits(max_memory_bytes=64 << 20)) as decoder:
+        media = await decoder.decode(video(16), FramePlan())
+        with pytest.raises(MediaError):
+            await decoder.decode(Media(MediaKind.VIDEO, b"nonsense"), FramePlan())
+        os.kill(decoder.worker_pid or 0, signal.SIGKILL)
+        await decoder.decode(video(16), FramePlan())
+        del media
     assert resources() == before
 
 
