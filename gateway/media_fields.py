@@ -149,7 +149,17 @@ def frame_plan(request: ChatCompletionRequest) -> FramePlan:
         max_frames=max_frames,
         min_pixels=min_pixels or 0,
         max_pixels=max_pixels or 0,
+        background=_background(request),
     )
+
+
+def _background(request: ChatCompletionRequest) -> int:
+    """Returns FramePlan.background."""
+    colour = (request.media_io_kwargs or MediaLoading()).image.rgba_background_color
+    if colour is None:
+        return 0
+    red, green, blue = colour
+    return 1 + (red << 16) + (green << 8) + blue
 
 
 def with_visual_limit(
@@ -188,6 +198,7 @@ def frame_fields(request: ChatCompletionRequest) -> dict[str, str]:
         for field in dataclasses.fields(FramePlan)
         if field.name != "max_visual_tokens"  # the gateway's own
     }
+    names["background"] = "media_io_kwargs.image.rgba_background_color"
     if frames.fps is None and loading.fps is not None:
         names["fps"] = "media_io_kwargs.video.fps"
     if frames.num_frames is None and loading.num_frames is not None:

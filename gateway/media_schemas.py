@@ -246,10 +246,16 @@ class VideoLoading(Model):
         return self
 
 
+ColourValue = Annotated[int, Field(ge=0, le=255)]
+
+
 class ImageLoading(Model):
     """Loading of images, with vLLM's names."""
 
     image_mode: Literal["RGB"] | None = Field(default=None, description="Inert.")
+    rgba_background_color: tuple[ColourValue, ColourValue, ColourValue] | None = Field(
+        default=None, description="Red, green and blue behind transparent pixels; default: white."
+    )
 
 
 class MediaLoading(Model):

@@ -120,6 +120,7 @@ class FramePlan:
     num_frames: int = 0
     min_pixels: int = 0  # of one frame or image after resizing
     max_visual_tokens: int = 0  # of all videos of the request together
+    background: int = 0  # behind transparent pixels: 1 + 0xRRGGBB; 0: white
 
 
 @dataclass(frozen=True, slots=True)

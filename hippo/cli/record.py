@@ -139,7 +139,11 @@ def pictures(video: str, seconds: Sequence[float]) -> list[str]:
 
 
 def _as_url(frame: Any) -> str:
-    image = frame.to_image().rotate(frame.rotation, expand=True)
+    from PIL import Image
+
+    from hippo.video.orientation import Orientation
+
+    image = Image.fromarray(Orientation.of(frame).applied(frame.to_ndarray(format="rgb24")))
     height = max(1, round(FRAME_WIDTH * image.height / image.width))
     buffer = io.BytesIO()
     image.resize((FRAME_WIDTH, height)).save(buffer, "JPEG", quality=_QUALITY)

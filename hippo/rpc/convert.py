@@ -172,6 +172,11 @@ def _check_frame_plan(plan: FramePlan) -> None:
             f"frame_plan.min_pixels is {plan.min_pixels}, more than max_pixels ({plan.max_pixels})",
             param="frame_plan.min_pixels",
         )
+    if plan.background > 1 << 24:
+        raise InvalidRequestError(
+            f"frame_plan.background is {plan.background}; it must be at most {1 << 24}, white",
+            param="frame_plan.background",
+        )
 
 
 def _checked_pruning(pruning: Pruning) -> Pruning:

@@ -361,6 +361,7 @@ class FramePlan(_message.Message):
     NUM_FRAMES_FIELD_NUMBER: _builtins.int
     MIN_PIXELS_FIELD_NUMBER: _builtins.int
     MAX_VISUAL_TOKENS_FIELD_NUMBER: _builtins.int
+    BACKGROUND_FIELD_NUMBER: _builtins.int
     fps: _builtins.float
     """Frames per second to sample; 0 means the model's default."""
     min_frames: _builtins.int
@@ -375,6 +376,8 @@ class FramePlan(_message.Message):
     """Fewest pixels of one frame or image after resizing; 0 means the model's default."""
     max_visual_tokens: _builtins.int
     """Most visual tokens of all videos of the request together; 0 means the model's default."""
+    background: _builtins.int
+    """Colour behind the transparent pixels of an image: 1 + 65536 red + 256 green + blue; 0: white."""
     def __init__(
         self,
         *,
@@ -385,10 +388,11 @@ class FramePlan(_message.Message):
         num_frames: _builtins.int = ...,
         min_pixels: _builtins.int = ...,
         max_visual_tokens: _builtins.int = ...,
+        background: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fps", b"fps", "max_frames", b"max_frames", "max_pixels", b"max_pixels", "max_visual_tokens", b"max_visual_tokens", "min_frames", b"min_frames", "min_pixels", b"min_pixels", "num_frames", b"num_frames"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["background", b"background", "fps", b"fps", "max_frames", b"max_frames", "max_pixels", b"max_pixels", "max_visual_tokens", b"max_visual_tokens", "min_frames", b"min_frames", "min_pixels", b"min_pixels", "num_frames", b"num_frames"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -16,6 +16,7 @@ import numpy as np
 from hippo.errors import MediaError
 from hippo.video.canvas import Canvas, Frames, Pixels
 from hippo.video.limits import DecodeLimits
+from hippo.video.orientation import Orientation
 from hippo.video.resizing import fit_frames, fit_size
 from hippo.video.sampling import count_frames, sample_frames
 from hippo.video.seeking import SeekError, all_frames, seek_frames
@@ -24,12 +25,14 @@ from hippo.video.timeline import PresentationTimes, refusing, timeline_of_index,
 # Only containers that hold their media themselves; a playlist could name other files or URLs.
 _FORMATS = "mov,mp4,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,gif,ivf,h264,hevc,3gp,m4v"
 _READABLE = "mp4, mov, webm, mkv, avi, mpeg-ts or gif"
+_OF_THE_VIDEO = (b"mdat", b"moov", b"moof")
 _IMAGE_SIGNATURES = {
     b"\x89PNG\r\n\x1a\n": "PNG",
     b"\xff\xd8\xff": "JPEG",
     b"BM": "BMP",
 }
 _FRAME = "a frame of the video"
+_NO_VIDEO = av.stream.Disposition.attached_pic | av.stream.Disposition.timed_thumbnails
 _BUFFER_SIZE = 1 << 18
 _THREADED_PIXELS = 200_000_000  # of all frames; for fewer, threads are slower
 _THREAD_BYTES = 9  # of a pixel: two frames of 4:2:0 in 10 bits, and one in RGB
@@ -105,9 +108,11 @@ def _num_threads(canvas: Canvas, num_pixels: int) -> int:
 def _draw(frames: Iterator[av.VideoFrame], count: int, canvas: Canvas, num_threads: int) -> Pixels:
     """Draws ``count`` frames, on several threads while the next ones are decoded."""
     first = next(frames)
-    quarter_turns = round(first.rotation / 90) % 4
+    orientation = Orientation.of(first)
     canvas.limits.check_size(first.width, first.height, _FRAME)
-    stored = (first.width, first.height) if quarter_turns % 2 else (first.height, first.width)
+    stored = (
+        (first.width, first.height) if orientation.is_transposed else (first.height, first.width)
+    )
     size = fit_size(count, *stored, canvas.plan, canvas.frame_limits)
     pixels = canvas.allocate_frames(count, size)
 
@@ -116,8 +121,8 @@ def _draw(frames: Iterator[av.VideoFrame], count: int, canvas: Canvas, num_threa
             "the video's colours cannot be converted ({}): what the file says about them is "
             "damaged; encode it again"
         ):
-            rgb = frame.to_ndarray(format="rgb24", threads=1)
-        canvas.draw(np.ascontiguousarray(np.rot90(rgb, quarter_turns)), pixels[place])
+            rgb = _opaque(frame)
+        canvas.draw(orientation.applied(rgb), pixels[place])
 
     running = deque[Future[None]]()
     copies = list[int]()
@@ -139,6 +144,18 @@ def _draw(frames: Iterator[av.VideoFrame], count: int, canvas: Canvas, num_threa
     return pixels
 
 
+def _opaque(frame: av.VideoFrame) -> Pixels:
+    """Returns the frame's pixels in RGB, transparent ones over white."""
+    # A palette's alpha is often 0 where the colour is meant.
+    has_alpha = any(part.is_alpha for part in frame.format.components)
+    if not has_alpha or frame.format.name == "pal8":
+        return frame.to_ndarray(format="rgb24", threads=1)
+    rgba = frame.to_ndarray(format="rgba", threads=1)
+    alpha = rgba[..., 3:].astype(np.uint16)
+    mixed = rgba[..., :3] * alpha + 255 * (255 - alpha)
+    return ((mixed + 127) // 255).astype(np.uint8)
+
+
 def _check_head(file: BinaryIO) -> None:
     """Raises MediaError for an image, and for an mp4 whose boxes exceed the file."""
     file.seek(0)
@@ -150,7 +167,7 @@ def _check_head(file: BinaryIO) -> None:
         return
     size = file.seek(0, io.SEEK_END)
     offset = 0
-    boxes = set()
+    boxes = set[bytes]()
     while offset + 8 <= size:
         file.seek(offset)
         header = file.read(16)
@@ -160,6 +177,8 @@ def _check_head(file: BinaryIO) -> None:
         elif length == 0:  # up to the end of the file
             length = size - offset
         if length < 8 or offset + length > size:
+            if box not in _OF_THE_VIDEO:  # what cameras write behind the last box
+                break
             raise MediaError(
                 f"the mp4 is cut off or damaged: its {box.decode('latin-1')!r} box does not fit "
                 f"into the {size:,} bytes of the file; send the whole file"
@@ -171,15 +190,11 @@ def _check_head(file: BinaryIO) -> None:
 
 
 def _video_stream(container: av.container.InputContainer, limits: DecodeLimits) -> av.VideoStream:
+    """Returns the track that players show: of those that are no cover or thumbnails, one that is
+    enabled, as the default is, before others, then the largest, then the first."""
     limits.check_streams(len(container.streams))
-    stream = next(
-        (
-            stream
-            for stream in container.streams.video
-            if not stream.disposition & av.stream.Disposition.attached_pic
-        ),
-        None,
-    )
+    tracks = [each for each in container.streams.video if not each.disposition & _NO_VIDEO]
+    stream = max(tracks, key=_rank, default=None)
     if stream is None:
         kinds = sorted({stream.type for stream in container.streams})
         found = f" (only {', '.join(kinds)})" if kinds else ""
@@ -190,6 +205,14 @@ def _video_stream(container: av.container.InputContainer, limits: DecodeLimits) 
             "the video's codec is unknown; h264, hevc, vp8, vp9, av1 and mpeg4 can be read"
         )
     limits.check_size(context.width, context.height, _FRAME)
-    if container.duration is not None:
-        limits.check_duration(container.duration / 1e6)
     return stream
+
+
+def _rank(stream: av.VideoStream) -> tuple[bool, bool, int]:
+    """Whether a track can be decoded, whether it is enabled (FFmpeg's mark of an enabled track of
+    an mp4, and of the default of others), and its pixels."""
+    context = stream.codec_context
+    if context is None:
+        return False, False, 0
+    is_enabled = bool(stream.disposition & av.stream.Disposition.default)
+    return True, is_enabled, context.width * context.height

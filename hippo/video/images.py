@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
@@ -14,13 +14,19 @@ from hippo.video.limits import DecodeLimits
 from hippo.video.resizing import fit_frames, fit_image, fit_size
 from hippo.video.sampling import spaced
 
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+if TYPE_CHECKING:
+    from PIL import Image
+
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+
+Colour = tuple[int, int, int]
+WHITE: Colour = (255, 255, 255)
 
 
 def read_image(file: BinaryIO, canvas: Canvas) -> Frames:
     """Returns the image as one frame, turned by its EXIF orientation; raises MediaError."""
     file.seek(0)
-    rgb = _rgb(file, _FORMATS, canvas.limits, "the image")
+    rgb = _rgb(file, _FORMATS, canvas.limits, "the image", _colour(canvas.plan.background))
     size = fit_image(rgb.shape[0], rgb.shape[1], canvas.plan, canvas.frame_limits)
     pixels = canvas.allocate_frames(1, size)
     canvas.draw(rgb, pixels[0])
@@ -73,7 +79,13 @@ def read_frames(file: BinaryIO, canvas: Canvas) -> Frames:
     return Frames(pixels, tuple(seconds), num_chosen / listed.duration_s)
 
 
-def _rgb(file: BinaryIO, formats: tuple[str, ...], limits: DecodeLimits, name: str) -> Pixels:
+def _rgb(
+    file: BinaryIO,
+    formats: tuple[str, ...],
+    limits: DecodeLimits,
+    name: str,
+    background: Colour = WHITE,
+) -> Pixels:
     """Returns the upright image ``[height, width, 3]``; a MediaError calls it ``name``."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -82,7 +94,7 @@ def _rgb(file: BinaryIO, formats: tuple[str, ...], limits: DecodeLimits, name: s
         with Image.open(file, formats=formats) as image:
             limits.check_size(image.width, image.height, name)
             limits.check_memory(1, image.width, image.height)
-            return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+            return _flattened(ImageOps.exif_transpose(image), background)
     except UnidentifiedImageError:
         if formats == _FORMATS:
             raise MediaError(
@@ -94,3 +106,52 @@ def _rgb(file: BinaryIO, formats: tuple[str, ...], limits: DecodeLimits, name: s
     except Exception as error:  # Pillow's readers raise errors of any type for damaged files
         reason = str(error) or type(error).__name__
         raise MediaError(f"{name} is damaged or cut off ({reason}); send it whole") from None
+
+
+def _colour(background: int) -> Colour:
+    """Returns the colour of FramePlan.background."""
+    if not background:
+        return WHITE
+    red, rest = divmod(background - 1, 1 << 16)
+    return (red, *divmod(rest, 1 << 8))
+
+
+def _flattened(image: Image.Image, background: Colour) -> Pixels:
+    """Returns 8-bit RGB of an image of any mode: transparent pixels over ``background``, and more
+    than 8 bits scaled to 8."""
+    from PIL import Image
+
+    if image.has_transparency_data:
+        alpha = _as_rgba(image)
+        opaque = Image.new("RGB", image.size, background)
+        opaque.paste(alpha, mask=alpha.getchannel("A"))
+        image = opaque
+    elif image.mode.startswith(("I", "F")):
+        image = Image.fromarray(_in_8_bits(image))
+    return np.asarray(image.convert("RGB"))
+
+
+def _as_rgba(image: Image.Image) -> Image.Image:
+    """Converts as Image.convert, but right also for images of 16 bits whose transparency is that of
+    one colour."""
+    from PIL import Image
+
+    key = image.info.get("transparency")
+    if image.mode.startswith("I;16"):
+        rgba = Image.fromarray(_in_8_bits(image)).convert("RGBA")
+        rgba.putalpha(Image.fromarray(np.where(np.asarray(image) == key, 0, 255).astype(np.uint8)))
+        return rgba
+    if isinstance(key, tuple) and max(key) > 255:  # Pillow has kept the high bytes of the pixels
+        image.info["transparency"] = tuple(value >> 8 for value in key)
+    return image.convert("RGBA")
+
+
+def _in_8_bits(image: Image.Image) -> Pixels:
+    """Scales an image of one channel: 16 bits by their range, floats by 0 to 1, and what exceeds
+    that between the least and the greatest value."""
+    values = np.asarray(image).astype(np.float64)
+    least, most = 0.0, 65535.0 if image.mode.startswith("I;16") else 1.0
+    if image.mode == "I" or values.min() < least or values.max() > most:
+        least, most = values.min(), values.max()
+    scaled = (values - least) * (255 / max(most - least, 1e-9))
+    return np.nan_to_num(scaled).round().clip(0, 255).astype(np.uint8)

@@ -42,7 +42,7 @@ def resolve_plan(
         )
     least = min(plan.min_pixels or least, most)
     if kind is MediaKind.IMAGE:
-        return FramePlan(min_pixels=least, max_pixels=most)
+        return FramePlan(min_pixels=least, max_pixels=most, background=plan.background)
     # A video has at least the frames of one grid, as with num_frames.
     max_frames = max(plan.max_frames or limits.max_frames, frames.frame_multiple)
     num_frames = plan.num_frames

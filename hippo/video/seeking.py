@@ -16,6 +16,13 @@ from hippo.video.timeline import PresentationTimes
 
 _Packet: TypeAlias = "av.Packet[av.VideoStream]"
 _MAX_BAD_SHARE = 0.1  # of packets that cannot be decoded
+# Codecs whose decoders have nothing that only earlier packets brought (a palette, say) when they
+# begin at a key frame.
+_STARTS_AT_KEYS = frozenset(
+    "av1 cfhd dnxhd dvvideo ffv1 ffvhuff flv1 h263 h264 hevc huffyuv jpeg2000 mjpeg mpeg1video "
+    "mpeg2video mpeg4 msmpeg4v2 msmpeg4v3 png prores rawvideo theora utvideo v210 vc1 vp8 vp9 vvc "
+    "wmv1 wmv2 wmv3".split()
+)
 _EARLIER_S = 2.0  # a seek may end behind its aim if packets are stored far from their times
 
 
@@ -43,6 +50,9 @@ def seek_frames(
 
     Raises SeekError if the frames may not be those of ``all_frames``.
     """
+    context = stream.codec_context
+    if context.codec.canonical_name not in _STARTS_AT_KEYS or context.pix_fmt == "pal8":
+        raise SeekError
     try:
         for run in _runs(wanted, timeline):
             packets = _seek(container, stream, run, timeline)
