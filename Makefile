@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
 # uv installs in a quarter of pip's time. It does not read where pip looks for packages: that is handed on.
-pip_has = $${PIP_$(1):-$$($(BIN)/pip config get global.$(2) 2>/dev/null)}
+pip_has = $$(echo $${PIP_$(1):-$$($(BIN)/pip config get global.$(2) 2>/dev/null)} | tr ' ' ,)
 UV = UV_FIND_LINKS="$(call pip_has,FIND_LINKS,find-links)" UV_DEFAULT_INDEX="$(call pip_has,INDEX_URL,index-url)" \
 	$(BIN)/uv --system-certs
 INSTALL = $(UV) pip install -p $(BIN)/python -c constraints.txt

@@ -51,38 +51,34 @@ def tapped(
     return tap.layer_scores
 
 
-@pytest.mark.parametrize("chunk_rows", [2048, 37, 8])
 @pytest.mark.parametrize("turn", TURNS)
-def test_scores_equal_those_of_transformers_layers(
-    held: Held, turn: str, chunk_rows: int, monkeypatch: pytest.MonkeyPatch
+def test_scores_and_alignment_equal_those_of_transformers_layers(
+    held: Held, turn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    model, reference = held.model, held.reference.model
     content, parts, media = arranged(TURNS[turn])
     inputs = held.reference.inputs(content, media)
-    prompt = prepare(held.model, user(*parts), *media)
-    monkeypatch.setattr("hippo.models.cached._CHUNK_ROWS", chunk_rows)
+    prompt = prepare(model, user(*parts), *media)
     scopes: tuple[Scope, ...] = ("visual", "causal")
-    for scope in scopes:
-        scores = tapped(held.model, prompt, scope=scope)
-        expected = reference_scores(held.reference.model, inputs, prompt, num_layers=2, scope=scope)
-        assert scores.shape == (2, prompt.visual_indices.shape[0])
-        torch.testing.assert_close(scores, expected, rtol=1e-3, atol=1e-6)
-
-
-@pytest.mark.parametrize("chunk_rows", [2048, 37, 8])
-@pytest.mark.parametrize("turn", TURNS)
-def test_alignment_is_the_summed_change_of_the_cosines_of_transformers_hidden_states(
-    held: Held, turn: str, chunk_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content, parts, media = arranged(TURNS[turn])
-    inputs = held.reference.inputs(content, media)
-    prompt = prepare(held.model, user(*parts), *media)
-    monkeypatch.setattr("hippo.models.cached._CHUNK_ROWS", chunk_rows)
-    for num_layers in range(1, held.model.num_layers):
-        tap = AttentionTap(num_layers, is_alignment=True)
-        run(held.model, prompt, tap)
-        expected = reference_alignment(held.reference.model, inputs, prompt, num_layers=num_layers)
-        assert tap.scores is not None and expected.std() > 1e-3
-        torch.testing.assert_close(tap.scores, expected, rtol=1e-3, atol=1e-5)
+    scores = {
+        scope: reference_scores(reference, inputs, prompt, num_layers=2, scope=scope)
+        for scope in scopes
+    }
+    aligned = {
+        num_layers: reference_alignment(reference, inputs, prompt, num_layers=num_layers)
+        for num_layers in range(1, model.num_layers)
+    }
+    for chunk_rows in (2048, 37, 8):
+        monkeypatch.setattr("hippo.models.cached._CHUNK_ROWS", chunk_rows)
+        for scope, expected in scores.items():
+            found = tapped(model, prompt, scope=scope)
+            assert found.shape == (2, prompt.visual_indices.shape[0])
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
+        for num_layers, expected in aligned.items():
+            tap = AttentionTap(num_layers, is_alignment=True)
+            run(model, prompt, tap)
+            assert tap.scores is not None and expected.std() > 1e-3
+            torch.testing.assert_close(tap.scores, expected, rtol=1e-3, atol=1e-5)
 
 
 def test_alignment_behind_the_last_layer_is_a_bug(model: VideoLanguageModel) -> None:
