@@ -15,6 +15,7 @@ import numpy as np
 
 from hippo.errors import MediaError
 from hippo.video.canvas import Canvas, Frames, Pixels
+from hippo.video.images import WHITE, over
 from hippo.video.limits import DecodeLimits
 from hippo.video.orientation import Orientation
 from hippo.video.resizing import fit_frames, fit_size
@@ -150,10 +151,9 @@ def _opaque(frame: av.VideoFrame) -> Pixels:
     has_alpha = any(part.is_alpha for part in frame.format.components)
     if not has_alpha or frame.format.name == "pal8":
         return frame.to_ndarray(format="rgb24", threads=1)
-    rgba = frame.to_ndarray(format="rgba", threads=1)
-    alpha = rgba[..., 3:].astype(np.uint16)
-    mixed = rgba[..., :3] * alpha + 255 * (255 - alpha)
-    return ((mixed + 127) // 255).astype(np.uint8)
+    from PIL import Image
+
+    return np.asarray(over(WHITE, Image.fromarray(frame.to_ndarray(format="rgba", threads=1))))
 
 
 def _check_head(file: BinaryIO) -> None:

@@ -122,13 +122,19 @@ def _flattened(image: Image.Image, background: Colour) -> Pixels:
     from PIL import Image
 
     if image.has_transparency_data:
-        alpha = _as_rgba(image)
-        opaque = Image.new("RGB", image.size, background)
-        opaque.paste(alpha, mask=alpha.getchannel("A"))
-        image = opaque
+        image = over(background, _as_rgba(image))
     elif image.mode.startswith(("I", "F")):
         image = Image.fromarray(_in_8_bits(image))
     return np.asarray(image.convert("RGB"))
+
+
+def over(background: Colour, image: Image.Image) -> Image.Image:
+    """Returns an RGBA image over a colour."""
+    from PIL import Image
+
+    opaque = Image.new("RGB", image.size, background)
+    opaque.paste(image, mask=image.getchannel("A"))
+    return opaque
 
 
 def _as_rgba(image: Image.Image) -> Image.Image:

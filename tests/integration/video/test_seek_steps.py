@@ -51,7 +51,12 @@ class Stream:
 
     bad: set[int | None] = field(default_factory=set)
     codec_context: Any = field(
-        default_factory=lambda: SimpleNamespace(skip_frame="", flush_buffers=lambda: None)
+        default_factory=lambda: SimpleNamespace(
+            skip_frame="",
+            flush_buffers=lambda: None,
+            codec=SimpleNamespace(canonical_name="h264"),
+            pix_fmt="yuv420p",
+        )
     )
     skipped: dict[int | None, str] = field(default_factory=dict)
 

@@ -53,7 +53,7 @@ FILES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "gif of 3 frames": (
         {"container": "gif", "codec": "gif", "pix_fmt": "rgb8", "num_frames": 3},
-        "packets",
+        "everything",
     ),
     "120 frames a second": ({**H264, "fps": 120, "num_frames": 480, "options": gop(250)}, "index"),
     "index at the end": ({**H264, "container": "mov", "options": gop(50)}, "index"),
