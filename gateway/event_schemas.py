@@ -28,6 +28,7 @@ class SeenMedia(BaseModel):
         description="Time of each sampled frame, in seconds; a frame of the grid may be several "
         "sampled ones."
     )
+    notes: list[str] = Field(description="What of the file could not be used, a sentence each.")
 
 
 class PromptEvent(BaseModel):

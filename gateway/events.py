@@ -201,4 +201,5 @@ def _media_json(item: MediaUse) -> dict[str, Any]:
         "height": item.height,
         "grid": list(item.visual_grid),
         "frame_seconds": [round(second, 3) for second in item.frame_seconds],
+        "notes": list(item.notes),
     }

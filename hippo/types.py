@@ -134,6 +134,7 @@ class MediaUse:
     num_tokens: int  # visual tokens of the item
     visual_grid: tuple[int, ...] = ()  # frames, rows, columns of a video's prunable tokens
     frame_seconds: tuple[float, ...] = ()  # time of each sampled frame of a video
+    notes: tuple[str, ...] = ()  # what of the file could not be used, a sentence each
 
 
 @dataclass(frozen=True, slots=True)

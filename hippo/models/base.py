@@ -30,7 +30,8 @@ class DecodedMedia:
 
     ``frames`` is uint8 ``[num_frames, height, width, 3]`` (RGB); an image has one frame.
     ``frame_seconds`` are the frames' presentation times; ``sampled_fps`` is their mean rate.
-    ``is_resized`` says that the frames have the size that the model takes.
+    ``is_resized`` says that the frames have the size that the model takes. ``notes`` say what of
+    the file could not be used.
     """
 
     kind: MediaKind
@@ -38,6 +39,7 @@ class DecodedMedia:
     frame_seconds: tuple[float, ...]
     sampled_fps: float
     is_resized: bool = False
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -159,6 +159,7 @@ def _media_use(
             num_tokens[id(item)],
             visual_grid=grid_of.get(id(item), ()),
             frame_seconds=tuple(item.frame_seconds) if item.kind is MediaKind.VIDEO else (),
+            notes=item.notes,
         )
         for item in media
         for num_frames, height, width, _ in (item.frames.shape,)

@@ -411,6 +411,7 @@ class MediaUse(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     VISUAL_GRID_FIELD_NUMBER: _builtins.int
     FRAME_SECONDS_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
     kind: Global___MediaKind.ValueType
     """The item's kind."""
     num_frames: _builtins.int
@@ -429,6 +430,10 @@ class MediaUse(_message.Message):
     def frame_seconds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Time of each sampled frame of a video, in seconds from its beginning."""
 
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What of the file could not be used, a sentence each."""
+
     def __init__(
         self,
         *,
@@ -439,10 +444,11 @@ class MediaUse(_message.Message):
         num_tokens: _builtins.int = ...,
         visual_grid: _abc.Iterable[_builtins.int] | None = ...,
         frame_seconds: _abc.Iterable[_builtins.float] | None = ...,
+        notes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame_seconds", b"frame_seconds", "height", b"height", "kind", b"kind", "num_frames", b"num_frames", "num_tokens", b"num_tokens", "visual_grid", b"visual_grid", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame_seconds", b"frame_seconds", "height", b"height", "kind", b"kind", "notes", b"notes", "num_frames", b"num_frames", "num_tokens", b"num_tokens", "visual_grid", b"visual_grid", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,11 +18,13 @@ Allocate = Callable[[int, int, int], Pixels]  # (num_frames, height, width) -> [
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """RGB frames (uint8 ``[num_frames, height, width, 3]``) and their times in seconds."""
+    """RGB frames (uint8 ``[num_frames, height, width, 3]``), their times in seconds, and what of
+    the file could not be used."""
 
     pixels: Pixels
     seconds: tuple[float, ...]
     sampled_fps: float
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

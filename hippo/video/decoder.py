@@ -234,6 +234,7 @@ def _decoded(media: Media, reply: Message, result: int) -> DecodedMedia:
         frame_seconds=tuple(reply["seconds"]),
         sampled_fps=reply["sampled_fps"],
         is_resized=True,
+        notes=tuple(reply["notes"]),
     )
 
 

@@ -8,6 +8,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import BinaryIO
 
 import av
@@ -45,29 +46,65 @@ def read_video(file: BinaryIO, canvas: Canvas) -> Frames:
     Only the frames from the key frame before each planned frame on are read and decoded. If that
     might give other frames than decoding the whole file, the whole file is decoded.
     """
-    _check_head(file)
-    with _open(file) as container:
+    is_cut = _check_head(file)
+    with _open(file, canvas.limits) as container:
         stream = _video_stream(container, canvas.limits)
-        if timeline := timeline_of_index(container, stream, canvas.limits):
+        num_stored = stream.frames
+        if not is_cut and (timeline := timeline_of_index(container, stream, canvas.limits)):
             with contextlib.suppress(SeekError):
                 return _read(seek_frames, container, stream, timeline, canvas)
-    with _open(file) as container:
+    with _open(file, canvas.limits) as container:
         stream = _video_stream(container, canvas.limits)
-        timeline = timeline_of_packets(container, stream, canvas.limits)
+        timeline = timeline_of_packets(container, stream, canvas.limits, is_cut=is_cut)
+        notes = _notes(timeline, num_stored if is_cut else 0)
         with contextlib.suppress(SeekError):
-            return _read(seek_frames, container, stream, timeline, canvas)
-    with _open(file) as container:
+            frames = _read(seek_frames, container, stream, timeline, canvas)
+            return replace(frames, notes=notes)
+    with _open(file, canvas.limits) as container:
         stream = _video_stream(container, canvas.limits)
-        return _read(all_frames, container, stream, timeline, canvas)
+        return replace(_read(all_frames, container, stream, timeline, canvas), notes=notes)
 
 
-def _open(file: BinaryIO) -> av.container.InputContainer:
+def _notes(timeline: PresentationTimes, num_stored: int) -> tuple[str, ...]:
+    """Says what of the file cannot be used. ``num_stored`` are the frames in the index of a file
+    that is cut off; raises MediaError if less than half of them are there."""
+    notes = []
+    if timeline.num_undecodable:
+        notes.append(
+            f"the first {timeline.undecodable_s:.1f} s of the video cannot be decoded, because its "
+            "first key frame comes after them"
+        )
+    if num_stored:
+        found = len(timeline.ticks) + timeline.num_undecodable
+        if found < num_stored / 2:
+            raise MediaError(
+                f"the mp4 is cut off: {found:,} of its {num_stored:,} frames are there; send the "
+                "whole file"
+            )
+        notes.append(f"the file is cut off behind {found:,} of its {num_stored:,} frames")
+    return tuple(notes)
+
+
+def _open(file: BinaryIO, limits: DecodeLimits) -> av.container.InputContainer:
+    container = _opened(file)
+    if any(each.codec_context and not each.codec_context.width for each in container.streams.video):
+        # FFmpeg looks at the first five seconds for sizes; a recording may have none in them.
+        container.close()
+        return _opened(
+            file,
+            probesize=str(file.seek(0, io.SEEK_END)),
+            analyzeduration=str(int(1e6 * limits.max_duration_s)),
+        )
+    return container
+
+
+def _opened(file: BinaryIO, **options: str) -> av.container.InputContainer:
     file.seek(0)
     with refusing(f"this is not a video that can be read; send {_READABLE}"):
         return av.open(
             file,
             "r",
-            options={"format_whitelist": _FORMATS},
+            options={"format_whitelist": _FORMATS, **options},
             buffer_size=_BUFFER_SIZE,
             metadata_errors="replace",  # accepts a title in another encoding
         )
@@ -150,21 +187,22 @@ def _opaque(frame: av.VideoFrame) -> Pixels:
     # A palette's alpha is often 0 where the colour is meant.
     has_alpha = any(part.is_alpha for part in frame.format.components)
     if not has_alpha or frame.format.name == "pal8":
-        return frame.to_ndarray(format="rgb24", threads=1)
+        return np.asarray(frame.to_ndarray(format="rgb24", threads=1), np.uint8)
     from PIL import Image
 
     return np.asarray(over(WHITE, Image.fromarray(frame.to_ndarray(format="rgba", threads=1))))
 
 
-def _check_head(file: BinaryIO) -> None:
-    """Raises MediaError for an image, and for an mp4 whose boxes exceed the file."""
+def _check_head(file: BinaryIO) -> bool:
+    """Returns whether the file is an mp4 whose frames are cut off behind the index. Raises
+    MediaError for an image, and for an mp4 without a whole index."""
     file.seek(0)
     head = file.read(16)
     for signature, name in _IMAGE_SIGNATURES.items():
         if head.startswith(signature):
             raise MediaError(f"this is a {name} image, not a video; send it as an image")
     if head[4:8] != b"ftyp":
-        return
+        return False
     size = file.seek(0, io.SEEK_END)
     offset = 0
     boxes = set[bytes]()
@@ -179,6 +217,8 @@ def _check_head(file: BinaryIO) -> None:
         if length < 8 or offset + length > size:
             if box not in _OF_THE_VIDEO:  # what cameras write behind the last box
                 break
+            if box == b"mdat" and b"moov" in boxes:
+                return True
             raise MediaError(
                 f"the mp4 is cut off or damaged: its {box.decode('latin-1')!r} box does not fit "
                 f"into the {size:,} bytes of the file; send the whole file"
@@ -187,6 +227,7 @@ def _check_head(file: BinaryIO) -> None:
         offset += length
     if not boxes & {b"moov", b"moof"}:
         raise MediaError("the mp4 is cut off: it has no index ('moov' box); send the whole file")
+    return False
 
 
 def _video_stream(container: av.container.InputContainer, limits: DecodeLimits) -> av.VideoStream:

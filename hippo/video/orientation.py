@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 import av
 import numpy as np
@@ -29,7 +30,7 @@ class Orientation:
         The matrix ``(a, b, u, c, d, v, x, y, w)`` shows the pixel at (x, y) at (ax + cy, bx + dy).
         An angle between quarter turns is rounded to the nearest of them.
         """
-        stored = frame.side_data.get("DISPLAYMATRIX")
+        stored: Any = frame.side_data.get("DISPLAYMATRIX")
         if stored is None:
             return cls()
         a, b, _, c, d, *_ = _MATRIX.unpack(bytes(stored))

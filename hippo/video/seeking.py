@@ -12,7 +12,7 @@ import av
 import av.error
 
 from hippo.errors import MediaError
-from hippo.video.timeline import PresentationTimes
+from hippo.video.timeline import PresentationTimes, Segment
 
 _Packet: TypeAlias = "av.Packet[av.VideoStream]"
 _MAX_BAD_SHARE = 0.1  # of packets that cannot be decoded
@@ -51,7 +51,8 @@ def seek_frames(
     Raises SeekError if the frames may not be those of ``all_frames``.
     """
     context = stream.codec_context
-    if context.codec.canonical_name not in _STARTS_AT_KEYS or context.pix_fmt == "pal8":
+    knows_state = context.codec.canonical_name in _STARTS_AT_KEYS and context.pix_fmt != "pal8"
+    if not knows_state or timeline.segments:
         raise SeekError
     try:
         for run in _runs(wanted, timeline):
@@ -80,18 +81,22 @@ def all_frames(
 
     Skips damaged packets; raises MediaError if there are too many, or if there is no frame.
     """
-    num_stored = len(timeline.ticks)
-    needed = set(wanted) if timeline.is_stored else None
+    num_stored = len(timeline.ticks) + timeline.num_undecodable
+    needed = set(wanted) if timeline.is_stored and not timeline.segments else None
     max_bad = max(1, int(_MAX_BAD_SHARE * num_stored))
     num_bad = itertools.count(1)
 
-    def skip(_: _Packet | None) -> None:
+    def skip(packet: _Packet | None) -> None:
+        if timeline.num_undecodable and packet is not None and (packet.pts or 0) < timeline.keys[0]:
+            return
         if (number := next(num_bad)) > max_bad:
             raise MediaError(
                 f"the video is damaged: {number} of {num_stored} frames cannot be decoded"
             ) from None
 
     frames = _decode(container.demux(stream), stream, needed, skip)
+    if timeline.segments:
+        frames = _following(frames, timeline.segments)
     yield from _on_screen(frames if timeline.is_stored else _numbered(frames), wanted)
 
 
@@ -180,6 +185,22 @@ def _numbered(frames: Iterator[av.VideoFrame]) -> Iterator[av.VideoFrame]:
     """Yields the frames with their indices as times."""
     for number, frame in enumerate(frames):
         frame.pts = number
+        yield frame
+
+
+def _following(
+    frames: Iterator[av.VideoFrame], segments: Sequence[Segment]
+) -> Iterator[av.VideoFrame]:
+    """Yields the frames with the times that place the segments one after another. Within one, a
+    decoder gives frames in the order of their times."""
+    place, before = 0, segments[0].first - 1
+    for frame in frames:
+        if (shown := frame.pts) is None:
+            continue
+        if (shown <= before or shown > segments[place].last) and place + 1 < len(segments):
+            place += 1
+        before = shown
+        frame.pts = shown + segments[place].offset
         yield frame
 
 

@@ -120,6 +120,7 @@ class SharedFrames:
             tuple(facts["seconds"]),
             facts["sampled_fps"],
             is_resized=True,
+            notes=tuple(facts["notes"]),
         )
 
     def _write(self, key: str, decoded: DecodedMedia) -> None:
@@ -128,6 +129,7 @@ class SharedFrames:
             "shape": tuple(decoded.frames.shape),
             "seconds": decoded.frame_seconds,
             "sampled_fps": decoded.sampled_fps,
+            "notes": decoded.notes,
         }
         text = json.dumps(facts).encode()
         end = text + len(text).to_bytes(_LENGTH_BYTES, "little")

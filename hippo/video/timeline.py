@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,22 @@ import av.error
 
 from hippo.errors import MediaError
 from hippo.video.limits import DecodeLimits
+
+# A clock that goes back by more, or forward by more in a container whose clock may jump, begins
+# anew; the second is FFmpeg's dts_delta_threshold.
+_BACK_S, _FORWARD_S = 0.3, 10.0
+_TS_DISCONT = 0x200  # AVFMT_TS_DISCONT of FFmpeg: the container's clock may jump
+
+
+@dataclass(slots=True)
+class Segment:
+    """Stored times (ticks) between two restarts of the file's clock: from ``first`` to ``last``,
+    shown for ``last_duration``. ``offset`` is what makes them follow the segment before."""
+
+    first: int
+    last: int
+    last_duration: int = 0
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +43,9 @@ class PresentationTimes:
     duration_s: float
     is_stored: bool = True  # whether the file has times; else a frame's tick is its index
     is_computed: bool = False  # from the index; decoding must confirm the times
+    segments: Sequence[Segment] = ()  # if the clock restarts: two or more
+    num_undecodable: int = 0  # frames before the first key frame, which ``ticks`` leave out
+    undecodable_s: float = 0.0  # their time
 
     @property
     def seconds(self) -> list[float]:
@@ -54,6 +74,8 @@ def timeline_of_index(
         times.append(entry.timestamp)
         if entry.is_keyframe:
             keys.append(number)
+        elif not keys:
+            return None
     step = times[1] - times[0]
     if step <= 0 or any(after - before != step for before, after in itertools.pairwise(times)):
         return None
@@ -66,19 +88,24 @@ def timeline_of_index(
 
 
 def timeline_of_packets(
-    container: av.container.InputContainer, stream: av.VideoStream, limits: DecodeLimits
+    container: av.container.InputContainer,
+    stream: av.VideoStream,
+    limits: DecodeLimits,
+    *,
+    is_cut: bool = False,
 ) -> PresentationTimes:
-    """Reads the whole file; raises MediaError if the file is damaged or has no frames."""
+    """Reads the whole file, or one that ``is_cut`` as far as it goes; raises MediaError if the file
+    is damaged or has no frames."""
+    clock = _Clock(stream, can_jump=bool(container.format.flags & _TS_DISCONT))
     ticks, keys = list[int](), list[int]()
     num_packets = num_shown = 0
-    last = (-1, 0)  # greatest time, and the duration there
     with refusing("the video file is damaged or cut off ({})"):
-        for packet in container.demux(stream):
+        for packet in _up_to_the_cut(container.demux(stream), is_cut):
             if packet.size <= 0:
                 continue
             num_packets += 1
             limits.check_stored_frames(num_packets)
-            tick = packet.pts
+            tick = clock.place(packet)
             if packet.is_keyframe and tick is not None:
                 keys.append(tick)
             if packet.is_discard:
@@ -86,8 +113,6 @@ def timeline_of_packets(
             num_shown += 1
             if tick is not None:
                 ticks.append(tick)
-            if num_shown == 1 or (tick or 0) > last[0]:
-                last = tick or 0, packet.duration or 0
     if not num_shown:
         raise MediaError("the video has no frames")
     if stream.time_base is None or len(ticks) < num_shown:
@@ -95,7 +120,65 @@ def timeline_of_packets(
         return PresentationTimes(
             range(num_shown), [], 1 / rate, float(num_shown / rate), is_stored=False
         )
-    return _timeline(sorted(ticks), sorted(keys), last[1], stream)
+    ticks.sort()
+    keys.sort()
+    num_before = bisect.bisect_left(ticks, keys[0]) if keys else 0
+    before_s = (ticks[num_before] - ticks[0]) * stream.time_base if num_before else 0
+    timeline = _timeline(ticks[num_before:], keys, clock.segments[-1].last_duration, stream)
+    return replace(
+        timeline,
+        segments=clock.segments if len(clock.segments) > 1 else (),
+        num_undecodable=num_before,
+        undecodable_s=float(before_s),
+    )
+
+
+def _up_to_the_cut(
+    packets: Iterator[av.Packet[av.VideoStream]], is_cut: bool
+) -> Iterator[av.Packet[av.VideoStream]]:
+    """Yields the packets; if the file is cut, the first that is not whole is the end."""
+    try:
+        for packet in packets:
+            if is_cut and packet.is_corrupt:
+                return
+            yield packet
+    except av.error.FFmpegError:
+        if not is_cut:
+            raise
+
+
+class _Clock:
+    """Places packets of a file whose clock may restart on one timeline."""
+
+    def __init__(self, stream: av.VideoStream, *, can_jump: bool) -> None:
+        base = stream.time_base or Fraction(1)
+        self.segments: list[Segment] = []
+        self._back = round(_BACK_S / base)
+        self._forward = round(_FORWARD_S / base) if can_jump else None
+        self._step = round(1 / (_rate(stream) * base))  # of a frame without a duration
+        self._decoded: int | None = None  # when the packet before is decoded
+
+    def place(self, packet: av.Packet[av.VideoStream]) -> int | None:
+        """Returns the packet's presentation time; None if it has none."""
+        shown, decoded = packet.pts, packet.dts if packet.dts is not None else packet.pts
+        if shown is None or decoded is None:
+            return None
+        before, self._decoded = self._decoded, decoded
+        restarts = before is not None and (
+            decoded < before - self._back
+            or (self._forward is not None and decoded > before + self._forward)
+        )
+        if not self.segments:
+            self.segments.append(Segment(shown, shown, packet.duration or 0))
+        elif restarts:
+            last = self.segments[-1]
+            end = last.last + (last.last_duration or self._step) + last.offset
+            self.segments.append(Segment(shown, shown, packet.duration or 0, end - shown))
+        segment = self.segments[-1]
+        segment.first = min(segment.first, shown)
+        if shown >= segment.last:
+            segment.last, segment.last_duration = shown, packet.duration or 0
+        return shown + segment.offset
 
 
 def _timeline(

@@ -108,6 +108,7 @@ def reply_to(
         "shape": frames.pixels.shape,
         "seconds": frames.seconds,
         "sampled_fps": frames.sampled_fps,
+        "notes": frames.notes,
     }
 
 

@@ -7,12 +7,11 @@ import struct
 import tempfile
 import zlib
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import av
 import numpy as np
 import pytest
-from av.video.stream import VideoStream
 from PIL import Image
 
 from hippo.types import FramePlan, Media, MediaKind
@@ -109,7 +108,7 @@ def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
     return buffer.getvalue()
 
 
-def filled(*columns: tuple[int, ...]) -> Any:
+def filled(*columns: tuple[float, ...]) -> Any:
     """An image of 56 x 56 pixels with these values in columns of equal width."""
     return np.repeat(np.array(columns), 56 // len(columns), axis=0)[None].repeat(56, axis=0)
 
@@ -204,10 +203,9 @@ def two_tracks(*sizes: tuple[int, int], default: int | None) -> bytes:
         with av.open(path, "w", format="matroska") as output:
             streams = []
             for number, (width, height) in enumerate(sizes):
-                stream = cast("VideoStream", output.add_stream("libx264", rate=4))
+                stream = output.add_stream("libx264", rate=4)
                 stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-                is_default = number == default
-                stream.disposition = av.stream.Disposition.default if is_default else 0
+                stream.disposition = av.stream.Disposition(int(number == default))
                 streams.append(stream)
             for number in range(8):
                 for stream in streams:
@@ -245,11 +243,12 @@ def with_palette() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "clip")
         with av.open(path, "w", format="avi") as output:
-            stream = cast("VideoStream", output.add_stream("rawvideo", rate=4))
+            stream = output.add_stream("rawvideo", rate=4)
             stream.width, stream.height, stream.pix_fmt = 64, 32, "pal8"
             for number in range(16):
                 indices = np.full((32, 64), 100 + number, np.uint8)
-                frame = av.VideoFrame.from_ndarray((indices, palette), format="pal8")
+                both: Any = (indices, palette)
+                frame = av.VideoFrame.from_ndarray(both, format="pal8")
                 output.mux(stream.encode(frame))
             output.mux(stream.encode())
         return path.read_bytes()
