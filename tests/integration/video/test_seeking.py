@@ -153,9 +153,9 @@ def check(data: bytes, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     for name, way in (("timeline_of_packets", "packets"), ("all_frames", "everything")):
         function = getattr(reading, name)
 
-        def noted(*args: object, function=function, way=way) -> object:  # type: ignore[no-untyped-def]
+        def noted(*args: object, function=function, way=way, **more: object) -> object:  # type: ignore[no-untyped-def]
             used.add(way)
-            return function(*args)
+            return function(*args, **more)
 
         monkeypatch.setattr(reading, name, noted)
     sought = [decode(data, plan) for plan in PLANS]
