@@ -24,6 +24,7 @@ from gateway.config import GatewaySettings
 from gateway.schemas import SpeculationOptions
 from gateway.speculation import speculation_plan
 from hippo.models.checkpoint import find_checkpoint
+from hippo.models.loading import load_model
 from hippo.types import PruningStrategy
 from tests.support.families import write_family
 
@@ -47,7 +48,7 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pruning, "load_model", cache(pruning.load_model))
+    monkeypatch.setattr(pruning, "load_model", cache(load_model))
     monkeypatch.setattr("bench.pruning.traces.MAX_TOKENS", 8)
     monkeypatch.setattr("bench.pruning.speed._REPEATS", 2)
 

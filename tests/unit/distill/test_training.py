@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.launcher.api import LaunchConfig
 
 from hippo.distill import training
 from hippo.distill.answers import AnswerFile, TargetAnswer
@@ -156,7 +157,7 @@ def stopping(*, after: int) -> Callable[[Any], None]:
 @pytest.fixture
 def one_import(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Processes start as by "spawn", but what they import is imported once."""
-    forked = partial(training.LaunchConfig, start_method="forkserver")
+    forked = partial(LaunchConfig, start_method="forkserver")
     monkeypatch.setattr(training, "LaunchConfig", forked)
     multiprocessing.set_forkserver_preload(["tests.support.training_imports"])
     yield
