@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
@@ -57,8 +56,10 @@ def distributions() -> dict[str, set[str]]:
     }
 
 
-def imported(folder: str) -> Iterator[tuple[Path, str]]:
+@functools.cache
+def imported(folder: str) -> set[tuple[Path, str]]:
     """The modules that the code of a folder imports, also by a name given to import_module."""
+    found = set()
     for path in (ROOT / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names: list[str] = []
@@ -76,7 +77,8 @@ def imported(folder: str) -> Iterator[tuple[Path, str]]:
             for name in names:
                 package = name.partition(".")[0]
                 if package not in OWN | sys.stdlib_module_names | {"_typeshed"}:
-                    yield path.relative_to(ROOT), package
+                    found.add((path.relative_to(ROOT), package))
+    return found
 
 
 @pytest.mark.parametrize(

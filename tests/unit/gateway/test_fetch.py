@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,6 +16,7 @@ import pytest
 from gateway.config import GatewaySettings
 from gateway.fetch import UrlFetcher, is_public_address
 from hippo.errors import ForbiddenError, MediaError
+from tests.support.tcp import serving
 
 
 def _fetcher(
@@ -38,22 +38,12 @@ async def _answering(
 ) -> AsyncIterator[str]:
     """The URL of a server that lets ``answer`` write what there is at a path."""
 
-    tasks = []
-
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        tasks.append(asyncio.current_task())
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
-        with contextlib.suppress(ConnectionError):
-            await answer(head.split()[1].decode(), writer)
-            await writer.drain()
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
+        await answer(head.split()[1].decode(), writer)
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        await asyncio.gather(*filter(None, tasks))
+    async with serving(handle) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def _count(num_bytes: int) -> None:
@@ -127,10 +117,8 @@ async def test_a_connection_whose_certificate_is_one_hosts_is_not_used_for_anoth
     pki: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError):
-            while await reader.readuntil(b"\r\n\r\n"):
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndata")
-        writer.close()
+        while await reader.readuntil(b"\r\n\r\n"):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndata")
 
     async def resolve(host: str, port: int, **_: object) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port))]
@@ -139,9 +127,7 @@ async def test_a_connection_whose_certificate_is_one_hosts_is_not_used_for_anoth
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(pki / "service.pem", pki / "service.key")
     fetcher = _fetcher("one.example", "two.example", allow_private=True)
-    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
+    async with serving(answer, context) as port:
         with monkeypatch.context() as patched:
             patched.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
             for _ in range(2):
@@ -189,13 +175,9 @@ async def test_redirects_that_lead_nowhere_are_the_urls_fault(
         lines = [f"HTTP/1.1 {status} Found", "Content-Length: 0", "Connection: close"]
         lines += [f"Location: {location}"] if location else []
         writer.write("\r\n".join([*lines, "", ""]).encode())
-        await writer.drain()
-        writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
     fetcher = _fetcher("127.0.0.1", allow_http=True, allow_private=True)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
+    async with serving(answer) as port:
         with pytest.raises(MediaError, match=words):
             await fetcher.fetch_url(f"http://127.0.0.1:{port}/clip.mp4", _count)
         with pytest.raises(MediaError):

@@ -23,6 +23,7 @@ from hippo.errors import (
 )
 from hippo.types import Media, MediaKind
 from hippo.video.frame_list import read_frame_list
+from tests.support.tcp import serving
 
 
 def _settings(*domains: str, **others: Any) -> GatewaySettings:
@@ -220,14 +221,11 @@ async def test_an_item_that_is_refused_ends_the_fetch_beside_it(uploads: Uploads
         else:
             await is_fetching.wait()
             writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
-            await writer.drain()
-        writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
     private: dict[str, Any] = {"allow_http_media": True, "allow_private_media_addresses": True}
     reader = MediaReader(_settings("127.0.0.1", **private), uploads)
-    async with server:
-        base = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with serving(answer) as port:
+        base = f"http://127.0.0.1:{port}"
         sources = [MediaSource(MediaKind.VIDEO, f"{base}/{name}", name) for name in ("slow", "bad")]
         with pytest.raises(MediaError, match="status 404") as caught:
             await reader.read_media(sources)
@@ -241,14 +239,12 @@ async def test_what_several_urls_hold_counts_together(uploads: Uploads) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (1 << 19))
         writer.write(bytes(1 << 19))
-        writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
     private: dict[str, Any] = {"allow_http_media": True, "allow_private_media_addresses": True}
     reader = MediaReader(_settings("127.0.0.1", max_message_mib=1, **private), uploads)
     inline = f"data:video/mp4;base64,{base64.b64encode(bytes(1 << 19)).decode()}"
-    async with server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/half.mp4"
+    async with serving(answer) as port:
+        url = f"http://127.0.0.1:{port}/half.mp4"
 
         def sources(*urls: str) -> list[MediaSource]:
             return [MediaSource(MediaKind.VIDEO, each, "field") for each in urls]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +23,7 @@ _MS = 1_000_000
 
 
 def _hash(*values: object) -> int:
-    return random.Random(repr(values)).getrandbits(32)
+    return int.from_bytes(blake2b(repr(values).encode(), digest_size=4).digest())
 
 
 def toy_target(seed: int, num_ids: int) -> TokenFunction:
