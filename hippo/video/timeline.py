@@ -114,7 +114,11 @@ def timeline_of_packets(
             if tick is not None:
                 ticks.append(tick)
     if not num_shown:
-        raise MediaError("the video has no frames")
+        raise MediaError(
+            "the mp4 is cut off before its first frame; send the whole file"
+            if is_cut
+            else "the video has no frames"
+        )
     if stream.time_base is None or len(ticks) < num_shown:
         rate = _rate(stream)
         return PresentationTimes(
@@ -160,13 +164,18 @@ class _Clock:
 
     def place(self, packet: av.Packet[av.VideoStream]) -> int | None:
         """Returns the packet's presentation time; None if it has none."""
-        shown, decoded = packet.pts, packet.dts if packet.dts is not None else packet.pts
-        if shown is None or decoded is None:
+        shown, before = packet.pts, self._decoded
+        if shown is None:
             return None
-        before, self._decoded = self._decoded, decoded
-        restarts = before is not None and (
-            decoded < before - self._back
-            or (self._forward is not None and decoded > before + self._forward)
+        if packet.dts is not None:  # FFmpeg does not know it of the first packets of some files
+            self._decoded = packet.dts
+        restarts = (
+            before is not None
+            and packet.dts is not None
+            and (
+                packet.dts < before - self._back
+                or (self._forward is not None and packet.dts > before + self._forward)
+            )
         )
         if not self.segments:
             self.segments.append(Segment(shown, shown, packet.duration or 0))

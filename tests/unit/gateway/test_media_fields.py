@@ -35,6 +35,14 @@ def _plan(processing: dict[str, Any], loading: dict[str, Any] | None = None) -> 
     return media_fields.frame_plan(request)
 
 
+def test_the_colour_behind_transparent_pixels_is_planned() -> None:
+    colour = {"image": {"rgba_background_color": [10, 20, 30]}}
+    assert media_fields.frame_plan(_parse(media_io_kwargs=colour)).background == 1 + 0x0A141E
+    for wrong in ([10, 20], [10, 20, 256], "red"):
+        with pytest.raises(ValidationError, match="rgba_background_color"):
+            _parse(media_io_kwargs={"image": {"rgba_background_color": wrong}})
+
+
 @pytest.mark.parametrize(
     ("processing", "loading", "plan"),
     [
