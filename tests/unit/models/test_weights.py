@@ -138,16 +138,16 @@ MEMORY = {  # by dtype: what counts as memory of the process
 
 @pytest.fixture(scope="module")
 def large_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """200 MB in seven files, in bfloat16."""
+    """100 MB in seven files, in bfloat16."""
     return write_checkpoint(
         tmp_path_factory.mktemp("large") / "model",
-        num_layers=4,
+        num_layers=2,
         num_heads=16,
         head_dim=64,
         intermediate_size=4096,
-        vocab_size=20_000,
+        vocab_size=10_000,
         dtype=torch.bfloat16,
-        max_shard_size="30MB",
+        max_shard_size="15MB",
     )
 
 
@@ -158,7 +158,11 @@ def loaded_sizes(large_checkpoint: Path) -> dict[str, dict[str, int]]:
         pytest.skip("needs Linux's /proc")
     done = subprocess.run(
         [sys.executable, "-c", PEAK_SCRIPT, str(large_checkpoint), json.dumps(MEMORY)],
-        env={"MALLOC_MMAP_THRESHOLD_": "1000000", "PYTHONPATH": ":".join(sys.path)},
+        env={
+            "MALLOC_MMAP_THRESHOLD_": "1000000",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": ":".join(sys.path),
+        },
         capture_output=True,
         text=True,
         check=False,
