@@ -12,7 +12,7 @@ import contextlib
 import importlib
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,6 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from tests.support.flash_operator import flash_operator
 
@@ -31,6 +30,7 @@ _GIB = 1 << 30
 # Of CPU tensors beside CUDA ones, what real kernels take: numbers without dimensions, what is
 # copied, and places to index by.
 _TAKES_BOTH = ("copy_", "_to_copy", "index", "index_put", "index_put_", "_index_put_impl_")
+_OF_THE_HOST = ("is_pinned", "_pin_memory", "histc")  # see run_pretended
 _WAITS = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "unique2")
 
 
@@ -63,9 +63,13 @@ class PretendTensor(torch.Tensor):
 def run_pretended(func: Any, args: Any, kwargs: Any, waits: list[str]) -> Any:
     """Runs an operation on the numbers; its results are where they would be."""
     name = func.overloadpacket.__name__
-    flat, spec = tree_flatten((args, kwargs))
+    flat = _leaves([*args, *kwargs.values()])
     tensors = [each for each in flat if isinstance(each, torch.Tensor)]
     pretended = [each for each in tensors if isinstance(each, PretendTensor)]
+    devices = [each for each in flat if isinstance(each, torch.device)]
+    is_made_there = any(device.type == "cuda" for device in devices)
+    if not (pretended or is_made_there or name in _OF_THE_HOST or "pin_memory" in kwargs):
+        return func(*args, **kwargs)
     for each in pretended:
         if each.shape != each.numbers.shape:  # somebody set its ``data``
             raise RuntimeError(f"{func}: a tensor of shape {tuple(each.shape)}, emptied before")
@@ -76,8 +80,6 @@ def run_pretended(func: Any, args: Any, kwargs: Any, waits: list[str]) -> Any:
         )
     if name in ("index", "index_put", "index_put_") and not isinstance(args[0], PretendTensor):
         assert not pretended, f"{func}: indices are on cuda:0, what is indexed is on the cpu"
-    devices = [each for each in flat if isinstance(each, torch.device)]
-    is_made_there = any(device.type == "cuda" for device in devices)
     goes_there = bool(pretended) and not devices
     is_copied_here = name == "copy_" and not isinstance(args[0], PretendTensor)
     if is_made_there and ordinary and (not kwargs.get("non_blocking") or _is_paged(ordinary[0])):
@@ -105,7 +107,7 @@ def run_pretended(func: Any, args: Any, kwargs: Any, waits: list[str]) -> Any:
         pinned = args[0].clone()
         pinned.is_pretended_pinned = True
         return pinned
-    args, kwargs = tree_unflatten([_really(each) for each in flat], spec)
+    args, kwargs = _mapped(_really, args), _mapped(_really, kwargs)
     kwargs.pop("pin_memory", None)
     if name == "histc":  # a CPU counts no integers
         args = (args[0].double(), *args[1:])
@@ -115,11 +117,29 @@ def run_pretended(func: Any, args: Any, kwargs: Any, waits: list[str]) -> Any:
     if not (goes_there or is_made_there):
         return result
     known = {id(each.numbers): each for each in pretended}  # what an operation in place gives back
-    wrapped: Any = tree_map(
-        lambda each: _wrapped(each, known) if isinstance(each, torch.Tensor) else each,
-        result,
+    return _mapped(
+        lambda each: _wrapped(each, known) if isinstance(each, torch.Tensor) else each, result
     )
-    return wrapped
+
+
+def _leaves(values: Iterable[Any]) -> list[Any]:
+    """What the values and the lists among them hold."""
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, list | tuple):
+            found += _leaves(value)
+        else:
+            found.append(value)
+    return found
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """The value with the function's result for each leaf."""
+    if type(value) in (list, tuple):
+        return type(value)([_mapped(function, each) for each in value])
+    if type(value) is dict:
+        return {name: _mapped(function, each) for name, each in value.items()}
+    return function(value)
 
 
 def _is_paged(source: torch.Tensor) -> bool:
