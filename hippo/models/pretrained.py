@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -141,6 +142,8 @@ def load_pretrained(
 
 def import_transformers() -> Any:
     """Returns transformers, imported without the warnings of packages that it imports."""
+    # Nothing is compiled by torch; a package that prepares it when it is imported takes seconds.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     ensure_torchvision()
     for name in _NOISY:
         logging.getLogger(name).setLevel(logging.ERROR)
