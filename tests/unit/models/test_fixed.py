@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def test_rows_are_cut_into_pieces_of_one_stretch(
 
 
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=3), data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_steps_of_fixed_shape_equal_ordinary_ones(
     ordinary: VideoLanguageModel,
     exact: VideoLanguageModel,
@@ -110,15 +111,23 @@ def test_a_tokens_logits_have_the_same_bits_however_it_was_fed(
     num_tokens = CONTEXT - prompts[0].length
     ids: list[int] = torch.randint(1, 250, (num_tokens,), generator=generator).tolist()
 
+    def is_near(start: int) -> bool:
+        """Whether a stretch, the prompt or the slot ends near there."""
+        place = prompts[0].length + start
+        return start < 20 or (place + 20) % 256 < 40 or place > CONTEXT - 20
+
     def feed(slot: int, cuts: list[int], other: Prompt | None = None) -> torch.Tensor:
+        """Feeds pieces of these lengths near an end, and large ones elsewhere."""
         prefill(model, slot, prompts[0])
-        outputs, start = [], 0
+        outputs, start, lengths = [], 0, itertools.cycle(cuts)
         if other is not None:
             prefill(model, 2, other)
-        for cut in cuts:
+        while start < num_tokens:
+            cut = 0
+            while cut < 40 and not is_near(start + cut):
+                cut += 1
+            cut = cut or next(lengths)
             rows = tuple(ids[start : start + cut])
-            if not rows:
-                break
             if start % 3 == 0:  # a draft that is rejected, and its rows overwritten
                 wrong = tuple((token_id + 1) % 250 for token_id in ids[start : start + 6])
                 model.forward(step(slot, start, *wrong))
@@ -126,14 +135,14 @@ def test_a_tokens_logits_have_the_same_bits_however_it_was_fed(
             if other is not None:
                 plan.append(SequenceRows(2, 0, (7, start % 250, 9)))
             outputs.append(model.forward(StepPlan(tuple(plan)))[: len(rows)].clone())
-            start += cut
+            start += len(rows)
         return torch.cat(outputs)
 
-    alone = feed(0, [1] * num_tokens)
+    alone = feed(0, [1])
     for slot, cuts, other in (
-        (1, [2, 7, 1, 16, 3] * 120, None),
-        (0, [exact_rows + 1] * num_tokens, prompts[2]),
-        (1, [40] * num_tokens, prompts[1]),
+        (1, [2, 7, 1, 16, 3], None),
+        (0, [exact_rows + 1], prompts[2]),
+        (1, [40], prompts[1]),
     ):
         assert torch.equal(feed(slot, cuts, other), alone)
 
