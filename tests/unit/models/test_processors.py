@@ -38,8 +38,9 @@ def _logits(folder: Path, dtype: str, exact_rows: int | None = None) -> torch.Te
     return torch.cat((first[None], model.forward(step(0, 0, 5, 6, 7))))
 
 
-@pytest.mark.parametrize("exact_rows", [None, 4])
-@pytest.mark.parametrize("family", ["target_checkpoint", "llava_checkpoint"])
+@pytest.mark.parametrize(
+    ("family", "exact_rows"), [("target_checkpoint", None), ("llava_checkpoint", 4)]
+)
 def test_every_dtype_is_near_float32(
     request: pytest.FixtureRequest, family: str, exact_rows: int | None
 ) -> None:
